@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from redrive.api.crds import structural
 from redrive.api.job import JobDefaults
-from redrive.api.schema import structural
 from release import CHART
 
 SCHEMA = CHART / "values.schema.json"

@@ -53,72 +53,69 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from redrive.copying.errors import NotSentError, TooBigError
-    from redrive.delivery.consumers.async_broadcast import AsyncBroadcastConsumer
-    from redrive.delivery.consumers.async_consumer import AsyncRetryConsumer
-    from redrive.delivery.consumers.async_simple import AsyncSimpleConsumer
+    from redrive.delivery.connection import SubscribeError
+    from redrive.delivery.consumers.asynchronous import (
+        AsyncBroadcastConsumer,
+        AsyncRetryConsumer,
+        AsyncRetryProducer,
+        AsyncSimpleConsumer,
+    )
     from redrive.delivery.consumers.broadcast import BroadcastConsumer
     from redrive.delivery.consumers.consumer import RetryConsumer
-    from redrive.delivery.consumers.simple import SimpleConsumer
-    from redrive.delivery.crypto import Crypto
+    from redrive.delivery.consumers.simple import NotInFlightError, SimpleConsumer
+    from redrive.delivery.fetcher import ConsumerStoppedError, SubscriptionLostError
     from redrive.delivery.forking import InheritedError
-    from redrive.delivery.handling.answer import NotRunError
-    from redrive.delivery.handling.run import HandlerTimeoutError
     from redrive.delivery.middleware.ack_timeouts import AckTimeoutError
-    from redrive.delivery.middleware.crash_log import CrashLog
+    from redrive.delivery.parts import CrashLog, Crypto
     from redrive.delivery.policy_file import PolicyFile, PolicyFileError, load_policy
-    from redrive.delivery.producing.async_retry_producer import AsyncRetryProducer
-    from redrive.delivery.producing.retry_producer import ProducerClosedError, RetryProducer
-    from redrive.delivery.receiving.fetcher import ConsumerStoppedError, SubscriptionLostError
-    from redrive.delivery.receiving.subscribe import SubscribeError
-    from redrive.delivery.telemetry.events import Event
+    from redrive.delivery.reporting import Event
+    from redrive.delivery.retry_producer import ProducerClosedError, RetryProducer
+    from redrive.delivery.run import HandlerTimeoutError, NotRunError
     from redrive.errors import InvalidSpecError, RedriveError
-    from redrive.policy.cause import Cause, Redaction
-    from redrive.policy.envelope import Attempt
-    from redrive.policy.failure import DeadLetter, FailureRules, RetryLater
-    from redrive.policy.invisible import NotInFlightError
+    from redrive.messages import NotSentError, TooBigError
+    from redrive.policy.envelope import Attempt, Cause, Redaction
     from redrive.policy.ladder import Ladder
     from redrive.policy.model import Policy, SubscriptionType
     from redrive.policy.naming import TopicName
-    from redrive.policy.verdict import Done
+    from redrive.policy.verdict import DeadLetter, Done, FailureRules, RetryLater
 else:
     _HOMES = {
         "AckTimeoutError": "redrive.delivery.middleware.ack_timeouts",
-        "AsyncBroadcastConsumer": "redrive.delivery.consumers.async_broadcast",
-        "AsyncRetryConsumer": "redrive.delivery.consumers.async_consumer",
-        "AsyncRetryProducer": "redrive.delivery.producing.async_retry_producer",
-        "AsyncSimpleConsumer": "redrive.delivery.consumers.async_simple",
+        "AsyncBroadcastConsumer": "redrive.delivery.consumers.asynchronous",
+        "AsyncRetryConsumer": "redrive.delivery.consumers.asynchronous",
+        "AsyncRetryProducer": "redrive.delivery.consumers.asynchronous",
+        "AsyncSimpleConsumer": "redrive.delivery.consumers.asynchronous",
         "Attempt": "redrive.policy.envelope",
         "BroadcastConsumer": "redrive.delivery.consumers.broadcast",
-        "Cause": "redrive.policy.cause",
-        "ConsumerStoppedError": "redrive.delivery.receiving.fetcher",
-        "CrashLog": "redrive.delivery.middleware.crash_log",
-        "Crypto": "redrive.delivery.crypto",
-        "DeadLetter": "redrive.policy.failure",
+        "Cause": "redrive.policy.envelope",
+        "ConsumerStoppedError": "redrive.delivery.fetcher",
+        "CrashLog": "redrive.delivery.parts",
+        "Crypto": "redrive.delivery.parts",
+        "DeadLetter": "redrive.policy.verdict",
         "Done": "redrive.policy.verdict",
-        "Event": "redrive.delivery.telemetry.events",
-        "FailureRules": "redrive.policy.failure",
-        "HandlerTimeoutError": "redrive.delivery.handling.run",
+        "Event": "redrive.delivery.reporting",
+        "FailureRules": "redrive.policy.verdict",
+        "HandlerTimeoutError": "redrive.delivery.run",
         "InheritedError": "redrive.delivery.forking",
         "InvalidSpecError": "redrive.errors",
         "Ladder": "redrive.policy.ladder",
-        "NotInFlightError": "redrive.policy.invisible",
-        "NotRunError": "redrive.delivery.handling.answer",
-        "NotSentError": "redrive.copying.errors",
+        "NotInFlightError": "redrive.delivery.consumers.simple",
+        "NotRunError": "redrive.delivery.run",
+        "NotSentError": "redrive.messages",
         "Policy": "redrive.policy.model",
         "PolicyFile": "redrive.delivery.policy_file",
         "PolicyFileError": "redrive.delivery.policy_file",
-        "ProducerClosedError": "redrive.delivery.producing.retry_producer",
-        "Redaction": "redrive.policy.cause",
+        "ProducerClosedError": "redrive.delivery.retry_producer",
+        "Redaction": "redrive.policy.envelope",
         "RedriveError": "redrive.errors",
         "RetryConsumer": "redrive.delivery.consumers.consumer",
-        "RetryLater": "redrive.policy.failure",
-        "RetryProducer": "redrive.delivery.producing.retry_producer",
+        "RetryLater": "redrive.policy.verdict",
+        "RetryProducer": "redrive.delivery.retry_producer",
         "SimpleConsumer": "redrive.delivery.consumers.simple",
-        "SubscribeError": "redrive.delivery.receiving.subscribe",
-        "SubscriptionLostError": "redrive.delivery.receiving.fetcher",
+        "SubscribeError": "redrive.delivery.connection",
+        "SubscriptionLostError": "redrive.delivery.fetcher",
         "SubscriptionType": "redrive.policy.model",
-        "TooBigError": "redrive.copying.errors",
+        "TooBigError": "redrive.messages",
         "TopicName": "redrive.policy.naming",
         "load_policy": "redrive.delivery.policy_file",
     }

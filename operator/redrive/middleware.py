@@ -15,25 +15,23 @@ from __future__ import annotations
 
 from redrive.delivery.middleware.chain import (
     BoundConsumer,
+    Failure,
     Forward,
+    HandBack,
     Handle,
+    Hop,
     Middleware,
     Outcome,
     Receive,
+    Redeliver,
+    RetryInPlace,
     Settle,
+    Settlement,
     Take,
 )
 from redrive.delivery.middleware.outage_breaker import OutageBreaker
 from redrive.delivery.middleware.outage_circuit import Outage
-from redrive.delivery.middleware.settlement import (
-    Failure,
-    HandBack,
-    Hop,
-    Redeliver,
-    RetryInPlace,
-    Settlement,
-)
-from redrive.policy.outage import OutageLimits
+from redrive.policy.model import OutageLimits
 from redrive.policy.verdict import Dead, DeadReason, Discard, Done, Retry
 
 __all__ = [

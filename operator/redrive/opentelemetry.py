@@ -24,20 +24,20 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
-from redrive.copying import reading
-from redrive.copying.reading import id_text
+from redrive.delivery.concurrency import ends_run
 from redrive.delivery.forking import InheritedError
-from redrive.delivery.handling.interruption import ends_run
 from redrive.delivery.middleware.chain import (
     BoundConsumer,
     Forward,
     Handle,
+    Hop,
     Middleware,
     Outcome,
     Settle,
+    Settlement,
 )
-from redrive.delivery.middleware.settlement import Hop, Settlement
 from redrive.errors import InvalidSpecError
+from redrive.messages import id_text, read_properties
 
 
 class Tracing(Middleware):
@@ -60,7 +60,7 @@ class Tracing(Middleware):
         One message continues the trace that it carries; with several there is a new trace, linked
         to those of all. Settle the messages inside, so that their retries belong to this attempt.
         """
-        carried = [propagate.extract(reading.properties(message) or {}) for message in messages]
+        carried = [propagate.extract(read_properties(message) or {}) for message in messages]
         alone = len(messages) == 1
         with self._span(
             f"process {messages[0].topic_name()}",

@@ -32,9 +32,9 @@ from redrive.delivery.middleware.chain import (
     Middleware,
     Outcome,
     Settle,
+    Settlement,
 )
-from redrive.delivery.middleware.settlement import Settlement
-from redrive.delivery.telemetry.events import Event, Name
+from redrive.delivery.reporting import Event, Name
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import Policy
 from redrive.policy.verdict import Done

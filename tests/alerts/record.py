@@ -11,14 +11,20 @@ import sys
 from prometheus_client import REGISTRY
 
 from redrive import prometheus
-from redrive.admin import metrics as admin
+from redrive.admin.http import ADMIN_CALLS
 from redrive.api.replay import Phase
 from redrive.cli import operator  # noqa: F401  with it, all reasons of conditions are known
-from redrive.delivery.telemetry.events import Event, Name
-from redrive.kube import metrics as kube
+from redrive.delivery.reporting import Event, Name
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.provision import metrics as provision
+from redrive.kube.observability import (
+    BREAKER_OPEN,
+    LEASE_HELD,
+    QUEUE_DEPTH,
+    RECONCILES,
+    counting_objects,
+)
+from redrive.provision.health import BACKLOG, DELIVERIES, OLDEST_DEAD_LETTER, REPAIRS
 from redrive.replay.controller import metrics as replay
 
 POLICY = ("orders", "shop", "persistent://shop/prod/orders", "fulfilment")
@@ -55,16 +61,16 @@ def replays() -> Cache:
 
 def work() -> None:
     """Count one of each."""
-    kube.LEASE_HELD.set(1)
-    kube.RECONCILES.labels("RetryPolicy", "success").inc()
-    kube.QUEUE_DEPTH.labels("RetryPolicy").set(1)
-    kube.BREAKER_OPEN.labels("shop", "main").set(1)
-    admin.CALLS.labels("GET", "200").inc()
-    provision.BACKLOG.labels(*POLICY, "retry").set(1)
-    provision.BACKLOG.labels(*POLICY, "dead-letter").set(1)
-    provision.OLDEST_DEAD_LETTER.labels(*POLICY).set(1)
-    provision.DELIVERIES.labels(*POLICY, "source").inc()
-    provision.REPAIRS.labels("CreateTopic").inc()
+    LEASE_HELD.set(1)
+    RECONCILES.labels("RetryPolicy", "success").inc()
+    QUEUE_DEPTH.labels("RetryPolicy").set(1)
+    BREAKER_OPEN.labels("shop", "main").set(1)
+    ADMIN_CALLS.labels("GET", "200").inc()
+    BACKLOG.labels(*POLICY, "retry").set(1)
+    BACKLOG.labels(*POLICY, "dead-letter").set(1)
+    OLDEST_DEAD_LETTER.labels(*POLICY).set(1)
+    DELIVERIES.labels(*POLICY, "source").inc()
+    REPAIRS.labels("CreateTopic").inc()
     replay.MESSAGES.labels(*POLICY[:2], "moved").inc()
     replay.SECONDS.labels("Completed").observe(60)
     name, namespace, topic, subscription = POLICY
@@ -85,7 +91,7 @@ def main() -> None:
         resources.REPLAYS: objects("Replay", "Completed"),
     }
     series = {}
-    with kube.counting(shown), replay.counting(replays(), Cache()):
+    with counting_objects(shown), replay.counting(replays(), Cache()):
         for family in REGISTRY.collect():
             for sample in family.samples:
                 if sample.name.startswith("redrive_") and not sample.name.endswith("_created"):

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from redrive.reading.positions import EntryId
 from redrive.replay.spec import Choice
-from redrive.replay.topic.position import EntryId
 from sandbox import pulsar
 from sandbox.sandbox import Sandbox
 from tests.chaos.conftest import wait_for

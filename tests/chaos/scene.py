@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from redrive.policy.naming import TopicName
+from redrive.reading import bitmap, broker
+from redrive.reading.positions import Source
+from redrive.reading.ranges import Partition, Range
 from redrive.replay.audit import AuditFindings
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Engine, Local
-from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.records import Records
+from redrive.replay.job.plan import Engine, Local
+from redrive.replay.records import Account, Records
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import bitmap, snapshot
-from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.position import Source
-from redrive.replay.topic.ranges import Range
 from sandbox.sandbox import Sandbox
 from tests.integration.replay.test_killed_broker import findings
 from tests.support import spark_runs
@@ -53,7 +51,9 @@ class Scene:
     def dead_letters(self) -> tuple[Partition, ...]:
         """Look at the dead-letter topic."""
         policy, url = self.provisioned.policy, self.provisioned.broker.admin_url
-        return snapshot.look(url, policy.dead_letter_topic, policy.dead_letter_subscription)
+        return broker.read_partitions(
+            url, policy.dead_letter_topic, policy.dead_letter_subscription
+        )
 
     def admin(self, method: str, topic: TopicName, what: str, body: object = None) -> None:
         """Do something to a topic as its administrator."""

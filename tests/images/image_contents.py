@@ -57,7 +57,7 @@ def test_the_image_of_replays_holds_one_spark_and_the_job(
     assert len(jars.splitlines()) == 1
     code = (
         "import pyspark, os, google_crc32c, redrive.replay.__main__ as main; "
-        "import redrive.replay.moving.mover; "  # what a task has
+        "import redrive.replay.mover; "  # what a task has
         "print(pyspark.__version__, google_crc32c.implementation, "
         "os.path.samefile('/opt/redrive/spark', pyspark.__path__[0]), "
         "os.path.samefile('/opt/redrive/replay.py', main.__file__))"

@@ -18,7 +18,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from redrive.policy.properties import CAUSE_TYPE
+from redrive.policy.envelope import CAUSE_TYPE
 from sandbox.demo.shop import NAMESPACE, REPLAYER
 from sandbox.demo.story import DEAD_LETTER_TOPIC, RETRY_TOPIC, Story
 from sandbox.errors import SandboxError

@@ -28,8 +28,8 @@ from redrive import (
     RetryConsumer,
     SimpleConsumer,
 )
-from redrive.copying.reading import id_text
-from redrive.policy.invisible import NotInFlightError
+from redrive.delivery.consumers.simple import NotInFlightError
+from redrive.messages import id_text
 from tests.soak.journal import Journal
 from tests.soak.plan import plan
 

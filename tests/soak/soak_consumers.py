@@ -23,7 +23,7 @@ from typing import Any
 import pulsar as client_library
 import pytest
 
-from redrive.copying.reading import id_text
+from redrive.messages import id_text
 from redrive.policy.naming import TopicName
 from sandbox import pulsar
 from sandbox.pulsar import SUPERUSER

@@ -24,10 +24,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from redrive.api.kinds import KINDS
-from redrive.api.parsing import parse_spec
+from redrive.api import Body
+from redrive.api.crds import KINDS
+from redrive.api.model import parse_spec
 from redrive.errors import InvalidSpecError
-from redrive.kube.resources import Body
 
 CRDS = Path(__file__).parents[2] / "crds"
 ITEM = "[]"

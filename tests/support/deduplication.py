@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redrive.admin.paths import topic_path
+from redrive.admin.http import topic_path
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import Broker
 from tests.support.subscriptions import tell

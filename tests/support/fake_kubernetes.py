@@ -12,11 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from redrive.api import Body
 from redrive.kube import resources
-from redrive.kube.client import Kubernetes, Versions
-from redrive.kube.errors import ConflictError, NotFoundError
-from redrive.kube.kept import keep_of
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.client import ConflictError, Kubernetes, NotFoundError, Versions
+from redrive.kube.resources import Key, Resource, keep_of
 
 Hook = Callable[[str, Resource, Key], None]
 """Called with verb, kind and object; it may raise, or change objects as another client does.

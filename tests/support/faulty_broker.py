@@ -8,9 +8,9 @@ from typing import Any
 import pulsar
 
 from redrive import Policy
-from redrive.copying.reading import id_text
+from redrive.messages import id_text
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryMessage
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 
 KEPT_BACK = timedelta(seconds=0.1)
 """So long a client keeps an acknowledgement before it sends it."""

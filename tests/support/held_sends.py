@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from redrive.replay.moving.sending import Sender
+from redrive.replay.sending import Sender
 
 
 @contextmanager

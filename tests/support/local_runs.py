@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from redrive.policy.naming import TopicName
+from redrive.reading import bitmap
+from redrive.reading.positions import EntryId
+from redrive.reading.ranges import RANGE_ENTRIES
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import SUSPENDED, Local, Rest, Wish
-from redrive.replay.job.plan import PlannedRange, Scan, Scanned
-from redrive.replay.ledger.account import Account
-from redrive.replay.moving.outcome import RangeResult
-from redrive.replay.moving.task import RangeTask
+from redrive.replay.job.plan import SUSPENDED, Local, PlannedRange, Rest, Scan, Scanned, Wish
+from redrive.replay.outcome import RangeResult
+from redrive.replay.records import Account
 from redrive.replay.spec import Choice, ReplayJob
-from redrive.replay.topic import bitmap
-from redrive.replay.topic.position import EntryId
-from redrive.replay.topic.ranges import RANGE_ENTRIES
+from redrive.replay.task import RangeTask
 from tests.support import held_sends
 from tests.support.program_parts import SILENT
 
@@ -86,7 +85,7 @@ class EverySecond(Local):
 RUN = f"""{inspect.getsource(held_sends)}{SILENT}
 import signal
 import sys
-from redrive.replay.job.engine import Local
+from redrive.replay.job.plan import Local
 from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
 

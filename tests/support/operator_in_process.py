@@ -10,12 +10,12 @@ from datetime import datetime
 import kopf
 
 from redrive.admin.http import Http
-from redrive.kube import kept, resources
+from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.connections import Connections
+from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.credentials import CredentialReader
-from redrive.kube.namespaces import NamespaceLabels
+from redrive.kube.resources import retained_config_map
 from redrive.provision import handlers
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -38,7 +38,7 @@ async def operator_in_process(
         policies=Cache(await kubernetes.list(resources.POLICIES)),
         replays=Cache(),
         applications={},
-        config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS), kept.config_map),
+        config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS), retained_config_map),
         brokers=Connections(known, http, reader, clock, labels),
         namespaces=labels,
         clock=clock,

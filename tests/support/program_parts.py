@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SILENT = """
-from redrive.replay.job.engine import Wish
+from redrive.replay.job.plan import Wish
 
 class Silent:
     def take_over(self, token):

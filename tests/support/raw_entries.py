@@ -10,12 +10,12 @@ from typing import NamedTuple
 import pyarrow as pa
 from google_crc32c import value as crc32c
 
+from redrive.auth.files import ShownCredentials
 from redrive.policy.naming import TopicName
-from redrive.replay.protocol import commands
-from redrive.replay.protocol.connection import ShownCredentials
-from redrive.replay.protocol.protobuf import nested, number
-from redrive.replay.protocol.session import Session
-from redrive.replay.protocol.stored import ReadMessage, StoredEntry
+from redrive.reading import frames
+from redrive.reading.positions import encode_nested, encode_number
+from redrive.reading.session import Session
+from redrive.reading.stored import ReadMessage, StoredEntry
 from sandbox.pulsar import SUPERUSER, Broker
 
 SECONDS = 60.0
@@ -40,12 +40,12 @@ class RawEntry(NamedTuple):
 
 def numbers(**fields: int) -> bytes:
     """Write fields of MessageMetadata."""
-    return b"".join(number(FIELDS[name], value % 2**64) for name, value in fields.items())
+    return b"".join(encode_number(FIELDS[name], value % 2**64) for name, value in fields.items())
 
 
 def chunk(uuid: str, part: int, parts: int, total: int, content: bytes) -> RawEntry:
     fields = numbers(chunks=parts, total=total, chunk=part)
-    return RawEntry(fields + nested(FIELDS["uuid"], uuid.encode()), content)
+    return RawEntry(fields + encode_nested(FIELDS["uuid"], uuid.encode()), content)
 
 
 def in_batch(content: bytes, metadata: bytes = b"", size: int | None = None) -> bytes:
@@ -56,7 +56,7 @@ def in_batch(content: bytes, metadata: bytes = b"", size: int | None = None) -> 
         metadata: fields of SingleMessageMetadata besides its size.
         size: as its metadata has it; by default it is right.
     """
-    metadata += number(3, len(content) if size is None else size % 2**64)
+    metadata += encode_number(3, len(content) if size is None else size % 2**64)
     return len(metadata).to_bytes(4) + metadata + content
 
 
@@ -97,7 +97,9 @@ through many of them."""
 
 def bytes_of(raw: RawEntry, *, with_checksum: bool = True) -> bytes:
     """Return an entry as a broker sends it, published 1.7 s after 1970."""
-    metadata = nested(1, b"raw") + number(2, 1) + number(3, 1_700) + raw.metadata
+    metadata = (
+        encode_nested(1, b"raw") + encode_number(2, 1) + encode_number(3, 1_700) + raw.metadata
+    )
     written = len(metadata).to_bytes(4) + metadata + raw.content
     return b"\x0e\x01" + crc32c(written).to_bytes(4) + written if with_checksum else written
 
@@ -115,12 +117,12 @@ def store(broker: Broker, topic: TopicName, entries: Iterable[RawEntry]) -> None
     with closing(Session[None](broker.service_url, shown)) as session:
         producer = session.open(str(topic), f"raw-{time.time_ns()}")
         connection = producer.connection
-        always = nested(1, b"raw") + number(3, time.time_ns() // 1_000_000)
+        always = encode_nested(1, b"raw") + encode_number(3, time.time_ns() // 1_000_000)
         for count, entry in enumerate(entries, 1):
-            sequence_id = number(2, count)
-            command = number(1, producer.number) + sequence_id
+            sequence_id = encode_number(2, count)
+            command = encode_number(1, producer.number) + sequence_id
             metadata = always + sequence_id + entry.metadata
-            connection.send(commands.payload(command, metadata, entry.content))
+            connection.send(frames.payload(command, metadata, entry.content))
             connection.flush()
             answers = connection.read(SECONDS)
-            assert [answer.kind for answer in answers] == [commands.SEND_RECEIPT], answers
+            assert [answer.kind for answer in answers] == [frames.SEND_RECEIPT], answers

@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
-from redrive.replay.protocol import messages
-from redrive.replay.protocol.connection import ShownCredentials
-from redrive.replay.protocol.messages import OutgoingMessage
-from redrive.replay.protocol.protobuf import nested, number
-from redrive.replay.protocol.session import ProtocolProducer, Session
+from redrive.auth.files import ShownCredentials
+from redrive.reading import frames
+from redrive.reading.frames import OutgoingMessage
+from redrive.reading.positions import encode_nested, encode_number
+from redrive.reading.session import ProtocolProducer, Session
 from sandbox.pulsar import SUPERUSER, Broker
 
 SCHEMA_VERSION, UUID, CHUNKS, TOTAL_SIZE, CHUNK = 16, 26, 27, 28, 29
@@ -45,17 +45,21 @@ class RawProducer:
             command: encoded fields of `CommandSend`.
         """
         for name, value in (properties or {}).items():
-            metadata += nested(4, nested(1, name) + nested(2, value))
+            metadata += encode_nested(4, encode_nested(1, name) + encode_nested(2, value))
         sequence_id = next(self._numbers)
-        usual = messages.alone(OutgoingMessage(sequence_id, content, {}, key, None, None))
+        usual = frames.alone(OutgoingMessage(sequence_id, content, {}, key, None, None))
         self._producer._store(sequence_id, (0,), command, usual + metadata, content)  # noqa: SLF001
         (sent,) = self._session.receive(_SECONDS)
         assert sent.stored
 
     def send_chunk(self, uuid: str, part: bytes, index: int, count: int, size: int) -> None:
         """Send one of *count* chunks of a message of *size* bytes."""
-        metadata = nested(UUID, uuid.encode()) + number(CHUNKS, count) + number(TOTAL_SIZE, size)
-        self.send(part, metadata + number(CHUNK, index), command=number(_IS_CHUNK, 1))
+        metadata = (
+            encode_nested(UUID, uuid.encode())
+            + encode_number(CHUNKS, count)
+            + encode_number(TOTAL_SIZE, size)
+        )
+        self.send(part, metadata + encode_number(CHUNK, index), command=encode_number(_IS_CHUNK, 1))
 
 
 @contextmanager

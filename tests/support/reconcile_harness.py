@@ -11,19 +11,19 @@ from typing import Any, cast
 
 import aiohttp
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Http
+from redrive.admin.http import Access, Http
+from redrive.api import Body
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
-from redrive.kube.resources import Body, Key
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.lost import LostPolicies
-from redrive.provision.reconcile import reconcile
+from redrive.kube.resources import Key
+from redrive.provision.claims import Conflicts
+from redrive.provision.orphans import LostPolicies
+from redrive.provision.reconciler import reconcile
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 

@@ -17,26 +17,26 @@ from typing import Any
 import psutil
 import pyspark
 
-from redrive.copying.reading import properties
-from redrive.policy.properties import REPLAY_SOURCE
+from redrive.messages import read_properties
+from redrive.policy.envelope import REPLAY_SOURCE
+from redrive.reading import broker
+from redrive.reading.positions import Source
+from redrive.replay import ledger
 from redrive.replay.job import run as runs
-from redrive.replay.ledger import ledger
-from redrive.replay.ledger.records import Records
+from redrive.replay.records import Records
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import broker, snapshot
-from redrive.replay.topic.position import Source
 from sandbox import spark as spark_of_sandbox
 from tests.support.program_parts import SILENT
 
 RUN = f"""{SILENT}
 import sys
 from redrive.replay.job.run import run
-from redrive.replay.spark import query
+from redrive.replay.spark import Spark, spark_session
 from redrive.replay.spec import ReplayJob
 
 job = ReplayJob.decode(sys.argv[1])
-with query.session(job) as spark:
-    print(run(job, query.Spark(spark, job), Silent()))
+with spark_session(job) as spark:
+    print(run(job, Spark(spark, job), Silent()))
 """
 LOCAL = "local[2]"
 CLUSTER = "local-cluster[2,1,1024]"
@@ -153,7 +153,7 @@ def wait_until_under_way(run: SparkRun, provisioned: Any, count: int, total: int
 
 def stored(provisioned: Any) -> int:  # noqa: ANN401
     """Return how many entries the retry topic holds."""
-    looked = snapshot.look(provisioned.broker.admin_url, provisioned.policy.retry_topic)
+    looked = broker.read_partitions(provisioned.broker.admin_url, provisioned.policy.retry_topic)
     return sum(count for partition in looked for _, count in partition.ledgers)
 
 
@@ -172,7 +172,7 @@ def moved(provisioned: Any) -> list[tuple[str, Source]]:  # noqa: ANN401
     """Return the id of each message that the retry topic holds, and where it was moved from."""
     found, entries = [], set()
     for message in provisioned.read_all(provisioned.policy.retry_topic):
-        carried = properties(message) or {}
+        carried = read_properties(message) or {}
         source = Source.parse(carried[REPLAY_SOURCE])
         assert source is not None
         found.append((carried["id"], source))

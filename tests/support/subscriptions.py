@@ -9,7 +9,7 @@ from typing import Any
 
 import pulsar
 
-from redrive.admin.paths import topic_path
+from redrive.admin.http import topic_path
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import Broker
 

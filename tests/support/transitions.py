@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from redrive.kube.resources import Body
+from redrive.api import Body
 from tests.integration.provision.conftest import Shop, redrive
 from tests.integration.provision.test_tenants import consumed_topic
 from tests.support.crd_fields import SpecField, SpecFields

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from redrive.provision.health import checks
+from redrive.provision.health_checks import (
+    ACK_HOLES,
+    FOREIGN_SUBSCRIPTION,
+    QUOTA_NEARLY_REACHED,
+    RETRIES_OVERDUE,
+    RETRY_STORM,
+    RETRY_TOPIC_NOT_CONSUMED,
+)
 from tests.integration.provision.conftest import Shop, rest_path
 
 TOPIC_POLICIES = (
@@ -25,12 +32,12 @@ TOPIC_POLICIES = (
     "compactionThreshold",
 )
 STATISTICS = {
-    checks.ACK_HOLES,
-    checks.FOREIGN_SUBSCRIPTION,
-    checks.RETRY_TOPIC_NOT_CONSUMED,
-    checks.RETRY_STORM,
-    checks.RETRIES_OVERDUE,
-    checks.QUOTA_NEARLY_REACHED,
+    ACK_HOLES,
+    FOREIGN_SUBSCRIPTION,
+    RETRY_TOPIC_NOT_CONSUMED,
+    RETRY_STORM,
+    RETRIES_OVERDUE,
+    QUOTA_NEARLY_REACHED,
 }
 """Conditions that tell of messages and clients, not of the spec."""
 State = dict[str, Any]

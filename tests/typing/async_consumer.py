@@ -9,7 +9,7 @@ from typing import assert_type
 import pulsar
 
 from redrive import AsyncRetryConsumer, Attempt, Done, FailureRules, PolicyFile, prometheus
-from redrive.testing import AsyncInMemoryConsumer
+from redrive.testing.consumers import AsyncInMemoryConsumer
 
 client = pulsar.Client("pulsar://localhost:6650")
 SECOND = timedelta(seconds=1)

@@ -27,8 +27,9 @@ from redrive import (
     load_policy,
     prometheus,
 )
-from redrive.middleware import Middleware, OutageLimits
+from redrive.delivery.middleware.chain import Middleware
 from redrive.opentelemetry import Tracing
+from redrive.policy.model import OutageLimits
 
 client = pulsar.Client("pulsar://localhost:6650")
 

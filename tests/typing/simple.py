@@ -8,7 +8,7 @@ from typing import assert_type
 import pulsar
 
 from redrive import PolicyFile, SimpleConsumer
-from redrive.testing import InMemorySimpleConsumer
+from redrive.testing.consumers import InMemorySimpleConsumer
 
 client = pulsar.Client("pulsar://localhost:6650")
 MINUTE = timedelta(minutes=1)

@@ -13,11 +13,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from redrive import Policy
-from redrive.copying.reading import id_text
+from redrive.messages import id_text
 from redrive.opentelemetry import Tracing, follow
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryConsumer, InMemorySimpleConsumer
+from redrive.testing.consumers import InMemoryConsumer, InMemorySimpleConsumer
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "fulfilment", max_retries=1, ladder=Ladder.from_fixed("1s")

@@ -13,13 +13,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from redrive import AsyncRetryConsumer, Event, Policy, PolicyFile, prometheus
-from redrive.delivery.telemetry.events import Name
+from redrive.delivery.reporting import Name
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
-from redrive.policy.model import SubscriptionType
+from redrive.policy.model import OutageLimits, SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.policy.outage import OutageLimits
-from redrive.testing import InMemoryConsumer
+from redrive.testing.consumers import InMemoryConsumer
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "consumer-metrics.md"
 POLICY = Policy(

@@ -9,15 +9,14 @@ import pulsar
 import pytest
 
 import redrive
-from redrive.copying.reading import id_text
+from redrive.messages import id_text
 
 OPTIONAL = {
     "aiohttp", "kopf", "kubernetes", "opentelemetry", "prometheus_client", "pydantic", "pyspark",
-    "yaml", "redrive.admin", "redrive.api", "redrive.delivery.consumers.async_consumer",
-    "redrive.delivery.consumers.broadcast", "redrive.delivery.middleware.crash_log_file",
-    "redrive.opentelemetry", "redrive.prometheus", "redrive.delivery.producing.retry_producer",
-    "redrive.delivery.consumers.simple", "redrive.delivery.middleware.poison_guard",
-    "redrive.testing",
+    "yaml", "redrive.admin", "redrive.api", "redrive.delivery.consumers.asynchronous",
+    "redrive.delivery.consumers.broadcast", "redrive.delivery.middleware.poison_guard",
+    "redrive.opentelemetry", "redrive.prometheus", "redrive.delivery.retry_producer",
+    "redrive.delivery.consumers.simple", "redrive.testing",
 }  # fmt: skip
 SLOW = {
     "asyncio", "concurrent.futures", "hashlib", "multiprocessing", "pathlib", "platform", "socket",

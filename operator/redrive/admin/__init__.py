@@ -1,5 +1,6 @@
-"""The Pulsar admin REST client: the one door to a broker's administration.
+"""The Pulsar admin REST client: the only access to a broker's administration.
 
-Reading order: `errors`, `http` (a call and what can become of it), `batcher` (many
-requests, one call), `model` (what is read and written), `client` (`Admin`).
+Reading order: `errors`, `model` (values read and written) and `policies` (topic policies); `guards`
+(conditions for sending a call), `http` (one call and its failures), `granting` (one call for many
+requests), `client` (`Admin`).
 """

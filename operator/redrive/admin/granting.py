@@ -1,4 +1,6 @@
-"""Change rights of roles in one Pulsar namespace, for many policies in one call.
+"""Calls that serve many requests at once: batches, cached reads, grants.
+
+Change rights of roles in one Pulsar namespace, for many policies in one call.
 
 Called by `client`. A broker keeps all rights of a namespace in one record, and every topic that is
 loaded reads it again after each change: a call for each topic costs the square of their number.
@@ -6,20 +8,29 @@ loaded reads it again after each change: a call for each topic costs the square 
 A grant replaces all that the role could do on the topic. So the record is read right before it is
 written, and what others gave since a policy was looked at stays. A broker has no conditional write:
 what another client gives to the same role on the same topic between these two calls is lost.
+
+Batches requests that are made at the same time into one call.
+
+A broker keeps the permissions of a namespace in one record, and every write to it costs each
+loaded topic a read; listing a namespace costs the same for one topic as for a thousand. So
+requests that are made while a call is under way wait for its end, and then go out together.
+Requests that may be made soon are announced; a call waits for them while they keep coming.
+
+One read at a broker for all that want to know the same, now or a little later; see `Admin`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar
 
-from redrive.admin.batcher import Batcher
 from redrive.admin.errors import AdminError, AdminNotFoundError, UnsupportedError
-from redrive.admin.http import Call
+from redrive.admin.http import Call, permission_path
 from redrive.admin.model import Grant, NamespaceState, RightsChange
-from redrive.admin.paths import permission_path
 from redrive.policy.naming import TopicName
 
 logger = logging.getLogger(__name__)
@@ -157,3 +168,118 @@ def _is_missing(verb: str, grant: Grant) -> AdminNotFoundError:
         got=str(grant.topic),
         remedy="create it",
     )
+
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+
+class Batcher(Generic[Request, Result]):
+    """Collects requests while a call is under way, then makes one call for all of them.
+
+    A request gets the result of a call that began after the request was made, so a result is never
+    older than its request. At most one call is under way. When a call fails, all of its requests
+    get its error; a request that is cancelled does not disturb the others.
+
+    Args:
+        call: makes the call for a list of requests.
+        max_gap: the seconds that a call waits for the next of the requests that are announced. It
+            waits for those alone that were announced before its turn: later announcements, however
+            many, never delay it.
+    """
+
+    def __init__(
+        self, call: Callable[[Sequence[Request]], Awaitable[Result]], *, max_gap: float = 0.0
+    ) -> None:
+        self._call = call
+        self._max_gap = max_gap
+        self._requests: list[Request] = []
+        self._next: asyncio.Task[Result] | None = None
+        self._turn = asyncio.Lock()
+        self._announced: set[object] = set()
+        self._one_came = asyncio.Event()
+
+    async def submit(self, request: Request) -> Result:
+        """Return the result of the call that *request* is part of."""
+        self._requests.append(request)
+        if self._next is None:
+            # In an empty context: what it logs is about none of the objects that wait for it.
+            self._next = asyncio.create_task(self._run(), context=contextvars.Context())
+        return await asyncio.shield(self._next)
+
+    @contextmanager
+    def announced(self) -> Iterator[Callable[[Request], Awaitable[Result]]]:
+        """Announce one request, to be made within the block by what this yields, or not at all."""
+        announcement = object()
+        self._announced.add(announcement)
+
+        def came() -> None:
+            self._announced.discard(announcement)
+            self._one_came.set()
+
+        async def submit(request: Request) -> Result:
+            came()
+            return await self.submit(request)
+
+        try:
+            yield submit
+        finally:
+            came()
+
+    async def _run(self) -> Result:
+        async with self._turn:
+            await self._collect(frozenset(self._announced))
+            requests, self._requests, self._next = self._requests, [], None
+            return await self._call(requests)
+
+    async def _collect(self, announced: frozenset[object]) -> None:
+        """Return once all of *announced* came, or none of them came for `max_gap`."""
+        with suppress(TimeoutError):
+            while waited_for := announced & self._announced:
+                async with asyncio.timeout(self._max_gap):
+                    while waited_for <= self._announced:
+                        self._one_came.clear()
+                        await self._one_came.wait()
+
+
+Answer = TypeVar("Answer")
+
+
+class CachedRead(Generic[Answer]):
+    """A read that is shared by all callers at the same time, and its last answer.
+
+    That something does not exist is cached too: many policies may wait for the same missing topic.
+    Any other failure is not.
+
+    Args:
+        read: reads it from the broker.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[Answer]]) -> None:
+        self._read = read
+        self._reads = Batcher[None, Answer | AdminNotFoundError](lambda _: self._outcome())
+        self._known: tuple[float, Answer | AdminNotFoundError] | None = None
+
+    async def get(self, *, max_age: float) -> Answer:
+        """Return what was read less than *max_age* seconds ago, or read it now.
+
+        Raises:
+            AdminNotFoundError: it does not exist, or did not then.
+            AdminError: the read failed.
+        """
+        asked = asyncio.get_running_loop().time()
+        if self._known is not None and asked - self._known[0] < max_age:
+            found = self._known[1]
+        else:
+            found = await self._reads.submit(None)
+            self._known = asked, found
+        if isinstance(found, AdminNotFoundError):
+            # Its traceback would grow with every caller that it is raised to.
+            raise found.with_traceback(None)
+        return found
+
+    async def _outcome(self) -> Answer | AdminNotFoundError:
+        try:
+            return await self._read()
+        except AdminNotFoundError as error:
+            return error

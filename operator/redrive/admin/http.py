@@ -1,4 +1,22 @@
-"""One call to a broker's admin API, and its outcome: a value, or an `AdminError`.
+"""HTTP calls to a broker: credentials, addresses, bounded responses, metrics.
+
+Number, outcome and duration of calls to brokers; counted by `http`.
+
+Credentials of a call to a broker, and how its certificate is verified.
+
+Made where credentials are read (`redrive.kube.credentials`, the replay job); used by `client` for
+each call.
+
+How long a broker's answer may be, how many long ones are read at a time, and what is parsed.
+
+The owner of a PulsarConnection says what answers, and the operator is one process for all of them.
+Parsed, an answer takes far more memory than its bytes: `[[],[],…]` twenty times as much. So only
+calls whose answers grow with a namespace or a topic may have a long one, few of those are in memory
+at a time and one of each connection, and what would be parsed to too many values is not parsed.
+
+Where a broker's admin API answers, and where things lie below it, their names quoted.
+
+One call to a broker's admin API, and its outcome: a value, or an `AdminError`.
 
 Called by `client` alone. Neither the token nor a URL that the broker redirects to is ever part
 of an error, nor what answers at any address, unless it answers with an error as a broker does: the
@@ -10,18 +28,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 import aiohttp
+from prometheus_client import Counter, Histogram
 from yarl import URL
 
-from redrive.admin import answer_limits, metrics
-from redrive.admin.access import Access
-from redrive.admin.answer_limits import AnswerTooLongError, CallTurns
 from redrive.admin.errors import (
     AdminUrlInvalidError,
     BrokerUnreachableError,
@@ -31,7 +58,249 @@ from redrive.admin.errors import (
     error_for,
     unexpected,
 )
-from redrive.admin.fence import Fence, FenceClosedError, guarding
+from redrive.admin.guards import Fence, FenceClosedError, guarding
+from redrive.policy.naming import TopicName
+from redrive.policy.values import Patterns
+
+ADMIN_CALLS = Counter(
+    "redrive_admin_calls",
+    "Calls to brokers' admin APIs, by HTTP method and by what they were answered.",
+    ["verb", "status"],
+)
+ADMIN_SECONDS = Histogram(
+    "redrive_admin_call_seconds",
+    "How long calls to brokers' admin APIs took, redirects included.",
+    ["verb"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Credentials as they go out; never shown.
+
+    Attributes:
+        headers: sent with every call.
+        tls: how to speak TLS; None trusts the certificate authorities of this machine.
+        hosts: where else than to the host of the call's URL they may go when the broker redirects,
+            as patterns in which `*` stands for any characters but a dot.
+    """
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    hosts: tuple[str, ...] = ()
+
+    @classmethod
+    def bearer(
+        cls,
+        token: str,
+        tls: ssl.SSLContext | None = None,
+        hosts: tuple[str, ...] = (),
+    ) -> Access:
+        """Act as the role of *token*."""
+        return cls({"Authorization": f"Bearer {token}"}, tls, hosts)
+
+    def may_go_to(self, host: str) -> bool:
+        """Whether one of `hosts` is *host*."""
+        return Patterns(tuple(map(str.lower, self.hosts)), but=".").match(host.lower())
+
+    @property
+    def held(self) -> Access:
+        """Return this: these credentials never change."""
+        return self
+
+    async def renewed(self, refused: Access) -> Access | None:  # noqa: ARG002  of the protocol
+        """Return None: there are no others."""
+        return None
+
+
+class Credentials(Protocol):
+    """Credentials that may change while they are in use."""
+
+    @property
+    def held(self) -> Access:
+        """What to call with."""
+
+    async def renewed(self, refused: Access) -> Access | None:
+        """Return what to try after a broker has refused *refused* (401); None if nothing is new.
+
+        Raises:
+            RedriveError: they can't be read.
+        """
+
+
+def tls_context(
+    *, ca: str | None = None, certificate: bytes | None = None, key: bytes | None = None
+) -> ssl.SSLContext:
+    """Return how to speak TLS; host names are verified, and nothing older than TLS 1.2 is spoken.
+
+    Args:
+        ca: certificates in PEM that are trusted in place of this machine's.
+        certificate: of the client, in PEM, with its chain; with its *key*.
+        key: in PEM, without a password.
+
+    Raises:
+        ValueError: one of them is no PEM, or the key is not that of the certificate.
+    """
+    if ca is not None and not ca.strip():
+        raise ValueError("it is empty")  # the library would take this machine's
+    try:
+        made = ssl.create_default_context(cadata=ca)
+        if certificate is not None and key is not None:
+            with _file(certificate + b"\n" + key) as file:
+                made.load_cert_chain(file, password=_no_password)
+    except ssl.SSLError as error:
+        raise ValueError(error.reason or "not PEM") from None
+    return made
+
+
+def _no_password() -> str:
+    raise ValueError("the key is protected by a password")
+
+
+@contextmanager
+def _file(content: bytes) -> Iterator[str]:
+    """Give *content* a path, for a library that reads files only: in memory where that is known."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("tls")
+        try:
+            path = Path(f"/proc/self/fd/{descriptor}")
+            path.write_bytes(content)
+            yield str(path)
+        finally:
+            os.close(descriptor)
+    else:
+        with NamedTemporaryFile() as file:  # readable by its owner only
+            file.write(content)
+            file.flush()
+            yield file.name
+
+
+SHORT_ANSWER = 64 * 2**10
+"""In bytes: what is longer is read in turn. Of an error, the rest is not read."""
+USUAL_ANSWER = 2**20
+"""In bytes: the longest answer about one thing."""
+LONG_ANSWER = 24 * 2**20
+"""In bytes: the longest answer of all. Permissions on a hundred thousand topics take 15 MiB."""
+LONG_ANSWERS_AT_A_TIME = 2
+"""Answers of all connections that are longer than `SHORT` and are being read."""
+LONG_ANSWER_SECONDS = 10.0
+"""How long such an answer may take from there on, so that others get their turn."""
+MOST_VALUES = 1_500_000
+"""An answer with more values is not parsed: each takes about a hundred bytes."""
+
+
+class AnswerTooLongError(Exception):
+    """An answer is longer than that of a broker to the call."""
+
+
+class CallTurns:
+    """What the calls of one connection wait for.
+
+    Attributes:
+        calls: limits how many are made at a time, wherever they are redirected.
+        long: limits how many have a long answer at a time.
+    """
+
+    def __init__(self, calls: int) -> None:
+        self.calls = asyncio.Semaphore(calls)
+        self.long = asyncio.Semaphore(1)
+
+
+async def read_bounded(
+    parts: AsyncIterator[bytes], longest: int, *turns: asyncio.Semaphore
+) -> bytes:
+    """Read an answer; one that is longer than `SHORT` waits for all *turns*.
+
+    Raises:
+        AnswerTooLongError: it has more than *longest* bytes; the rest is not read.
+        TimeoutError: it is long, and took too long from its turn on.
+    """
+    found = bytearray()
+    try:
+        async with asyncio.timeout(None) as limit, AsyncExitStack() as held:
+            async for part in parts:
+                found += part
+                if len(found) > longest:
+                    raise AnswerTooLongError(f"an answer of more than {_size(longest)}")
+                if turns and len(found) > SHORT_ANSWER:
+                    for turn in turns:
+                        await held.enter_async_context(turn)
+                    turns = ()
+                    limit.reschedule(asyncio.get_running_loop().time() + LONG_ANSWER_SECONDS)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        said = (
+            f"no whole answer of more than {_size(SHORT_ANSWER)} within {LONG_ANSWER_SECONDS:g} s"
+        )
+        raise TimeoutError(said) from error
+    return bytes(found)
+
+
+async def read_beginning(parts: AsyncIterator[bytes]) -> bytes:
+    """Read the first `SHORT` bytes of an answer, or a little more."""
+    found = bytearray()
+    async for part in parts:
+        found += part
+        if len(found) > SHORT_ANSWER:
+            break
+    return bytes(found)
+
+
+def parse_answer(answer: bytes) -> Any:  # noqa: ANN401  JSON
+    """Return the value of an answer that is JSON.
+
+    Raises:
+        ValueError: it is none, or of more values, or nested deeper, than any of a broker.
+    """
+    if sum(map(answer.count, (b",", b"[", b"{"))) > MOST_VALUES:  # those in texts count too
+        raise ValueError(f"JSON of more than {MOST_VALUES} values")
+    text = answer.decode(errors="replace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError(f"{len(text)} characters that are no JSON") from None
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:g} MiB" if count >= 2**20 else f"{count / 2**10:g} KiB"
+
+
+def quoted(text: str) -> str:
+    """Quote *text* as one or more whole parts of a path: slashes stay."""
+    return quote(text, safe="/")
+
+
+def topic_path(topic: TopicName) -> str:
+    """Return where a topic lies."""
+    return f"persistent/{quoted(topic.namespace_name)}/{quote(topic.local, safe='')}"
+
+
+def schema_path(topic: TopicName) -> str:
+    """Return where the newest schema of a topic lies."""
+    # The broker decodes the name twice.
+    name = quote(quote(topic.local, safe=""), safe="")
+    return f"schemas/{quoted(topic.namespace_name)}/{name}/schema"
+
+
+def schemas_path(topic: TopicName) -> str:
+    """Return where all versions of a topic's schema lie."""
+    return f"{schema_path(topic)}s"
+
+
+def subscription_path(topic: TopicName, name: str) -> str:
+    """Return where a subscription of a topic lies."""
+    # The broker decodes this part of the path twice.
+    return f"{topic_path(topic)}/subscription/{quoted(quoted(name))}"
+
+
+def permission_path(topic: TopicName, role: str) -> str:
+    """Return where the rights of a role on a topic lie."""
+    return f"{topic_path(topic)}/permissions/{quote(role, safe='')}"
+
 
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
 WHOLE_SECONDS = 60.0
@@ -73,7 +342,7 @@ class Call:
     content_type: str = "application/json"
     seconds: float = WHOLE_SECONDS
     as_text: bool = False
-    longest: int = answer_limits.USUAL
+    longest: int = USUAL_ANSWER
 
 
 class Way(NamedTuple):
@@ -108,7 +377,7 @@ class Http:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
         self._free = asyncio.Semaphore(CALLS_OF_ALL)
-        self._long = asyncio.Semaphore(answer_limits.LONG_AT_A_TIME)
+        self._long = asyncio.Semaphore(LONG_ANSWERS_AT_A_TIME)
 
     @classmethod
     @asynccontextmanager
@@ -139,7 +408,7 @@ class Http:
         if call.as_text:
             return answer.text
         try:
-            return answer_limits.parsed(answer.body) if answer.body else None
+            return parse_answer(answer.body) if answer.body else None
         except ValueError as error:
             raise unexpected(call.does, str(error)) from error
 
@@ -147,7 +416,7 @@ class Http:
         """Return the broker's answer, and count it."""
         outcome, admin_url = "uncallable", way.admin_url
         try:
-            with metrics.SECONDS.labels(call.method).time():
+            with ADMIN_SECONDS.labels(call.method).time():
                 url = URL(f"{admin_url.rstrip('/')}/admin/v2/{call.path}", encoded=True)
                 answer = await self._follow(call, url, way)
             outcome = str(answer.status)
@@ -180,7 +449,7 @@ class Http:
             outcome = "cancelled"
             raise
         finally:
-            metrics.CALLS.labels(call.method, outcome).inc()
+            ADMIN_CALLS.labels(call.method, outcome).inc()
         return answer
 
     async def ask_issuer(
@@ -194,7 +463,7 @@ class Http:
         """
         try:
             async with self._request(method, URL(url), data=form, ssl=tls or True) as response:
-                read = answer_limits.read(response.content.iter_any(), answer_limits.SHORT)
+                read = read_bounded(response.content.iter_any(), SHORT_ANSWER)
                 return response.status, (await read).decode(errors="replace")
         except aiohttp.ClientConnectorCertificateError as error:
             raise _refused(url, error) from error
@@ -237,9 +506,9 @@ class Http:
     async def _reply(self, response: aiohttp.ClientResponse, call: Call, way: Way) -> _Reply:
         parts = response.content.iter_any()
         if response.status in _SUCCESS:
-            body = await answer_limits.read(parts, call.longest, way.turns.long, self._long)
+            body = await read_bounded(parts, call.longest, way.turns.long, self._long)
         else:
-            body = await answer_limits.begin(parts)
+            body = await read_beginning(parts)
         return _Reply(response.status, body)
 
     @asynccontextmanager

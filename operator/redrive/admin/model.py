@@ -1,17 +1,44 @@
-"""What is read from a broker and written to it, as values."""
+"""Values that the admin API returns or accepts, and the parsers of its responses.
+
+What is read from a broker and written to it, as values.
+
+A broker's answers, as JSON → values; called by `client`. Statistics are read by `stats`.
+
+An answer of another form raises what Python raises then; `client` makes an `AdminError` of it.
+
+A broker's statistics of a topic, as JSON → statistics of its subscriptions; pure.
+
+Partitions are combined here: a broker's own sum of all of them adds up what belongs to each, and
+has no oldest message where one partition has none.
+
+What a broker remembers of acknowledgements when it unloads a topic; pure.
+
+Of a subscription it stores up to where all is acknowledged, and what is acknowledged behind that as
+far as its settings go: so many ranges, or whole ledgers until they hold so many messages.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote_plus
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.naming import SYSTEM_TOPIC, TopicName
+from redrive.policy.naming import SYSTEM_PREFIX, SYSTEM_TOPIC, TopicName
+
+
+def broker_at(admin_url: str) -> str:
+    """Name a broker by its admin URL, for lack of anything that a tenant admin may read.
+
+    Two connections to one broker name it alike, unless they call it by different addresses.
+    """
+    return admin_url.rstrip("/").lower()
 
 
 @dataclass(frozen=True)
@@ -227,3 +254,235 @@ class SubscriptionStats:
     oldest: datetime | None
     unacknowledged: int = 0
     bytes: int = 0
+
+
+def as_is(answer: Any) -> Any:  # noqa: ANN401  JSON
+    """Return the answer itself."""
+    return answer
+
+
+def read_metadata(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
+    """Read the metadata of a topic with partitions."""
+    return TopicMetadata(int(answer["partitions"]), dict(answer.get("properties") or {}))
+
+
+def read_unpartitioned_metadata(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
+    """Read the properties of a topic without partitions, which are all of its metadata."""
+    return TopicMetadata(0, dict(answer or {}))
+
+
+def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
+    """Read what a `NamespaceState` holds of the policies of a namespace."""
+    return {
+        "permissions": TopicPermissions(answer["auth_policies"]["destination_auth"]),
+        "subscription_expiry_minutes": answer.get("subscription_expiration_time_minutes") or 0,
+        "backlog_quotas": answer.get("backlog_quota_map") or {},
+        "delayed_delivery": answer.get("delayed_delivery_policies"),
+        "replicated_to": frozenset(answer.get("replication_clusters") or ()),
+        "enforces_schemas": answer.get("schema_validation_enforced") is True,
+    }
+
+
+def read_schema(answer: Any) -> Schema | None:  # noqa: ANN401  JSON
+    """Read a schema; one of plain bytes is none."""
+    if answer["type"] in {"NONE", "BYTES"}:
+        return None
+    return Schema(str(answer["type"]), str(answer["data"]), dict(answer.get("properties") or {}))
+
+
+def read_schemas(answer: Any) -> tuple[Schema, ...]:  # noqa: ANN401  JSON
+    """Read all versions of a schema, the oldest first; what is none is left out."""
+    found = sorted(answer["getSchemaResponses"], key=lambda each: int(each["version"]))
+    return tuple(version for version in map(read_schema, found) if version is not None)
+
+
+def read_version(answer: str) -> tuple[int, ...]:
+    """Read a release such as `4.0.8` or `4.2.0-SNAPSHOT`; empty for anything else."""
+    found = re.match(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?![.\d])", answer)
+    return () if found is None else tuple(int(part) for part in found.groups() if part)
+
+
+def read_stats(answer: Mapping[str, Any]) -> dict[str, SubscriptionStats]:
+    """Read the answer for a topic without partitions, or for a partitioned one with each of them.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: it is no broker's answer.
+    """
+    parts = (answer.get("partitions") or {"": answer}).values()
+    return _by_name(map(_subscriptions, parts))
+
+
+def read_producers(answer: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    """Read the metadata of the producers, from an answer as for `read_stats` that has them.
+
+    Raises:
+        AttributeError, KeyError, TypeError: it is no broker's answer.
+    """
+    parts = (answer.get("partitions") or {"": answer}).values()
+    return [dict(each.get("metadata") or {}) for part in parts for each in part["publishers"]]
+
+
+def read_names(part: Mapping[str, Any]) -> frozenset[str]:
+    """Read the names of the subscriptions of one partition.
+
+    Raises:
+        KeyError, TypeError: it is no broker's answer.
+    """
+    return frozenset(part["subscriptions"])
+
+
+def read_receivers(part: Mapping[str, Any]) -> frozenset[str]:
+    """Read the names of the durable subscriptions of one partition that are not Pulsar's own.
+
+    Raises:
+        AttributeError, KeyError, TypeError: it is no broker's answer.
+    """
+    return frozenset(
+        name
+        for name, subscription in part["subscriptions"].items()
+        if subscription.get("isDurable", True) and not name.startswith(SYSTEM_PREFIX)
+    )
+
+
+def read_usage(part: Mapping[str, Any], subscription: str) -> TopicUsage:
+    """Read who uses one partition, or a topic without any.
+
+    Args:
+        part: its statistics, those of producers included.
+        subscription: see `TopicUsage`.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: it is no broker's answer.
+    """
+    found, stored = _subscriptions(part), int(part["storageSize"])
+    return TopicUsage(found, len(part["publishers"]), 0 if subscription in found else stored)
+
+
+def combine_partitions(parts: Iterable[TopicUsage]) -> TopicUsage:
+    """Put the partitions of a topic together; of none of them there is nothing."""
+    parts = list(parts)
+    return TopicUsage(
+        subscriptions=_by_name(part.subscriptions for part in parts),
+        producers=max((part.producers for part in parts), default=0),
+        uncounted=sum(part.uncounted for part in parts),
+    )
+
+
+def _subscriptions(part: Mapping[str, Any]) -> dict[str, SubscriptionStats]:
+    return {name: _read_subscription(found) for name, found in part["subscriptions"].items()}
+
+
+def _by_name(parts: Iterable[Mapping[str, SubscriptionStats]]) -> dict[str, SubscriptionStats]:
+    found: dict[str, list[SubscriptionStats]] = {}
+    for part in parts:
+        for name, stands in part.items():
+            found.setdefault(name, []).append(stands)
+    return {name: _combine(each) for name, each in found.items()}
+
+
+def _read_subscription(found: Mapping[str, Any]) -> SubscriptionStats:
+    oldest = int(found.get("earliestMsgPublishTimeInBacklog", 0))
+    return SubscriptionStats(
+        backlog=int(found["msgBacklog"]),
+        delivered=int(found["msgOutCounter"]),
+        consumers=len(found["consumers"]),
+        durable=bool(found.get("isDurable", True)),
+        ack_holes=int(found.get("nonContiguousDeletedMessagesRanges", 0)),
+        oldest=datetime.fromtimestamp(oldest / 1_000, UTC) if oldest > 0 else None,
+        unacknowledged=int(found.get("unackedMessages", 0)),
+        bytes=max(0, int(found.get("backlogSize", 0))),  # -1 where it was not asked for
+    )
+
+
+def _combine(parts: Iterable[SubscriptionStats]) -> SubscriptionStats:
+    parts = list(parts)
+    return SubscriptionStats(
+        backlog=sum(part.backlog for part in parts),
+        delivered=sum(part.delivered for part in parts),
+        consumers=max(part.consumers for part in parts),
+        durable=any(part.durable for part in parts),
+        ack_holes=max(part.ack_holes for part in parts),
+        oldest=min((part.oldest for part in parts if part.oldest is not None), default=None),
+        unacknowledged=sum(part.unacknowledged for part in parts),
+        bytes=max(part.bytes for part in parts),
+    )
+
+
+RANGES = "managedLedgerMaxUnackedRangesToPersist"
+AS_ARRAYS = "managedLedgerPersistIndividualAckAsLongArray"
+_IN_ARRAYS = "managedLedgerUnackedRangesOpenCacheSetEnabled"
+"""Without which `AS_ARRAYS` has no effect; brokers after 4.2 always have it."""
+_DEFAULT_RANGES = 10_000
+_ARRAYS_SINCE = (4, 1)
+
+
+@dataclass(frozen=True)
+class AckPersistence:
+    """How far acknowledgements behind a message that is not acknowledged are stored.
+
+    Attributes:
+        limit: so many ranges of them; of *whole_ledgers*, those of each ledger until the ledgers
+            before it have more acknowledged messages than this.
+        whole_ledgers: whether they are stored as a bitmap for each ledger.
+        configured: whether the broker's configuration says so; else its release does.
+    """
+
+    limit: int = _DEFAULT_RANGES
+    whole_ledgers: bool = False
+    configured: bool = False
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str], release: tuple[int, ...]) -> AckPersistence:
+        """Read the configuration of a broker.
+
+        Args:
+            settings: by name; none where it may not be read.
+            release: of the broker, whose defaults stand for what is not there.
+
+        Raises:
+            ValueError: a setting has no value of its kind.
+        """
+        arrays = settings.get(AS_ARRAYS, str(release >= _ARRAYS_SINCE))
+        return cls(
+            int(settings.get(RANGES, _DEFAULT_RANGES)),
+            arrays.lower() == settings.get(_IN_ARRAYS, "true").lower() == "true",
+            configured=RANGES in settings,
+        )
+
+
+BY_DEFAULT = AckPersistence()
+"""That of brokers before 4.1."""
+
+
+def acknowledged_behind(part: Mapping[str, Any], subscription: str) -> int:
+    """Count what is acknowledged behind a message that is not, where it lies in several ledgers.
+
+    In a single one it is stored, however much it is.
+
+    Args:
+        part: the internal statistics of a topic without partitions, or of one partition.
+        subscription: of which; 0 where there is none.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: it is no broker's answer.
+    """
+    cursor = part["cursors"].get(_cursor(subscription))
+    if cursor is None:
+        return 0
+    through, after = (int(each) for each in cursor["markDeletePosition"].split(":"))
+    newest, last = (int(each) for each in part["lastConfirmedEntry"].split(":"))
+    entries = {int(each["ledgerId"]): int(each["entries"]) for each in part["ledgers"]}
+    if newest in entries:  # of the ledger being written the list does not tell the number
+        entries[newest] = last + 1
+    behind = {ledger: count for ledger, count in entries.items() if ledger >= through}
+    if through in behind:
+        behind[through] -= after + 1
+    if sum(count > 0 for count in behind.values()) <= 1:
+        return 0
+    backlog = int(part["entriesAddedCounter"]) - int(cursor["messagesConsumedCounter"])
+    return max(0, sum(behind.values()) - backlog)
+
+
+def _cursor(subscription: str) -> str:
+    """Return the name of a subscription's cursor, which a broker encodes as Java does."""
+    return quote_plus(subscription, safe="*").replace("~", "%7E")

@@ -9,9 +9,10 @@ of its own type, there only while true.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +23,9 @@ from pydantic import (
     ValidationError,
 )
 
+from redrive.api import Body
 from redrive.api.model import StatusModel
+from redrive.errors import RedriveError
 
 READY = "Ready"
 RECONCILING = "Reconciling"
@@ -150,3 +153,154 @@ def merge(
         return old.last_transition_time or now
 
     return tuple(c.model_copy(update={"last_transition_time": since(c)}) for c in new)
+
+
+PROGRESSING = Reason("Progressing")
+"""The reason of conditions while the first reconcile of a new spec is under way."""
+
+
+_CUT = " …"
+
+
+@dataclass(frozen=True)
+class StatusWarning:
+    """What should be fixed, although the object is ready.
+
+    Attributes:
+        reason: the type of the condition too, which is there only while true.
+    """
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class ObjectEvent:
+    """A Kubernetes Event about an object: `Normal`, or a `Warning`."""
+
+    reason: str
+    message: str
+    is_warning: bool = False
+
+
+def progressing(message: str) -> tuple[Condition, ...]:
+    """Say that the object is being worked on, and nothing is known about it yet."""
+    return (
+        _condition(READY, ConditionStatus.UNKNOWN, PROGRESSING, message),
+        _condition(RECONCILING, ConditionStatus.TRUE, PROGRESSING, message),
+    )
+
+
+def ready(
+    reason: str, message: str, warnings: Iterable[StatusWarning] = ()
+) -> tuple[Condition, ...]:
+    """Say that the object is as it should be, and what should be seen to all the same."""
+    return (
+        _condition(READY, ConditionStatus.TRUE, reason, message),
+        *map(warning, warnings),
+    )
+
+
+def warning(found: StatusWarning) -> Condition:
+    """Return the condition that shows a warning."""
+    return _condition(found.reason, ConditionStatus.TRUE, found.reason, found.message)
+
+
+def paused(reason: str, message: str) -> tuple[Condition, ...]:
+    """Say that nothing is done for the object, and nothing is known about it as it is asked for."""
+    return (
+        _condition(READY, ConditionStatus.UNKNOWN, reason, message),
+        _condition(reason, ConditionStatus.TRUE, reason, message),
+    )
+
+
+def unchanged(body: Body, without: str) -> tuple[Condition, ...]:
+    """Return the conditions of *body*, without `Reconciling` and *without*."""
+    return tuple(c for c in read_conditions(body) if c.type not in {RECONCILING, without})
+
+
+def waiting(error: RedriveError, message: str = "") -> tuple[Condition, ...]:
+    """Say that *error* keeps the object from being ready, and that it may pass by itself.
+
+    Args:
+        error: its reason is that of the conditions.
+        message: what they say where *error* alone does not say all.
+    """
+    return _not_ready(RECONCILING, error, message)
+
+
+def failed(error: RedriveError) -> tuple[Condition, ...]:
+    """Say that *error* keeps the object from being ready: until it is fixed, or for now."""
+    return _not_ready(STALLED, error) if error.stalls else waiting(error)
+
+
+def is_new(body: Body) -> bool:
+    """Whether the status says nothing yet about the spec as it is."""
+    status = body.get("status") or {}
+    return bool(status.get("observedGeneration") != body["metadata"]["generation"])
+
+
+def is_progressing(body: Body) -> bool:
+    """Whether the first reconcile of a new spec is under way, or waits for its turn."""
+    return reason(body) == PROGRESSING
+
+
+def is_settled(body: Body) -> bool:
+    """Whether the object was found as it should be, for the spec as it is, and is not going."""
+    ready = find(body, READY)  # read whole: one that can't be is written again
+    return ready is not None and is_ready(body) and not is_new(body)
+
+
+def is_ready(body: Body) -> bool:
+    """Whether the object was found as it should be, maybe for an older spec, and is not going.
+
+    Cheap enough to ask it of every object again and again, as `reason` is.
+    """
+    ready = _written_ready(body).get("status") == ConditionStatus.TRUE
+    return ready and "deletionTimestamp" not in body.get("metadata", {})
+
+
+def find(body: Body, kind: str) -> Condition | None:
+    """Return one condition from the status of *body*."""
+    return next((c for c in read_conditions(body) if c.type == kind), None)
+
+
+def reason(body: Body) -> str:
+    """Return the reason of the Ready condition; empty before the first reconcile."""
+    return str(_written_ready(body).get("reason", ""))
+
+
+def _not_ready(kind: str, error: RedriveError, message: str = "") -> tuple[Condition, ...]:
+    said = message or str(error)
+    return (
+        _condition(READY, ConditionStatus.FALSE, error.reason, said),
+        _condition(kind, ConditionStatus.TRUE, error.reason, said),
+    )
+
+
+def _condition(kind: str, status: ConditionStatus, reason: str, message: str) -> Condition:
+    """Make a condition; of a message that has no room in one, it shows as much as has."""
+    shown = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - len(_CUT)] + _CUT
+    return Condition(type=kind, status=status, reason=reason, message=shown)
+
+
+def _written_ready(body: Body) -> Mapping[str, Any]:
+    written = (body.get("status") or {}).get("conditions") or ()
+    return next((condition for condition in written if condition.get("type") == READY), {})
+
+
+def read_conditions(body: Body) -> list[Condition]:
+    """Read the conditions of *body*, but those that hold what none of ours does.
+
+    The API server lets more pass than can be read, such as times in the year 0. Whoever may write a
+    status must not stop the operator with it: what is left out here is written again.
+    """
+    written = (body.get("status") or {}).get("conditions") or []
+    return list(filter(None, map(_read_condition, written)))
+
+
+def _read_condition(condition: Mapping[str, Any]) -> Condition | None:
+    try:
+        return Condition.model_validate(condition)
+    except ValidationError:
+        return None

@@ -1,11 +1,49 @@
-"""What all models of the API share."""
+"""Base of all models of the API: rules, unions, enum fields, shared field types, parsing.
+
+What all models of the API share.
+
+Rules on fields: refused at admission by CEL, and again when an object is read.
+
+An annotation of a field's type says both at once. Messages have the three parts that
+`redrive.errors` gives to all of them: what is wrong, what was got, what to do.
+
+A choice between fields: exactly one of them is given.
+
+A field that holds one of a few words.
+
+An object as the API server gives it → its spec as a model, or one readable refusal.
+
+Types of fields that more than one kind of object has.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import enum
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    Strict,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
+
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy import naming
 
 
 class ApiModel(BaseModel):
@@ -28,3 +66,343 @@ class StatusModel(ApiModel):
     """A status: written by operators only, maybe by a newer one, so unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+VALIDATIONS = "x-kubernetes-validations"
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule that the API server checks an object against.
+
+    Attributes:
+        holds: a CEL expression over `self`, and over `oldSelf` where it is about a change.
+        problem: what is wrong where it does not hold.
+        remedy: what to do about it.
+        got: a CEL expression for what was found, as a string; empty where nothing can be shown.
+    """
+
+    holds: str
+    problem: str
+    remedy: str
+    got: str = ""
+
+    def to_schema(self) -> dict[str, Any]:
+        """Write the rule as an entry of `x-kubernetes-validations`."""
+        written = {"rule": self.holds, "message": f"{self.problem}; {self.remedy}"}
+        if self.got:
+            before, after = json.dumps(f"{self.problem}; got "), json.dumps(f"; {self.remedy}")
+            # Literals side by side become one. Where the message can't be made, because what was
+            # found holds a line break, the API server takes the one above.
+            message = f"{before} + {self.got} + {after}".replace('" + "', "")
+            written["messageExpression"] = message
+        return written
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        written = handler(schema)
+        written.setdefault(VALIDATIONS, []).append(self.to_schema())
+        return written
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a string, by a regular expression that RE2 and Python read alike.
+
+    The expression has to match the whole string: the schema's `pattern`, or a CEL rule where what
+    was found may have to be hidden.
+
+    Attributes:
+        hides: an expression for what is not shown if it is found anywhere in the string: it may
+            hold a secret. Empty shows whatever was found.
+    """
+
+    regex: str
+    problem: str
+    remedy: str
+    hides: str = ""
+
+    def __get_pydantic_core_schema__(
+        self, source: type[Any], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(refusing(self._check), handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        whole = f"^(?:{self.regex})$"
+        if not self.hides:
+            return handler(schema) | {"pattern": whole}
+        # The API server repeats what does not match a pattern.
+        got = f"(self.matches({json.dumps(self.hides)}) ? {json.dumps(_HIDDEN)} : {QUOTED})"
+        rule = Rule(f"self.matches({json.dumps(whole)})", self.problem, self.remedy, got=got)
+        return rule.__get_pydantic_json_schema__(schema, handler)
+
+    def _check(self, text: str) -> str:
+        if re.fullmatch(self.regex, text, re.ASCII):
+            return text
+        if self.hides and re.search(self.hides, text):
+            raise InvalidSpecError(f"{self.problem}; got {_HIDDEN}", remedy=self.remedy)
+        raise InvalidSpecError(self.problem, got=text[:128], remedy=self.remedy)
+
+
+_HIDDEN = "what may hold a secret, so it is not shown"
+QUOTED = '"\'" + self + "\'"'
+"""The CEL expression that shows a string as Python would."""
+
+
+def refusing(check: Callable[[_T], _U]) -> Callable[[_T], _U]:
+    """Make *check*, which raises one of our errors, a validator that pydantic can place."""
+
+    def validator(value: _T) -> _U:
+        try:
+            return check(value)
+        except RedriveError as error:
+            raise ValueError(str(error)) from error
+
+    return validator
+
+
+def exactly_one(what: str, *fields: str) -> Rule:
+    """Return the rule that exactly one of *fields* is given, which is what a message names."""
+    given = ", ".join(f"has(self.{field})" for field in fields)
+    count = f"[{given}].filter(given, given).size()"
+    return Rule(
+        f"{count} == 1",
+        f"{what} is exactly one of {', '.join(fields)}",
+        "keep one of them",
+        got=f"({count} == 0 ? 'none of them' : 'more than one of them')",
+    )
+
+
+def one_given(rule: Rule, *, beside: int = 0) -> dict[str, Any]:
+    """Return the schema of an object of which *rule* wants one field: what tools see without CEL.
+
+    Args:
+        rule: see `exactly_one`.
+        beside: how many other fields it has, all required.
+    """
+    fields = 1 + beside
+    return {VALIDATIONS: [rule.to_schema()], "minProperties": fields, "maxProperties": fields}
+
+
+def check_one(rule: Rule, *fields: object) -> None:
+    """Check by *rule*, of `exactly_one`, that one of these *fields* is given: not None.
+
+    Raises:
+        InvalidSpecError: none is, or more than one.
+    """
+    given = sum(field is not None for field in fields)
+    if given != 1:
+        got = "more than one of them" if given else "none of them"
+        raise InvalidSpecError(rule.problem, got=got, remedy=rule.remedy)
+
+
+class OneOf(ApiModel):
+    """A choice: exactly one field is given."""
+
+    ONE: ClassVar[Rule]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(OneOf._check_one)(self)
+        return self
+
+    def _check_one(self) -> None:
+        check_one(self.ONE, *(getattr(self, name) for name in type(self).model_fields))
+
+
+E = TypeVar("E", bound=enum.StrEnum)
+
+
+def one_of(kind: type[E], problem: str, remedy: str) -> tuple[object, ...]:
+    """Return the annotations of a field that holds one of the words of *kind*."""
+
+    def parse(value: object) -> E:
+        found = next((word for word in kind if word == value), None)
+        if found is None:
+            raise InvalidSpecError(problem, got=str(value)[:64], remedy=remedy)
+        return found
+
+    schema = WithJsonSchema({"type": "string", "enum": [word.value for word in kind]})
+    return schema, BeforeValidator(refusing(parse)), PlainSerializer(str)
+
+
+_M = TypeVar("_M", bound=ApiModel)
+
+
+class InvalidFieldsError(InvalidSpecError):
+    """Fields of a spec hold what they can't; the message names each by its path."""
+
+    def __init__(self, problems: list[str]) -> None:
+        Exception.__init__(self, " | ".join(problems))
+
+
+def parse_spec(model: type[_M], body: Mapping[str, Any]) -> _M:
+    """Read the spec of *body*, a whole object of the API.
+
+    Admission has refused nearly all that this refuses; an object may be older than the rule.
+
+    Raises:
+        InvalidFieldsError: a field is missing, unknown, or holds what it can't. A value found is
+            shown only where a rule of ours was broken: anything else might be a misplaced secret.
+    """
+    try:
+        return model.model_validate(dict(body.get("spec") or {}))
+    except ValidationError as error:
+        raise InvalidFieldsError([_problem(details) for details in error.errors()]) from error
+
+
+def _problem(details: ErrorDetails) -> str:
+    path = "spec" + "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]
+    )
+    match details["type"]:
+        case "value_error":
+            return f"{path}: {details['ctx']['error']}"
+        case "missing":
+            return f"{path}: is missing; add it"
+        case "extra_forbidden":
+            return f"{path}: is not a known field; remove it, or correct its name"
+    expected = details["msg"][:1].lower() + details["msg"][1:]
+    found = type(details["input"]).__name__
+    return f"{path}: {expected}; got a value of type {found}; correct it"
+
+
+MAX_TOPIC = 1_024
+MAX_LIST = 256
+SET = {"x-kubernetes-list-type": "set"}
+"""Schema of a list in which order says nothing, and nothing stands twice."""
+
+ObjectName = Annotated[
+    str,
+    Field(max_length=253),
+    Form(
+        r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?",
+        "the name of a Kubernetes object is lower-case letters, digits, '-' and '.'",
+        "give the name as kubectl shows it",
+    ),
+]
+
+LabelKey = Annotated[
+    str,
+    Field(max_length=317),
+    Form(
+        r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[a-zA-Z0-9]([-_.a-zA-Z0-9]{0,61}[a-zA-Z0-9])?",
+        "a key is letters, digits, '-', '_' and '.', which may follow the name of a domain and '/'",
+        "give the key as kubectl shows it",
+    ),
+]
+
+Role = Annotated[
+    str,
+    Field(max_length=255),
+    Form(
+        r"[^*\x00-\x1f\x7f]+",
+        "a role is one name, not a pattern and not empty",
+        "name each role",
+    ),
+]
+
+
+Roles = Annotated[tuple[Role, ...], Field(max_length=MAX_LIST, json_schema_extra=SET)]
+
+
+def _topic(value: object) -> naming.TopicName:
+    if isinstance(value, naming.TopicName):
+        return value
+    return naming.TopicName.parse_whole(value if isinstance(value, str) else repr(value))
+
+
+TopicField = Annotated[
+    naming.TopicName,
+    WithJsonSchema(
+        {
+            "type": "string",
+            "maxLength": MAX_TOPIC,
+            "pattern": r"^persistent://[-=:.\w]+/[-=:.\w]+/[^/\s\x00-\x1f\x7f]{1,255}$",
+        }
+    ),
+    Rule(
+        r"!self.matches('/[.][.]?(/|$)')",
+        "a topic is written persistent://tenant/namespace/name, the name without slashes or "
+        f"white space and of at most {naming.MAX_NAME} characters, no part . or ..",
+        "give the full name of a persistent topic",
+        got=QUOTED,
+    ),
+    Rule(
+        r"!self.matches('-partition-\\p{Nd}+$')",
+        "a policy is for a whole topic, not for one partition of it",
+        "name the topic without the -partition-N at its end",
+        got=QUOTED,
+    ),
+    Rule(
+        r"!self.matches('/(_|%(25)*5[fF]){2}[^/]*$')"
+        f" && !self.contains('{naming.PENDING_ACKS}')"
+        f" && !self.startsWith('persistent://{naming.SYSTEM_NAMESPACE}/')"
+        f" && !self.matches('^persistent://pulsar/[^/]+/{naming.HEALTH_CHECK}$')",
+        naming.SYSTEM_TOPIC,
+        "name a topic of an application",
+        got=QUOTED,
+    ),
+    BeforeValidator(refusing(_topic)),
+    PlainSerializer(str),
+]
+
+
+Subscription = Annotated[
+    str,
+    Field(
+        max_length=naming.MAX_NAME,
+        json_schema_extra={"pattern": r"^[^/\s\x00-\x1f\x7f]+$"},
+    ),
+    Rule(
+        r"!self.matches('[\\p{Z}\\x85]') && !(self in ['.', '..'])",
+        f"a subscription is 1 to {naming.MAX_NAME} characters without slashes or white space, and "
+        "not . or .., because topics and addresses are made of it",
+        "use another subscription name",
+        got=QUOTED,
+    ),
+    Rule(
+        f"!self.startsWith('{naming.SYSTEM_PREFIX}') && !self.contains('{naming.PENDING_ACKS}')",
+        naming.SYSTEM_SUBSCRIPTION,
+        "use another subscription name",
+        got=QUOTED,
+    ),
+    AfterValidator(refusing(naming.check_subscription)),
+]
+
+
+ObjectKey = Annotated[
+    str,
+    Field(max_length=253),
+    Form(
+        r"[-._a-zA-Z0-9]+",
+        "a key of a Secret is letters, digits, '-', '_' and '.'",
+        "give the key, not what the Secret holds under it",
+    ),
+]
+
+
+ApprovalAbove = Annotated[int, Strict(), Field(ge=0, le=1_000_000_000)]
+"""How many messages a Replay may move without approval."""
+
+
+class SecretKeyRef(ApiModel):
+    """One key of a Secret."""
+
+    name: ObjectName
+    """Name of the Secret."""
+
+    key: ObjectKey
+    """Key within the Secret, for example `token`."""
+
+
+class TokenSource(ApiModel):
+    """Where a token (a JWT) lies; a token itself never stands in a manifest."""
+
+    secret_ref: SecretKeyRef
+    """The Secret and the key in it that hold the token, as text."""

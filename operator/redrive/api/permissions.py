@@ -14,13 +14,23 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, Strict, model_validator
 
-from redrive.api.fields import MAX_TOPIC, SET, LabelKey, ObjectName
-from redrive.api.model import ApiModel
-from redrive.api.oneof import OneOf, exactly_one, one_given
-from redrive.api.rules import VALIDATIONS, Form, Rule, refusing
+from redrive.api.model import (
+    MAX_TOPIC,
+    SET,
+    VALIDATIONS,
+    ApiModel,
+    Form,
+    LabelKey,
+    ObjectName,
+    OneOf,
+    Rule,
+    exactly_one,
+    one_given,
+    refusing,
+)
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
-from redrive.policy.patterns import Patterns
+from redrive.policy.values import Patterns
 
 MAX_RULES = 64
 MAX_PATTERNS = 256

@@ -17,13 +17,11 @@ from pydantic import (
     model_validator,
 )
 
-from redrive.api.fields import Roles, Subscription
-from redrive.api.ladder import IS_DURATION, SECONDS, WRITTEN
-from redrive.api.model import ApiModel
-from redrive.api.rules import QUOTED, VALIDATIONS, Rule, refusing
+from redrive.api.model import QUOTED, VALIDATIONS, ApiModel, Roles, Rule, Subscription, refusing
+from redrive.api.policy_defaults import IS_DURATION, SECONDS, WRITTEN
 from redrive.errors import InvalidSpecError
-from redrive.policy import durations, sizes
 from redrive.policy.ladder import MAX_DELAY
+from redrive.policy.values import SIZE_PATTERN, parse_duration, parse_size
 
 MAX_PARTITIONS = 1_000
 MAX_TTL = timedelta(days=3_650)
@@ -51,13 +49,13 @@ Partitions = Annotated[
 
 
 def _check_ttl(text: str) -> str:
-    if durations.parse(text) > MAX_TTL:
+    if parse_duration(text) > MAX_TTL:
         raise InvalidSpecError(_NOT_TOO_LONG.problem, got=text[:64], remedy=_NOT_TOO_LONG.remedy)
     return text
 
 
 def _check_retry_ttl(text: str) -> str:
-    if timedelta(0) < durations.parse(text) <= MAX_DELAY:
+    if timedelta(0) < parse_duration(text) <= MAX_DELAY:
         raise InvalidSpecError(_OUTLIVES.problem, got=text[:64], remedy=_OUTLIVES.remedy)
     return text
 
@@ -85,7 +83,7 @@ Megabytes = Annotated[int, Strict(), Field(ge=1, le=MAX_MEGABYTES)]
 
 
 def _check_size(text: str) -> str:
-    if not MIB <= sizes.parse(text) <= MAX_MEGABYTES * MIB:
+    if not MIB <= parse_size(text) <= MAX_MEGABYTES * MIB:
         raise InvalidSpecError(_IN_BOUNDS.problem, got=text, remedy=_IN_BOUNDS.remedy)
     return text
 
@@ -100,7 +98,7 @@ _IN_BOUNDS = Rule(
 )
 Size = Annotated[
     str,
-    WithJsonSchema({"type": "string", "maxLength": 17, "pattern": sizes.PATTERN}),
+    WithJsonSchema({"type": "string", "maxLength": 17, "pattern": SIZE_PATTERN}),
     _IN_BOUNDS,
     AfterValidator(refusing(_check_size)),
 ]
@@ -120,11 +118,11 @@ class RetryTopic(ApiModel):
     @property
     def ttl_seconds(self) -> int:
         """Return `message_ttl` in seconds."""
-        return int(durations.parse(self.message_ttl).total_seconds())
+        return int(parse_duration(self.message_ttl).total_seconds())
 
 
 def _check_retention_time(text: str) -> str:
-    if durations.parse(text) < timedelta(minutes=1):
+    if parse_duration(text) < timedelta(minutes=1):
         raise InvalidSpecError(_A_MINUTE.problem, got=text[:64], remedy=_A_MINUTE.remedy)
     return text
 
@@ -159,7 +157,7 @@ class Retention(ApiModel):
 
     def to_broker(self) -> dict[str, int]:
         """Write it as the broker does, in minutes and MB; -1 is no limit."""
-        seconds = None if self.time is None else durations.parse(self.time).total_seconds()
+        seconds = None if self.time is None else parse_duration(self.time).total_seconds()
         return {
             "retentionTimeInMinutes": -1 if seconds is None else math.ceil(seconds / 60),
             "retentionSizeInMB": -1 if self.bytes is None else math.ceil(self.bytes / MIB),
@@ -168,7 +166,7 @@ class Retention(ApiModel):
 
 def _bytes(size: str | None, megabytes: int | None) -> int | None:
     if size is not None:
-        return sizes.parse(size)
+        return parse_size(size)
     return None if megabytes is None else megabytes * MIB
 
 
@@ -271,7 +269,7 @@ class DeadLetterTopic(ApiModel):
     @property
     def ttl_seconds(self) -> int:
         """Return `message_ttl` in seconds."""
-        return int(durations.parse(self.message_ttl).total_seconds())
+        return int(parse_duration(self.message_ttl).total_seconds())
 
     @model_validator(mode="after")
     def _check(self) -> Self:

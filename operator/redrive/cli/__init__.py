@@ -1,4 +1,6 @@
-"""The command `redrive`. Reading order: `main`, `arguments`, one module for each subcommand."""
+"""The command `redrive`. Reading order: `main`, then one module for each subcommand."""
+
+from __future__ import annotations
 
 from redrive.cli.main import main
 

@@ -1,7 +1,14 @@
-"""`redrive operator`: provisions policies and runs replays until it is stopped.
+"""`redrive operator`, and its HTTP endpoint.
+
+`redrive operator`: provisions policies and runs replays until it is stopped.
 
 One process for a cluster, or for a list of namespaces. SIGTERM and SIGINT end it within seconds
 with code 0; the next start continues what was under way.
+
+The operator's own HTTP endpoint: `/metrics`, `/livez` and `/readyz`.
+
+Served by threads, so that it answers even while the event loop hangs. It shows no secret and needs
+no authentication: bind it where only the kubelet and Prometheus can reach it.
 """
 
 from __future__ import annotations
@@ -10,24 +17,27 @@ import argparse
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, cast
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import kopf
+from prometheus_client import make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
-from redrive.admin.fence import Fence
+from redrive.admin.guards import Fence
+from redrive.api import LauncherName
 from redrive.api.job import JobDefaults
-from redrive.api.launcher_name import LauncherName
-from redrive.api.parsing import parse_spec
-from redrive.cli import endpoint
-from redrive.errors import InvalidSpecError
-from redrive.kube import informer, logs, metrics
+from redrive.api.model import parse_spec
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.kube import informer, logs
 from redrive.kube.client import is_in_cluster
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.leader_election import leading
-from redrive.kube.liveness import Liveness
+from redrive.kube.observability import Liveness, counting_objects
 from redrive.kube.resources import Key, Resource
 from redrive.provision import handlers as provision
 from redrive.replay.controller import handlers as replay
@@ -58,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         if options.listen is not None:
             address, port = options.listen
-            stack.enter_context(endpoint.serving(address, port, health))
+            stack.enter_context(serving_endpoint(address, port, health))
         with suppress(asyncio.CancelledError):  # a signal came to a standby
             asyncio.run(stand_by(settings, health, options.lease, options.identity))
 
@@ -148,7 +158,7 @@ async def serve(
         kopf.on.cleanup(registry=registry)(stop)
         health.ready = True
         logger.info("redrive serves %s", ", ".join(settings.namespaces) or "all namespaces")
-        with metrics.counting(ctx.caches), replay_metrics.counting(ctx.replays, ctx.policies):
+        with counting_objects(ctx.caches), replay_metrics.counting(ctx.replays, ctx.policies):
             await kopf.operator(
                 registry=registry,
                 # kopf's default needs an entry in /etc/passwd, which a pod's user lacks; its type
@@ -202,3 +212,88 @@ async def _login(
         proxy=found.proxy_url,
     )
     return kopf.AiohttpSession(server=found.server, aiohttp_session=connections)
+
+
+IDLE_SECONDS = 10.0
+"""How long a client may leave its connection idle."""
+
+_StartResponse = Callable[..., Any]
+_App = Callable[[dict[str, Any], _StartResponse], Iterable[bytes]]
+
+
+class EndpointError(RedriveError):
+    """The endpoint can't be served at the given address."""
+
+    reason = "EndpointUnavailable"
+
+
+@contextmanager
+def serving_endpoint(address: str, port: int, health: Liveness) -> Iterator[int]:
+    """Serve while the block runs; yield the port.
+
+    Args:
+        address: of this machine, on which to listen; `0.0.0.0` is all of IPv4.
+        port: 0 takes a free one.
+        health: what the probes show.
+
+    Raises:
+        EndpointError: the address is not one of this machine, or the port is taken.
+    """
+    try:
+        server = make_server(
+            address, port, _app(health), server_class=ThreadingWSGIServer, handler_class=Handler
+        )
+    except OSError as error:
+        raise EndpointError(
+            f"metrics and probes can't be served: {error.strerror}",
+            got=f"{address}:{port}",
+            remedy="choose another --listen",
+        ) from error
+    thread = threading.Thread(target=server.serve_forever, name="endpoint", daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class Handler(WSGIRequestHandler):
+    """Handles a connection in a thread of its own, which an idle client does not keep."""
+
+    timeout = IDLE_SECONDS
+
+    def handle(self) -> None:
+        """Answer the request, if one comes in time."""
+        with suppress(TimeoutError, ConnectionError):
+            super().handle()
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: the kubelet and Prometheus send requests all the time."""
+
+
+def _app(health: Liveness) -> _App:
+    metrics: _App = make_wsgi_app()
+
+    def livez() -> tuple[str, str]:
+        text = [
+            f"{part}: last active {silence:.0f} s ago"
+            for part, silence in health.silent_for().items()
+        ]
+        return ("503 Stalled" if health.has_stalled() else "200 OK", "\n".join(sorted(text)))
+
+    def readyz() -> tuple[str, str]:
+        return ("200 OK", "ready") if health.ready else ("503 Starting", "starting")
+
+    probes = {"/livez": livez, "/readyz": readyz}
+
+    def app(environ: dict[str, Any], start_response: _StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return metrics(environ, start_response)
+        status, text = probes[path]() if path in probes else ("404 Not Found", "no such page")
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}\n".encode()]
+
+    return app

@@ -1,22 +1,20 @@
 """The second journey: a message fails → retry topic, later → again → dead-letter topic.
 
-For consumers in Python; `from redrive import RetryConsumer, PolicyFile` is the way in. The folders,
-in reading order, are what happens to a message:
+For consumers in Python, who write `from redrive import RetryConsumer, PolicyFile`. Reading order:
 
-- `processor`: the spine; what a consumer does with a message, from its reception to its end
-- `consumers`: what an application calls; `assembly` puts them together
-- `receiving`: subscriptions; `fetcher` makes one stream of them
-- `handling`: workers run handlers within a time, and `answer` reads what they returned
-- `retrying`: `decisions` finds the verdict about a failed message, `forwarder` sends it on
-- `middleware`: what lies around all this, one concern to a file; `chain` is the protocol
-- `producing`: `RetryProducer`, which stands alone beside the consumers
-- `telemetry`: events for log and hook
+- `processor`, the spine: a message from its reception to its settlement
+- `consumers`: the classes that an application uses; `assembly` builds them
+- `connection`, `fetcher`, `in_flight`: subscriptions, one stream of them, in-flight messages
+- `run`: workers, time-outs, results of handlers
+- `decisions`, `forwarder`, `sender`: verdict about a failed message, its copy, the send
+- `middleware`: one concern for each file; `chain` is the protocol
+- `reporting`: events for log and hook; `retry_producer`: `RetryProducer`, beside the consumers
+- `parts` (the protocols of the parts), `policy_file`, `concurrency`, `forking`: shared
 
-What all of them share lies here: `parts`, of which a consumer is built, `connection`, which makes
-them at a broker, `policy_file`, and small tools. Programs import from `redrive`,
-`redrive.middleware`, `redrive.prometheus` and `redrive.opentelemetry` only.
+Programs import from `redrive`, `redrive.middleware`, `redrive.prometheus` and
+`redrive.opentelemetry` only.
 
-Nothing is imported here: `redrive` imports each name from its module when it is first used, so that
-a program pays for what it uses. What only some consumers need (`poison_guard`, `crash_log_file`) is
-imported when it is asked for.
+This file imports nothing: `redrive` imports each name from its module when it is first used, so
+that a program pays for what it uses. Parts that only some consumers need, such as `poison_guard`,
+are imported when they are requested.
 """

@@ -10,31 +10,29 @@ from typing import TypedDict
 import pulsar
 import pulsar.schema
 
-from redrive.copying.writer_schemas import BYTES
-from redrive.delivery import durations
-from redrive.delivery.bounded import Deadline, all_within
-from redrive.delivery.closing import CLOSE_TIMEOUT
-from redrive.delivery.connection import ClientConnection
-from redrive.delivery.crypto import Crypto
-from redrive.delivery.identity import identity
+from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, all_within, identity, to_seconds
+from redrive.delivery.connection import PREFETCH, ClientConnection, check_prefetch
+from redrive.delivery.decisions import Attempts, Decisions
 from redrive.delivery.middleware.ack_timeouts import AckDeadline
 from redrive.delivery.middleware.chain import BoundConsumer, Middleware
-from redrive.delivery.middleware.crash_log import CrashLog
-from redrive.delivery.middleware.key_ordering import KeyOrdering
 from redrive.delivery.middleware.outage_breaker import OutageBreaker, OutageGuard
-from redrive.delivery.parts import MAX_IN_FLIGHT_BYTES, BrokerConnection, Subscribing
+from redrive.delivery.middleware.scheduling import KeyOrdering
+from redrive.delivery.parts import (
+    MAX_IN_FLIGHT_BYTES,
+    BrokerConnection,
+    CrashLog,
+    Crypto,
+    Subscribing,
+)
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.processor import Processor
-from redrive.delivery.receiving.subscribe import PREFETCH, check_prefetch
-from redrive.delivery.retrying.attempts import Attempts
-from redrive.delivery.retrying.decisions import Decisions
-from redrive.delivery.retrying.reporting import Reporting
-from redrive.delivery.telemetry.events import DISCONNECT_TIMEOUT, Events, Hook
+from redrive.delivery.reporting import DISCONNECT_TIMEOUT, Events, Hook, Reporting
 from redrive.errors import InvalidSpecError
-from redrive.policy.cause import Redaction
-from redrive.policy.durations import given
-from redrive.policy.failure import FailureRules
+from redrive.messages import BYTES
+from redrive.policy.envelope import Redaction
 from redrive.policy.model import Policy
+from redrive.policy.values import to_timedelta
+from redrive.policy.verdict import FailureRules
 
 NACK_DELAY = timedelta(minutes=1)
 MAX_NACK_DELAY = timedelta(days=10)
@@ -95,7 +93,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     connection = client if isinstance(client, BrokerConnection) else ClientConnection(client)
     in_force_now = in_force(policy, connection.clock)
     name = name or identity()
-    watched_after = durations.seconds(disconnect_timeout)
+    watched_after = to_seconds(disconnect_timeout)
     subscribing = Subscribing(
         name, _nack_delay(nack_delay), prefetch, schema, crypto, max_in_flight_bytes
     )
@@ -120,7 +118,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
         undo.callback(parts.close, deadline)  # else subscriptions would hold what is never taken
         undo.callback(lambda: all_within(deadline, [each.close for each in chain]))
         if ack_timeout is not None:
-            limit = given(ack_timeout, "an ack time-out")
+            limit = to_timedelta(ack_timeout, "an ack time-out")
             chain.append(AckDeadline(limit, parts, fail, reporting.late))
         if crash_log is not None:
             # What writes the crash log takes long to import, and most consumers have none.
@@ -147,7 +145,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
 
 
 def _nack_delay(delay: float | timedelta) -> timedelta:
-    found = given(delay, "nack_delay")
+    found = to_timedelta(delay, "nack_delay")
     if not timedelta() <= found <= MAX_NACK_DELAY:
         raise InvalidSpecError(
             "nack_delay is from 0 to 10 days",

@@ -1,27 +1,36 @@
-"""The parts of a consumer at a broker: subscriptions, one stream of them, and producers."""
+"""The parts of a consumer at a real broker, and its subscriptions.
+
+The parts of a consumer at a broker: subscriptions, one stream of them, and producers.
+
+Subscribes a consumer to the two topics it consumes; called by `consumer` once, at its start.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import NamedTuple
 
 import pulsar
 
-from redrive.delivery.bounded import release_at_exit
-from redrive.delivery.handling.run import Run
-from redrive.delivery.middleware.timer import Timer
+from redrive.delivery.concurrency import Timer, release_at_exit
+from redrive.delivery.fetcher import Fetcher
+from redrive.delivery.forwarder import Producers
 from redrive.delivery.parts import (
     BrokerConnection,
     Parts,
     SequenceLog,
     Subscribing,
     SystemClock,
+    for_consumer,
 )
-from redrive.delivery.receiving.fetcher import Fetcher
-from redrive.delivery.receiving.subscribe import subscribe
-from redrive.delivery.retrying.producers import Producers
-from redrive.delivery.telemetry.outage_beacon import OutageBeacon
-from redrive.policy.model import Policy
-from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.delivery.reporting import OutageBeacon
+from redrive.delivery.run import Run
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +75,139 @@ class ClientConnection(BrokerConnection):
         if not policy.sequenced:
             return None
         # What it needs takes long to import, and few policies ask for it.
-        from redrive.delivery.retrying.sequence_topic import SequenceTopic  # noqa: PLC0415
+        from redrive.delivery.middleware.sequencing import SequenceTopic  # noqa: PLC0415
 
         return SequenceTopic(self._client, policy.sequences_topic)
+
+
+_CONSUMER_TYPES = {
+    SubscriptionType.SHARED: pulsar.ConsumerType.Shared,
+    SubscriptionType.KEY_SHARED: pulsar.ConsumerType.KeyShared,
+    SubscriptionType.EXCLUSIVE: pulsar.ConsumerType.Exclusive,
+    SubscriptionType.FAILOVER: pulsar.ConsumerType.Failover,
+}
+
+PREFETCH = 1_000
+
+MAX_PENDING_CHUNKED = 100
+"""So many messages in chunks are put together at a time, of each partition: one for each producer
+that sends at the time. The client keeps their chunks in memory beyond the prefetch; with more of
+them it drops the oldest, which `TopicFetcher` recovers."""
+
+_LEAST_PER_PARTITION = 4
+"""Further partitions share in the total bound, and the client works with no queue of 0."""
+
+_QUEUES_FULL = 2
+"""What the queue of a topic with partitions comes to when they are delivered again behind it."""
+
+_LARGEST_BATCH = 1_000
+"""So many messages an entry has by default. It is delivered whole, however few may wait."""
+
+_MOST_IN_BATCHES = 10_000
+"""No more are expected of all partitions together, since the id of each would be kept."""
+
+
+class Subscribed(NamedTuple):
+    """The consumers of both topics.
+
+    Attributes:
+        behind: see `Parts`.
+    """
+
+    consumers: dict[TopicName, pulsar.Consumer]
+    behind: int
+
+
+class SubscribeError(RedriveError):
+    """The broker refused a subscription that the policy asks for."""
+
+    reason = "SubscribeFailed"
+
+
+def check_prefetch(prefetch: int) -> None:
+    """Check how many messages may wait in a consumer.
+
+    Raises:
+        InvalidSpecError: it is below 1.
+    """
+    if prefetch < 1:
+        raise InvalidSpecError(
+            "at least one message waits in a consumer",
+            got=prefetch,
+            remedy="give prefetch= 1 or more, or leave it out",
+        )
+
+
+def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -> Subscribed:
+    """Subscribe the source and the retry topic of *policy*, both or neither.
+
+    Warns where the type of the source's subscription promises what a retry can't keep.
+
+    Raises:
+        SubscribeError: the broker refused one of them.
+    """
+    kinds = {
+        policy.topic: _CONSUMER_TYPES[policy.subscription_type],
+        # Whatever the source's is: Java consumers do the same, and types can't be mixed.
+        policy.retry_topic: pulsar.ConsumerType.Shared,
+    }
+    if not policy.subscription_type.honours_delays:
+        _log.warning(
+            "%s is consumed as %s, its retries as Shared: their order is lost, and a broker that "
+            "honours delays on no such subscription may deliver them at once",
+            policy.topic, policy.subscription_type,
+        )  # fmt: skip
+    consumers, behind = {}, 0
+    with contextlib.ExitStack() as undo:
+        for topic, kind in kinds.items():
+            options = {
+                "consumer_type": kind,
+                "consumer_name": subscribing.name,
+                "properties": _told(policy),
+                "negative_ack_redelivery_delay_ms": subscribing.nack_delay
+                // timedelta(milliseconds=1),
+                "schema": subscribing.schema,
+                **for_consumer(subscribing.crypto),
+            }
+            with _refusals_explained(topic, policy.subscription):
+                partitions = client.get_topic_partitions(str(topic))
+                most = max(subscribing.prefetch, _LEAST_PER_PARTITION * len(partitions))
+                consumers[topic] = client.subscribe(
+                    str(topic),
+                    policy.subscription,
+                    receiver_queue_size=subscribing.prefetch,
+                    max_pending_chunked_message=MAX_PENDING_CHUNKED,
+                    max_total_receiver_queue_size_across_partitions=most,
+                    **options,
+                )
+            undo.callback(consumers[topic].close)
+            if partitions != [str(topic)]:
+                behind += _QUEUES_FULL * max(
+                    most, min(_LARGEST_BATCH * len(partitions), _MOST_IN_BATCHES)
+                )
+        undo.pop_all()
+    return Subscribed(consumers, behind)
+
+
+def _told(policy: Policy) -> dict[str, str]:
+    """Return what the broker's statistics show of a consumer as its metadata.
+
+    The policy is the one it begins with: the client can't change this later.
+    """
+    return {"redrive.policy": policy.name, "redrive.generation": str(policy.generation)}
+
+
+@contextlib.contextmanager
+def _refusals_explained(topic: TopicName, subscription: str) -> Iterator[None]:
+    try:
+        yield
+    except pulsar.Interrupted:
+        raise  # the client's word for KeyboardInterrupt
+    except pulsar.exceptions.PulsarException as error:
+        raise SubscribeError(
+            f"could not subscribe to {topic} as {subscription}",
+            got=str(error),
+            remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
+            "that the role may consume the source topic, that a schema given fits those of the "
+            "source and retry topic, and that the broker answers",
+        ) from error

@@ -1,29 +1,39 @@
-"""What a consumer is put together from: at a broker by `connection`, in memory by `testing`.
+"""Protocols of the parts of a consumer, and options that they share.
+
+What a consumer is put together from: at a broker by `connection`, in memory by `testing`.
 
 `fetcher`, `producers` and the client's own consumers are the real ones.
+
+End-to-end encryption of contents; taken by consumers and producers as `crypto=`.
+
+`CrashLog`: the setting by which a consumer finds poison messages; read by `poison_guard`.
+
+The setting stands apart from what it needs, `poison_guard` and `crash_log_file`, which a consumer
+without a crash log never imports.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pulsar
 import pulsar.schema
 
-from redrive.copying.writer_schemas import BYTES
-from redrive.delivery.bounded import Deadline, all_within
+from redrive.delivery.concurrency import Deadline, all_within
+from redrive.errors import InvalidSpecError
+from redrive.messages import BYTES
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 
 if TYPE_CHECKING:
-    from redrive.delivery.crypto import Crypto
-    from redrive.delivery.handling.run import Run
+    from redrive.delivery.run import Run
     from redrive.policy.sequences import Sequences
 
 
@@ -254,3 +264,100 @@ class BrokerConnection(ABC):
         Raises:
             SubscribeError: the broker refused one of the two subscriptions.
         """
+
+
+@dataclass(frozen=True)
+class Crypto:
+    """Encrypt contents before the broker sees them, and decrypt what comes from it.
+
+    Keys and properties are not encrypted, nor is the cause that travels with a failed message: see
+    `Redaction`.
+
+    Attributes:
+        key: the name that encrypted messages give for their key.
+        public_key: a file, in PEM, of the key that contents are encrypted with.
+        private_key: a file of the key that decrypts them; needed by consumers only.
+
+    Raises:
+        InvalidSpecError: the name is empty, or there is no such file.
+    """
+
+    key: str
+    public_key: str | os.PathLike[str]
+    private_key: str | os.PathLike[str] = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what the client would take for no encryption, or find out at the first message."""
+        if not self.key:
+            raise InvalidSpecError(
+                "encrypted messages name their key", got="an empty name", remedy="give key= a name"
+            )
+        for file in (os.fspath(self.public_key), os.fspath(self.private_key)):
+            if file and not os.access(file, os.R_OK):
+                raise InvalidSpecError(
+                    "keys are read from files in PEM",
+                    got=f"{file}, which can't be read",
+                    remedy="mount the key there, and let this process read it",
+                )
+
+
+def for_consumer(crypto: Crypto | None) -> Mapping[str, Any]:
+    """Return what `Client.subscribe` and `Client.create_reader` take of *crypto*.
+
+    Raises:
+        InvalidSpecError: it has no private key.
+    """
+    if crypto is None:
+        return {}
+    if not crypto.private_key:
+        raise InvalidSpecError(
+            "a consumer decrypts messages",
+            got="crypto= without a private key",
+            remedy="give private_key= a file",
+        )
+    return {"crypto_key_reader": _reader(crypto)}
+
+
+def for_producer(crypto: Crypto | None) -> Mapping[str, Any]:
+    """Return what `Client.create_producer` takes of *crypto*."""
+    if crypto is None:
+        return {}
+    return {"encryption_key": crypto.key, "crypto_key_reader": _reader(crypto)}
+
+
+def _reader(crypto: Crypto) -> pulsar.CryptoKeyReader:
+    return pulsar.CryptoKeyReader(os.fspath(crypto.public_key), os.fspath(crypto.private_key))
+
+
+@dataclass(frozen=True)
+class CrashLog:
+    """Let a consumer find poison messages: those that kill its process, or end it by `sys.exit`.
+
+    A handler that raises SystemExit counts as a crash of the messages that it was given, whatever
+    the exit code. A program that ends otherwise, by another exception or by `close`, has not
+    crashed.
+
+    An entry that kills the process while the client decodes it is not handed out, and no part of
+    the log; `redrive.replay.harmful` finds it.
+
+    Attributes:
+        directory: where it records what it has in hand; it must outlive the process, as an
+            `emptyDir` of the pod does. Consumers may share it.
+        max_redeliveries: a message that was in hand when processes ended so is delivered again
+            so often; then it is dead-lettered, before a handler sees it.
+
+    Raises:
+        InvalidSpecError: the number is negative.
+    """
+
+    directory: str | os.PathLike[str]
+    max_redeliveries: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing."""
+        if self.max_redeliveries < 0:
+            raise InvalidSpecError(
+                "a message is delivered again after a crash at least 0 times",
+                got=self.max_redeliveries,
+                remedy="give 0 or more; 0 dead-letters it after the first crash",
+            )

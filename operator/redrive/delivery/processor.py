@@ -16,40 +16,33 @@ from collections.abc import Callable, Sequence
 
 import pulsar
 
-from redrive.copying.errors import NotSentError
-from redrive.delivery.bounded import Deadline, all_within
+from redrive.delivery.concurrency import Deadline, UnderWay, all_within
+from redrive.delivery.decisions import Decisions
 from redrive.delivery.forking import OwnerProcess
+from redrive.delivery.forwarder import UnsentMessages, forward, hop_of
+from redrive.delivery.in_flight import InHand, Settled, SubscriptionsByTopic
 from redrive.delivery.middleware.chain import (
+    DONE,
+    HANDLE_AGAIN_AFTER,
     Forward,
+    HandBack,
     Middleware,
     Outcome,
     Receive,
+    Redeliver,
+    RetryInPlace,
     Settle,
+    Settlement,
     compose,
     receive_accepted,
 )
-from redrive.delivery.middleware.one_attempt import OneAttempt
 from redrive.delivery.middleware.outage_breaker import OutageGuard
 from redrive.delivery.middleware.outage_circuit import Outage
-from redrive.delivery.middleware.settlement import (
-    DONE,
-    HANDLE_AGAIN_AFTER,
-    HandBack,
-    Redeliver,
-    RetryInPlace,
-    Settlement,
-)
+from redrive.delivery.middleware.scheduling import OneAttempt
 from redrive.delivery.parts import Parts
-from redrive.delivery.receiving.in_hand import InHand
-from redrive.delivery.receiving.origin import SubscriptionsByTopic
-from redrive.delivery.receiving.settled import Settled
-from redrive.delivery.retrying.decisions import Decisions
-from redrive.delivery.retrying.forwarder import forward, hop_of
-from redrive.delivery.retrying.reporting import Reporting
-from redrive.delivery.retrying.unsent import UnsentMessages
-from redrive.delivery.under_way import UnderWay
-from redrive.policy.failure import FailureRules
-from redrive.policy.verdict import Dead, Done, Retry
+from redrive.delivery.reporting import Reporting
+from redrive.messages import NotSentError
+from redrive.policy.verdict import Dead, Done, FailureRules, Retry
 
 
 class Processor:

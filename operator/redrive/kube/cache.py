@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from redrive.api import GROUP
+from redrive.api import GROUP, Body
 from redrive.errors import RedriveError
-from redrive.kube.kept import Keep, of_redrive
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Keep, Key, of_redrive
 
 Listener = Callable[[Key, Body | None, Body | None], None]
 """Called with an object's key, its body before and after; None before it came, after it went."""

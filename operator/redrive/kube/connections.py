@@ -1,38 +1,61 @@
-"""A `connectionRef` → the connection's spec and a client of its broker, or why there is none.
+"""From a reference to the connection, its permissions, and the effective spec of a policy.
+
+A `connectionRef` → the connection's spec and a client of its broker, or why there is none.
 
 Called by every reconcile, of policies, replays and connections. Clients are kept, one for each
 connection, so that reconciles share their batches. How credentials change without a restart is
 described in `credentials`.
+
+Labels of Kubernetes namespaces, for connections that choose namespaces by a selector.
+
+Called by `connections`. A watch would need the right to list all namespaces of the cluster. So each
+is read by name, which a Role in it can permit, and only those whose objects use such a connection:
+when they are first asked for, and every `READ_SECONDS` from then on.
+
+A RetryPolicy → its whole spec, with what it leaves to its connection; the one place for that.
+
+Used by all that reads policies, of every journey. Each generation of a policy is read once with
+each generation of its connection.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from typing import TypeVar
 
-from redrive.admin.breaker import Breaker
 from redrive.admin.client import Admin
+from redrive.admin.guards import Breaker
 from redrive.admin.http import Http
-from redrive.admin.paths import broker_at
-from redrive.api.choices import PolicyDefaults
+from redrive.admin.model import broker_at
+from redrive.api import Body
 from redrive.api.connection import PulsarConnectionSpec
-from redrive.api.parsing import parse_spec
+from redrive.api.model import parse_spec
 from redrive.api.permissions import Permissions
-from redrive.api.retrypolicy import ConnectionRef
+from redrive.api.policy_defaults import PolicyDefaults, kept_scheme
+from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.kube import metrics
+from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.credentials import CredentialReader, KeptCredentials
-from redrive.kube.errors import (
+from redrive.kube.client import (
     ConnectionInvalidError,
     ConnectionNotFoundError,
+    Kubernetes,
     NamespaceNotAllowedError,
+    NamespaceUnreadError,
+    NotFoundError,
+    UnavailableError,
 )
-from redrive.kube.namespaces import NamespaceLabels
-from redrive.kube.resources import Body, Key
+from redrive.kube.credentials import CredentialReader, KeptCredentials
+from redrive.kube.observability import BREAKER_OPEN
+from redrive.kube.resources import Key
+from redrive.policy.model import Policy
+from redrive.policy.naming import Scheme
 
 REMEMBERED = timedelta(minutes=15)
 """How long a connection that is gone serves what is deleted with it, which waits for less."""
@@ -268,7 +291,7 @@ class Connections:
         A call may still be under way from before a connection was deleted or its adminUrl changed.
         """
         if self._table.get(key) is not None and key in self._breakers:
-            metrics.BREAKER_OPEN.labels(*key).set(self._breakers[key][1].is_open)
+            BREAKER_OPEN.labels(*key).set(self._breakers[key][1].is_open)
 
     def _forget(self, key: Key, _before: Body | None, after: Body | None) -> None:
         if after is None:
@@ -276,7 +299,7 @@ class Connections:
             self._gone[key] = self._clock()
             self._admins.pop(key, None)
             if self._breakers.pop(key, None) is not None:
-                metrics.BREAKER_OPEN.remove(*key)
+                BREAKER_OPEN.remove(*key)
             self._forget_long_gone()
 
     def _forget_long_gone(self) -> None:
@@ -307,3 +330,151 @@ def _spec_at(key: Key, table: Cache) -> PulsarConnectionSpec:
 
 def _parsed(body: Body) -> PulsarConnectionSpec:
     return parse_spec(PulsarConnectionSpec, body)
+
+
+READ_SECONDS = 30.0
+"""How old labels are at most: a namespace that loses one loses what it permits within that time."""
+
+Labels = Mapping[str, str]
+L = TypeVar("L", bound=Callable[[str], None])
+
+
+class NamespaceLabels:
+    """The labels of the namespaces that were asked for, as last read."""
+
+    def __init__(self, kubernetes: Kubernetes) -> None:
+        self._kubernetes = kubernetes
+        self._known: dict[str, Labels | RedriveError] = {}
+        self._asked = asyncio.Event()
+        self._listeners: list[Callable[[str], None]] = []
+
+    def listen(self, listener: L) -> L:
+        """Call *listener* with each namespace whose labels have changed; usable as a decorator."""
+        self._listeners.append(listener)
+        return listener
+
+    def of(self, namespace: str) -> Labels:
+        """Return the labels of a namespace.
+
+        Raises:
+            NamespaceUnreadError: they were not read yet; listeners are called once they are.
+            KubernetesError: they can't be read.
+        """
+        found = self._known.setdefault(namespace, _unread(namespace))
+        if isinstance(found, NamespaceUnreadError):
+            self._asked.set()
+        if isinstance(found, RedriveError):
+            raise found
+        return found
+
+    async def read(self, namespaces: Iterable[str]) -> None:
+        """Read the labels of *namespaces*; a failure is for those who ask for them."""
+        for namespace in sorted(namespaces):
+            try:
+                body = await self._kubernetes.get(resources.NAMESPACES, Key("", namespace))
+            except UnavailableError as error:
+                logger.info("labels of the namespace %s: %s", namespace, error)
+                continue  # what was read before stays in use
+            except NotFoundError:
+                self._known.pop(namespace, None)
+                continue
+            except RedriveError as error:
+                self._put(namespace, error)
+            else:
+                self._put(namespace, body["metadata"].get("labels") or {})
+
+    def _put(self, namespace: str, found: Labels | RedriveError) -> None:
+        before = self._known.get(namespace)
+        self._known[namespace] = found
+        if before != found:
+            for listener in self._listeners:
+                listener(namespace)
+
+    async def _read_for_ever(self) -> None:
+        while True:
+            self._asked.clear()
+            try:
+                await self.read(tuple(self._known))
+            except Exception:
+                logger.exception("labels of namespaces: failed")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), READ_SECONDS)
+
+
+def _unread(namespace: str) -> NamespaceUnreadError:
+    return NamespaceUnreadError(
+        "the labels of this Kubernetes namespace, which a selector of the connection is about, "
+        "were not read yet",
+        got=namespace,
+        remedy="wait a second: it goes on by itself",
+    )
+
+
+@asynccontextmanager
+async def following(kubernetes: Kubernetes) -> AsyncIterator[NamespaceLabels]:
+    """Keep labels up to date while the block runs."""
+    labels = NamespaceLabels(kubernetes)
+    task = asyncio.create_task(labels._read_for_ever(), name="namespaces")  # noqa: SLF001
+    try:
+        yield labels
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def spec_of(body: Body, policies: Cache) -> RetryPolicySpec:
+    """Read the spec of a RetryPolicy as it is written: what it leaves out is left out.
+
+    Raises:
+        InvalidSpecError: it can't be obeyed.
+    """
+    return policies.derive(_parsed_policy, body)
+
+
+def effective_spec(body: Body, policies: Cache, defaults: PolicyDefaults | None) -> RetryPolicySpec:
+    """Read the whole spec of a RetryPolicy.
+
+    Args:
+        defaults: what its connection says of what it leaves out.
+
+    Raises:
+        InvalidSpecError: it can't be obeyed.
+    """
+    kept = scheme_kept_by(body)
+    return policies.derive(_effective, body, spec_of(body, policies), defaults, kept)
+
+
+def policy_of(body: Body, policies: Cache, spec: RetryPolicySpec) -> Policy:
+    """Return what consumers and replays need of a RetryPolicy.
+
+    Args:
+        spec: the whole spec.
+
+    Raises:
+        InvalidSpecError: its values can't make a policy together.
+    """
+    return policies.derive(_policy, body, spec)
+
+
+def names_no_scheme(body: Body) -> bool:
+    """Whether a RetryPolicy leaves its naming scheme to its connection."""
+    return "scheme" not in (body["spec"].get("naming") or {})
+
+
+def scheme_kept_by(body: Body) -> Scheme | None:
+    """Return the naming scheme that a RetryPolicy was provisioned with; None where it was not."""
+    return kept_scheme(body.get("status") or {})
+
+
+def _parsed_policy(body: Body) -> RetryPolicySpec:
+    return parse_spec(RetryPolicySpec, body)
+
+
+def _effective(
+    _: Body, spec: RetryPolicySpec, defaults: PolicyDefaults | None, kept: Scheme | None
+) -> RetryPolicySpec:
+    return spec.effective(defaults, kept)
+
+
+def _policy(body: Body, spec: RetryPolicySpec) -> Policy:
+    return spec.to_policy(str(Key.of(body)), body["metadata"]["generation"])

@@ -10,20 +10,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from redrive.admin.fence import Fence
+from redrive.admin.guards import Fence
 from redrive.admin.http import Http
+from redrive.api import LauncherName
 from redrive.api.job import JobDefaults
-from redrive.api.launcher_name import LauncherName
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import Kubernetes
-from redrive.kube.connections import Connections, selected_namespaces
+from redrive.kube.client import Kubernetes, NotFoundError
+from redrive.kube.connections import Connections, NamespaceLabels, following, selected_namespaces
 from redrive.kube.credentials import CredentialReader
-from redrive.kube.errors import NotFoundError
 from redrive.kube.informer import load, when_available
-from redrive.kube.kept import keep_of
-from redrive.kube.namespaces import NamespaceLabels, following
-from redrive.kube.resources import Resource
+from redrive.kube.resources import Resource, keep_of
 
 logger = logging.getLogger(__name__)
 

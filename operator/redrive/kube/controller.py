@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from weakref import WeakValueDictionary
 
 from redrive.errors import RedriveError, Requeue
-from redrive.kube import logs, metrics
+from redrive.kube import logs
+from redrive.kube.observability import QUEUE_DEPTH, RECONCILE_SECONDS, RECONCILES
 from redrive.kube.resources import Key
 
 AT_ONCE = 50
@@ -130,20 +131,20 @@ class Controller:
         return requeue
 
     async def _reconcile_in_turn(self, key: Key) -> Requeue:
-        with metrics.QUEUE_DEPTH.labels(self._kind).track_inprogress():
+        with QUEUE_DEPTH.labels(self._kind).track_inprogress():
             if self._mark_progressing is not None:
                 async with self._marking:
                     await self._mark_progressing(key)
             slots = self._slots.setdefault(self._partition_key(key), asyncio.Semaphore(AT_ONCE))
             await slots.acquire()
         try:
-            with metrics.RECONCILE_SECONDS.labels(self._kind).time():
+            with RECONCILE_SECONDS.labels(self._kind).time():
                 return await self._reconcile(key)
         finally:
             slots.release()
 
     def _count(self, result: str) -> None:
-        metrics.RECONCILES.labels(self._kind, result).inc()
+        RECONCILES.labels(self._kind, result).inc()
 
 
 async def _is_set(changed: asyncio.Event, *, within: float | None) -> bool:

@@ -18,24 +18,23 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from redrive.admin import oauth2
-from redrive.admin.access import Access, context
 from redrive.admin.errors import AdminError
-from redrive.admin.http import Http
-from redrive.api.authentication import (
+from redrive.admin.http import Access, Http, tls_context
+from redrive.api.connection import (
     Authentication,
     CaRef,
     NoAuthentication,
     OAuth2,
+    PulsarConnectionSpec,
     TokenOrigin,
 )
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.auth import oauth2
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.client import Kubernetes
-from redrive.kube.errors import (
+from redrive.kube.client import (
     CaInvalidError,
     CertificateInvalidError,
+    Kubernetes,
     NotFoundError,
     SecretKeyNotFoundError,
     SecretNotFoundError,
@@ -230,7 +229,7 @@ class CredentialReader:
         certificate = await read(resources.SECRETS, secret, "tls.crt")
         key = await read(resources.SECRETS, secret, "tls.key")
         try:
-            context(certificate=certificate, key=key)
+            tls_context(certificate=certificate, key=key)
         except ValueError as error:
             raise CertificateInvalidError(
                 f"the Secret {secret} holds no certificate with its key",
@@ -247,7 +246,7 @@ class CredentialReader:
             pem = (
                 await self._kubernetes.read_key(kind, Key(namespace, ref.name), ref.key)
             ).decode()
-            context(ca=pem)
+            tls_context(ca=pem)
         except (NotFoundError, SecretNotFoundError, SecretKeyNotFoundError, ValueError) as error:
             raise CaInvalidError(
                 f"no certificate authorities are under {ref.key!r} of the {where}",
@@ -266,7 +265,7 @@ class CredentialReader:
             secret,
             audience=spec.audience,
             scope=spec.scope,
-            tls=None if ca is None else context(ca=ca),
+            tls=None if ca is None else tls_context(ca=ca),
         )
         return await oauth2.issue(client, self._http)
 
@@ -274,7 +273,7 @@ class CredentialReader:
 def _access(material: Material, hosts: tuple[str, ...]) -> Access:
     tls = None
     if material.ca is not None or material.certificate is not None:
-        tls = context(ca=material.ca, certificate=material.certificate, key=material.key)
+        tls = tls_context(ca=material.ca, certificate=material.certificate, key=material.key)
     if material.token is None:
         return Access(tls=tls, hosts=hosts)
     return Access.bearer(material.token, tls, hosts)

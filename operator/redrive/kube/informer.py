@@ -25,12 +25,17 @@ from typing import TypeVar
 
 import aiohttp
 
+from redrive.api import Body
 from redrive.kube.cache import Cache, version
-from redrive.kube.client import Kubernetes
-from redrive.kube.errors import ForbiddenError, KubernetesError, NotFoundError, UnavailableError
-from redrive.kube.kept import keep_of
-from redrive.kube.liveness import Liveness
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.client import (
+    ForbiddenError,
+    Kubernetes,
+    KubernetesError,
+    NotFoundError,
+    UnavailableError,
+)
+from redrive.kube.observability import Liveness
+from redrive.kube.resources import Key, Resource, keep_of
 
 RETRY_SECONDS = 1.0
 RELIST_SECONDS = 300.0

@@ -22,12 +22,18 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
-from redrive.admin.fence import Fence, elapsed
-from redrive.kube import metrics, resources
-from redrive.kube.client import Kubernetes
-from redrive.kube.errors import ConflictError, KubernetesError, LeaseLostError, NotFoundError
-from redrive.kube.liveness import Liveness
-from redrive.kube.resources import Body, Key
+from redrive.admin.guards import Fence, elapsed
+from redrive.api import Body
+from redrive.kube import resources
+from redrive.kube.client import (
+    ConflictError,
+    Kubernetes,
+    KubernetesError,
+    LeaseLostError,
+    NotFoundError,
+)
+from redrive.kube.observability import LEASE_HELD, Liveness
+from redrive.kube.resources import Key
 
 LEASE_SECONDS = 10
 """For how long a record that does not change keeps a standby from taking over."""
@@ -203,7 +209,7 @@ async def leading(
     async with Kubernetes.connect() as kubernetes:
         elector = LeaderElector(kubernetes, key, identity, fence, clock=clock)
         await _take(elector, health, key)
-        metrics.LEASE_HELD.set_function(fence.is_open)
+        LEASE_HELD.set_function(fence.is_open)
         async with _holding(elector, health):
             yield fence
 

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Literal
 
-from redrive.kube.resources import Body, Key
+from redrive.api import Body
+from redrive.kube.resources import Key
 
 Format = Literal["json", "text"]
 FORMATS: tuple[Format, ...] = ("json", "text")

@@ -1,150 +1,42 @@
-"""Conditions → the status of an object, written when they changed; what changed is an Event too.
+"""Status, Events and finalizers of an object.
+
+Conditions → the status of an object, written when they changed; what changed is an Event too.
 
 Called at the end of every reconcile, so it has to be silent where nothing is new: a status patch
 or an Event for each reconcile of an object would drown those that matter.
+
+Finalizers: by them the API server keeps a deleted object until its work is done.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import ValidationError
-
+from redrive.api import Body
 from redrive.api.conditions import (
-    MAX_MESSAGE,
+    PROGRESSING,
     READY,
     RECONCILING,
     STALLED,
     Condition,
     ConditionStatus,
-    Reason,
+    ObjectEvent,
+    find,
     merge,
+    read_conditions,
 )
-from redrive.errors import RedriveError
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
-from redrive.kube.resources import Body, Key, Resource
-
-PROGRESSING = Reason("Progressing")
-"""The reason of conditions while the first reconcile of a new spec is under way."""
+from redrive.kube.resources import Key, Resource
 
 _STATES = {READY, RECONCILING, STALLED}
-_CUT = " …"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class StatusWarning:
-    """What should be fixed, although the object is ready.
-
-    Attributes:
-        reason: the type of the condition too, which is there only while true.
-    """
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True)
-class ObjectEvent:
-    """A Kubernetes Event about an object: `Normal`, or a `Warning`."""
-
-    reason: str
-    message: str
-    is_warning: bool = False
-
-
-def progressing(message: str) -> tuple[Condition, ...]:
-    """Say that the object is being worked on, and nothing is known about it yet."""
-    return (
-        _condition(READY, ConditionStatus.UNKNOWN, PROGRESSING, message),
-        _condition(RECONCILING, ConditionStatus.TRUE, PROGRESSING, message),
-    )
-
-
-def ready(
-    reason: str, message: str, warnings: Iterable[StatusWarning] = ()
-) -> tuple[Condition, ...]:
-    """Say that the object is as it should be, and what should be seen to all the same."""
-    return (
-        _condition(READY, ConditionStatus.TRUE, reason, message),
-        *map(warning, warnings),
-    )
-
-
-def warning(found: StatusWarning) -> Condition:
-    """Return the condition that shows a warning."""
-    return _condition(found.reason, ConditionStatus.TRUE, found.reason, found.message)
-
-
-def paused(reason: str, message: str) -> tuple[Condition, ...]:
-    """Say that nothing is done for the object, and nothing is known about it as it is asked for."""
-    return (
-        _condition(READY, ConditionStatus.UNKNOWN, reason, message),
-        _condition(reason, ConditionStatus.TRUE, reason, message),
-    )
-
-
-def unchanged(body: Body, without: str) -> tuple[Condition, ...]:
-    """Return the conditions of *body*, without `Reconciling` and *without*."""
-    return tuple(c for c in _conditions(body) if c.type not in {RECONCILING, without})
-
-
-def waiting(error: RedriveError, message: str = "") -> tuple[Condition, ...]:
-    """Say that *error* keeps the object from being ready, and that it may pass by itself.
-
-    Args:
-        error: its reason is that of the conditions.
-        message: what they say where *error* alone does not say all.
-    """
-    return _not_ready(RECONCILING, error, message)
-
-
-def failed(error: RedriveError) -> tuple[Condition, ...]:
-    """Say that *error* keeps the object from being ready: until it is fixed, or for now."""
-    return _not_ready(STALLED, error) if error.stalls else waiting(error)
-
-
-def is_new(body: Body) -> bool:
-    """Whether the status says nothing yet about the spec as it is."""
-    status = body.get("status") or {}
-    return bool(status.get("observedGeneration") != body["metadata"]["generation"])
-
-
-def is_progressing(body: Body) -> bool:
-    """Whether the first reconcile of a new spec is under way, or waits for its turn."""
-    return reason(body) == PROGRESSING
-
-
-def is_settled(body: Body) -> bool:
-    """Whether the object was found as it should be, for the spec as it is, and is not going."""
-    ready = find(body, READY)  # read whole: one that can't be is written again
-    return ready is not None and is_ready(body) and not is_new(body)
-
-
-def is_ready(body: Body) -> bool:
-    """Whether the object was found as it should be, maybe for an older spec, and is not going.
-
-    Cheap enough to ask it of every object again and again, as `reason` is.
-    """
-    ready = _written_ready(body).get("status") == ConditionStatus.TRUE
-    return ready and "deletionTimestamp" not in body.get("metadata", {})
-
-
-def find(body: Body, kind: str) -> Condition | None:
-    """Return one condition from the status of *body*."""
-    return next((c for c in _conditions(body) if c.type == kind), None)
-
-
-def reason(body: Body) -> str:
-    """Return the reason of the Ready condition; empty before the first reconcile."""
-    return str(_written_ready(body).get("reason", ""))
 
 
 @dataclass(frozen=True)
@@ -187,7 +79,7 @@ class Publisher:
         """
         generation = body["metadata"]["generation"]
         observed = [c.model_copy(update={"observed_generation": generation}) for c in conditions]
-        merged = [c.to_manifest() for c in merge(_conditions(body), observed, self.clock())]
+        merged = [c.to_manifest() for c in merge(read_conditions(body), observed, self.clock())]
         warnings = ", ".join(c.type for c in conditions if c.type not in _STATES) or None
         status = {
             "observedGeneration": generation,
@@ -227,41 +119,58 @@ class Publisher:
         await self.emit(body, ObjectEvent(new.reason, new.message, is_warning=bad))
 
 
-def _not_ready(kind: str, error: RedriveError, message: str = "") -> tuple[Condition, ...]:
-    said = message or str(error)
-    return (
-        _condition(READY, ConditionStatus.FALSE, error.reason, said),
-        _condition(kind, ConditionStatus.TRUE, error.reason, said),
-    )
-
-
-def _condition(kind: str, status: ConditionStatus, reason: str, message: str) -> Condition:
-    """Make a condition; of a message that has no room in one, it shows as much as has."""
-    shown = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - len(_CUT)] + _CUT
-    return Condition(type=kind, status=status, reason=reason, message=shown)
-
-
-def _written_ready(body: Body) -> Mapping[str, Any]:
-    written = (body.get("status") or {}).get("conditions") or ()
-    return next((condition for condition in written if condition.get("type") == READY), {})
-
-
-def _conditions(body: Body) -> list[Condition]:
-    """Read the conditions of *body*, but those that hold what none of ours does.
-
-    The API server lets more pass than can be read, such as times in the year 0. Whoever may write a
-    status must not stop the operator with it: what is left out here is written again.
-    """
-    written = (body.get("status") or {}).get("conditions") or []
-    return list(filter(None, map(_read, written)))
-
-
-def _read(condition: Mapping[str, Any]) -> Condition | None:
-    try:
-        return Condition.model_validate(condition)
-    except ValidationError:
-        return None
-
-
 def _says(condition: Condition | None) -> tuple[str, str] | None:
     return None if condition is None else (condition.reason, condition.message)
+
+
+def has_finalizer(body: Body, name: str) -> bool:
+    """Whether the API server keeps an object for this finalizer."""
+    return name in _finalizers_of(body)
+
+
+async def add_finalizer(body: Body, name: str, out: Publisher) -> Body:
+    """Have a finalizer on an object; return the object as it is then.
+
+    Raises:
+        ConflictError: it was changed meanwhile.
+        NotFoundError: it is gone.
+    """
+    if _finalizers_of(body).count(name) == 1:
+        return body
+    return await _set_finalizers(body, [*_other_finalizers(body, name), name], out)
+
+
+async def remove_finalizer(body: Body, name: str, out: Publisher) -> Body:
+    """Have no such finalizer on an object; return the object as it is then.
+
+    The API server takes no new finalizer for one that is being deleted. So where such a one has no
+    others, a change meanwhile, as of its status, does not matter.
+
+    Raises:
+        ConflictError: it was changed meanwhile, and has other finalizers or is not being deleted.
+        NotFoundError: it is gone.
+    """
+    if not has_finalizer(body, name):
+        return body
+    others = _other_finalizers(body, name)
+    goes = not others and "deletionTimestamp" in body["metadata"]
+    return await _set_finalizers(body, others, out, only="uid" if goes else "resourceVersion")
+
+
+def _finalizers_of(body: Body) -> Sequence[str]:
+    names: Sequence[str] = body["metadata"].get("finalizers", [])
+    return names
+
+
+def _other_finalizers(body: Body, name: str) -> list[str]:
+    return [each for each in _finalizers_of(body) if each != name]
+
+
+async def _set_finalizers(
+    body: Body, names: list[str], out: Publisher, only: str = "resourceVersion"
+) -> Body:
+    # The list is replaced as a whole: only if the object is as it was read, or the same.
+    patch = {"metadata": {"finalizers": names, only: body["metadata"][only]}}
+    after = await out.kubernetes.patch(out.resource, Key.of(body), patch)
+    out.table.renew(after)
+    return after

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from redrive.errors import InvalidSpecError
-from redrive.policy import durations
 from redrive.policy.ladder import LEVELS, Ladder
-from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.model import OutageLimits, Policy, SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
-from redrive.policy.outage import OutageLimits
+from redrive.policy.values import format_duration, parse_duration
 
 VERSION = 1
 _T = TypeVar("_T")
@@ -31,10 +30,10 @@ def encode(policy: Policy) -> str:
         "subscription": policy.subscription,
         "subscriptionType": policy.subscription_type.value,
         "maxRetries": policy.max_retries,
-        "delays": [durations.text_of(rung) for rung in policy.ladder.rungs],
+        "delays": [format_duration(rung) for rung in policy.ladder.rungs],
         "jitter": float(policy.ladder.jitter),
         "ordered": policy.ordered,
-        "delayLevels": [durations.text_of(rung) for rung in policy.levels.rungs],
+        "delayLevels": [format_duration(rung) for rung in policy.levels.rungs],
         "retryTopic": str(policy.retry_topic),
         "deadLetterEnabled": policy.dead_letters,
         "deadLetterTopic": str(policy.dead_letter_topic),
@@ -97,7 +96,7 @@ _REMEDY = "take the file from the ConfigMap that the operator made"
 _ADDED: Mapping[str, Any] = {
     "jitter": 0.0,
     "ordered": False,
-    "delayLevels": [durations.text_of(rung) for rung in LEVELS],
+    "delayLevels": [format_duration(rung) for rung in LEVELS],
     "deadLetterEnabled": True,
     "deadLetterSubscription": DEAD_LETTER_SUBSCRIPTION,
     "outageBreaker": None,
@@ -111,8 +110,8 @@ def _outage_breaker(limits: OutageLimits) -> dict[str, object]:
         "minMessages": limits.min_messages,
         "failurePercent": limits.failure_percent,
         "window": limits.window,
-        "maxProbeInterval": durations.text_of(limits.max_probe_interval),
-        "maxPause": durations.text_of(limits.max_pause),
+        "maxProbeInterval": format_duration(limits.max_probe_interval),
+        "maxPause": format_duration(limits.max_pause),
     }
 
 
@@ -127,8 +126,8 @@ def _read_outage_breaker(document: object) -> OutageLimits | None:
         min_messages=_value(document, "minMessages", int),
         failure_percent=_value(document, "failurePercent", int),
         window=_value(document, "window", int),
-        max_probe_interval=durations.parse(_value(document, "maxProbeInterval", str)),
-        max_pause=durations.parse(_value(document, "maxPause", str)),
+        max_probe_interval=parse_duration(_value(document, "maxProbeInterval", str)),
+        max_pause=parse_duration(_value(document, "maxPause", str)),
     )
 
 

@@ -15,15 +15,14 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from redrive.errors import InvalidSpecError
-from redrive.policy import durations
-from redrive.policy.converted import Converted
+from redrive.policy.values import Converted, parse_duration, to_timedelta
 
 MIN_DELAY = timedelta(seconds=1)
 MAX_DELAY = timedelta(seconds=864_000)
 MAX_RUNGS = 1_000
 
 LEVELS: tuple[timedelta, ...] = tuple(
-    map(durations.parse, "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h".split())
+    map(parse_duration, "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h".split())
 )
 """The 18 delay levels that hold where a policy defines none."""
 
@@ -39,7 +38,7 @@ def check_delay(delay: float | timedelta, what: str) -> timedelta:
         InvalidSpecError: it is shorter or longer, or no duration; *what* names the delay in the
             message.
     """
-    delay = durations.given(delay, what)
+    delay = to_timedelta(delay, what)
     if not MIN_DELAY <= delay <= MAX_DELAY:
         raise InvalidSpecError(
             f"{what} must be from 1 s to 864000 s (10 days)",
@@ -100,7 +99,7 @@ class Ladder:
     @classmethod
     def from_delays(cls, delays: Sequence[str], jitter: float = 0.0) -> Ladder:
         """Take the rungs as written in a manifest."""
-        return cls(tuple(map(durations.parse, delays)), jitter)
+        return cls(tuple(map(parse_duration, delays)), jitter)
 
     @classmethod
     def from_fixed(cls, delay: str) -> Ladder:
@@ -116,8 +115,8 @@ class Ladder:
         Raises:
             InvalidSpecError: the factor is not from 1.1 to 100, or a delay is out of bounds.
         """
-        first = check_delay(durations.parse(initial), "the initial delay")
-        last = check_delay(durations.parse(longest), "the longest delay")
+        first = check_delay(parse_duration(initial), "the initial delay")
+        last = check_delay(parse_duration(longest), "the longest delay")
         if not MIN_FACTOR <= factor <= MAX_FACTOR:
             raise InvalidSpecError(
                 f"the factor of an exponential ladder is from {MIN_FACTOR:g} to {MAX_FACTOR:g}",

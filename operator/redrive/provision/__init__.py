@@ -1,7 +1,7 @@
 """Journey 1: a RetryPolicy is applied → topics, subscriptions, grants, a ConfigMap → its status.
 
 ```
-handlers ─enqueue─▶ reconcile:  resolve ─▶ desired ─▶ observe ─▶ diff ─▶ apply ─▶ outcome
+handlers ─enqueue─▶ reconciler:  claims ─▶ desired ─▶ observe ─▶ diff ─▶ apply ─▶ outcome
                                    │                     │
                                    └── ADMISSION         └── PREFLIGHT: can it be built there?
 ```
@@ -10,13 +10,12 @@ All checks come before the first write: a policy that is refused leaves the brok
 
 Reading order:
 
-- the words: `facts`, `actions`, `outcome` and `errors`;
-- the spine: `reconcile`, then `converge`, which calls `resolve` (with `admission_checks` and
-  `conflicts`), `desired` (with `topic_policies`), `observe`, `preflight_checks`, `diff` (with
-  `ownership`), `apply` and `status_warnings`; `pause` for policies that are paused or only observe;
-- deletions: `finalize`, `removal`, `finalizer` and `deletion_events`;
+- the values: `request`, `desired`, `actions` and `outcome`;
+- the spine: `reconciler`, which calls `claims`, `desired`, `observe`, `checks`, `diff` (with
+  `ownership`), `apply` and `warnings`;
+- deletion: `finalize` and `orphans`;
 - PulsarConnections: `connection`;
-- drift: `resync`, which asks `namespace_facts` and `stall_checks`, within a `rate_limit`;
-- how the topics fare: `health`; what starts it all: `handlers`, and `queues`, which says what a
-  change affects.
+- drift and stalled policies: `poller`;
+- health of the topics: `health` and `health_checks`; start: `handlers`, which also computes which
+  policies a change affects.
 """

@@ -1,4 +1,6 @@
-"""What can be done for a policy, as frozen values: `diff` chooses, `apply` does.
+"""Actions that change the broker, and their execution.
+
+What can be done for a policy, as frozen values: `diff` chooses, `apply` does.
 
 An action as a string says what has been done, once it is.
 """
@@ -11,7 +13,8 @@ from typing import TypeGuard
 
 from redrive.admin.model import RightsChange, Schema
 from redrive.admin.policies import DELAYED_DELIVERY, TopicPolicy, Write
-from redrive.kube.resources import TOPIC_OWNER, Body
+from redrive.api import Body
+from redrive.kube.resources import TOPIC_OWNER
 from redrive.policy.naming import TopicName
 
 

@@ -1,15 +1,55 @@
-"""Ordered, named checks on gathered facts; pure.
+"""Checks before a policy is provisioned: admission without a broker, preflight with one.
+
+Ordered, named checks on gathered facts; pure.
 
 Each check is named for the violation it finds, and returns it as the error whose reason and
 message the policy's conditions show, or None.
+
+Whether a policy may be obeyed at all: checks on requests, without a broker; pure.
+
+Whether what is there leaves room for what a policy needs: checks on observed facts; pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from redrive.errors import RedriveError
+from redrive.admin.model import NamespaceState
+from redrive.api import Body
+from redrive.errors import (
+    AdoptionNotAllowedError,
+    BrokerChangedError,
+    ChainedPolicyError,
+    ConfigMapNotOursError,
+    DeletionNotAllowedError,
+    InvalidSpecError,
+    OwnerConflictError,
+    PartitionsDifferError,
+    RedriveError,
+    RoleNotAllowedError,
+    SubscriptionExpiryError,
+    TopicExistsError,
+    TopicNotAllowedError,
+)
+from redrive.kube.resources import TOPIC_OWNER, is_owned_by
+from redrive.policy.naming import TopicName
+from redrive.provision import ownership
+from redrive.provision.desired import (
+    CONFIG_MAP_SUFFIX,
+    Desired,
+    Observed,
+    TopicState,
+    partitions_of_retry,
+)
+from redrive.provision.ownership import TAKE_OVER_FROM, Owner, OwnershipRecord
+from redrive.provision.request import (
+    ContestedError,
+    NameCollisionError,
+    Request,
+    ResourceConflictError,
+)
 
 F = TypeVar("F")
 
@@ -29,3 +69,361 @@ class Checks(Generic[F]):
         error = self.first_violation(facts)
         if error is not None:
             raise error
+
+
+MAX_OBJECT_NAME = 253
+_SHOWN = 5
+
+
+def name_is_too_long(request: Request) -> RedriveError | None:
+    """Find a name from which no ConfigMap's name can be made."""
+    room = MAX_OBJECT_NAME - len(CONFIG_MAP_SUFFIX)
+    if len(request.key.name) > room:
+        return InvalidSpecError(
+            f"metadata.name has at most {room} characters, because a ConfigMap is named after it",
+            got=len(request.key.name),
+            remedy="make a policy with a shorter name",
+        )
+    return None
+
+
+def topic_is_not_allowed(request: Request) -> RedriveError | None:
+    """Find a source topic outside of what the connection is for."""
+    if request.permissions.allows_topic(request.policy.topic):
+        return None
+    return TopicNotAllowedError(
+        f"spec.topic is not among the topics that the connection allows to namespace "
+        f"{request.key.namespace} ({_listed(request.permissions.topics)})",
+        got=str(request.policy.topic),
+        remedy="add it to a rule of the connection's spec.allow, or use another connection",
+    )
+
+
+def own_topic_is_not_allowed(request: Request) -> RedriveError | None:
+    """Find names that lead out of what the connection is for.
+
+    They are chosen freely: topic `orders` and subscription `eu-billing` would make rights, and
+    replays, reach the retry topic of subscription `billing` of another team's `orders-eu`.
+    """
+    kinds = ("retry topic", "dead-letter topic")
+    topics = request.spec.permitted_topics
+    for kind, topic in zip(kinds, topics, strict=False):  # the second may be none
+        if not request.permissions.allows_topic(topic):
+            return TopicNotAllowedError(
+                f"the {kind} that spec.topic, spec.subscription and spec.naming lead to is not "
+                f"among the topics that the connection allows to namespace {request.key.namespace} "
+                f"({_listed(request.permissions.topics)})",
+                got=str(topic),
+                remedy="add it to a rule of the connection's spec.allow, or use another "
+                "subscription, name or connection",
+            )
+    return None
+
+
+def role_is_not_allowed(request: Request) -> RedriveError | None:
+    """Find a role that the connection does not let policies grant rights to, on the topics meant.
+
+    A topic may be allowed by one rule of the connection and a role by another, for other topics.
+    """
+    spec, permitted = request.spec, request.spec.permitted_topics
+    granted = (
+        ("consumerRoles", spec.consumer_roles, permitted),
+        ("deadLetter.readerRoles", spec.dead_letter.reader_roles, permitted[1:]),
+    )
+    for field, roles, topics in granted:
+        refused = request.permissions.first_refused(roles, topics)
+        if refused is not None:
+            role, topic = refused
+            return RoleNotAllowedError(
+                f"a role of spec.{field} is not among those that the connection allows to "
+                f"namespace {request.key.namespace} on {topic} "
+                f"({_listed(request.permissions.roles_on(topic))})",
+                got=role,
+                remedy="add it to a rule for that topic in the connection's spec.allow, or use "
+                "another role",
+            )
+    return None
+
+
+def deletion_is_not_allowed(request: Request) -> RedriveError | None:
+    """Find a deletionPolicy that deletes topics which the connection keeps."""
+    if not request.deletion.deletes_topics:
+        return None
+    for topic in request.spec.permitted_topics:
+        if not request.permissions.allows_deletion(topic):
+            return DeletionNotAllowedError(
+                f"with deletionPolicy {request.deletion} the topic would be deleted together with "
+                "the policy, which the connection does not allow to namespace "
+                f"{request.key.namespace}",
+                got=str(topic),
+                remedy="use deletionPolicy Retain, or set delete in a rule for that topic in the "
+                "connection's spec.allow",
+            )
+    return None
+
+
+def _listed(patterns: Sequence[str]) -> str:
+    more = [f"and {len(patterns) - _SHOWN} more"] if len(patterns) > _SHOWN else []
+    return ", ".join([*patterns[:_SHOWN], *more]) or "which is empty"
+
+
+ADMISSION = Checks(
+    name_is_too_long,
+    topic_is_not_allowed,
+    own_topic_is_not_allowed,
+    role_is_not_allowed,
+    deletion_is_not_allowed,
+)
+
+
+def prior_claim(request: Request, rivals: Iterable[Request]) -> ContestedError | None:
+    """Find a policy whose claim on this one's topics, at the same broker, comes first.
+
+    Args:
+        rivals: admissible policies that claim one of its names: one that may not be obeyed
+            itself must not keep others from their topics.
+    """
+    prior = [other for other in rivals if request.yields_to(other)]
+    if not prior:
+        return None
+    winner = min(prior, key=lambda other: other.age)
+    policy = request.policy
+    if winner.subscribes_like(request):
+        return ResourceConflictError(
+            f"subscription {policy.subscription} of {policy.topic} has a RetryPolicy already, "
+            "which keeps it until it is deleted or stalls",
+            rival=winner.key,
+            remedy="delete one of the two",
+        )
+    if winner.policy.topic in request.spec.own_topics:
+        return NameCollisionError(
+            "a topic of its own that spec.naming leads to is the source topic of an "
+            f"older RetryPolicy, {winner.policy.topic}, and would be changed as if it held retries",
+            rival=winner.key,
+            remedy="delete this policy and create it again with other names for its topics",
+        )
+    return NameCollisionError(
+        f"another RetryPolicy, for subscription {winner.policy.subscription} of "
+        f"{winner.policy.topic}, has a retry, dead-letter or ledger topic of a name that this one "
+        "needs",
+        rival=winner.key,
+        remedy="use another subscription for one of the two, or give its topics other names",
+    )
+
+
+@dataclass(frozen=True)
+class PreflightFacts:
+    """What these checks look at.
+
+    Attributes:
+        request: what the policy asks for.
+    """
+
+    body: Body
+    desired: Desired
+    observed: Observed
+    request: Request
+
+
+def is_of_the_other_kind(want: Desired, have: Observed) -> bool:
+    """Whether the retry topic has partitions where it should have none, or the other way round.
+
+    So is a dead-letter topic without partitions where a number of them is asked for.
+    """
+    should = partitions_of_retry(want, have.source_partitions)
+    differs = have.retry is not None and bool(have.retry.partitions) != bool(should)
+    return differs or _lacks_partitions(want, have)
+
+
+def _lacks_partitions(want: Desired, have: Observed) -> bool:
+    found = have.dead_letter
+    return found is not None and not found.partitions and want.dead_letter_partitions > 0
+
+
+def retry_topic_is_of_the_other_kind(facts: PreflightFacts) -> RedriveError | None:
+    """Find a retry topic without partitions where it should have some, or the other way round.
+
+    Nothing can turn the one into the other, and it holds messages that wait.
+    """
+    retry, source = facts.observed.retry, facts.observed.source_partitions
+    want = partitions_of_retry(facts.desired, source)
+    if retry is None or bool(retry.partitions) == bool(want):
+        return None
+    ways = ["delete it once it is drained, then it is created again"]
+    if retry.partitions:
+        ways.append(f"set retry.partitions to {retry.partitions}")
+    elif not source:
+        ways.append("leave retry.partitions out")
+    why = "as the source topic has" if facts.desired.retry_partitions is None else "as asked for"
+    return PartitionsDifferError(
+        f"the retry topic {facts.desired.retry.name} exists already and should have "
+        f"{_partitions(want)}, {why}; a topic can't change between the two",
+        got=_partitions(retry.partitions),
+        remedy=", or ".join(ways),
+    )
+
+
+def dead_letter_topic_lacks_partitions(facts: PreflightFacts) -> RedriveError | None:
+    """Find a dead-letter topic without partitions where some are asked for.
+
+    Nothing can give it any, and it may hold dead letters.
+    """
+    if facts.desired.dead_letter is None or not _lacks_partitions(facts.desired, facts.observed):
+        return None
+    return PartitionsDifferError(
+        f"the dead-letter topic {facts.desired.dead_letter.name} exists already and should have "
+        f"{_partitions(facts.desired.dead_letter_partitions)}, as asked for; a topic can't change "
+        "between the two",
+        got=_partitions(0),
+        remedy="delete it once it is empty, then it is created again, or leave "
+        "deadLetter.partitions out",
+    )
+
+
+def topic_has_another_owner(facts: PreflightFacts) -> RedriveError | None:
+    """Find a topic of another policy, be that there or gone, which may not be taken over."""
+    for want, have in facts.desired.pairs(facts.observed):
+        record = OwnershipRecord.of({} if have is None else have.properties or {})
+        if not record.may_pass_to(facts.desired.owner, facts.request.takes_over):
+            return _owner_conflict(want.name, record, facts.desired.owner)
+    return None
+
+
+def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
+    """Find a topic that others created, and that may not be adopted.
+
+    One of records never is: it is compacted, and would lose what others have sent there.
+    """
+    want = facts.desired
+    for topic, have in want.pairs(facts.observed):
+        if have is None or not _is_free(have, about_to=str(topic.name) in want.creating):
+            continue
+        if topic in want.records:
+            return TopicExistsError(
+                f"the topic {topic.name} exists, and redrive did not create it: records of the "
+                "dead-letter topic need this name, and no other topic takes them",
+                remedy="delete the topic, or use another name for the dead-letter topic",
+            )
+        if not facts.request.spec.adopt:
+            return TopicExistsError(
+                f"the topic {topic.name} exists, and redrive did not create it: as this policy's "
+                "own it would get other rights, topic policies and a subscription",
+                got="spec.adopt of false",
+                remedy="use other names for this policy's topics, delete the topic, or set "
+                "spec.adopt to true",
+            )
+        if not facts.request.permissions.allows_adoption(topic.name):
+            return AdoptionNotAllowedError(
+                "the connection does not allow policies of namespace "
+                f"{facts.request.key.namespace} to adopt a topic that redrive did not create",
+                got=str(topic.name),
+                remedy="set adopt in a rule for that topic in the connection's spec.allow, or use "
+                "other names for this policy's topics",
+            )
+    return None
+
+
+def _is_free(have: TopicState, *, about_to: bool) -> bool:
+    """Whether a topic, as far as it was read, is neither redrive's nor that of a policy."""
+    if have.properties is None:
+        return False
+    names = frozenset[str]() if have.subscriptions is None else have.subscriptions.names
+    unmarked = ownership.created_unmarked(have.properties, names, about_to=about_to)
+    return OwnershipRecord.of(have.properties).is_free and not unmarked
+
+
+def source_is_of_redrive(facts: PreflightFacts) -> RedriveError | None:
+    """Find a source topic that is itself a topic of a policy's own."""
+    record = OwnershipRecord.of(facts.observed.source_properties or {})
+    if not record.owner or facts.request.spec.chained or "retryTopic" in _status(facts.body):
+        return None
+    return ChainedPolicyError(
+        "the source topic is a retry, dead-letter or ledger topic of another RetryPolicy, and what "
+        "waits or rests there would be retried once more, in topics of its own",
+        got=f"{TOPIC_OWNER}={record.owner}",
+        remedy="name the topic that producers send to; where this one is meant, create the policy "
+        "with spec.chained true",
+    )
+
+
+def topics_are_elsewhere(facts: PreflightFacts) -> RedriveError | None:
+    """Find a policy whose connectionRef has changed, and leads to a broker without its topics."""
+    status, have = _status(facts.body), facts.observed.retry
+    former, now = status.get("connection"), str(facts.request.through)
+    record = OwnershipRecord.of({} if have is None else have.properties or {})
+    if former in {None, now} or record.is_of(facts.desired.owner):
+        return None
+    topics = " and ".join(status[key] for key in ("retryTopic", "deadLetterTopic") if key in status)
+    return BrokerChangedError(
+        f"spec.connectionRef leads to another broker than before: {topics} are where "
+        f"PulsarConnection {former} leads, with what waits and rests there",
+        got=f"PulsarConnection {now}",
+        remedy="set connectionRef back; to move, create another RetryPolicy for the new broker, "
+        "and delete this one once its topics are drained",
+    )
+
+
+def _status(body: Body) -> Mapping[str, Any]:
+    return body.get("status") or {}
+
+
+def _owner_conflict(topic: TopicName, record: OwnershipRecord, ours: Owner) -> RedriveError:
+    """Refuse a topic of another owner, and say how it may become that of *ours* all the same."""
+    way = f"pulsar-admin topics remove-properties -k {TOPIC_OWNER} {topic}"
+    named = Owner.parse(record.owner)
+    if named is not None and record.may_pass_to(ours, {named.key.name}):
+        way = (
+            f"kubectl annotate retrypolicy --namespace={ours.key.namespace} {ours.key.name} "
+            f"{TAKE_OVER_FROM}={named.key.name}"
+        )
+    return OwnerConflictError(
+        f"the topic {topic} belongs to another RetryPolicy, which may be gone and have retained "
+        "it, and nothing of it is changed",
+        got=f"{TOPIC_OWNER}={record.owner}",
+        remedy=f"use other names for this policy's topics; where it is to take over, run: {way}",
+    )
+
+
+def namespace_expires_subscriptions(
+    source: TopicName, namespace: NamespaceState
+) -> RedriveError | None:
+    """Find a Pulsar namespace, that of the source topic, that deletes idle subscriptions.
+
+    No topic can be exempted, and dead letters have no consumer: their subscription is always idle.
+    """
+    minutes, name = namespace.subscription_expiry_minutes, source.namespace_name
+    if not minutes:
+        return None
+    return SubscriptionExpiryError(
+        f"the Pulsar namespace {name} deletes idle subscriptions, and with them dead letters "
+        "and retries that wait",
+        got=f"subscriptionExpirationTime of {minutes} minutes",
+        remedy=f"run: pulsar-admin namespaces set-subscription-expiration-time {name} -t 0",
+    )
+
+
+def config_map_is_not_ours(facts: PreflightFacts) -> RedriveError | None:
+    """Find a ConfigMap in the place of ours that is not owned by the policy."""
+    found = facts.observed.config_map
+    if found is None or is_owned_by(found, facts.body):
+        return None
+    return ConfigMapNotOursError(
+        "a ConfigMap that this policy does not own has the name that its own needs",
+        got=found["metadata"]["name"],
+        remedy="delete or rename that ConfigMap, or give the policy another name",
+    )
+
+
+def _partitions(count: int) -> str:
+    return f"{count} partitions" if count else "no partitions"
+
+
+PREFLIGHT = Checks(
+    topics_are_elsewhere,
+    source_is_of_redrive,
+    topic_has_another_owner,
+    retry_topic_is_of_the_other_kind,
+    dead_letter_topic_lacks_partitions,
+    topic_is_not_redrives,
+    config_map_is_not_ours,
+)

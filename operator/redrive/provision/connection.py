@@ -1,26 +1,32 @@
-"""A PulsarConnection → whether its Secret, its broker and its rights are as policies need them.
+"""Reconciliation of a connection, and its protection while policies use it.
+
+A PulsarConnection → whether its Secret, its broker and its rights are as policies need them.
 
 Called by the `Controller` of connections: after each change, by `resync`, and again while something
 is wrong. Policies do not wait for it: each of their reconciles finds out for itself.
+
+A PulsarConnection does not go before the policies that use it: their deletion may need it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from redrive import errors
 from redrive.admin.errors import BrokerDownError
-from redrive.api.conditions import Reason
+from redrive.api import Body
+from redrive.api.conditions import Reason, StatusWarning, is_new, progressing, ready, warning
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import RedriveError, Requeue
-from redrive.kube import logs, resources, status
-from redrive.kube.connections import Connection
+from redrive.kube import logs, resources
+from redrive.kube.client import NotFoundError
+from redrive.kube.connections import Connection, may_use, users
 from redrive.kube.context import Context
-from redrive.kube.errors import NotFoundError
 from redrive.kube.resources import Key
-from redrive.kube.status import Publisher, StatusWarning
-from redrive.provision import errors, in_use
+from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
 from redrive.provision.outcome import Outcome, publish
-from redrive.provision.status_warnings import deprecated_fields
+from redrive.provision.warnings import deprecated_fields
 
 CONNECTED = Reason("Connected")
 """Reason: the broker accepts the token, and its role administers the tenants concerned."""
@@ -38,18 +44,18 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
     logs.identify(body)
     out = Publisher(ctx.kubernetes, resources.CONNECTIONS, ctx.connections, ctx.clock)
     try:
-        used = in_use.users_of(body, ctx)
-        protected = await in_use.protect(body, used, out)
+        used = users_of(body, ctx)
+        protected = await protect_connection(body, used, out)
         if protected is None:
             return Requeue.ON_CHANGE
         body = protected
-        if status.is_new(body):
-            body = await out.publish(body, status.progressing("asking the broker"))
+        if is_new(body):
+            body = await out.publish(body, progressing("asking the broker"))
         outcome = await connect(key, ctx)
         outcome = replace(outcome, fields={**outcome.fields, "policies": len(used)})
-        blocked = in_use.blocked(body, used)
+        blocked = deletion_blocked(body, used)
         if blocked is not None:
-            conditions = (*outcome.conditions, status.warning(blocked))
+            conditions = (*outcome.conditions, warning(blocked))
             outcome = replace(outcome, conditions=conditions)
         await publish(body, outcome, out)
     except NotFoundError:
@@ -70,7 +76,7 @@ async def connect(key: Key, ctx: Context) -> Outcome:
     except RedriveError as error:
         return Outcome.failed(error)
     message = "the broker answers; the token has rights"
-    conditions = status.ready(CONNECTED, message, warnings(connection.spec, version))
+    conditions = ready(CONNECTED, message, warnings(connection.spec, version))
     return Outcome(conditions, {"brokerVersion": ".".join(map(str, version)) or None})
 
 
@@ -116,3 +122,79 @@ async def check(connection: Connection) -> None:
                 got=tenant,
                 remedy="create it, or remove the pattern",
             )
+
+
+IN_USE = "redrive.io/in-use"
+"""The finalizer of a connection that policies use, and of no other."""
+DELETION_BLOCKED = Reason("DeletionBlocked")
+"""The connection is being deleted, and waits for the policies that use it."""
+_SHOWN = 5
+
+
+def users_of(connection: Body, ctx: Context) -> tuple[Body, ...]:
+    """Return the policies that use *connection*, of all namespaces.
+
+    One of a namespace that it is not for does not count: anyone could name it, to keep it.
+    """
+    key = Key.of(connection)
+    found = users(key, ctx.policies)
+    namespaces = {Key.of(body).namespace for body in found}
+    allowed = {ns for ns in namespaces if may_use(key, ns, ctx.connections, ctx.namespaces)}
+    return tuple(body for body in found if Key.of(body).namespace in allowed)
+
+
+def is_protection_due(connection: Body, *, used: bool) -> bool:
+    """Whether the finalizer of a connection, or what it says, has to change.
+
+    Args:
+        connection: as it is.
+        used: whether any policy names it.
+    """
+    return _is_deleted(connection) or has_finalizer(connection, IN_USE) is not used
+
+
+async def protect_connection(connection: Body, used: Sequence[Body], out: Publisher) -> Body | None:
+    """Have the finalizer on a connection that is used, and on no other.
+
+    A crash before that leaves it for the next reconcile. The API server takes no new finalizer for
+    an object that is being deleted; that without ours is gone in a moment.
+
+    Args:
+        connection: as it is.
+        used: the policies that use it.
+        out: writes it.
+
+    Returns:
+        The connection as it is then; None where nothing keeps it from being deleted.
+
+    Raises:
+        ConflictError: it was changed meanwhile.
+        NotFoundError: it is gone.
+    """
+    if not used:
+        after = await remove_finalizer(connection, IN_USE, out)
+        return None if _is_deleted(after) else after
+    if _is_deleted(connection):
+        return connection
+    return await add_finalizer(connection, IN_USE, out)
+
+
+def deletion_blocked(connection: Body, used: Sequence[Body]) -> StatusWarning | None:
+    """Say what a deletion waits for; the names of other namespaces' policies are not shown."""
+    if not used or not _is_deleted(connection):
+        return None
+    namespace = Key.of(connection).namespace
+    own = sorted(name for ns, name in map(Key.of, used) if ns == namespace)
+    more = len(used) - len(own)
+    named = [f"RetryPolicy {name}" for name in own[:_SHOWN]]
+    named += [f"{len(own) - _SHOWN} more"] if len(own) > _SHOWN else []
+    named += [f"{more} of other namespaces"] if more else []
+    return StatusWarning(
+        DELETION_BLOCKED,
+        "the connection is being deleted, and goes once no policy uses it: their deletion may need "
+        f"it; got {', '.join(named)}; delete them, or have them use another connection",
+    )
+
+
+def _is_deleted(body: Body) -> bool:
+    return "deletionTimestamp" in body["metadata"]

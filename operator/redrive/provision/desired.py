@@ -1,22 +1,43 @@
-"""A policy → all that has to exist for it, at the broker and beside it; pure."""
+"""Desired and observed state of a policy's topics.
+
+A policy → all that has to exist for it, at the broker and beside it; pure.
+
+What a policy asks of its topics beyond their being there; pure.
+
+Called by `desired`. `docs/reference/topic-policies.md` says the same as a table.
+
+What a reconcile knows before it decides anything, as values: what is requested and observed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
-from redrive.admin.model import Grant
-from redrive.admin.policies import DelaysWithin, TopicPolicy
+from redrive.admin.model import Grant, NamespaceState, Schema, TopicSubscriptions
+from redrive.admin.policies import (
+    DELAYED_DELIVERY,
+    CompactsAbove,
+    Deduplicates,
+    DelaysWithin,
+    Holds,
+    KeepsBacklog,
+    LimitsBacklog,
+    Quotas,
+    TopicPolicy,
+    Ttl,
+)
+from redrive.api import Body
+from redrive.api.topology import DeadLetterTopic, RetryTopic
 from redrive.kube import resources
-from redrive.kube.kept import CONFIG_MAP_KEY
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import CONFIG_MAP_KEY, Key
 from redrive.policy import codec, naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.provision import topic_policies
-from redrive.provision.facts import Observed, Request, TopicState
 from redrive.provision.ownership import Owner, creating
+from redrive.provision.request import Request
 
 CONFIG_MAP_SUFFIX = "-redrive"
 
@@ -154,15 +175,15 @@ def owner_of(request: Request, cluster: str) -> Owner:
 
 def _retry(request: Request, release: tuple[int, ...]) -> DesiredTopic:
     policy, spec = request.policy, request.spec
-    delays = topic_policies.delays(request.shortest_delay, release)
-    policies = topic_policies.of_retry(spec.retry, delays)
+    delays = delay_policy(request.shortest_delay, release)
+    policies = retry_topic_policies(spec.retry, delays)
     return DesiredTopic(policy.retry_topic, policy.subscription, policies)
 
 
 def _dead_letter(request: Request) -> DesiredTopic | None:
     if not request.policy.dead_letters:
         return None
-    policies = topic_policies.of_dead_letter(request.spec.dead_letter)
+    policies = dead_letter_topic_policies(request.spec.dead_letter)
     policy = request.policy
     return DesiredTopic(policy.dead_letter_topic, policy.dead_letter_subscription, policies)
 
@@ -178,7 +199,7 @@ def _sequences(policy: Policy) -> DesiredTopic | None:
 
 
 def _of_records(name: TopicName) -> DesiredTopic:
-    return DesiredTopic(name, naming.LEDGER_SUBSCRIPTION, topic_policies.of_records())
+    return DesiredTopic(name, naming.LEDGER_SUBSCRIPTION, record_topic_policies())
 
 
 def config_map_name(policy_name: str) -> str:
@@ -244,3 +265,165 @@ def _config_map(policy: Policy, owner: Body) -> dict[str, Any]:
         },
         "data": {CONFIG_MAP_KEY: codec.encode(policy)},
     }
+
+
+# A topic that is deleted for being idle would come back without its subscription, or not at all.
+_STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),))
+_RETENTION = "retention"
+POLICIES_OF_FIELDS = frozenset({_RETENTION, LimitsBacklog.name, DelaysWithin.name})
+"""The names of policies that a spec asks for by a field, or of a release of the broker: without it
+they are taken back."""
+_RECORD_BYTES = 10 * 2**20
+_MILLISECOND = timedelta(milliseconds=1)
+COARSEST_TICK = timedelta(seconds=1)
+"""The coarsest tick that a topic gets; brokers have it by default."""
+TICKS_PER_RUNG = 20
+"""How often the tick goes into the shortest rung, which is 1 s at least: a retry may come early by
+a tick. With 100 000 messages waiting, ticks of 1 s and of 20 ms cost a broker the same."""
+BUCKETS_SINCE = (4, 1)
+"""The release since when a broker keeps delays in buckets of half its own tick.
+
+With a finer tick of a topic, messages that are due may wait until another one comes (seen with
+4.2.4): topics keep the broker's there.
+"""
+DELAYS = Holds(DELAYED_DELIVERY, (("active", True),))
+"""Messages are delayed, as exactly and for as long as the namespace and the broker have it."""
+
+
+def inherited_policies(namespace: NamespaceState) -> dict[str, Any]:
+    """Return the topic policies that *namespace* sets for a new topic, by how each is read.
+
+    A policy that is missing here is the broker's: it is known once the topic exists.
+    """
+    policies: dict[str, Any] = {KeepsBacklog.read: namespace.backlog_quotas}
+    if namespace.delayed_delivery is not None:
+        policies[DELAYS.read] = namespace.delayed_delivery
+    return policies
+
+
+def policies_in_force(found: Mapping[str, Any], namespace: NamespaceState) -> dict[str, Any]:
+    """Return what a topic of *namespace* has, where *found* was read of it."""
+    return {**found, KeepsBacklog.read: quotas_in_force(found[KeepsBacklog.read], namespace)}
+
+
+def quotas_in_force(own: Quotas | None, namespace: NamespaceState) -> Quotas:
+    """Return the backlog quotas of a topic, whose *own* are read of it alone.
+
+    A type it has none of is the namespace's.
+    """
+    return {**namespace.backlog_quotas, **(own or {})}
+
+
+def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:
+    """Return the longest delay that the broker makes, by a topic's *policies*; None is any."""
+    limit = (policies.get(DELAYS.read) or {}).get("maxDeliveryDelayInMillis") or 0
+    return timedelta(milliseconds=limit) if limit > 0 else None
+
+
+def earliness(policies: Mapping[str, Any]) -> timedelta | None:
+    """Return by how much the broker may be early, by a topic's *policies*; None: it delays none.
+
+    Raises:
+        KeyError: *policies* hold no value of the broker.
+    """
+    delays = policies[DELAYS.read]
+    return delays["tickTime"] * _MILLISECOND if delays["active"] else None
+
+
+def delay_policy(shortest: timedelta, release: tuple[int, ...]) -> TopicPolicy:
+    """Return how a topic delays messages.
+
+    Args:
+        shortest: the shortest delay that consumers ask for by the policy.
+        release: of the broker; empty where that is not known.
+    """
+    if not release or release >= BUCKETS_SINCE:
+        return DELAYS
+    return DelaysWithin(min(COARSEST_TICK, shortest / TICKS_PER_RUNG) // _MILLISECOND)
+
+
+def retry_topic_policies(spec: RetryTopic, delays: TopicPolicy) -> tuple[TopicPolicy, ...]:
+    """Return the policies of a retry topic: what waits there is delivered late, once, and kept."""
+    return (
+        # From the topic's first day: what the broker does not remember it cannot recognise.
+        Deduplicates(),
+        Ttl(spec.ttl_seconds),
+        delays,
+        KeepsBacklog(),
+        _STAYS,
+    )
+
+
+def record_topic_policies() -> tuple[TopicPolicy, ...]:
+    """Return the policies of a topic of records: the last record of each key is kept."""
+    return (Ttl(0), KeepsBacklog(), CompactsAbove(_RECORD_BYTES), _STAYS)
+
+
+def dead_letter_topic_policies(spec: DeadLetterTopic) -> tuple[TopicPolicy, ...]:
+    """Return the policies of a dead-letter topic: what rests there is stored once, and kept."""
+    policies: list[TopicPolicy] = [
+        Deduplicates(),
+        Ttl(spec.ttl_seconds),
+        KeepsBacklog(),
+        _STAYS,
+    ]
+    if spec.backlog_quota is not None:
+        policies.append(LimitsBacklog(spec.backlog_quota.bytes))
+    if spec.retention is not None:
+        policies.append(Holds(_RETENTION, tuple(spec.retention.to_broker().items())))
+    return tuple(policies)
+
+
+@dataclass(frozen=True)
+class TopicState:
+    """A topic as it is; 0 partitions means that it is not partitioned, None what was not read.
+
+    Attributes:
+        policies: what the broker has of each topic policy, by how it is read.
+        originals: what is set on the topic itself of those policies that are to be changed, by
+            `TopicPolicy.name`, unless it is on record. Of a topic that redrive created only what a
+            field of a spec asks for counts.
+        properties: see `ownership`.
+        replicated_to: the clusters that it is replicated to, its own among them.
+    """
+
+    partitions: int
+    subscriptions: TopicSubscriptions | None = None
+    policies: Mapping[str, Any] | None = None
+    properties: Mapping[str, str] | None = None
+    replicated_to: frozenset[str] = frozenset()
+    originals: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What is there of what a policy needs; None stands for what is not.
+
+    Attributes:
+        source_properties: None where they were not read.
+        source_schema: None where messages are plain bytes.
+        enforces_schemas: see `NamespaceState`.
+        dead_letter: None too where the policy discards.
+        ledger: likewise, and where no replay can run.
+        sequences: likewise, and where the sequence of dead letters is not kept.
+        permissions: topic → role → actions, for all topics of the Pulsar namespace.
+        replicated_to: the clusters that a topic is replicated to that is made now.
+        inherited: the topic policies that a topic which is made now gets from the namespace, by
+            how each is read; those that it gets from the broker's configuration are missing.
+        config_map: whatever has the name of the policy's ConfigMap.
+        unused: the dead-letter topic from before of a policy that discards.
+    """
+
+    source_partitions: int = 0
+    source_schema: Schema | None = None
+    retry: TopicState | None = None
+    dead_letter: TopicState | None = None
+    permissions: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
+    inherited: Mapping[str, Any] = field(default_factory=dict)
+    config_map: Body | None = None
+    replicated_to: frozenset[str] = frozenset()
+    enforces_schemas: bool = False
+    source_properties: Mapping[str, str] | None = None
+    unused: TopicState | None = None
+    ledger: TopicState | None = None
+    sequences: TopicState | None = None

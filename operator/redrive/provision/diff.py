@@ -22,8 +22,8 @@ from typing import Any
 
 from redrive.admin.model import Schema
 from redrive.admin.policies import withdrawing
-from redrive.kube import kept
-from redrive.kube.resources import Body
+from redrive.api import Body
+from redrive.kube.resources import retained_config_map
 from redrive.provision import ownership
 from redrive.provision.actions import (
     Action,
@@ -39,10 +39,15 @@ from redrive.provision.actions import (
     RestoreTopicPolicy,
     SetTopicPolicy,
 )
-from redrive.provision.desired import Desired, DesiredTopic, partitions_of_retry
-from redrive.provision.facts import Observed, TopicState
+from redrive.provision.desired import (
+    POLICIES_OF_FIELDS,
+    Desired,
+    DesiredTopic,
+    Observed,
+    TopicState,
+    partitions_of_retry,
+)
 from redrive.provision.ownership import NOTHING, Granted, Owner, OwnershipRecord, Rights
-from redrive.provision.topic_policies import OF_A_FIELD
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class _Pair:
     @cached_property
     def withdrawn(self) -> Mapping[str, Any]:
         """Return what fields of the spec asked for, and do no more, with what was there before."""
-        unasked = OF_A_FIELD.difference(policy.name for policy in self.want.policies)
+        unasked = POLICIES_OF_FIELDS.difference(policy.name for policy in self.want.policies)
         replaced = self.record.replaced.items()
         return {name: before for name, before in replaced if name in unasked}
 
@@ -127,7 +132,7 @@ class _Pair:
         found = {} if self.have is None else self.have.originals
         if not self.record.created:
             return found
-        asked = OF_A_FIELD.intersection(policy.name for policy in self.want.policies)
+        asked = POLICIES_OF_FIELDS.intersection(policy.name for policy in self.want.policies)
         return {name: found.get(name) or None for name in asked}  # no quotas are {}
 
 
@@ -272,7 +277,7 @@ def config_map_actions(want: Body, have: Body | None) -> Iterator[CreateConfigMa
     if have is None:
         yield CreateConfigMap(want)
         return
-    needed, found = kept.config_map(want), kept.config_map(have)
+    needed, found = retained_config_map(want), retained_config_map(have)
     as_labelled = needed["metadata"]["labels"] == found["metadata"].get("labels")
     if not as_labelled or needed["data"] != found.get("data"):
         yield PatchConfigMap(want)

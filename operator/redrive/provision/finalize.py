@@ -1,50 +1,86 @@
-"""The end of a policy: what it made at the broker stays, or goes, as its `deletionPolicy` says.
+"""Deletion of a policy, and the handover of its topics to a successor.
+
+The end of a policy: what it made at the broker stays, or goes, as its `deletionPolicy` says.
 
 Called by `reconcile`. Only a policy whose deletion has work to do at the broker has a finalizer,
 for at most `CLEANUP_DEADLINE`. All others go at once, whether redrive runs or not; an Event of
 `deletion_events` says what stays of them.
+
+What a deleted policy leaves → the actions that take it away, and what stays and why; pure.
+
+Called by `finalize`. Only what is marked as this policy's is looked at. A topic that redrive made
+is deleted as a whole; from one that was there before goes what redrive added to it.
+
+A policy that gives its topics to the one of its name in another cluster, as for blue and green.
+
+Called by `reconcile` for a policy with the annotation. Only the owner can do that: a policy in
+another cluster can't take topics by itself.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError as TopicGoneError
-from redrive.admin.model import TopicUsage
-from redrive.api.choices import DeletionPolicy
-from redrive.api.conditions import READY, STALLED, ConditionStatus
-from redrive.api.retrypolicy import ConnectionRef
-from redrive.errors import InvalidSpecError, RedriveError, Requeue
-from redrive.kube import status
-from redrive.kube.connections import Connection, connection_of, shown_to
-from redrive.kube.context import Context
-from redrive.kube.errors import (
-    ConnectionNotFoundError,
-    SecretKeyNotFoundError,
-    SecretNotFoundError,
+from redrive.admin.model import RightsChange, TopicUsage
+from redrive.admin.policies import (
+    DELAYED_DELIVERY,
+    DelaysWithin,
+    KeepsBacklog,
+    LimitsBacklog,
+    restoring,
 )
-from redrive.kube.policies import spec_of
-from redrive.kube.resources import Body, Key
-from redrive.kube.status import ObjectEvent
+from redrive.api import Body
+from redrive.api.conditions import (
+    READY,
+    STALLED,
+    ConditionStatus,
+    ObjectEvent,
+    Reason,
+    StatusWarning,
+    find,
+    paused,
+    waiting,
+    warning,
+)
+from redrive.api.policy_defaults import DeletionPolicy
+from redrive.api.retrypolicy import ConnectionRef
+from redrive.errors import InUseError, InvalidSpecError, LateWritesError, RedriveError, Requeue
+from redrive.kube.client import ConnectionNotFoundError, SecretKeyNotFoundError, SecretNotFoundError
+from redrive.kube.connections import Connection, connection_of, shown_to, spec_of
+from redrive.kube.context import Context
+from redrive.kube.resources import Key
 from redrive.policy import naming
-from redrive.policy.naming import TopicName
-from redrive.provision import pause
-from redrive.provision.actions import in_words
-from redrive.provision.admission_checks import own_topic_is_not_allowed
+from redrive.policy.naming import LEDGER_SUBSCRIPTION, TopicName
+from redrive.provision import ownership
+from redrive.provision.actions import (
+    Action,
+    ChangeRights,
+    DeleteSubscription,
+    DeleteTopic,
+    Mark,
+    RestoreTopicPolicy,
+    in_words,
+)
 from redrive.provision.apply import apply
-from redrive.provision.conflicts import Conflicts
+from redrive.provision.checks import ADMISSION, own_topic_is_not_allowed
+from redrive.provision.claims import Conflicts, resolve_through, rivals
 from redrive.provision.desired import owner_of
-from redrive.provision.errors import LateWritesError
-from redrive.provision.facts import Request
-from redrive.provision.finalizer import has_finalizer
-from redrive.provision.outcome import Outcome
-from redrive.provision.ownership import Owner, creating
-from redrive.provision.removal import Left, Removal, removal
-from redrive.provision.resolve import resolve_through, rivals
+from redrive.provision.outcome import Outcome, has_cleanup_finalizer, is_paused
+from redrive.provision.ownership import (
+    HAND_OVER_TO,
+    Granted,
+    Owner,
+    OwnershipRecord,
+    Rights,
+    creating,
+)
+from redrive.provision.request import Request
 
 LATE_WRITES = timedelta(seconds=30)
 """How long a broker may still do what it was sent before a deletion: as long as a call waits."""
@@ -73,11 +109,11 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
     deletion waits for ever. Time in which no operator runs does not count. A crash leaves less to
     do.
     """
-    if not has_finalizer(body):
+    if not has_cleanup_finalizer(body):
         return Outcome()
     if (body["metadata"].get("annotations") or {}).get(SKIP_CLEANUP) == "true":
         return _abandoned(f"the annotation {SKIP_CLEANUP} has it go; {_rest(body)}")
-    if pause.is_paused(body):
+    if is_paused(body):
         return _retained(f"it was paused, and nothing was touched; {_rest(body)}")
     try:
         done = await _clean_up(body, ctx, conflicts)
@@ -90,14 +126,14 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
         if not isinstance(error, RedriveError):
             raise
         message = _waits(error, deleted_at, since + CLEANUP_DEADLINE)
-        return Outcome(status.waiting(error, message), requeue=Requeue.BACKOFF)
+        return Outcome(waiting(error, message), requeue=Requeue.BACKOFF)
     return _cleaned_up(done, _late_writes(body, ctx.clock()))
 
 
 def _cleaned_up(done: Removal, late: LateWritesError | None) -> Outcome:
     deleted = (ObjectEvent(DELETED, in_words(done.actions)),) if done.actions else ()
     if late is not None:
-        return Outcome(status.waiting(late), events=deleted, requeue=Requeue.BACKOFF)
+        return Outcome(waiting(late), events=deleted, requeue=Requeue.BACKOFF)
     stays = "; ".join(done.stays)
     outcome = _retained(f"at the broker stays: {stays}" if stays else "")
     return replace(outcome, events=deleted)
@@ -110,10 +146,10 @@ def _late_writes(body: Body, now: datetime) -> LateWritesError | None:
     that the broker does only after the cleanup. What is Ready was answered, and what is Stalled was
     refused before anything was sent.
     """
-    ready = status.find(body, READY)
+    ready = find(body, READY)
     answered = ready is not None and ready.status is ConditionStatus.TRUE
     until = datetime.fromisoformat(body["metadata"]["deletionTimestamp"]) + LATE_WRITES
-    if answered or status.find(body, STALLED) is not None or now >= until:
+    if answered or find(body, STALLED) is not None or now >= until:
         return None
     return LateWritesError(
         "the policy was deleted while it was provisioned, and the broker may still create a topic",
@@ -300,3 +336,248 @@ def made(body: Body) -> str:
     """Name the topics that a policy has made or adopted; empty for none."""
     made = body.get("status") or {}
     return " and ".join(made[field] for field in ("retryTopic", "deadLetterTopic") if field in made)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A topic that a deleted policy leaves.
+
+    Attributes:
+        subscription: the policy's own on it, which keeps what has not been consumed.
+        permissions: who may do what on it.
+        may_delete: whether the connection allows to delete it.
+        about_to_create: whether redrive was about to create it, and may have lost its mark.
+        heir: a policy of the same namespace that needs it now, if there is one.
+        follows: a topic with which it stays: a ledger says what of the dead letters is moved.
+    """
+
+    name: TopicName
+    subscription: str
+    partitioned: bool
+    properties: Mapping[str, str]
+    usage: TopicUsage
+    permissions: Granted
+    heir: Key | None
+    may_delete: bool = True
+    about_to_create: bool = False
+    follows: TopicName | None = None
+
+    def record(self, owner: Owner) -> OwnershipRecord:
+        """Return what is on record; of a topic that *owner* created unmarked, what should be."""
+        names = self.usage.subscriptions
+        if ownership.created_unmarked(self.properties, names, about_to=self.about_to_create):
+            return OwnershipRecord(created=True).owned_by(owner)
+        return OwnershipRecord.of(self.properties)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is to be done, in order, and a sentence for each thing that stays."""
+
+    actions: tuple[Action, ...]
+    stays: tuple[str, ...]
+
+
+def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Removal:
+    """Plan the removal of what a policy leaves.
+
+    Args:
+        owner: the policy that is deleted.
+        policy: any but `Retain`.
+        left: its topics, as far as they are there; what follows another comes behind it.
+
+    Raises:
+        InUseError: clients are connected to what would be deleted.
+    """
+    if policy is DeletionPolicy.REVOKE_GRANTS:
+        return _revocation(owner, left)
+    whole, parts, stays = [], [], []
+    kept: set[TopicName] = set()
+    for topic in left:
+        follows = topic.follows if topic.follows in kept else None
+        why = f"belongs to {follows}" if follows else _stays(topic, owner, policy)
+        if why:
+            kept.add(topic.name)
+            stays.append(f"{topic.name} {why}")
+        elif topic.record(owner).created:
+            whole.append(topic)
+        else:
+            kept.add(topic.name)
+            parts.append(_Part.of(topic, policy))
+            stays.append(f"{topic.name} was there before")
+    stays += [part.stays for part in parts if part.stays]
+    _refuse_against_clients([*map(_clients, whole), *(part.clients for part in parts)])
+    changes = tuple(change for part in parts for change in part.rights.changes)
+    return Removal(
+        actions=(
+            *(DeleteTopic(topic.name, topic.partitioned) for topic in whole),
+            *([ChangeRights(changes)] if changes else []),
+            *(action for part in parts for action in part.actions),
+        ),
+        stays=tuple(stays),
+    )
+
+
+def _revocation(owner: Owner, left: Sequence[Left]) -> Removal:
+    """Plan to take back the rights that redrive granted, and to leave all else."""
+    changes: list[RightsChange] = []
+    marks: list[Mark] = []
+    for topic in left:
+        record = topic.record(owner)
+        if record.is_of(owner) and topic.heir is None and record.granted:
+            granted = ownership.rights(topic.name, {}, topic.permissions, record.granted)
+            changes += granted.changes
+            marks.append(Mark(topic.name, replace(record, granted={}).changes(topic.properties)))
+    return Removal(
+        actions=(*([ChangeRights(tuple(changes))] if changes else []), *marks),
+        stays=tuple(str(topic.name) for topic in left),
+    )
+
+
+def _refuse_against_clients(clients: Sequence[str]) -> None:
+    if any(clients):
+        raise InUseError(
+            "clients are connected to what is to be deleted: they would lose messages, or create a "
+            "deleted topic again where topics are created by themselves",
+            got="; ".join(filter(None, clients)),
+            remedy="stop them",
+        )
+
+
+def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
+    """Say why a topic stays exactly as it is; nothing where it does not."""
+    record = topic.record(owner)
+    if not record.is_of(owner):
+        return f"is kept by {record.owner}" if record.owner else "has no mark of this policy"
+    if topic.heir is not None:
+        return f"is needed by RetryPolicy {topic.heir}"
+    if record.created and not topic.may_delete:
+        return "may not be deleted by what its PulsarConnection allows"
+    if policy is DeletionPolicy.DELETE_IF_EMPTY and record.created:
+        return _holds(topic)
+    return ""
+
+
+def _holds(topic: Left) -> str:
+    found = topic.usage.subscriptions.items()
+    waiting = {
+        name: stands.backlog
+        for name, stands in found
+        if stands.backlog and name != LEDGER_SUBSCRIPTION
+    }
+    if waiting:
+        counts = ", ".join(f"{count} for {name}" for name, count in sorted(waiting.items()))
+        return f"holds messages ({counts})"
+    if topic.usage.uncounted:
+        return f"holds {topic.usage.uncounted} bytes without a subscription {topic.subscription}"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What redrive added to a topic that was there before.
+
+    Attributes:
+        rights: what is left of the rights once redrive's are taken back.
+        actions: the rest of what is to be done.
+        clients: who is connected to what goes.
+        stays: why something stays after all.
+    """
+
+    rights: Rights
+    actions: tuple[Action, ...]
+    clients: str
+    stays: str
+
+    @classmethod
+    def of(cls, topic: Left, policy: DeletionPolicy) -> _Part:
+        record = OwnershipRecord.of(topic.properties)
+        rights = ownership.rights(topic.name, {}, topic.permissions, record.granted)
+        mark = Mark(topic.name, OwnershipRecord().changes(topic.properties))
+        found = topic.usage.subscriptions.get(record.subscription)
+        restore: Iterator[Action] = (
+            RestoreTopicPolicy(topic.name, policy, write)
+            for policy, before in _as_before(record).items()
+            for write in restoring(policy, before)
+        )
+        back: tuple[Action, ...] = (*restore, mark)
+        if found is None:
+            return cls(rights, back, "", "")
+        name = f"subscription {record.subscription} on {topic.name}"
+        if found.backlog and policy is DeletionPolicy.DELETE_IF_EMPTY:
+            # What waits there would be dropped by the time to live that the topic had before.
+            kept = Mark(
+                topic.name, OwnershipRecord(replaced=record.replaced).changes(topic.properties)
+            )
+            return cls(rights, (kept,), "", f"{name} holds {found.backlog} messages")
+        clients = f"{name}: {found.consumers} consumers" if found.consumers else ""
+        return cls(
+            rights, (DeleteSubscription(topic.name, record.subscription), *back), clients, ""
+        )
+
+
+def _as_before(record: OwnershipRecord) -> Mapping[str, Any]:
+    """Return what a topic had; of two records of one policy that which is of all of it."""
+    parts = {part for part, whole in _PARTS.items() if whole in record.replaced}
+    return {name: before for name, before in record.replaced.items() if name not in parts}
+
+
+_PARTS = {LimitsBacklog.name: KeepsBacklog.name, DelaysWithin.name: DELAYED_DELIVERY}
+
+
+def _clients(topic: Left) -> str:
+    """Say who is connected to a topic; empty if there is none."""
+    consumers = sum(found.consumers for found in topic.usage.subscriptions.values())
+    producers = topic.usage.producers
+    if not consumers and not producers:
+        return ""
+    return f"{topic.name}: {consumers} consumers, {producers} producers"
+
+
+HANDED_OVER = Reason("HandedOver")
+"""Condition and reason: another cluster's policy has the topics, and nothing is done here."""
+
+
+def receiver_of(body: Body, own: str) -> str:
+    """Return the id of the cluster that a RetryPolicy hands its topics over to; empty for none.
+
+    Args:
+        body: the RetryPolicy.
+        own: the id of this cluster.
+    """
+    named: str = (body["metadata"].get("annotations") or {}).get(HAND_OVER_TO, "").strip()
+    return "" if named == own else named
+
+
+async def hand_over(cluster: str, request: Request, ctx: Context) -> Outcome:
+    """Make what belongs to a policy the topics of its namesake in another cluster.
+
+    A crash in between leaves fewer topics for the next call.
+
+    Raises:
+        RedriveError: not now, or its connection does not allow it.
+    """
+    ADMISSION.check(request)
+    owner = owner_of(request, ctx.settings.cluster_id)
+    # Its uid is for that cluster to write; it is known by its name and what it retries.
+    receiver = replace(owner, cluster=cluster, uid="")
+    connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
+    namespace = await connection.admin.namespace(request.policy.topic.namespace_name)
+    marks = []
+    for topic in request.spec.all_topics:
+        if not namespace.exists(topic):
+            continue
+        partitioned = str(topic) in namespace.partitioned
+        found = (await connection.admin.metadata(topic, partitioned=partitioned)).properties
+        record = OwnershipRecord.of(found)
+        if record.is_of(owner):
+            marks.append(Mark(topic, record.owned_by(receiver).changes(found)))
+    with connection.admin.granting(request.policy.topic.namespace_name) as grant:
+        await apply(marks, connection.admin, grant, ctx.kubernetes)
+    if marks:
+        logger.info("RetryPolicy %s: %s", request.key, in_words(marks))
+    told = (
+        f"by the annotation {HAND_OVER_TO} its topics belong to RetryPolicy {receiver}, and "
+        "nothing is done for it here; delete it once that one is Ready"
+    )
+    return Outcome((*paused(HANDED_OVER, told)[:1], warning(StatusWarning(HANDED_OVER, told))))

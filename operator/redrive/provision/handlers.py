@@ -1,7 +1,14 @@
-"""Watch events of policies, connections and ConfigMaps → the caches.
+"""Events of the Kubernetes API → work queues.
+
+Watch events of policies, connections and ConfigMaps → the caches.
 
 Their listeners, in `queues`, enqueue what a change affects. The one door to kopf in this journey.
 Called once, by the operator's command.
+
+The work queues of policies and connections, and which changes enqueue what.
+
+Called by `handlers`, which fills the caches; their listeners, here, decide nothing about an object:
+they enqueue what a change may affect, and the `Controller`s do the rest.
 """
 
 from __future__ import annotations
@@ -10,10 +17,24 @@ from typing import Protocol
 
 import kopf
 
+from redrive.admin.errors import AuthenticationFailedError
+from redrive.api import Body
+from redrive.api.conditions import is_new, is_progressing, is_ready, is_settled, reason
+from redrive.errors import ConfigMapNotOursError
 from redrive.kube import resources
+from redrive.kube.cache import needs_reconcile
+from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
-from redrive.provision.queues import Queues
-from redrive.provision.resync import Resync
+from redrive.kube.controller import Controller
+from redrive.kube.resources import Key
+from redrive.kube.status import Publisher
+from redrive.provision import connection, reconciler
+from redrive.provision.claims import Conflicts
+from redrive.provision.connection import is_protection_due
+from redrive.provision.desired import policy_of
+from redrive.provision.health import Health
+from redrive.provision.orphans import DeletionEvents, LostPolicies
+from redrive.provision.poller import NamespaceFacts, Resync, StallChecks
 
 
 class Stoppable(Protocol):
@@ -49,3 +70,136 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
         queues.facts, queues.stalls, queues.policies.enqueue, queues.connections.enqueue
     )
     return resync, queues.health, queues.policies, queues.connections, queues.deletion_events
+
+
+PROBE_SECONDS = 5.0
+"""A broker that does not answer is probed this often, or up to twice as often."""
+
+
+class Queues:
+    """One of each, and what enqueues their objects."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self.policies = Controller(
+            "RetryPolicy",
+            lambda key: reconciler.reconcile(
+                key,
+                ctx,
+                self._conflicts,
+                self.health,
+                self._lost,
+                failures=self.policies.failures(key),
+            ),
+            mark_progressing=lambda key: reconciler.mark_progressing(key, ctx),
+            partition_key=self._connection_of,
+        )
+        self.connections = Controller(
+            "PulsarConnection",
+            lambda key: connection.reconcile(key, ctx),
+            partition_key=lambda key: key,
+            longest_back_off=PROBE_SECONDS,
+        )
+        self._conflicts = Conflicts(ctx.policies, ctx.connections, self.policies.enqueue)
+        self._lost = LostPolicies(ctx.policies, ctx.clock)
+        self.facts = NamespaceFacts(ctx, self._conflicts)
+        self.stalls = StallChecks(ctx)
+        self.health = Health(ctx, self.policies.enqueue)
+        self.deletion_events = DeletionEvents(
+            Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
+        )
+
+    def _connection_of(self, policy: Key) -> Key | None:
+        """Return the connection whose broker a policy waits for; None where the policy is gone."""
+        body = self._ctx.policies.get(policy)
+        return None if body is None else connection_of(body)
+
+    def listen(self) -> None:
+        """Enqueue what later changes affect."""
+        self._ctx.policies.listen(self._policy_changed)
+        self._ctx.connections.listen(self._connection_changed)
+        self._ctx.config_maps.listen(self._config_map_changed)
+        self._ctx.brokers.listen(self._breaker_changed)
+        self._ctx.namespaces.listen(self._labels_changed)
+
+    def enqueue_unsettled(self) -> None:
+        """Enqueue all that may need a reconcile; the first resync checks other settled policies."""
+        for body in self._ctx.policies:
+            orphaned = self._ctx.connections.get(connection_of(body)) is None
+            if orphaned or not is_settled(body) or self._conflicts.rivals(Key.of(body)):
+                self.policies.enqueue(Key.of(body))
+        for body in self._ctx.connections:
+            self.connections.enqueue(Key.of(body))
+            if is_new(body):
+                self._enqueue_users(Key.of(body))
+
+    def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if needs_reconcile(before, after):
+            self.policies.enqueue(key)
+        refs = {connection_of(body) for body in (before, after) if body is not None}
+        if before is None or after is None or len(refs) > 1:
+            for connection in refs:
+                self._users_changed(connection)
+        if after is not None and _is_rejected(after) and not _is_rejected(before or {}):
+            # A token is no longer valid, which nothing else shows to the connection.
+            self.connections.enqueue(connection_of(after))
+
+    def _users_changed(self, connection: Key) -> None:
+        body = self._ctx.connections.get(connection)
+        used = bool(users(connection, self._ctx.policies))
+        if body is not None and is_protection_due(body, used=used):
+            self.connections.enqueue(connection)
+
+    def _connection_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if needs_reconcile(before, after):
+            self.connections.enqueue(key)
+            self._enqueue_users(key)
+        elif _is_of_another_release(before, after):
+            self._enqueue_users(key)
+        elif after is not None and is_ready(after) and not is_ready(before or {}):
+            self._enqueue_failed_users(key)
+
+    def _enqueue_failed_users(self, connection: Key) -> None:
+        """Enqueue those that may have failed for what kept the connection from being ready."""
+        for body in users(connection, self._ctx.policies):
+            if not is_ready(body) and not is_progressing(body):
+                self.policies.enqueue(Key.of(body))
+
+    def _breaker_changed(self, connection: Key) -> None:
+        self.connections.enqueue(connection)
+        self._enqueue_users(connection)
+
+    def _labels_changed(self, namespace: str) -> None:
+        for body in self._ctx.policies:
+            key = Key.of(body)
+            if key.namespace == namespace:
+                self._enqueue_with_rivals(key)
+
+    def _config_map_changed(self, key: Key, _before: Body | None, after: Body | None) -> None:
+        body = self._ctx.policies.get(policy_of(key))
+        if body is None:
+            return
+        if is_settled(body) and self.facts.lacks_config_map(body):
+            self.policies.enqueue(Key.of(body))
+        if after is None and reason(body) == ConfigMapNotOursError.reason:
+            self.policies.enqueue(Key.of(body))
+
+    def _enqueue_users(self, connection: Key) -> None:
+        for body in users(connection, self._ctx.policies):
+            self._enqueue_with_rivals(Key.of(body))
+
+    def _enqueue_with_rivals(self, policy: Key) -> None:
+        self.policies.enqueue(policy)
+        for rival in self._conflicts.rivals(policy):
+            self.policies.enqueue(rival)
+
+
+def _is_of_another_release(before: Body | None, after: Body | None) -> bool:
+    """Whether a connection's broker has been upgraded, so that its topics need other policies."""
+    found = [((body or {}).get("status") or {}).get("brokerVersion") for body in (before, after)]
+    return None not in found and found[0] != found[1]
+
+
+def _is_rejected(policy: Body) -> bool:
+    """Whether the broker rejected the token (401) at the last reconcile."""
+    return reason(policy) == AuthenticationFailedError.reason

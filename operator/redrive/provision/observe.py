@@ -9,21 +9,24 @@ from __future__ import annotations
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import NamespaceState, TopicMetadata
-from redrive.kube import kept, resources
+from redrive.api import Body
+from redrive.errors import NamespaceNotFoundError, TenantNotFoundError, TopicNotFoundError
+from redrive.kube import resources
+from redrive.kube.client import NotFoundError as ObjectNotFoundError
 from redrive.kube.context import Context
-from redrive.kube.errors import NotFoundError as ObjectNotFoundError
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Key, retained_config_map
 from redrive.policy.naming import TopicName
-from redrive.provision import topic_policies
-from redrive.provision.desired import Desired, DesiredTopic
-from redrive.provision.errors import (
-    NamespaceNotFoundError,
-    TenantNotFoundError,
-    TopicNotFoundError,
+from redrive.provision.checks import namespace_expires_subscriptions
+from redrive.provision.desired import (
+    POLICIES_OF_FIELDS,
+    Desired,
+    DesiredTopic,
+    Observed,
+    TopicState,
+    inherited_policies,
+    policies_in_force,
 )
-from redrive.provision.facts import Observed, TopicState
 from redrive.provision.ownership import OwnershipRecord
-from redrive.provision.preflight_checks import namespace_expires_subscriptions
 
 RECENT_SECONDS = 60.0
 AWAITED_SECONDS = 3.0
@@ -73,7 +76,7 @@ async def observe(
         ),
         unused=await _unused(desired.unused, namespace, admin),
         permissions=namespace.permissions,
-        inherited=topic_policies.inherited(namespace),
+        inherited=inherited_policies(namespace),
         replicated_to=namespace.replicated_to,
         enforces_schemas=namespace.enforces_schemas,
         config_map=await config_map(Key.of(desired.config_map), ctx, recent=recent),
@@ -119,7 +122,7 @@ def in_namespace(want: Desired, namespace: NamespaceState, found: Body | None) -
         ledger=None if want.ledger is None else _listed(want.ledger, namespace),
         sequences=None if want.sequences is None else _listed(want.sequences, namespace),
         permissions=namespace.permissions,
-        inherited=topic_policies.inherited(namespace),
+        inherited=inherited_policies(namespace),
         replicated_to=namespace.replicated_to,
         config_map=found,
     )
@@ -174,12 +177,12 @@ async def _topic(
     subscriptions = await admin.subscriptions(name, partitioned=partitioned)
     reads = {policy.read: policy for policy in wanted.policies}
     found = {read: await admin.topic_policy(name, policy) for read, policy in reads.items()}
-    policies = topic_policies.in_force(found, namespace)
+    policies = policies_in_force(found, namespace)
     record = OwnershipRecord.of(metadata.properties)
     originals = {
         policy.name: await admin.topic_policy(name, policy, own=True)
         for policy in wanted.policies
-        if (not record.created or policy.name in topic_policies.OF_A_FIELD)
+        if (not record.created or policy.name in POLICIES_OF_FIELDS)
         and policy.name not in record.replaced
         and any(policy.writes(policies.get(policy.read)))
     }
@@ -254,6 +257,6 @@ async def config_map(key: Key, ctx: Context, *, recent: bool) -> Body | None:
     if recent and (known := ctx.config_maps.get(key)) is not None:
         return known
     try:
-        return kept.config_map(await ctx.kubernetes.get(resources.CONFIG_MAPS, key))
+        return retained_config_map(await ctx.kubernetes.get(resources.CONFIG_MAPS, key))
     except ObjectNotFoundError:
         return None

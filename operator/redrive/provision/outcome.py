@@ -1,26 +1,46 @@
-"""What a reconcile comes to, as one value, and the one place that writes it to the object.
+"""Result of a reconcile, paused and observing policies, and the finalizer.
+
+What a reconcile comes to, as one value, and the one place that writes it to the object.
 
 Only three writes to an object come earlier: its finalizer, which must be there before anything is
 created, `Progressing`, which shows that its spec was seen, and `intent.record`: which topics are
 about to be created, and by which naming scheme, which a crash must not lose.
+
+Conditions of a policy that is paused, or that only observes.
+
+Pure; called by `reconcile`.
+
+The finalizer by which the API server waits for the cleanup of a deleted policy.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from redrive.admin.errors import AdminError
-from redrive.api.conditions import Condition
+from redrive.api import Body, conditions
+from redrive.api.conditions import (
+    Condition,
+    ObjectEvent,
+    Reason,
+    StatusWarning,
+    failed,
+    is_new,
+    ready,
+    unchanged,
+    warning,
+)
+from redrive.api.policy_defaults import DeletionPolicy
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import status
-from redrive.kube.errors import KubernetesError
-from redrive.kube.resources import Body
-from redrive.kube.status import ObjectEvent, Publisher
-from redrive.provision import finalizer
-from redrive.provision.errors import ContestedError
+from redrive.kube.client import KubernetesError, NotFoundError
+from redrive.kube.resources import Key
+from redrive.kube.status import Publisher, add_finalizer
+from redrive.provision.actions import Action
+from redrive.provision.request import ContestedError
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +70,7 @@ class Outcome:
     def failed(cls, error: RedriveError) -> Outcome:
         """Show *error*, which keeps the object from being ready."""
         fields = {"blockedBy": str(error.rival)} if isinstance(error, ContestedError) else {}
-        return cls(status.failed(error), fields, requeue=error.requeue, error=error)
+        return cls(failed(error), fields, requeue=error.requeue, error=error)
 
     def of_gone(self) -> Outcome:
         """Return this for an object that is gone: Events are all that can be written."""
@@ -82,6 +102,106 @@ async def publish(body: Body, outcome: Outcome, out: Publisher) -> None:
     for event in outcome.events:
         await out.emit(body, event)
     if outcome.finalized:
-        await finalizer.remove_finalizer(body, out)
+        await remove_cleanup_finalizer(body, out)
         if outcome.last_event is not None:
             await out.emit(body, outcome.last_event)
+
+
+PAUSE = "redrive.io/paused"
+"""An annotation: while it is `true`, nothing is read or written for the policy."""
+IGNORE_OUTAGES = "redrive.io/ignore-outages"
+"""An annotation: while it is `true`, consumers don't pause for outages."""
+PAUSED = Reason("Paused")
+"""Condition and reason: the annotation is there."""
+OBSERVED = Reason("Observed")
+"""Reason: the policy only observes, and was looked at."""
+DRIFT_DETECTED = Reason("DriftDetected")
+"""Condition: something is not as a policy that only observes would have it."""
+
+MAX_ACTIONS = 32
+MAX_ACTION = 512
+_SHOWN = 5
+
+
+def is_paused(body: Body) -> bool:
+    """Whether a RetryPolicy is paused."""
+    return (body["metadata"].get("annotations") or {}).get(PAUSE) == "true"
+
+
+def ignores_outages(body: Body) -> bool:
+    """Whether consumers of a RetryPolicy go on in spite of outages."""
+    return (body["metadata"].get("annotations") or {}).get(IGNORE_OUTAGES) == "true"
+
+
+def paused_conditions(body: Body) -> tuple[Condition, ...]:
+    """Say that a policy is paused; how it stood stays said, unless its spec is another by now."""
+    told = (
+        f"nothing is done for the policy while it has the annotation {PAUSE}=true, and "
+        "drift is not repaired; remove the annotation to go on"
+    )
+    if is_new(body):
+        return conditions.paused(PAUSED, told)
+    return (*unchanged(body, without=PAUSED), warning(StatusWarning(PAUSED, told)))
+
+
+def observed_conditions(
+    planned_changes: Sequence[Action], warnings: Sequence[StatusWarning]
+) -> tuple[Condition, ...]:
+    """Say what redrive would have done for a policy that only observes."""
+    found = list(warnings)
+    if planned_changes:
+        more = len(planned_changes) - _SHOWN
+        actions = "; ".join(describe_changes(planned_changes)[:_SHOWN]) + (
+            f"; and {more} more" if more > 0 else ""
+        )
+        message = (
+            f"the policy only observes; with managementPolicy Manage redrive would have {actions}"
+        )
+        found.insert(0, StatusWarning(DRIFT_DETECTED, message))
+    told = "the policy only observes, and nothing is changed for it"
+    return ready(OBSERVED, told, found)
+
+
+def describe_changes(planned_changes: Sequence[Action]) -> list[str]:
+    """Return what of *planned_changes* has room in a status."""
+    return [str(action)[:MAX_ACTION] for action in planned_changes[:MAX_ACTIONS]]
+
+
+FINALIZER = "redrive.io/cleanup"
+
+
+async def ensure_cleanup_finalizer(body: Body, policy: DeletionPolicy, out: Publisher) -> Body:
+    """Have the finalizer on a RetryPolicy whose deletion has work to do, and on no other.
+
+    Returns:
+        The RetryPolicy as it is then.
+
+    Raises:
+        ConflictError: it was changed meanwhile.
+        NotFoundError: it is gone, whatever the API server has answered; see `lost`.
+    """
+    change = status.remove_finalizer if policy is DeletionPolicy.RETAIN else add_finalizer
+    after = await change(body, FINALIZER, out)
+    if after is body:
+        return body
+    known = out.table.get(Key.of(body))
+    if known is None or known["metadata"]["uid"] != body["metadata"]["uid"]:
+        raise NotFoundError(
+            f"RetryPolicy {Key.of(body)} was deleted while its finalizer was added",
+            remedy="none is needed: nothing was created for it",
+        )
+    return after
+
+
+async def remove_cleanup_finalizer(body: Body, out: Publisher) -> None:
+    """Let the API server delete a RetryPolicy, which is being deleted.
+
+    Raises:
+        ConflictError: it was changed meanwhile, and has other finalizers.
+    """
+    await status.remove_finalizer(body, FINALIZER, out)
+
+
+def has_cleanup_finalizer(body: Body) -> bool:
+    """Whether the API server waits for the cleanup."""
+    return status.has_finalizer(body, FINALIZER)

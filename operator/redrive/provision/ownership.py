@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redrive.admin.model import RightsChange
-from redrive.kube.resources import TOPIC_OWNER, Body, Key
+from redrive.api import Body
+from redrive.kube.resources import TOPIC_OWNER, Key
 from redrive.policy.naming import TopicName
 
 OWNER_UID = "redrive.io/owner-uid"

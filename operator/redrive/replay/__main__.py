@@ -12,12 +12,12 @@ import sys
 
 from redrive.errors import RedriveError
 from redrive.kube import logs
-from redrive.kube.errors import NotFoundError
+from redrive.kube.client import NotFoundError
+from redrive.replay import spark as replay_spark
 from redrive.replay.job import aftermath
 from redrive.replay.job.dispatch import DeadlineError, RunEndedError
 from redrive.replay.job.progress import Progress, ReplayGoneError
 from redrive.replay.job.run import preview, run
-from redrive.replay.spark import query
 from redrive.replay.spec import ReplayJob
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ def _run(job: ReplayJob, progress: Progress) -> None:
 
 def _move(job: ReplayJob, progress: Progress, *, was_planned: bool) -> None:
     try:
-        with query.session(job) as spark:
-            engine = query.Spark(spark, job)
+        with replay_spark.spark_session(job) as spark:
+            engine = replay_spark.Spark(spark, job)
             if job.dry_run:
                 progress.preview(preview(job, engine, progress))
             else:

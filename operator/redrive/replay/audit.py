@@ -15,18 +15,16 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 
-from redrive.copying.reading import properties
+from redrive.messages import read_properties
 from redrive.policy import naming
-from redrive.policy.envelope import reconsume_times
+from redrive.policy.envelope import REPLAY_SOURCE, reconsume_times
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
-from redrive.policy.properties import REPLAY_SOURCE
-from redrive.replay.ledger import ledger
-from redrive.replay.ledger.records import Records
-from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
-from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.position import NOWHERE, EntryId, Source
-from redrive.replay.topic.ranges import Range
-from redrive.replay.topic.reading import ReadableTopic
+from redrive.reading import bitmap, broker, ranges, reader
+from redrive.reading.positions import NOWHERE, EntryId, Source
+from redrive.reading.ranges import Partition, Range
+from redrive.reading.reader import ReadableTopic
+from redrive.replay import ledger
+from redrive.replay.records import Records
 
 Place = tuple[int, EntryId]
 """An entry of the dead-letter topic: its partition, and its id."""
@@ -118,8 +116,8 @@ def audit(
         sources: Counter[Source] = Counter()
         for target in targets:
             there = ReadableTopic(client, admin_url, target)
-            sources.update(_sources(there, snapshot.look(admin_url, target)))
-    dead = snapshot.look(admin_url, dead_letter, subscription)
+            sources.update(_sources(there, broker.read_partitions(admin_url, target)))
+    dead = broker.read_partitions(admin_url, dead_letter, subscription)
     resting = {piece.range: piece.resting for piece in ranges.all_pieces(dead)}
     held = {(partition.index, each) for partition in dead for each in partition.held}
     return compare(records, sources, resting, held)
@@ -129,9 +127,9 @@ def _sources(target: ReadableTopic, partitions: tuple[Partition, ...]) -> Iterat
     """Go through what replays have put into *target*; a retry of that is another message."""
     for partition in partitions:
         held = partition.behind(NOWHERE)
-        ahead = reading.prefetch(partition.entry_bytes)
-        for message in reading.messages(target, partition.index, NOWHERE, held, ahead):
-            carried = properties(message) or {}
+        ahead = reader.prefetch(partition.entry_bytes)
+        for message in reader.read_messages(target, partition.index, NOWHERE, held, ahead):
+            carried = read_properties(message) or {}
             source = Source.parse(carried.get(REPLAY_SOURCE, ""))
             if source is not None and reconsume_times(carried) == 0:
                 yield source

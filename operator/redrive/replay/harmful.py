@@ -20,20 +20,19 @@ from typing import ClassVar, NamedTuple
 import pulsar
 
 from redrive.errors import RedriveError
-from redrive.policy.naming import TopicName
-from redrive.policy.properties import (
+from redrive.policy.envelope import (
     CAUSE_MESSAGE,
     CAUSE_TYPE,
     ORIGIN_MESSAGE_ID,
     REAL_SUBSCRIPTION,
     REAL_TOPIC,
 )
-from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
-from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.position import EntryId, Position
-from redrive.replay.topic.ranges import Range
-from redrive.replay.topic.reading import ReadableTopic
-from redrive.replay.topic.rows import entry_acknowledgement
+from redrive.policy.naming import TopicName
+from redrive.reading import bitmap, broker, ranges, reader
+from redrive.reading.positions import EntryId, Position
+from redrive.reading.ranges import Partition, Range
+from redrive.reading.reader import ReadableTopic
+from redrive.reading.rows import entry_acknowledgement
 
 CAUSE = "MalformedEntry"
 """The type of the cause of such dead letters."""
@@ -73,7 +72,7 @@ def find(
         RedriveError: the topic can't be read.
     """
     readable = ReadableTopic(client, admin_url, topic)
-    for partition in broker.waited(lambda: snapshot.look(admin_url, topic, subscription)):
+    for partition in broker.waited(lambda: broker.read_partitions(admin_url, topic, subscription)):
         yield from _of_partition(readable, partition)
 
 
@@ -130,8 +129,8 @@ def _of_partition(topic: ReadableTopic, partition: Partition) -> Iterator[Harmfu
 
     topic.client.on_malformed = take_in
     behind = partition.behind(after)
-    ahead = reading.prefetch(partition.entry_bytes)
-    for _ in reading.messages(topic, partition.index, after, behind, ahead):
+    ahead = reader.prefetch(partition.entry_bytes)
+    for _ in reader.read_messages(topic, partition.index, after, behind, ahead):
         pass  # it is for consumers
     for entry, (stored, cause) in sorted(malformed.items()):
         of = Range.of(partition.index, Position(*entry, 0))

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 from redrive.policy import naming
 from redrive.policy.naming import TopicName
-from redrive.replay.ledger import ledger
-from redrive.replay.ledger.records import Records
-from redrive.replay.topic import broker
+from redrive.reading import broker
+from redrive.replay import ledger
+from redrive.replay.records import Records
 
 
 def lines(records: Records) -> Iterator[str]:

@@ -1,4 +1,14 @@
-"""`where`, written by a person → the SQL condition that Spark evaluates for each dead letter. Pure.
+"""The condition of a selection → SQL, and its vocabulary.
+
+What a `where` may be written with; all else is refused before it is parsed. Pure.
+
+The parser knows all of SQL, and where a text may mean two things it tries both, also of what lies
+within: `date[date[key]]`, sixteen deep, keeps it busy for 46 s, and the operator's event loop with
+it. So it is given nothing but words and signs that a selection may use, each where it may stand:
+names of functions before parentheses, of types behind `as`, brackets behind `properties`. These it
+reads once.
+
+`where`, written by a person → the SQL condition that Spark evaluates for each dead letter. Pure.
 
 Called by the operator, which refuses a bad one before anything is launched, and by the job.
 
@@ -17,13 +27,177 @@ texts only, and on others raises an exception.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from sqlglot import exp
-from sqlglot.errors import ParseError, TokenError
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import ParseError, SqlglotError, TokenError
+from sqlglot.tokenizer_core import Token, TokenType
 
 from redrive.errors import InvalidSpecError
-from redrive.replay import vocabulary
-from redrive.replay.vocabulary import COLUMNS, DIALECT, FUNCTIONS, MOMENTS, TYPES
+from redrive.policy.envelope import CAUSE_MESSAGE, CONSUMER, DEAD_REASON, FAILED_AT
+
+MAX_DEPTH = 24
+"""How many parentheses and brackets may be open at a place. The parser has up to 25 frames each on
+the stack, of the thousand that Python permits."""
+
+
+def _property(name: str) -> str:
+    return f"properties['{name}']"
+
+
+def _moment(name: str) -> str:
+    # Anybody may have written it, and a time without a date would be taken for today's.
+    read = _property(name)
+    return f"CASE WHEN {read} LIKE '____-__-__T%' THEN TRY_CAST({read} AS TIMESTAMP) END"
+
+
+COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "cause_type": "cause_type",
+        "cause_message": _property(CAUSE_MESSAGE),
+        "failed_at": _moment(FAILED_AT),
+        "consumer": _property(CONSUMER),
+        "dead_reason": _property(DEAD_REASON),
+        "reconsume_times": "reconsume_times",
+        "replays": "replays",
+        "key": "key",
+        "value": "value",
+        "size": "size",
+        "event_time": "event_time",
+        "publish_time": "publish_time",
+    }
+)
+"""What a condition may speak of, and how it is read from a row of the source. Besides these:
+`properties['name']`."""
+
+MOMENTS = frozenset({"failed_at", "event_time", "publish_time"})
+"""The columns that are compared with a moment, which is in UTC unless it names an offset."""
+
+FUNCTIONS: Mapping[str, type[exp.Expr]] = MappingProxyType(
+    {
+        "coalesce": exp.Coalesce,
+        "contains": exp.Contains,
+        "endswith": exp.EndsWith,
+        "get_json_object": exp.JSONExtractScalar,
+        "length": exp.Length,
+        "lower": exp.Lower,
+        "startswith": exp.StartsWith,
+        "substring": exp.Substring,
+        "trim": exp.Trim,
+        "upper": exp.Upper,
+    }
+)
+"""What a condition may call; all of them depend on their arguments alone."""
+
+TYPES: Mapping[str, exp.DType] = MappingProxyType(
+    {
+        "bigint": exp.DType.BIGINT,
+        "boolean": exp.DType.BOOLEAN,
+        "double": exp.DType.DOUBLE,
+        "int": exp.DType.INT,
+        "string": exp.DType.TEXT,
+    }
+)
+"""What a condition may cast to. Moments are only ever written out: `timestamp '2026-11-20'`."""
+
+DIALECT = Spark()
+PROPERTIES = "properties"
+UNKNOWN_COLUMN = "a selection names an unknown column"
+NAME_A_COLUMN = f"use one of {', '.join(COLUMNS)}, or properties['name']"
+NOT_LISTED = "a selection can't use this"
+USE_LISTED = f"compare columns with literals; functions are {', '.join(FUNCTIONS)}"
+NOT_A_TYPE = "a selection can't cast to this"
+CAST_TO = f"cast to {', '.join(TYPES)}"
+NOT_A_PROPERTY = "only a property can be looked up"
+LOOK_UP = "write properties['name']"
+
+_LITERAL = "''"
+_NAMES = frozenset({*COLUMNS, PROPERTIES})
+_OPERATORS = frozenset(
+    "= == <> != ! < <= > >= <=> + - * / % "
+    "and or not in between like ilike rlike regexp escape is".split()
+)
+_CALL_WORDS = frozenset({*FUNCTIONS, "cast", "try_cast"})
+_ANYWHERE = frozenset(
+    {*_OPERATORS, *_NAMES, _LITERAL, "null", "true", "false", "as", "(", ")", "]", ",", ";"}
+)
+_ONLY_BEFORE = {
+    **dict.fromkeys(_CALL_WORDS, "("),
+    **dict.fromkeys(("date", "timestamp", "."), _LITERAL),
+}
+_ONLY_AFTER = {"[": {PROPERTIES}, "distinct": {"is", "not"}, "from": {"distinct"}}
+_BEFORE_PARENTHESES = frozenset({*_OPERATORS, *_CALL_WORDS, "from", "(", "[", ",", ";"})
+_CASTS_TO = frozenset({*TYPES, "date", "timestamp"})
+_DEPTH = {"(": 1, "[": 1, ")": -1, "]": -1}
+
+
+def read_tokens(where: str) -> list[Token]:
+    """Return what *where* is written with, without its comments.
+
+    Raises:
+        InvalidSpecError: it is no SQL, uses what is not listed, or is nested too deeply.
+    """
+    try:
+        found = DIALECT.tokenize(where)
+    except TokenError as error:
+        raise unreadable(where, error) from error
+    words = [_word(where, token) for token in found]
+    depth = 0
+    for before, word, after, token in zip(
+        ["", *words], words, [*words[1:], ""], found, strict=False
+    ):
+        token.comments.clear()  # some of them are instructions to sqlglot
+        refused = _refused(before, word, after, token)
+        depth += _DEPTH.get(word, 0)
+        if depth > MAX_DEPTH:
+            refused = (
+                "the condition of a selection is nested too deeply",
+                f"write it more flatly, with at most {MAX_DEPTH} levels of parentheses",
+            )
+        if refused is not None:
+            problem, remedy = refused
+            got = where[token.start : token.end + 1][:256]
+            raise InvalidSpecError(
+                f"{problem}, at character {token.start + 1}", got=got, remedy=remedy
+            )
+    return found
+
+
+def unreadable(where: str, error: SqlglotError) -> InvalidSpecError:
+    """Return how *where* is refused that can't be read, for which *error* has the cause."""
+    return InvalidSpecError(
+        f"the condition of a selection is not SQL that can be read: {str(error).splitlines()[0]}",
+        got=where[:256],
+        remedy="write one condition, like cause_type = 'TimeoutError'",
+    )
+
+
+def _word(where: str, token: Token) -> str:
+    """Return *token* as it is listed: by how it is written, not by what it may mean."""
+    written = where[token.start : token.end + 1].lower()
+    if token.token_type is TokenType.STRING or written[:1].isdecimal():
+        return _LITERAL  # the last are three tokens for 1L, as if it were 1::bigint
+    if token.token_type is TokenType.IDENTIFIER and token.text.lower() in _NAMES:
+        return token.text.lower()
+    return written
+
+
+def _refused(before: str, word: str, after: str, token: Token) -> tuple[str, str] | None:
+    """Return what is wrong with *word* between *before* and *after*, and what to do."""
+    if after == "(" and word not in _BEFORE_PARENTHESES:
+        return NOT_LISTED, USE_LISTED
+    if before == "as":
+        return None if word in _CASTS_TO else (NOT_A_TYPE, CAST_TO)
+    if word in _ANYWHERE or _ONLY_BEFORE.get(word) == after or before in _ONLY_AFTER.get(word, ()):
+        return None
+    if word == "[":
+        return NOT_A_PROPERTY, LOOK_UP
+    if token.token_type in {TokenType.VAR, TokenType.IDENTIFIER}:
+        return UNKNOWN_COLUMN, NAME_A_COLUMN
+    return NOT_LISTED, USE_LISTED
+
 
 _WRITTEN_MOMENT = re.compile(
     r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,6})?)?(Z|[+-]\d{2}:\d{2})?)?", re.ASCII
@@ -80,7 +254,7 @@ def _written(where: str) -> tuple[str, frozenset[str]]:
         for column in tree.find_all(exp.Column):
             name = column.name.lower()
             written = COLUMNS.get(name, name)
-            read.add(name if written == name else vocabulary.PROPERTIES)
+            read.add(name if written == name else PROPERTIES)
             # As text: to replace a node costs as much as the list that it stands in is long.
             column.set("this", exp.var(written))
         for node in tree.find_all(*_PATTERNS):
@@ -95,11 +269,11 @@ def _written(where: str) -> tuple[str, frozenset[str]]:
 
 
 def _parse(where: str) -> exp.Expr:
-    tokens = vocabulary.tokens(where)
+    tokens = read_tokens(where)
     try:
         read = DIALECT.parser().parse(tokens, where)
     except ParseError as error:
-        raise vocabulary.unreadable(where, error) from error
+        raise unreadable(where, error) from error
     parsed = [tree for tree in read if tree is not None]
     if len(parsed) != 1:
         raise InvalidSpecError(
@@ -113,12 +287,12 @@ def _parse(where: str) -> exp.Expr:
 def _check(node: exp.Expr) -> None:
     """Refuse *node* unless it is listed; its children are checked in their own turn."""
     if type(node) not in _ALLOWED:
-        raise _refusal(vocabulary.NOT_LISTED, node, vocabulary.USE_LISTED)
+        raise _refusal(NOT_LISTED, node, USE_LISTED)
     match node:
         case exp.Column():
             _check_column(node)
         case exp.Bracket() if not _reads_property(node):
-            raise _refusal(vocabulary.NOT_A_PROPERTY, node, vocabulary.LOOK_UP)
+            raise _refusal(NOT_A_PROPERTY, node, LOOK_UP)
         case exp.Cast() | exp.TryCast():
             _check_cast(node)
         case exp.RegexpLike() | exp.Like() | exp.ILike():
@@ -150,7 +324,7 @@ def _bound(node: exp.Expr) -> None:
 def _check_column(column: exp.Column) -> None:
     known = len(column.parts) == 1 and column.name.lower() in COLUMNS
     if not known and not (isinstance(column.parent, exp.Bracket) and _is_properties(column)):
-        raise _refusal(vocabulary.UNKNOWN_COLUMN, column, vocabulary.NAME_A_COLUMN)
+        raise _refusal(UNKNOWN_COLUMN, column, NAME_A_COLUMN)
 
 
 def _check_cast(cast: exp.Cast | exp.TryCast) -> None:
@@ -158,7 +332,7 @@ def _check_cast(cast: exp.Cast | exp.TryCast) -> None:
         if not (cast.this.is_string and _WRITTEN_MOMENT.fullmatch(cast.this.name)):
             raise _refusal("a selection can't make a moment of this", cast, _MOMENT_REMEDY)
     elif cast.to.this not in TYPES.values() or cast.to.expressions:
-        raise _refusal(vocabulary.NOT_A_TYPE, cast.to, vocabulary.CAST_TO)
+        raise _refusal(NOT_A_TYPE, cast.to, CAST_TO)
 
 
 def _check_moments(tree: exp.Expr) -> None:
@@ -203,11 +377,7 @@ def _check_condition(tree: exp.Expr) -> None:
 
 
 def _is_properties(node: object) -> bool:
-    return (
-        isinstance(node, exp.Column)
-        and len(node.parts) == 1
-        and node.name.lower() == vocabulary.PROPERTIES
-    )
+    return isinstance(node, exp.Column) and len(node.parts) == 1 and node.name.lower() == PROPERTIES
 
 
 def _reads_property(node: exp.Bracket) -> bool:

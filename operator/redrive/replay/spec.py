@@ -1,78 +1,31 @@
-"""`ReplayJob`: all that the operator tells a replay job, as its one argument. Pure.
+"""A replay job as one argument, and the choice of dead letters. Pure.
+
+`ReplayJob`: all that the operator tells a replay job, as its one argument. Pure.
 
 It holds no secret: arguments show in process lists and in the Spark UI. The credentials of the
 replay role are files that driver and executors mount. `BrokerAccess`, in the environment variable
 `ACCESS_VARIABLE`, says which, so that each process of a job knows.
+
+A `Choice` → which messages it takes, and which entries need not be read. Pure.
 """
 
 from __future__ import annotations
 
-import enum
 import json
 from dataclasses import asdict, dataclass
 
+from redrive.auth.method import without_dollars
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
+from redrive.reading import bitmap
+from redrive.reading.positions import EntryId, Position
+from redrive.reading.ranges import Range
 
-ACCESS_VARIABLE = "REDRIVE_PULSAR_ACCESS"
-"""Holds a `BrokerAccess`, as `encode` writes it."""
 MESSAGES_PER_SECOND = 2_000
 """The messages that one task of a job moves in a second at least, on a broker with nothing else to
 do; estimates of a run's time count with it."""
-
-
-class Method(enum.StrEnum):
-    """How a job proves who it is."""
-
-    TOKEN = "token"  # noqa: S105  a method
-    TLS = "tls"
-    OAUTH2 = "oauth2"
-    NONE = "none"
-
-
-@dataclass(frozen=True)
-class BrokerAccess:
-    """Who a job is for the broker, without any secret: those lie in files.
-
-    Attributes:
-        folder: what is mounted lies below it: `credentials/`, with the files `token`, `tls.crt` and
-            `tls.key`, or `client-secret`; `ca/ca.crt` and `issuer-ca/ca.crt`, if others than the
-            authorities of the image are trusted.
-        redirect_hosts: where else than to the host of `adminUrl` they may go, see `Access.hosts`.
-        issuer_url: of OAuth 2.0, like what follows; None where the method is another.
-    """
-
-    method: Method
-    folder: str
-    redirect_hosts: tuple[str, ...] = ()
-    issuer_url: str | None = None
-    client_id: str | None = None
-    audience: str | None = None
-    scope: str | None = None
-
-    def encode(self) -> str:
-        """Write it as JSON, without a dollar sign: see `ReplayJob.encode`."""
-        return _without_dollars(json.dumps(asdict(self), ensure_ascii=False))
-
-    @classmethod
-    def decode(cls, text: str) -> BrokerAccess:
-        """Read what `encode` wrote.
-
-        Raises:
-            InvalidSpecError: *text* is something else.
-        """
-        try:
-            fields = json.loads(text)
-            fields["method"] = Method(fields["method"])
-            return cls(**fields | {"redirect_hosts": tuple(fields["redirect_hosts"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidSpecError(
-                f"the environment variable {ACCESS_VARIABLE} does not say how to reach the broker",
-                got=repr(error),
-                remedy="start the job by a Replay; run the same version of operator and image",
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -175,7 +128,7 @@ class ReplayJob:
             },
             ensure_ascii=False,
         )
-        return _without_dollars(written)
+        return without_dollars(written)
 
     @classmethod
     def decode(cls, text: str) -> ReplayJob:
@@ -215,5 +168,57 @@ class ReplayJob:
             ) from error
 
 
-def _without_dollars(written: str) -> str:
-    return written.replace("$", "\\u0024")
+class Chooser:
+    """Tells what a choice takes, all but its limit, which is about many messages.
+
+    The partition of an id says nothing: no two partitions share a ledger of BookKeeper.
+    """
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+        self._keys = frozenset(choice.keys)
+        # Entry → the indexes that are named of it; -1 for all.
+        self._named: dict[EntryId, set[int]] = {}
+        for written in choice.ids:
+            ledger, entry, _, index, *_ = (*map(int, written.split(":")), -1, -1)
+            self._named.setdefault(EntryId(ledger, entry), set()).add(max(-1, index))
+
+    def entries(self, of: Range) -> int:
+        """Return which entries of a range to look at, a bitmap of offsets."""
+        if not self._named:
+            return bitmap.span(0, of.size - 1)
+        named = (entry for entry in self._named if of.holds(Position(*entry, 0)))
+        return bitmap.of((entry.entry - of.first for entry in named), of.size)
+
+    def takes_undelivered(self, position: Position) -> bool | None:
+        """Return whether an entry is taken of which only its position is known.
+
+        None if it depends on what it holds.
+        """
+        if not self._is_named(position):
+            return False
+        choice = self._choice
+        is_known = not choice.keys and choice.since is None and choice.until is None
+        return True if is_known else None
+
+    def takes(self, position: Position, key: str | None, published: int) -> bool:
+        """Whether a message is taken.
+
+        Args:
+            position: where it lies.
+            key: its own.
+            published: when, in milliseconds since 1970.
+        """
+        choice = self._choice
+        return (
+            self._is_named(position)
+            and (not self._keys or key in self._keys)
+            and (choice.since is None or published >= choice.since)
+            and (choice.until is None or published < choice.until)
+        )
+
+    def _is_named(self, position: Position) -> bool:
+        if not self._named:
+            return True
+        indexes = self._named.get(position.entry_id, set[int]())
+        return not indexes.isdisjoint({-1, position.batch_index})

@@ -8,10 +8,11 @@
 
 Needs the extra `spark`, on driver and executors. The how-to is docs/howto/spark.md.
 
-`datasource`, the spine, is what Spark calls. Pure are `options`, `authentication`, `offsets`,
-`filters` and `slices`, which cuts what is to be read into tasks. `topics` asks the broker, `rows`
-turns messages into batches of columns.
+`datasource`, the spine, is the class that Spark calls. `options` and `slices`, which cuts a read
+into tasks, are pure. `topics` asks the broker, `rows` turns messages into batches of columns.
 """
+
+from __future__ import annotations
 
 from redrive.spark.datasource import register
 

@@ -1,4 +1,6 @@
-"""The options of a read or a write, as users of the JVM connector for Pulsar know them. Pure.
+"""Options of the data source, in the words of Pulsar's client.
+
+The options of a read or a write, as users of the JVM connector for Pulsar know them. Pure.
 
 Spark hands over names in lower case, and compares them without regard to it.
 """
@@ -6,15 +8,109 @@ Spark hands over names in lower case, and compares them without regard to it.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from redrive.auth.method import Plugin, SourceAuthentication
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.naming import SYSTEM_TOPIC, TopicName, check_subscription
-from redrive.spark import authentication
-from redrive.spark.authentication import SourceAuthentication
+
+PLUGIN = "pulsar.client.authPluginClassName"
+PARAMETERS = "pulsar.client.authParams"
+TRUSTED = "pulsar.client.tlsTrustCertsFilePath"
+
+
+class InvalidAuthenticationError(RedriveError):
+    """The options do not say how to authenticate; what they say is never shown."""
+
+    reason: ClassVar[str] = "InvalidAuthentication"
+
+
+def authentication_of_options(options: Mapping[str, str]) -> SourceAuthentication:
+    """Read the options that are about it.
+
+    Raises:
+        InvalidAuthenticationError: they don't fit together.
+    """
+    trusted, text = options.get(TRUSTED), options.get(PARAMETERS, "")
+    written = options.get(PLUGIN)
+    if written is None:
+        if text:
+            raise _invalid(f"{PARAMETERS} is given without {PLUGIN}", f"give {PLUGIN} too")
+        return SourceAuthentication(trusted=trusted)
+    try:
+        plugin = Plugin(written.rpartition(".")[2])
+    except ValueError:
+        raise InvalidAuthenticationError(
+            f"{PLUGIN} is an unknown one", got=written, remedy=f"use one of {', '.join(Plugin)}"
+        ) from None
+    if plugin is Plugin.TOKEN:
+        return _token(text, trusted)
+    if plugin is Plugin.TLS:
+        return _tls(text, trusted)
+    if plugin is Plugin.OAUTH2:
+        return _oauth2(text, trusted)
+    return SourceAuthentication(trusted=trusted)
+
+
+def _token(text: str, trusted: str | None) -> SourceAuthentication:
+    if text.startswith("file:"):
+        return SourceAuthentication(Plugin.TOKEN, None, {"token": _path(text)}, {}, trusted)
+    _, marked, token = text.partition("token:")
+    if (
+        not marked
+        or text.partition("token:")[0]
+        or not token.strip().isascii()
+        or not token.strip()
+    ):
+        raise _invalid(
+            f"{PARAMETERS} of a token is neither token:… nor file:///…",
+            "write token: before the token, by which Spark redacts it; better, name a file",
+        )
+    return SourceAuthentication(Plugin.TOKEN, token, {}, {}, trusted)
+
+
+def _tls(text: str, trusted: str | None) -> SourceAuthentication:
+    names = {"tlsCertFile": "certificate", "tlsKeyFile": "key"}
+    parts = dict(part.strip().partition(":")[::2] for part in text.split(","))
+    if set(parts) != set(names) or not all(parts.values()):
+        raise _invalid(
+            f"{PARAMETERS} of TLS is not tlsCertFile:PATH,tlsKeyFile:PATH",
+            "name the files of the certificate and of its key",
+        )
+    files = {names[name]: path.removeprefix("//") for name, path in parts.items()}
+    return SourceAuthentication(Plugin.TLS, None, files, {}, trusted)
+
+
+def _oauth2(text: str, trusted: str | None) -> SourceAuthentication:
+    try:
+        parts: dict[str, Any] = json.loads(text)
+        kind, key = parts.pop("type", "client_credentials"), parts.pop("privateKey")
+        fits = kind == "client_credentials" and str(key).startswith("file:")
+        fits = fits and "issuerUrl" in parts and set(parts) <= {"issuerUrl", "audience", "scope"}
+    except (ValueError, AttributeError, KeyError, TypeError):
+        fits = False
+    if not fits:
+        raise _invalid(
+            f"{PARAMETERS} of OAuth 2.0 is not JSON with issuerUrl and privateKey, and if needed "
+            "type, audience and scope",
+            'write {"issuerUrl": "https://…", "privateKey": "file:///…"}: the client\'s secret '
+            "stands in a file only",
+        )
+    issuer = {name: str(value) for name, value in parts.items()}
+    return SourceAuthentication(Plugin.OAUTH2, None, {"client": _path(str(key))}, issuer, trusted)
+
+
+def _path(url: str) -> str:
+    return url.removeprefix("file:").removeprefix("//")
+
+
+def _invalid(problem: str, remedy: str) -> InvalidAuthenticationError:
+    return InvalidAuthenticationError(problem, remedy=remedy)
+
 
 COLUMN_NAMES = (
     "value", "__key", "__topic", "__messageId", "__publishTime", "__eventTime",
@@ -27,9 +123,9 @@ MORE_COLUMN_NAMES = ("__partition", "__ledger", "__entry", "__batchIndex", "__en
 _CONNECTION = (
     "service.url",
     "admin.url",
-    authentication.PLUGIN,
-    authentication.PARAMETERS,
-    authentication.TRUSTED,
+    PLUGIN,
+    PARAMETERS,
+    TRUSTED,
 )
 _TOPICS = ("topic", "topics", "topicsPattern")
 _READ = (*_CONNECTION, *_TOPICS, "startingOffsets", "failOnDataLoss", "columns")
@@ -174,7 +270,7 @@ def _connection(options: Mapping[str, str]) -> SourceConnection:
             got=admin,
             remedy="give the address of the admin API, such as http://pulsar:8080, or leave it out",
         )
-    return SourceConnection(url, admin, authentication.of_options(options))
+    return SourceConnection(url, admin, authentication_of_options(options))
 
 
 def _topics(options: Mapping[str, str]) -> TopicSelection:

@@ -1,6 +1,14 @@
-"""What the topics of a read hold now, as the broker tells.
+"""Contents of topics, and the subscription that follows a stream.
+
+What the topics of a read hold now, as the broker tells.
 
 With `admin.url` it tells each ledger; else a reader finds where each partition ends.
+
+The subscription that follows a stream: it keeps what has not been processed, and shows it.
+
+What has been read is in the query's checkpoint; nothing is read by the subscription. Of each
+partition it keeps the last entry that was processed, too. As long as it stands before that, the
+broker has deleted nothing of what follows; once it does not, as when messages expired, it may have.
 """
 
 from __future__ import annotations
@@ -9,22 +17,22 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any, ClassVar
 
 import pulsar
 
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
+from redrive.auth.files import source_credentials
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
-from redrive.replay.topic import broker, snapshot
-from redrive.replay.topic.broker import UNPARTITIONED
-from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.position import LATEST, NOWHERE, EntryId
-from redrive.spark import access
+from redrive.reading import broker
+from redrive.reading.broker import UNPARTITIONED
+from redrive.reading.positions import LATEST, NOWHERE, EntryId
+from redrive.reading.ranges import Partition
 from redrive.spark.options import SourceConnection, TopicSelection
-from redrive.spark.slices import Extent
+from redrive.spark.slices import Extent, Offset
 
 _INDEX = re.compile(r"-partition-(\d+)$")
 
@@ -58,7 +66,7 @@ class TopicReader:
 
     def __init__(self, connection: SourceConnection) -> None:
         self._connection = connection
-        self._credentials = access.shown(connection.authentication)
+        self._credentials = source_credentials(connection.authentication)
 
     def extents(self, selection: TopicSelection, subscription: str = "") -> list[Extent]:
         """Return what each partition of the topics holds, each once, in order of their names.
@@ -82,7 +90,7 @@ class TopicReader:
 
     def read_through(self, _admin_url: str, topic: TopicName, reader: str) -> EntryId | None:
         """Do what `snapshot.read_through` does."""
-        return snapshot.served(asyncio.run(self._internal_stats(topic)), reader)
+        return broker.served(asyncio.run(self._internal_stats(topic)), reader)
 
     def client(self) -> AbstractContextManager[broker.ReadingClient]:
         """Open a client, and close it with all it has opened."""
@@ -159,3 +167,61 @@ def _last_entry(client: pulsar.Client, topic: TopicName) -> EntryId:
         with closing(reader):
             last = EntryId(*reader.last_entry())
             return NOWHERE if last.entry < 0 else last
+
+
+class FollowingSubscription:
+    """Acknowledges what a stream has processed; keeps a consumer open for each partition.
+
+    Args:
+        of: the broker.
+        subscription: its name. Where it is missing, it is created with all that the topic holds,
+            if the broker creates subscriptions by itself.
+    """
+
+    def __init__(self, of: TopicReader, subscription: str) -> None:
+        self._opened = ExitStack()
+        self._client = self._opened.enter_context(of.client())
+        self._subscription = subscription
+        self._consumers: dict[TopicName, pulsar.Consumer] = {}
+
+    def open(self, topic: TopicName) -> pulsar.Consumer:
+        """Subscribe to a partition, once."""
+        if topic not in self._consumers:
+            with failures(f"subscribe as {self._subscription} to {topic}", "consume"):
+                self._consumers[topic] = self._client.subscribe(
+                    str(topic),
+                    self._subscription,
+                    initial_position=pulsar.InitialPosition.Earliest,
+                    receiver_queue_size=0,  # it receives nothing
+                )
+        return self._consumers[topic]
+
+    def keep(self, topic: TopicName, passed: EntryId, processed: EntryId) -> None:
+        """Have the subscription keep what follows on *processed*, and that itself.
+
+        Args:
+            topic: a partition.
+            passed: up to where it has acknowledged.
+            processed: where the stream begins.
+        """
+        consumer = self.open(topic)
+        if passed >= processed:
+            ledger, entry = processed
+            first = pulsar.MessageId(UNPARTITIONED, ledger, entry, -1)
+            with failures(f"move {self._subscription} of {topic} to {processed}", "consume"):
+                consumer.seek(first if entry >= 0 else pulsar.MessageId.earliest)
+
+    def acknowledge(self, processed: Offset) -> None:
+        """Acknowledge all before some entries; see above."""
+        for topic, position in processed.items():
+            ledger, entry = position.entry_id
+            if entry > 0:
+                consumer = self.open(topic)
+                with failures(f"acknowledge {position.entry_id} of {topic}", "consume"):
+                    consumer.acknowledge_cumulative(
+                        pulsar.MessageId(UNPARTITIONED, ledger, entry - 1, -1)
+                    )
+
+    def close(self) -> None:
+        """Close all that is open; acknowledgements go out before."""
+        self._opened.close()

@@ -15,12 +15,14 @@ message gets the next one that is due, and the clock is put forward.
 
 from __future__ import annotations
 
-from redrive.testing.async_consumer import AsyncInMemoryConsumer
-from redrive.testing.async_simple import AsyncInMemorySimpleConsumer
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 from redrive.testing.connection import NothingLeftError
-from redrive.testing.consumer import InMemoryConsumer
-from redrive.testing.simple import InMemorySimpleConsumer
+from redrive.testing.consumers import (
+    AsyncInMemoryConsumer,
+    AsyncInMemorySimpleConsumer,
+    InMemoryConsumer,
+    InMemorySimpleConsumer,
+)
 
 __all__ = [
     "AsyncInMemoryConsumer",

@@ -15,8 +15,7 @@ from typing import Any
 import pulsar
 import pulsar.schema
 
-from redrive.copying.errors import NotSentError
-from redrive.copying.writer_schemas import BYTES
+from redrive.messages import BYTES, NotSentError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 

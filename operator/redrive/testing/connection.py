@@ -13,11 +13,11 @@ from typing import cast
 import pulsar
 import pulsar.schema
 
-from redrive.copying.errors import NotSentError
-from redrive.delivery.bounded import Deadline
-from redrive.delivery.handling.run import Run
+from redrive.delivery.concurrency import Deadline
+from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.delivery.parts import BrokerConnection, Parts, Subscribing
-from redrive.delivery.receiving.fetcher import ConsumerStoppedError
+from redrive.delivery.run import Run
+from redrive.messages import NotSentError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.sequences import Sequences

@@ -13,8 +13,8 @@ from typing import Any
 import pulsar
 
 from redrive import Event, RetryConsumer
-from redrive.delivery.telemetry.events import Name
-from redrive.middleware import OutageLimits
+from redrive.delivery.reporting import Name
+from redrive.policy.model import OutageLimits
 from sandbox.pulsar import SUPERUSER
 from tests.benchmarks.figures import Figure
 from tests.support.provisioned_policy import ProvisionedPolicy

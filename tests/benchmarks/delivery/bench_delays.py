@@ -16,7 +16,7 @@ from typing import Any
 import pulsar
 
 from redrive import FailureRules
-from redrive.provision import topic_policies
+from redrive.provision.desired import delay_policy
 from tests.benchmarks.figures import Figure
 from tests.support.provisioned_policy import ProvisionedPolicy, path
 
@@ -65,7 +65,7 @@ def _keep_delays(provisioned: ProvisionedPolicy) -> None:
     """Give the retry topic the tick that the operator gives it."""
     policy = provisioned.policy
     release = tuple(map(int, provisioned.broker.version.split(".")))
-    for write in topic_policies.delays(min(policy.ladder.rungs), release).writes(None):
+    for write in delay_policy(min(policy.ladder.rungs), release).writes(None):
         at = f"{path(policy.retry_topic)}/{write.path}"
         provisioned.broker.request(write.method, at, write.body).check("set the tick")
 

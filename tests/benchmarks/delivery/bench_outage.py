@@ -12,10 +12,11 @@ from datetime import datetime, timedelta
 import pulsar
 
 from redrive import Event, Policy
-from redrive.delivery.telemetry.events import Name
-from redrive.middleware import OutageLimits
+from redrive.delivery.reporting import Name
+from redrive.policy.model import OutageLimits
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemoryMessage
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+from redrive.testing.consumers import InMemoryConsumer
 from tests.benchmarks.figures import Figure
 
 PER_SECOND = 1_000

@@ -15,9 +15,9 @@ from typing import Any
 import pulsar
 
 from redrive import RetryConsumer
-from redrive.copying.reading import id_text
 from redrive.delivery.parts import SystemClock
-from redrive.policy.cause import Cause
+from redrive.messages import id_text
+from redrive.policy.envelope import Cause
 from tests.benchmarks.figures import Figure
 from tests.support.provisioned_policy import ProvisionedPolicy
 

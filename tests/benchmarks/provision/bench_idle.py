@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from redrive.provision.resync import FACTS_SECONDS
+from redrive.provision.poller import FACTS_SECONDS
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.provision.in_process import (
     alone,

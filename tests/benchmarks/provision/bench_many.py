@@ -10,7 +10,7 @@ import asyncio
 import time
 
 from redrive.kube import resources
-from redrive.provision.resync import FACTS_SECONDS
+from redrive.provision.poller import FACTS_SECONDS
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.provision.in_process import (
     alone,

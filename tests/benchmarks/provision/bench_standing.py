@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 
-from redrive.provision.resync import FACTS_SECONDS
+from redrive.provision.poller import FACTS_SECONDS
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.provision.counting import Call, Proxy, counting
 from tests.benchmarks.provision.crowd import Crowd, crowd

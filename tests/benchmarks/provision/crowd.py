@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from kubernetes.aio import client, config, watch
 
-from redrive.kube import resources, status
+from redrive.api import Body
+from redrive.api.conditions import is_settled
+from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Key
 from tests.benchmarks.provision import bare
 from tests.integration.provision.conftest import Shop
 
@@ -73,7 +75,7 @@ class Crowd:
 
     def _is_settled(self, count: int) -> bool:
         there = list(self.seen)
-        return len(there) == count and all(map(status.is_settled, there))
+        return len(there) == count and all(map(is_settled, there))
 
     def _body(self, name: str) -> Body:
         return {

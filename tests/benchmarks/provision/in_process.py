@@ -21,9 +21,10 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from redrive.admin.http import Http
-from redrive.kube import resources, status
+from redrive.api import Body
+from redrive.api.conditions import is_settled
+from redrive.kube import resources
 from redrive.kube.context import Context
-from redrive.kube.resources import Body
 from tests.benchmarks.figures import Figure
 from tests.support.fake_admin import SUPERUSER, FakeBroker
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -62,7 +63,7 @@ async def settled(ctx: Context) -> float:
     """Wait until all policies are settled; return how many seconds that took."""
     began = time.monotonic()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not all(map(status.is_settled, ctx.policies)):  # noqa: ASYNC110  looks at all
+        while not all(map(is_settled, ctx.policies)):  # noqa: ASYNC110  looks at all
             await asyncio.sleep(1)
     return time.monotonic() - began
 

@@ -23,12 +23,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.reading.ranges import RANGE_ENTRIES
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Engine
-from redrive.replay.job.plan import Scanned
-from redrive.replay.spark.query import Spark
+from redrive.replay.job.plan import Engine, Scanned
+from redrive.replay.spark import Spark
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic.ranges import RANGE_ENTRIES
 from tests.benchmarks.figures import Figure
 from tests.support.local_runs import Notes, job_of
 

@@ -10,10 +10,8 @@ from typing import Protocol
 
 import pytest
 
-from redrive.admin.access import Access
-from redrive.admin.answer_limits import CallTurns
 from redrive.admin.client import Admin
-from redrive.admin.http import Call, Http, Way
+from redrive.admin.http import Access, Call, CallTurns, Http, Way
 from sandbox.pulsar import Broker
 from tests.support.fake_admin import SUPERUSER, FakeBroker
 

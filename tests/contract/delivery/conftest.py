@@ -23,10 +23,10 @@ from redrive.policy.envelope import for_replay
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.testing import (
+from redrive.testing.broker import InMemoryBroker
+from redrive.testing.consumers import (
     AsyncInMemoryConsumer,
     AsyncInMemorySimpleConsumer,
-    InMemoryBroker,
     InMemoryConsumer,
     InMemorySimpleConsumer,
 )

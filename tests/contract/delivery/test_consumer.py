@@ -14,9 +14,9 @@ import pulsar
 import pytest
 
 from redrive import DeadLetter, Done, Event, FailureRules, NotRunError, PolicyFile, RetryLater
-from redrive.copying.reading import id_text
-from redrive.delivery.receiving.fetcher import ConsumerStoppedError
+from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.errors import InvalidSpecError
+from redrive.messages import id_text
 from redrive.policy import codec
 from redrive.policy.model import SubscriptionType
 from tests.contract.delivery.conftest import Observed, assert_nothing_left

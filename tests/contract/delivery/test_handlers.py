@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from redrive import Attempt, Event, FailureRules
-from redrive.delivery.telemetry.events import Name
-from redrive.middleware import OutageBreaker, OutageLimits
+from redrive.delivery.middleware.outage_breaker import OutageBreaker
+from redrive.delivery.reporting import Name
+from redrive.policy.model import OutageLimits
 from tests.contract.delivery.conftest import assert_nothing_left
 from tests.support.waiting import wait_until
 

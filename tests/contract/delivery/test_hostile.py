@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redrive import BroadcastConsumer, Event
-from redrive.delivery.telemetry.events import Name
-from redrive.policy import properties
+from redrive.delivery.reporting import Name
+from redrive.policy import envelope
 from redrive.policy.model import SubscriptionType
-from redrive.replay.protocol.protobuf import nested, number
+from redrive.reading.positions import encode_nested, encode_number
 from sandbox.pulsar import SUPERUSER
 from tests.support.raw_entries import RawEntry, in_batch, numbers, store
 from tests.support.subscriptions import drain
@@ -27,7 +27,7 @@ ProvisionPolicy = Callable[..., Any]
 SECOND, SOON = timedelta(seconds=1), timedelta(seconds=60)
 NAMES = [
     value.encode()
-    for name, value in vars(properties).items()
+    for name, value in vars(envelope).items()
     if name.isupper() and isinstance(value, str)
 ]
 texts = (st.text(max_size=20) | st.integers().map(str)).map(str.encode)
@@ -41,7 +41,11 @@ def written(field: int, drawn: st.SearchStrategy[Any]) -> st.SearchStrategy[byte
     """Draw a field, or nothing in its place."""
 
     def write(value: object) -> bytes:
-        return nested(field, value) if isinstance(value, bytes) else number(field, int(str(value)))
+        return (
+            encode_nested(field, value)
+            if isinstance(value, bytes)
+            else encode_number(field, int(str(value)))
+        )
 
     return st.just(b"") | drawn.map(write)
 
@@ -49,7 +53,9 @@ def written(field: int, drawn: st.SearchStrategy[Any]) -> st.SearchStrategy[byte
 def with_pairs(field: int) -> st.SearchStrategy[bytes]:
     pairs = st.lists(property_pairs, max_size=3)
     return pairs.map(
-        lambda drawn: b"".join(nested(field, nested(1, k) + nested(2, v)) for k, v in drawn)
+        lambda drawn: b"".join(
+            encode_nested(field, encode_nested(1, k) + encode_nested(2, v)) for k, v in drawn
+        )
     )
 
 

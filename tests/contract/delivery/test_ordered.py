@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redrive import Event
-from redrive.delivery.middleware import key_ordering
+from redrive.delivery.middleware import scheduling
 from redrive.policy.model import SubscriptionType
 from tests.contract.delivery.conftest import assert_nothing_left
 
@@ -103,7 +103,7 @@ def test_what_waits_in_a_consumer_that_ends_comes_again_in_order(
 def test_a_full_consumer_takes_nothing_more_until_there_is_room(
     make_ordered_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_ordering, "MAX_HELD", 3)
+    monkeypatch.setattr(scheduling, "MAX_HELD", 3)
     world = make_ordered_world(delays=("2s",))
     world.send(b"1", b"2", b"3", partition_key="a")
     world.send(b"other", partition_key="b")

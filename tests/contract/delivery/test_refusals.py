@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from redrive.delivery.retrying import unsent
+from redrive.delivery import forwarder
 from redrive.policy.model import SubscriptionType
 from tests.contract.delivery.conftest import Observed, assert_nothing_left, wait_until_settled
 
@@ -81,7 +81,7 @@ def test_what_a_consumer_could_not_send_goes_to_the_next_as_the_same_attempt(
 def test_a_consumer_with_too_many_that_wait_says_that_it_takes_nothing_and_when_it_goes_on(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unsent, "MAX_UNSENT", 2)
+    monkeypatch.setattr(forwarder, "MAX_UNSENT", 2)
     world = make_world(max_retries=0)
     world.refuse(world.policy.dead_letter_topic)
     world.send(b"1", b"2", b"3")

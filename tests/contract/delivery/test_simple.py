@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from redrive.copying.reading import id_text
-from redrive.delivery.receiving.fetcher import ConsumerStoppedError
+from redrive.delivery.consumers import simple
+from redrive.delivery.consumers.simple import NotInFlightError
+from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.errors import InvalidSpecError
-from redrive.policy import invisible
-from redrive.policy.invisible import NotInFlightError
+from redrive.messages import id_text
 from tests.contract.delivery.conftest import Observed, assert_nothing_left
 
 pytestmark = pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
@@ -25,7 +25,7 @@ SOON = 180 * SECOND
 @pytest.fixture(autouse=True)
 def short_durations(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds have tests of their own; these need not wait for 10 s each time."""
-    monkeypatch.setattr(invisible, "MIN_INVISIBLE", SECOND)
+    monkeypatch.setattr(simple, "MIN_INVISIBLE", SECOND)
 
 
 def test_what_is_acknowledged_in_time_is_settled(make_world: MakeWorld) -> None:

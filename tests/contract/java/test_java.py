@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from redrive.copying.reading import id_text
+from redrive.messages import id_text
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from sandbox.pulsar import SUPERUSER
 from tests.support.java import JavaClient, JavaRefusedError, Message

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
+from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.naming import LEDGER_SUBSCRIPTION
-from redrive.policy.properties import CAUSE_TYPE
+from redrive.reading.positions import EntryId
 from redrive.replay.job import run as runs
 from redrive.replay.job.aftermath import Aftermath, follow
-from redrive.replay.job.engine import Local, Rest, Wish
-from redrive.replay.job.plan import Scanned
-from redrive.replay.ledger.account import Account
-from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
-from redrive.replay.topic.position import EntryId
+from redrive.replay.job.plan import Local, Rest, Scanned, Wish
+from redrive.replay.records import Account
+from redrive.replay.spec import ReplayJob
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.contract.java.test_schemas import (
     FIRST,

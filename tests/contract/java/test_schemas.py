@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from py4j.java_gateway import JavaObject
 
-from redrive.delivery.telemetry.events import Event, Name
+from redrive.delivery.reporting import Event, Name
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
 from tests.contract.java.test_java import dead_letter_in_java

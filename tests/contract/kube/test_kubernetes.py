@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from redrive.kube.client import Kubernetes
-from redrive.kube.errors import ConflictError, KubernetesError, NotFoundError
-from redrive.kube.resources import LEASES, Body, Key, Resource
+from redrive.api import Body
+from redrive.kube.client import ConflictError, Kubernetes, KubernetesError, NotFoundError
+from redrive.kube.resources import LEASES, Key, Resource
 from sandbox.kubernetes import Cluster
 from tests.support.fake_kubernetes import FakeKubernetes
 

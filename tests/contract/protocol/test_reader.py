@@ -10,12 +10,12 @@ from contextlib import contextmanager
 import pulsar
 import pytest
 
-from redrive.copying import reading
+from redrive.auth.files import ShownCredentials
+from redrive.messages import schema_version
 from redrive.policy.naming import TopicName
-from redrive.replay.protocol.connection import ShownCredentials
-from redrive.replay.protocol.reader import EntryReader
-from redrive.replay.protocol.session import Session
-from redrive.replay.protocol.stored import ReadMessage
+from redrive.reading.entries import EntryReader
+from redrive.reading.session import Session
+from redrive.reading.stored import ReadMessage
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.support.raw_entries import HARMFUL, store
 
@@ -71,7 +71,7 @@ def shown(message: pulsar.Message | ReadMessage) -> tuple[object, ...]:
         message.ordering_key(),
         message.publish_timestamp(),
         message.event_timestamp(),
-        reading.schema_version(message),
+        schema_version(message),
         message.encryption_context() is None,
     )
 

@@ -13,10 +13,10 @@ from typing import Any
 import pulsar
 import pytest
 
-from redrive.copying import reading
-from redrive.replay.protocol.connection import ProtocolError, ShownCredentials
-from redrive.replay.protocol.messages import OutgoingMessage
-from redrive.replay.protocol.session import BATCH_MESSAGES, Sent, Session
+from redrive.auth.files import ShownCredentials
+from redrive.messages import read_properties, schema_version
+from redrive.reading.frames import OutgoingMessage
+from redrive.reading.session import BATCH_MESSAGES, ProtocolError, Sent, Session
 from sandbox.pulsar import SUPERUSER, Broker
 
 SECONDS, MILLIS = 60.0, 60_000
@@ -115,12 +115,12 @@ def test_a_message_arrives_with_all_it_has(topic: Topic, *, batches: bool) -> No
     assert all(each.stored for each in receipts)
     found = topic.read()
     first, empty, null, long = found
-    assert (first.data(), reading.properties(first)) == (b"order", properties)
+    assert (first.data(), read_properties(first)) == (b"order", properties)
     assert (first.partition_key(), first.ordering_key()) == ("k", "o")
     assert first.event_timestamp() == 1_700
     assert first.producer_name() == "sender"
     assert not first.schema_version()
-    assert (empty.data(), empty.has_null_value(), reading.properties(empty)) == (b"", False, {})
+    assert (empty.data(), empty.has_null_value(), read_properties(empty)) == (b"", False, {})
     assert (null.has_null_value(), null.partition_key()) == (True, "gone")
     assert long.data() == b"long " * 1_000
     assert abs(first.publish_timestamp() - long.publish_timestamp()) < 60_000
@@ -175,7 +175,7 @@ def test_messages_name_the_schema_they_were_written_with(topic: Topic, *, batche
                 answered(session, 1)
         reader = client.create_reader(topic.name, pulsar.MessageId.earliest, schema=schema)
         assert [reader.read_next(MILLIS).value().number for _ in range(2)] == [7, 7]
-    assert [reading.schema_version(each) for each in topic.read()] == [0, 0]
+    assert [schema_version(each) for each in topic.read()] == [0, 0]
 
 
 def test_a_schema_that_is_not_there_is_refused(topic: Topic) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from redrive.api.kinds import KINDS, Kind
-from redrive.api.parsing import InvalidFieldsError, parse_spec
-from redrive.api.schema import structural
+from redrive.api.crds import KINDS, Kind, structural
+from redrive.api.model import InvalidFieldsError, parse_spec
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from tests.support.crd_fields import SpecField, SpecFields

@@ -12,9 +12,9 @@ from redrive.api.job import JobDefaults
 from redrive.kube.context import Settings
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.replay.controller import launch, mounts
-from redrive.replay.controller.launcher import Launcher
-from redrive.replay.controller.launchers import LAUNCHERS
+from redrive.replay.controller import launch
+from redrive.replay.controller.launch import pod_access
+from redrive.replay.controller.spark_operators import LAUNCHERS, Launcher
 from redrive.replay.spec import ReplayJob
 from sandbox import spark_operator
 from sandbox.errors import SandboxError
@@ -47,7 +47,7 @@ def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     key = {"secretRef": {"name": "replayer", "key": "token"}}
     tls = {"caRef": {"name": "authority", "key": "ca.crt"}}
     identity = {"role": "replayer", "authentication": {"token": key}, "tls": tls}
-    access = mounts.access(ReplayIdentity.model_validate(identity), ())
+    access = pod_access(ReplayIdentity.model_validate(identity), ())
     policy = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders")
     job = ReplayJob("default", "after.fix", "u", policy, "pulsar://p:6650", "http://p:8080", None)
     pods = JobDefaults.model_validate(template)

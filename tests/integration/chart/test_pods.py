@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from redrive.replay.controller.application import RESTRICTED
+from redrive.replay.controller.launch import RESTRICTED
 from sandbox import chart
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster

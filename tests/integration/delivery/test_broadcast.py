@@ -13,8 +13,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from redrive import AsyncBroadcastConsumer, BroadcastConsumer, Event, prometheus
-from redrive.delivery.receiving.fetcher import ConsumerStoppedError, SubscriptionLostError
-from redrive.delivery.receiving.subscribe import SubscribeError
+from redrive.delivery.connection import SubscribeError
+from redrive.delivery.fetcher import ConsumerStoppedError, SubscriptionLostError
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 from tests.support.provisioned_policy import path

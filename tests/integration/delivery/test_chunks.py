@@ -10,8 +10,8 @@ from datetime import timedelta
 import pytest
 
 from redrive import Event
-from redrive.delivery.receiving import subscribe, topic_fetcher
-from redrive.delivery.telemetry.events import Name
+from redrive.delivery import connection, fetcher
+from redrive.delivery.reporting import Name
 from redrive.policy.model import SubscriptionType
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.raw_producer import RawProducer, raw_producer
@@ -78,8 +78,8 @@ def test_chunks_beyond_the_limit_come_again(
     kind: SubscriptionType,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(subscribe, "MAX_PENDING_CHUNKED", 5)
-    monkeypatch.setattr(topic_fetcher, "_RECOVER_AFTER_SECONDS", (1.0, 1.0))
+    monkeypatch.setattr(connection, "MAX_PENDING_CHUNKED", 5)
+    monkeypatch.setattr(fetcher, "_RECOVER_AFTER_SECONDS", (1.0, 1.0))
     provisioned = provision_policy(kind=kind)
     producer = closing.enter_context(raw_producer(provisioned.broker, provisioned.policy.topic))
     applications = Applications(producer, 24)
@@ -97,7 +97,7 @@ def test_chunks_beyond_the_limit_come_again(
 def test_chunks_before_and_after_an_unload_are_put_together(
     provision_policy: ProvisionPolicy, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_fetcher, "_RECOVER_AFTER_SECONDS", (1.0, 1.0))
+    monkeypatch.setattr(fetcher, "_RECOVER_AFTER_SECONDS", (1.0, 1.0))
     provisioned = provision_policy()
     consumer = provisioned.consumer()
     with raw_producer(provisioned.broker, provisioned.policy.topic) as producer:
@@ -115,7 +115,7 @@ def test_chunks_before_and_after_an_unload_are_put_together(
 def test_chunks_of_a_dead_producer_leave_the_backlog(
     provision_policy: ProvisionPolicy, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_fetcher, "_RECOVER_AFTER_SECONDS", (1.0, 1.0, 130.0))
+    monkeypatch.setattr(fetcher, "_RECOVER_AFTER_SECONDS", (1.0, 1.0, 130.0))
     provisioned = provision_policy()
     producer = closing.enter_context(raw_producer(provisioned.broker, provisioned.policy.topic))
     dead, alive = Applications(producer, 12), Applications(producer, 12)

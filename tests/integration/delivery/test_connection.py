@@ -16,7 +16,7 @@ import pytest
 
 import redrive
 from redrive import BroadcastConsumer, Event, RetryConsumer, SimpleConsumer
-from redrive.delivery.telemetry.events import Name
+from redrive.delivery.reporting import Name
 from sandbox.process import free_port
 from sandbox.pulsar import Broker
 from tests.integration.delivery.test_howto import example

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from redrive import Event, RetryConsumer
-from redrive.copying.reading import id_text
-from redrive.delivery.receiving.fetcher import SubscriptionLostError
-from redrive.delivery.receiving.subscribe import SubscribeError
+from redrive.delivery.connection import SubscribeError
+from redrive.delivery.fetcher import SubscriptionLostError
+from redrive.messages import id_text
 from tests.support.awake_time import awake_time
 from tests.support.provisioned_policy import ProvisionedPolicy, path
 from tests.support.user_programs import StartProgram, interrupted, start_program

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from redrive import Event, RetryConsumer
-from redrive.copying.reading import id_text
+from redrive.messages import id_text
 from redrive.opentelemetry import Tracing
 from tests.support.provisioned_policy import path
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pulsar
 import pytest
 
-from redrive.delivery.telemetry.events import Event, Name
+from redrive.delivery.reporting import Event, Name
 from sandbox.pulsar import SUPERUSER
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.waiting import wait_until

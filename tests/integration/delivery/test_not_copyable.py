@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from redrive import Event
-from redrive.copying.reading import id_text
-from redrive.delivery.retrying import unsent
-from redrive.delivery.telemetry.events import Name
+from redrive.delivery import forwarder
+from redrive.delivery.forwarder import MAX_UNSENT
+from redrive.delivery.reporting import Name
+from redrive.messages import id_text
 from redrive.policy.verdict import DeadReason
-from redrive.replay.protocol.protobuf import nested
+from redrive.reading.positions import encode_nested
 from tests.support.documented import blocks
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.raw_producer import SCHEMA_VERSION, RawProducer, raw_producer
@@ -21,7 +22,7 @@ from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 RAW = {b"order": b"7", b"customer": b"M\xfcller", b"\xff\xfe": b"\x00"}
-UNKNOWN_VERSION = nested(SCHEMA_VERSION, (77).to_bytes(8, "big"))
+UNKNOWN_VERSION = encode_nested(SCHEMA_VERSION, (77).to_bytes(8, "big"))
 
 
 def original(letter: Any) -> tuple[dict[bytes, bytes], str, bytes | None]:  # noqa: ANN401 - no types
@@ -54,9 +55,9 @@ def test_messages_without_copies_do_not_stop_others(
     send: Callable[[RawProducer, int], None],
     reason: str,
 ) -> None:
-    monkeypatch.setattr(unsent, "MAX_UNSENT", 100)
+    monkeypatch.setattr(forwarder, "MAX_UNSENT", 100)
     provisioned = provision_policy(delays=("1h",))
-    count = unsent.MAX_UNSENT + 3
+    count = MAX_UNSENT + 3
     with raw_producer(provisioned.broker, provisioned.policy.topic) as producer:
         for number in range(count):
             send(producer, number)

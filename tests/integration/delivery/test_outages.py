@@ -15,9 +15,8 @@ import pulsar
 import pytest
 
 from redrive import Event, RetryConsumer
-from redrive.delivery.telemetry.events import Name
-from redrive.middleware import OutageLimits
-from redrive.policy.outage import BEACON
+from redrive.delivery.reporting import Name
+from redrive.policy.model import BEACON, OutageLimits
 from tests.support.provisioned_policy import ProvisionedPolicy, path
 from tests.support.waiting import wait_until
 

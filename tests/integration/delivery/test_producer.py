@@ -16,9 +16,9 @@ import pulsar.schema
 import pytest
 
 from redrive import AsyncRetryProducer, RetryProducer
-from redrive.copying.errors import NotSentError, TooBigError
-from redrive.delivery.producing import sends
-from redrive.delivery.producing.retry_producer import ProducerClosedError
+from redrive.delivery import sender
+from redrive.delivery.retry_producer import ProducerClosedError
+from redrive.messages import NotSentError, TooBigError
 from sandbox.pulsar import SUPERUSER
 from tests.support.awake_time import awake_time
 from tests.support.deduplication import deduplicate
@@ -207,7 +207,7 @@ def test_a_topic_that_moves_gets_every_message_once(provision_policy: ProvisionP
 def test_partitions_take_turns_at_few_producers_and_get_every_message_once(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sends, "MAX_OPEN", 2)
+    monkeypatch.setattr(sender, "MAX_OPEN", 2)
     provisioned = provision_policy(partitions=5)
     client, topic = producing(provisioned)
     sent = [f"{n}".encode() for n in range(30)]

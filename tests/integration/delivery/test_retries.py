@@ -15,9 +15,9 @@ import pulsar.schema
 import pytest
 
 from redrive import Attempt, Redaction, RetryConsumer
-from redrive.copying.reading import id_text
-from redrive.delivery.receiving.subscribe import SubscribeError
+from redrive.delivery.connection import SubscribeError
 from redrive.errors import InvalidSpecError
+from redrive.messages import id_text
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import Scheme
 from tests.support.waiting import wait_until

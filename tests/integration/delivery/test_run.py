@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from redrive import Done, Event, FailureRules, RetryConsumer
-from redrive.delivery.receiving.fetcher import ConsumerStoppedError
+from redrive.delivery.fetcher import ConsumerStoppedError
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]

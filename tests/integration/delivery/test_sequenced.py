@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from redrive.copying.errors import NotSentError
 from redrive.delivery.middleware import sequencing
-from redrive.delivery.retrying import sequence_topic
-from redrive.delivery.retrying.sequence_topic import SequenceTopic
+from redrive.delivery.middleware.sequencing import SequenceTopic
+from redrive.messages import NotSentError
 from redrive.policy.model import SubscriptionType
 from redrive.policy.sequences import Letter, record_name
 from sandbox.pulsar import SUPERUSER
@@ -300,6 +299,6 @@ def test_a_removal_that_was_compacted_away_while_nothing_was_followed_is_found_a
     write(busy, [0], b"")
     write(busy, [1], letter)
     assert compact(sequenced) == 1
-    monkeypatch.setattr(sequence_topic, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(sequencing, "STALE_SECONDS", 0.0)
     idle.read()
     assert len(idle.sequences) == 1

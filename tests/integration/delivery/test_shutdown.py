@@ -23,7 +23,7 @@ from redrive import (
     RetryProducer,
     SimpleConsumer,
 )
-from redrive.copying.errors import NotSentError
+from redrive.messages import NotSentError
 from tests.support.awake_time import awake_time
 from tests.support.user_programs import StartProgram, start_program
 from tests.support.waiting import wait_until

@@ -39,8 +39,8 @@ def test_a_process_killed_with_a_message_in_flight_loses_nothing(
 import time
 from datetime import timedelta
 from redrive import SimpleConsumer
-from redrive.policy import invisible
-invisible.MIN_INVISIBLE = timedelta(seconds=1)
+from redrive.delivery.consumers import simple
+simple.MIN_INVISIBLE = timedelta(seconds=1)
 {boundary} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 consumer = SimpleConsumer(client, load_policy())
 for message in consumer.receive(1, timedelta(seconds=1)):

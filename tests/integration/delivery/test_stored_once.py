@@ -14,8 +14,8 @@ import pulsar
 import pytest
 
 from redrive import Event, RetryConsumer
-from redrive.copying.reading import id_text
-from redrive.delivery.retrying import producers, unsent
+from redrive.delivery import forwarder
+from redrive.messages import id_text
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
 from tests.support.provisioned_policy import ProvisionedPolicy, path
@@ -142,8 +142,8 @@ def test_hops_to_a_slow_topic_are_stored_once(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, *, whole_namespace: bool
 ) -> None:
     """The broker stores what it has received, long after the consumer has given the send up."""
-    monkeypatch.setattr(producers, "_SEND_SECONDS", 1.0)
-    monkeypatch.setattr(unsent, "_FIRST_SECONDS", 1.0)
+    monkeypatch.setattr(forwarder, "_SEND_SECONDS", 1.0)
+    monkeypatch.setattr(forwarder, "_FIRST_SECONDS", 1.0)
     provisioned = provision_policy(delays=("1s",), max_retries=1)
     policy, sent = provisioned.policy, contents(40)
     provisioned.send(*sent)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from redrive.provision.topic_policies import BUCKETS_SINCE
+from redrive.provision.desired import BUCKETS_SINCE
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import Broker
 

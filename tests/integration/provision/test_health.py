@@ -24,12 +24,12 @@ from redrive.kube.context import Context, Settings
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
 from redrive.policy import codec
-from redrive.policy.outage import OutageLimits
-from redrive.provision import reconcile
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.health.checks import THRESHOLDS, Thresholds
-from redrive.provision.health.watch import Health
-from redrive.provision.lost import LostPolicies
+from redrive.policy.model import OutageLimits
+from redrive.provision import reconciler
+from redrive.provision.claims import Conflicts
+from redrive.provision.health import Health
+from redrive.provision.health_checks import THRESHOLDS, Thresholds
+from redrive.provision.orphans import LostPolicies
 from sandbox import installation
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
@@ -119,7 +119,7 @@ async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[War
     async with Context.open(Settings("here", (shop.namespace,), "", "", "")) as ctx:
 
         async def look(key: Key) -> Any:  # noqa: ANN401 - passed on
-            return await reconcile.reconcile(key, ctx, claims, health, lost)
+            return await reconciler.reconcile(key, ctx, claims, health, lost)
 
         keeper = Controller("RetryPolicy", look)
         claims = Conflicts(ctx.policies, ctx.connections, keeper.enqueue)

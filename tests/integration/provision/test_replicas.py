@@ -10,7 +10,7 @@ from threading import Event, Thread
 
 import pytest
 
-from redrive.kube.resources import Body
+from redrive.api import Body
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
 from tests.support.operator_replicas import NAMES, StartReplica, start_replica
 

@@ -21,21 +21,21 @@ import yaml
 from pyspark.sql import SparkSession
 
 from redrive.api.crds import crds
+from redrive.auth.files import ShownCredentials
+from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
+from redrive.policy.envelope import CAUSE_TYPE, REPLAYS
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, LEDGER_SUBSCRIPTION, TopicName
-from redrive.policy.properties import CAUSE_TYPE, REPLAYS
+from redrive.reading import broker, reader
+from redrive.reading.broker import ReadingClient
+from redrive.reading.positions import NOWHERE
+from redrive.reading.stored import ReadMessage
 from redrive.replay import audit
+from redrive.replay import spark as replay_spark
 from redrive.replay.job.progress import Progress
-from redrive.replay.protocol.connection import ShownCredentials
-from redrive.replay.protocol.stored import ReadMessage
-from redrive.replay.spark import query
-from redrive.replay.spark.datasource import PulsarDataSource
-from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method, ReplayJob
-from redrive.replay.topic import reading, snapshot
-from redrive.replay.topic.broker import ReadingClient
-from redrive.replay.topic.position import NOWHERE
-from redrive.spark import register
-from redrive.spark.datasource import PUSHDOWN
+from redrive.replay.spark import PulsarDataSource
+from redrive.replay.spec import ReplayJob
+from redrive.spark.datasource import PUSHDOWN, register
 from sandbox import chart
 from sandbox import spark as spark_of_sandbox
 from sandbox.kubernetes import Cluster
@@ -106,14 +106,14 @@ class ProvisionedPolicy:
 
     def read_all(self, target: TopicName) -> Iterator[ReadMessage]:
         """Read all that *target* holds, partition by partition."""
-        for partition in snapshot.look(self.broker.admin_url, target):
-            topic = reading.ReadableTopic(self.client, self.broker.admin_url, target)
-            yield from reading.messages(
+        for partition in broker.read_partitions(self.broker.admin_url, target):
+            topic = reader.ReadableTopic(self.client, self.broker.admin_url, target)
+            yield from reader.read_messages(
                 topic,
                 partition.index,
                 NOWHERE,
                 partition.behind(NOWHERE),
-                reading.MAX_PREFETCH,
+                reader.MAX_PREFETCH,
             )
 
     def check_audit(self, *targets: TopicName) -> None:
@@ -277,8 +277,8 @@ def spark(replay_token: str, broker: Broker) -> Iterator[SparkSession]:
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         arguments = "--master local[2] --conf spark.ui.enabled=false pyspark-shell"
         patch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
-        patch.setenv("PYTHONPATH", str(Path(query.__file__).parents[3]))
-        with query.session(job) as session:
+        patch.setenv("PYTHONPATH", str(Path(replay_spark.__file__).parents[2]))
+        with replay_spark.spark_session(job) as session:
             session.sparkContext.setLogLevel("ERROR")
             yield session
 

@@ -18,7 +18,7 @@ from redrive.policy.model import Policy
 from redrive.replay.job import aftermath
 from redrive.replay.job import run as runs
 from redrive.replay.job.aftermath import Aftermath
-from redrive.replay.job.engine import Local, Wish
+from redrive.replay.job.plan import Local, Wish
 from redrive.replay.spec import ReplayJob
 from tests.support.local_runs import Notes, job_of
 

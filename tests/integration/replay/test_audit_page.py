@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from redrive.auth.method import ACCESS_VARIABLE
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local
-from redrive.replay.spec import ACCESS_VARIABLE, Choice
+from redrive.replay.job.plan import Local
+from redrive.replay.spec import Choice
 from sandbox import builds
 from sandbox.kubernetes import Cluster
 from tests.support.documented import AUDIT, ROOT, commands

@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
-from redrive.replay import audit
+from redrive.reading import broker, reader
+from redrive.reading import broker as reading_broker
+from redrive.reading.positions import NOWHERE, EntryId
+from redrive.replay import audit, sending
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import RunEndedError
-from redrive.replay.job.engine import SUSPENDED, Local, Rest, Wish
-from redrive.replay.job.plan import Scanned
-from redrive.replay.ledger.account import Account
-from redrive.replay.moving import window
-from redrive.replay.topic import broker, reading, snapshot
-from redrive.replay.topic.position import NOWHERE, EntryId
+from redrive.replay.job.plan import SUSPENDED, Local, Rest, Scanned, Wish
+from redrive.replay.records import Account
 from tests.support.held_sends import held_at
 from tests.support.local_runs import (
     EverySecond,
@@ -114,7 +113,7 @@ def test_a_run_waits_for_the_consumers_of_a_target_over_its_backlog_quota(
 ) -> None:
     monkeypatch.setattr(dispatch, "FULL_SECONDS", 1.0)
     monkeypatch.setattr(broker, "WAIT_SECONDS", 3.0)
-    monkeypatch.setattr(window, "STALL_SECONDS", 3.0)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 3.0)
     count = 10_000
     provisioned, author = provision_policy(), Author()
     provisioned.bury_in_ranges(count)
@@ -154,9 +153,9 @@ def test_what_a_full_target_trims_meanwhile_leaves_nothing_in_doubt(
     provisioned.change_policy("POST", target, "backlogQuota", quota)
     with running(provisioned, author) as run:
         assert author.is_full.wait(180)
-        (before,) = snapshot.look(provisioned.broker.admin_url, target)
+        (before,) = reading_broker.read_partitions(provisioned.broker.admin_url, target)
         provisioned.admin("PUT", target, "unload")  # which lets go of a ledger that is empty
-        (after,) = snapshot.look(provisioned.broker.admin_url, target)
+        (after,) = reading_broker.read_partitions(provisioned.broker.admin_url, target)
         assert not before.held & after.held
         provisioned.change_policy("DELETE", target, "backlogQuota")
         account = run.result(120)
@@ -211,10 +210,10 @@ def test_all_tasks_together_keep_to_the_rate(
 def published(provisioned: Any) -> list[int]:  # noqa: ANN401
     """When the broker had each message of the retry topic from its producer, in milliseconds."""
     policy, broker = provisioned.policy, provisioned.broker
-    (partition,) = snapshot.look(broker.admin_url, policy.retry_topic)
-    topic = reading.ReadableTopic(provisioned.client, broker.admin_url, policy.retry_topic)
+    (partition,) = reading_broker.read_partitions(broker.admin_url, policy.retry_topic)
+    topic = reader.ReadableTopic(provisioned.client, broker.admin_url, policy.retry_topic)
     there = partition.behind(NOWHERE)
-    found = reading.messages(topic, partition.index, NOWHERE, there, reading.MAX_PREFETCH)
+    found = reader.read_messages(topic, partition.index, NOWHERE, there, reader.MAX_PREFETCH)
     return [message.publish_timestamp() for message in found]
 
 

@@ -18,12 +18,13 @@ from redrive.admin.errors import (
     AuthenticationFailedError,
     CertificateRefusedError,
 )
-from redrive.replay.protocol.session import Session
-from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, Method
-from redrive.replay.topic import broker as brokers
-from redrive.replay.topic import credentials, snapshot
-from redrive.replay.topic.broker import ReplayRoleRefusedError
-from redrive.spark import authentication
+from redrive.auth.files import job_credentials
+from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
+from redrive.reading import broker
+from redrive.reading import broker as brokers
+from redrive.reading.broker import ReplayRoleRefusedError
+from redrive.reading.session import Session
+from redrive.spark.options import PARAMETERS, PLUGIN, TRUSTED
 from sandbox.pulsar import Broker
 from tests.integration.provision.test_open_broker import OPEN
 from tests.integration.replay.conftest import ROLE, ProvisionedPolicy, ProvisionPolicy
@@ -49,9 +50,9 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Give:
 
 def use(provisioned: ProvisionedPolicy, admin_url: str, service_url: str) -> int:
     """Read statistics, send to the retry topic and receive from the dead-letter topic."""
-    shown = credentials.of_this_job().protocol()
+    shown = job_credentials().protocol()
     policy = provisioned.policy
-    before = len(snapshot.look(admin_url, policy.dead_letter_topic))
+    before = len(broker.read_partitions(admin_url, policy.dead_letter_topic))
     with brokers.connect(service_url) as client, brokers.refusals("use the topics", "do so"):
         producer = client.create_producer(str(policy.retry_topic))
         producer.send(b"again")
@@ -151,9 +152,9 @@ def certificate_of_notebook(broker: Broker, tmp_path: Path) -> Notebook:
     return broker, {
         "service.url": broker.service_tls_url,
         "admin.url": broker.admin_tls_url,
-        authentication.PLUGIN: "AuthenticationTls",
-        authentication.PARAMETERS: f"tlsCertFile:{tmp_path}/tls.crt,tlsKeyFile:{tmp_path}/tls.key",
-        authentication.TRUSTED: f"{tmp_path}/ca.crt",
+        PLUGIN: "AuthenticationTls",
+        PARAMETERS: f"tlsCertFile:{tmp_path}/tls.crt,tlsKeyFile:{tmp_path}/tls.key",
+        TRUSTED: f"{tmp_path}/ca.crt",
     }
 
 
@@ -164,8 +165,8 @@ def issuer_of_notebook(broker: Broker, issuer: str, tmp_path: Path) -> Notebook:
     return broker, {
         "service.url": broker.service_url,
         "admin.url": broker.admin_url,
-        authentication.PLUGIN: "AuthenticationOAuth2",
-        authentication.PARAMETERS: json.dumps({"issuerUrl": issuer, "privateKey": key.as_uri()}),
+        PLUGIN: "AuthenticationOAuth2",
+        PARAMETERS: json.dumps({"issuerUrl": issuer, "privateKey": key.as_uri()}),
     }
 
 

@@ -12,15 +12,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from redrive.api.replay import Count, Preview, ReplayStatus
+from redrive.reading import broker
+from redrive.replay import ledger as ledgers
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local
-from redrive.replay.job.plan import PlannedRange, Scan, Scanned
+from redrive.replay.job.plan import Local, PlannedRange, Scan, Scanned
 from redrive.replay.job.progress import Progress
-from redrive.replay.ledger import ledger as ledgers
-from redrive.replay.ledger.ledger import Ledger
-from redrive.replay.spark.query import Spark
+from redrive.replay.ledger import Ledger
+from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice
-from redrive.replay.topic import broker
 from tests.support.local_runs import Notes, job_of, replay
 
 ProvisionPolicy = Callable[..., Any]

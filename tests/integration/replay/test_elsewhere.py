@@ -10,7 +10,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from redrive.policy.properties import RECONSUMETIMES
+from redrive.policy.envelope import RECONSUMETIMES
 from sandbox.sandbox import Sandbox
 from tests.integration.replay.test_replays import SECONDS, Shop
 from tests.support.waiting import wait_until

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
-from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay import harmful
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local
-from redrive.replay.spark.query import Spark
+from redrive.replay.job.plan import Local
+from redrive.replay.spark import Spark
 from tests.support.local_runs import Notes, job_of, replay, selecting
 from tests.support.raw_entries import HARMFUL, store
 

@@ -18,20 +18,19 @@ from redrive.api.replay import APPROVED_BY
 from redrive.kube import resources
 from redrive.kube.context import wall_clock
 from redrive.policy import envelope
+from redrive.policy.envelope import CAUSE_TYPE, REPLAY, REPLAY_SOURCE, REPLAYS
 from redrive.policy.naming import TopicName
-from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE, REPLAYS
+from redrive.replay import spark as replay_spark
 from redrive.replay.__main__ import main
-from redrive.replay.job import dispatch, scanning
+from redrive.replay.job import dispatch, run
 from redrive.replay.job import run as jobs
 from redrive.replay.job.dispatch import DeadlineError, RunEndedError
-from redrive.replay.job.engine import Local, Rest, Wish
-from redrive.replay.job.plan import Scanned
+from redrive.replay.job.plan import Local, Rest, Scanned, Wish
 from redrive.replay.job.progress import Progress
-from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.ledger import LedgerLostError
-from redrive.replay.moving.sending import DeduplicationOffError
-from redrive.replay.spark import query
-from redrive.replay.spark.query import Spark
+from redrive.replay.ledger import LedgerLostError
+from redrive.replay.records import Account
+from redrive.replay.sending import DeduplicationOffError
+from redrive.replay.spark import Spark
 from redrive.replay.spec import ReplayJob
 from sandbox.kubernetes import Cluster
 from tests.support.documented import blocks
@@ -146,8 +145,8 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
 
     monkeypatch.setattr(progress, "report", note_and_report)
     monkeypatch.setattr(progress, "report_scan", note_scan)
-    monkeypatch.setattr(scanning, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(scanning, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(run, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(run, "LOOK_SECONDS", 0.01)
 
     engine = Spark(spark, job)
     jobs.run(job, engine, progress)
@@ -200,7 +199,9 @@ def test_a_job_that_fails_has_written_what_a_task_was_refused_into_the_status(
     provisioned = provision_policy(deduplicate=False)
     provisioned.bury(2)
     job, progress = make_job(provisioned)
-    monkeypatch.setattr(query, "session", lambda _job: nullcontext(spark))  # it goes on after
+    monkeypatch.setattr(
+        replay_spark, "spark_session", lambda _job: nullcontext(spark)
+    )  # it goes on after
     with pytest.raises(DeduplicationOffError, match="deduplication is off") as refused:
         main([job.encode()])
     status = progress.read()
@@ -215,7 +216,7 @@ def test_a_job_that_fails_has_written_what_a_task_was_refused_into_the_status(
         raise RuntimeError("Spark does not start")
 
     # What can't be written hides nothing: the log has it, and the exit code.
-    monkeypatch.setattr(query, "session", begin_and_lose_the_replay)
+    monkeypatch.setattr(replay_spark, "spark_session", begin_and_lose_the_replay)
     with pytest.raises(RuntimeError, match="Spark does not start"):
         main([job.encode()])
 
@@ -239,7 +240,7 @@ def test_a_plan_that_is_lost_is_not_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A plan of now would take dead letters that came later, such as those that died again."""
-    monkeypatch.setattr(query, "session", lambda _job: nullcontext(spark))
+    monkeypatch.setattr(replay_spark, "spark_session", lambda _job: nullcontext(spark))
     provisioned = provision_policy()
     provisioned.bury(2)
     job, progress = make_job(provisioned)

@@ -19,13 +19,13 @@ import pulsar
 import pytest
 
 from redrive.policy.naming import TopicName
+from redrive.reading import ranges
+from redrive.replay import sending
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local
-from redrive.replay.moving import window
-from redrive.replay.moving.mover import RangeMover
-from redrive.replay.moving.outcome import RangeResult
-from redrive.replay.moving.task import RangeTask
-from redrive.replay.topic import ranges
+from redrive.replay.job.plan import Local
+from redrive.replay.mover import RangeMover
+from redrive.replay.outcome import RangeResult
+from redrive.replay.task import RangeTask
 from sandbox.pulsar import SUPERUSER
 from tests.support.local_runs import (
     Notes,
@@ -96,7 +96,7 @@ def test_compressed_and_cut_messages_arrive_whole(provision_policy: ProvisionPol
 def test_what_is_too_large_for_a_batch_is_sent_by_itself(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "STALL_SECONDS", 5.0)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 5.0)
     provisioned = provision_policy()
     payloads = [b"0", noise(IN_CHUNKS), b"01", noise(200 * 2**10), b"012"]
     bury(provisioned, *payloads)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from redrive.replay.ledger.ledger import Ledger, read
-from redrive.replay.ledger.records import Header, header_key
+from redrive.replay.ledger import Ledger, read
+from redrive.replay.records import Header, header_key
 from sandbox.pulsar import SUPERUSER
 from tests.support import compaction
 

@@ -25,7 +25,7 @@ MOST_MEBIBYTES = 200
 and 230 if the broker were asked for more than 16 MiB ahead."""
 RUN = f"""{SILENT}{PEAK}
 import sys
-from redrive.replay.job.engine import Local
+from redrive.replay.job.plan import Local
 from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
 

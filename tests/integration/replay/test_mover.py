@@ -19,20 +19,19 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.reading import broker
+from redrive.reading.broker import ReplayRoleRefusedError
+from redrive.reading.positions import EntryId
+from redrive.reading.session import ProtocolConnection
+from redrive.replay import mover, sending
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local
-from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.ledger import FencedError
-from redrive.replay.ledger.records import RefusedEntry
-from redrive.replay.moving import mover, window
-from redrive.replay.moving.mover import RangeMover
-from redrive.replay.moving.outcome import RangeResult
-from redrive.replay.moving.sending import DeduplicationOffError
-from redrive.replay.moving.task import RangeTask
-from redrive.replay.protocol.connection import ProtocolConnection
-from redrive.replay.topic import broker, snapshot
-from redrive.replay.topic.broker import ReplayRoleRefusedError
-from redrive.replay.topic.position import EntryId
+from redrive.replay.job.plan import Local
+from redrive.replay.ledger import FencedError
+from redrive.replay.mover import RangeMover
+from redrive.replay.outcome import RangeResult
+from redrive.replay.records import Account, RefusedEntry
+from redrive.replay.sending import DeduplicationOffError
+from redrive.replay.task import RangeTask
 from tests.chaos.proxy import Proxy, answering
 from tests.support.local_runs import (
     EverySecond,
@@ -130,8 +129,8 @@ def test_what_is_refused_one_by_one_is_on_record_before_a_task_gives_up(
 ) -> None:
     """Each takes tries, of which a task has so many; the next task goes on behind it."""
     monkeypatch.setattr(mover, "MAX_TRIES", 5)
-    monkeypatch.setattr(window, "STALL_SECONDS", 3.0)
-    monkeypatch.setattr(window, "ALONE_SECONDS", 3.0)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 3.0)
+    monkeypatch.setattr(sending, "ALONE_SECONDS", 3.0)
     provisioned = provision_policy()
     provisioned.bury(1, content=b"0" * 20_000)  # as it is compressed it is smaller than the others
     for _ in range(3):
@@ -147,8 +146,8 @@ def test_what_is_refused_one_by_one_is_on_record_before_a_task_gives_up(
 def test_a_message_that_the_broker_refuses_is_never_passed_over(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "STALL_SECONDS", 3.0)
-    monkeypatch.setattr(window, "ALONE_SECONDS", 3.0)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 3.0)
+    monkeypatch.setattr(sending, "ALONE_SECONDS", 3.0)
     provisioned = provision_policy()
     provisioned.bury(10)
     provisioned.bury(1, content=secrets.token_bytes(5_000))
@@ -403,7 +402,7 @@ def test_a_run_may_send_in_batches(provision_policy: ProvisionPolicy, partitions
     account = runs.run(job_of(provisioned, batch=True), Local(), Notes())
     assert (account.matched, account.moved) == (count, count)
     assert provisioned.in_target() == numbers(count)
-    target = snapshot.look(provisioned.broker.admin_url, provisioned.policy.retry_topic)
+    target = broker.read_partitions(provisioned.broker.admin_url, provisioned.policy.retry_topic)
     assert sum(entries for each in target for _, entries in each.ledgers) < count / 10
     assert provisioned.backlog_of_dead_letters() == 0
     provisioned.check_audit()
@@ -412,7 +411,7 @@ def test_a_run_may_send_in_batches(provision_policy: ProvisionPolicy, partitions
 def test_what_the_broker_takes_in_no_batch_it_gets_one_by_one(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 2.0)
     count = 500
     provisioned = provision_policy()
     provisioned.bury_many(count)

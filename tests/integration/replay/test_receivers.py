@@ -13,11 +13,11 @@ import pulsar
 import pytest
 
 from redrive.policy.naming import TopicName
+from redrive.replay import sending as windows
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import SUSPENDED, Local, Rest, Wish
-from redrive.replay.ledger.account import Account
-from redrive.replay.moving import window as windows
+from redrive.replay.job.plan import SUSPENDED, Local, Rest, Wish
+from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 from tests.support.held_sends import held_at
 from tests.support.local_runs import Notes, job_of, numbers, wait_until_moved

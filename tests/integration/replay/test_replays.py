@@ -15,16 +15,17 @@ from unittest import mock
 import pulsar
 import pytest
 
+from redrive.api import Body
 from redrive.api.conditions import written
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.context import Context, Settings, wall_clock
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import Key, Resource
+from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.properties import CAUSE_TYPE
 from redrive.replay.controller import launch
-from redrive.replay.controller.reconcile import reconcile
+from redrive.replay.controller.reconciler import reconcile
 from sandbox import chart, installation
 from sandbox.pulsar import SUPERUSER
 from sandbox.sandbox import Sandbox

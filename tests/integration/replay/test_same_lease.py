@@ -13,25 +13,18 @@ from typing import Any
 
 import pytest
 
+from redrive.reading.positions import EntryId, Position, Tail, TargetPartition, target_partition
+from redrive.reading.ranges import Range
+from redrive.reading.reader import ReadableTopic
+from redrive.reading.rows import DeadLetterRow
+from redrive.replay import lookup, mover, sending
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import SUSPENDED, Local, Rest, Wish
-from redrive.replay.job.plan import Scanned
-from redrive.replay.ledger.account import Account
-from redrive.replay.moving import mover, tail, window
-from redrive.replay.moving.mover import RangeMover
-from redrive.replay.moving.outcome import Found, RangeResult
-from redrive.replay.moving.sending import Sender
-from redrive.replay.moving.task import RangeTask
-from redrive.replay.topic.position import (
-    EntryId,
-    Position,
-    Tail,
-    TargetPartition,
-    target_partition,
-)
-from redrive.replay.topic.ranges import Range
-from redrive.replay.topic.reading import ReadableTopic
-from redrive.replay.topic.rows import DeadLetterRow
+from redrive.replay.job.plan import SUSPENDED, Local, Rest, Scanned, Wish
+from redrive.replay.mover import RangeMover
+from redrive.replay.outcome import Found, RangeResult
+from redrive.replay.records import Account
+from redrive.replay.sending import Sender
+from redrive.replay.task import RangeTask
 from tests.support.faulty_broker import Killed
 from tests.support.local_runs import job_of
 from tests.support.waiting import wait_until
@@ -95,8 +88,8 @@ def test_a_task_that_is_drained_before_it_looks_leaves_that_to_the_next_lease(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first message, to the other partition, is refused: nothing there tells of the first."""
-    monkeypatch.setattr(window, "STALL_SECONDS", 3.0)
-    monkeypatch.setattr(window, "ALONE_SECONDS", 3.0)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 3.0)
+    monkeypatch.setattr(sending, "ALONE_SECONDS", 3.0)
     keys = {target_partition(key, Position(0, 0, 0), 2): key for key in map(str, range(20))}
     provisioned = provision_policy(partitions=2)
     provisioned.bury(1, content=secrets.token_bytes(5_000), partition_key=keys[0])
@@ -164,8 +157,8 @@ def test_a_task_that_wakes_behind_its_drained_successor_doubles_nothing(
 
     thread = list[threading.Thread]()
     # It falls asleep in the middle: what is stored is acknowledged with each look at the lease.
-    monkeypatch.setattr(window, "LEASE_SECONDS", 0.02)
-    monkeypatch.setattr(window, "CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr(sending, "LEASE_SECONDS", 0.02)
+    monkeypatch.setattr(sending, "CONFIRM_SECONDS", 0.0)
     monkeypatch.setattr(RangeMover, "_acknowledge", acknowledge_until_asleep)
     monkeypatch.setattr(Sender, "prove", prove_and_suspend)
     engine = Again(twice, have_it_wake)
@@ -188,7 +181,7 @@ def test_of_two_tries_of_a_killed_task_the_earlier_may_have_stored_more(
     target = provisioned.policy.retry_topic
     provisioned.change_policy("POST", target, "maxMessageSize", 1_000)
     acknowledge = RangeMover._acknowledge  # noqa: SLF001 - the moment to be killed at
-    find, looks, armed = tail.find, list[Found](), [True]
+    find, looks, armed = lookup.find_in_target, list[Found](), [True]
 
     def acknowledge_until_killed(self: RangeMover, letter: DeadLetterRow) -> None:
         if armed and letter.size == 5_000:
@@ -213,7 +206,7 @@ def test_of_two_tries_of_a_killed_task_the_earlier_may_have_stored_more(
         return mover.move(task, again=True)
 
     monkeypatch.setattr(RangeMover, "_acknowledge", acknowledge_until_killed)
-    monkeypatch.setattr(tail, "find", allow_and_find)
+    monkeypatch.setattr(lookup, "find_in_target", allow_and_find)
     account = runs.run(job_of(provisioned), Again(twice), Suspended())
 
     stored = provisioned.in_target()

@@ -11,7 +11,7 @@ import pulsar
 import pulsar.schema
 import pytest
 
-from redrive.copying import reading
+from redrive.messages import schema_version
 from redrive.policy.naming import TopicName
 from redrive.replay.job import run as runs
 from tests.support.local_runs import DiesAtLast, Notes, job_of, replay
@@ -60,7 +60,7 @@ def definitions(provisioned: Any, topic: TopicName) -> list[str]:  # noqa: ANN40
 def written(provisioned: Any, topic: TopicName, found: list[pulsar.Message]) -> list[Any]:  # noqa: ANN401
     """Return of each message its id, its bytes, and the schema they are to be read by."""
     known = definitions(provisioned, topic)
-    versions = [reading.schema_version(message) for message in found]
+    versions = [schema_version(message) for message in found]
     return sorted(
         (message.properties()["id"], message.data(), "" if at is None else known[at])
         for message, at in zip(found, versions, strict=True)

@@ -15,7 +15,7 @@ from redrive.delivery.middleware import sequencing
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import LEDGER_SUBSCRIPTION
 from redrive.replay.job import run as jobs
-from redrive.replay.spark.query import Spark
+from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice
 from tests.support.messages import handle_until_quiet
 

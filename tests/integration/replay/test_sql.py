@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 from sqlglot import exp
 
-from redrive.policy.properties import CAUSE_TYPE, FAILED_AT, RECONSUMETIMES, REPLAYS
+from redrive.policy.envelope import CAUSE_TYPE, FAILED_AT, RECONSUMETIMES, REPLAYS
+from redrive.reading import rows
+from redrive.reading.positions import Position
+from redrive.reading.rows import DeadLetterRow
 from redrive.replay import selection
-from redrive.replay.spark import query
-from redrive.replay.topic import rows
-from redrive.replay.topic.position import Position
-from redrive.replay.topic.rows import DeadLetterRow
+from redrive.replay import spark as replay_spark
 
 NASTY = [
     "it's",
@@ -91,7 +91,7 @@ def test_a_cause_a_property_and_a_value_can_be_selected_by(spark: SparkSession) 
 def test_values_and_properties_stay_out_of_the_jvm_unless_a_condition_reads_them(
     spark: SparkSession, where: str, read: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    query.selected(spark, where, []).explain(extended=True)
+    replay_spark.selected_rows(spark, where, []).explain(extended=True)
     relation = re.findall(r"Relation.*?\[(.+?)\]", capsys.readouterr().out)[0]
     source = {column.partition("#")[0].strip() for column in relation.split(",")}
     assert source & {"value", "properties"} == read

@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession, functions
 from sqlglot import exp
 
 from redrive.policy import envelope
-from redrive.policy.properties import CAUSE_TYPE, CONSUMER, FAILED_AT, RECONSUMETIMES, REPLAYS
+from redrive.policy.envelope import CAUSE_TYPE, CONSUMER, FAILED_AT, RECONSUMETIMES, REPLAYS
+from redrive.reading import rows
+from redrive.reading.positions import Position
+from redrive.reading.rows import DeadLetterRow
 from redrive.replay import selection
-from redrive.replay.topic import rows
-from redrive.replay.topic.position import Position
-from redrive.replay.topic.rows import DeadLetterRow
 
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
 LETTERS, CONDITIONS, ROUNDS = 40, 40, 5

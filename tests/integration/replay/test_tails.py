@@ -11,19 +11,17 @@ from typing import Any
 
 import pytest
 
+from redrive.auth.files import BrokerCredentials
+from redrive.reading import broker
+from redrive.reading.ranges import Partition, Range
+from redrive.reading.rows import DeadLetterRow
+from redrive.replay import lookup, sending
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local
-from redrive.replay.job.plan import PlannedRange, Scan
-from redrive.replay.moving import tail, window
-from redrive.replay.moving.outcome import Key, RangeResult
-from redrive.replay.moving.sending import Sender
-from redrive.replay.moving.task import RangeTask
+from redrive.replay.job.plan import Local, PlannedRange, Scan
+from redrive.replay.outcome import Key, RangeResult
+from redrive.replay.sending import Sender
 from redrive.replay.spec import Choice
-from redrive.replay.topic import snapshot
-from redrive.replay.topic.broker_credentials import BrokerCredentials
-from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.ranges import Range
-from redrive.replay.topic.rows import DeadLetterRow
+from redrive.replay.task import RangeTask
 from sandbox import pulsar
 from sandbox.sandbox import Sandbox
 from tests.support.frozen_threads import frozen_threads
@@ -82,7 +80,7 @@ def test_a_task_knows_of_what_it_has_sent_itself_that_none_is_stored(
         else:
             send(sender, key, letter, partition, properties)
 
-    monkeypatch.setattr(window, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
     monkeypatch.setattr(Sender, "send", lose_the_first)
 
     account = replay(provisioned)
@@ -99,7 +97,7 @@ def test_what_the_broker_has_received_and_not_yet_stored_is_waited_for(
     count = 400
     provisioned = provision_policy()
     provisioned.bury_many(count)
-    client, find, looks = BrokerCredentials.client, tail.find, threading.Event()
+    client, find, looks = BrokerCredentials.client, lookup.find_in_target, threading.Event()
 
     def impatient_client(self: BrokerCredentials, url: str) -> dict[str, Any]:
         return {**client(self, url), "operation_timeout_seconds": 5}
@@ -109,8 +107,8 @@ def test_what_the_broker_has_received_and_not_yet_stored_is_waited_for(
         find(*given)
 
     monkeypatch.setattr(BrokerCredentials, "client", impatient_client)
-    monkeypatch.setattr(tail, "find", note_and_find)
-    monkeypatch.setattr(window, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(lookup, "find_in_target", note_and_find)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
     # So slow that the threads to freeze wait for work.
     job = dataclasses.replace(job_of(provisioned), rate_limit=100)
     with held_at(count // 2) as go_on, ThreadPoolExecutor(1) as threads:
@@ -172,7 +170,7 @@ def test_a_run_that_goes_on_accounts_for_dead_letters_that_are_trimmed(
     job = job_of(provisioned)
     with pytest.raises(RuntimeError):
         runs.run(job, DiesAtTheSecond(), Notes())
-    before = snapshot.look(provisioned.broker.admin_url, topic)
+    before = broker.read_partitions(provisioned.broker.admin_url, topic)
     provisioned.admin("PUT", topic, "unload")
     provisioned.admin("POST", topic, "trim")
     wait_until_trimmed(provisioned, before)
@@ -188,7 +186,9 @@ def wait_until_trimmed(provisioned: Any, before: tuple[Partition, ...]) -> None:
     """Wait until the first ledger of the dead-letter topic is gone."""
     deadline = time.monotonic() + 60
     topic = provisioned.policy.dead_letter_topic
-    while min(before[0].held) in snapshot.look(provisioned.broker.admin_url, topic)[0].held:
+    while (
+        min(before[0].held) in broker.read_partitions(provisioned.broker.admin_url, topic)[0].held
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.2)
 

@@ -13,16 +13,16 @@ import pulsar
 import pytest
 
 from redrive.admin.errors import AdminForbiddenError
+from redrive.policy.envelope import ORIGIN_MESSAGE_ID, RECONSUMETIMES, REPLAYS
 from redrive.policy.naming import TopicName
-from redrive.policy.properties import ORIGIN_MESSAGE_ID, RECONSUMETIMES, REPLAYS
+from redrive.reading.broker import ReplayRoleRefusedError
+from redrive.replay import mover
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local
-from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.ledger import FencedError
-from redrive.replay.moving import mover
-from redrive.replay.moving.sending import DeduplicationOffError
+from redrive.replay.job.plan import Local
+from redrive.replay.ledger import FencedError
+from redrive.replay.records import Account
+from redrive.replay.sending import DeduplicationOffError
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic.broker import ReplayRoleRefusedError
 from tests.integration.replay.test_schemas import FIRST, bury
 from tests.support.held_sends import held_at
 from tests.support.local_runs import (

@@ -13,9 +13,9 @@ import pulsar
 import pytest
 
 from redrive.policy.naming import TopicName
-from redrive.replay.moving import tail
-from redrive.replay.moving.outlets import ByProtocol, OpenProducer, SchemaAt, StalledError
-from redrive.replay.protocol.connection import ProtocolConnection
+from redrive.reading.session import ProtocolConnection
+from redrive.replay import lookup
+from redrive.replay.transport import ByProtocol, OpenProducer, SchemaAt, StalledError
 from tests.support.local_runs import numbers, replay
 from tests.support.waiting import wait_until
 
@@ -105,7 +105,7 @@ def test_a_partition_that_nothing_was_sent_to_holds_nothing_whatever_was_trimmed
 
     monkeypatch.setattr(ByProtocol, "open", open_one_alone)
     # A broker that deduplicates keeps what came after its last snapshot: it can't be had to trim.
-    monkeypatch.setattr(tail, "_holds_all_behind", lambda *_: False)
+    monkeypatch.setattr(lookup, "_holds_all_behind", lambda *_: False)
     with consumed(provisioned) as ids:
         account = replay(provisioned)
         wait_until(lambda: len(set(ids)) == count)

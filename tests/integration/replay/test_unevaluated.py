@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from redrive.reading import rows
+from redrive.reading.positions import Position
+from redrive.reading.rows import DeadLetterRow
 from redrive.replay.job import run as jobs
-from redrive.replay.spark.query import Spark, evaluated
-from redrive.replay.topic import rows
-from redrive.replay.topic.position import Position
-from redrive.replay.topic.rows import DeadLetterRow
+from redrive.replay.spark import Spark, evaluated
 from sandbox.kubernetes import Cluster
 
 ProvisionPolicy = Callable[..., Any]

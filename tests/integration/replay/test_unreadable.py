@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from redrive.reading import ranges
+from redrive.replay import mover
 from redrive.replay.job import run as runs
-from redrive.replay.job.engine import Local
-from redrive.replay.moving import mover
-from redrive.replay.spark.query import Spark
+from redrive.replay.job.plan import Local
+from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
-from redrive.replay.topic import ranges
 from tests.support.local_runs import Notes, job_of
 from tests.support.raw_entries import HARMFUL, RawEntry, chunk, numbers, store
 from tests.support.waiting import wait_until

@@ -32,11 +32,11 @@ import signal
 import sys
 from contextlib import nullcontext
 from redrive.replay.__main__ import main
-from redrive.replay.job.engine import Local
-from redrive.replay.spark import query
+from redrive.replay.job.plan import Local
+from redrive.replay import spark
 
-query.session = nullcontext
-query.Spark = lambda *_: Local()
+spark.spark_session = nullcontext
+spark.Spark = lambda *_: Local()
 with held_at(int(sys.argv[2])) as go_on:
     signal.signal(signal.SIGCONT, lambda *_: go_on.set())
     main([sys.argv[1]])

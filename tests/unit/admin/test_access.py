@@ -4,7 +4,7 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from redrive.admin.access import Access, context
+from redrive.admin.http import Access, tls_context
 
 AUTHORITY = trustme.CA()
 
@@ -16,7 +16,7 @@ def issued(name: str) -> tuple[bytes, bytes]:
 
 def test_a_certificate_with_its_key_is_taken() -> None:
     certificate, key = issued("operator")
-    made = context(ca=AUTHORITY.cert_pem.bytes().decode(), certificate=certificate, key=key)
+    made = tls_context(ca=AUTHORITY.cert_pem.bytes().decode(), certificate=certificate, key=key)
     assert made.check_hostname
     assert len(made.get_ca_certs()) == 1  # no other is trusted
 
@@ -31,10 +31,10 @@ def test_what_is_none_is_refused_without_showing_it() -> None:
     )
     for wrong in (other, b"garbage", b"", protected):
         with pytest.raises(ValueError, match=r"^[\w ]+$"):
-            context(certificate=certificate, key=wrong)
+            tls_context(certificate=certificate, key=wrong)
     for nothing in ("", "\n", "garbage"):
         with pytest.raises(ValueError, match=r"^[\w :]+$"):
-            context(ca=nothing)
+            tls_context(ca=nothing)
 
 
 async def test_a_token_is_never_shown_and_never_changes() -> None:

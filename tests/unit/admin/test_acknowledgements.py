@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from redrive.admin.acknowledgements import AckPersistence, acknowledged_behind
+from redrive.admin.model import AckPersistence, acknowledged_behind
 
 RANGES = "managedLedgerMaxUnackedRangesToPersist"
 AS_ARRAYS = "managedLedgerPersistIndividualAckAsLongArray"

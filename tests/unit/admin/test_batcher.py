@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from redrive.admin.batcher import Batcher
+from redrive.admin.granting import Batcher
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 

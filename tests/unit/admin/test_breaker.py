@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from redrive.admin.breaker import FAILURES, Breaker
 from redrive.admin.errors import BrokerDownError, BrokerFailedError, BrokerUnreachableError
+from redrive.admin.guards import FAILURES, Breaker
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SILENT = BrokerUnreachableError("no answer", remedy="wait")

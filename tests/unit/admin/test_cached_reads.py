@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from redrive.admin.cached_reads import CachedRead
 from redrive.admin.errors import AdminError, AdminNotFoundError, BrokerUnreachableError
+from redrive.admin.granting import CachedRead
 
 
 class Reads:

@@ -11,7 +11,6 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
     AdminError,
@@ -21,7 +20,7 @@ from redrive.admin.errors import (
     RedirectRefusedError,
     UnexpectedAnswerError,
 )
-from redrive.admin.http import Http, may_follow
+from redrive.admin.http import Access, Http, may_follow
 from redrive.admin.model import RightsChange
 from redrive.policy.naming import TopicName
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace

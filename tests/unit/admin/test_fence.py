@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from redrive.admin.access import Access
-from redrive.admin.answer_limits import CallTurns
-from redrive.admin.fence import Fence, FenceClosedError, elapsed
-from redrive.admin.http import Call, Http, Way
+from redrive.admin.guards import Fence, FenceClosedError, elapsed
+from redrive.admin.http import Access, Call, CallTurns, Http, Way
 
 CONNECTIONS = 20
 """As many as there may be to one broker."""

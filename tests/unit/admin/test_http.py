@@ -12,9 +12,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
 
-from redrive.admin import answer_limits, client, http
-from redrive.admin.access import Access
-from redrive.admin.answer_limits import CallTurns
+from redrive.admin import client, http
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
     BrokerFailedError,
@@ -22,7 +20,7 @@ from redrive.admin.errors import (
     IssuerFailedError,
     UnexpectedAnswerError,
 )
-from redrive.admin.http import Call, Http, Way
+from redrive.admin.http import LONG_ANSWERS_AT_A_TIME, Access, Call, CallTurns, Http, Way
 from redrive.policy.naming import TopicName
 from tests.support.http_server import Answer, serving
 
@@ -230,7 +228,7 @@ async def test_an_answer_as_long_as_may_be_is_read(monkeypatch: pytest.MonkeyPat
         way = Way(url, Access.bearer("x"), CallTurns(1))
         assert await opened.send(call, way) == ["here"]
         # In turn, too.
-        monkeypatch.setattr(answer_limits, "SHORT", 1)
+        monkeypatch.setattr(http, "SHORT_ANSWER", 1)
         assert await opened.send(call, way) == ["here"]
 
 
@@ -287,7 +285,7 @@ async def test_few_long_answers_are_read_at_a_time_and_one_of_each_connection() 
         now.update([token, "all"])
         for each in (token, "all"):
             most[each] = max(most[each], now[each])
-        if now["all"] == answer_limits.LONG_AT_A_TIME:
+        if now["all"] == LONG_ANSWERS_AT_A_TIME:
             full.set()
         await on.wait()
         now.subtract([token, "all"])
@@ -300,14 +298,14 @@ async def test_few_long_answers_are_read_at_a_time_and_one_of_each_connection() 
         await full.wait()
         on.set()
         assert await asyncio.gather(*asked) == [{}] * len(asked)
-    assert most.pop("all") == answer_limits.LONG_AT_A_TIME
+    assert most.pop("all") == LONG_ANSWERS_AT_A_TIME
     assert set(most.values()) == {1}
 
 
 async def test_a_long_answer_that_trickles_gives_its_turn_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answer_limits, "LONG_SECONDS", 3.0)
+    monkeypatch.setattr(http, "LONG_ANSWER_SECONDS", 3.0)
     trickling = asyncio.Semaphore(0)
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -324,7 +322,7 @@ async def test_a_long_answer_that_trickles_gives_its_turn_to_others(
     async with asyncio.timeout(60), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
         bad = [
             tasks.create_task(_refused(Admin(opened, url, Access.bearer(str(number)))))
-            for number in range(answer_limits.LONG_AT_A_TIME)
+            for number in range(LONG_ANSWERS_AT_A_TIME)
         ]
         for _ in bad:
             await trickling.acquire()

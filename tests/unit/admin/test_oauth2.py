@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from redrive.admin.errors import IssuerFailedError
-from redrive.admin.oauth2 import Client, issue
+from redrive.auth.oauth2 import Client, issue
 from tests.unit.admin.test_http import asking
 
 

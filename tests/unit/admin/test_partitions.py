@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerFailedError, UnexpectedAnswerError
-from redrive.admin.http import Http
+from redrive.admin.http import Access, Http
 from redrive.admin.model import TopicSubscriptions
 from redrive.policy.naming import TopicName
 from tests.unit.admin.test_client import broker

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from redrive.admin.model import SubscriptionStats
-from redrive.admin.stats import read_producers, read_stats
+from redrive.admin.model import SubscriptionStats, read_producers, read_stats
 
 
 def said(**changes: object) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from redrive.api import crds
+from redrive.api.crds import structural
 from redrive.api.model import ApiModel
-from redrive.api.schema import structural
 
 COMMITTED = Path(__file__).parents[3] / "crds"
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from redrive.api.kinds import KINDS
-from redrive.api.parsing import InvalidFieldsError, parse_spec
+from redrive.api.crds import KINDS
+from redrive.api.model import InvalidFieldsError, parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
 from tests.support.invalid_manifests import REFUSED, VALID
 

@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from redrive.api.connection import PulsarConnectionSpec, ReplayIdentity
-from redrive.api.naming import kept_scheme
-from redrive.api.parsing import InvalidFieldsError, parse_spec
+from redrive.api.model import InvalidFieldsError, parse_spec
+from redrive.api.policy_defaults import kept_scheme
 from redrive.api.replay import ReplaySpec, ReplayStatus
 from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.policy import durations
 from redrive.policy import naming as naming_of
 from redrive.policy.ladder import LEVELS, PRESETS
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import Scheme, TopicName
+from redrive.policy.values import format_duration
 
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 words = st.from_regex(r"[-_.a-zA-Z0-9]{1,20}", fullmatch=True).filter(
     lambda word: "-partition-" not in word and word not in {".", ".."}
 )
 topics = st.builds("persistent://{}/{}/{}".format, words, words, words)
-delays = st.timedeltas(timedelta(seconds=1), timedelta(seconds=864_000)).map(durations.text_of)
+delays = st.timedeltas(timedelta(seconds=1), timedelta(seconds=864_000)).map(format_duration)
 ladders = st.one_of(
     st.fixed_dictionaries({"preset": st.sampled_from(sorted(PRESETS))}),
     st.fixed_dictionaries({"delays": st.lists(delays, min_size=1, max_size=5)}),

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from redrive.api.kinds import KINDS
-from redrive.api.schema import structural
+from redrive.api.crds import KINDS, structural
 from tests.support.invalid_manifests import REFUSED, VALID, bad_input
 
 SCHEMAS = {kind.kind: structural(kind.spec) for kind in KINDS}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from redrive.api.job import is_among
-from redrive.api.parsing import InvalidFieldsError, parse_spec
+from redrive.api.model import InvalidFieldsError, parse_spec
 from redrive.api.permissions import AllowRule, LabelSelector, Permissions
 from redrive.policy.naming import TopicName
-from redrive.policy.patterns import Patterns
+from redrive.policy.values import Patterns
 
 ORDERS = TopicName("shop", "prod", "orders")
 PAYROLL = TopicName("shop", "prod", "payroll")

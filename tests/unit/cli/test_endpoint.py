@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from redrive.cli.endpoint import IDLE_SECONDS, EndpointError, Handler, serving
-from redrive.kube.liveness import STALL_SECONDS, Liveness
+from redrive.cli.operator import IDLE_SECONDS, EndpointError, Handler, serving_endpoint
+from redrive.kube.observability import STALL_SECONDS, Liveness
 
 
 class Clock:
@@ -34,7 +34,7 @@ def health(clock: Clock) -> Liveness:
 
 @pytest.fixture
 def port(health: Liveness) -> Iterator[int]:
-    with serving("127.0.0.1", 0, health) as port:
+    with serving_endpoint("127.0.0.1", 0, health) as port:
         yield port
 
 
@@ -99,6 +99,6 @@ def test_it_shows_metrics_and_nothing_else(port: int) -> None:
 def test_a_port_that_is_taken_is_refused_with_the_remedy(port: int) -> None:
     with (
         pytest.raises(EndpointError, match=rf"in use; got '127\.0\.0\.1:{port}'; choose another"),
-        serving("127.0.0.1", port, Liveness()),
+        serving_endpoint("127.0.0.1", port, Liveness()),
     ):
         pass

@@ -16,10 +16,10 @@ SHOWN = """
 import json
 from prometheus_client import REGISTRY
 from redrive.cli import operator
-from redrive.kube import metrics
+from redrive.kube.observability import counting_objects
 from redrive.kube.cache import Cache
 from redrive.replay.controller import metrics as replay_metrics
-with metrics.counting({}), replay_metrics.counting(Cache(), Cache()):
+with counting_objects({}), replay_metrics.counting(Cache(), Cache()):
     print(json.dumps([metric.name for metric in REGISTRY.collect()]))
 """
 

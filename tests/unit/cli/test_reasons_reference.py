@@ -14,23 +14,24 @@ import pytest
 import redrive.provision
 from redrive import errors as common
 from redrive.admin import errors as admin_errors
-from redrive.admin import fence
-from redrive.api.conditions import READY, RECONCILING, STALLED
+from redrive.admin import guards
+from redrive.admin.guards import FenceClosedError
+from redrive.api.conditions import PROGRESSING, READY, RECONCILING, STALLED
 from redrive.errors import RedriveError
-from redrive.kube import errors as cluster_errors
+from redrive.kube import client as cluster_errors
 from redrive.kube import status
-from redrive.provision import errors as provision_errors
-from redrive.replay.controller import errors as replay_errors
-from redrive.replay.controller import reconcile as replays
+from redrive.kube.client import ClusterUnknownError, LeaseLostError, NoClusterError
+from redrive.provision import request
+from redrive.replay.controller import reconciler as replays
 from redrive.replay.controller import rights
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "reasons.md"
 WARNINGS = REFERENCE.with_name("warnings.md")
 LOGGED = (
-    cluster_errors.NoClusterError,
-    cluster_errors.ClusterUnknownError,
-    cluster_errors.LeaseLostError,
-    fence.FenceClosedError,
+    NoClusterError,
+    ClusterUnknownError,
+    LeaseLostError,
+    FenceClosedError,
 )
 """Of the operator as a whole: no object shows them."""
 TYPES = {READY, RECONCILING, STALLED}
@@ -38,7 +39,7 @@ TYPES = {READY, RECONCILING, STALLED}
 
 def errors() -> Iterator[type[RedriveError]]:
     """All that keeps an object from being ready."""
-    for module in (common, admin_errors, fence, cluster_errors, provision_errors, replay_errors):
+    for module in (common, admin_errors, guards, cluster_errors, request):
         for found in vars(module).values():
             if isinstance(found, type) and issubclass(found, RedriveError):
                 yield found
@@ -86,7 +87,7 @@ def test_a_reason_that_is_no_error_is_never_said_to_keep_an_object_from_being_re
     documented: dict[str, str],
 ) -> None:
     shown = {reason: documented[reason] for reason in constants()}
-    assert shown.pop(status.PROGRESSING) == RECONCILING
+    assert shown.pop(PROGRESSING) == RECONCILING
     assert set(shown.values()) == {READY, "Warning", "Event"}
 
 

@@ -14,10 +14,10 @@ import pytest
 from prometheus_client import REGISTRY, generate_latest
 
 from redrive import InheritedError, Policy, PolicyFile, prometheus
-from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.poison_guard import CrashLogFile
 from redrive.policy import codec
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryConsumer
+from redrive.testing.consumers import InMemoryConsumer
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 
@@ -81,7 +81,7 @@ def test_inherited_policy_file_works_though_its_parent_was_reading(tmp_path: Pat
 DIES = """
 import os, pathlib, signal, sys, time
 from redrive import Policy
-from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.poison_guard import CrashLogFile
 from redrive.policy.naming import TopicName
 
 policy = Policy(TopicName("shop", "prod", "orders"), "billing")

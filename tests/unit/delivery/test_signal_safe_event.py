@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 
-from redrive.delivery.signal_safe_event import SignalSafeEvent
+from redrive.delivery.concurrency import SignalSafeEvent
 
 
 def test_a_closed_latch_keeps_whoever_waits() -> None:

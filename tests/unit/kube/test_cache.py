@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from redrive.api import Body
 from redrive.kube.cache import Cache, needs_reconcile
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Key
 
 
 def body(**metadata: object) -> Body:

@@ -15,8 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
 from redrive.kube import client, resources
-from redrive.kube.client import Kubernetes, Versions
-from redrive.kube.errors import UnavailableError
+from redrive.kube.client import Kubernetes, UnavailableError, Versions
 from redrive.kube.resources import Key
 from tests.support.fake_kubernetes import FakeKubernetes
 

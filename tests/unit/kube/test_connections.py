@@ -8,22 +8,22 @@ from typing import Any, cast
 import pytest
 from prometheus_client import REGISTRY
 
-from redrive.admin.breaker import FAILURES
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminUrlInvalidError, BrokerUnreachableError
+from redrive.admin.guards import FAILURES
 from redrive.admin.http import Way
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError
 from redrive.kube.cache import Cache
-from redrive.kube.connections import REMEMBERED, Connections, shown_to
-from redrive.kube.credentials import Material
-from redrive.kube.errors import (
+from redrive.kube.client import (
     ConnectionInvalidError,
     ConnectionNotFoundError,
     ForbiddenError,
     NamespaceNotAllowedError,
     SecretNotFoundError,
 )
+from redrive.kube.connections import REMEMBERED, Connections, shown_to
+from redrive.kube.credentials import Material
 from redrive.kube.resources import Key
 from tests.support.fake_kubernetes import FakeKubernetes
 

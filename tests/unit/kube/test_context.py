@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from redrive.kube import resources
-from redrive.kube.client import Kubernetes
+from redrive.kube.client import ForbiddenError, Kubernetes
 from redrive.kube.context import Context, Settings
-from redrive.kube.errors import ForbiddenError
 from redrive.kube.resources import Key, Resource
 from tests.support.fake_kubernetes import FakeKubernetes
 

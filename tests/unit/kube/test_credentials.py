@@ -8,8 +8,9 @@ import pytest
 
 from redrive.admin.errors import IssuerFailedError
 from redrive.api.connection import PulsarConnectionSpec
-from redrive.api.parsing import parse_spec
+from redrive.api.model import parse_spec
 from redrive.errors import RedriveError
+from redrive.kube.client import SecretNotFoundError, TokenFileError, UnavailableError
 from redrive.kube.credentials import (
     KEPT_SECONDS,
     REFUSED_SECONDS,
@@ -17,7 +18,6 @@ from redrive.kube.credentials import (
     KeptCredentials,
     Material,
 )
-from redrive.kube.errors import SecretNotFoundError, TokenFileError, UnavailableError
 
 
 class Clock:

@@ -8,10 +8,10 @@ import ssl
 import aiohttp
 import pytest
 
+from redrive.api import Body
 from redrive.kube import informer, resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import TIMEOUT_SECONDS
-from redrive.kube.errors import ForbiddenError, UnavailableError
+from redrive.kube.client import TIMEOUT_SECONDS, ForbiddenError, UnavailableError
 from redrive.kube.informer import (
     INACTIVITY_SECONDS,
     RELIST_SECONDS,
@@ -21,8 +21,8 @@ from redrive.kube.informer import (
     relist,
     relisting,
 )
-from redrive.kube.liveness import STALL_SECONDS, Liveness
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.observability import STALL_SECONDS, Liveness
+from redrive.kube.resources import Key, Resource
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.kube.test_client import api_server
 

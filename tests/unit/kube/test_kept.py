@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from redrive.kube import kept
+from redrive.api import Body
 from redrive.kube.cache import Cache
-from redrive.kube.kept import keep_of
 from redrive.kube.resources import (
     APACHE_SPARK_APPLICATIONS,
     CONFIG_MAPS,
     POLICIES,
     SPARK_APPLICATIONS,
-    Body,
     Resource,
+    keep_of,
+    retained_config_map,
 )
-from redrive.replay.controller import apache, kubeflow
+from redrive.replay.controller.spark_operators import apache_run, kubeflow_run
 
 MEBIBYTE = 2**20
 IDENTITY = {
@@ -100,17 +100,17 @@ def test_what_was_kept_is_kept_as_it_is(kind: int) -> None:
 
 def test_of_a_config_map_the_owners_the_label_and_a_digest_are_kept() -> None:
     label = {"app.kubernetes.io/managed-by": "redrive"}
-    ours = kept.config_map(config_map({"policy.json": "{}"}, labels=label))
+    ours = retained_config_map(config_map({"policy.json": "{}"}, labels=label))
     assert ours["metadata"] == {**IDENTITY, "ownerReferences": [OWNER], "labels": label}
     assert list(ours["data"]) == ["policy.json"]
-    assert ours == kept.config_map(config_map({"policy.json": "{}", "b": "c"}, labels=label))
-    assert ours["data"] != kept.config_map(config_map({"policy.json": "{ }"}))["data"]
-    assert "data" not in kept.config_map(config_map({}))
+    assert ours == retained_config_map(config_map({"policy.json": "{}", "b": "c"}, labels=label))
+    assert ours["data"] != retained_config_map(config_map({"policy.json": "{ }"}))["data"]
+    assert "data" not in retained_config_map(config_map({}))
 
 
 def test_that_a_config_map_holds_the_text_of_a_digest_is_no_match() -> None:
-    digest = kept.config_map(config_map({"policy.json": "{}"}))["data"]["policy.json"]
-    forged = kept.config_map(config_map({"policy.json": str(digest)}))
+    digest = retained_config_map(config_map({"policy.json": "{}"}))["data"]["policy.json"]
+    forged = retained_config_map(config_map({"policy.json": str(digest)}))
     assert forged["data"]["policy.json"] != digest
 
 
@@ -134,8 +134,8 @@ def test_a_failure_reads_as_it_would_of_the_whole_kubeflow_application() -> None
     state = {"state": "FAILED", "errorMessage": "\tat g.H\n" * 9_000 + said}
     body = {"metadata": IDENTITY, "spec": {"type": "Python"}, "status": {"applicationState": state}}
     reduced = keep_of(SPARK_APPLICATIONS)(body)
-    assert kubeflow.run(reduced) == kubeflow.run(body)
-    assert "the disk" in kubeflow.run(reduced).error
+    assert kubeflow_run(reduced) == kubeflow_run(body)
+    assert "the disk" in kubeflow_run(reduced).error
 
 
 def test_a_failure_reads_as_it_would_of_the_whole_apache_application() -> None:
@@ -145,8 +145,8 @@ def test_a_failure_reads_as_it_would_of_the_whole_apache_application() -> None:
     status = {"currentState": ended, "stateTransitionHistory": history}
     body = {"metadata": IDENTITY, "status": status}
     reduced = keep_of(APACHE_SPARK_APPLICATIONS)(body)
-    assert apache.run(reduced) == apache.run(body)
-    assert "the disk" in apache.run(reduced).error
+    assert apache_run(reduced) == apache_run(body)
+    assert "the disk" in apache_run(reduced).error
 
 
 def test_of_redrives_own_kinds_only_what_others_note_is_left_out() -> None:

@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from redrive.admin.fence import Fence
+from redrive.admin.guards import Fence
+from redrive.api import Body
 from redrive.kube import resources
-from redrive.kube.errors import LeaseLostError
+from redrive.kube.client import LeaseLostError
 from redrive.kube.leader_election import FENCE_SECONDS, LEASE_SECONDS, RENEW_SECONDS, LeaderElector
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import Key, Resource
 from tests.support.fake_kubernetes import FakeKubernetes
 
 KEY = Key("redrive-system", "redrive")

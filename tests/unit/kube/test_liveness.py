@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from redrive.kube.liveness import EVENT_LOOP, STALL_SECONDS, Liveness
+from redrive.kube.observability import EVENT_LOOP, STALL_SECONDS, Liveness
 
 
 class Clock:

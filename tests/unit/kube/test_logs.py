@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 
-from redrive.admin.batcher import Batcher
+from redrive.admin.granting import Batcher
 from redrive.errors import Requeue
 from redrive.kube import logs
 from redrive.kube.controller import Controller

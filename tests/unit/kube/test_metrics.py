@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from redrive.api.conditions import Reason
+from redrive.api.conditions import PROGRESSING, Reason
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.metrics import counting, reasons
-from redrive.kube.status import PROGRESSING
+from redrive.kube.observability import counting_objects, reasons
 
 POLICY = {
     "policy": "orders",
@@ -50,7 +49,7 @@ def test_each_policy_that_exists_is_shown_as_ready_or_not(
     more: dict[str, Any], shown: float
 ) -> None:
     policies = Cache([policy(**more)])
-    with counting({resources.POLICIES: policies}):
+    with counting_objects({resources.POLICIES: policies}):
         assert REGISTRY.get_sample_value("redrive_policy_ready", POLICY) == shown
         policies.on_event({"type": "DELETED", "object": policy(**more)})
         assert REGISTRY.get_sample_value("redrive_policy_ready", POLICY) is None
@@ -62,7 +61,7 @@ def test_objects_are_counted_by_each_of_their_conditions() -> None:
 
     bodies = [policy(status={"conditions": [ready("True"), OTHER]}), policy()]
     bodies[1]["metadata"] = {"name": "another", "namespace": "shop"}
-    with counting({resources.POLICIES: Cache(bodies)}):
+    with counting_objects({resources.POLICIES: Cache(bodies)}):
         assert count(condition="Ready", status="True", reason="InvalidSpec") == 1
         assert count(condition="Reconciling", status="True", reason="Progressing") == 1
         assert count(condition="Ready", status="False", reason="InvalidSpec") is None
@@ -75,7 +74,7 @@ def test_what_no_operator_has_written_is_counted_as_other() -> None:
     ]
     forged += [{"type": "Ready", "status": "True", "reason": "Why"}, {}, {"type": "Ready"}]
     bodies = [policy(status={"conditions": forged})]
-    with counting({resources.POLICIES: Cache(bodies), resources.REPLAYS: Cache()}):
+    with counting_objects({resources.POLICIES: Cache(bodies), resources.REPLAYS: Cache()}):
         families = [f for f in REGISTRY.collect() if f.name == "redrive_objects"]
     shown = {
         (s.labels["condition"], s.labels["status"], s.labels["reason"]): s.value

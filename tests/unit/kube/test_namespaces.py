@@ -8,8 +8,8 @@ import pytest
 
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.errors import ForbiddenError, NamespaceUnreadError, UnavailableError
-from redrive.kube.namespaces import READ_SECONDS, NamespaceLabels, following
+from redrive.kube.client import ForbiddenError, NamespaceUnreadError, UnavailableError
+from redrive.kube.connections import READ_SECONDS, NamespaceLabels, following
 from redrive.kube.resources import Key, Resource
 from tests.support.fake_kubernetes import FakeKubernetes
 

@@ -5,10 +5,22 @@ from typing import Any
 
 import pytest
 
+from redrive.api import Body
+from redrive.api import conditions as api_conditions
+from redrive.api.conditions import (
+    StatusWarning,
+    failed,
+    find,
+    is_new,
+    is_settled,
+    progressing,
+    ready,
+    waiting,
+)
 from redrive.errors import InvalidSpecError
-from redrive.kube import resources, status
+from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Key
 from redrive.kube.status import Publisher
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -43,9 +55,9 @@ def conditions(body: Body) -> dict[str, dict[str, Any]]:
 
 
 async def test_a_first_look_is_progress_and_no_event(api: FakeKubernetes, out: Publisher) -> None:
-    assert status.is_new(stored(api))
-    after = await out.publish(stored(api), status.progressing("looking"))
-    assert not status.is_new(after)
+    assert is_new(stored(api))
+    after = await out.publish(stored(api), progressing("looking"))
+    assert not is_new(after)
     assert conditions(after)["Ready"]["status"] == "Unknown"
     assert conditions(after)["Reconciling"]["status"] == "True"
     assert {c["observedGeneration"] for c in after["status"]["conditions"]} == {4}
@@ -56,7 +68,7 @@ async def test_what_has_been_said_is_neither_written_nor_an_event_again(
     api: FakeKubernetes, out: Publisher
 ) -> None:
     for _ in range(3):
-        await out.publish(stored(api), status.failed(ERROR))
+        await out.publish(stored(api), failed(ERROR))
     assert len(api.writes) == 1
     assert api.announced() == [
         ("Warning", "InvalidSpec", "a field is wrong; got 3; fix it"),
@@ -66,11 +78,11 @@ async def test_what_has_been_said_is_neither_written_nor_an_event_again(
 async def test_stalled_and_reconciling_are_there_only_while_true(
     api: FakeKubernetes, out: Publisher
 ) -> None:
-    await out.publish(stored(api), status.failed(ERROR))
+    await out.publish(stored(api), failed(ERROR))
     assert conditions(stored(api)).keys() == {"Ready", "Stalled"}
-    await out.publish(stored(api), status.waiting(ERROR))
+    await out.publish(stored(api), waiting(ERROR))
     assert conditions(stored(api)).keys() == {"Ready", "Reconciling"}
-    await out.publish(stored(api), status.ready("Provisioned", "all is there"))
+    await out.publish(stored(api), ready("Provisioned", "all is there"))
     assert conditions(stored(api)).keys() == {"Ready"}
     assert api.announced()[-1] == ("Normal", "Provisioned", "all is there")
 
@@ -79,11 +91,11 @@ async def test_a_caution_is_a_condition_of_its_own_and_an_event_when_it_says_som
     api: FakeKubernetes, out: Publisher
 ) -> None:
     for message in ("beware", "beware", "beware of more"):
-        caution = status.StatusWarning("NameCollision", message)
-        await out.publish(stored(api), status.ready("Provisioned", "all is there", [caution]))
+        caution = StatusWarning("NameCollision", message)
+        await out.publish(stored(api), ready("Provisioned", "all is there", [caution]))
     assert conditions(stored(api)).keys() == {"Ready", "NameCollision"}
     assert stored(api)["status"]["warnings"] == "NameCollision"
-    await out.publish(stored(api), status.ready("Provisioned", "all is there"))
+    await out.publish(stored(api), ready("Provisioned", "all is there"))
     assert conditions(stored(api)).keys() == {"Ready"}
     assert "warnings" not in stored(api)["status"]
     assert api.announced() == [
@@ -96,20 +108,20 @@ async def test_a_caution_is_a_condition_of_its_own_and_an_event_when_it_says_som
 async def test_the_time_of_a_condition_is_that_of_its_last_change(
     api: FakeKubernetes, out: Publisher
 ) -> None:
-    await out.publish(stored(api), status.failed(ERROR))
+    await out.publish(stored(api), failed(ERROR))
     since = conditions(stored(api))["Ready"]["lastTransitionTime"]
     await out.publish(
-        stored(api), status.failed(InvalidSpecError("another field is wrong", remedy="fix it"))
+        stored(api), failed(InvalidSpecError("another field is wrong", remedy="fix it"))
     )
     assert conditions(stored(api))["Ready"]["lastTransitionTime"] == since
-    await out.publish(stored(api), status.ready("Provisioned", "all is there"))
+    await out.publish(stored(api), ready("Provisioned", "all is there"))
     assert conditions(stored(api))["Ready"]["lastTransitionTime"] > since
 
 
 async def test_fields_beside_the_conditions_are_written_when_they_differ(
     api: FakeKubernetes, out: Publisher
 ) -> None:
-    ready = status.ready("Provisioned", "all is there")
+    ready = api_conditions.ready("Provisioned", "all is there")
     await out.publish(stored(api), ready, {"retryTopic": "a"})
     await out.publish(stored(api), ready, {"retryTopic": "a"})
     await out.publish(stored(api), ready, {"retryTopic": "b"})
@@ -125,8 +137,8 @@ async def test_a_look_before_the_watch_tells_of_the_last_one_starts_from_what_th
         assert body is not None
         return body
 
-    ready, unseen = status.ready("Provisioned", "all is there"), []
-    for said in (ready, status.waiting(ERROR), ready):
+    ready, unseen = api_conditions.ready("Provisioned", "all is there"), []
+    for said in (ready, waiting(ERROR), ready):
         await out.publish(known(), said)
         unseen.append(stored(api))
     assert conditions(stored(api))["Ready"]["status"] == "True"
@@ -139,13 +151,13 @@ async def test_a_message_without_room_in_a_condition_is_cut_and_what_is_cut_is_n
     api: FakeKubernetes, out: Publisher
 ) -> None:
     error = InvalidSpecError("a field is wrong", got="x" * 40_000, remedy="fix it")
-    caution = status.StatusWarning("NameCollision", "ü" * 32_769)
+    caution = StatusWarning("NameCollision", "ü" * 32_769)
     for _ in range(2):
-        await out.publish(stored(api), status.waiting(error))
+        await out.publish(stored(api), waiting(error))
     assert len(api.writes) == 1
-    await out.publish(stored(api), status.ready("Provisioned", "all is there", [caution]))
+    await out.publish(stored(api), ready("Provisioned", "all is there", [caution]))
     assert conditions(stored(api))["NameCollision"]["message"] == "ü" * 32_766 + " …"
-    await out.publish(stored(api), status.failed(error))
+    await out.publish(stored(api), failed(error))
     told = conditions(stored(api))["Stalled"]["message"]
     assert told.startswith("a field is wrong; got 'xxx")
     assert told.endswith("xxx …")
@@ -166,14 +178,14 @@ async def test_a_condition_whose_time_is_none_is_left_out_and_written_again(
 ) -> None:
     await out.publish(
         stored(api),
-        status.ready("Provisioned", "all is there", [status.StatusWarning("AckHoles", "some")]),
+        ready("Provisioned", "all is there", [StatusWarning("AckHoles", "some")]),
     )
     for condition in stored(api)["status"]["conditions"]:
         condition["lastTransitionTime"] = since
-    assert status.find(stored(api), "Ready") is None
-    assert not status.is_settled(stored(api))
-    await out.publish(stored(api), status.ready("Provisioned", "all is there"))
-    assert status.is_settled(stored(api))
+    assert find(stored(api), "Ready") is None
+    assert not is_settled(stored(api))
+    await out.publish(stored(api), ready("Provisioned", "all is there"))
+    assert is_settled(stored(api))
     assert conditions(stored(api))["Ready"]["lastTransitionTime"] == "2026-01-01T00:00:03Z"
 
 
@@ -182,5 +194,5 @@ async def test_an_object_that_went_during_a_write_stays_gone(
 ) -> None:
     body = stored(api)
     out.table.drop(body)
-    await out.publish(body, status.ready("Provisioned", "all is there"))
+    await out.publish(body, ready("Provisioned", "all is there"))
     assert list(out.table) == []

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from redrive.policy import naming
 from redrive.policy.ladder import Ladder
-from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.model import OutageLimits, Policy, SubscriptionType
 from redrive.policy.naming import Scheme, TopicName
-from redrive.policy.outage import OutageLimits
 
 # For test_mutants.py: the same examples in every run, and no time spent on making them small.
 settings.register_profile(

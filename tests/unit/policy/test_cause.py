@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.cause import Cause, Redaction
+from redrive.policy.envelope import Cause, Redaction
 
 NOW = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 FINGERPRINT = "d885816048568ce0"  # stored with dead letters: it must never change

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
-from redrive.policy.model import Policy
+from redrive.policy.model import OutageLimits, Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.outage import OutageLimits
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing", name="shop/orders", generation=2)
 READ = [

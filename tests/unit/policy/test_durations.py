@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
-from redrive.policy import durations
+from redrive.policy.values import format_duration, parse_duration, to_timedelta
 
 counts = st.integers(0, 99_999_999)
 
@@ -16,13 +16,13 @@ counts = st.integers(0, 99_999_999)
 @given(st.integers(0, 10**9))
 def test_what_is_written_is_read_back(seconds: int) -> None:
     duration = timedelta(seconds=seconds)
-    assert durations.parse(durations.text_of(duration)) == duration
+    assert parse_duration(format_duration(duration)) == duration
 
 
 @given(counts, counts, counts, counts)
 def test_units_add_up(days: int, hours: int, minutes: int, seconds: int) -> None:
     written = f"{days}d{hours}h{minutes}m{seconds}s"
-    assert durations.parse(written) == timedelta(
+    assert parse_duration(written) == timedelta(
         days=days, hours=hours, minutes=minutes, seconds=seconds
     )
 
@@ -32,7 +32,7 @@ def test_units_add_up(days: int, hours: int, minutes: int, seconds: int) -> None
     [("1s", 1), ("90s", 90), ("1m30s", 90), ("5m", 300), ("2h", 7_200), ("10d", 864_000)],
 )
 def test_durations_are_read_as_manifests_write_them(text: str, seconds: int) -> None:
-    assert durations.parse(text) == timedelta(seconds=seconds)
+    assert parse_duration(text) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def test_durations_are_read_as_manifests_write_them(text: str, seconds: int) -> 
     [(0, "0s"), (59, "59s"), (60, "1m"), (90, "1m30s"), (3_600, "1h"), (90_061, "1d1h1m1s")],
 )
 def test_durations_are_written_in_their_shortest_form(seconds: int, text: str) -> None:
-    assert durations.text_of(timedelta(seconds=seconds)) == text
+    assert format_duration(timedelta(seconds=seconds)) == text
 
 
 def test_parts_of_a_second_are_cut() -> None:
-    assert durations.text_of(timedelta(seconds=1, milliseconds=999)) == "1s"
+    assert format_duration(timedelta(seconds=1, milliseconds=999)) == "1s"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_parts_of_a_second_are_cut() -> None:
 )
 def test_anything_else_is_refused_with_what_was_found_and_what_to_write(text: str) -> None:
     with pytest.raises(InvalidSpecError) as refusal:
-        durations.parse(text)
+        parse_duration(text)
     assert f"got {text!r}" in str(refusal.value)
     assert "write it like 90s, 1m30s, 2h or 10d" in str(refusal.value)
 
@@ -61,7 +61,7 @@ def test_anything_else_is_refused_with_what_was_found_and_what_to_write(text: st
 @given(st.text(max_size=50))
 def test_no_text_gets_past_without_being_a_duration_or_refused(text: str) -> None:
     try:
-        duration = durations.parse(text)
+        duration = parse_duration(text)
     except InvalidSpecError:
         return
     assert duration >= timedelta(0)
@@ -69,16 +69,16 @@ def test_no_text_gets_past_without_being_a_duration_or_refused(text: str) -> Non
 
 def test_a_refusal_shows_no_more_of_a_text_than_is_needed() -> None:
     with pytest.raises(InvalidSpecError) as refusal:
-        durations.parse("x" * 10_000)
+        parse_duration("x" * 10_000)
     assert len(str(refusal.value)) < 300
 
 
 @pytest.mark.parametrize("found", [90, 90.0, timedelta(seconds=90)])
 def test_a_program_gives_a_duration_in_seconds_or_as_a_timedelta(found: float | timedelta) -> None:
-    assert durations.given(found, "a delay") == timedelta(seconds=90)
+    assert to_timedelta(found, "a delay") == timedelta(seconds=90)
 
 
 @pytest.mark.parametrize("found", ["90s", None, True, float("nan"), float("inf"), 1e300, [90]])
 def test_what_is_no_duration_is_refused_by_name(found: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="a number of seconds, or a timedelta; got"):
-        durations.given(found, "a delay")
+        to_timedelta(found, "a delay")

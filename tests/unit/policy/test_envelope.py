@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.policy import envelope
-from redrive.policy.cause import Cause
-from redrive.policy.envelope import Attempt
+from redrive.policy.envelope import Attempt, Cause
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Dead, DeadReason, Retry

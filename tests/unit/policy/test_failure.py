@@ -8,10 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.failure import DeadLetter, FailureRules, RetryLater, after_error
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.verdict import Dead, DeadReason, Discard, Retry, after_failure
+from redrive.policy.verdict import (
+    Dead,
+    DeadLetter,
+    DeadReason,
+    Discard,
+    FailureRules,
+    Retry,
+    RetryLater,
+    after_error,
+    after_failure,
+)
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 # A tree of classes, so that a rule for one may cover others.

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from redrive.errors import InvalidSpecError
-from redrive.policy.invisible import (
+from redrive.delivery.consumers.simple import (
     InFlight,
     NotInFlightError,
     check_invisible,
     check_unordered,
 )
+from redrive.errors import InvalidSpecError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
-from redrive.policy import durations
 from redrive.policy.ladder import PRESETS, Ladder, check_delay
+from redrive.policy.values import format_duration
 
 ladders = st.from_type(Ladder)
 SECOND = timedelta(seconds=1)
@@ -16,7 +16,7 @@ TEN_DAYS = timedelta(days=10)
 
 
 def written(preset: str) -> str:
-    return " ".join(durations.text_of(rung) for rung in PRESETS[preset])
+    return " ".join(format_duration(rung) for rung in PRESETS[preset])
 
 
 @given(ladders, st.data())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.outage import OutageLimits, OutcomeWindow
+from redrive.policy.model import OutageLimits, OutcomeWindow
 
 LIMITS = OutageLimits()
 outcomes = st.lists(st.none() | st.tuples(st.sampled_from("abc"), st.sampled_from("123456")))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.policy.patterns import Patterns
+from redrive.policy.values import Patterns
 
 STARS = {"/": "[^/]*", ".": "[^.]*", "\n": ".*"}
 

@@ -8,16 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from redrive.policy import envelope, properties
-from redrive.policy.cause import Cause
-from redrive.policy.envelope import Attempt
+from redrive.policy import envelope
+from redrive.policy.envelope import (
+    DEAD_REASON,
+    DELAY_TIME,
+    ENCODED,
+    PAYLOAD_PREFIX,
+    REPLAY,
+    REPLAYS,
+    SOURCE_MESSAGE_ID,
+    Attempt,
+    Cause,
+)
 from redrive.policy.ladder import MAX_DELAY
 from redrive.policy.model import Policy
 from redrive.policy.naming import MAX_NAME, TopicName
 from redrive.policy.verdict import Dead, DeadReason, Retry
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "properties.md"
-NAMES = {value for name, value in vars(properties).items() if name.isupper()}
+NAMES = {v for k, v in vars(envelope).items() if k.isupper() and isinstance(v, str)}
 POLICY = Policy(TopicName("shop", "prod", "orders"), "s" * (MAX_NAME - len("orders--RETRY")))
 LONG = "ä" * 5_000
 MANY = 999_999_999  # the highest number that is read from a property
@@ -26,14 +35,14 @@ ODD_ZONE = timezone(timedelta(hours=23, minutes=59, seconds=59, microseconds=999
 CAUSE = Cause(LONG, LONG, LATE, consumer=LONG, attempt=MANY + 1, fingerprint="f" * 16, trace=LONG)
 ATTEMPT = Attempt(MANY, "1" * 128, LATE.replace(tzinfo=ODD_ZONE), schema_version=2**64 - 1)
 NOT_COPIED = {
-    properties.NOT_COPIED: "SchemaNotFound,SchemaUnsupported,TooBig,Unreadable",
-    properties.SOURCE_MESSAGE_ID: "1:2:3:4",
-    properties.ENCODED: "{}",
-    properties.PAYLOAD_PREFIX: "7",
+    envelope.NOT_COPIED: "SchemaNotFound,SchemaUnsupported,TooBig,Unreadable",
+    SOURCE_MESSAGE_ID: "1:2:3:4",
+    ENCODED: "{}",
+    PAYLOAD_PREFIX: "7",
 }
 """Written by `forwarder` on a dead letter that is no copy of its message."""
 REPLAYED = {
-    properties.REPLAYS: str(MANY), properties.REPLAY: "shop/again", **dict.fromkeys(NOT_COPIED, "0")
+    REPLAYS: str(MANY), REPLAY: "shop/again", **dict.fromkeys(NOT_COPIED, "0")
 }  # fmt: skip
 
 
@@ -62,7 +71,7 @@ def test_every_property_is_documented_and_no_other(rows: dict[str, list[str]]) -
     ("column", "before", "after"),
     [
         (1, REPLAYED, RETRIED),
-        (2, REPLAYED | dict.fromkeys([properties.DELAY_TIME], "1"), DEAD[0]),
+        (2, REPLAYED | dict.fromkeys([DELAY_TIME], "1"), DEAD[0]),
         (3, DEAD[0], AGAIN),
     ],
     ids=["retry", "dead letter", "replay"],
@@ -90,5 +99,5 @@ def test_no_property_gets_bigger_than_documented(rows: dict[str, list[str]]) -> 
 
 
 def test_every_reason_for_a_dead_letter_is_documented(rows: dict[str, list[str]]) -> None:
-    listed = set(re.findall(r"`(\w+)`", rows[properties.DEAD_REASON][0]))
+    listed = set(re.findall(r"`(\w+)`", rows[DEAD_REASON][0]))
     assert listed == set(DeadReason)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from redrive.errors import InvalidSpecError
-from redrive.policy import sizes
+from redrive.policy.values import parse_size
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from redrive.policy import sizes
     ],
 )
 def test_a_size_is_read_as_kubernetes_reads_a_quantity(text: str, size: int) -> None:
-    assert sizes.parse(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ def test_a_size_is_read_as_kubernetes_reads_a_quantity(text: str, size: int) -> 
 )
 def test_what_has_no_unit_or_is_no_whole_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidSpecError, match="write it like 512Mi or 10Gi"):
-        sizes.parse(text)
+        parse_size(text)

@@ -7,17 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from redrive.admin.paths import broker_at
+from redrive.admin.model import broker_at
+from redrive.api import Body
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.kube.cache import Cache
-from redrive.kube.connections import connection_of
+from redrive.kube.connections import connection_of, names_no_scheme, scheme_kept_by
 from redrive.kube.context import Context, wall_clock
-from redrive.kube.policies import names_no_scheme, scheme_kept_by
-from redrive.kube.resources import Body, Key
-from redrive.provision.facts import Request
+from redrive.kube.resources import Key
 from redrive.provision.ownership import named_in
-from redrive.provision.standing import Standing, is_proven
+from redrive.provision.request import Request, Standing, is_proven
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]

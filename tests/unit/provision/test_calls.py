@@ -11,33 +11,33 @@ from typing import Any
 import aiohttp
 import pytest
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, BrokerFailedError, BrokerUnreachableError
-from redrive.admin.http import Http
+from redrive.admin.http import Access, Http
+from redrive.api import Body
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
-from redrive.errors import RedriveError, Requeue
-from redrive.kube.cache import Cache
-from redrive.kube.connections import Connection
-from redrive.kube.context import wall_clock
-from redrive.kube.errors import UnavailableError
-from redrive.kube.resources import POLICIES, Body, Key
-from redrive.provision import converge as converging
-from redrive.provision import reconcile
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.converge import Converged, converge
-from redrive.provision.errors import (
+from redrive.errors import (
     ConfigMapNotOursError,
-    NameCollisionError,
     OwnerConflictError,
     PartitionsDifferError,
+    RedriveError,
+    Requeue,
     SubscriptionExpiryError,
     TopicNotFoundError,
 )
-from redrive.provision.lost import LostPolicies
-from redrive.provision.resolve import resolve
-from redrive.provision.resync import CALLS_PER_LOOK
+from redrive.kube.cache import Cache
+from redrive.kube.client import UnavailableError
+from redrive.kube.connections import Connection
+from redrive.kube.context import wall_clock
+from redrive.kube.resources import POLICIES, Key
+from redrive.provision import reconciler
+from redrive.provision import reconciler as converging
+from redrive.provision.claims import Conflicts, resolve
+from redrive.provision.orphans import LostPolicies
+from redrive.provision.poller import CALLS_PER_LOOK
+from redrive.provision.reconciler import Converged, converge
+from redrive.provision.request import NameCollisionError
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes, edit
 
@@ -214,10 +214,10 @@ async def test_only_what_no_watch_shows_the_end_of_is_looked_at_again(
     ctx = make_world(NOTHING, connection, body)
     ctx.kubernetes.add(POLICIES, body)
     ctx.clock = wall_clock
-    monkeypatch.setattr(reconcile, "converge", refuse)
+    monkeypatch.setattr(reconciler, "converge", refuse)
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
     lost = LostPolicies(ctx.policies, wall_clock)
-    assert await reconcile.reconcile(Key.of(body), ctx, conflicts, NOTHING, lost) is again
+    assert await reconciler.reconcile(Key.of(body), ctx, conflicts, NOTHING, lost) is again
 
 
 @asynccontextmanager
@@ -294,10 +294,10 @@ async def test_a_single_failure_of_a_server_leaves_what_is_settled_ready(  # noq
     ctx = make_world(NOTHING, connection, body)
     ctx.kubernetes.add(POLICIES, body)
     ctx.clock = wall_clock
-    monkeypatch.setattr(reconcile, "converge", fail)
+    monkeypatch.setattr(reconciler, "converge", fail)
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
     lost = LostPolicies(ctx.policies, ctx.clock)
-    again = await reconcile.reconcile(
+    again = await reconciler.reconcile(
         Key.of(body), ctx, conflicts, NOTHING, lost, failures=failures
     )
     assert again is error.requeue

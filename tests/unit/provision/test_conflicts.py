@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key
-from redrive.provision.conflicts import Conflicts
+from redrive.provision.claims import Conflicts
 
 MakeBody = Callable[..., dict[str, Any]]
 TOPICS = {

@@ -7,16 +7,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Http
+from redrive.admin.http import Access, Http
+from redrive.api.conditions import reason
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import Requeue
-from redrive.kube import status
 from redrive.kube.cache import Cache
+from redrive.kube.client import SecretNotFoundError
 from redrive.kube.connections import Connection
 from redrive.kube.context import wall_clock
-from redrive.kube.errors import SecretNotFoundError
 from redrive.kube.resources import CONNECTIONS, Key
 from redrive.provision.connection import reconcile, unsupported
 from tests.support.fake_admin import SUPERUSER, FakeBroker, answering
@@ -54,7 +53,7 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
             clock=wall_clock,
         )
         assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
-        assert status.reason(kubernetes.objects[CONNECTIONS][KEY]) == "Connected"
+        assert reason(kubernetes.objects[CONNECTIONS][KEY]) == "Connected"
         assert kubernetes.objects[CONNECTIONS][KEY]["status"]["brokerVersion"] == "4.0.8"
         writes, calls = len(kubernetes.writes), len(broker.calls)
         assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
@@ -67,7 +66,7 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
 
         missing.append(SecretNotFoundError("the Secret is not there", remedy="make it"))
         assert await reconcile(KEY, ctx) is Requeue.BACKOFF
-        assert status.reason(kubernetes.objects[CONNECTIONS][KEY]) == "SecretNotFound"
+        assert reason(kubernetes.objects[CONNECTIONS][KEY]) == "SecretNotFound"
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Http
+from redrive.admin.http import Access, Http
+from redrive.api import Body
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import RedriveError, Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
-from redrive.kube.resources import CONNECTIONS, Body, Key
+from redrive.kube.resources import CONNECTIONS, Key
 from redrive.provision.connection import reconcile
 from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.fake_admin import SUPERUSER, FakeBroker

@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 
 from redrive.admin import client
+from redrive.api.conditions import find, is_ready
 from redrive.errors import Requeue
-from redrive.kube import resources, status
-from redrive.kube.status import find
+from redrive.kube import resources
 from tests.support.fake_admin import Do, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reconcile_harness import KEY, ReconcileHarness, reconcile_harness
@@ -87,7 +87,7 @@ async def test_a_broker_that_forbids_it_is_warned_of_and_all_else_is_done(
 
     harness.broker.fault = forbid
     found = await look(harness)
-    assert status.is_ready(found)
+    assert is_ready(found)
     warning = find(found, "DelayedDeliveryRefused")
     assert warning is not None
     assert "so retries may come 1 s early, and the shortest delay is 1s" in warning.message
@@ -115,7 +115,7 @@ async def test_a_delay_that_is_over_at_once_is_warned_of_where_no_tick_can_be_se
     assert "so one of 1s at once" in warning.message
     assert "got a tick of 1 s on persistent://shop/prod/orders-fulfilment-RETRY" in warning.message
     assert "set delayedDeliveryTickTimeMillis=50 in the configuration" in warning.message
-    assert status.is_ready(found)
+    assert is_ready(found)
     found = await look(harness)
     assert find(found, "RetriesEarly") == warning
     found = await look(harness, delayLadder={"delays": ["2s", "10s"]})
@@ -130,7 +130,7 @@ async def test_a_broker_of_a_finer_tick_is_not_warned_of_when_the_topic_is_new_e
     harness.broker.version = "4.2.4"
     harness.broker.in_force["delayedDelivery"] = BY_DEFAULT | {"tickTime": 50}
     found = await look(harness)
-    assert status.is_ready(found)
+    assert is_ready(found)
     assert find(found, "RetriesEarly") is None
     harness.broker.in_force["delayedDelivery"] = BY_DEFAULT | {"tickTime": 1_000}
     found = await look(harness)

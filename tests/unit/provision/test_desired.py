@@ -7,9 +7,9 @@ from redrive.admin.policies import Holds, LimitsBacklog, Ttl
 from redrive.policy import codec
 from redrive.policy.naming import TopicName
 from redrive.provision.actions import CreateTopic
-from redrive.provision.desired import desired
+from redrive.provision.desired import Observed, desired
 from redrive.provision.diff import diff
-from redrive.provision.facts import Observed, Request
+from redrive.provision.request import Request
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]

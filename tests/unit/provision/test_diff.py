@@ -17,14 +17,14 @@ from redrive.admin.policies import (
     Ttl,
     Write,
 )
+from redrive.api import Body
 from redrive.kube import resources
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import actions
-from redrive.provision.desired import Desired, DesiredTopic
+from redrive.provision.desired import Desired, DesiredTopic, Observed, TopicState
 from redrive.provision.diff import diff
-from redrive.provision.facts import Observed, TopicState
 from redrive.provision.ownership import Owner, OwnershipRecord
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")

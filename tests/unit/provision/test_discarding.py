@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from redrive.api import Body
 from redrive.kube import resources
-from redrive.kube.resources import Body
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reconcile_harness import ReconcileHarness, reconcile_harness
 

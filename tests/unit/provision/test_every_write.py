@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from redrive.api import Body
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.resources import Body
 from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.fake_admin import Do
 from tests.support.reconcile_harness import KEY, ReconcileHarness, reconcile_harness

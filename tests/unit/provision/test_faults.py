@@ -13,25 +13,22 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminConflictError, AdminError
-from redrive.admin.http import Http
+from redrive.admin.http import Access, Http
+from redrive.api import Body
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
-from redrive.errors import Requeue
+from redrive.errors import Requeue, TopicExistsError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Key
 from redrive.kube.status import Publisher
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.converge import Converged, converge
-from redrive.provision.errors import TopicExistsError
+from redrive.provision.claims import Conflicts, resolve
 from redrive.provision.finalize import LATE_WRITES, finalize
-from redrive.provision.finalizer import FINALIZER
-from redrive.provision.outcome import publish
-from redrive.provision.resolve import resolve
+from redrive.provision.outcome import FINALIZER, publish
+from redrive.provision.reconciler import Converged, converge
 from tests.support.fake_admin import (
     SUPERUSER,
     Do,

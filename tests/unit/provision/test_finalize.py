@@ -9,22 +9,21 @@ from typing import Any
 import aiohttp
 import pytest
 
-from redrive.admin.access import Access
-from redrive.admin.breaker import FAILURES, Breaker
 from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerUnreachableError
-from redrive.admin.http import Http
-from redrive.api.choices import DeletionPolicy
+from redrive.admin.guards import FAILURES, Breaker
+from redrive.admin.http import Access, Http
+from redrive.api import Body
 from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.policy_defaults import DeletionPolicy
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
+from redrive.kube.client import ConflictError, ConnectionNotFoundError
 from redrive.kube.connections import Connection
-from redrive.kube.errors import ConflictError, ConnectionNotFoundError
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import Key, Resource
 from redrive.kube.status import Publisher
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.deletion_events import DeletionEvents
+from redrive.provision.claims import Conflicts
 from redrive.provision.finalize import (
     CLEANUP_ABANDONED,
     LATE_WRITES,
@@ -32,8 +31,8 @@ from redrive.provision.finalize import (
     SKIP_CLEANUP,
     finalize,
 )
-from redrive.provision.finalizer import FINALIZER, ensure_finalizer
-from redrive.provision.outcome import publish
+from redrive.provision.orphans import DeletionEvents
+from redrive.provision.outcome import FINALIZER, ensure_cleanup_finalizer, publish
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -266,7 +265,7 @@ async def test_only_a_deletion_with_work_to_do_holds_the_api_server_up(
     body = policy()
     body["metadata"]["finalizers"] = before
     api = storing(body)
-    after = await ensure_finalizer(body, choice, out_of(api, Cache([body])))
+    after = await ensure_cleanup_finalizer(body, choice, out_of(api, Cache([body])))
     assert (FINALIZER in after["metadata"]["finalizers"]) is held
     assert ("others" in after["metadata"]["finalizers"]) is ("others" in before)
 

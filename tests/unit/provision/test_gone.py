@@ -8,10 +8,10 @@ from typing import Any
 from redrive.errors import Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key
-from redrive.provision import connection, reconcile
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.health.watch import Health
-from redrive.provision.lost import LostPolicies
+from redrive.provision import connection, reconciler
+from redrive.provision.claims import Conflicts
+from redrive.provision.health import Health
+from redrive.provision.orphans import LostPolicies
 from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -39,7 +39,7 @@ async def test_an_object_that_went_unseen_is_forgotten_and_never_looked_at_again
         Health(emptied, lambda _: None),
     )
     lost = LostPolicies(policies, emptied.clock)
-    assert await reconcile.reconcile(key, emptied, conflicts, health, lost) is Requeue.ON_CHANGE
+    assert await reconciler.reconcile(key, emptied, conflicts, health, lost) is Requeue.ON_CHANGE
     await health.stop()
     assert await connection.reconcile(key, emptied) is Requeue.ON_CHANGE
     assert policies.get(key) is None

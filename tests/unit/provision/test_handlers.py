@@ -11,13 +11,12 @@ import pytest
 
 from redrive.errors import Requeue
 from redrive.kube.cache import Cache
-from redrive.kube.connections import Connections
+from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, wall_clock
 from redrive.kube.controller import AT_ONCE
-from redrive.kube.namespaces import NamespaceLabels
 from redrive.kube.resources import Key
 from redrive.provision import connection as connections
-from redrive.provision import handlers, reconcile
+from redrive.provision import handlers, reconciler
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING = cast("Any", None)
@@ -52,8 +51,8 @@ async def _mark_progressing(*_: object) -> None:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     made = Looks()
-    monkeypatch.setattr(reconcile, "mark_progressing", _mark_progressing)
-    monkeypatch.setattr(reconcile, "reconcile", made)
+    monkeypatch.setattr(reconciler, "mark_progressing", _mark_progressing)
+    monkeypatch.setattr(reconciler, "reconcile", made)
     monkeypatch.setattr(connections, "reconcile", made)
     return made
 

@@ -11,19 +11,18 @@ from typing import Any
 import aiohttp
 import pytest
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Http
+from redrive.admin.http import Access, Http
+from redrive.api import Body
+from redrive.api.conditions import find, reason
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import Requeue
-from redrive.kube import status
 from redrive.kube.cache import Cache
+from redrive.kube.client import ConflictError
 from redrive.kube.connections import Connection
 from redrive.kube.context import wall_clock
-from redrive.kube.errors import ConflictError
-from redrive.kube.resources import CONNECTIONS, Body, Key
-from redrive.provision.connection import reconcile
-from redrive.provision.in_use import DELETION_BLOCKED, IN_USE, is_due
+from redrive.kube.resources import CONNECTIONS, Key
+from redrive.provision.connection import DELETION_BLOCKED, IN_USE, is_protection_due, reconcile
 from tests.support.fake_admin import SUPERUSER, FakeBroker
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -57,7 +56,7 @@ class Lent:
         for body in policies:
             self.ctx.policies.put(body)
         assert await reconcile(KEY, self.ctx) is Requeue.ON_CHANGE
-        found = None if self.stored is None else status.find(self.stored, DELETION_BLOCKED)
+        found = None if self.stored is None else find(self.stored, DELETION_BLOCKED)
         return "" if found is None else found.message
 
     def delete(self) -> None:
@@ -139,7 +138,7 @@ async def test_a_deletion_waits_for_the_last_policy_and_names_those_of_its_names
     assert f"got {named}, 1 more, 2 of other namespaces; delete them, or have them use" in said
     stored = lent.stored
     assert stored is not None
-    assert status.reason(stored) == "Connected"  # those policies go on
+    assert reason(stored) == "Connected"  # those policies go on
     assert stored["status"]["warnings"] == DELETION_BLOCKED
     assert "got 2 of other namespaces; delete" in await lent.reconcile(*others)
     assert "hidden" not in str(lent.stored)
@@ -184,8 +183,8 @@ def test_a_connection_is_looked_at_when_its_first_policy_comes_and_its_last_goes
     def made(**metadata: object) -> dict[str, Any]:
         return {"metadata": {"name": "main", "namespace": "shop", **metadata}}
 
-    assert is_due(made(), used=True)
-    assert not is_due(made(), used=False)
-    assert is_due(made(finalizers=[IN_USE]), used=False)
-    assert not is_due(made(finalizers=[IN_USE]), used=True)
-    assert is_due(made(finalizers=[IN_USE], deletionTimestamp="x"), used=True)
+    assert is_protection_due(made(), used=True)
+    assert not is_protection_due(made(), used=False)
+    assert is_protection_due(made(finalizers=[IN_USE]), used=False)
+    assert not is_protection_due(made(finalizers=[IN_USE]), used=True)
+    assert is_protection_due(made(finalizers=[IN_USE], deletionTimestamp="x"), used=True)

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from redrive.api import Body
 from redrive.errors import Requeue
 from redrive.kube import resources
-from redrive.kube.errors import NotFoundError
-from redrive.kube.resources import Body, Key
+from redrive.kube.client import NotFoundError
+from redrive.kube.resources import Key
 from redrive.provision.finalize import LATE_WRITES
-from redrive.provision.finalizer import FINALIZER
-from redrive.provision.lost import REQUEST
+from redrive.provision.orphans import REQUEST
+from redrive.provision.outcome import FINALIZER
 from tests.support.fake_admin import Do, answering
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reconcile_harness import KEY, NOW, SOURCE, ReconcileHarness, reconcile_harness

@@ -8,19 +8,18 @@ from typing import Any
 import aiohttp
 import pytest
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Http
+from redrive.admin.http import Access, Http
 from redrive.admin.model import NamespaceState
+from redrive.api import Body
 from redrive.kube.cache import Cache
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
-from redrive.provision.conflicts import Conflicts
+from redrive.provision.claims import Conflicts, resolve
 from redrive.provision.desired import Desired, desired
 from redrive.provision.diff import config_map_actions
-from redrive.provision.facts import Request
-from redrive.provision.namespace_facts import NamespaceFacts, has_drifted
-from redrive.provision.resolve import resolve
+from redrive.provision.poller import NamespaceFacts, has_drifted
+from redrive.provision.request import Request
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
 
 MakeBody = Callable[..., dict[str, Any]]

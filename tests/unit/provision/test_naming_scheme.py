@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from redrive.kube import resources, status
+from redrive.api.conditions import find
+from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.errors import UnavailableError
+from redrive.kube.client import UnavailableError
 from redrive.kube.resources import Key, Resource
-from redrive.provision.conflicts import Conflicts
+from redrive.provision.claims import Conflicts
 from tests.support.fake_admin import Topic
 from tests.unit.provision.test_faults import Shop, deleted, shop
 from tests.unit.provision.test_passing_on import Operator
@@ -48,18 +49,18 @@ async def test_the_scheme_of_the_connection_names_new_policies_and_never_renames
         assert own(made) == SHORT
         assert made.stored["status"]["namingScheme"] == "tdmq-2.7.2"
         assert made.stored["status"]["deletionPolicy"] == "Delete"
-        assert status.find(made.stored, "NamingSchemeKept") is None
+        assert find(made.stored, "NamingSchemeKept") is None
 
         for later in ("rocketmq", None):
             names(connection, later)
             assert await operator.reconcile(maxRetries=len(later or "")) == "Provisioned"
             assert own(made) == SHORT
-            assert status.find(made.stored, "NamingSchemeKept") is not None
+            assert find(made.stored, "NamingSchemeKept") is not None
             found = written_for_consumers(made)
             assert found["retryTopic"] == "persistent://shop/prod/fulfilment-RETRY"
             assert found["maxRetries"] == len(later or "")
         assert await operator.reconcile(naming={"scheme": "tdmq-2.7.2"}) == "Provisioned"
-        assert status.find(made.stored, "NamingSchemeKept") is None
+        assert find(made.stored, "NamingSchemeKept") is None
 
         made.kubernetes.add(resources.POLICIES, deleted(made.stored))
         await made.finalize()

@@ -11,15 +11,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerFailedError
-from redrive.admin.http import Http
-from redrive.kube.resources import Body
+from redrive.admin.http import Access, Http
+from redrive.api import Body
 from redrive.provision.actions import CreateSubscription, RestorePartitions
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.converge import Converged, converge
-from redrive.provision.resolve import resolve
+from redrive.provision.claims import Conflicts, resolve
+from redrive.provision.reconciler import Converged, converge
 from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
 from tests.unit.provision.test_calls import READY, make_world
 

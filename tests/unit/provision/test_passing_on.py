@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from redrive.kube import resources, status
+from redrive.api.conditions import find, reason
+from redrive.kube import resources
 from redrive.kube.resources import Key
-from redrive.provision import reconcile
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.finalizer import FINALIZER
-from redrive.provision.handover import HANDED_OVER
-from redrive.provision.lost import LostPolicies
+from redrive.provision import reconciler
+from redrive.provision.claims import Conflicts
+from redrive.provision.finalize import HANDED_OVER
+from redrive.provision.orphans import LostPolicies
+from redrive.provision.outcome import FINALIZER
 from tests.support.fake_admin import Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.provision.test_faults import Shop, deleted, shop
@@ -45,8 +46,8 @@ class Operator:
         health: Any = SimpleNamespace(warnings=lambda _: ())
         conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         lost = LostPolicies(ctx.policies, ctx.clock)
-        await reconcile.reconcile(Key.of(body), ctx, conflicts, health, lost)
-        return status.reason(self.made.stored)
+        await reconciler.reconcile(Key.of(body), ctx, conflicts, health, lost)
+        return reason(self.made.stored)
 
     def annotate(self, name: str, value: str) -> None:
         """Give the policy an annotation."""
@@ -165,7 +166,7 @@ async def test_a_policy_that_is_led_to_another_broker_is_refused_and_says_what_i
         for name in TOPICS:
             del made.topics[name]
         assert await operator.reconcile(connectionRef={"name": "other"}) == "BrokerChanged"
-        said = status.find(made.stored, "Ready")
+        said = find(made.stored, "Ready")
         assert said is not None
         assert f"{TOPICS[0]} and persistent://shop/prod/{TOPICS[1]} are where" in said.message
         assert "PulsarConnection shop/alias leads" in said.message

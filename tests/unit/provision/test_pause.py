@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from redrive.api.conditions import ConditionStatus
-from redrive.kube.status import StatusWarning
+from redrive.api.conditions import ConditionStatus, StatusWarning
 from redrive.policy.naming import TopicName
-from redrive.provision import pause
+from redrive.provision import outcome
 from redrive.provision.actions import Action, CreateSubscription
+from redrive.provision.outcome import describe_changes, observed_conditions, paused_conditions
 
 MakeBody = Callable[..., dict[str, Any]]
 TOPIC = TopicName("shop", "prod", "orders")
@@ -25,7 +25,7 @@ def test_an_annotation_pauses(
 ) -> None:
     body = policy()
     body["metadata"]["annotations"] = annotations
-    assert pause.is_paused(body) is is_paused
+    assert outcome.is_paused(body) is is_paused
 
 
 def conditions(*types: str) -> list[dict[str, str]]:
@@ -39,7 +39,7 @@ def conditions(*types: str) -> list[dict[str, str]]:
 def test_how_a_policy_stood_when_it_was_paused_stays_said(policy: MakeBody) -> None:
     found = conditions("Ready", "Reconciling", "LadderDescends", "Paused")
     body = policy() | {"status": {"observedGeneration": 7, "conditions": found}}
-    said = pause.paused(body)
+    said = paused_conditions(body)
     assert [c.type for c in said] == ["Ready", "LadderDescends", "Paused"]
     assert said[0].status is ConditionStatus.TRUE
     assert "remove the annotation" in said[2].message
@@ -47,21 +47,21 @@ def test_how_a_policy_stood_when_it_was_paused_stays_said(policy: MakeBody) -> N
 
 def test_of_a_spec_that_is_new_to_a_pause_nothing_is_known(policy: MakeBody) -> None:
     body = policy() | {"status": {"observedGeneration": 6, "conditions": conditions("Ready")}}
-    said = {c.type: c.status for c in pause.paused(body)}
+    said = {c.type: c.status for c in paused_conditions(body)}
     assert said == {"Ready": ConditionStatus.UNKNOWN, "Paused": ConditionStatus.TRUE}
 
 
 def test_a_policy_that_observes_is_ready_and_says_what_planned_changes_been_done() -> None:
     actions: list[Action] = [CreateSubscription(TOPIC, str(n) + "x" * 600) for n in range(40)]
-    ready, differs, other = pause.observed(actions, [StatusWarning("Other", "m")])
+    ready, differs, other = observed_conditions(actions, [StatusWarning("Other", "m")])
     assert (ready.type, ready.status, ready.reason) == ("Ready", ConditionStatus.TRUE, "Observed")
     assert (differs.type, other.type) == ("DriftDetected", "Other")
     assert "redrive would have created subscription 0x" in differs.message
     assert differs.message.endswith("; and 35 more")
-    shown = pause.shown(actions)
+    shown = describe_changes(actions)
     assert len(shown) == 32
     assert {len(action) for action in shown} == {512}
 
 
 def test_where_nothing_differs_an_observer_says_no_more_than_that() -> None:
-    assert [c.type for c in pause.observed([], [])] == ["Ready"]
+    assert [c.type for c in observed_conditions([], [])] == ["Ready"]

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from redrive.admin.model import NamespaceState, TopicSubscriptions
-from redrive.kube.resources import Body
+from redrive.api import Body
 from redrive.policy.naming import TopicName
-from redrive.provision.desired import desired
-from redrive.provision.facts import Observed, Request, TopicState
-from redrive.provision.preflight_checks import (
+from redrive.provision.checks import (
     PREFLIGHT,
     PreflightFacts,
     is_of_the_other_kind,
     namespace_expires_subscriptions,
 )
+from redrive.provision.desired import Observed, TopicState, desired
+from redrive.provision.request import Request
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]

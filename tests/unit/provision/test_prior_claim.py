@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from redrive.provision.admission_checks import prior_claim
-from redrive.provision.facts import Request
+from redrive.provision.checks import prior_claim
+from redrive.provision.request import Request
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from redrive.admin.paths import broker_at
+from redrive.admin.model import broker_at
 from redrive.api.connection import PulsarConnectionSpec
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.converge import Converged, converge
-from redrive.provision.errors import ResourceConflictError
-from redrive.provision.resolve import resolve
+from redrive.provision.claims import Conflicts, resolve
+from redrive.provision.reconciler import Converged, converge
+from redrive.provision.request import ResourceConflictError
 from tests.support.fake_admin import Do
 from tests.unit.provision.test_faults import Shop, shop
 from tests.unit.provision.test_standing import provisioned

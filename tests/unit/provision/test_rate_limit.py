@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from redrive.provision.rate_limit import RateLimit, RateLimits
+from redrive.provision.poller import RateLimit, RateLimits
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 

@@ -12,8 +12,9 @@ import pytest
 
 from redrive.admin.errors import error_for
 from redrive.admin.http import Call, Http, Way
+from redrive.api.conditions import find, is_ready, reason
 from redrive.errors import Requeue
-from redrive.kube import resources, status
+from redrive.kube import resources
 from tests.support.fake_admin import answering
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.operator_in_process import operator_in_process
@@ -34,7 +35,7 @@ async def test_a_policy_that_the_broker_refuses_stalls_and_is_tried_again_within
         here.broker.fault = answering(412)
         assert await here.reconcile() is Requeue.SLOW_BACKOFF
         refused = here.kubernetes.objects[resources.POLICIES][KEY]
-        stalled = status.find(refused, "Stalled")
+        stalled = find(refused, "Stalled")
         assert stalled is not None
         assert (stalled.status, stalled.reason) == ("True", "BrokerRefused")
         assert "412" in stalled.message
@@ -43,8 +44,8 @@ async def test_a_policy_that_the_broker_refuses_stalls_and_is_tried_again_within
         here.ctx.policies.put(refused)
         assert await here.reconcile() is Requeue.ON_CHANGE
         now = here.kubernetes.objects[resources.POLICIES][KEY]
-        assert status.is_ready(now)
-        assert status.find(now, "Stalled") is None
+        assert is_ready(now)
+        assert find(now, "Stalled") is None
 
 
 class Refusing(Http):
@@ -102,7 +103,7 @@ async def test_a_hundred_policies_that_are_refused_make_few_calls_within_an_hour
     clock = clock_of_the_loop()
     async with operator_in_process(kubernetes, cast("Http", http), clock) as ctx:
         await asyncio.sleep(HOUR)
-        assert {status.reason(body) for body in ctx.policies} == {"BrokerRefused"}
+        assert {reason(body) for body in ctx.policies} == {"BrokerRefused"}
     assert http.calls.total() / HOUR <= CALLS_PER_SECOND, http.calls
     tries = [count for call, count in http.calls.items() if call.startswith("PUT ")]
     assert len(tries) == POLICIES

@@ -14,7 +14,7 @@ from redrive.kube import resources
 from redrive.kube.resources import TOPIC_OWNER
 from redrive.policy.naming import TopicName
 from redrive.provision.finalize import LATE_WRITES
-from redrive.provision.finalizer import FINALIZER, has_finalizer
+from redrive.provision.outcome import FINALIZER, has_cleanup_finalizer
 from redrive.provision.ownership import GRANTED, OWNER_UID
 from tests.support.fake_admin import Topic
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -96,7 +96,9 @@ async def test_deletion_of_policy_with_system_topic_revokes_its_grants(
             f"{PREFIX}/{dead_letters}": {"fulfilment": ["consume"]},
         }
         assert harness.topics == {"orders", SYSTEM, dead_letters}
-        assert not any(map(has_finalizer, harness.kubernetes.objects[resources.POLICIES].values()))
+        assert not any(
+            map(has_cleanup_finalizer, harness.kubernetes.objects[resources.POLICIES].values())
+        )
 
 
 @pytest.mark.parametrize("deletion", ["Retain", "Delete"])

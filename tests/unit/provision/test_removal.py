@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.admin.model import SubscriptionStats, TopicUsage
-from redrive.api.choices import DeletionPolicy
+from redrive.api.policy_defaults import DeletionPolicy
+from redrive.errors import InUseError
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision import actions
-from redrive.provision.errors import InUseError
+from redrive.provision.finalize import Left, Removal, removal
 from redrive.provision.ownership import Owner, OwnershipRecord
-from redrive.provision.removal import Left, Removal, removal
 
 OURS = Owner("here", Key("shop", "orders"), "uid-1", "orders/fulfilment")
 RETRY = TopicName("shop", "prod", "orders-fulfilment-RETRY")

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from redrive.api import parsing
-from redrive.api.parsing import InvalidFieldsError
-from redrive.kube import policies
+from redrive.api.model import InvalidFieldsError, parse_spec
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.kube import connections
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context
-from redrive.policy.outage import OutageLimits
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.resolve import resolve
+from redrive.policy.model import OutageLimits
+from redrive.provision.claims import Conflicts, resolve
 from tests.support.fake_kubernetes import edit
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -25,13 +24,14 @@ MakeBody = Callable[..., dict[str, Any]]
 def parses(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The specs of policies that were parsed, in order."""
     found: list[object] = []
-    real = parsing.parse_spec
+    real = parse_spec
 
     def parse(model: Any, body: Any) -> Any:  # noqa: ANN401 - as the real one
-        found.append(body["spec"].get("maxRetries"))
+        if model is RetryPolicySpec:
+            found.append(body["spec"].get("maxRetries"))
         return real(model, body)
 
-    monkeypatch.setattr(policies, "parse_spec", parse)
+    monkeypatch.setattr(connections, "parse_spec", parse)
     return found
 
 

@@ -8,13 +8,25 @@ from typing import Any, cast
 import pytest
 
 from redrive.admin.errors import BrokerUnreachableError
+from redrive.api import Body
 from redrive.kube.context import Context
-from redrive.kube.resources import Body, Key
-from redrive.provision import resync
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.namespace_facts import NamespaceFacts
-from redrive.provision.resync import Resync, Turns, pause
-from redrive.provision.stall_checks import StallChecks
+from redrive.kube.resources import Key
+from redrive.provision import poller
+from redrive.provision.claims import Conflicts
+from redrive.provision.poller import (
+    CALLS_PER_LOOK,
+    CALLS_PER_QUESTION,
+    CALLS_PER_SECOND,
+    CALLS_PER_SECOND_IN_ALL,
+    FACTS_SECONDS,
+    MANY_BEGUN,
+    ROTATION_SECONDS,
+    NamespaceFacts,
+    Resync,
+    StallChecks,
+    Turns,
+    pause,
+)
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING = cast("Any", None)
@@ -110,7 +122,7 @@ async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_h
     async with asyncio.timeout(HOUR):
         laps = [{await woken.get() for _ in names} for _ in range(2)]
     assert laps == [names, names]
-    turn = resync.CALLS_PER_LOOK / resync.CALLS_PER_SECOND
+    turn = CALLS_PER_LOOK / CALLS_PER_SECOND
     assert loop.time() - begun == pytest.approx(2 * len(names) * turn)
     await walk.stop()
 
@@ -139,7 +151,7 @@ async def test_a_policy_is_in_the_rotation_of_the_broker_that_its_connection_has
 async def test_the_rotation_of_a_broker_rests_while_many_of_its_policies_are_new(
     policy: MakeBody, facts: StubbedFacts
 ) -> None:
-    new = [f"new-{number}" for number in range(resync.MANY_BEGUN)]
+    new = [f"new-{number}" for number in range(MANY_BEGUN)]
     for name in new:
         facts.ctx.policies.put(settled(policy(name), "Progressing", "Unknown"))
     facts.ctx.policies.put(settled(policy("a")))
@@ -178,10 +190,10 @@ async def test_the_facts_of_a_connection_are_read_again_and_again_until_it_goes(
             pass
     facts.ctx.connections.drop(connection("main"))
     facts.ctx.connections.drop(connection("other"))
-    await asyncio.sleep(resync.FACTS_SECONDS)
+    await asyncio.sleep(FACTS_SECONDS)
     while not facts.asked.empty():
         facts.asked.get_nowait()
-    await asyncio.sleep(2 * resync.FACTS_SECONDS)
+    await asyncio.sleep(2 * FACTS_SECONDS)
     assert facts.asked.empty()
     await walk.stop()
 
@@ -209,8 +221,8 @@ async def test_a_rotation_goes_on_after_a_failure(
     facts.ctx.policies.put(settled(policy("a")))
     facts.ctx.connections.put(connection("main"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resync, "broker_of", lambda *_: surprises["one"])
-        await asyncio.sleep(2.5 * resync.ROTATION_SECONDS)
+        patch.setattr(poller, "broker_of", lambda *_: surprises["one"])
+        await asyncio.sleep(2.5 * ROTATION_SECONDS)
     assert woken.empty()
     assert "rotation at http://pulsar:8080: failed" in caplog.text
     async with asyncio.timeout(HOUR):
@@ -226,7 +238,7 @@ async def test_what_the_facts_show_drifted_is_looked_at(
     woken: asyncio.Queue[Key] = asyncio.Queue()
     walk = Resync(facts, NOTHING, woken.put_nowait, ignore)
     facts.ctx.connections.put(connection("main"))
-    async with asyncio.timeout(resync.ROTATION_SECONDS / 2):
+    async with asyncio.timeout(ROTATION_SECONDS / 2):
         assert await woken.get() == Key("shop", "a")
     await walk.stop()
 
@@ -298,7 +310,7 @@ async def test_connections_to_one_broker_share_the_pace_of_questions(
         await asyncio.sleep(1)
     await walk.stop()
     assert set(questions.asked) == {f"stands-{number}" for number in range(10)}
-    turn = resync.CALLS_PER_QUESTION / resync.CALLS_PER_SECOND
+    turn = CALLS_PER_QUESTION / CALLS_PER_SECOND
     between = [after - before for before, after in itertools.pairwise(questions.moments)]
     assert min(between) == pytest.approx(turn)
 
@@ -307,8 +319,8 @@ async def test_connections_to_one_broker_share_the_pace_of_questions(
 def test_a_rotation_costs_at_most_twenty_calls_a_second_and_ends_within_fifteen_minutes(
     policies: int,
 ) -> None:
-    between = pause(policies, resync.CALLS_PER_LOOK, of=policies)
-    assert resync.CALLS_PER_LOOK / between <= 20
+    between = pause(policies, CALLS_PER_LOOK, of=policies)
+    assert CALLS_PER_LOOK / between <= 20
     assert 15 <= policies * between <= 15 * 60
 
 
@@ -316,17 +328,17 @@ def test_a_rotation_costs_at_most_twenty_calls_a_second_and_ends_within_fifteen_
 def test_to_ask_stalled_policies_costs_at_most_twenty_calls_a_second_and_150_seconds(
     policies: int,
 ) -> None:
-    between = pause(policies, resync.CALLS_PER_QUESTION, of=policies)
-    assert resync.CALLS_PER_QUESTION / between <= 20
+    between = pause(policies, CALLS_PER_QUESTION, of=policies)
+    assert CALLS_PER_QUESTION / between <= 20
     assert 15 <= policies * between <= 150
 
 
 def test_all_rotations_together_have_a_bound_of_calls_and_keep_small_brokers_no_busier() -> None:
-    hundred = pause(100, resync.CALLS_PER_LOOK, of=10_000)
-    calls = 100 * resync.CALLS_PER_LOOK / hundred
-    assert calls <= resync.CALLS_PER_SECOND_IN_ALL + 1e-6
-    assert 100 * hundred == 10 * pause(10, resync.CALLS_PER_LOOK, of=10_000)  # one period for all
-    assert pause(1, resync.CALLS_PER_LOOK, of=1) == resync.ROTATION_SECONDS
+    hundred = pause(100, CALLS_PER_LOOK, of=10_000)
+    calls = 100 * CALLS_PER_LOOK / hundred
+    assert calls <= CALLS_PER_SECOND_IN_ALL + 1e-6
+    assert 100 * hundred == 10 * pause(10, CALLS_PER_LOOK, of=10_000)  # one period for all
+    assert pause(1, CALLS_PER_LOOK, of=1) == ROTATION_SECONDS
 
 
 def gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> dict[Key, float]:
@@ -343,7 +355,7 @@ def gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> dict[Key,
         for gone in last.keys() - set(keys):
             del last[gone]
         (key,) = filter(None, [turns.next(keys)])
-        now += pause(len(keys), resync.CALLS_PER_LOOK, of=len(keys)) + OVERHEAD_SECONDS
+        now += pause(len(keys), CALLS_PER_LOOK, of=len(keys)) + OVERHEAD_SECONDS
         longest[key] = max(longest.get(key, 0.0), now - last[key])
         last[key] = now
     return longest

@@ -10,18 +10,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Http
+from redrive.admin.http import Access, Http
+from redrive.api import Body
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.resources import Body, Key
-from redrive.provision import stall_checks
-from redrive.provision.conflicts import Conflicts
-from redrive.provision.converge import converge
-from redrive.provision.resolve import resolve
-from redrive.provision.resync import CALLS_PER_QUESTION
-from redrive.provision.stall_checks import StallChecks, is_checked
+from redrive.kube.resources import Key
+from redrive.provision import poller
+from redrive.provision.claims import Conflicts, resolve
+from redrive.provision.poller import CALLS_PER_QUESTION, StallChecks, is_checked
+from redrive.provision.reconciler import converge
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.provision.test_calls import make_world
@@ -84,7 +82,7 @@ class Harness:
 async def harness(
     connection: dict[str, Any], policy: MakeBody, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Harness]:
-    monkeypatch.setattr(stall_checks, "LISTED_SECONDS", 0.0)
+    monkeypatch.setattr(poller, "LISTED_SECONDS", 0.0)
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
         broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})})}

@@ -11,14 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from redrive.errors import RedriveError
-from redrive.kube.errors import SecretNotFoundError
+from redrive.errors import PartitionsDifferError, RedriveError
+from redrive.kube.client import SecretNotFoundError
 from redrive.kube.resources import Key
-from redrive.provision.admission_checks import prior_claim
-from redrive.provision.errors import ContestedError, PartitionsDifferError
-from redrive.provision.facts import Request
+from redrive.provision.checks import prior_claim
 from redrive.provision.outcome import Outcome
-from redrive.provision.standing import BROKER_DIGEST, Standing, digest_of
+from redrive.provision.request import BROKER_DIGEST, ContestedError, Request, Standing, digest_of
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]

@@ -11,12 +11,12 @@ from typing import Any, cast
 import kopf
 import pytest
 
-from redrive.kube import status
+from redrive.api import Body
+from redrive.api.conditions import reason
 from redrive.kube.cache import Cache
-from redrive.kube.connections import Connections
+from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings
-from redrive.kube.namespaces import NamespaceLabels
-from redrive.kube.resources import POLICIES, Body, Key
+from redrive.kube.resources import POLICIES, Key
 from redrive.provision import handlers
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -71,7 +71,7 @@ async def test_a_policy_whose_connection_went_while_no_operator_ran_is_ready_no_
     policy: MakeBody,
 ) -> None:
     async with started(ready(policy())) as kubernetes:
-        assert status.reason((await kubernetes.written()).body) == "ConnectionNotFound"
+        assert reason((await kubernetes.written()).body) == "ConnectionNotFound"
 
 
 @pytest.mark.parametrize("since", ["0000-01-01T00:00:00Z", "2026-01-01T00:00:00+99:00"])
@@ -83,7 +83,7 @@ async def test_a_status_that_cannot_be_read_does_not_end_the_operator_and_is_wri
         reasons = dict[str, str]()
         while reasons != {"spoilt": "ConnectionNotFound", "new": "ConnectionNotFound"}:
             body = (await kubernetes.written()).body
-            reasons[Key.of(body).name] = status.reason(body)
+            reasons[Key.of(body).name] = reason(body)
         times = {
             condition["lastTransitionTime"]
             for body in kubernetes.objects[POLICIES].values()

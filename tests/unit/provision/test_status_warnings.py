@@ -7,12 +7,12 @@ import pytest
 
 from redrive.admin.errors import AdminConflictError
 from redrive.admin.model import Schema, TopicSubscriptions
-from redrive.kube.status import StatusWarning
+from redrive.api.conditions import StatusWarning
 from redrive.provision.actions import CopySchema
 from redrive.provision.apply import Refused
-from redrive.provision.desired import desired
-from redrive.provision.facts import Observed, Request, TopicState
-from redrive.provision.status_warnings import Seen, warnings
+from redrive.provision.desired import Observed, TopicState, desired
+from redrive.provision.request import Request
+from redrive.provision.warnings import Seen, warnings
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]

@@ -8,7 +8,7 @@ import pytest
 
 from redrive.admin.model import NamespaceState
 from redrive.admin.policies import KeepsBacklog, Ttl
-from redrive.provision import topic_policies
+from redrive.provision.desired import delay_policy, policies_in_force
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reconcile_harness import reconcile_harness
 
@@ -36,7 +36,7 @@ def test_backlog_quotas_that_a_topic_lacks_are_those_of_its_namespace(
 ) -> None:
     namespace = NamespaceState(frozenset(), frozenset(), {}, 0, of_namespace, None)
     found = {KeepsBacklog.read: of_topic, Ttl.read: 60}
-    assert topic_policies.in_force(found, namespace) == {KeepsBacklog.read: in_force, Ttl.read: 60}
+    assert policies_in_force(found, namespace) == {KeepsBacklog.read: in_force, Ttl.read: 60}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_backlog_quotas_that_a_topic_lacks_are_those_of_its_namespace(
 def test_the_tick_is_a_small_part_of_the_shortest_delay_where_a_broker_can_keep_it(
     shortest: int, release: tuple[int, ...], policy: str
 ) -> None:
-    assert str(topic_policies.delays(timedelta(seconds=shortest), release)) == policy
+    assert str(delay_policy(timedelta(seconds=shortest), release)) == policy
 
 
 IDLE = {"inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up",

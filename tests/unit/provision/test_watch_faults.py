@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from redrive.api import Body
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.informer import relist
-from redrive.kube.resources import Body, Key, Resource
+from redrive.kube.resources import Key, Resource
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reconcile_harness import KEY, NOW, ReconcileHarness, reconcile_harness
 

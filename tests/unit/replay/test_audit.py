@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from redrive.replay import audit
+from redrive.reading.positions import EntryId, Position, Source
+from redrive.reading.ranges import Range
+from redrive.replay import audit, records
 from redrive.replay.audit import AuditFindings
-from redrive.replay.ledger import records
-from redrive.replay.ledger.records import RangeRecord, Records
-from redrive.replay.topic.position import EntryId, Position, Source
-from redrive.replay.topic.ranges import Range
+from redrive.replay.records import RangeRecord, Records
 
 OF, OTHER = Range(0, 7, 0, 9_999), Range(0, 8, 0, 9_999)
 HELD = {(0, 7), (0, 8)}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydantic import TypeAdapter
 
-from redrive.api.selection import LetterId
+from redrive.api.replay import LetterId
+from redrive.reading.positions import EntryId
+from redrive.reading.ranges import Range
 from redrive.replay import refused
-from redrive.replay.ledger.records import Header, RangePlan, Records, RefusedEntry
-from redrive.replay.topic.position import EntryId
-from redrive.replay.topic.ranges import Range
+from redrive.replay.records import Header, RangePlan, Records, RefusedEntry
 
 
 def plan(*entries: int) -> RangePlan:

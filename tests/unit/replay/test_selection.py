@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from redrive.errors import InvalidSpecError
-from redrive.replay.selection import columns, to_sql
-from redrive.replay.vocabulary import COLUMNS, FUNCTIONS, TYPES
+from redrive.replay.selection import COLUMNS, FUNCTIONS, TYPES, columns, to_sql
 
 
 @pytest.mark.parametrize(

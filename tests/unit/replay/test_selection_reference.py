@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from redrive.policy.verdict import DeadReason
-from redrive.replay import vocabulary
+from redrive.replay.selection import COLUMNS, FUNCTIONS, MOMENTS, TYPES
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "selection.md"
 
@@ -26,12 +26,12 @@ def quoted(text: str, begin: str, end: str) -> set[str]:
 def test_every_column_is_documented_and_no_other(text: str) -> None:
     names = (row.split(" | ")[0] for row in re.findall(r"^\| (`.*) \|$", text, re.MULTILINE))
     documented = [column for name in names for column in re.findall(r"`([^`]+)`", name)]
-    assert sorted(documented) == sorted([*vocabulary.COLUMNS, "properties['name']"])
+    assert sorted(documented) == sorted([*COLUMNS, "properties['name']"])
 
 
 def test_the_columns_that_hold_moments_are_documented(text: str) -> None:
     rows = re.findall(r"^\| (`.*) \| moment \|", text, re.MULTILINE)
-    assert set(re.findall(r"`([^`]+)`", " ".join(rows))) == vocabulary.MOMENTS
+    assert set(re.findall(r"`([^`]+)`", " ".join(rows))) == MOMENTS
 
 
 def test_every_reason_of_a_dead_letter_is_documented(text: str) -> None:
@@ -39,5 +39,5 @@ def test_every_reason_of_a_dead_letter_is_documented(text: str) -> None:
 
 
 def test_every_function_and_every_type_is_documented(text: str) -> None:
-    assert quoted(text, "Functions:", "\n") == set(vocabulary.FUNCTIONS)
-    assert quoted(text, "`cast` to ", ".") == set(vocabulary.TYPES)
+    assert quoted(text, "Functions:", "\n") == set(FUNCTIONS)
+    assert quoted(text, "`cast` to ", ".") == set(TYPES)

@@ -19,8 +19,7 @@ from sqlglot.parser import Parser
 from sqlglot.tokenizer_core import Token
 
 from redrive.errors import InvalidSpecError
-from redrive.replay import vocabulary
-from redrive.replay.selection import to_sql
+from redrive.replay.selection import MAX_DEPTH, read_tokens, to_sql
 
 LONGEST = 4_096
 STEPS_PER_TOKEN = 4
@@ -87,7 +86,7 @@ texts = st.lists(st.one_of(blocks, nested), min_size=1, max_size=3).map(" ".join
 def test_each_part_is_parsed_once(text: str) -> None:
     text = text[:LONGEST]
     with suppress(InvalidSpecError, RecursionError, SqlglotError):
-        parse_in_steps(vocabulary.tokens(text), text)
+        parse_in_steps(read_tokens(text), text)
 
 
 def test_what_is_refused_would_be_parsed_again_and_again() -> None:
@@ -180,11 +179,11 @@ def test_so_many_levels_are_read_however_deep_the_stack_is_already(
         return opened * levels + core + closing * levels + whole
 
     def deeper(frames: int) -> str:
-        return deeper(frames - 1) if frames else to_sql(text(vocabulary.MAX_DEPTH))
+        return deeper(frames - 1) if frames else to_sql(text(MAX_DEPTH))
 
     assert deeper(150)
     with pytest.raises(InvalidSpecError, match=r"nested too deeply, at character \d+; got '\('"):
-        to_sql(text(vocabulary.MAX_DEPTH + 1))
+        to_sql(text(MAX_DEPTH + 1))
 
 
 @pytest.mark.parametrize("levels", [*range(60, 140, 4), 1_000])

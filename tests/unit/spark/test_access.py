@@ -10,9 +10,8 @@ import pytest
 import trustme
 from aiohttp import web
 
-from redrive.spark import access, authentication
-from redrive.spark.access import CredentialsUnreadableError, SourceCredentials
-from redrive.spark.authentication import PARAMETERS, PLUGIN, TRUSTED
+from redrive.auth.files import CredentialsUnreadableError, SourceCredentials, source_credentials
+from redrive.spark.options import PARAMETERS, PLUGIN, TRUSTED, authentication_of_options
 
 AUTHORITY = trustme.CA()
 
@@ -21,7 +20,7 @@ def shown(plugin: str = "", parameters: str = "", trusted: Path | None = None) -
     options = {PLUGIN: plugin, PARAMETERS: parameters} if plugin else {}
     if trusted is not None:
         options[TRUSTED] = str(trusted)
-    return SourceCredentials(authentication.of_options(options))
+    return SourceCredentials(authentication_of_options(options))
 
 
 def test_no_method_shows_nothing() -> None:
@@ -31,10 +30,10 @@ def test_no_method_shows_nothing() -> None:
 
 def test_a_process_has_one_of_each() -> None:
     token, other = (
-        authentication.of_options({PLUGIN: "AuthenticationToken", PARAMETERS: f"token:{value}"})
+        authentication_of_options({PLUGIN: "AuthenticationToken", PARAMETERS: f"token:{value}"})
         for value in ("one", "other")
     )
-    assert access.shown(token) is access.shown(token) is not access.shown(other)
+    assert source_credentials(token) is source_credentials(token) is not source_credentials(other)
 
 
 def test_a_token_of_a_file_may_change(tmp_path: Path) -> None:

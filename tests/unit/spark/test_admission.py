@@ -9,12 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.policy.naming import TopicName
-from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.position import EntryId, Position
-from redrive.spark import admission, slices
-from redrive.spark.filters import Filters
-from redrive.spark.offsets import BEGINNING, WHOLE
-from redrive.spark.slices import DataLossError, Extent
+from redrive.reading.positions import EntryId, Position
+from redrive.reading.ranges import Partition
+from redrive.spark import slices
+from redrive.spark.slices import (
+    BEGINNING,
+    WHOLE,
+    DataLossError,
+    Extent,
+    Filters,
+    Offset,
+    advance_offset,
+    check_unread,
+)
 
 ORDERS = TopicName("shop", "prod", "orders")
 
@@ -49,10 +56,10 @@ def entries(extents: Sequence[Extent]) -> list[tuple[TopicName, int, int]]:
 def test_every_entry_is_read_once_and_a_batch_keeps_to_its_limit(
     extents: list[Extent], limit: int | None
 ) -> None:
-    read: admission.Offset = {}
+    read: Offset = {}
     seen: list[tuple[TopicName, int, int]] = []
     for _ in range(400):
-        ahead = admission.advance(extents, read, limit)
+        ahead = advance_offset(extents, read, limit)
         batch = [
             (each.topic, ledger, entry)
             for each in extents
@@ -69,31 +76,31 @@ def test_every_entry_is_read_once_and_a_batch_keeps_to_its_limit(
             break
         read = ahead
     assert sorted(seen) == sorted(entries(extents))
-    assert admission.advance(extents, ahead, limit) == ahead
+    assert advance_offset(extents, ahead, limit) == ahead
 
 
 def test_an_entry_that_was_read_in_part_is_read_to_its_end() -> None:
     of = extent(0, (4, 3))
     read = {of.topic: Position(4, 2, 5)}
-    assert admission.advance([of], read)[of.topic] == Position(4, 2, WHOLE)
+    assert advance_offset([of], read)[of.topic] == Position(4, 2, WHOLE)
 
 
 def test_without_anything_new_nothing_moves() -> None:
     of = extent(0, (4, 3), (5, 0))
     for behind in (Position(4, 2, WHOLE), Position(5, -1, WHOLE)):
-        assert admission.advance([of], {of.topic: behind}) == {of.topic: behind}
+        assert advance_offset([of], {of.topic: behind}) == {of.topic: behind}
 
 
 def test_another_topic_of_the_same_name_is_read_from_its_beginning() -> None:
     of = extent(0, (4, 3))
-    ahead = admission.advance([of], {of.topic: Position(9, 9, WHOLE)})
+    ahead = advance_offset([of], {of.topic: Position(9, 9, WHOLE)})
     assert ahead[of.topic] == Position(4, 2, WHOLE)
 
 
 def test_a_topic_that_is_gone_is_a_loss() -> None:
     of = extent(0, (4, 3))
-    admission.check([of], {of.topic: Position(4, 2, WHOLE)})
+    check_unread([of], {of.topic: Position(4, 2, WHOLE)})
     with pytest.raises(DataLossError, match="not there any more"):
-        admission.check([of], {ORDERS.partition(1): BEGINNING})
+        check_unread([of], {ORDERS.partition(1): BEGINNING})
     with pytest.raises(DataLossError, match="does not hold"):
-        admission.check([of], {of.topic: Position(3, 2, WHOLE)})
+        check_unread([of], {of.topic: Position(3, 2, WHOLE)})

@@ -6,24 +6,23 @@ import json
 
 import pytest
 
-from redrive.spark import authentication
-from redrive.spark.authentication import (
+from redrive.auth.method import Plugin, SourceAuthentication
+from redrive.spark.options import (
     PARAMETERS,
     PLUGIN,
     InvalidAuthenticationError,
-    Plugin,
-    SourceAuthentication,
+    authentication_of_options,
 )
 
 PACKAGE = "org.apache.pulsar.client.impl.auth."
 
 
 def read(plugin: str, parameters: str) -> SourceAuthentication:
-    return authentication.of_options({PLUGIN: plugin, PARAMETERS: parameters})
+    return authentication_of_options({PLUGIN: plugin, PARAMETERS: parameters})
 
 
 def test_nothing_is_no_authentication() -> None:
-    assert authentication.of_options({}) == SourceAuthentication()
+    assert authentication_of_options({}) == SourceAuthentication()
     assert read("AuthenticationDisabled", "") == SourceAuthentication()
 
 
@@ -73,7 +72,7 @@ def test_anything_else_is_refused_and_not_shown(plugin: str, parameters: str) ->
 
 def test_parameters_without_a_method_are_refused() -> None:
     with pytest.raises(InvalidAuthenticationError, match="is given without"):
-        authentication.of_options({PARAMETERS: "token:s3cret"})
+        authentication_of_options({PARAMETERS: "token:s3cret"})
 
 
 def test_a_token_is_not_shown() -> None:

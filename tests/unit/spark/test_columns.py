@@ -21,12 +21,10 @@ from pyspark.sql.types import (
 )
 
 from redrive.policy.naming import TopicName
-from redrive.replay.topic.position import Position
-from redrive.replay.topic.rows import DeadLetterRow
-from redrive.spark import columns, writing
-from redrive.spark.columns import COLUMNS
+from redrive.reading.positions import Position
+from redrive.reading.rows import DeadLetterRow
 from redrive.spark.options import COLUMN_NAMES, MORE_COLUMN_NAMES
-from redrive.spark.writing import UnwritableError
+from redrive.spark.rows import COLUMNS, UnwritableError, messages_of_batch, to_batch
 
 ORDERS = TopicName("shop", "prod", "orders")
 TYPES: dict[str, DataType] = {
@@ -64,10 +62,10 @@ def test_all_columns_have_the_types_that_spark_expects() -> None:
     for name in NAMES:
         schema = schema.add(name, TYPES[COLUMNS[name].type])
     for row in (ROW, ROW._replace(key=None, value=None, event_time=None, unreadable=True)):
-        batch = columns.to_batch([row, row], NAMES, ORDERS)
+        batch = to_batch([row, row], NAMES, ORDERS)
         assert to_arrow_schema(schema, timezone="UTC").equals(batch.schema)
         assert batch.num_rows == 2
-    empty = columns.to_batch([ROW._replace(unreadable=True)], ["__messageProperties"], ORDERS)
+    empty = to_batch([ROW._replace(unreadable=True)], ["__messageProperties"], ORDERS)
     assert empty.to_pylist() == [{"__messageProperties": None}]
 
 
@@ -82,7 +80,7 @@ def test_what_was_read_is_written_as_it_was(
 ) -> None:
     row = ROW._replace(value=value, key=key, properties=properties, event_time=event)
     names = ["value", "__key", "__eventTime", "__messageProperties"]
-    (message,) = writing.messages(columns.to_batch([row], names, ORDERS))
+    (message,) = messages_of_batch(to_batch([row], names, ORDERS))
     assert message == {
         "value": value,
         "partition_key": key,
@@ -93,7 +91,7 @@ def test_what_was_read_is_written_as_it_was(
 
 def test_text_is_written_as_utf8_and_a_key_that_is_none_is_refused() -> None:
     batch = pa.RecordBatch.from_pydict({"value": ["ü"], "__topic": ["orders"]})
-    (message,) = writing.messages(batch)
+    (message,) = messages_of_batch(batch)
     assert (message["value"], message["__topic"]) == ("ü".encode(), "orders")
     with pytest.raises(UnwritableError, match="keys of text only"):
-        list(writing.messages(pa.RecordBatch.from_pydict({"value": [b""], "__key": [b"\xff"]})))
+        list(messages_of_batch(pa.RecordBatch.from_pydict({"value": [b""], "__key": [b"\xff"]})))

@@ -8,10 +8,9 @@ import pytest
 from pyspark.sql.datasource import EqualTo, IsNotNull, Not
 from pyspark.sql.types import LongType, MapType, StringType, StructType
 
-from redrive.spark.batch import BatchReader
-from redrive.spark.datasource import PulsarSource
+from redrive.spark.datasource import BatchReader, PulsarSource
 from redrive.spark.options import COLUMN_NAMES, InvalidOptionError
-from redrive.spark.writing import UnwritableError
+from redrive.spark.rows import UnwritableError
 
 READ = {"service.url": "pulsar://p:6650", "topic": "orders", "columns": "value"}
 WRITE = {"service.url": "pulsar://p:6650", "topic": "orders"}

@@ -14,13 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.policy.naming import TopicName
-from redrive.replay.topic.partition import Acknowledged, Partition
-from redrive.replay.topic.position import NOWHERE, EntryId, Position
-from redrive.replay.topic.spans import Span
+from redrive.reading.positions import NOWHERE, EntryId, Position
+from redrive.reading.ranges import Acknowledged, Partition, Span
 from redrive.spark import slices
-from redrive.spark.filters import Filters, PushedFilter
-from redrive.spark.offsets import BEGINNING, END, WHOLE
-from redrive.spark.slices import DataLossError, Extent
+from redrive.spark.slices import BEGINNING, END, WHOLE, DataLossError, Extent, Filters, PushedFilter
 
 ORDERS = TopicName("shop", "prod", "orders").partition(2)
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {

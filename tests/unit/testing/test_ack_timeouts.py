@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from redrive import CrashLog, Event, Policy
-from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.poison_guard import CrashLogFile
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryConsumer, InMemorySimpleConsumer
+from redrive.testing.consumers import InMemoryConsumer, InMemorySimpleConsumer
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("5s"))
 ORDERED = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)

@@ -13,7 +13,8 @@ import redrive
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryConsumer
+from redrive.testing.broker import InMemoryBroker
+from redrive.testing.consumers import InMemoryConsumer
 
 ROOT = Path(__file__).parents[3]
 CONSUMERS = sorted((ROOT / "examples").glob("*/consumer*.py"))

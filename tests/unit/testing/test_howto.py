@@ -18,14 +18,14 @@ import pytest
 
 import redrive
 from redrive import CrashLog
-from redrive.copying.reading import id_text
-from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.poison_guard import CrashLogFile
+from redrive.messages import id_text
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import (
+from redrive.testing.broker import InMemoryBroker
+from redrive.testing.consumers import (
     AsyncInMemoryConsumer,
-    InMemoryBroker,
     InMemoryConsumer,
     InMemorySimpleConsumer,
 )

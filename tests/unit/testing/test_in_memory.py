@@ -11,18 +11,14 @@ import pulsar
 import pytest
 
 from redrive import Event, Policy, RetryConsumer, SimpleConsumer
-from redrive.copying.reading import id_text
 from redrive.errors import InvalidSpecError
+from redrive.messages import id_text
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.testing import (
-    InMemoryBroker,
-    InMemoryConsumer,
-    InMemoryMessage,
-    InMemorySimpleConsumer,
-    NothingLeftError,
-)
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+from redrive.testing.connection import NothingLeftError
+from redrive.testing.consumers import InMemoryConsumer, InMemorySimpleConsumer
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("2h"))
 

@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from redrive import Event, Policy, PolicyFile
-from redrive.copying.reading import id_text
-from redrive.delivery.receiving.settled import REMEMBERED_SECONDS
+from redrive.delivery.in_flight import REMEMBERED_SECONDS
+from redrive.messages import id_text
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryConsumer
+from redrive.testing.consumers import InMemoryConsumer
 from tests.support.faulty_broker import FaultyBroker, Killed
 
 POLICY = Policy(

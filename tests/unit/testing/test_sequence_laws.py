@@ -20,7 +20,7 @@ from redrive.policy.envelope import for_replay
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryConsumer
+from redrive.testing.consumers import InMemoryConsumer
 from tests.support.faulty_broker import FaultyBroker, Killed
 
 POLICY = Policy(

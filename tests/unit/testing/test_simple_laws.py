@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from redrive import Event, Policy
-from redrive.copying.reading import id_text
-from redrive.policy.invisible import NotInFlightError
+from redrive.delivery.consumers.simple import NotInFlightError
+from redrive.messages import id_text
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryMessage, InMemorySimpleConsumer
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+from redrive.testing.consumers import InMemorySimpleConsumer
 from tests.support.faulty_broker import FaultyBroker
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing", max_retries=2)

@@ -12,24 +12,22 @@ from typing import Any, TypedDict, overload
 import pulsar
 import pulsar.schema
 
-from redrive.copying.reading import id_text
-from redrive.copying.writer_schemas import BYTES
-from redrive.delivery import durations
-from redrive.delivery.bounded import Deadline, release_at_exit
-from redrive.delivery.closing import CLOSE_TIMEOUT, Closing
+from redrive.delivery.concurrency import (
+    CLOSE_TIMEOUT,
+    Closing,
+    Deadline,
+    identity,
+    release_at_exit,
+    to_seconds,
+)
+from redrive.delivery.connection import PREFETCH, SubscribeError, check_prefetch
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
-from redrive.delivery.crypto import Crypto, for_consumer
+from redrive.delivery.fetcher import Fetcher
 from redrive.delivery.forking import OwnerProcess
-from redrive.delivery.handling import answer
-from redrive.delivery.handling.answer import Handler
-from redrive.delivery.handling.run import Run
-from redrive.delivery.identity import identity
 from redrive.delivery.middleware.chain import Outcome
-from redrive.delivery.middleware.rate_limiter import RateLimiter
-from redrive.delivery.parts import SystemClock
-from redrive.delivery.receiving.fetcher import Fetcher
-from redrive.delivery.receiving.subscribe import PREFETCH, SubscribeError, check_prefetch
-from redrive.delivery.telemetry.events import (
+from redrive.delivery.middleware.scheduling import RateLimiter
+from redrive.delivery.parts import Crypto, SystemClock, for_consumer
+from redrive.delivery.reporting import (
     CONNECTION_TEXTS,
     DISCONNECT_TIMEOUT,
     Event,
@@ -37,9 +35,10 @@ from redrive.delivery.telemetry.events import (
     Hook,
     Name,
 )
-from redrive.policy.cause import Cause, Redaction
-from redrive.policy.durations import given
-from redrive.policy.envelope import Attempt
+from redrive.delivery.run import Handler, Run, single_handler
+from redrive.messages import BYTES, id_text
+from redrive.policy.envelope import Attempt, Cause, Redaction
+from redrive.policy.values import to_timedelta
 
 
 class BroadcastOptions(TypedDict, total=False):
@@ -113,7 +112,7 @@ class BroadcastConsumer(Closing):
         self._fetcher = Fetcher([_Reading(_reader(client, topic, **options))])
         self._redact = redaction
         self._events = Events(on_event)
-        self._incoming.watch(durations.seconds(disconnect_timeout), self._connection)
+        self._incoming.watch(to_seconds(disconnect_timeout), self._connection)
 
     @property
     def connected(self) -> bool:
@@ -134,7 +133,7 @@ class BroadcastConsumer(Closing):
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        return self._incoming.take(None if timeout is None else durations.seconds(timeout))
+        return self._incoming.take(None if timeout is None else to_seconds(timeout))
 
     def run(
         self,
@@ -151,8 +150,8 @@ class BroadcastConsumer(Closing):
         """
         limiter = RateLimiter(max_rate, self._clock, self._incoming.sleep)
         take = limiter.take(lambda: [self.receive()])
-        handle = answer.one(handler, _only_attempt, explicit=explicit)
-        limit = given(timeout, "a handler's time-out")
+        handle = single_handler(handler, _only_attempt, explicit=explicit)
+        limit = to_timedelta(timeout, "a handler's time-out")
         run = Run(take, handle, self._settle, self._late, self.stop, workers, limit)
         run.until_stopped()
 

@@ -1,20 +1,31 @@
-"""Ack time-outs: messages that are not settled in time have failed."""
+"""Acknowledgement time-outs of messages.
+
+Ack time-outs: messages that are not settled in time have failed.
+
+Fails messages whose time is over; called by `ack_timeouts` and `simple`.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 import pulsar
 
-from redrive.delivery import durations
-from redrive.delivery.middleware.chain import Middleware, Receive, Settle
-from redrive.delivery.middleware.expiry import fail_each
-from redrive.delivery.middleware.settlement import Settlement
-from redrive.delivery.parts import Clock, Parts
+from redrive.delivery.concurrency import ends_thread, to_seconds
+from redrive.delivery.middleware.chain import (
+    HANDLE_AGAIN_AFTER,
+    Middleware,
+    Receive,
+    Settle,
+    Settlement,
+)
+from redrive.delivery.parts import Clock, Incoming, Parts
 from redrive.errors import InvalidSpecError, RedriveError
+from redrive.messages import id_text
 from redrive.policy.verdict import Done
 
 
@@ -51,7 +62,7 @@ class AckTimeouts:
         """Start the ack time-out of *message*, which is handed out, also once more."""
         with self._changing:
             self._over.pop(id(message), None)
-            end = self._clock.monotonic() + durations.seconds(self._timeout)
+            end = self._clock.monotonic() + to_seconds(self._timeout)
             self._held.pop(id(message), None)  # else it would keep its place among the ends
             self._held[id(message)] = (end, message)
 
@@ -150,3 +161,29 @@ class AckDeadline(Middleware):
             self._fail(message, self._ack_timeouts.error())
 
         fail_each(self._ack_timeouts.expired(), fail, self._incoming, lambda: self._closed)
+
+
+_log = logging.getLogger(__name__)
+
+
+def fail_each(
+    over: Iterable[pulsar.Message],
+    fail: Callable[[pulsar.Message], None],
+    incoming: Incoming,
+    closing: Callable[[], bool],
+) -> None:
+    """Have each message *fail*; one with which that goes wrong is handed out again, and logged.
+
+    Once *closing* says so the rest stay unacknowledged: whoever closes would wait for each, which
+    can take seconds, and the broker delivers them again.
+    """
+    for message in over:
+        if closing():
+            return
+        try:
+            fail(message)
+        except BaseException as error:  # else it and the others would never be settled
+            if ends_thread(error):
+                raise
+            _log.exception("message %s is handed out again", id_text(message.message_id()))
+            incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())

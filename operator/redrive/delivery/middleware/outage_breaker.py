@@ -14,19 +14,22 @@ from collections.abc import Callable
 
 import pulsar
 
-from redrive.copying.errors import NotSentError
-from redrive.copying.reading import id_text
-from redrive.delivery.handling.interruption import ends_run
-from redrive.delivery.middleware.chain import Middleware, Receive, Settle
+from redrive.delivery.concurrency import ends_run
+from redrive.delivery.middleware.chain import (
+    Failure,
+    HandBack,
+    Middleware,
+    Receive,
+    Redeliver,
+    Settle,
+    Settlement,
+)
 from redrive.delivery.middleware.outage_circuit import AfterFailure, Circuit, Outage
-from redrive.delivery.middleware.settlement import Failure, HandBack, Redeliver, Settlement
 from redrive.delivery.parts import Beacon, Parts
-from redrive.delivery.retrying.reporting import Reporting
-from redrive.delivery.telemetry.events import Name
-from redrive.policy.failure import DeadLetter, RetryLater
-from redrive.policy.model import Policy
-from redrive.policy.outage import OutageLimits
-from redrive.policy.verdict import Dead, DeadReason, Discard, Done
+from redrive.delivery.reporting import Name, Reporting
+from redrive.messages import NotSentError, id_text
+from redrive.policy.model import OutageLimits, Policy
+from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, RetryLater
 
 MAX_HELD = 1_000
 """With so many messages held for outages, nothing new is taken from the broker."""

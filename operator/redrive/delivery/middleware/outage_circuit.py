@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, NamedTuple, TypeVar
 
-from redrive.policy.outage import OutageLimits, OutcomeWindow
+from redrive.policy.model import OutageLimits, OutcomeWindow
 
 _FIRST_PAUSE_SECONDS = 1.0
 _EARLY_SECONDS = 0.001

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from redrive.api.conditions import READY, STALLED
+from redrive.api import Body
+from redrive.api.conditions import READY, STALLED, find
 from redrive.api.connection import ReplayIdentity
 from redrive.api.job import JobDefaults
-from redrive.api.parsing import parse_spec
+from redrive.api.model import parse_spec
 from redrive.api.permissions import Permissions
 from redrive.api.replay import (
     FINAL,
@@ -21,21 +22,13 @@ from redrive.api.replay import (
     ReplaySpec,
     ReplayStatus,
     Target,
+    milliseconds,
 )
 from redrive.api.retrypolicy import ConnectionRef, ReplaySafety
-from redrive.api.selection import milliseconds
-from redrive.errors import InvalidSpecError
-from redrive.kube import connections, policies, status
-from redrive.kube.context import Context
-from redrive.kube.resources import Body, Key
-from redrive.policy import durations
-from redrive.policy.model import Policy, SubscriptionType
-from redrive.policy.naming import TopicName
-from redrive.replay import selection
-from redrive.replay.controller import launchers, template
-from redrive.replay.controller.errors import (
+from redrive.errors import (
     BatchMixesKeysError,
     DeadLettersDiscardedError,
+    InvalidSpecError,
     PolicyNotFoundError,
     PolicyNotReadyError,
     ReplayIdentityMissingError,
@@ -45,6 +38,16 @@ from redrive.replay.controller.errors import (
     TargetNotAllowedError,
     TrustNotSupportedError,
 )
+from redrive.kube import connections
+from redrive.kube.connections import effective_spec, spec_of
+from redrive.kube.context import Context
+from redrive.kube.resources import Key
+from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.naming import TopicName
+from redrive.policy.values import parse_duration
+from redrive.replay import selection
+from redrive.replay.controller.launch import resolve_template
+from redrive.replay.controller.spark_operators import find_application, was_launched
 from redrive.replay.spec import Choice, ReplayJob
 
 
@@ -84,10 +87,10 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     policy_key = Key(key.namespace, spec.policy_ref.name)
     body = _ready_policy(policy_key, ctx)
     try:
-        reference = policies.spec_of(body, ctx.policies).connection_ref
+        reference = spec_of(body, ctx.policies).connection_ref
         connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
-        asked = policies.effective_spec(body, ctx.policies, connection.policy_defaults)
-        policy = policies.policy_of(body, ctx.policies, asked)
+        asked = effective_spec(body, ctx.policies, connection.policy_defaults)
+        policy = connections.policy_of(body, ctx.policies, asked)
     except InvalidSpecError as error:  # no fault of the Replay, and not for good
         raise PolicyNotReadyError(
             f"the RetryPolicy {policy_key} is not valid",
@@ -119,7 +122,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     target = _target(spec, policy, permitted)
     if spec.batch and target == policy.topic:
         _check_batches(policy)
-    pods = template.resolve(ctx.settings, connection.job, spec.job)
+    pods = resolve_template(ctx.settings, connection.job, spec.job)
     if spec.suspend:
         raise SuspendedError(
             "the Replay is suspended", remedy="set spec.suspend to false; it starts by itself then"
@@ -193,7 +196,7 @@ def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[To
     """
     for other in ctx.replays.index(policy_of).get(policy_of(replay)):
         status = ReplayStatus.of(other)
-        failed = status.phase is Phase.FAILED and launchers.was_launched(other)
+        failed = status.phase is Phase.FAILED and was_launched(other)
         if not failed or is_dry_run(other) or Key.of(other) == Key.of(replay):
             continue
         try:
@@ -216,7 +219,7 @@ def _choice(spec: ReplaySpec) -> Choice:
 
 
 def _seconds(duration: str | None) -> float | None:
-    return None if duration is None else durations.parse(duration).total_seconds()
+    return None if duration is None else parse_duration(duration).total_seconds()
 
 
 def is_final(replay: Body) -> bool:
@@ -236,8 +239,8 @@ def policy_of(replay: Body) -> Key:
 
 def rests(replay: Body) -> bool:
     """Whether a Replay is in the way of none: it waits for a change of itself, not launched yet."""
-    is_held = replay["spec"].get("suspend") or status.find(replay, STALLED) is not None
-    return bool(is_held) and not launchers.was_launched(replay)
+    is_held = replay["spec"].get("suspend") or find(replay, STALLED) is not None
+    return bool(is_held) and not was_launched(replay)
 
 
 def _ready_policy(key: Key, ctx: Context) -> Body:
@@ -250,7 +253,7 @@ def _ready_policy(key: Key, ctx: Context) -> Body:
             remedy="create it; this Replay starts by itself then",
         )
     generation = body["metadata"]["generation"]
-    ready = status.find(body, READY)
+    ready = find(body, READY)
     if ready is None or (ready.status, ready.observed_generation) != ("True", generation):
         raise PolicyNotReadyError(
             f"the RetryPolicy {key} is not Ready",
@@ -297,7 +300,7 @@ def _check_turn(replay: Body, ctx: Context) -> None:
     """
     for other in _open_replays(replay, ctx):
         comes_first = _rank(other) < _rank(replay) and not rests(other)
-        if comes_first or launchers.find(other, ctx) is not None:
+        if comes_first or find_application(other, ctx) is not None:
             raise ReplayInProgressError(
                 "another Replay of the same policy comes first",
                 got=str(Key.of(other)),
@@ -314,5 +317,5 @@ def _open_replays(replay: Body, ctx: Context) -> Iterator[Body]:
 def _rank(replay: Body) -> tuple[bool, str, str]:
     """Return what orders the Replays of a policy: of two, one waits for the other."""
     metadata = replay["metadata"]
-    waits = not launchers.was_launched(replay)
+    waits = not was_launched(replay)
     return waits, metadata["creationTimestamp"], metadata["uid"]

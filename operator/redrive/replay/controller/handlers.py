@@ -12,16 +12,18 @@ from weakref import WeakValueDictionary
 
 import kopf
 
+from redrive.api import Body
+from redrive.api.conditions import is_ready
 from redrive.api.replay import ReplayStatus
-from redrive.kube import resources, status
+from redrive.kube import resources
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
-from redrive.kube.resources import Body, Key
-from redrive.replay.controller import pods
+from redrive.kube.resources import Key
 from redrive.replay.controller.admission import is_final, policy_of, rests
-from redrive.replay.controller.reconcile import reconcile
+from redrive.replay.controller.prerequisites import is_idle
+from redrive.replay.controller.reconciler import reconcile
 
 
 def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller, ...]:
@@ -87,7 +89,7 @@ def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
 
     @ctx.connections.listen
     def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
-        became_ready = status.is_ready(after or {}) and not status.is_ready(before or {})
+        became_ready = is_ready(after or {}) and not is_ready(before or {})
         if needs_reconcile(before, after) or became_ready:
             for policy in users(key, ctx.policies):
                 _enqueue_open_of(Key.of(policy), ctx, controller)
@@ -127,7 +129,7 @@ def _said(replay: Body | None) -> tuple[bool, ...]:
     said = ReplayStatus.of(replay or {})
     words = (
         said.suspended, said.awaits_approval, said.full_topic, said.unsubscribed_topic,
-        pods.is_idle(said),
+        is_idle(said),
     )  # fmt: skip
     return tuple(map(bool, words))
 

@@ -11,11 +11,12 @@ from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from redrive.api import Body
 from redrive.api.conditions import moment_of
 from redrive.api.replay import Phase, ReplayStatus
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context
-from redrive.kube.resources import Body, Key
+from redrive.kube.resources import Key
 from redrive.replay.controller.admission import is_dry_run, policy_of
 
 _LABELS = ("policy", "policy_namespace")

@@ -17,23 +17,24 @@ from weakref import WeakValueDictionary
 
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import RightsChange
+from redrive.api import Body
+from redrive.api.conditions import ObjectEvent
 from redrive.api.replay import FINAL, ReplayStatus, TargetRights
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
-from redrive.kube import connections, finalizers, resources
-from redrive.kube.connections import Connection
-from redrive.kube.context import Context
-from redrive.kube.errors import (
+from redrive.kube import connections, resources
+from redrive.kube.client import (
     ConnectionNotFoundError,
     NotFoundError,
     SecretKeyNotFoundError,
     SecretNotFoundError,
 )
-from redrive.kube.policies import effective_spec
-from redrive.kube.resources import Body, Key
-from redrive.kube.status import ObjectEvent, Publisher
+from redrive.kube.connections import Connection, effective_spec
+from redrive.kube.context import Context
+from redrive.kube.resources import Key
+from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
 from redrive.policy.naming import TopicName
-from redrive.replay.controller import launchers
+from redrive.replay.controller.spark_operators import find_application
 
 FINALIZER = "redrive.io/target-rights"
 """Keeps a Replay that is deleted until the rights granted for it are taken back."""
@@ -90,9 +91,9 @@ async def grant(
 
 async def _record(replay: Body, record: TargetRights, ctx: Context) -> None:
     recorded = ReplayStatus.of(replay).target_rights or ()
-    if record in recorded and finalizers.has(replay, FINALIZER):
+    if record in recorded and has_finalizer(replay, FINALIZER):
         return
-    await finalizers.add(replay, FINALIZER, _publisher(ctx))
+    await add_finalizer(replay, FINALIZER, _publisher(ctx))
     others = [each for each in recorded if each.topic != record.topic]
     fields = {"targetRights": [each.to_manifest() for each in (*others, record)]}
     after = await ctx.kubernetes.patch_status(resources.REPLAYS, Key.of(replay), fields)
@@ -105,12 +106,12 @@ async def release(replay: Body, ctx: Context) -> None:
     Raises:
         RedriveError: not now; what was done by then is done.
     """
-    if not finalizers.has(replay, FINALIZER):
+    if not has_finalizer(replay, FINALIZER):
         return
     for record in ReplayStatus.of(replay).target_rights or ():
         await _take_back(replay, record, ctx)
     replay = ctx.replays.get(Key.of(replay)) or replay
-    await finalizers.remove(replay, FINALIZER, _publisher(ctx))
+    await remove_finalizer(replay, FINALIZER, _publisher(ctx))
 
 
 async def release_deleted(replay: Body, ctx: Context) -> Requeue:
@@ -122,7 +123,7 @@ async def release_deleted(replay: Body, ctx: Context) -> Requeue:
     Raises:
         KubernetesError: the finalizer can't be removed.
     """
-    if not finalizers.has(replay, FINALIZER):
+    if not has_finalizer(replay, FINALIZER):
         return Requeue.ON_CHANGE
     since = ctx.clock() - datetime.fromisoformat(replay["metadata"]["deletionTimestamp"])
     if since < DRAIN and _is_running(replay, ctx):
@@ -137,12 +138,12 @@ async def release_deleted(replay: Body, ctx: Context) -> Requeue:
             return Requeue.BACKOFF
         shown = ObjectEvent(RIGHTS_ABANDONED, f"{error}; take them back", is_warning=True)
         await _publisher(ctx).emit(replay, shown)
-        await finalizers.remove(replay, FINALIZER, _publisher(ctx))
+        await remove_finalizer(replay, FINALIZER, _publisher(ctx))
     return Requeue.ON_CHANGE
 
 
 def _is_running(replay: Body, ctx: Context) -> bool:
-    launched = launchers.find(replay, ctx)
+    launched = find_application(replay, ctx)
     if launched is None or not resources.is_owned_by(launched.application, replay):
         return False
     return launched.launcher.run(launched.application).phase not in FINAL
@@ -211,7 +212,7 @@ def _same(replay: Body, record: TargetRights, ctx: Context) -> Iterator[TargetRi
 
     A record counts only beside the finalizer, without which it is never taken back.
     """
-    if not finalizers.has(replay, FINALIZER):
+    if not has_finalizer(replay, FINALIZER):
         return
     for each in ReplayStatus.of(replay).target_rights or ():
         if (each.topic, each.role) == (record.topic, record.role) and _broker(each, ctx) == _broker(

@@ -16,22 +16,19 @@ from typing import Any, Protocol
 
 import pulsar
 
-from redrive.copying.reading import properties
 from redrive.errors import RedriveError
+from redrive.messages import read_properties
+from redrive.policy.envelope import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
 from redrive.policy.naming import TopicName
-from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
-from redrive.replay.job.engine import Wish
-from redrive.replay.job.plan import CAUSES, MAX_CAUSE
-from redrive.replay.job.preview import SHOWN, counts
-from redrive.replay.ledger import ledger
-from redrive.replay.ledger.account import Account
-from redrive.replay.protocol.stored import ReadMessage
+from redrive.reading import bitmap, broker, ranges, reader
+from redrive.reading.positions import NOWHERE, EntryId, Position, TargetPartition
+from redrive.reading.ranges import Partition, Range
+from redrive.reading.reader import ReadableTopic
+from redrive.reading.stored import ReadMessage
+from redrive.replay import ledger
+from redrive.replay.job.plan import CAUSES, MAX_CAUSE, SHOWN, Wish, counts
+from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
-from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.position import NOWHERE, EntryId, Position, TargetPartition
-from redrive.replay.topic.ranges import Range
-from redrive.replay.topic.reading import ReadableTopic
 
 LOOK_SECONDS = 5.0
 
@@ -195,7 +192,7 @@ class AftermathLook:
         }
         held = self._snapshots()
         dead_letters = self._job.policy.dead_letter_topic
-        dead = snapshot.look(self._job.admin_url, dead_letters)
+        dead = broker.read_partitions(self._job.admin_url, dead_letters)
         for topic, partition in held:
             for message in self._new(topic, partition):
                 self._live[topic].add(partition.index, message.message_id())
@@ -217,23 +214,23 @@ class AftermathLook:
         return [
             (topic, partition)
             for topic in self._live
-            for partition in snapshot.look(self._job.admin_url, topic, subscription)
+            for partition in broker.read_partitions(self._job.admin_url, topic, subscription)
         ]
 
     def _new(self, topic: TopicName, partition: Partition) -> Iterator[ReadMessage]:
         """Read what came to a partition since the last look, and names the Replay."""
         of = TargetPartition(topic, partition.index)
         after = self._read.get(of, NOWHERE)
-        for message in reading.messages(
+        for message in reader.read_messages(
             # What can't be looked at now is looked at again, if the Replay still wants it.
             ReadableTopic(self._client, self._job.admin_url, topic, open_seconds=0),
             partition.index,
             after,
             partition.behind(after),
-            reading.prefetch(partition.entry_bytes),
+            reader.prefetch(partition.entry_bytes),
         ):
             self._check()
-            if (properties(message) or {}).get(REPLAY) == self._name:
+            if (read_properties(message) or {}).get(REPLAY) == self._name:
                 yield message
         self._read[of] = max(after, partition.end)
 
@@ -243,7 +240,7 @@ def _cause(message: ReadMessage) -> str:
 
     One in Java leaves all properties as they are: those of the replay, and an older cause.
     """
-    carried = properties(message) or {}
+    carried = read_properties(message) or {}
     return "" if REPLAY_SOURCE in carried else carried.get(CAUSE_TYPE, "")[:MAX_CAUSE]
 
 

@@ -17,19 +17,25 @@ from typing import ClassVar
 
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
-from redrive.replay.job.engine import SUSPENDED, Engine, Reporter, Rest, Wish
-from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.ledger import FencedError, Ledger
-from redrive.replay.ledger.permit import PERMIT, Permit
-from redrive.replay.ledger.records import RangePlan, RangeRecord, plan_key, range_key, unite
-from redrive.replay.moving import tail
-from redrive.replay.moving.outcome import RangeResult
-from redrive.replay.moving.task import RangeTask, Route
+from redrive.reading import bitmap, broker, ranges, reader
+from redrive.reading.positions import EntryId, Tail
+from redrive.reading.ranges import Partition, Range, SubscriptionMissingError
+from redrive.replay import lookup
+from redrive.replay.job.plan import SUSPENDED, Engine, Reporter, Rest, Wish
+from redrive.replay.ledger import FencedError, Ledger
+from redrive.replay.outcome import RangeResult
+from redrive.replay.records import (
+    PERMIT,
+    Account,
+    Permit,
+    RangePlan,
+    RangeRecord,
+    plan_key,
+    range_key,
+    unite,
+)
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import bitmap, broker, ranges, reading, snapshot
-from redrive.replay.topic.partition import Partition, SubscriptionMissingError
-from redrive.replay.topic.position import EntryId, Tail
-from redrive.replay.topic.ranges import Range
+from redrive.replay.task import RangeTask, Route
 
 
 class RunEndedError(RedriveError):
@@ -342,7 +348,7 @@ class Dispatch:
         generation, through = before.generation + 1, of.offset_through(partition.end)
         since = {
             place: Tail(entry, generation, self._route.target_partitions, through)
-            for place, entry in tail.marks(self._job.admin_url, self._route.target).items()
+            for place, entry in lookup.target_ends(self._job.admin_url, self._route.target).items()
         }
         joined = {place: each.joined(since.get(place)) for place, each in before.tails.items()}
         leased = replace(
@@ -374,16 +380,16 @@ class Dispatch:
             lease=stored.serialize(),
             permit=self._share(len(self._under_way) + 1),
             # Of the average size, many may be much larger, and a task be lost for want of memory.
-            ahead=reading.MIN_PREFETCH
+            ahead=reader.MIN_PREFETCH
             if of in self._parts
-            else reading.prefetch(partition.entry_bytes),
+            else reader.prefetch(partition.entry_bytes),
         )
 
     def _look_at(self, index: int) -> Partition:
         """Look at a partition of the dead-letter topic as it is now."""
         policy = self._job.policy
         topic, subscription = policy.dead_letter_topic, policy.dead_letter_subscription
-        return snapshot.look_at(self._job.admin_url, topic, index, subscription)
+        return broker.read_partition(self._job.admin_url, topic, index, subscription)
 
     def _skip_gone(self) -> None:
         """Put on record that nothing is left of partitions that the topic has no more."""

@@ -1,28 +1,37 @@
-"""One scan of what rests → the plan of a Replay: for each range what to move and what is refused.
+"""The plan of a run, its engine, and its preview.
+
+One scan of what rests → the plan of a Replay: for each range what to move and what is refused.
 
 The plan is what a dry run shows, what the account is drawn up against, and what a run that is
 interrupted goes on with: it is made once, before anything is sent.
+
+Who runs the tasks of a replay: this process, or Spark; and what shows how far it has come.
+
+What a dry run has found, drawn up from the plans of its ranges. Pure.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
+from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.naming import TopicName
-from redrive.policy.properties import CAUSE_TYPE
-from redrive.replay.job.choosing import Chooser
-from redrive.replay.ledger.records import RangePlan, RefusedEntry
-from redrive.replay.moving.entries import by_entry, refusal, schema_refusals
-from redrive.replay.spec import EVERYTHING, Choice
-from redrive.replay.topic import bitmap, broker, reading, snapshot
-from redrive.replay.topic.position import EntryId, Position
-from redrive.replay.topic.ranges import Piece, Range
-from redrive.replay.topic.reading import ReadableTopic
-from redrive.replay.topic.rows import DeadLetterRow
+from redrive.reading import bitmap, broker, reader
+from redrive.reading.positions import EntryId, Position
+from redrive.reading.ranges import Piece, Range
+from redrive.reading.reader import ReadableTopic
+from redrive.reading.rows import DeadLetterRow
+from redrive.replay import mover
+from redrive.replay.lookup import by_entry, refusal, schema_refusals
+from redrive.replay.outcome import RangeResult
+from redrive.replay.records import Account, RangePlan, RefusedEntry
+from redrive.replay.spec import EVERYTHING, MESSAGES_PER_SECOND, Choice, Chooser, ReplayJob
+from redrive.replay.task import RangeTask
 
 SAMPLES = 10
 CAUSES = 100
@@ -177,7 +186,7 @@ def letters(client: broker.ReadingClient, what: Scan) -> Iterator[DeadLetterRow]
     of, resting = what.piece.range, what.piece.resting & ~what.moved
     topic = ReadableTopic(client, what.admin_url, what.topic)
     read: set[int] = set()
-    for letter in reading.of_entries(topic, of, resting, what.piece.after, what.ahead):
+    for letter in reader.read_entries(topic, of, resting, what.piece.after, what.ahead):
         read.add(letter.position.entry - of.first)
         read.update(_offsets(of, letter.chunks))
         yield letter
@@ -187,10 +196,12 @@ def letters(client: broker.ReadingClient, what: Scan) -> Iterator[DeadLetterRow]
 
 
 def _undelivered(topic: ReadableTopic, of: Range, missing: int) -> Iterator[DeadLetterRow]:
-    partition = broker.waited(lambda: snapshot.look_at(topic.admin_url, topic.topic, of.partition))
+    partition = broker.waited(
+        lambda: broker.read_partition(topic.admin_url, topic.topic, of.partition)
+    )
     if of.ledger not in partition.held:
         return
-    for chunks in reading.chunks_of_whole(topic, partition, of, missing):
+    for chunks in reader.chunks_of_whole(topic, partition, of, missing):
         missing &= ~bitmap.of(_offsets(of, chunks), of.size)
     for offset in bitmap.members(missing):
         yield DeadLetterRow.undelivered(of.partition, of.entry_id(offset))
@@ -257,3 +268,181 @@ def plan(
         scanned, entries, sizes, tuple(refused), chunks=chunks, unevaluated=unevaluated
     )
     return PlannedRange(of, planned, dict(causes.most_common(CAUSES)), tuple(samples), size)
+
+
+class Engine(Protocol):
+    """Runs tasks. What they raise that is no `RedriveError` may pass when they run again."""
+
+    @property
+    def slots(self) -> int:
+        """Return how many tasks run at a time as it stands; executors come and go."""
+
+    @property
+    def capacity(self) -> int:
+        """Return how many tasks to have under way: some of them may wait for one to end.
+
+        What waits is what Spark asks for more executors by.
+        """
+
+    @property
+    def scanned(self) -> Scanned:
+        """Return what scans have found by now."""
+
+    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
+        """Plan ranges; one that is left out has nothing to be planned."""
+
+    def move(self, task: RangeTask) -> RangeResult:
+        """Move one range; called from several threads at a time."""
+
+
+class Wish(enum.Enum):
+    """What whoever made a run wants of it now."""
+
+    RUN = enum.auto()
+    SUSPEND = enum.auto()
+    END = enum.auto()
+    EXPIRE = enum.auto()
+    """To end as well, because of the deadline."""
+
+
+class Rest(NamedTuple):
+    """Why a run sends nothing.
+
+    Attributes:
+        full_topic: is over its backlog quota: its consumers have to catch up. None if the run is
+            suspended, or of the other.
+        unsubscribed_topic: has a partition without a durable subscription, which would keep no
+            message.
+    """
+
+    full_topic: TopicName | None = None
+    unsubscribed_topic: TopicName | None = None
+
+
+SUSPENDED = Rest()
+
+
+class Reporter(Protocol):
+    """Shows how far a run has come."""
+
+    def take_over(self, token: EntryId) -> None:
+        """Report from now on as the run that took the ledger over with this fencing token."""
+
+    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
+        """Show the latest account, and return what is wanted.
+
+        Args:
+            account: the latest.
+            rests: why nothing is sent; None while the run goes on.
+
+        Raises:
+            FencedError: a later run reports.
+            RedriveError: it can't be shown now.
+        """
+
+    def report_scan(self, scanned: Scanned) -> None:
+        """Show what scans have found by now, while the run is planned."""
+
+
+class Local:
+    """Runs tasks in this process, for jobs without SQL; good for some thousand messages."""
+
+    def __init__(self, slots: int = 2) -> None:
+        self.slots = self.capacity = slots
+        self.scanned = Scanned()
+
+    def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
+        """Plan ranges one after the other."""
+        for each in scans:
+            planned = scan(each)
+            self.scanned += Scanned.of(planned)
+            yield planned
+
+    def move(self, task: RangeTask) -> RangeResult:
+        """Move one range."""
+        return mover.move(task)
+
+
+SHOWN = 20
+BYTES_PER_SECOND = 10 * 2**20
+"""The bytes that one task moves in a second at least, likewise."""
+
+
+@dataclass(frozen=True)
+class RunPreview:
+    """What would be moved.
+
+    Attributes:
+        account: of which nothing is moved: what would be is left.
+        causes: cause → how many messages of it would be moved; the most frequent ones.
+        refused: cause → how many messages can't be moved for it.
+        samples: ids of some that would be moved.
+        seconds: how long it would take.
+    """
+
+    account: Account
+    causes: Mapping[str, int]
+    refused: Mapping[str, int]
+    samples: tuple[str, ...]
+    seconds: int
+
+    @classmethod
+    def of(
+        cls, account: Account, planned: Sequence[PlannedRange], job: ReplayJob, slots: int
+    ) -> Self:
+        """Draw it up.
+
+        Args:
+            account: of these plans.
+            planned: all ranges.
+            job: which would move them.
+            slots: how many tasks would run at a time.
+        """
+        causes: Counter[str] = Counter()
+        refused: Counter[str] = Counter()
+        samples: list[str] = []
+        for each in planned:
+            causes.update(each.causes)
+            refused.update(each.refused)
+            partition = each.range.partition
+            samples += [f"{s.ledger}:{s.entry}:{partition}:{s.batch_index}" for s in each.samples]
+        # Of an ordered policy one range of each partition is moved at a time.
+        beside = {each.range.partition if job.policy.ordered else each.range for each in planned}
+        busy = max(1, min(slots, len(beside)))
+        seconds = max(
+            account.left / MESSAGES_PER_SECOND / busy,
+            sum(each.size for each in planned) / BYTES_PER_SECOND / busy,
+            account.left / (job.rate_limit or math.inf),
+        )
+        return cls(
+            account,
+            dict(causes.most_common(SHOWN)),
+            dict(refused.most_common(SHOWN)),
+            tuple(samples[:SAMPLES]),
+            math.ceil(seconds),
+        )
+
+    def to_status(self) -> dict[str, Any]:
+        """Write it as fields of the Replay's status."""
+        return {
+            **self.account.to_status(),
+            "preview": {
+                "causes": counts(self.causes),
+                "refused": counts(self.refused),
+                "samples": list(self.samples),
+                "estimatedSeconds": self.seconds,
+            },
+        }
+
+
+def so_far(scanned: Scanned) -> dict[str, Any]:
+    """Write what scans have found by now as the field `preview` of the Replay's status."""
+    return {
+        "causes": counts(dict(scanned.causes.most_common(SHOWN))),
+        "refused": counts(dict(scanned.refused.most_common(SHOWN))),
+    }
+
+
+def counts(counted: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Write numbers by cause as a field of the Replay's status."""
+    return [{"cause": cause, "messages": n} for cause, n in counted.items()]

@@ -1,4 +1,6 @@
-"""What a replay job reads from and writes into the status of its Replay.
+"""Progress of a run in the status of its Replay.
+
+What a replay job reads from and writes into the status of its Replay.
 
 The operator writes the rest of that status; neither touches the other's fields.
 
@@ -8,6 +10,8 @@ is written into a Replay that has ended or was created again, nor over the statu
 Runs are ordered by their fencing tokens: the position of the record with which a run took the
 ledger over. What needs no ledger, a dry run and the outcome of replayed messages, takes the next
 token when it begins.
+
+How fast a run is, and how long it still takes. Pure: the time is an argument.
 """
 
 from __future__ import annotations
@@ -16,27 +20,26 @@ import asyncio
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import timedelta
 from typing import ClassVar
 
+from redrive.api import Body
 from redrive.api.replay import APPROVED_BY, FINAL, ReplayAftermath, ReplayStatus
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.client import Kubernetes
+from redrive.kube.client import ConflictError, Kubernetes, NotFoundError
 from redrive.kube.context import wall_clock
-from redrive.kube.errors import ConflictError, NotFoundError
-from redrive.kube.resources import Body, Key
-from redrive.policy import durations
+from redrive.kube.resources import Key
+from redrive.policy.values import format_duration
+from redrive.reading.positions import NOWHERE, EntryId
 from redrive.replay.job.aftermath import Aftermath
-from redrive.replay.job.engine import SUSPENDED, Rest, Wish
-from redrive.replay.job.plan import Scanned
-from redrive.replay.job.preview import RunPreview, so_far
-from redrive.replay.job.speed import Speed
-from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.ledger import FencedError
+from redrive.replay.job.plan import SUSPENDED, Rest, RunPreview, Scanned, Wish, so_far
+from redrive.replay.ledger import FencedError
+from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic.position import NOWHERE, EntryId
 
 MAX_MESSAGE = 1_024
 _AT_REST: dict[str, object] = {
@@ -164,7 +167,7 @@ class Progress:
         rate, remaining = self._speed.rate, self._speed.remaining(account.left)
         return {
             "rate": None if rate is None else round(rate, 1),
-            "remaining": None if remaining is None else durations.text_of(remaining),
+            "remaining": None if remaining is None else format_duration(remaining),
         }
 
     async def _begin(self) -> ReplayStatus:
@@ -281,3 +284,44 @@ def _ends(replay: Body) -> Wish | None:
         return Wish.END
     is_late = status.is_past(replay["spec"].get("deadline"), wall_clock())
     return Wish.EXPIRE if is_late else None
+
+
+WINDOW_SECONDS = 30.0
+"""Over so long a rate is measured."""
+MIN_SECONDS = 1.0
+
+
+class Speed:
+    """Measures the rate of a run from its last accounts."""
+
+    def __init__(self) -> None:
+        self._noted: deque[tuple[float, int]] = deque()
+
+    def note(self, now: float, moved: int) -> None:
+        """Take note of how far the run is.
+
+        Args:
+            now: in seconds, of a clock that never goes back.
+            moved: how many messages are moved, by earlier attempts too.
+        """
+        self._noted.append((now, moved))
+        while len(self._noted) > 1 and self._noted[1][0] <= now - WINDOW_SECONDS:
+            self._noted.popleft()
+
+    def restart(self) -> None:
+        """Forget all: the run has rested."""
+        self._noted.clear()
+
+    @property
+    def rate(self) -> float | None:
+        """Return how many messages are moved in a second; None while that is not known."""
+        if not self._noted:
+            return None
+        (begin, before), (end, after) = self._noted[0], self._noted[-1]
+        if end - begin < MIN_SECONDS:
+            return None
+        return max(0.0, (after - before) / (end - begin))
+
+    def remaining(self, left: int) -> timedelta | None:
+        """Return how long it takes to move *left* messages; None while that is not known."""
+        return timedelta(seconds=round(left / self.rate)) if self.rate else None

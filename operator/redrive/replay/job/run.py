@@ -1,36 +1,44 @@
-"""A replay, from its first to its last message. Free of Spark: an engine runs the tasks.
+"""A run of a replay job: the spine.
+
+A replay, from its first to its last message. Free of Spark: an engine runs the tasks.
 
 It may be killed at any point and started again, as the same Replay or as the next one: the ledger
 says what is moved, and where to look for what may be.
+
+The plan of a whole run: what to scan of what rests, and where a limit ends it.
+
+What a run shows while it is planned, which takes minutes where millions of messages rest.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import ClassVar
 
 import pulsar
 
 from redrive.errors import RedriveError
-from redrive.replay.job import aftermath, planning, scanning
+from redrive.reading import bitmap, broker, ranges, reader, rows
+from redrive.reading.positions import LATEST, EntryId, TargetPartition
+from redrive.reading.ranges import Partition, Piece, Range
+from redrive.reading.reader import ReadableTopic
+from redrive.replay import ledger as ledger_topic
+from redrive.replay import lookup
+from redrive.replay.job import aftermath
 from redrive.replay.job.dispatch import Dispatch
-from redrive.replay.job.engine import Engine, Reporter
-from redrive.replay.job.preview import RunPreview
-from redrive.replay.ledger import ledger as ledger_topic
-from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.ledger import Ledger
-from redrive.replay.ledger.records import Header, header_key, plan_key
-from redrive.replay.moving import tail
-from redrive.replay.moving.task import Route
-from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import bitmap, broker, ranges, reading, rows, snapshot
-from redrive.replay.topic.partition import Partition
-from redrive.replay.topic.position import LATEST, EntryId, TargetPartition
-from redrive.replay.topic.reading import ReadableTopic
+from redrive.replay.job.plan import Engine, PlannedRange, Reporter, RunPreview, Scan, Scanned
+from redrive.replay.ledger import Ledger
+from redrive.replay.records import Account, Header, RangePlan, Records, header_key, plan_key
+from redrive.replay.spec import EVERYTHING, Chooser, ReplayJob
+from redrive.replay.task import Route
 
 ACKNOWLEDGE_TRIES = 5
 
@@ -70,7 +78,7 @@ def run(
         if job.uid not in ledger.records.headers:
             if was_planned:
                 raise ledger_topic.lost(job.uid)
-            with scanning.reported(engine, reporter):
+            with reporting_progress(engine, reporter):
                 _plan(job, engine, ledger, resting)
         _acknowledge_again(job, ledger, resting)
         route = _route(job, ledger, owner)
@@ -100,15 +108,15 @@ def preview(job: ReplayJob, engine: Engine, reporter: Reporter) -> RunPreview:
     resting = _look(job)  # first, as by a run
     with broker.connect(job.service_url) as client:
         records = broker.waited(lambda: ledger_topic.read(client, job.policy.ledger_topic))
-    with scanning.reported(engine, reporter):
-        planned = list(planning.planned(job, engine, records, resting))
+    with reporting_progress(engine, reporter):
+        planned = list(plan_ranges(job, engine, records, resting))
     records.plans[job.uid] = {each.range: each.plan for each in planned}
     return RunPreview.of(Account.of(job.uid, records), planned, job, engine.slots)
 
 
 def _look(job: ReplayJob) -> tuple[Partition, ...]:
     topic, subscription = job.policy.dead_letter_topic, job.policy.dead_letter_subscription
-    return broker.waited(lambda: snapshot.look(job.admin_url, topic, subscription))
+    return broker.waited(lambda: broker.read_partitions(job.admin_url, topic, subscription))
 
 
 def _forget(job: ReplayJob, ledger: Ledger, resting: Sequence[Partition]) -> None:
@@ -121,9 +129,9 @@ def _plan(job: ReplayJob, engine: Engine, ledger: Ledger, resting: Sequence[Part
     """Plan the run, in the ledger: its end, too, which later dead letters lie behind."""
     for of in list(ledger.records.plans.get(job.uid, {})):  # cut off: now there is other to plan
         ledger.write(plan_key(job.uid, of), None)
-    for of, plan in planning.plans(job, engine, ledger.records, resting):
+    for of, plan in all_plans(job, engine, ledger.records, resting):
         ledger.write(plan_key(job.uid, of), plan.to_json())
-    target = broker.waited(lambda: snapshot.look(job.admin_url, job.destination))
+    target = broker.waited(lambda: broker.read_partitions(job.admin_url, job.destination))
     partitions = sum(partition.index != broker.UNPARTITIONED for partition in target)
     began = {} if job.follow_for is None else _tails(job, resting)
     header = Header(f"{job.namespace}/{job.name}", partitions, job.reason, job.ticket, began)
@@ -135,7 +143,7 @@ def _tails(job: ReplayJob, resting: Sequence[Partition]) -> dict[TargetPartition
     dead = job.policy.dead_letter_topic
     tails = {TargetPartition(dead, each.index): each.tail for each in resting}
     for topic in aftermath.live_topics(job):
-        tails |= broker.waited(functools.partial(tail.marks, job.admin_url, topic))
+        tails |= broker.waited(functools.partial(lookup.target_ends, job.admin_url, topic))
     return tails
 
 
@@ -219,7 +227,133 @@ def _returned(
             for offset in bitmap.members(returned & ~chunked):
                 yield rows.entry_acknowledgement(of.partition, of.entry_id(offset))
             if chunked:  # only its first and last entry are on record
-                after = reading.begin(of, chunked, record.chunks)
-                ahead = reading.prefetch(partition.entry_bytes)
-                for letter in reading.of_entries(topic, of, chunked, after, ahead):
+                after = reader.first_entry(of, chunked, record.chunks)
+                ahead = reader.prefetch(partition.entry_bytes)
+                for letter in reader.read_entries(topic, of, chunked, after, ahead):
                     yield from letter.acknowledgements
+
+
+def takes_all(job: ReplayJob) -> bool:
+    """Whether all that rests is to be moved, and how much that is need not be known before."""
+    choice = replace(job.choice, max_replays=None, discards=False)
+    return job.where is None and choice == EVERYTHING and job.approval_above is None
+
+
+def unread_ranges(
+    records: Records, resting: Sequence[Partition]
+) -> Iterator[tuple[Range, RangePlan]]:
+    """Plan to move all that rests and is not moved, without reading it.
+
+    What can't be moved turns out when a task reads it, and so does how many messages there are.
+    """
+    for _, piece in _pieces(resting):
+        entries = piece.resting & ~records.range(piece.range).moved_by_any
+        if entries:
+            yield piece.range, RangePlan.of_unread(entries)
+
+
+def all_plans(
+    job: ReplayJob, engine: Engine, records: Records, resting: Sequence[Partition]
+) -> Iterator[tuple[Range, RangePlan]]:
+    """Plan a run: of the dead letters, if it has to know more of them than that they rest.
+
+    Arguments and errors are those of `planned`.
+    """
+    if takes_all(job):
+        yield from unread_ranges(records, resting)
+    else:
+        for each in plan_ranges(job, engine, records, resting):
+            yield each.range, each.plan
+
+
+def plan_ranges(
+    job: ReplayJob, engine: Engine, records: Records, resting: Sequence[Partition]
+) -> Iterator[PlannedRange]:
+    """Plan a run, range by range; one without a plan has nothing that is selected.
+
+    With a limit, ever more ranges are scanned at a time until it is reached: a small one does not
+    read all there is.
+
+    Args:
+        job: the run.
+        engine: what scans.
+        records: of the ledger. What is moved is left out.
+        resting: what there is.
+
+    Raises:
+        Exception: a scan failed.
+    """
+    scans = sorted(_scans(job, records, resting), key=lambda scan: scan.piece.range)
+    room = job.choice.limit
+    if room is None:
+        yield from engine.scan(scans)
+        return
+    at, width = 0, engine.slots
+    while room and at < len(scans):
+        wave = scans[at : at + width]
+        at, width = at + width, width * 2
+        found = {each.range: each for each in engine.scan(wave)}
+        for scan in wave:
+            whole = found.get(scan.piece.range)
+            if whole is None or not room:
+                continue
+            if whole.plan.matched > room:
+                yield from engine.scan([replace(scan, choice=replace(scan.choice, limit=room))])
+                return
+            yield whole
+            room -= whole.plan.matched
+
+
+def _scans(job: ReplayJob, records: Records, resting: Sequence[Partition]) -> Iterator[Scan]:
+    choice = replace(job.choice, limit=None)
+    chooser = Chooser(choice)
+    for partition, piece in _pieces(resting):
+        narrowed = ranges.narrowed(piece, partition, chooser.entries(piece.range))
+        if narrowed is not None:
+            yield Scan(
+                job.service_url,
+                job.admin_url,
+                job.policy.dead_letter_topic,
+                narrowed,
+                records.range(piece.range).moved_by_any,
+                reader.prefetch(partition.entry_bytes),
+                choice,
+            )
+
+
+def _pieces(resting: Sequence[Partition]) -> Iterator[tuple[Partition, Piece]]:
+    for partition in resting:
+        for piece in ranges.cut(partition, partition.end):
+            yield partition, piece
+
+
+REPORT_SECONDS = 1.0
+LOOK_SECONDS = 0.1
+"""The first counts are not kept waiting for a second."""
+
+
+@contextmanager
+def reporting_progress(engine: Engine, reporter: Reporter) -> Iterator[None]:
+    """Report what scans find, at once and every `REPORT_SECONDS` in which that is more."""
+    planned = threading.Event()
+
+    def report() -> None:
+        shown, due = Scanned(), -math.inf
+        while not planned.wait(LOOK_SECONDS):
+            scanned = engine.scanned
+            if scanned == shown or time.monotonic() < due:
+                continue
+            due = time.monotonic() + REPORT_SECONDS
+            try:
+                reporter.report_scan(scanned)
+                shown = scanned
+            except Exception as error:  # noqa: BLE001 - it is shown only: a plan must not fail by it
+                logger.warning("the status can't be written, and the scan goes on: %s", error)
+
+    thread = threading.Thread(target=report)
+    thread.start()
+    try:
+        yield
+    finally:
+        planned.set()
+        thread.join()

@@ -25,17 +25,13 @@ from redrive import (
     Policy,
     RetryConsumer,
 )
+from redrive.delivery.middleware.chain import Middleware, Settle, Settlement
 from redrive.errors import InvalidSpecError
-from redrive.middleware import Middleware, Settle, Settlement
 from redrive.opentelemetry import Tracing
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import (
-    AsyncInMemoryConsumer,
-    InMemoryBroker,
-    InMemoryConsumer,
-    InMemoryMessage,
-)
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+from redrive.testing.consumers import AsyncInMemoryConsumer, InMemoryConsumer
 from tests.support.fake_client import FakeClient
 
 POLICY = Policy(

@@ -10,7 +10,8 @@ import pulsar
 
 from redrive import Policy
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryConsumer, InMemoryMessage
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+from redrive.testing.consumers import InMemoryConsumer
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 

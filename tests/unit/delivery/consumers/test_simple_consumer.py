@@ -8,9 +8,9 @@ import pulsar
 import pytest
 
 from redrive import Policy
-from redrive.middleware import Middleware, Receive
+from redrive.delivery.middleware.chain import Middleware, Receive
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemorySimpleConsumer
+from redrive.testing.consumers import InMemorySimpleConsumer
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 MINUTE = timedelta(minutes=1)

@@ -13,24 +13,26 @@ import pytest
 
 from redrive import CrashLog, NotSentError, Policy, RetryConsumer
 from redrive.delivery.assembly import Options, RetryOptions, assemble
-from redrive.middleware import (
+from redrive.delivery.middleware.chain import (
     BoundConsumer,
-    Dead,
-    DeadReason,
     Forward,
     Handle,
     Hop,
     Middleware,
     Outcome,
     Receive,
-    Retry,
     Settle,
     Settlement,
     Take,
 )
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing import AsyncInMemoryConsumer, InMemoryConsumer, InMemorySimpleConsumer
+from redrive.policy.verdict import Dead, DeadReason, Retry
+from redrive.testing.consumers import (
+    AsyncInMemoryConsumer,
+    InMemoryConsumer,
+    InMemorySimpleConsumer,
+)
 from tests.support.fake_client import FakeClient
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing", ladder=Ladder.from_fixed("5s"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from redrive import CrashLog, Policy
-from redrive.delivery.middleware.crash_log_file import CrashLogFile, crashes_in
+from redrive.delivery.middleware.poison_guard import CrashLogFile, crashes_in
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 
@@ -21,7 +21,7 @@ POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 DIES = """
 import os, pathlib, signal, sys
 from redrive import Policy
-from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.poison_guard import CrashLogFile
 from redrive.policy.naming import TopicName
 
 policy = Policy(TopicName("shop", "prod", "orders"), "billing")
@@ -139,7 +139,7 @@ def test_a_place_where_notes_can_not_be_kept_is_refused(tmp_path: Path) -> None:
 DIES_WRITING = """
 import os, pathlib, signal, sys
 from redrive import Policy
-from redrive.delivery.middleware import crash_log_file
+from redrive.delivery.middleware import poison_guard
 from redrive.policy.naming import TopicName
 
 write, rewrites = os.write, int(sys.argv[2])
@@ -153,8 +153,8 @@ def write_or_die(file, notes):
     return write(file, notes)
 
 os.write = write_or_die
-crash_log_file._COMPACT_BYTES = 20
-notes = crash_log_file.CrashLogFile(
+poison_guard._COMPACT_BYTES = 20
+notes = poison_guard.CrashLogFile(
     pathlib.Path(sys.argv[1]), Policy(TopicName("shop", "prod", "orders"), "billing")
 )
 for number in range(10):
@@ -179,7 +179,7 @@ def test_a_disk_that_is_full_costs_no_note(
 ) -> None:
     die(tmp_path)
     log_file = open_log()
-    monkeypatch.setattr("redrive.delivery.middleware.crash_log_file._COMPACT_BYTES", 0)
+    monkeypatch.setattr("redrive.delivery.middleware.poison_guard._COMPACT_BYTES", 0)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "the disk is full")
@@ -197,7 +197,7 @@ def test_a_disk_that_is_full_costs_no_note(
 FORKS = """
 import os, pathlib, signal, sys
 from redrive import Policy
-from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.poison_guard import CrashLogFile
 from redrive.policy.naming import TopicName
 
 policy = Policy(TopicName("shop", "prod", "orders"), "billing")
@@ -242,7 +242,7 @@ def test_removed_directory_is_written_again_with_all_notes(
 ENDS = """
 import pathlib, shutil, sys
 from redrive import Policy
-from redrive.delivery.middleware.crash_log_file import CrashLogFile
+from redrive.delivery.middleware.poison_guard import CrashLogFile
 from redrive.policy.naming import TopicName
 
 directory = pathlib.Path(sys.argv[1])

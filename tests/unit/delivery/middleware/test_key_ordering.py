@@ -8,8 +8,8 @@ from typing import Any
 
 import pulsar
 
-from redrive.delivery.middleware.key_ordering import KeyOrdering
-from redrive.delivery.middleware.settlement import DONE, Redeliver, Settlement
+from redrive.delivery.middleware.chain import DONE, Redeliver, Settlement
+from redrive.delivery.middleware.scheduling import KeyOrdering
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryMessage, VirtualClock
 

@@ -11,11 +11,11 @@ import pulsar
 import pytest
 
 from redrive import Policy, RetryConsumer
+from redrive.delivery.decisions import Attempts
 from redrive.delivery.middleware.chain import Outcome
-from redrive.delivery.middleware.one_attempt import OneAttempt
-from redrive.delivery.retrying.attempts import Attempts
+from redrive.delivery.middleware.scheduling import OneAttempt
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryMessage
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 from tests.support.fake_client import FakeClient
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")

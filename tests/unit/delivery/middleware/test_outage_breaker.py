@@ -13,20 +13,18 @@ from typing import Any
 import pulsar
 import pytest
 
-from redrive import (
-    DeadLetter,
-    FailureRules,
-    Policy,
-    PolicyFile,
-    RetryLater,
-)
-from redrive.delivery.telemetry.events import Event, Name
-from redrive.middleware import OutageBreaker, OutageLimits
+from redrive import DeadLetter, FailureRules, Policy, PolicyFile, RetryLater
+from redrive.delivery.middleware.outage_breaker import OutageBreaker
+from redrive.delivery.reporting import Event, Name
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
-from redrive.policy.model import SubscriptionType
+from redrive.policy.model import OutageLimits, SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.testing import AsyncInMemoryConsumer, InMemoryConsumer, InMemorySimpleConsumer
+from redrive.testing.consumers import (
+    AsyncInMemoryConsumer,
+    InMemoryConsumer,
+    InMemorySimpleConsumer,
+)
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from redrive.delivery.middleware.outage_circuit import AfterFailure, Circuit
-from redrive.policy.outage import OutageLimits
+from redrive.policy.model import OutageLimits
 
 LIMITS = OutageLimits(min_messages=2, window=6, max_probe_interval=8, max_pause=60)
 START = datetime(2026, 1, 1, tzinfo=UTC)

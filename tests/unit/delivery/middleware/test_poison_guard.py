@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from redrive import CrashLog, Policy
-from redrive.copying.reading import id_text
-from redrive.delivery.middleware.crash_log_file import CrashLogFile
-from redrive.delivery.middleware.poison_guard import PoisonGuard
-from redrive.delivery.middleware.settlement import DONE, Settlement
+from redrive.delivery.middleware.chain import DONE, Settlement
+from redrive.delivery.middleware.poison_guard import CrashLogFile, PoisonGuard
 from redrive.delivery.parts import Incoming, Parts, Subscribing
+from redrive.messages import id_text
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryBroker, InMemoryConsumer
+from redrive.testing.broker import InMemoryBroker
 from redrive.testing.connection import InMemoryConnection
+from redrive.testing.consumers import InMemoryConsumer
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 SLICE = 0.25

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.delivery.middleware.rate_limiter import RateLimiter
+from redrive.delivery.middleware.scheduling import RateLimiter
 from redrive.delivery.parts import SystemClock
 from redrive.errors import InvalidSpecError
 from redrive.testing.broker import VirtualClock

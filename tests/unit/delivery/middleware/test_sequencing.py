@@ -10,7 +10,7 @@ from redrive import Policy
 from redrive.policy.envelope import for_replay
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.testing import InMemoryConsumer
+from redrive.testing.consumers import InMemoryConsumer
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=0, ordered=True, sequenced=True,

@@ -6,30 +6,29 @@ from typing import Any, cast
 
 import pytest
 
-from redrive.errors import InvalidSpecError, Requeue
-from redrive.kube import resources
-from redrive.kube.cache import Cache
-from redrive.kube.client import Kubernetes
-from redrive.kube.connections import Connections
-from redrive.kube.context import Context, Settings, wall_clock
-from redrive.kube.errors import ConnectionNotFoundError, NamespaceNotAllowedError
-from redrive.kube.namespaces import NamespaceLabels
-from redrive.policy.naming import TopicName
-from redrive.replay.controller import launch
-from redrive.replay.controller.admission import admit
-from redrive.replay.controller.errors import (
+from redrive.errors import (
     BatchMixesKeysError,
     DeadLettersDiscardedError,
+    InvalidSpecError,
     JobNotPermittedError,
     PolicyNotFoundError,
     PolicyNotReadyError,
     ReplayIdentityMissingError,
     ReplayInProgressError,
     ReplayNotSafeError,
+    Requeue,
     SuspendedError,
     TargetNotAllowedError,
     TrustNotSupportedError,
 )
+from redrive.kube import resources
+from redrive.kube.cache import Cache
+from redrive.kube.client import ConnectionNotFoundError, Kubernetes, NamespaceNotAllowedError
+from redrive.kube.connections import Connections, NamespaceLabels
+from redrive.kube.context import Context, Settings, wall_clock
+from redrive.policy.naming import TopicName
+from redrive.replay.controller import launch
+from redrive.replay.controller.admission import admit
 from redrive.replay.spec import Choice, ReplayJob
 
 SETTINGS = Settings("here", (), "image", "local:///replay.py", "redrive-replay")

@@ -8,14 +8,15 @@ import pytest
 
 from redrive.api.job import JobDefaults
 from redrive.api.replay import Phase
-from redrive.replay.controller import apache, launch
+from redrive.replay.controller import launch
+from redrive.replay.controller.spark_operators import apache_manifest, apache_run
 from tests.unit.replay.controller.test_launch import ACCESS, JOB, RESTRICTED, SETTINGS, replay
 
 
 def spec(**template: object) -> dict[str, Any]:
     """Return the spec of the SparkApplication."""
     pods = JobDefaults.model_validate(template)
-    made = apache.manifest(launch.application(replay(), JOB, ACCESS, pods, SETTINGS))
+    made = apache_manifest(launch.application(replay(), JOB, ACCESS, pods, SETTINGS))
     assert (made["apiVersion"], made["kind"]) == ("spark.apache.org/v1", "SparkApplication")
     assert made["metadata"]["name"] == launch.name_of(replay())
     found: dict[str, Any] = made["spec"]
@@ -109,7 +110,7 @@ def stands(*states: str, **messages: str) -> Any:  # noqa: ANN401  a SparkRun
     metadata = {"name": "a", "namespace": "shop", "creationTimestamp": "2026-11-22T00:00:00Z"}
     current = history[str(len(states) - 1)] if states else None
     status = {"currentState": current, "stateTransitionHistory": history} if states else None
-    return apache.run({"metadata": metadata, "status": status})
+    return apache_run({"metadata": metadata, "status": status})
 
 
 BEGUN = ("Submitted", "DriverRequested", "DriverStarted", "DriverReady", "RunningHealthy")
@@ -174,7 +175,7 @@ def test_a_state_that_somebody_forged_is_read_as_far_as_it_can_be() -> None:
         "lastTransitionTime": "0000-01-01T00:00:00Z",
     }
     metadata = {"name": "a", "namespace": "shop", "creationTimestamp": "2026-11-22T00:00:00Z"}
-    assert apache.run({"metadata": metadata, "status": {"currentState": forged}}).submitted is None
+    assert apache_run({"metadata": metadata, "status": {"currentState": forged}}).submitted is None
     history = {
         "9": {"currentStateSummary": "Failed"},
         "10": {"currentStateSummary": "Succeeded"},
@@ -183,6 +184,6 @@ def test_a_state_that_somebody_forged_is_read_as_far_as_it_can_be() -> None:
     }
     ended = {"currentStateSummary": "ResourceReleased"}
     status = {"currentState": ended, "stateTransitionHistory": history}
-    assert apache.run({"metadata": metadata, "status": status}).phase is Phase.FAILED
+    assert apache_run({"metadata": metadata, "status": status}).phase is Phase.FAILED
     del history["no number"]
-    assert apache.run({"metadata": metadata, "status": status}).phase is Phase.COMPLETED
+    assert apache_run({"metadata": metadata, "status": status}).phase is Phase.COMPLETED

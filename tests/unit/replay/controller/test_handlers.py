@@ -10,9 +10,9 @@ import kopf
 import pytest
 
 from redrive.errors import Requeue
+from redrive.kube.connections import NamespaceLabels
 from redrive.kube.context import Context
 from redrive.kube.controller import AT_ONCE
-from redrive.kube.namespaces import NamespaceLabels
 from redrive.kube.resources import Key
 from redrive.replay.controller import handlers
 from tests.unit.replay.controller.test_admission import connection, ctx, policy, replay

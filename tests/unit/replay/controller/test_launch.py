@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 
 from redrive.api.connection import ReplayIdentity
 from redrive.api.job import JobDefaults
+from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess
 from redrive.errors import InvalidSpecError
 from redrive.kube.context import Settings
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.replay.controller import kubeflow, launch, mounts
-from redrive.replay.spec import ACCESS_VARIABLE, BrokerAccess, ReplayJob
+from redrive.replay.controller import launch
+from redrive.replay.controller.launch import ACCESS_FOLDER, PodAccess, pod_access
+from redrive.replay.controller.spark_operators import kubeflow_manifest
+from redrive.replay.spec import ReplayJob
 
 SETTINGS = Settings(
     "here", (), "registry/redrive:1", "local:///opt/redrive/replay.py", "redrive-replay"
@@ -34,7 +37,7 @@ def identity(method: str, given: object, **fields: object) -> ReplayIdentity:
     )
 
 
-ACCESS = mounts.access(identity("token", TOKEN), HOSTS)
+ACCESS = pod_access(identity("token", TOKEN), HOSTS)
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders", generation=3)
 JOB = ReplayJob(
     "shop", "after-fix", "uid-1", POLICY, "pulsar://pulsar:6650", "http://pulsar:8080", "key = 'ü'"
@@ -42,11 +45,11 @@ JOB = ReplayJob(
 
 
 def manifest(
-    template: dict[str, Any] | None = None, job: ReplayJob = JOB, access: mounts.PodAccess = ACCESS
+    template: dict[str, Any] | None = None, job: ReplayJob = JOB, access: PodAccess = ACCESS
 ) -> Any:  # noqa: ANN401  a manifest
     """Return the SparkApplication of the Kubeflow Spark operator."""
     pods = JobDefaults.model_validate(template or {})
-    return kubeflow.manifest(launch.application(replay(), job, access, pods, SETTINGS))
+    return kubeflow_manifest(launch.application(replay(), job, access, pods, SETTINGS))
 
 
 def replay(name: str = "after-fix", uid: str = "uid-1") -> dict[str, Any]:
@@ -114,7 +117,7 @@ CLIENT = {
 def test_driver_and_executors_mount_the_credentials_of_the_replay_role_and_no_other_key(
     of: ReplayIdentity, sources: list[tuple[str, str, dict[str, str]]]
 ) -> None:
-    spec = manifest(access=mounts.access(of, HOSTS))["spec"]
+    spec = manifest(access=pod_access(of, HOSTS))["spec"]
     mounted = [
         (kind, by["name"], {item["key"]: item["path"] for item in by["items"]})
         for volume in spec.get("volumes", [])
@@ -122,14 +125,14 @@ def test_driver_and_executors_mount_the_credentials_of_the_replay_role_and_no_ot
         for kind, by in source.items()
     ]
     assert mounted == sources
-    mount = {"name": "redrive-access", "mountPath": mounts.FOLDER, "readOnly": True}
+    mount = {"name": "redrive-access", "mountPath": ACCESS_FOLDER, "readOnly": True}
     for pod in (spec["driver"], spec["executor"]):
         assert pod.get("volumeMounts", []) == [mount] * bool(sources)
         ((name, value),) = [(each["name"], each["value"]) for each in pod["env"]]
         assert name == ACCESS_VARIABLE
         assert "$" not in value  # a kubelet would put in variables
         told = BrokerAccess.decode(value)
-        assert (told.folder, told.redirect_hosts) == (mounts.FOLDER, HOSTS)
+        assert (told.folder, told.redirect_hosts) == (ACCESS_FOLDER, HOSTS)
         assert told.issuer_url == (CLIENT["issuerUrl"] if told.method == "oauth2" else None)
     assert "pulsar-replayer" not in json.dumps(spec["arguments"])
 
@@ -234,7 +237,7 @@ def test_what_is_said_about_pods_reaches_them() -> None:
         assert pod["tolerations"] == [taint]
         assert (pod["labels"], pod["annotations"]) == ({"team": "shop"}, {"sidecar": "no"})
         mounted = {each["name"]: each["mountPath"] for each in pod["volumeMounts"]}
-        assert mounted == {"job-scratch": "/mnt/scratch", "redrive-access": mounts.FOLDER}
+        assert mounted == {"job-scratch": "/mnt/scratch", "redrive-access": ACCESS_FOLDER}
 
 
 @pytest.mark.parametrize(("executors", "initial"), [(None, 2), (3, 3), (9, 4)])

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from redrive.api.launcher_name import LauncherName
+from redrive.api import LauncherName
+from redrive.errors import LauncherDisabledError, SparkOperatorNotFoundError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context
 from redrive.kube.resources import Resource
-from redrive.replay.controller import launch, launchers
-from redrive.replay.controller.errors import LauncherDisabledError, SparkOperatorNotFoundError
+from redrive.replay.controller import launch
+from redrive.replay.controller.spark_operators import choose_operator, find_application
 from tests.unit.replay.controller.test_admission import ctx, replay
 
 KUBEFLOW, APACHE = resources.SPARK_APPLICATIONS, resources.APACHE_SPARK_APPLICATIONS
@@ -38,21 +39,21 @@ def test_the_connection_chooses_else_what_is_installed(
     wanted: LauncherName | None, missing: tuple[Resource, ...], chosen: LauncherName
 ) -> None:
     context = enabled(KUBEFLOW, APACHE, missing=missing)
-    assert launchers.choose(wanted, context).name is chosen
+    assert choose_operator(wanted, context).name is chosen
 
 
 def test_one_that_is_not_installed_is_waited_for() -> None:
     for wanted, missing in ((None, (KUBEFLOW, APACHE)), (LauncherName.APACHE, (APACHE,))):
         context = enabled(KUBEFLOW, APACHE, missing=missing)
         with pytest.raises(SparkOperatorNotFoundError, match=r"spark\.apache\.org") as refusal:
-            launchers.choose(wanted, context)
+            choose_operator(wanted, context)
         assert not refusal.value.stalls
 
 
 def test_a_spark_operator_that_is_not_enabled_is_never_used() -> None:
-    assert launchers.choose(None, enabled(APACHE)).name is LauncherName.APACHE
+    assert choose_operator(None, enabled(APACHE)).name is LauncherName.APACHE
     with pytest.raises(LauncherDisabledError, match=r"replay\.launchers\.kubeflow"):
-        launchers.choose(LauncherName.KUBEFLOW, enabled(APACHE))
+        choose_operator(LauncherName.KUBEFLOW, enabled(APACHE))
 
 
 def application(*owners: str) -> dict[str, Any]:
@@ -65,9 +66,9 @@ def application(*owners: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", [KUBEFLOW, APACHE])
 def test_a_replay_that_was_launched_is_found_whatever_would_be_chosen_now(kind: Resource) -> None:
     context = enabled(KUBEFLOW, APACHE)
-    assert launchers.find(replay(), context) is None
+    assert find_application(replay(), context) is None
     context.applications[kind].put(application())
-    found = launchers.find(replay(), context)
+    found = find_application(replay(), context)
     assert found is not None
     assert found.launcher.resource == kind
 
@@ -79,6 +80,6 @@ def test_an_application_of_others_hides_none_of_a_replays_own(
     context = enabled(KUBEFLOW, APACHE)
     context.applications[other].put(application("another"))
     context.applications[own].put(application(replay()["metadata"]["uid"]))
-    found = launchers.find(replay(), context)
+    found = find_application(replay(), context)
     assert found is not None
     assert found.launcher.resource == own

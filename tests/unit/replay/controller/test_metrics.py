@@ -16,7 +16,7 @@ from redrive.kube.cache import Cache
 from redrive.kube.resources import Key
 from redrive.replay.controller import launch, metrics
 from redrive.replay.controller.metrics import counting
-from redrive.replay.controller.reconcile import reconcile
+from redrive.replay.controller.reconciler import reconcile
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.replay.controller.test_admission import ctx, named, replay
 

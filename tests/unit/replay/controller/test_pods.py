@@ -10,11 +10,11 @@ import pytest
 
 from redrive.errors import Requeue
 from redrive.kube import resources
+from redrive.kube.client import ForbiddenError, UnavailableError
 from redrive.kube.context import wall_clock
-from redrive.kube.errors import ForbiddenError, UnavailableError
 from redrive.kube.resources import Key, Resource
 from redrive.replay.controller import launch
-from redrive.replay.controller.pods import MAX_REASON, awaited, last
+from redrive.replay.controller.prerequisites import MAX_REASON, last_event, missing_prerequisite
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.replay.controller.test_admission import replay
 from tests.unit.replay.controller.test_reconcile import api as api  # noqa: PLC0414  a fixture
@@ -116,20 +116,23 @@ def test_a_pod_that_no_node_has_room_for_says_so() -> None:
         "reason": "Unschedulable",
         "message": "0/1 nodes are available: 1 Insufficient cpu.",
     }
-    assert awaited(pod(conditions=[full])) == f"Unschedulable: {full['message']}"
-    assert not awaited(pod(conditions=[{**full, "status": "True"}]))
+    assert missing_prerequisite(pod(conditions=[full])) == f"Unschedulable: {full['message']}"
+    assert not missing_prerequisite(pod(conditions=[{**full, "status": "True"}]))
 
 
 def test_what_runs_or_was_never_looked_at_waits_for_nothing() -> None:
-    assert not awaited({"metadata": {}})
-    assert not awaited(pod(containerStatuses=[{"state": {"running": {}}}]))
-    assert not last([])
+    assert not missing_prerequisite({"metadata": {}})
+    assert not missing_prerequisite(pod(containerStatuses=[{"state": {"running": {}}}]))
+    assert not last_event([])
 
 
 def test_what_has_no_reason_or_no_message_is_shown_without() -> None:
-    assert last([{"message": "m"}]) == "m"
-    assert last([{"reason": "R"}]) == "R"
-    assert awaited(pod(containerStatuses=[{"state": {"waiting": {"message": "m"}}}])) == "m"
+    assert last_event([{"message": "m"}]) == "m"
+    assert last_event([{"reason": "R"}]) == "R"
+    assert (
+        missing_prerequisite(pod(containerStatuses=[{"state": {"waiting": {"message": "m"}}}]))
+        == "m"
+    )
 
 
 async def test_a_submission_whose_time_somebody_forged_is_not_late(api: FakeKubernetes) -> None:

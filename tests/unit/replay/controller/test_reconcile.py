@@ -17,11 +17,11 @@ from redrive.api.job import JobDefaults
 from redrive.api.replay import ReplayStatus
 from redrive.errors import Requeue
 from redrive.kube import resources
+from redrive.kube.client import ConflictError, ForbiddenError
 from redrive.kube.context import Settings, wall_clock
-from redrive.kube.errors import ConflictError, ForbiddenError
 from redrive.kube.resources import Key, Resource
 from redrive.replay.controller import launch
-from redrive.replay.controller.reconcile import reconcile
+from redrive.replay.controller.reconciler import reconcile
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.replay.controller.test_admission import SETTINGS, ctx, replay
 

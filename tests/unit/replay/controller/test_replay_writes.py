@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from redrive.api import Body
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.resources import Body, Key
-from redrive.replay.controller.reconcile import reconcile
+from redrive.kube.resources import Key
+from redrive.replay.controller.reconciler import reconcile
 from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.crd_fields import SpecField, SpecFields
 from tests.support.fake_kubernetes import edit

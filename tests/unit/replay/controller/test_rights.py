@@ -12,18 +12,20 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Http
+from redrive.admin.http import Access, Http
+from redrive.api import Body
 from redrive.api.connection import PulsarConnectionSpec
 from redrive.errors import Requeue
-from redrive.kube import finalizers, resources
+from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
 from redrive.kube.context import Context
-from redrive.kube.resources import Body, Key
-from redrive.replay.controller import launch, rights, target
-from redrive.replay.controller.reconcile import reconcile
+from redrive.kube.resources import Key
+from redrive.kube.status import has_finalizer
+from redrive.replay.controller import launch, rights
+from redrive.replay.controller.prerequisites import prepare_target
+from redrive.replay.controller.reconciler import reconcile
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.replay.controller.test_admission import connection, ctx, policy, replay
@@ -72,7 +74,7 @@ class Rights:
         """Have the operator prepare the target of a Replay."""
         body = self.ctx.replays.get(Key("shop", name))
         assert body is not None
-        await target.prepare(body, self.ctx)
+        await prepare_target(body, self.ctx)
 
     async def reconcile(self, name: str) -> Requeue:
         """Have the operator reconcile a Replay."""
@@ -128,7 +130,7 @@ async def test_right_is_recorded_before_it_is_granted(place: Rights) -> None:
     assert place.granted == {"billing": ["consume"], "replayer": BOTH}
     body = place.body("first")
     assert body is not None
-    assert finalizers.has(body, rights.FINALIZER)
+    assert has_finalizer(body, rights.FINALIZER)
     assert body["status"]["targetRights"] == [
         {"connection": "shop/main", "topic": f"{PREFIX}/checked", "role": "replayer",
          "actions": BOTH}
@@ -150,7 +152,7 @@ async def test_right_ends_with_replay(place: Rights, phase: str, *, restart: boo
     assert place.granted == {"billing": ["consume"]}
     body = place.body("first")
     assert body is not None
-    assert not finalizers.has(body, rights.FINALIZER)
+    assert not has_finalizer(body, rights.FINALIZER)
     assert "targetRights" not in body["status"]
     assert body["status"]["phase"] == phase
 
@@ -165,7 +167,7 @@ async def test_right_ends_with_deleted_replay(place: Rights, *, restart: bool) -
     assert await place.reconcile("first") is Requeue.ON_CHANGE
     assert place.granted == {"billing": ["consume"]}
     body = place.body("first")
-    assert body is None or not finalizers.has(body, rights.FINALIZER)
+    assert body is None or not has_finalizer(body, rights.FINALIZER)
 
 
 async def test_right_that_others_had_granted_stays(place: Rights) -> None:
@@ -242,7 +244,7 @@ async def test_deletion_waits_for_broker_and_gives_up_in_the_end(place: Rights) 
     assert await place.reconcile("first") is Requeue.ON_CHANGE
     assert rights.RIGHTS_ABANDONED in {reason for _, reason, _ in place.kubernetes.announced()}
     body = place.body("first")
-    assert body is None or not finalizers.has(body, rights.FINALIZER)
+    assert body is None or not has_finalizer(body, rights.FINALIZER)
 
 
 async def test_ended_replay_waits_for_broker(place: Rights) -> None:
@@ -264,7 +266,7 @@ async def test_right_goes_with_topic_that_is_deleted(place: Rights) -> None:
     await place.reconcile("first")
     body = place.body("first")
     assert body is not None
-    assert not finalizers.has(body, rights.FINALIZER)
+    assert not has_finalizer(body, rights.FINALIZER)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +294,7 @@ async def test_forged_record_takes_no_other_right(place: Rights, forged: dict[st
     assert place.granted["billing"] == ["consume"]
     body = place.body("first")
     assert body is not None
-    assert not finalizers.has(body, rights.FINALIZER)
+    assert not has_finalizer(body, rights.FINALIZER)
     assert place.broker.namespaces["bank/prod"].grants == {accounts: {"replayer": ["produce"]}}
 
 

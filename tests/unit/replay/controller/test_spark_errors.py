@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
-from redrive.replay.controller import apache, kubeflow
-from redrive.replay.controller.spark_errors import MAX_LENGTH, root_cause
+from redrive.replay.controller.spark_operators import (
+    MAX_LENGTH,
+    apache_run,
+    kubeflow_run,
+    root_cause,
+)
 
 FRAMES = "\n".join(
     f"\tat io.fabric8.kubernetes.client.dsl.internal.OperationSupport.step{n}(Some.java:{n})"
@@ -128,7 +132,7 @@ def test_a_run_by_kubeflow_says_where_the_rest_is() -> None:
     said = f'{SUBMIT}{LOGGED}Exception in thread "main" {ANSWERED}\n{FRAMES}'
     state = {"state": "SUBMISSION_FAILED", "errorMessage": said}
     place = "(the rest is in .status.applicationState.errorMessage of the SparkApplication)"
-    assert kubeflow.run(application({"applicationState": state})).error == f"{QUOTA} {place}"
+    assert kubeflow_run(application({"applicationState": state})).error == f"{QUOTA} {place}"
 
 
 def test_a_run_by_apache_says_where_the_rest_is() -> None:
@@ -137,6 +141,6 @@ def test_a_run_by_apache_says_where_the_rest_is() -> None:
     failed = {"currentStateSummary": "SchedulingFailure", "message": said}
     ended = {"currentStateSummary": "ResourceReleased", "message": tried}
     history = {"0": failed, "1": ended}
-    found = apache.run(application({"currentState": ended, "stateTransitionHistory": history}))
+    found = apache_run(application({"currentState": ended, "stateTransitionHistory": history}))
     place = "(the rest is in .status.stateTransitionHistory of the SparkApplication)"
     assert found.error == f"{QUOTA} {place}; {tried}"

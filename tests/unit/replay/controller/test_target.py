@@ -10,16 +10,12 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Http
+from redrive.admin.http import Access, Http
 from redrive.admin.policies import Quotas
-from redrive.errors import Requeue
-from redrive.kube import resources
-from redrive.kube.resources import Key
-from redrive.kube.status import ObjectEvent
-from redrive.replay.controller import launch, target
-from redrive.replay.controller.errors import (
+from redrive.api.conditions import ObjectEvent
+from redrive.errors import (
+    Requeue,
     TargetDeduplicationError,
     TargetEvictsError,
     TargetExpiresError,
@@ -27,6 +23,10 @@ from redrive.replay.controller.errors import (
     TargetNotFoundError,
     TargetNotSubscribedError,
 )
+from redrive.kube import resources
+from redrive.kube.resources import Key
+from redrive.replay.controller import launch
+from redrive.replay.controller.prerequisites import prepare_target
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.replay.controller.test_admission import connection, ctx, replay
@@ -73,7 +73,7 @@ async def prepare(
 
         brokers = cast("Any", SimpleNamespace(resolve=resolve))
         context = dataclasses.replace(context, brokers=brokers, kubernetes=kubernetes)
-        return await target.prepare(body, context)
+        return await prepare_target(body, context)
 
 
 def rights(broker: FakeBroker, topic: str) -> dict[str, list[str]]:

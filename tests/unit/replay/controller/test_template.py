@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.api import spark_properties
-from redrive.api.job import JobDefaults, JobRequest, JobTemplate
+from redrive.api.job import JobDefaults, JobRequest, JobTemplate, is_open_property
+from redrive.errors import JobNotPermittedError
 from redrive.kube.context import Settings
-from redrive.replay.controller import template
-from redrive.replay.controller.errors import JobNotPermittedError
+from redrive.replay.controller.launch import resolve_template
 
 OWN = "registry/redrive-replay:1"
 SETTINGS = Settings("here", (), OWN, "local:///opt/redrive/replay.py", "redrive-replay")
@@ -28,7 +27,7 @@ def resolved(
     connection: dict[str, Any] | None = None,
     chart: Settings = SETTINGS,
 ) -> JobDefaults:
-    return template.resolve(
+    return resolve_template(
         chart,
         None if connection is None else JobTemplate.model_validate(connection),
         None if asked is None else JobRequest.model_validate(asked),
@@ -181,7 +180,7 @@ def test_no_property_of_connection_or_replay_runs_or_mounts_something(
 @given(st.text(max_size=30))
 def test_only_properties_of_the_list_are_open(end: str) -> None:
     for prefix in ("spark.kubernetes.driver.", "spark.kubernetes.executor.secrets.", "spark.jars"):
-        assert not spark_properties.is_open(prefix + end)
+        assert not is_open_property(prefix + end)
 
 
 @pytest.mark.parametrize(

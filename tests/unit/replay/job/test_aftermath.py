@@ -10,21 +10,19 @@ import pulsar
 import pytest
 
 from redrive.admin.errors import BrokerFailedError
-from redrive.kube.errors import UnavailableError
+from redrive.kube.client import UnavailableError
+from redrive.policy.envelope import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.properties import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
+from redrive.reading import broker, reader
+from redrive.reading.positions import EntryId, TargetPartition
+from redrive.reading.ranges import Acknowledged, Partition, Range, Span
+from redrive.replay import ledger
 from redrive.replay.job import aftermath
 from redrive.replay.job.aftermath import Aftermath, AftermathLook, LiveMessages
-from redrive.replay.job.engine import Wish
-from redrive.replay.ledger import ledger
-from redrive.replay.ledger.records import Header, RangePlan, RangeRecord, Records
+from redrive.replay.job.plan import Wish
+from redrive.replay.records import Header, RangePlan, RangeRecord, Records
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import broker, reading, snapshot
-from redrive.replay.topic.partition import Acknowledged, Partition
-from redrive.replay.topic.position import EntryId, TargetPartition
-from redrive.replay.topic.ranges import Range
-from redrive.replay.topic.spans import Span
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 SOURCE, RETRY, DEAD = POLICY.topic, POLICY.retry_topic, POLICY.dead_letter_topic
@@ -72,7 +70,7 @@ class Topics:
         return (Partition(0, ((7, count),), Acknowledged(ranges=ranges)),)
 
     def messages(
-        self, of: reading.ReadableTopic, _: int, after: EntryId, wanted: list[Span], __: int
+        self, of: reader.ReadableTopic, _: int, after: EntryId, wanted: list[Span], __: int
     ) -> Any:  # noqa: ANN401 - a generator
         for entry in [each for _, first, last in wanted for each in range(first, last + 1)]:
             assert entry > after.entry
@@ -93,8 +91,8 @@ def topics(monkeypatch: pytest.MonkeyPatch) -> Topics:
     records.ranges[of] = RangeRecord(moved={"uid": 0b111})
     monkeypatch.setattr(ledger, "read", lambda *_: records)
     monkeypatch.setattr(broker, "connect", lambda _: nullcontext())
-    monkeypatch.setattr(snapshot, "look", found.look)
-    monkeypatch.setattr(reading, "messages", found.messages)
+    monkeypatch.setattr(broker, "read_partitions", found.look)
+    monkeypatch.setattr(reader, "read_messages", found.messages)
     return found
 
 
@@ -152,7 +150,7 @@ def test_what_a_consumer_does_during_a_look_is_never_missed(
             asked += 1
             return found
 
-        monkeypatch.setattr(snapshot, "look", goes_on)
+        monkeypatch.setattr(broker, "read_partitions", goes_on)
         found = look.take()
         assert found.waiting + found.dead == 3, step
         assert found.handled == 0
@@ -168,7 +166,7 @@ def test_messages_of_a_partition_that_was_added_during_a_look_wait(
         found = topics.look(url, topic, subscription)
         return found if topic == DEAD or not subscription else ()
 
-    monkeypatch.setattr(snapshot, "look", added)
+    monkeypatch.setattr(broker, "read_partitions", added)
     assert looking().take().waiting == 2
 
 

@@ -39,7 +39,7 @@ DRIVER = (
             + ABORTED
             + "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
             + '  File "worker.py", line 1, in main\n    process()\n'
-            + "redrive.replay.topic.reading.SourceSilentError: the broker has delivered nothing\n\n"
+            + "redrive.reading.reader.SourceSilentError: the broker has delivered nothing\n\n"
             + JAVA
             + DRIVER,
             "SourceSilentError: the broker has delivered nothing",

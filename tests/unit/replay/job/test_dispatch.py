@@ -18,22 +18,33 @@ import pytest
 from redrive.admin.errors import AdminForbiddenError, BrokerUnreachableError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
+from redrive.reading import bitmap, broker
+from redrive.reading.positions import NOWHERE, EntryId, TargetPartition
+from redrive.reading.ranges import (
+    RANGE_ENTRIES,
+    Acknowledged,
+    Partition,
+    Range,
+    SubscriptionMissingError,
+)
+from redrive.replay import lookup
 from redrive.replay.job import dispatch
 from redrive.replay.job.dispatch import Dispatch, RunEndedError
-from redrive.replay.job.engine import SUSPENDED, Engine, Reporter, Rest, Wish
-from redrive.replay.job.plan import PlannedRange, Scan, Scanned
-from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.ledger import Ledger
-from redrive.replay.ledger.permit import PERMIT, Permit
-from redrive.replay.ledger.records import RangePlan, Records
-from redrive.replay.moving import tail
-from redrive.replay.moving.outcome import RangeResult
-from redrive.replay.moving.task import RangeTask, Route
+from redrive.replay.job.plan import (
+    SUSPENDED,
+    Engine,
+    PlannedRange,
+    Reporter,
+    Rest,
+    Scan,
+    Scanned,
+    Wish,
+)
+from redrive.replay.ledger import Ledger
+from redrive.replay.outcome import RangeResult
+from redrive.replay.records import PERMIT, Account, Permit, RangePlan, Records
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic import bitmap, broker, snapshot
-from redrive.replay.topic.partition import Acknowledged, Partition, SubscriptionMissingError
-from redrive.replay.topic.position import NOWHERE, EntryId, TargetPartition
-from redrive.replay.topic.ranges import RANGE_ENTRIES, Range
+from redrive.replay.task import RangeTask, Route
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 ORDERED = replace(POLICY, subscription_type=SubscriptionType.KEY_SHARED, ordered=True)
@@ -113,9 +124,9 @@ class Silent:
 @pytest.fixture(autouse=True)
 def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a dispatch asks the broker for, besides what is in the ledger."""
-    monkeypatch.setattr(tail, "marks", lambda *_: {})
-    monkeypatch.setattr(snapshot, "is_subscribed", lambda *_: True)
-    monkeypatch.setattr(snapshot, "look_at", lambda _, __, index, ___: partition(index))
+    monkeypatch.setattr(lookup, "target_ends", lambda *_: {})
+    monkeypatch.setattr(broker, "is_subscribed", lambda *_: True)
+    monkeypatch.setattr(broker, "read_partition", lambda _, __, index, ___: partition(index))
 
 
 def partition(index: int) -> Partition:
@@ -226,7 +237,7 @@ def test_what_others_acknowledge_before_a_lease_is_known_to_the_task(
     """Else a backlog that was cleared while the run was suspended would be sent all the same."""
     passed = Acknowledged(EntryId(0, RANGES * RANGE_ENTRIES - 1))
     cleared = replace(partition(0), acknowledged=passed)
-    monkeypatch.setattr(snapshot, "look_at", lambda *_: cleared)
+    monkeypatch.setattr(broker, "read_partition", lambda *_: cleared)
     engine = InStep(slots=RANGES, beside=RANGES)
     run(POLICY, engine, partitions=1)
     assert engine.acknowledged == [2**RANGE_ENTRIES - 1] * RANGES
@@ -276,7 +287,7 @@ def test_what_a_task_has_acknowledged_is_reported_while_it_goes_on(
     monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.01)
     monkeypatch.setattr(dispatch, "LOOK_SECONDS", 0.01)
     tasks = InOneRange()
-    monkeypatch.setattr(snapshot, "look_at", tasks.look_at)
+    monkeypatch.setattr(broker, "read_partition", tasks.look_at)
     ledger = InMemory(1)
     of = min(ledger.records.plans["uid"])
     ledger.records.plans["uid"] = {of: RangePlan(3, 0b111, {}, ())}
@@ -307,7 +318,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_range_is_leased_later_when_the_broker_is_away(
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    monkeypatch.setattr(tail, "marks", Away(times).marks)
+    monkeypatch.setattr(lookup, "target_ends", Away(times).marks)
     run(POLICY, InStep(slots=2, beside=1), partitions=1)
 
 
@@ -324,13 +335,13 @@ def test_a_range_is_leased_once_its_subscription_is_made_again(
             raise SubscriptionMissingError("there is none", remedy="wait")
         return partition(index)
 
-    monkeypatch.setattr(snapshot, "look_at", look_at)
+    monkeypatch.setattr(broker, "read_partition", look_at)
     run(POLICY, InStep(slots=2, beside=1), partitions=1)
 
 
 @pytest.mark.usefixtures("at_once")
 def test_a_broker_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "marks", Away(math.inf).marks)
+    monkeypatch.setattr(lookup, "target_ends", Away(math.inf).marks)
     monkeypatch.setattr(broker, "WAIT_SECONDS", 0.1)
     with pytest.raises(BrokerUnreachableError):
         run(POLICY, InStep(slots=2, beside=1), partitions=1)
@@ -354,7 +365,7 @@ class SuspendedOnce(Silent):
 def test_a_run_that_was_suspended_while_the_broker_was_away_waits_for_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tail, "marks", Away(2).marks)
+    monkeypatch.setattr(lookup, "target_ends", Away(2).marks)
     monkeypatch.setattr(broker, "WAIT_SECONDS", 0.4)
     run(POLICY, InStep(slots=2, beside=1), partitions=1, reporter=SuspendedOnce())
 
@@ -363,7 +374,7 @@ def test_a_run_that_was_suspended_while_the_broker_was_away_waits_for_it_again(
 def test_a_run_ends_while_the_broker_is_away_if_its_replay_is_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tail, "marks", Away(math.inf).marks)
+    monkeypatch.setattr(lookup, "target_ends", Away(math.inf).marks)
     reporter = Silent(reports=3)
     with pytest.raises(RunEndedError):
         run(POLICY, InStep(slots=2, beside=1), partitions=1, reporter=reporter)
@@ -374,7 +385,7 @@ def test_a_role_that_may_not_look_ends_the_run_at_once(monkeypatch: pytest.Monke
     def refuse(*_: object) -> dict[TargetPartition, EntryId]:
         raise AdminForbiddenError("it may not", remedy="let it")
 
-    monkeypatch.setattr(tail, "marks", refuse)
+    monkeypatch.setattr(lookup, "target_ends", refuse)
     with pytest.raises(AdminForbiddenError):
         run(POLICY, InStep(slots=2, beside=1), partitions=1)
 
@@ -462,7 +473,7 @@ def test_a_run_whose_last_open_task_ends_while_its_target_is_full_waits_on(
 ) -> None:
     monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.5)
     tasks = OneGoesOn()
-    monkeypatch.setattr(snapshot, "look_at", tasks.look_at)
+    monkeypatch.setattr(broker, "read_partition", tasks.look_at)
     run(POLICY, tasks, partitions=1)
 
 
@@ -498,7 +509,7 @@ def test_no_range_is_leased_while_target_has_no_subscription(
 ) -> None:
     monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.0)
     target = Unsubscribed(3)
-    monkeypatch.setattr(snapshot, "is_subscribed", target.is_subscribed)
+    monkeypatch.setattr(broker, "is_subscribed", target.is_subscribed)
     engine = InStep(slots=2, beside=1)
     run(POLICY, engine, partitions=1, reporter=target)
     assert target.rests.count(target.awaited) >= 3

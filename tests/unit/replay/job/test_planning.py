@@ -12,22 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.policy.envelope import REPLAYS
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.properties import REPLAYS
-from redrive.replay.job import plan, planning
+from redrive.reading import bitmap
+from redrive.reading.positions import NOWHERE, EntryId, Position
+from redrive.reading.ranges import RANGE_ENTRIES, Acknowledged, Partition, Range
+from redrive.reading.rows import DeadLetterRow
+from redrive.replay.job import plan
 from redrive.replay.job.plan import PlannedRange, Scan, Scanned
-from redrive.replay.job.planning import planned
-from redrive.replay.ledger.records import RangeRecord, Records
-from redrive.replay.moving.entries import by_entry, read_first, refusal
-from redrive.replay.moving.outcome import RangeOutcome, RangeResult
-from redrive.replay.moving.task import RangeTask
+from redrive.replay.job.run import plan_ranges, takes_all, unread_ranges
+from redrive.replay.lookup import by_entry, read_first, refusal
+from redrive.replay.outcome import RangeOutcome, RangeResult
+from redrive.replay.records import RangeRecord, Records
 from redrive.replay.spec import Choice, ReplayJob
-from redrive.replay.topic import bitmap
-from redrive.replay.topic.partition import Acknowledged, Partition
-from redrive.replay.topic.position import NOWHERE, EntryId, Position
-from redrive.replay.topic.ranges import RANGE_ENTRIES, Range
-from redrive.replay.topic.rows import DeadLetterRow
+from redrive.replay.task import RangeTask
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 KEYS = (None, "eu", "us")
@@ -192,7 +191,7 @@ def test_a_selection_takes_what_the_oracle_takes(
     assert ReplayJob.decode(job(choice).encode()).choice == choice
 
     found = {}
-    for each in planned(job(choice), Held(rests, slots), Records(), partitions(rests)):
+    for each in plan_ranges(job(choice), Held(rests, slots), Records(), partitions(rests)):
         of = each.range
         for offset in bitmap.members(each.plan.selected):
             found[Place(of.partition, of.entry_id(offset))] = ""
@@ -214,14 +213,14 @@ def long() -> Entries:
 def test_with_ids_only_their_entries_are_read(long: Entries) -> None:
     held = Held(long, slots=2)
     choice = Choice(ids=(f"1:{70 * RANGE_ENTRIES}", f"1:{80 * RANGE_ENTRIES}:0:0"))
-    (first, second) = planned(job(choice), held, Records(), partitions(long))
+    (first, second) = plan_ranges(job(choice), held, Records(), partitions(long))
     assert [each.plan.matched for each in (first, second)] == [1, 1]
     assert held.read == 2
 
 
 def test_with_a_limit_no_more_is_read_than_about_twice_as_much(long: Entries) -> None:
     held = Held(long, slots=2)
-    found = list(planned(job(Choice(limit=10)), held, Records(), partitions(long)))
+    found = list(plan_ranges(job(Choice(limit=10)), held, Records(), partitions(long)))
     assert sum(each.plan.matched for each in found) == 10
     assert held.read == 2 + 4 + 8
 
@@ -232,7 +231,7 @@ def test_what_is_moved_has_no_part_in_a_limit(long: Entries) -> None:
         records.ranges[Range.of(0, Position(1, number * RANGE_ENTRIES, 0))] = RangeRecord(
             moved={"other": 1}
         )
-    found = planned(job(Choice(limit=1)), Held(long, slots=1), records, partitions(long))
+    found = plan_ranges(job(Choice(limit=1)), Held(long, slots=1), records, partitions(long))
     assert [each.range.first for each in found if each.plan.selected] == [3 * RANGE_ENTRIES]
 
 
@@ -246,9 +245,9 @@ def test_what_tasks_read_of_an_unread_plan_is_what_a_scan_would_have_planned(
     def cause_of(entry: Sequence[DeadLetterRow]) -> str:
         return refusal(entry, len(entry), max_replays)
 
-    scanned = {each.range: each.plan for each in planned(of_all, held, Records(), resting)}
-    unread = dict(planning.unread(Records(), resting))
-    assert planning.takes_all(of_all)
+    scanned = {each.range: each.plan for each in plan_ranges(of_all, held, Records(), resting)}
+    unread = dict(unread_ranges(Records(), resting))
+    assert takes_all(of_all)
     assert unread.keys() == scanned.keys()
     for of, by_scan in scanned.items():
         outcome = RangeOutcome({}, "uid")
@@ -285,4 +284,4 @@ def is_in(of: Range, each: DeadLetterRow) -> bool:
     ],
 )
 def test_what_selects_or_needs_a_number_has_all_read_first(changed: dict[str, Any]) -> None:
-    assert not planning.takes_all(replace(job(Choice(max_replays=3)), **changed))
+    assert not takes_all(replace(job(Choice(max_replays=3)), **changed))

@@ -8,13 +8,11 @@ from dataclasses import replace
 from redrive.api.replay import ReplayStatus
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.replay.job.plan import PlannedRange, Scanned, Sighting, plan
-from redrive.replay.job.preview import RunPreview
-from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.records import Records
+from redrive.reading.positions import EntryId, Position
+from redrive.reading.ranges import Range
+from redrive.replay.job.plan import PlannedRange, RunPreview, Scanned, Sighting, plan
+from redrive.replay.records import Account, Records
 from redrive.replay.spec import Choice, ReplayJob
-from redrive.replay.topic.position import EntryId, Position
-from redrive.replay.topic.ranges import Range
 
 UID = "uid-1"
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")

@@ -14,15 +14,13 @@ from redrive.kube.client import Kubernetes
 from redrive.kube.resources import Key, Resource
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
+from redrive.reading.positions import EntryId
 from redrive.replay.job.aftermath import Aftermath
-from redrive.replay.job.engine import Wish
-from redrive.replay.job.plan import Scanned
-from redrive.replay.job.preview import RunPreview
+from redrive.replay.job.plan import RunPreview, Scanned, Wish
 from redrive.replay.job.progress import Progress, ReplayGoneError
-from redrive.replay.ledger.account import Account
-from redrive.replay.ledger.ledger import FencedError
+from redrive.replay.ledger import FencedError
+from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
-from redrive.replay.topic.position import EntryId
 from tests.support.fake_kubernetes import FakeKubernetes
 
 KEY = Key("shop", "again")

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from redrive.replay.job import scanning
-from redrive.replay.job.engine import Rest, Wish
-from redrive.replay.job.plan import PlannedRange, Scan, Scanned
-from redrive.replay.ledger.account import Account
-from redrive.replay.moving.outcome import RangeResult
-from redrive.replay.moving.task import RangeTask
-from redrive.replay.topic.position import EntryId
+from redrive.reading.positions import EntryId
+from redrive.replay.job import run
+from redrive.replay.job.plan import PlannedRange, Rest, Scan, Scanned, Wish
+from redrive.replay.job.run import REPORT_SECONDS, reporting_progress
+from redrive.replay.outcome import RangeResult
+from redrive.replay.records import Account
+from redrive.replay.task import RangeTask
 
 WAIT_SECONDS = 60.0
 
@@ -66,13 +66,13 @@ class Status:
 def test_what_scans_find_is_reported_while_the_run_is_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert scanning.REPORT_SECONDS <= 1
-    monkeypatch.setattr(scanning, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(scanning, "LOOK_SECONDS", 0.01)
+    assert REPORT_SECONDS <= 1
+    monkeypatch.setattr(run, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(run, "LOOK_SECONDS", 0.01)
     engine, status = Counted(), Status()
     some = Scanned(10_000, Counter(TimeoutError=9_000), Counter(Encrypted=1_000))
     more = some + Scanned(5_000, Counter(ValueError=1, TimeoutError=4_999))
-    with scanning.reported(engine, status):
+    with reporting_progress(engine, status):
         for scanned in (some, more):
             engine.scanned = scanned
             status.waits_for(scanned)
@@ -82,5 +82,5 @@ def test_what_scans_find_is_reported_while_the_run_is_planned(
 
 
 def test_an_error_of_the_scan_is_the_one_that_is_raised() -> None:
-    with pytest.raises(ZeroDivisionError), scanning.reported(Counted(), Status()):
+    with pytest.raises(ZeroDivisionError), reporting_progress(Counted(), Status()):
         raise ZeroDivisionError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.replay.job.speed import WINDOW_SECONDS, Speed
+from redrive.replay.job.progress import WINDOW_SECONDS, Speed
 
 
 def test_nothing_is_known_at_first_nor_after_a_rest() -> None:

@@ -1,0 +1,542 @@
+"""Fields that a RetryPolicy shares with the defaults of its connection.
+
+The delay ladder of a policy: by preset, as a list, one fixed delay, or growing by a factor.
+
+How a policy's topics are named: each by a name that is given, or by a scheme.
+
+The scheme may be left to the connection. It is on record in the status of a policy from before its
+first topic is created, and never changes then: messages wait under these names.
+
+When consumers pause because what they depend on is down.
+
+What a policy may leave to its connection: the fields that both have, stated once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    Strict,
+    WithJsonSchema,
+    model_validator,
+)
+
+from redrive.api.model import (
+    QUOTED,
+    VALIDATIONS,
+    ApiModel,
+    Rule,
+    TopicField,
+    one_given,
+    one_of,
+    refusing,
+)
+from redrive.errors import InvalidSpecError
+from redrive.policy.ladder import (
+    MAX_DELAY,
+    MAX_FACTOR,
+    MAX_LEVELS,
+    MAX_RUNGS,
+    MIN_FACTOR,
+    PRESETS,
+    Ladder,
+    check_delay,
+)
+from redrive.policy.model import (
+    MAX_INTERVAL,
+    MAX_PAUSE,
+    MAX_RETRIES_LIMIT,
+    MAX_WINDOW,
+    OutageLimits,
+    check_max_retries,
+)
+from redrive.policy.naming import Scheme
+from redrive.policy.values import DURATION_PATTERN, parse_duration
+
+WRITTEN = f"self != '' && self.matches('{DURATION_PATTERN}')"
+# CEL's own duration() knows no days.
+SECONDS = (
+    "self.findAll('[0-9]+[dhms]').map(part, int(part.substring(0, part.size() - 1)) * "
+    "(part.endsWith('d') ? 86400 : part.endsWith('h') ? 3600 : part.endsWith('m') ? 60 : 1)).sum()"
+)
+
+
+def _check_delay(text: str) -> str:
+    check_delay(parse_duration(text), "a delay")
+    return text
+
+
+def _check_preset(name: str) -> str:
+    Ladder.from_preset(name)
+    return name
+
+
+IS_DURATION = WithJsonSchema(
+    {"type": "string", "minLength": 1, "maxLength": 40, "pattern": DURATION_PATTERN}
+)
+
+Delay = Annotated[
+    str,
+    Field(max_length=40),
+    IS_DURATION,
+    Rule(
+        f"!({WRITTEN}) || [{SECONDS}].all(s, 1 <= s && s <= {int(MAX_DELAY.total_seconds())})",
+        "a delay must be from 1 s to 864000 s (10 days)",
+        "choose a delay within these bounds",
+        got=QUOTED,
+    ),
+    AfterValidator(refusing(_check_delay)),
+]
+
+Preset = Annotated[
+    str,
+    WithJsonSchema({"type": "string", "enum": list(PRESETS)}),
+    AfterValidator(refusing(_check_preset)),
+]
+
+Rungs = Annotated[
+    tuple[Delay, ...],
+    Field(max_length=MAX_RUNGS, json_schema_extra={"minItems": 1}),
+]
+
+
+def _check_levels(levels: tuple[str, ...]) -> tuple[str, ...]:
+    if not levels:
+        raise InvalidSpecError(
+            f"there are from 1 to {MAX_LEVELS} delay levels",
+            got=0,
+            remedy="list at least one delay, or leave delayLevels out for the default",
+        )
+    return levels
+
+
+Levels = Annotated[
+    tuple[Delay, ...],
+    Field(max_length=MAX_LEVELS, json_schema_extra={"minItems": 1}),
+    AfterValidator(refusing(_check_levels)),
+]
+
+Factor = Annotated[
+    float,
+    Strict(),
+    WithJsonSchema({"type": "number", "minimum": MIN_FACTOR, "maximum": MAX_FACTOR}),
+    # Beside bounds: the API server cuts 1.1 to 1 before it compares a whole number with it.
+    Rule(
+        f"double(self) >= {MIN_FACTOR} && double(self) <= {MAX_FACTOR}",
+        f"the factor of an exponential ladder is from {MIN_FACTOR:g} to {MAX_FACTOR:g}",
+        "choose one within these bounds; 2 doubles the delay each time",
+    ),
+]
+
+Jitter = Annotated[
+    float,
+    Strict(),
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1}),
+]
+
+_INITIAL, _MAX = (SECONDS.replace("self", f"self.{field}") for field in ("initial", "max"))
+_RISES = Rule(
+    f"{_INITIAL} <= {_MAX}",
+    "the longest delay of an exponential ladder is shorter than its first",
+    "raise max, or lower initial",
+    got="'initial ' + self.initial + ', max ' + self.max",
+)
+
+
+class Exponential(ApiModel):
+    """Delays that grow by a factor from retry to retry."""
+
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_RISES.to_schema()]})
+
+    initial: Delay
+    """The delay before the first retry, from 1s to 10d. Example: `1s`."""
+
+    factor: Factor = 2.0
+    """How many times as long each delay is as the one before it, from 1.1 to 100. Left out: 2."""
+
+    max: Delay
+    """The longest delay, from 1s to 10d; once reached, it repeats. Example: `10m`."""
+
+    jitter: Jitter = 0.0
+    """Up to which share of itself each delay is shortened at random, from 0 to 1, so that messages
+    that failed together do not come again together. Left out: 0, none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(Exponential.to_ladder)(self)
+        return self
+
+    def to_ladder(self) -> Ladder:
+        """Return the ladder that is asked for.
+
+        Raises:
+            InvalidSpecError: a value is out of bounds, or max is shorter than initial.
+        """
+        return Ladder.from_exponential(self.initial, self.factor, self.max, self.jitter)
+
+
+_CHOICES = (
+    "[has(self.preset), has(self.delays), has(self.fixed), has(self.exponential),"
+    " has(self.ordered)]"
+    ".filter(given, given).size()"
+)
+_ONE_OF = Rule(
+    f"{_CHOICES} == 1",
+    "a delay ladder is exactly one of preset, delays, fixed and exponential",
+    "keep one of them, or leave delayLadder out for the default",
+    got=f"({_CHOICES} == 0 ? 'none of them' : 'more than one of them')",
+)
+
+
+class DelayLadder(ApiModel):
+    """The delay before retry 1, 2, 3 …; past its end the last delay repeats."""
+
+    model_config = ConfigDict(json_schema_extra=one_given(_ONE_OF))
+
+    preset: Preset | None = None
+    """A ladder by name. `tdmq`: 1s 5s 10s 30s, 1m to 10m by the minute, 20m 30m 1h 2h (18 rungs).
+    `rocketmq` and `apsaramq`: the same from 10s on (16 rungs)."""
+
+    delays: Rungs | None = None
+    """The delays themselves, one per retry, 1 to 1000 of them, each from 1s to 10d (864000 s),
+    written like `90s`, `1m30s`, `2h` or `10d`. Example: `[10s, 1m, 30m]`."""
+
+    fixed: Delay | None = None
+    """The same delay before every retry, from 1s to 10d (864000 s). Example: `30s`."""
+
+    exponential: Exponential | None = None
+    """Delays that grow by a factor from retry to retry, with jitter if wanted."""
+
+    ordered: Delay | None = None
+    """Deprecated: `fixed`, and `ordering: PerKey` beside `delayLadder`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(DelayLadder.to_ladder)(self)
+        return self
+
+    def to_ladder(self) -> Ladder:
+        """Return the ladder that is asked for.
+
+        Raises:
+            InvalidSpecError: none or more than one is, or it is out of bounds.
+        """
+        match (self.preset, self.delays, self.fixed or self.ordered, self.exponential):
+            case (str(preset), None, None, None):
+                return Ladder.from_preset(preset)
+            case (None, tuple(delays), None, None):
+                return Ladder.from_delays(delays)
+            case (None, None, str(fixed), None) if not (self.fixed and self.ordered):
+                return Ladder.from_fixed(fixed)
+            case (None, None, None, Exponential() as exponential):
+                return exponential.to_ladder()
+        found = "more than one of them" if self.to_manifest() else "none of them"
+        raise InvalidSpecError(_ONE_OF.problem, got=found, remedy=_ONE_OF.remedy)
+
+
+def _scheme(value: object) -> Scheme:
+    return Scheme.parse(value if isinstance(value, str) else repr(value))
+
+
+SchemeField = Annotated[
+    Scheme,
+    WithJsonSchema({"type": "string", "enum": [scheme.value for scheme in Scheme]}),
+    BeforeValidator(refusing(_scheme)),
+    PlainSerializer(str),
+]
+
+
+NAMING_SCHEME = "namingScheme"
+"""The field of a policy's status that records the scheme."""
+
+
+class Naming(ApiModel):
+    """How retry and dead-letter topic are named: by a scheme, or each by a name that is given."""
+
+    scheme: SchemeField | None = None
+    """Names what is not given. `pulsar`: `<topic>-<subscription>-RETRY` and `…-DLQ`.
+    `tdmq-2.7.2`: `<subscription>-RETRY` and `…-DLQ`. `tdmq-2.6.1`: `<subscription>-retry` and
+    `…-dlq`. `rocketmq`: `%RETRY%<subscription>` and `%DLQ%<subscription>`. With all but the first,
+    a subscription's name can be used for one topic of a namespace only. Left out: what the
+    connection's `policyDefaults` say when the policy is provisioned first, else `pulsar`;
+    `status.namingScheme` shows it, and it never changes."""
+
+    retry_topic: TopicField | None = None
+    """Full name of the retry topic, in the tenant and namespace of the source topic; the
+    connection has to allow it. Left out: the scheme names it."""
+
+    dead_letter_topic: TopicField | None = None
+    """Full name of the dead-letter topic, in the tenant and namespace of the source topic; the
+    connection has to allow it. Left out: the scheme names it."""
+
+
+class DefaultNaming(ApiModel):
+    """How topics are named where a policy leaves it out."""
+
+    scheme: SchemeField | None = None
+    """The scheme, as in `naming.scheme` of a policy. It is for policies that are provisioned from
+    then on; older ones keep theirs, because messages wait under their names (condition
+    `NamingSchemeKept`). Left out: `pulsar`."""
+
+
+_FIELDS = ("retryTopic", "deadLetterTopic")
+
+
+def _given(field: str, of: str) -> str:
+    """Return the CEL expression for a field of `naming`; an empty string where it is not given."""
+    return f"(has({of}.naming) && has({of}.naming.{field}) ? {of}.naming.{field} : '')"
+
+
+def _beside(field: str) -> Rule:
+    given = _given(field, "self")
+    namespace = "self.topic.substring(0, self.topic.lastIndexOf('/') + 1)"
+    return Rule(
+        f"{given} == '' || {given}.startsWith({namespace})",
+        "retry and dead-letter topic lie in the tenant and namespace of their source topic",
+        "name a topic of that namespace, or leave the name to the scheme",
+        got=f'"\'" + {given} + "\'"',
+    )
+
+
+def _unchanged(holds: str) -> Rule:
+    return Rule(
+        holds,
+        "the naming of a policy can't change: messages wait under the old names",
+        "make another RetryPolicy with the other names once this one's topics are drained",
+    )
+
+
+GIVEN_NAMES = (
+    *map(_beside, _FIELDS),
+    _unchanged(" && ".join(f"{_given(f, 'self')} == {_given(f, 'oldSelf')}" for f in _FIELDS)),
+)
+"""Rules on the spec of a policy."""
+
+_SCHEME, _BEFORE = (_given("scheme", f"{of}.spec") for of in ("self", "oldSelf"))
+_RECORDED, _RECORDED_BEFORE = (
+    f"(has({of}.status) && has({of}.status.namingScheme) ? {of}.status.namingScheme : '')"
+    for of in ("self", "oldSelf")
+)
+_KEPT = (
+    "(has(oldSelf.status) && has(oldSelf.status.retryTopic) && "
+    f"{_RECORDED_BEFORE} == '' ? '{Scheme.PULSAR}' : {_RECORDED_BEFORE})"
+)
+SAME_SCHEME = (
+    _unchanged(f"{_SCHEME} == '' || {_RECORDED} == '' || {_SCHEME} == {_RECORDED}"),
+    # One that is taken away has to be known still.
+    _unchanged(
+        f"{_SCHEME} == {_BEFORE} || ({_BEFORE} == '' ? {_KEPT} == '' || {_SCHEME} == {_KEPT}"
+        f" : {_SCHEME} == '' && ({_BEFORE} == '{Scheme.PULSAR}' || {_RECORDED_BEFORE} != ''))"
+    ),
+)
+"""Rules on a whole policy, of which the first holds for its status too."""
+
+
+def kept_scheme(status: Mapping[str, Any]) -> Scheme | None:
+    """Return the scheme that a policy was provisioned with; None where it was not yet.
+
+    Args:
+        status: of the policy. Before it held the scheme, the schema's default stood in each policy
+            that named none: `pulsar`.
+    """
+    if status.get(NAMING_SCHEME):
+        return Scheme(status[NAMING_SCHEME])
+    return Scheme.PULSAR if "retryTopic" in status else None
+
+
+def _check_interval(text: str) -> str:
+    OutageLimits(max_probe_interval=parse_duration(text))
+    return text
+
+
+def _check_pause(text: str) -> str:
+    OutageLimits(max_pause=parse_duration(text))
+    return text
+
+
+def _within(name: str, most: int, words: str) -> Rule:
+    return Rule(
+        f"!({WRITTEN}) || [{SECONDS}].all(s, 1 <= s && s <= {most})",
+        f"{name} of an outage breaker is from 1s to {words}",
+        "choose a value within these bounds, or leave it out",
+        got=QUOTED,
+    )
+
+
+ProbeInterval = Annotated[
+    str,
+    Field(max_length=40),
+    IS_DURATION,
+    _within("maxProbeInterval", int(MAX_INTERVAL.total_seconds()), "1h"),
+    AfterValidator(refusing(_check_interval)),
+]
+Pause = Annotated[
+    str,
+    Field(max_length=40),
+    IS_DURATION,
+    _within("maxPause", int(MAX_PAUSE.total_seconds()), "7d"),
+    AfterValidator(refusing(_check_pause)),
+]
+
+_FITS = Rule(
+    "(has(self.minMessages) ? self.minMessages : 10) <= (has(self.window) ? self.window : 100)",
+    "minMessages of an outage breaker is at most its window",
+    "lower it, or raise the window",
+)
+
+
+class OutageMode(enum.StrEnum):
+    """Whether consumers pause."""
+
+    PAUSE = "Pause"
+    NEVER = "Never"
+
+
+class OutageBreakerSpec(ApiModel):
+    """When consumers pause because what they depend on is down, and for how long."""
+
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_FITS.to_schema()]})
+
+    mode: Annotated[
+        OutageMode,
+        *one_of(
+            OutageMode,
+            "mode of an outage breaker says whether consumers pause",
+            "use one of Pause, Never",
+        ),
+    ] = OutageMode.PAUSE
+    """`Pause`: consumers pause in an outage. `Never`: they don't, whatever the connection's
+    `policyDefaults` say. Left out: Pause."""
+
+    min_messages: Annotated[int, Strict(), Field(ge=1, le=MAX_WINDOW)] = 10
+    """A consumer pauses when so many different messages have failed for one cause, and their share
+    of its latest outcomes is `failurePercent`. 1 to 10000. Left out: 10."""
+
+    failure_percent: Annotated[int, Strict(), Field(ge=1, le=100)] = 50
+    """From which share of the latest outcomes on failures for one cause are an outage, 1 to 100.
+    Left out: 50."""
+
+    window: Annotated[int, Strict(), Field(ge=1, le=MAX_WINDOW)] = 100
+    """How many of its latest outcomes a consumer looks at, 1 to 10000. Left out: 100."""
+
+    max_probe_interval: ProbeInterval = "30s"
+    """While it has paused, a consumer handles one message after 1s, then with back-off up to this,
+    1s to 1h. The first that succeeds ends the outage. Left out: 30s."""
+
+    max_pause: Pause = "6h"
+    """After this a consumer goes on in spite of the outage, and failures use up retries again,
+    until a message succeeds. 1s to 7d. Left out: 6h."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(OutageBreakerSpec.to_limits)(self)
+        return self
+
+    def to_limits(self) -> OutageLimits | None:
+        """Return what consumers go by; None if they never pause.
+
+        Raises:
+            InvalidSpecError: the values don't go together.
+        """
+        limits = OutageLimits(
+            min_messages=self.min_messages,
+            failure_percent=self.failure_percent,
+            window=self.window,
+            max_probe_interval=parse_duration(self.max_probe_interval),
+            max_pause=parse_duration(self.max_pause),
+        )
+        return limits if self.mode is OutageMode.PAUSE else None
+
+
+# Bounds rather than a rule: only so does the API server show the number it refuses.
+MaxRetries = Annotated[
+    int,
+    Strict(),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES_LIMIT}),
+    AfterValidator(refusing(check_max_retries)),
+]
+
+
+class DeletionPolicy(enum.StrEnum):
+    """What becomes of what redrive made at the broker when a policy is deleted."""
+
+    RETAIN = "Retain"
+    REVOKE_GRANTS = "RevokeGrants"
+    DELETE_IF_EMPTY = "DeleteIfEmpty"
+    DELETE = "Delete"
+
+    @property
+    def deletes_topics(self) -> bool:
+        """Whether topics go, with what they hold or if they are empty."""
+        return self in {DeletionPolicy.DELETE_IF_EMPTY, DeletionPolicy.DELETE}
+
+
+class Choices(ApiModel):
+    """How policies treat failed messages where they leave it out."""
+
+    max_retries: MaxRetries | None = None
+    """How often a failed message is retried after its first delivery, 0 to 1000: with 3 a message
+    is handled at most 4 times, then it is a dead letter. Left out: what the connection's
+    `policyDefaults` say, else 16."""
+
+    # No default in the schema: a default choice would stay beside the one a user makes later.
+    delay_ladder: DelayLadder | None = None
+    """The delay before each retry: exactly one of preset, delays, fixed and exponential. Left out:
+    what the connection's `policyDefaults` say, else the preset `tdmq`."""
+
+    delay_levels: Levels | None = None
+    """What consumers mean by `level=k`: the k-th of these delays, from 1; a higher level means the
+    last. 1 to 100 of them, each from 1s to 10d. Left out: what the connection's `policyDefaults`
+    say, else the 18 levels `1s 5s 10s 30s`, 1m to 10m by the minute, `20m 30m 1h 2h`."""
+
+    deletion_policy: (
+        Annotated[
+            DeletionPolicy,
+            *one_of(
+                DeletionPolicy,
+                "deletionPolicy says what becomes of topics when a policy is deleted",
+                "use one of Retain, RevokeGrants, DeleteIfEmpty, Delete",
+            ),
+        ]
+        | None
+    ) = None
+    """What a deletion of the policy does at the broker. `Retain`: nothing. `RevokeGrants`: it takes
+    back the rights that redrive granted, and nothing else. `Delete`: it deletes the topics that
+    redrive made with all their messages, and restores those that were there before.
+    `DeleteIfEmpty`: the same, but what holds messages stays as it is. While clients are connected
+    these two wait, at most 10 minutes. Left out: what the connection's `policyDefaults` say, else
+    Retain."""
+
+    outage_breaker: OutageBreakerSpec | None = None
+    """Has consumers in Python pause while what they depend on is down, so that an outage uses up no
+    retries; `{}` for the defaults, `{mode: Never}` for none in spite of the connection's
+    `policyDefaults`. The annotation `redrive.io/ignore-outages: "true"` has them go
+    on. Left out: what the connection's `policyDefaults` say, else they don't pause."""
+
+    def completed(self, defaults: Choices | None) -> Self:
+        """Return this with what it leaves out taken from *defaults*."""
+        if defaults is None:
+            return self
+        left_out = (name for name in Choices.model_fields if getattr(self, name) is None)
+        return self.model_copy(update={name: getattr(defaults, name) for name in left_out})
+
+
+class PolicyDefaults(Choices):
+    """What policies of a connection leave out."""
+
+    naming: DefaultNaming | None = None
+    """How topics are named. Left out: by the scheme `pulsar`."""
+
+    @property
+    def scheme(self) -> Scheme:
+        """Return the naming scheme of policies that leave it out."""
+        named = None if self.naming is None else self.naming.scheme
+        return named or Scheme.PULSAR

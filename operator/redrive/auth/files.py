@@ -1,0 +1,377 @@
+"""Credentials of jobs and notebooks, read from files.
+
+What a process shows to a broker, read again for each use; what it is, subclasses say.
+
+Of OAuth 2.0 each process keeps a token until most of its life is over.
+
+The credentials of the replay role, as a job finds them in its pod.
+
+Read from files each time, which a kubelet renews when their Secret changes: a run may be long.
+
+The credentials that options of the data source name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import dataclasses
+import json
+import logging
+import os
+import ssl
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pulsar
+
+from redrive.admin.errors import AdminError
+from redrive.admin.http import Access, Http, tls_context
+from redrive.auth import oauth2
+from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method, Plugin, SourceAuthentication
+from redrive.errors import RedriveError
+
+_USED_SHARE = 0.8
+"""Of the life of a token, how long it is used; the rest is for an issuer that gives none."""
+_PAUSE_SECONDS = 30.0
+"""Such an issuer is asked again after so long: each use waits for its answer."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Held:
+    issued: oauth2.Issued
+    at: float
+
+    def end_of(self, share: float) -> float:
+        """Return when this share of its life is over."""
+        return self.at + self.issued.lifetime * share
+
+
+class BrokerCredentials(ABC):
+    """What a process shows to a broker, and trusts in: made once for each it shows.
+
+    Args:
+        hosts: where else than to the host of the admin URL they may go, see `Access.hosts`.
+
+    Raises:
+        RedriveError: from each method, when a file is missing or not what it should be.
+        AdminError: likewise, when an issuer gives no token.
+    """
+
+    def __init__(self, hosts: tuple[str, ...] = ()) -> None:
+        self._hosts = hosts
+        self._issuing = threading.Lock()
+        self._held: _Held | None = None
+        self._renewal_due = 0.0
+        self._last: str | None = None
+        self._kept: pulsar.Authentication | None = None
+
+    def access(self) -> Access:
+        """Return them as the admin API takes them. Never call it where an event loop runs."""
+        token, tls = self._token(), self._tls()
+        if token is None:
+            return Access(tls=tls, hosts=self._hosts)
+        return Access.bearer(token, tls, self._hosts)
+
+    def client(self, service_url: str) -> dict[str, Any]:
+        """Return them as `pulsar.Client` takes them."""
+        options: dict[str, Any] = {"authentication": self._authentication()}
+        if service_url.startswith("pulsar+ssl:"):
+            options["tls_validate_hostname"] = True
+            if (authorities := self._authorities()) is not None:
+                options["tls_trust_certs_file_path"] = str(authorities)
+        return options
+
+    def protocol(self) -> ShownCredentials:
+        """Return them as `redrive.reading.frames` takes them."""
+        tls = self._tls()
+        if self._certificate() is not None:
+            return ShownCredentials("tls", tls=tls)
+        self._last = self._token()
+        if self._last is None:
+            return ShownCredentials(tls=tls)
+        return ShownCredentials("token", lambda: self._renewed() or "", tls)
+
+    @abstractmethod
+    def _token(self) -> str | None:
+        """Return the token to show; None for a method without."""
+
+    @abstractmethod
+    async def _issue(self) -> oauth2.Issued:
+        """Have an issuer give a token."""
+
+    @abstractmethod
+    def _certificate(self) -> tuple[Path, Path] | None:
+        """Return the files of the certificate to show and of its key; None for other methods."""
+
+    @abstractmethod
+    def _authorities(self) -> Path | None:
+        """Return the file of those that are trusted; None for those of the machine."""
+
+    @abstractmethod
+    def _missing(self, file: Path, got: str) -> RedriveError:
+        """Return the error for a file that is not there, or is empty."""
+
+    @abstractmethod
+    def _no_pem(self, got: str) -> RedriveError:
+        """Return the error for certificate, key or authorities that are none."""
+
+    def _authentication(self) -> pulsar.Authentication | None:
+        if (certificate := self._certificate()) is not None:
+            self._tls()  # the client does not say what is wrong with it
+            return pulsar.AuthenticationTLS(*map(str, certificate))
+        self._last = self._token()
+        if self._last is None:
+            return None
+        if self._kept is None:
+            self._kept = _immortal(pulsar.AuthenticationToken(self._renewed))
+        return self._kept
+
+    def _renewed(self) -> str | None:
+        """Return the token for one more connection; the client takes no exception."""
+        try:
+            self._last = self._token()
+        except RedriveError:
+            logger.warning("the credentials can't be renewed", exc_info=True)
+        return self._last
+
+    def _issued(self) -> str:
+        with self._issuing:
+            held, now = self._held, time.monotonic()
+            if held is None or now >= min(self._renewal_due, held.end_of(1.0)):
+                try:
+                    held = _Held(asyncio.run(self._issue()), now)
+                    self._renewal_due = held.end_of(_USED_SHARE)
+                except AdminError:
+                    now = time.monotonic()
+                    if held is None or now >= held.end_of(1.0):
+                        raise
+                    logger.warning("the last token is used till its end", exc_info=True)
+                    self._renewal_due = now + _PAUSE_SECONDS
+                self._held = held
+            return held.issued.token
+
+    def _tls(self) -> Any:  # noqa: ANN401  an SSLContext, or None
+        authorities, files = self._authorities(), self._certificate()
+        ca = None if authorities is None else self._text(authorities)
+        if files is not None:
+            certificate, key = map(self._bytes, files)
+            return self._context(ca=ca, certificate=certificate, key=key)
+        return None if ca is None else self._context(ca=ca)
+
+    def _context(self, **parts: Any) -> Any:  # noqa: ANN401  as `context` takes them
+        try:
+            return tls_context(**parts)
+        except ValueError as error:
+            raise self._no_pem(str(error)) from None
+
+    def _text(self, file: Path) -> str:
+        try:
+            found = self._bytes(file).decode("ascii").strip()
+        except UnicodeDecodeError:
+            found = ""
+        if not found:
+            raise self._missing(file, "nothing that is plain text")
+        return found
+
+    def _bytes(self, file: Path) -> bytes:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise self._missing(file, type(error).__name__) from None
+
+
+def _immortal(authentication: pulsar.Authentication) -> pulsar.Authentication:
+    """Keep what calls Python until the process is gone.
+
+    Threads of a client go on for a moment after it is closed. The one that drops the last
+    reference to a function waits for the interpreter, and aborts a process that ends by then.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(authentication))
+    return authentication
+
+
+class CredentialsMissingError(RedriveError):
+    """The pod of the job lacks credentials, or what is there is none."""
+
+    reason: ClassVar[str] = "CredentialsMissing"
+
+
+class JobCredentials(BrokerCredentials):
+    """What a job shows to the broker, and trusts in: files below one folder.
+
+    Raises:
+        CredentialsMissingError: from each method, when a file is missing or not what it should be.
+        AdminError: likewise, when an issuer gives no token.
+    """
+
+    def __init__(self, access: BrokerAccess) -> None:
+        super().__init__(access.redirect_hosts)
+        self._given = access
+        self._folder = Path(access.folder)
+
+    def _token(self) -> str | None:
+        if self._given.method is Method.TOKEN:
+            return self._text(self._folder / "credentials" / "token")
+        return self._issued() if self._given.method is Method.OAUTH2 else None
+
+    async def _issue(self) -> oauth2.Issued:
+        given = self._given
+        client = oauth2.Client(
+            given.issuer_url or "",
+            given.client_id or "",
+            self._text(self._folder / "credentials" / "client-secret"),
+            audience=given.audience,
+            scope=given.scope,
+        )
+        if (authorities := self._folder / "issuer-ca" / "ca.crt").exists():
+            client = replace(client, tls=self._context(ca=self._text(authorities)))
+        async with Http.open() as http:
+            return await oauth2.issue(client, http)
+
+    def _certificate(self) -> tuple[Path, Path] | None:
+        folder = self._folder / "credentials"
+        return (
+            (folder / "tls.crt", folder / "tls.key") if self._given.method is Method.TLS else None
+        )
+
+    def _authorities(self) -> Path | None:
+        file = self._folder / "ca" / "ca.crt"
+        return file if file.exists() else None
+
+    def _missing(self, file: Path, got: str) -> RedriveError:
+        return CredentialsMissingError(
+            f"the credentials of the replay role are not at {file}",
+            got=got,
+            remedy="store them in the Secret that replay.authentication of the PulsarConnection "
+            "names",
+        )
+
+    def _no_pem(self, got: str) -> RedriveError:
+        return CredentialsMissingError(
+            "what is mounted is no certificate with its key, or no authorities",
+            got=got,
+            remedy="store them in PEM in the Secret or ConfigMap of the connection's replay",
+        )
+
+
+_job_credentials: dict[str, JobCredentials] = {}
+
+
+def job_credentials() -> JobCredentials:
+    """Return the credentials that the environment tells of, the same for a whole process.
+
+    Raises:
+        CredentialsMissingError: it tells of none.
+        InvalidSpecError: what it tells can't be read.
+    """
+    written = os.environ.get(ACCESS_VARIABLE, "")
+    if not written:
+        raise CredentialsMissingError(
+            f"the environment variable {ACCESS_VARIABLE} is not set",
+            remedy="give it to driver and executors, as the operator does",
+        )
+    if written not in _job_credentials:
+        _job_credentials[written] = JobCredentials(BrokerAccess.decode(written))
+    return _job_credentials[written]
+
+
+class CredentialsUnreadableError(RedriveError):
+    """A file with credentials, which an option names, is not there or not what it should be."""
+
+    reason: ClassVar[str] = "CredentialsUnreadable"
+
+
+class SourceCredentials(BrokerCredentials):
+    """What a query shows to the broker, and trusts in.
+
+    Raises:
+        CredentialsUnreadableError: from each method, when a file is missing or of another form.
+        AdminError: likewise, when an issuer gives no token.
+    """
+
+    def __init__(self, said: SourceAuthentication) -> None:
+        super().__init__()
+        self._said = said
+
+    def _token(self) -> str | None:
+        if self._said.plugin is Plugin.OAUTH2:
+            return self._issued()
+        if "token" in self._said.files:
+            return self._text(self._file("token"))
+        return self._said.token
+
+    async def _issue(self) -> oauth2.Issued:
+        said, file = self._said.issuer, self._file("client")
+        try:
+            key = json.loads(self._text(file))
+            named = str(key["client_id"]), str(key["client_secret"])
+        except (ValueError, KeyError, TypeError):
+            raise self._missing(file, "no JSON with client_id and client_secret") from None
+        authorities = self._authorities()
+        tls = None if authorities is None else self._context(ca=self._text(authorities))
+        client = oauth2.Client(
+            said["issuerUrl"],
+            *named,
+            audience=said.get("audience"),
+            scope=said.get("scope"),
+            tls=tls,
+        )
+        async with Http.open() as http:
+            return await oauth2.issue(client, http)
+
+    def _certificate(self) -> tuple[Path, Path] | None:
+        if self._said.plugin is not Plugin.TLS:
+            return None
+        return self._file("certificate"), self._file("key")
+
+    def _authorities(self) -> Path | None:
+        return None if self._said.trusted is None else Path(self._said.trusted)
+
+    def _file(self, name: str) -> Path:
+        return Path(self._said.files[name])
+
+    def _missing(self, file: Path, got: str) -> RedriveError:
+        return CredentialsUnreadableError(
+            f"there are no credentials at {file}, which an option names",
+            got=got,
+            remedy="put the file there on the driver and on each executor",
+        )
+
+    def _no_pem(self, got: str) -> RedriveError:
+        return CredentialsUnreadableError(
+            "what the options name is no certificate with its key, or no authorities",
+            got=got,
+            remedy="put files in PEM there, on the driver and on each executor",
+        )
+
+
+_source_credentials: dict[str, SourceCredentials] = {}
+
+
+def source_credentials(said: SourceAuthentication) -> SourceCredentials:
+    """Return the credentials that are *said*, the same for a whole process."""
+    key = json.dumps(dataclasses.asdict(said))
+    return _source_credentials.setdefault(key, SourceCredentials(said))
+
+
+@dataclass(frozen=True)
+class ShownCredentials:
+    """What a client shows to a broker, and how it speaks TLS.
+
+    Attributes:
+        method: `token`, `tls`, or empty for not at all.
+        token: returns the token to show, a new one when the last is about to expire.
+        tls: for addresses of `pulsar+ssl`.
+    """
+
+    method: str = ""
+    token: Callable[[], str] = field(default=str, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)

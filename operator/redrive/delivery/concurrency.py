@@ -1,0 +1,456 @@
+"""Deadlines, bounded calls, timers, and signals between threads.
+
+Calls of the client that may take longer than is waited for; called by what opens and closes.
+
+Where a broker doesn't answer the client waits for as long as its own operation time-out, 30 s
+unless the program says otherwise, and can't be asked for less in a single call. So such a call gets
+a thread of its own, which goes on when its caller no longer waits.
+
+What consumers and producers share: a `with`, or `async with`, block closes them.
+
+How long a thread can wait; called wherever an application says how long that is.
+
+Names that no other process has; called by consumers and producers when they are made.
+
+An event for signal handlers; called by `fetcher`.
+
+Calls that have begun and not ended, in whichever thread; waited for by who closes.
+
+Call a function at moments that change; used by `simple` and `ack_timeouts`.
+
+Ends calls of the client that take too long; called by `sends`.
+
+The client waits for ever in a send while it connects again and again, as it does when the broker
+refuses a delay for being too long. Only closing the producer ends that.
+
+Exceptions that end the process or a call of `run`; all others fail no more than one message.
+
+Consumers call code of the program: handlers, middleware around them, rules, hooks. It may raise
+exceptions that are no `Exception`: a panic in Rust (PyO3), `asyncio.CancelledError`, a
+`gevent.Timeout`. A consumer that ended with these would get the same message first after each
+restart.
+
+A group concerns the process if one of its parts does, however many others are failures.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+import pulsar
+
+from redrive.delivery.forking import OwnerProcess, check_client, is_inherited
+from redrive.errors import PROCESS_ERRORS
+from redrive.policy.values import to_timedelta
+from redrive.policy.verdict import parts
+
+OPEN_SECONDS = 12.0
+"""How long a broker has to let a producer in, or to answer a question about a topic."""
+
+_T = TypeVar("_T")
+_LAST_SECONDS = 1.0
+
+_going_on: set[threading.Thread] = set()
+_clients: weakref.WeakSet[pulsar.Client] = weakref.WeakSet()
+
+
+class Deadline:
+    """The end of all that is done in one call, so many seconds from now."""
+
+    def __init__(self, timeout: float | timedelta) -> None:
+        self._end = time.monotonic() + to_seconds(timeout)
+
+    def left(self) -> float:
+        """Return how many seconds are left; 0 when it is over."""
+        return max(0.0, self._end - time.monotonic())
+
+
+class Promise(Generic[_T]):
+    """What comes of a call in another thread. As a future, whose module takes long to import."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._over = threading.Event()
+        self._results: list[_T] = []
+        self._error: BaseException = TimeoutError()
+
+    def keep(self, result: _T) -> bool:
+        """Give *result* to those who wait; tell whether any do, or will."""
+        with self._changing:
+            if self._over.is_set():
+                return False
+            self._results.append(result)
+            self._over.set()
+            return True
+
+    def fail(self, error: BaseException) -> None:
+        """Raise *error* in those who wait."""
+        with self._changing:
+            if not self._over.is_set():
+                self._error = error
+                self._over.set()
+
+    def wait(self, seconds: float | None = None) -> _T:
+        """Return what came of it; after so many *seconds* it is given up.
+
+        Raises:
+            TimeoutError: it was given up.
+        """
+        if not self._over.wait(seconds):
+            self.fail(self._error)
+        if self._results:
+            return self._results[0]
+        raise self._error
+
+
+def within(seconds: float, call: Callable[[], _T], late: Callable[[_T], object]) -> _T:
+    """Return what *call* returns within so many *seconds*; what comes later goes to *late*.
+
+    Raises:
+        TimeoutError: *call* goes on.
+    """
+    promise = Promise[_T]()
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            promise.fail(error)
+        else:
+            if not promise.keep(result):
+                late(result)
+
+    _start(run)
+    return promise.wait(seconds)
+
+
+def all_within(deadline: Deadline, calls: Iterable[Callable[[], object]]) -> None:
+    """Make all *calls* side by side, and wait until they have ended, or the *deadline* is over.
+
+    Those that have not ended go on. Raises what the first of those raised that have.
+    """
+    errors: list[BaseException] = []
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [_start(functools.partial(run, call)) for call in calls]
+    for thread in filter(None, threads):
+        thread.join(deadline.left())
+    for error in errors:
+        raise error
+
+
+def in_background(call: Callable[[], object]) -> None:
+    """Make *call*, which must not raise, while its caller goes on."""
+    _start(call)
+
+
+def release_at_exit(client: pulsar.Client) -> None:
+    """Have *client* end the calls that are still under way when the interpreter goes away.
+
+    A thread that comes back from the client after that aborts the process. In a forked child the
+    client has to be its own.
+
+    Raises:
+        InheritedError: the client was made by the parent of this process.
+    """
+    check_client(client)
+    _clients.add(client)
+
+
+def _start(call: Callable[[], object]) -> threading.Thread | None:
+    """Make *call* in a thread; at once, and with None for the thread, where none can be started."""
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            _going_on.discard(thread)
+
+    thread = threading.Thread(target=run, name="redrive-bounded", daemon=True)
+    _going_on.add(thread)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is going away
+        run()
+        return None
+    return thread
+
+
+def _release() -> None:
+    left = [thread for thread in list(_going_on) if thread.is_alive()]  # none that a fork has ended
+    if left:
+        for client in list(_clients):
+            if not is_inherited(client):
+                client.shutdown()
+    last = Deadline(_LAST_SECONDS)
+    for thread in left:
+        thread.join(last.left())
+
+
+atexit.register(_release)
+
+
+CLOSE_TIMEOUT = timedelta(seconds=15)
+"""How long closing waits for a broker that doesn't answer, and for handlers at work."""
+
+
+class Closing(ABC):
+    """Closes at the end of a `with` block, however that ends."""
+
+    @abstractmethod
+    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+        """Let go of what it holds at the broker, within *timeout* (seconds, or a timedelta)."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncClosing(ABC):
+    """Closes at the end of an `async with` block, however that ends."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of what it holds at the broker."""
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def to_seconds(duration: float | timedelta) -> float:
+    """Return *duration*, a number of seconds or a timedelta, in seconds.
+
+    Or what comes nearest to it of what Python can wait for, 292 years: whoever asks for
+    `timedelta.max` wants no end of it.
+
+    Raises:
+        InvalidSpecError: it is neither.
+    """
+    found = to_timedelta(duration, "a time to wait").total_seconds()
+    return min(max(0.0, found), threading.TIMEOUT_MAX)
+
+
+def identity(called: str | None = None) -> str:
+    """Return *called*, by default the host's name, followed by something random."""
+    return f"{called or _host()}-{os.urandom(6).hex()}"
+
+
+def _host() -> str:
+    import platform  # noqa: PLC0415 - takes long, and only those without a name need it
+
+    return platform.node()
+
+
+class SignalSafeEvent:
+    """Starts unset and is set once, for good.
+
+    Unlike `threading.Event`, a signal handler may set it at any moment, even while the thread
+    that it interrupts is inside one of these methods.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        """Let all threads through that wait, or will."""
+        self._tokens.put(None)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set; False if it is not after *timeout* seconds."""
+        try:
+            self._tokens.get(timeout=timeout)
+        except Empty:
+            return False
+        self._tokens.put(None)  # for the next that waits
+        return True
+
+
+_LOOK_EVERY_SECONDS = 0.05
+"""Who waits looks: that costs the calls, one a message, no lock."""
+
+
+class UnderWay:
+    """A call is under way within `with`. May be used by several threads, and may be nested."""
+
+    def __init__(self) -> None:
+        self._threads: list[int] = []  # changed and copied in one step each
+
+    def wait(self, deadline: Deadline) -> None:
+        """Wait until all have ended but the caller's own, no longer than until *deadline*."""
+        here = threading.get_ident()
+        while any(thread != here for thread in list(self._threads)) and deadline.left():
+            time.sleep(min(_LOOK_EVERY_SECONDS, deadline.left()))
+
+    def __enter__(self) -> None:
+        self._threads.append(threading.get_ident())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._threads.remove(threading.get_ident())
+
+
+class Timer:
+    """Calls *fire*, in a thread of its own, whenever the moment has come that *next_due* tells.
+
+    Args:
+        next_due: returns a moment of `time.monotonic`, or None for no call.
+        fire: raises nothing.
+    """
+
+    def __init__(self, next_due: Callable[[], float | None], fire: Callable[[], None]) -> None:
+        self._next_due = next_due
+        self._fire = fire
+        self._closing = False
+        self._owner = OwnerProcess("timer")
+        self._changed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="redrive-timer", daemon=True)
+        self._thread.start()
+        # A thread that is inside the client when the interpreter goes away aborts the process.
+        atexit.register(self.close)
+
+    def look(self) -> None:
+        """Ask *next_due* again: the moment has changed."""
+        self._changed.set()
+
+    def close(self) -> None:
+        """Fire no more; a call that has begun is waited for."""
+        atexit.unregister(self.close)
+        if self._owner.is_parent:  # whose thread may have had the lock of the event
+            return
+        self._closing = True
+        self._changed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._closing:
+            due = self._next_due()
+            wait = None if due is None else due - time.monotonic()
+            if wait is None or wait > 0:
+                self._changed.wait(wait)
+                self._changed.clear()
+                continue
+            self._fire()
+
+
+_WATCH_EVERY_SECONDS = 1.0
+
+
+class SendWatchdog:
+    """Gives up calls that take too long; looked at by a thread of its own.
+
+    The calls themselves stay in the threads that make them: to hand each to another thread and back
+    would cost more than all else that a retry does here.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._next_look = 0.0
+        self._sooner = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    @contextlib.contextmanager
+    def during(self, seconds: float, give_up: Callable[[], None]) -> Iterator[None]:
+        """Call *give_up*, which must not raise, if the block takes longer than *seconds*."""
+        if self._thread is None:
+            self._start()
+        call, end = object(), time.monotonic() + seconds
+        self._calls[call] = end, give_up
+        if end < self._next_look:  # seldom: most calls have a second, within which it looks anyway
+            self._sooner.set()
+        try:
+            yield
+        finally:
+            self._calls.pop(call, None)
+
+    def close(self) -> None:
+        """End the thread; for those who make no more calls."""
+        self._closed = True
+        self._sooner.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._watch, name="redrive-send-watchdog", daemon=True
+                )
+                self._thread.start()
+
+    def _watch(self) -> None:
+        while True:
+            self._sooner.clear()
+            if self._closed:
+                return
+            now = time.monotonic()
+            # First: a call that begins meanwhile, and ends before that, sets `_sooner`.
+            self._next_look = now + _WATCH_EVERY_SECONDS
+            # A copy, made in one step: calls begin and end meanwhile.
+            for call, (end, give_up) in list(self._calls.items()):
+                if end > now:
+                    self._next_look = min(self._next_look, end)
+                elif self._calls.pop(call, None) is not None:
+                    give_up()
+            self._sooner.wait(max(0.0, self._next_look - now))
+
+
+class RunCancelled(BaseException):
+    """The call of `run` was cancelled and its handlers with it, which settles no message."""
+
+
+# The client raises Interrupted in place of KeyboardInterrupt.
+_ENDINGS = (*PROCESS_ERRORS, pulsar.Interrupted, RunCancelled)
+
+
+def ends_run(error: BaseException) -> bool:
+    """Return True if *error* is no failure of a message, and has to be raised again."""
+    return any(isinstance(part, _ENDINGS) for part in parts(error))
+
+
+def exits(error: BaseException) -> bool:
+    """Return True if the program has asked for its own end, as `sys.exit` does."""
+    return any(isinstance(part, SystemExit) for part in parts(error))
+
+
+def ends_thread(error: BaseException) -> bool:
+    """Return True if *error* ends a thread of the consumer's own, where SystemExit is a failure.
+
+    Python ignores a SystemExit in any thread but the main one: such a thread would end silently,
+    and with it what it does for all messages.
+    """
+    return ends_run(error) and not exits(error)

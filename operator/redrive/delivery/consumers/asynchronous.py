@@ -1,0 +1,533 @@
+"""asyncio facades of the consumers and of the producer.
+
+What all asyncio consumers share: another consumer does their work, in threads.
+
+The loop never waits for it. A call that is cancelled loses no message.
+
+What all asyncio consumers of a policy have in common.
+
+`AsyncRetryConsumer`: `RetryConsumer` for asyncio, with the same surface.
+
+It decides nothing: the other consumer does its work in threads, and the loop never waits for it.
+Messages go to the loop one by one as they are awaited, and `bridge` runs handlers there.
+
+`AsyncSimpleConsumer`: `SimpleConsumer` for asyncio, with the same surface.
+
+`AsyncBroadcastConsumer`: `BroadcastConsumer` for asyncio, with the same surface.
+
+`AsyncRetryProducer`: `RetryProducer` for asyncio.
+
+Its sends run in threads of their own, one for each message on its way: they decide nothing here,
+and the loop never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Generic, Protocol, Self, TypeVar, Unpack, overload
+
+import pulsar
+import pulsar.schema
+
+from redrive.delivery.assembly import Options, RetryOptions
+from redrive.delivery.concurrency import CLOSE_TIMEOUT, AsyncClosing, Deadline, to_seconds
+from redrive.delivery.consumers.bridge import Bridge, CallThreads, opened, run_in_thread
+from redrive.delivery.consumers.broadcast import BroadcastConsumer, BroadcastOptions
+from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT, PolicyConsumer, RetryConsumer
+from redrive.delivery.consumers.simple import SimpleConsumer
+from redrive.delivery.forking import OwnerProcess
+from redrive.delivery.middleware.outage_circuit import Outage
+from redrive.delivery.parts import BrokerConnection, Crypto
+from redrive.delivery.policy_file import PolicyFile
+from redrive.delivery.retry_producer import SEND_RETRIES, SEND_TIMEOUT, RetryProducer
+from redrive.errors import InvalidSpecError
+from redrive.policy.envelope import Attempt
+from redrive.policy.model import Policy
+from redrive.policy.values import to_timedelta
+from redrive.policy.verdict import Done, FailureRules
+
+SLICE = timedelta(seconds=0.25)
+"""How long a thread waits for a message before it checks that it is still awaited."""
+
+
+class BlockingConsumer(Protocol):
+    """What does the work."""
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+
+    def hand_back(self, message: pulsar.Message) -> None:
+        """Undo the reception of *message*."""
+
+    def stop(self) -> None:
+        """Hand out nothing more."""
+
+    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+        """Leave the subscriptions."""
+
+
+_Consumer = TypeVar("_Consumer", bound=BlockingConsumer)
+
+
+class AsyncBase(AsyncClosing, Generic[_Consumer]):
+    """An asynchronous context manager: entering it opens the consumer that does the work.
+
+    Args:
+        make: opens it, which may wait for the broker.
+    """
+
+    def __init__(self, make: Callable[[], _Consumer]) -> None:
+        self._open = make
+        self._consumer: _Consumer | None = None
+        self._closed = False
+        self._owner = OwnerProcess("consumer")
+        self._threads = CallThreads(self.hand_back)
+
+    def hand_back(self, message: pulsar.Message) -> None:
+        """Have `receive` hand *message* out again, as the same attempt."""
+        self._opened.hand_back(message)
+
+    @property
+    def name(self) -> str:
+        """Return the name of this consumer."""
+        return self._opened.name
+
+    def stop(self) -> None:
+        """Hand out nothing more: `run` returns once its messages in hand are settled."""
+        if not self._owner.is_parent:
+            self._opened.stop()
+
+    async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+        """Stop, wait until every settlement and `run` has ended, and leave the subscriptions.
+
+        See `close` of the consumer without `Async` in its name.
+        """
+        if self._closed or self._owner.is_parent:
+            return
+        self._closed = True
+        await self._threads.close(functools.partial(self._close, timeout))
+
+    async def __aenter__(self) -> Self:
+        self._owner.check()
+        self._consumer = await opened(self._open, self._threads.settling)
+        return self
+
+    def _close(self, timeout: float | timedelta) -> None:
+        deadline = Deadline(timeout)
+        self._opened.stop()
+        self._threads.wait_settled(deadline)  # those that wait for a thread, too
+        self._opened.close(deadline.left())
+
+    @property
+    def _opened(self) -> _Consumer:
+        self._owner.check()
+        if self._consumer is None:
+            kind = type(self).__name__
+            raise InvalidSpecError(
+                "a consumer consumes once it was entered",
+                remedy=f"consume within `async with {kind}(…) as consumer:`",
+            )
+        return self._consumer
+
+    async def _take(
+        self,
+        take: Callable[[timedelta], list[pulsar.Message]],
+        timeout: float | timedelta | None,
+    ) -> list[pulsar.Message]:
+        """Return what *take* brings within *timeout*, of which each call waits for a part."""
+        left = SLICE if timeout is None else to_timedelta(timeout, "a time to wait")
+        while True:
+            wait = min(left, SLICE)
+            messages = await self._threads.take(take, wait)
+            if messages:
+                return messages
+            if timeout is not None:
+                left -= wait
+                if left <= timedelta():
+                    return []
+
+    async def _take_one(
+        self,
+        take: Callable[[timedelta], pulsar.Message | None],
+        timeout: float | timedelta | None,
+    ) -> pulsar.Message | None:
+        """As `_take`, of what brings one message."""
+
+        def take_list(wait: timedelta) -> list[pulsar.Message]:
+            message = take(wait)
+            return [] if message is None else [message]
+
+        return next(iter(await self._take(take_list, timeout)), None)
+
+
+_PolicyConsumer = TypeVar("_PolicyConsumer", bound=PolicyConsumer)
+
+
+class AsyncPolicyConsumer(AsyncBase[_PolicyConsumer]):
+    """Consumes the source and the retry topic of a policy by a `PolicyConsumer`."""
+
+    def attempt_of(self, message: pulsar.Message) -> Attempt:
+        """Return which attempt at *message* this is; see `RetryConsumer.attempt_of`."""
+        return self._opened.attempt_of(message)
+
+    async def acknowledge(self, message: pulsar.Message) -> None:
+        """Settle *message* as handled; see `acknowledge` of the consumer without `Async`."""
+        consumer = self._opened
+        if consumer._processor.wrapped and not self._threads.closed:  # noqa: SLF001 - none of the API
+            await self._threads.settle(consumer.acknowledge, message)
+        else:
+            consumer.acknowledge(message)  # the client notes it, and tells the broker later
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy in force; its `generation` tells which."""
+        return self._opened.policy
+
+    @property
+    def connected(self) -> bool:
+        """Return True if there is a connection for both topics; see `RetryConsumer.connected`."""
+        return self._opened.connected
+
+    @property
+    def in_hand(self) -> int:
+        """Return how many messages were taken and are not settled; see `RetryConsumer.in_hand`."""
+        return self._opened.in_hand
+
+    @property
+    def outages(self) -> tuple[Outage, ...]:
+        """Return what this consumer has paused for by itself; see `OutageBreaker`."""
+        return self._opened.outages
+
+    @property
+    def dead_keys(self) -> int:
+        """Return how many keys' messages follow a dead letter; see `RetryConsumer.dead_keys`."""
+        return self._opened.dead_keys
+
+    def ignore_outages(self) -> None:
+        """Go on in spite of all outages; see `RetryConsumer.ignore_outages`."""
+        self._opened.ignore_outages()
+
+
+AsyncHandler = (
+    Callable[[pulsar.Message], Awaitable[object]]
+    | Callable[[pulsar.Message, Attempt], Awaitable[object]]
+)
+AsyncBatchHandler = Callable[
+    [Sequence[pulsar.Message]], Awaitable[Sequence[Done | BaseException | None] | None]
+]
+
+
+class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
+    """Consumes a topic, retries later what failed, and lays aside what keeps failing.
+
+    Use it as an asynchronous context manager, within the life of *client*, an ordinary
+    `pulsar.Client`: entering it subscribes. Arguments, methods and guarantees are those of
+    `RetryConsumer`, which does the work in threads of its own. For one event loop.
+
+    A call that is cancelled loses no message: one that `receive` would have returned is handed out
+    again, and a settlement that has begun is ended.
+
+    Raises:
+        SubscribeError: on entering, the broker refused one of the two subscriptions.
+    """
+
+    def __init__(
+        self,
+        client: pulsar.Client | BrokerConnection,
+        policy: Policy | PolicyFile,
+        **options: Unpack[RetryOptions],
+    ) -> None:
+        super().__init__(functools.partial(RetryConsumer, client, policy, **options))
+
+    @overload
+    async def receive(self) -> pulsar.Message: ...
+    @overload
+    async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
+    async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
+        """Return the next message, or None after *timeout*; see `RetryConsumer.receive`."""
+        return await self._take_one(self._opened.receive, timeout)
+
+    async def receive_batch(self, size: int, wait: float | timedelta) -> list[pulsar.Message]:
+        """Return up to *size* messages; see `RetryConsumer.receive_batch`."""
+        end = time.monotonic() + to_seconds(wait)
+        messages: list[pulsar.Message] = []
+        try:
+            while True:
+                left = timedelta(seconds=max(0.0, end - time.monotonic()))
+                messages += await self._threads.take(
+                    self._opened.receive_batch, size - len(messages), min(left, SLICE)
+                )
+                if len(messages) >= size or left <= SLICE:
+                    return messages
+        except BaseException:
+            for message in messages:  # which were not handed out
+                self.hand_back(message)
+            raise
+
+    async def negative_acknowledge(
+        self, message: pulsar.Message, *, cause: BaseException | None = None
+    ) -> None:
+        """Have the broker deliver *message* again; see `RetryConsumer.negative_acknowledge`."""
+        await self._threads.settle(self._opened.negative_acknowledge, message, cause=cause)
+
+    async def reconsume_later(
+        self,
+        message: pulsar.Message,
+        *,
+        delay: float | timedelta | None = None,
+        level: int | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
+        """Settle *message* as failed; see `RetryConsumer.reconsume_later`."""
+        await self._threads.settle(
+            self._opened.reconsume_later, message, delay=delay, level=level, cause=cause
+        )
+
+    async def run(  # noqa: PLR0913 - as of RetryConsumer
+        self,
+        handler: AsyncHandler,
+        *,
+        explicit: bool = False,
+        rules: FailureRules = FailureRules(),
+        workers: int = 1,
+        timeout: float | timedelta = HANDLER_TIMEOUT,
+        max_rate: float | None = None,
+    ) -> None:
+        """Handle messages until `stop` or `close` is called, or SIGTERM comes.
+
+        As `RetryConsumer.run`, but for this: a handler is awaited on the loop, and one that is out
+        of time is cancelled. When this call is cancelled it stops the consumer and cancels its
+        handlers, whose messages stay unacknowledged.
+
+        SIGTERM calls `stop` meanwhile, if the loop runs in the main thread and the program does
+        nothing of its own at SIGTERM.
+
+        Args:
+            workers: at most so many handlers run at a time; each costs a thread that waits for it.
+        """
+        bridge = Bridge(asyncio.get_running_loop())
+        run = functools.partial(
+            self._opened.run, bridge.handler(handler, timeout),
+            explicit=explicit, rules=rules, workers=workers, timeout=timeout, max_rate=max_rate,
+        )  # fmt: skip
+        await run_in_thread(run, bridge, self.stop)
+
+    async def run_batches(  # noqa: PLR0913 - as of RetryConsumer
+        self,
+        handler: AsyncBatchHandler,
+        *,
+        size: int = 100,
+        wait: float | timedelta = timedelta(seconds=1),
+        explicit: bool = False,
+        rules: FailureRules = FailureRules(),
+        workers: int = 1,
+        timeout: float | timedelta = HANDLER_TIMEOUT,
+        max_rate: float | None = None,
+    ) -> None:
+        """Handle messages in batches; see `run`, and `RetryConsumer.run_batches`."""
+        bridge = Bridge(asyncio.get_running_loop())
+        run = functools.partial(
+            self._opened.run_batches, bridge.handler(handler, timeout), size=size, wait=wait,
+            explicit=explicit, rules=rules, workers=workers, timeout=timeout, max_rate=max_rate,
+        )  # fmt: skip
+        await run_in_thread(run, bridge, self.stop)
+
+    def pause(self) -> None:
+        """Hand out no message until `resume`; see `RetryConsumer.pause`."""
+        self._opened.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._opened.resume()
+
+
+class AsyncSimpleConsumer(AsyncPolicyConsumer[SimpleConsumer]):
+    """Consumes a topic on request: each message is the caller's for as long as was asked for.
+
+    Use it as an asynchronous context manager, within the life of *client*, an ordinary
+    `pulsar.Client`: entering it subscribes. Arguments, methods and guarantees are those of
+    `SimpleConsumer`, which does the work in threads of its own. For one event loop.
+
+    What a cancelled `receive` would have returned is handed out again, as the same attempt.
+
+    Raises:
+        SubscribeError: on entering, the broker refused one of the two subscriptions.
+        InvalidSpecError: on entering, the policy is ordered.
+    """
+
+    def __init__(
+        self,
+        client: pulsar.Client | BrokerConnection,
+        policy: Policy | PolicyFile,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(functools.partial(SimpleConsumer, client, policy, **options))
+
+    async def receive(
+        self,
+        max_messages: int,
+        invisible: float | timedelta,
+        timeout: float | timedelta | None = None,
+    ) -> list[pulsar.Message]:
+        """Return up to *max_messages*; see `SimpleConsumer.receive`."""
+        return await self._take(
+            lambda wait: self._opened.receive(max_messages, invisible, wait), timeout
+        )
+
+    def change_invisible_duration(
+        self, message: pulsar.Message, invisible: float | timedelta
+    ) -> None:
+        """Have *message* stay invisible; see `SimpleConsumer.change_invisible_duration`."""
+        self._opened.change_invisible_duration(message, invisible)
+
+
+class AsyncBroadcastConsumer(AsyncBase[BroadcastConsumer]):
+    """Gets every message that is sent to a topic from now on, as every other consumer does.
+
+    Use it as an asynchronous context manager, within the life of *client*, an ordinary
+    `pulsar.Client`: entering it begins to read. Arguments, methods and guarantees are those of
+    `BroadcastConsumer`, which does the work in threads of its own. For one event loop.
+
+    A message that a cancelled `receive` would have returned is handed out again.
+
+    Raises:
+        SubscribeError: on entering, the broker refused to let this role read.
+    """
+
+    def __init__(
+        self, client: pulsar.Client, topic: str, **options: Unpack[BroadcastOptions]
+    ) -> None:
+        super().__init__(functools.partial(BroadcastConsumer, client, topic, **options))
+
+    @property
+    def topic(self) -> str:
+        """Return the topic that is read."""
+        return self._opened.topic
+
+    @property
+    def connected(self) -> bool:
+        """Return True if there is a connection; see `BroadcastConsumer.connected`."""
+        return self._opened.connected
+
+    @overload
+    async def receive(self) -> pulsar.Message: ...
+    @overload
+    async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
+    async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
+        """Return the next message, or None after *timeout*; see `BroadcastConsumer.receive`."""
+        return await self._take_one(self._opened.receive, timeout)
+
+    async def run(
+        self,
+        handler: AsyncHandler,
+        *,
+        explicit: bool = False,
+        workers: int = 1,
+        timeout: float | timedelta = HANDLER_TIMEOUT,
+        max_rate: float | None = None,
+    ) -> None:
+        """Handle messages until `stop` or `close` is called, or SIGTERM comes.
+
+        As `AsyncRetryConsumer.run`, but that a message which fails is dropped.
+        """
+        bridge = Bridge(asyncio.get_running_loop())
+        run = functools.partial(
+            self._opened.run, bridge.handler(handler, timeout),
+            explicit=explicit, workers=workers, timeout=timeout, max_rate=max_rate,
+        )  # fmt: skip
+        await run_in_thread(run, bridge, self.stop)
+
+    def pause(self) -> None:
+        """Hand out no message until `resume`; see `BroadcastConsumer.pause`."""
+        self._opened.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._opened.resume()
+
+
+class AsyncRetryProducer(AsyncClosing):
+    """Produces to a topic, and sends a message again when no receipt came for it in time.
+
+    Use it as an asynchronous context manager: entering it opens what a `RetryProducer` opens at
+    once, and raises the same errors. Arguments and guarantees are those of `RetryProducer`.
+    """
+
+    def __init__(  # noqa: PLR0913 - as of RetryProducer
+        self,
+        client: pulsar.Client,
+        topic: str,
+        *,
+        name: str | None = None,
+        schema: pulsar.schema.Schema | None = None,
+        compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
+        crypto: Crypto | None = None,
+        send_retries: int = SEND_RETRIES,
+        timeout: float | timedelta = SEND_TIMEOUT,
+        in_flight: int = 1,
+    ) -> None:
+        self._open = functools.partial(
+            RetryProducer,
+            client, topic, name=name, schema=schema, compression=compression, crypto=crypto,
+            send_retries=send_retries, timeout=timeout, in_flight=in_flight,
+        )  # fmt: skip
+        self._threads = ThreadPoolExecutor(max(1, in_flight), "redrive-producer")
+        self._producer: RetryProducer | None = None
+        self._owner = OwnerProcess("producer")
+
+    async def send(  # noqa: PLR0913 - what a message can have
+        self,
+        content: object,
+        *,
+        properties: Mapping[str, str] | None = None,
+        partition_key: str = "",
+        ordering_key: str = "",
+        event_timestamp: int = 0,
+        deliver_after: float | timedelta | None = None,
+    ) -> pulsar.MessageId | None:
+        """Send a message; see `RetryProducer.send`.
+
+        One that has not begun when the producer is left is not sent: ProducerClosedError says so.
+        Cancelling this keeps a message from being sent that has not begun to be; one that has goes
+        its way, and may or may not be stored.
+        """
+        self._owner.check()
+        if self._producer is None:
+            raise InvalidSpecError(
+                "a producer is open between entering and leaving it",
+                remedy="send within `async with AsyncRetryProducer(…) as producer:`",
+            )
+        send = functools.partial(
+            self._producer.send,
+            content,
+            properties=properties,
+            partition_key=partition_key,
+            ordering_key=ordering_key,
+            event_timestamp=event_timestamp,
+            deliver_after=deliver_after,
+        )
+        return await asyncio.wrap_future(self._threads.submit(send))
+
+    async def __aenter__(self) -> Self:
+        self._owner.check()
+        self._producer = await opened(self._open, self._threads)
+        return self
+
+    async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+        """Leave the broker, once every send has ended; see `RetryProducer.close`."""
+        producer, self._producer = self._producer, None
+        if self._owner.is_parent:
+            return
+        closing = ThreadPoolExecutor(1, "redrive-closing")  # the others may all be sending
+        try:
+            if producer is not None:
+                await asyncio.shield(asyncio.wrap_future(closing.submit(producer.close, timeout)))
+        finally:
+            closing.shutdown(wait=False)
+            self._threads.shutdown(wait=False)

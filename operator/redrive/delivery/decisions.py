@@ -1,0 +1,293 @@
+"""From a failed message to a verdict.
+
+Which attempt at a message this is; called by `decisions` and `processor`.
+
+A failed message → its verdict, as a value; called by all kinds of consumers.
+
+`policy.verdict` and `policy.failure` decide, `processor` carries out. Nothing is changed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import pulsar
+
+from redrive.delivery.concurrency import ends_run
+from redrive.delivery.in_flight import topic_of
+from redrive.delivery.middleware.chain import Decide, Failure, Redeliver, RetryInPlace, Settlement
+from redrive.delivery.parts import Clock
+from redrive.messages import (
+    NotCopyableError,
+    NotSentError,
+    id_text,
+    read_properties,
+    schema_version,
+)
+from redrive.policy.envelope import Attempt, Cause
+from redrive.policy.model import Policy
+from redrive.policy.verdict import (
+    Dead,
+    DeadLetter,
+    DeadReason,
+    Discard,
+    FailureRules,
+    Retry,
+    RetryLater,
+    after_error,
+    after_expiry,
+    after_failure,
+    end,
+)
+
+MAX_COUNTED = 10_000
+"""So many messages are counted at a time; beyond, the one that failed, or was given back, longest
+ago begins again."""
+
+
+class _Here(NamedTuple):
+    """What a message has been through since it came to this consumer: a crash forgets it."""
+
+    failures: int
+    first_failed_at: datetime
+    cause: Cause | None
+
+
+class Attempts:
+    """Reads the attempt from a message, and remembers what failed in this consumer alone.
+
+    Args:
+        policy: returns the policy in force.
+    """
+
+    def __init__(self, policy: Callable[[], Policy], clock: Clock) -> None:
+        self._policy = policy
+        self._clock = clock
+        # By id: of messages that could not be sent on, or are retried in place.
+        self._here: OrderedDict[str, _Here] = OrderedDict()
+        # By id: how often messages were given back to a broker that doesn't count it.
+        self._given_back: OrderedDict[str, int] = OrderedDict()
+        self._counting = threading.Lock()
+
+    def of(self, message: pulsar.Message) -> Attempt:
+        """Return which attempt at *message* this is; on the source topic the first.
+
+        One whose properties can't be read counts as the first, but for what happened here.
+        """
+        message_id = id_text(message.message_id())
+        attempt = Attempt.of(
+            read_properties(message) or {},
+            message_id=message_id,
+            retried=self.was_retried(message),
+            schema_version=schema_version(message),
+            sequenced=self._policy().sequenced,
+        )
+        here = self._here.get(message_id)
+        if here is None:
+            return attempt
+        return replace(
+            attempt,
+            reconsume_times=attempt.reconsume_times + here.failures,
+            first_failed_at=attempt.first_failed_at or here.first_failed_at,
+            cause=here.cause or attempt.cause,
+        )
+
+    def was_retried(self, message: pulsar.Message) -> bool:
+        """Return whether *message* came from the retry topic."""
+        return topic_of(message) == self._policy().retry_topic
+
+    def given_back(self, message: pulsar.Message) -> int:
+        """Return how often *message* was given back to a broker that doesn't count it."""
+        return self._given_back.get(id_text(message.message_id()), 0)
+
+    def remember(self, message: pulsar.Message, failure: Failure) -> None:
+        """Count a failed attempt at *message*, which stays in this consumer."""
+        message_id = id_text(message.message_id())
+        before = self._here.get(message_id)
+        failed_at = self._clock.now() if failure.cause is None else failure.cause.failed_at
+        with self._counting:
+            self._here[message_id] = _Here(
+                1 if before is None else before.failures + 1,
+                failure.attempt.first_failed_at or failed_at,
+                failure.cause,
+            )
+            self._here.move_to_end(message_id)
+            if len(self._here) > MAX_COUNTED:  # of messages that were never settled here
+                self._here.popitem(last=False)
+
+    def give_back(self, message: pulsar.Message) -> None:
+        """Count that *message* was given back to a broker that doesn't count it."""
+        message_id = id_text(message.message_id())
+        with self._counting:
+            self._given_back[message_id] = self._given_back.pop(message_id, 0) + 1
+            if len(self._given_back) > MAX_COUNTED:  # of messages that went to other consumers
+                self._given_back.popitem(last=False)
+
+    def forget(self, message: pulsar.Message) -> None:
+        """Forget what is known of *message*, which is settled."""
+        if self._here or self._given_back:
+            message_id = id_text(message.message_id())
+            with self._counting:
+                self._here.pop(message_id, None)
+                self._given_back.pop(message_id, None)
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What one consumer does about failed messages.
+
+    Attributes:
+        policy: returns the policy in force.
+        consumer: its name.
+        redact: see `policy.cause.Redaction`.
+    """
+
+    policy: Callable[[], Policy]
+    attempts: Attempts
+    clock: Clock
+    consumer: str
+    redact: Callable[[str], str]
+
+    def raised(
+        self, message: pulsar.Message, error: BaseException, rules: FailureRules
+    ) -> Settlement:
+        """Decide about *message*, whose handler raised *error*, as *rules* and the policy say.
+
+        Where a rule raises an exception, the policy alone decides: else the message would end each
+        consumer that gets it.
+        """
+        asked = isinstance(error, (RetryLater, DeadLetter))
+        cause = error.__cause__ if asked and error.__cause__ is not None else error
+        failure, luck = self._failure(message, cause, raised=True), _luck()
+        failed_at = self.clock.now() if failure.cause is None else failure.cause.failed_at
+
+        def decide_by(policy: Policy, rules: FailureRules) -> Retry | Dead | Discard:
+            return after_error(
+                policy, rules, error,
+                reconsume_times=failure.attempt.reconsume_times,
+                failing_for=failure.attempt.failing_for(failed_at),
+                luck=luck,
+            )  # fmt: skip
+
+        def decide(policy: Policy) -> Retry | Dead | Discard:
+            try:
+                return decide_by(policy, rules)
+            except BaseException as broken:
+                if ends_run(broken):
+                    raise
+                _log.exception("a failure rule raised an exception; no rule is applied")
+                return decide_by(policy, FailureRules(deadline=rules.deadline))
+
+        return _settlement(message, failure, decide)
+
+    def expired(self, message: pulsar.Message, error: Exception) -> Settlement:
+        """Redeliver *message*, which was not settled in time, at once, or dead-letter it."""
+        failure = self._failure(message, error, raised=True)
+        times = failure.attempt.reconsume_times
+        return _settlement(message, failure, lambda policy: after_expiry(policy, times))
+
+    def crashed(self, message: pulsar.Message, error: Exception) -> Settlement:
+        """Dead-letter a poison message, which kills its consumers."""
+        failure = self._failure(message, error, raised=True)
+        return _end(message, failure, DeadReason.CONSUMER_CRASH, failure.attempt.number)
+
+    def follows(self, message: pulsar.Message) -> Settlement:
+        """Dead-letter *message*, which was not handled: one before it with its key is dead."""
+        failure = self._failure(message, None, raised=False)
+        return _end(message, failure, DeadReason.FOLLOWS, failure.attempt.reconsume_times)
+
+    def asked(
+        self,
+        message: pulsar.Message,
+        error: BaseException | None,
+        *,
+        delay: timedelta | None,
+        level: int | None,
+    ) -> Settlement:
+        """Decide as the application asks for; see `RetryConsumer.reconsume_later`."""
+        failure, luck = self._failure(message, error, raised=False), _luck()
+        times = failure.attempt.reconsume_times
+        return _settlement(
+            message,
+            failure,
+            lambda policy: after_failure(policy, times, delay=delay, level=level, luck=luck),
+        )
+
+    def refused(self, message: pulsar.Message, error: BaseException | None) -> Settlement:
+        """Have the broker redeliver *message*, or dead-letter it after `max_retries` of that."""
+        policy = self.policy()
+        # With one active consumer, which gets all of them again, brokers count no redeliveries. And
+        # they count those of an entry: of a batch, a message may have been redelivered for another.
+        shared = policy.subscription_type.honours_delays or topic_of(message) == policy.retry_topic
+        counted = shared and message.message_id().batch_index() < 0
+        redeliveries = message.redelivery_count() if counted else self.attempts.given_back(message)
+        if redeliveries < policy.max_retries:
+            reason = "" if error is None else type(error).__name__
+            return Settlement(message, Redeliver(counted, reason))
+        failure = self._failure(message, error, raised=False)
+        failed = failure.attempt.reconsume_times + redeliveries + 1
+        return _end(message, failure, DeadReason.RETRIES_EXHAUSTED, failed)
+
+    def not_copied(self, settlement: Settlement, error: NotSentError) -> Settlement | None:
+        """Decide about a message that can't be copied as it is: it is a dead letter, encoded.
+
+        Where the policy keeps none it is retried in its consumer. None if that is no answer: the
+        broker did not store the message now, or not even an encoded one.
+        """
+        failure, verdict = settlement.failed(), settlement.verdict
+        if not isinstance(error, NotCopyableError) or error.reason in failure.not_copied:
+            return None
+        reasons = failure.not_copied | {error.reason}
+        failure = failure._replace(raised=False, not_copied=reasons)
+        if not isinstance(verdict, Retry):
+            return settlement._replace(failure=failure)
+        if not failure.policy.dead_letters:
+            in_place = RetryInPlace(verdict.delay, verdict.reconsume_times)
+            return settlement._replace(verdict=in_place, failure=failure)
+        times = verdict.reconsume_times
+        return _end(settlement.message, failure, DeadReason.NOT_COPYABLE, times)
+
+    def again(self, settlement: Settlement) -> Settlement:
+        """Decide once more, at the same count, where another policy is in force than was then."""
+        policy, failure = self.policy(), settlement.failed()
+        if failure.decide is None or policy is failure.policy:
+            return settlement
+        return _settlement(settlement.message, failure._replace(policy=policy), failure.decide)
+
+    def _failure(
+        self, message: pulsar.Message, error: BaseException | None, *, raised: bool
+    ) -> Failure:
+        policy, attempt = self.policy(), self.attempts.of(message)
+        cause = None if error is None else self._cause(error, attempt)
+        return Failure(attempt, policy, error, cause, raised)
+
+    def _cause(self, error: BaseException, attempt: Attempt) -> Cause:
+        return Cause.from_error(
+            error,
+            failed_at=self.clock.now(),
+            consumer=self.consumer,
+            attempt=attempt.number,
+            redact=self.redact,
+        )
+
+
+def _settlement(message: pulsar.Message, failure: Failure, decide: Decide) -> Settlement:
+    return Settlement(message, decide(failure.policy), failure._replace(decide=decide))
+
+
+def _end(message: pulsar.Message, failure: Failure, reason: DeadReason, failed: int) -> Settlement:
+    return _settlement(message, failure, lambda policy: end(policy, reason, failed))
+
+
+def _luck() -> float:
+    return random.random()  # noqa: S311 - spreads load, keeps no secret

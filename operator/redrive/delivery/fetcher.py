@@ -1,0 +1,440 @@
+"""Several subscriptions as one stream of messages.
+
+Several subscriptions as one stream of messages; called by `consumer`.
+
+The topics that flow are served in turn, so that neither a busy source topic nor a flood of retries
+keeps the other waiting for longer than one message.
+
+The messages of one subscription; called by `fetcher`.
+
+While a topic flows, whoever takes a message gets it from the client in the same thread: handing it
+over from another thread costs more than most handlers do. Once nothing comes, a thread of the
+topic's waits in the client and hands over the next message, so that a taker can wait for several
+topics at a time.
+
+The client drops chunks whose message it can't put together at the moment: of more messages at a
+time than it keeps, and those that came before and after a lost connection. Neither acknowledges
+them nor asks for them again. So a topic that stays dry while nothing is unsettled has the broker
+deliver again whatever it counts as delivered. A set of chunks that stays incomplete for one minute
+the client acknowledges: its producer has ended before the last one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+
+import pulsar
+
+from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, SignalSafeEvent, all_within
+from redrive.delivery.forking import OwnerProcess
+from redrive.errors import RedriveError
+
+_LINGER_MS = 20
+"""How long a taker waits in the only topic that flows before it leaves that to its thread."""
+
+
+class ConsumerStoppedError(RedriveError):
+    """The consumer was stopped or closed: it hands out no further message."""
+
+    reason = "ConsumerStopped"
+
+
+class SubscriptionLostError(RedriveError):
+    """The client ended a subscription by itself, for example because the client was closed."""
+
+    reason = "SubscriptionLost"
+
+
+class Fetcher:
+    """The messages of all *consumers*, each in the order in which its subscription delivers them.
+
+    It owns the consumers: `close` closes them.
+
+    Attributes:
+        arrivals: how often messages came while none waited here.
+    """
+
+    def __init__(self, consumers: Sequence[pulsar.Consumer]) -> None:
+        # Wakes a taker, which wakes the next if there may be more. A signal handler may put one in
+        # at any moment, even into this queue's own methods.
+        self._wakings: SimpleQueue[None] = SimpleQueue()
+        self._changing = threading.Lock()
+        self._flowing: list[TopicFetcher] = []
+        self.arrivals = 0
+        self._turns: Iterator[Sequence[TopicFetcher]] = itertools.repeat(())
+        self._linger_ms = 0
+        self._again: list[tuple[float, int, pulsar.Message]] = []
+        self._numbers = itertools.count()
+        self._holders: set[object] = set()  # while there are any, nothing new is handed out
+        self._stopping = False
+        self._stopped = SignalSafeEvent()
+        self._lost: Exception | None = None
+        self._pause: SignalSafeEvent | None = None  # closed while nothing is handed out
+        self._owner = OwnerProcess("consumer")
+        self._topics = [TopicFetcher(consumer, self._flows, self._lose) for consumer in consumers]
+        atexit.register(self._close_at_exit)
+
+    def take(self, timeout: float | None = None) -> pulsar.Message | None:
+        """Return the next message, or None if none came within *timeout* seconds.
+
+        Raises:
+            ConsumerStoppedError: `stop` was called.
+            SubscriptionLostError: the client ended a subscription.
+        """
+        if not (self._stopping or self._pause or self._again or self._lost or self._holders):
+            message = self._next()
+            if message is not None:
+                return message
+        end = None if timeout is None else time.monotonic() + timeout
+        message = self._wait(end)
+        # The taker may have been woken for more than it takes, or have kept the time of another.
+        if self._flowing or self._again:
+            self._wake()
+        return message
+
+    @property
+    def connected(self) -> bool:
+        """Return True if the client has a connection for each topic; False once it is closed.
+
+        Raises:
+            InheritedError: this process was forked from the consumer's.
+        """
+        self._owner.check()
+        return bool(self._topics) and all(topic.connected for topic in self._topics)
+
+    def watch(self, seconds: float, report: Callable[[str, bool, float], None]) -> None:
+        """Report each connection that is lost for so many *seconds*, and its return.
+
+        Args:
+            report: see `ConnectionWatch`; called by threads of this fetcher.
+        """
+        for topic in self._topics:
+            topic.watch = ConnectionWatch(topic.name, seconds, report)
+
+    def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
+        """Have what the client has dropped delivered again; see `TopicFetcher`.
+
+        Args:
+            may: see `TopicFetcher.may_recover`; called by threads of this fetcher.
+            recovered: likewise.
+        """
+        for topic in self._topics:
+            topic.may_recover, topic.recovered = may, recovered
+
+    def again(self, message: pulsar.Message, seconds: float) -> None:
+        """Hand *message* out once more after so many *seconds*; it stays unacknowledged."""
+        with self._changing:
+            entry = (time.monotonic() + seconds, next(self._numbers), message)
+            heapq.heappush(self._again, entry)
+        self._wake()
+
+    def hold_new(self, holder: object, *, held: bool) -> None:
+        """Hand out only what is handed out again, while it is *held* by any *holder*."""
+        if held:
+            self._holders.add(holder)
+        elif holder in self._holders:
+            self._holders.discard(holder)
+            self._wake()
+
+    def pause(self) -> None:
+        """Hand out nothing until `resume`."""
+        if self._pause is None:
+            self._pause = SignalSafeEvent()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        pause, self._pause = self._pause, None
+        if pause is not None:
+            pause.set()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for *seconds*.
+
+        Raises:
+            ConsumerStoppedError: `stop` was called meanwhile.
+        """
+        if self._stopped.wait(seconds):
+            self._check_running()
+
+    def stop(self) -> None:
+        """Hand out nothing more; may be called from a signal handler."""
+        self._stopping = True
+        self._stopped.set()
+        self._wakings.put(None)
+        self.resume()
+
+    def close(self, deadline: Deadline) -> None:
+        """Stop, and give back to the broker whatever was not acknowledged; once is enough."""
+        self.stop()
+        atexit.unregister(self._close_at_exit)
+        with self._changing:
+            topics, self._topics = self._topics, []
+        all_within(deadline, [topic.close for topic in topics])
+
+    def _next(self) -> pulsar.Message | None:
+        for topic in next(self._turns):
+            message = topic.take(self._linger_ms)
+            if message is None:
+                self._dried(topic)
+            elif self._pause or self._stopping:  # since this thread went to the client
+                self.again(message, 0)
+                return None
+            else:
+                return message
+        return None
+
+    def _wait(self, end: float | None) -> pulsar.Message | None:
+        while True:
+            self._check_running()
+            left = None if end is None else max(0.0, end - time.monotonic())
+            pause = self._pause
+            if pause is not None:
+                if not pause.wait(left):
+                    return None
+                continue
+            message = self._due() or (None if self._holders else self._next())
+            if message is not None:
+                return message
+            wait = self._until_due(left)
+            try:
+                self._wakings.get(timeout=wait)
+            except Empty:
+                if wait == left:
+                    return None
+
+    def _until_due(self, left: float | None) -> float | None:
+        """Return how long to wait at most: until a message is due, but no longer than *left*."""
+        with self._changing:
+            due = self._again[0][0] if self._again else None
+        if due is None:
+            return left
+        wait = max(0.0, due - time.monotonic())
+        return wait if left is None else min(left, wait)
+
+    def _due(self) -> pulsar.Message | None:
+        with self._changing:
+            if not self._again or self._again[0][0] > time.monotonic():
+                return None
+            _, _, message = heapq.heappop(self._again)
+        return message
+
+    def _flows(self, topic: TopicFetcher) -> None:
+        with self._changing:
+            self.arrivals += not self._flowing
+            self._flowing.append(topic)
+            self._arrange()
+        self._wake()
+
+    def _dried(self, topic: TopicFetcher) -> None:
+        with self._changing:
+            # Another taker has seen it too; and the thread may have brought something since.
+            if topic not in self._flowing or topic.handed_over:
+                return
+            self._flowing.remove(topic)
+            self._arrange()
+        topic.leave_to_thread()
+
+    def _arrange(self) -> None:
+        flowing = self._flowing
+        orders = [flowing[n:] + flowing[:n] for n in range(len(flowing))]
+        # Several threads may go to the next turn at a time.
+        self._turns = itertools.cycle(orders or [[]])
+        self._linger_ms = _LINGER_MS if len(flowing) == 1 else 0
+
+    def _lose(self, error: Exception) -> None:
+        self._lost = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wakings.empty():
+            self._wakings.put(None)
+
+    def _close_at_exit(self) -> None:
+        if self._owner.is_parent:
+            return
+        self.close(Deadline(CLOSE_TIMEOUT))
+
+    def _check_running(self) -> None:
+        if self._stopping:
+            self._wakings.put(None)  # wakes the next of several takers
+            raise ConsumerStoppedError(
+                "this consumer was stopped", remedy="make a new one to go on consuming"
+            )
+        if self._lost is not None:
+            self._wakings.put(None)
+            raise SubscriptionLostError(
+                "the client ended a subscription of this consumer",
+                got=str(self._lost),
+                remedy="keep the client open for as long as its consumers; make a new consumer",
+            ) from self._lost
+
+
+_POLL_MS = 1_000
+"""How long the thread stays in the client when nothing comes, and between two checks of the
+connection."""
+
+_LOOK_EVERY_SECONDS = 0.001
+"""How often `close` looks whether the takers have left the client."""
+
+
+_RECOVER_AFTER_SECONDS = (15.0, 30.0, 180.0)
+"""After so long without a message the broker delivers again, and then from the start. Each second
+delivery has the client begin an incomplete set of chunks again or drop it, in turn; in one of two
+cycles it keeps the set for the longest time, within which it acknowledges it."""
+
+
+class ConnectionWatch:
+    """Reports a lost connection of one topic after some time, and its return. For one thread.
+
+    Args:
+        seconds: a connection that is lost for a shorter time is not reported.
+        report: called with the name of the topic, with True if it is connected again, and with the
+            seconds without a connection.
+    """
+
+    def __init__(
+        self, topic: str, seconds: float, report: Callable[[str, bool, float], None]
+    ) -> None:
+        self._topic = topic
+        self._seconds = seconds
+        self._report = report
+        self._since: float | None = None
+        self._reported = False
+
+    def check(self, *, connected: bool) -> None:
+        """Report a change, if there is one to report."""
+        if self._since is None:
+            self._since = None if connected else time.monotonic()
+            return
+        seconds = time.monotonic() - self._since
+        if connected:
+            if self._reported:
+                self._report(self._topic, True, seconds)  # noqa: FBT003
+            self._since, self._reported = None, False
+        elif seconds >= self._seconds and not self._reported:
+            self._reported = True
+            self._report(self._topic, False, seconds)  # noqa: FBT003
+
+
+class TopicFetcher:
+    """One subscription, whose *consumer* it owns. It flows once its thread has said so.
+
+    Args:
+        flows: called by the thread when there is a message to take, and maybe more.
+        lost: called with what ended the subscription, when there will never be another message.
+
+    Attributes:
+        watch: reports a lost connection, where one is to be reported.
+        may_recover: returns True if nothing that the broker has delivered is unsettled, and nothing
+            is handled twice if it is delivered again.
+        recovered: called with the topic once a message has come that the client had dropped.
+    """
+
+    def __init__(
+        self,
+        consumer: pulsar.Consumer,
+        flows: Callable[[TopicFetcher], None],
+        lost: Callable[[Exception], None],
+    ) -> None:
+        self._consumer = consumer
+        self._flows = flows
+        self._lost = lost
+        self.watch: ConnectionWatch | None = None
+        self.may_recover: Callable[[], bool] = lambda: False
+        self.recovered: Callable[[str], None] = lambda _: None
+        self._pauses = _pauses()
+        self._recover_at = 0.0
+        self.handed_over: deque[pulsar.Message] = deque()
+        self._inside: list[None] = []  # an entry for each taker who is in the client
+        self._closing = False
+        self._dry = threading.Semaphore()
+        self._thread = threading.Thread(target=self._watch, name="redrive-fetcher", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """Return the name of the topic."""
+        name: str = self._consumer.topic()
+        return name
+
+    @property
+    def connected(self) -> bool:
+        """Return True if the client has a connection for the topic, and for all its partitions."""
+        return not self._closing and bool(self._consumer.is_connected())
+
+    def take(self, timeout_ms: int) -> pulsar.Message | None:
+        """Return the next message of a topic that flows, or None if it turned out to be dry."""
+        if self.handed_over:
+            with contextlib.suppress(IndexError):  # another taker was faster
+                return self.handed_over.popleft()
+        self._inside.append(None)
+        try:
+            return None if self._closing else self._consumer.receive(timeout_ms)
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt
+        except pulsar.exceptions.PulsarException:
+            return None  # a time-out, or else what the thread will run into as well
+        finally:
+            self._inside.pop()
+
+    def leave_to_thread(self) -> None:
+        """Have the thread wait for the next message: no other takes until it calls *flows*."""
+        self._dry.release()
+
+    def close(self) -> None:
+        """Give back to the broker whatever was not acknowledged."""
+        self._closing = True
+        while self._inside:  # a thread in the client when the interpreter goes away aborts it
+            time.sleep(_LOOK_EVERY_SECONDS)
+        # A client that was closed first has closed its consumers: the end that was wanted.
+        with contextlib.suppress(pulsar.exceptions.PulsarException):  # nor one without an answer
+            self._consumer.close()  # wakes the thread if it is in receive()
+        self._dry.release()  # … or if it has nothing to do
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            while not self._dry.acquire(timeout=_POLL_MS / 1_000):
+                self._check_connection()
+            try:
+                message = self._receive()
+            except pulsar.exceptions.PulsarException as error:
+                self._lost(error)
+                return
+            self.handed_over.append(message)
+            self._flows(self)
+
+    def _receive(self) -> pulsar.Message:
+        # Never without a timeout: the client forgets a receive that begins while it closes.
+        self._recover_at = max(self._recover_at, time.monotonic() + _RECOVER_AFTER_SECONDS[0])
+        recovering = False
+        while not self._closing:  # which takes long where the broker doesn't answer
+            with contextlib.suppress(pulsar.Timeout):
+                message = self._consumer.receive(_POLL_MS)
+                if recovering and message.redelivery_count():
+                    self._pauses, self._recover_at = _pauses(), 0.0
+                    self.recovered(self.name)
+                return message
+            self._check_connection()
+            if time.monotonic() >= self._recover_at and self.may_recover():
+                self._consumer.redeliver_unacknowledged_messages()
+                self._recover_at, recovering = time.monotonic() + next(self._pauses), True
+        raise pulsar.AlreadyClosed
+
+    def _check_connection(self) -> None:
+        if self.watch is not None and not self._closing:
+            self.watch.check(connected=self.connected)
+
+
+def _pauses() -> Iterator[float]:
+    """Yield how long to wait after each delivery; before the first it was the first of them."""
+    first, *others = _RECOVER_AFTER_SECONDS
+    return itertools.cycle([*others, first])

@@ -1,0 +1,620 @@
+"""Forwarding of failed messages, and retries of sends that failed.
+
+Sends a failed message to the retry or dead-letter topic; called by `processor`.
+
+Sends messages to the retry and the dead-letter topic; called by `forwarder`.
+
+Unbatched, so that the broker's deduplication sees each message, and consumers can acknowledge it,
+by itself. Only what is too big so is compressed, and what is too big then goes in chunks.
+
+Each send has a `PartitionSender` of its own, see `producing.sends`: a partition, a producer name
+and sequence ids that only rise. Sends in other threads have other senders, so a message that the
+broker refuses never makes another one look stored. A sender whose message got no receipt is kept
+for that message, and for nothing else: when the message is sent again, to the same topic, it goes
+to the same partition under the same name and sequence id. Where the topic deduplicates it is stored
+once, however often it is sent, while this consumer lives; see `producing.sends` for the limits. A
+message that the policy sends to another topic meanwhile may be stored in both.
+
+Messages that could not be sent on: kept, and sent again; called by `processor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import struct
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol, cast
+
+import pulsar
+import pulsar.schema
+
+from redrive.delivery.concurrency import (
+    OPEN_SECONDS,
+    Deadline,
+    Promise,
+    SendWatchdog,
+    all_within,
+    ends_thread,
+    identity,
+    in_background,
+    within,
+)
+from redrive.delivery.decisions import Decisions
+from redrive.delivery.in_flight import topic_of
+from redrive.delivery.middleware.chain import Failure, Hop, Settlement
+from redrive.delivery.parts import AnyTimer, Crypto, Outgoing, Parts, for_producer
+from redrive.delivery.sender import BYTES_PER_SECOND, PartitionSender, open_producer
+from redrive.messages import (
+    BYTES,
+    NotSentError,
+    TooBigError,
+    UnreadableError,
+    WriterSchemas,
+    encode,
+    id_text,
+    ordering_key,
+    partition_key,
+    raw_properties,
+    read_properties,
+    schema_version,
+)
+from redrive.policy import envelope
+from redrive.policy.envelope import ENCODED, NOT_COPIED, PAYLOAD_PREFIX, SOURCE_MESSAGE_ID
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.policy.verdict import Dead, Retry
+
+_KEY, _ORDERING_KEY = "key", "orderingKey"
+_MAX_KEY = 1_024
+"""Longer keys of a message that is too big are encoded."""
+
+
+def hop_of(message: pulsar.Message, verdict: Retry | Dead, failure: Failure) -> Hop:
+    """Return the copy of *message* that carries out *verdict*; encoded where it can't be one.
+
+    Raises:
+        UnreadableError: the message has properties that can't be copied.
+    """
+    marks: dict[str, str] = {}
+    if failure.not_copied:
+        marks = {
+            NOT_COPIED: ",".join(sorted(failure.not_copied)),
+            SOURCE_MESSAGE_ID: id_text(message.message_id()),
+        }
+        message, texts = _encoded(message, too_big=TooBigError.reason in failure.not_copied)
+        marks |= {name: texts[name] for name in (ENCODED, PAYLOAD_PREFIX) if name in texts}
+    else:
+        texts = _properties(message)
+    properties = envelope.for_hop(
+        texts, failure.attempt,
+        policy=failure.policy, verdict=verdict, cause=failure.cause,
+    )  # fmt: skip
+    delay = verdict.delay if isinstance(verdict, Retry) else None
+    return Hop(message, destination(verdict, failure.policy), properties | marks, delay)
+
+
+def destination(verdict: object, policy: Policy) -> TopicName:
+    """Say where a failed message goes: the policy does, and never a property of the message."""
+    return policy.retry_topic if isinstance(verdict, Retry) else policy.dead_letter_topic
+
+
+def forward(outgoing: Outgoing, hop: Hop) -> pulsar.MessageId | None:
+    """Send a copy, and return its id; None if the broker proves that it was stored before.
+
+    Raises:
+        NotSentError: no receipt came for it; it may have been stored anyway. The same message keeps
+            its identity when it is sent again.
+    """
+    return outgoing.send(hop.topic, hop.message, dict(hop.properties), hop.deliver_after)
+
+
+def _properties(message: pulsar.Message) -> dict[str, str]:
+    found = read_properties(message)
+    if found is None:
+        raise UnreadableError(
+            "a message can't be copied to its next topic",
+            got="a property that is not UTF-8",
+            remedy="have its producer write text; this one becomes an encoded dead letter",
+        )
+    return found
+
+
+class _EncodedMessage:
+    """The content of an encoded dead letter, with the interface of its original.
+
+    It has no schema: the bytes are those of the original, whatever can be decoded of them.
+    """
+
+    def __init__(self, message: pulsar.Message, prefix: bytes, keys: Mapping[str, str]) -> None:
+        self._original = message
+        self._prefix = prefix
+        self._encoded_keys = keys
+
+    def data(self) -> bytes:
+        content: bytes = self._original.data()
+        return self._prefix + content
+
+    def has_null_value(self) -> bool:
+        return not self._prefix and bool(self._original.has_null_value())
+
+    def schema_version(self) -> str:
+        return ""
+
+    def partition_key(self) -> str:
+        return "" if _KEY in self._encoded_keys else partition_key(self._original)
+
+    def ordering_key(self) -> str:
+        return "" if _ORDERING_KEY in self._encoded_keys else ordering_key(self._original)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._original, name)
+
+
+def _encoded(message: pulsar.Message, *, too_big: bool) -> tuple[pulsar.Message, dict[str, str]]:
+    """Return the content of the dead letter of *message*, and its properties."""
+    keys = {_KEY: partition_key(message), _ORDERING_KEY: ordering_key(message)}
+    large = {name: key for name, key in keys.items() if too_big and len(key) > _MAX_KEY}
+    encoded = encode(
+        raw_properties(message), large, everything=too_big, null=message.has_null_value()
+    )
+    content = _EncodedMessage(message, encoded.prefix, large)
+    return cast("pulsar.Message", content), encoded.properties
+
+
+_SEND_SECONDS = 10.0
+"""Time for a receipt; a large message has more, see `BYTES_PER_SECOND`."""
+_PARTITIONS_SECONDS = 60.0
+"""Age at which the partitions of a topic are read again: they may have grown."""
+_MAX_IDLE = 128
+"""Idle senders whose producers stay open."""
+_MAX_IN_DOUBT = 4_096
+"""Messages without a receipt whose senders are kept: more than ever wait in a consumer."""
+
+_LARGE = pulsar.CompressionType.ZSTD
+"""How the client compresses what is too big; clients of all languages read it."""
+
+
+class _Destination(NamedTuple):
+    """What a sender is made for.
+
+    Attributes:
+        partition: the topic without partitions, or one partition.
+        large: whether for messages that are bigger than the broker takes as they are.
+    """
+
+    topic: TopicName
+    partition: str
+    schema: pulsar.schema.Schema
+    large: bool = False
+
+
+class _Route(NamedTuple):
+    """A destination and one of its senders, for one message at a time."""
+
+    to: _Destination
+    sender: PartitionSender
+
+
+class _Partitions(NamedTuple):
+    names: tuple[str, ...]
+    read_at: float
+
+
+_Copied = tuple[TopicName, str, str]
+"""The topic of a copy, and the source topic and message id of its original."""
+
+
+class Producers:
+    """Senders for each partition, schema and size, made when they are first needed.
+
+    May be used by several threads.
+    """
+
+    def __init__(self, client: pulsar.Client, *, name: str, crypto: Crypto | None = None) -> None:
+        self._client = client
+        self._name = identity(name)
+        self._numbers = itertools.count(1)
+        self._turns = itertools.count()
+        self._crypto = for_producer(crypto)
+        self._schemas = WriterSchemas(
+            client, functools.partial(within, OPEN_SECONDS, late=lambda _: None)
+        )
+        self._partitions: dict[TopicName, _Partitions] = {}
+        self._reading: dict[TopicName, Promise[tuple[str, ...]]] = {}
+        self._senders: set[PartitionSender] = set()
+        self._idle: OrderedDict[PartitionSender, _Destination] = OrderedDict()  # used last, last
+        self._idle_at: dict[_Destination, list[PartitionSender]] = {}
+        self._in_doubt: OrderedDict[_Copied, _Route] = OrderedDict()  # oldest first
+        self._changing = threading.Lock()
+        self._stopping = False
+        self._failed: set[TopicName] = set()  # since `stop`
+        self._closed = False
+        self._watchdog = SendWatchdog()
+
+    def send(
+        self,
+        topic: TopicName,
+        message: pulsar.Message,
+        properties: dict[str, str],
+        deliver_after: timedelta | None,
+    ) -> pulsar.MessageId | None:
+        """Send a copy of *message*, but for its properties, and return the copy's id.
+
+        Schema, key, ordering key, event time and a null payload survive; a key that is no text
+        becomes its base64. The broker has stored the copy when this returns. Messages with one key
+        go to the partition that Java's producers choose for it, others to the partitions in turn.
+
+        Returns:
+            The copy's id; None if the broker proves that an earlier send has stored it, whose id it
+            does not repeat.
+
+        Raises:
+            TooBigError: the broker takes no message with so many *properties*.
+            SchemaNotFoundError, SchemaUnsupportedError: it can't be sent with its schema.
+            NotSentError: no producer could be made within 12 s, or no receipt came within 10 s and
+                1 s more for each MiB. The same message keeps its identity when it is sent again.
+        """
+        if topic in self._failed:
+            raise _not_sent(topic, "no answer to the send before it, and a consumer that stops")
+        try:
+            return self._copy(topic, message, properties, deliver_after)
+        except NotSentError as error:
+            if self._stopping and type(error) is NotSentError:  # none that is about the message
+                self._failed.add(topic)
+            raise
+
+    def stop(self) -> None:
+        """Send nothing to a topic again for which a send has failed since; callable from a signal.
+
+        Else who stops would wait for each message in hand.
+        """
+        self._stopping = True
+
+    def close(self, deadline: Deadline) -> None:
+        """Close all producers, for good: what is sent later has no receipt."""
+        with self._changing:
+            self._closed = True
+            senders = list(self._senders)
+        all_within(deadline, [*(sender.end for sender in senders), self._watchdog.close])
+
+    def _copy(
+        self,
+        topic: TopicName,
+        message: pulsar.Message,
+        properties: dict[str, str],
+        deliver_after: timedelta | None,
+    ) -> pulsar.MessageId | None:
+        copied = topic, message.topic_name(), id_text(message.message_id())
+        content = None if message.has_null_value() else message.data()
+        fields = {
+            "properties": properties,
+            "partition_key": partition_key(message),
+            "ordering_key": ordering_key(message),
+            "event_timestamp": message.event_timestamp(),
+            "deliver_after": deliver_after,
+        }
+        route = self._kept(copied)
+        if route is None:
+            version = schema_version(message)
+            schema = BYTES if version is None else self._schemas.get(topic_of(message), version)
+            partition = self._partition(topic, fields["partition_key"])
+            route = self._new(_Destination(topic, partition, schema))
+        # The client judges what is too big: nothing was sent then.
+        with contextlib.suppress(pulsar.MessageTooBig):
+            return self._send(route, copied, content, fields)
+        try:
+            return self._send(self._new(route.to._replace(large=True)), copied, content, fields)
+        except pulsar.MessageTooBig as error:
+            raise TooBigError(
+                f"the properties of a message are too big for {topic}",
+                got=f"{sum(len(k) + len(v) for k, v in properties.items())} characters",
+                remedy="keep properties well below maxMessageSize of the broker",
+            ) from error
+
+    def _send(
+        self, route: _Route, copied: _Copied, content: bytes | None, fields: Mapping[str, Any]
+    ) -> pulsar.MessageId | None:
+        to, sender = route
+        timeout = _SEND_SECONDS + len(content or b"") / BYTES_PER_SECOND
+        try:
+            receipt = sender.send(content, fields, timeout)
+            return None if receipt is None else _in_partition(receipt, to.partition)
+        except (pulsar.Interrupted, pulsar.MessageTooBig):
+            raise  # Interrupted is the client's word for KeyboardInterrupt; it may have been sent
+        except pulsar.exceptions.PulsarException as error:
+            self._partitions.pop(to.topic, None)  # they may be others by now
+            if self._closed:
+                raise _closed(to.topic) from error
+            raise _not_sent(to.topic, str(error) or type(error).__name__) from error
+        finally:
+            self._put_back(route, copied)
+
+    def _new(self, to: _Destination) -> _Route:
+        """Return a sender for the next message to a destination: an idle one if there is any."""
+        with self._changing:
+            if self._closed:
+                raise _closed(to.topic)
+            idle = self._idle_at.get(to)
+            if idle:
+                sender = idle.pop()
+                del self._idle[sender]
+            else:
+                sender = self._made(to)
+        sender.begin()
+        return _Route(to, sender)
+
+    def _made(self, to: _Destination) -> PartitionSender:
+        options = {
+            "schema": to.schema,
+            "chunking_enabled": to.large,
+            "compression_type": _LARGE if to.large else pulsar.CompressionType.NONE,
+            **self._crypto,
+        }
+
+        def make(name: str) -> pulsar.Producer:
+            return open_producer(self._client, to.partition, name, options)
+
+        name = f"{self._name}-{next(self._numbers)}"
+        sender = PartitionSender(make, name, self._watchdog, chunked=to.large)
+        self._senders.add(sender)
+        return sender
+
+    def _kept(self, copied: _Copied) -> _Route | None:
+        """Return the sender of an earlier send of the same copy, which got no receipt."""
+        if copied not in self._in_doubt:
+            return None
+        names = self._names(copied[0])
+        with self._changing:
+            route = self._in_doubt.pop(copied, None)
+        if route is not None and route.to.partition not in names:
+            self._discard(route.sender)  # the topic was deleted, and what it had stored with it
+            return None
+        return route
+
+    def _put_back(self, route: _Route, copied: _Copied) -> None:
+        """Keep a sender for its message if that is in doubt, else for any other."""
+        to, sender = route
+        with self._changing:
+            if self._closed:
+                in_background(sender.end)
+                return
+            if sender.in_doubt:
+                self._in_doubt[copied] = route
+                too_many = len(self._in_doubt) > _MAX_IN_DOUBT
+                surplus = self._in_doubt.popitem(last=False)[1].sender if too_many else None
+            else:
+                self._idle[sender] = to
+                self._idle_at.setdefault(to, []).append(sender)
+                surplus = None
+                if len(self._idle) > _MAX_IDLE:
+                    surplus, unused = self._idle.popitem(last=False)
+                    self._idle_at[unused].remove(surplus)
+        if surplus is not None:
+            self._discard(surplus)
+
+    def _discard(self, sender: PartitionSender) -> None:
+        with self._changing:
+            self._senders.discard(sender)
+        in_background(sender.end)
+
+    def _partition(self, topic: TopicName, key: str) -> str:
+        names = self._names(topic)
+        if len(names) == 1:
+            return names[0]
+        number = _java_hash(key) if key else next(self._turns)
+        return names[number % len(names)]
+
+    def _names(self, topic: TopicName) -> tuple[str, ...]:
+        """Return the partitions of *topic*, or the topic itself if it has none."""
+        partitions = self._partitions.get(topic)
+        if partitions is None:
+            return self._read(topic)
+        if time.monotonic() - partitions.read_at > _PARTITIONS_SECONDS:
+            # At once, so that one thread asks.
+            self._partitions[topic] = partitions._replace(read_at=time.monotonic())
+            in_background(functools.partial(self._read_again, topic))
+        return partitions.names
+
+    def _read_again(self, topic: TopicName) -> None:
+        with contextlib.suppress(NotSentError):  # a send finds out
+            self._read(topic)
+
+    def _read(self, topic: TopicName) -> tuple[str, ...]:
+        with self._changing:
+            if self._closed:
+                raise _closed(topic)
+            first = topic not in self._reading
+            answer = self._reading.setdefault(topic, Promise())
+        if first:  # those who come meanwhile share the answer, also a failure
+            self._ask(topic, answer)
+        return answer.wait()
+
+    def _ask(self, topic: TopicName, answer: Promise[tuple[str, ...]]) -> None:
+        names: tuple[str, ...] = ()
+        error = _not_sent(topic, "no answer")
+        try:
+            ask = functools.partial(self._client.get_topic_partitions, str(topic))
+            names = tuple(within(OPEN_SECONDS, ask, late=lambda _: None))
+        except TimeoutError:
+            pass
+        except pulsar.exceptions.PulsarException as refused:
+            error = _not_sent(topic, str(refused))
+            error.__cause__ = refused
+        finally:
+            with self._changing:
+                del self._reading[topic]
+            if names:
+                self._partitions[topic] = _Partitions(names, time.monotonic())
+                answer.keep(names)
+            else:
+                answer.fail(error)
+
+
+def _java_hash(key: str) -> int:
+    """Return what Java's producers choose the partition of a key by."""
+    code = 0
+    text = key.encode("utf-16-le", "surrogatepass")
+    for unit in struct.unpack(f"<{len(text) // 2}H", text):
+        code = (31 * code + unit) & 0xFFFFFFFF
+    return code & 0x7FFFFFFF
+
+
+def _closed(topic: TopicName) -> NotSentError:
+    return _not_sent(topic, "a consumer that is closed")
+
+
+def _not_sent(topic: TopicName, got: str) -> NotSentError:
+    return NotSentError(
+        f"no receipt came for a message sent to {topic}",
+        got=got,
+        remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
+        "and that the broker answers",
+    )
+
+
+def _in_partition(receipt: pulsar.MessageId, topic: str) -> pulsar.MessageId:
+    """Return the id of a copy as consumers read it: a receipt of one partition does not name it."""
+    _, separator, index = topic.rpartition("-partition-")
+    if not separator:
+        return receipt
+    ledger, entry, batch = receipt.ledger_id(), receipt.entry_id(), receipt.batch_index()
+    return pulsar.MessageId(int(index), ledger, entry, batch)
+
+
+MAX_UNSENT = 1_000
+"""With so many messages that wait to be sent on, nothing new is taken from the broker."""
+_GO_ON = 0.9
+"""Below this share of them it is taken again."""
+
+_FIRST_SECONDS = 5.0
+_LONGEST_SECONDS = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Waiting:
+    """What waits to be sent to one topic."""
+
+    next_try: float
+    pause: float = _FIRST_SECONDS
+    settlements: deque[Settlement] = field(default_factory=deque)
+
+
+class _Report(Protocol):
+    def __call__(self, *, stopped: bool) -> None: ...
+
+
+class UnsentMessages:
+    """Keeps settlements whose message could not be sent, and tries the send again.
+
+    For each topic one message is tried after 5 s, then with back-off up to a minute. When one is
+    sent the others follow at once. All stay unacknowledged: a crash loses none, and the broker
+    delivers them again. What has become of the policy meanwhile decides. May be used by several
+    threads.
+
+    Args:
+        send: settles again; raises NotSentError if there is no receipt.
+        decisions: decide once more about a settlement.
+        taking: reports that nothing new is taken, as too many wait, and that it goes on.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        send: Callable[[Settlement], object],
+        decisions: Decisions,
+        taking: _Report,
+    ) -> None:
+        self._parts = parts
+        self._send = send
+        self._decisions = decisions
+        self._taking = taking
+        self._full = False
+        self._waiting: dict[TopicName, _Waiting] = {}
+        self._timer: AnyTimer | None = None
+        self._closed = False
+        self._changing = threading.Lock()
+
+    def keep(self, settlement: Settlement) -> None:
+        """Carry out *settlement* later, which sends its message to another topic."""
+        with self._changing:
+            self._append(settlement)
+            if self._timer is None and not self._closed:
+                self._timer = self._parts.timer(self._next_try, self._try)
+            timer = self._timer
+        self._bound()
+        if timer is not None:
+            timer.look()
+
+    def close(self) -> None:
+        """Send nothing more, once a send that has begun has ended."""
+        with self._changing:
+            self._closed = True
+            timer = self._timer
+        if timer is not None:
+            timer.close()
+
+    def _append(self, settlement: Settlement) -> None:
+        topic = destination(settlement.verdict, settlement.failed().policy)
+        if topic not in self._waiting:
+            self._waiting[topic] = _Waiting(self._now() + _FIRST_SECONDS)
+        self._waiting[topic].settlements.append(settlement)
+
+    def _now(self) -> float:
+        return self._parts.clock.monotonic()
+
+    def _next_try(self) -> float | None:
+        with self._changing:
+            return min((topic.next_try for topic in self._waiting.values()), default=None)
+
+    def _try(self) -> None:
+        """Send one message to a topic that is due."""
+        with self._changing:
+            topic, waiting = min(self._waiting.items(), key=lambda entry: entry[1].next_try)
+            settlement = waiting.settlements.popleft()
+        unsent = self._send_again(settlement)
+        with self._changing:
+            if unsent is None:
+                waiting.pause = _FIRST_SECONDS
+            else:  # the others first: it may be this message that can't be sent
+                self._append(unsent)
+                waiting.pause = min(2 * waiting.pause, _LONGEST_SECONDS)
+                waiting.next_try = self._now() + waiting.pause
+            if not waiting.settlements:
+                del self._waiting[topic]
+        self._bound()
+
+    def _send_again(self, settlement: Settlement) -> Settlement | None:
+        """Carry out *settlement* as the policy says by now; return what is to be tried again."""
+        try:
+            settlement = self._decisions.again(settlement)
+            self._send(settlement)
+        except NotSentError as error:
+            return self._decisions.not_copied(settlement, error) or settlement
+        except BaseException as error:  # of the program; else this and the others would stay
+            if ends_thread(error):
+                raise
+            message_id = id_text(settlement.message.message_id())
+            _log.exception("message %s is kept, and settled again later", message_id)
+            return settlement
+        return None
+
+    def _bound(self) -> None:
+        with self._changing:
+            count = sum(len(topic.settlements) for topic in self._waiting.values())
+            # A broker that accepts few does not stop and resume the taking with each of them.
+            full = count >= (MAX_UNSENT * _GO_ON if self._full else MAX_UNSENT)
+            if full == self._full:
+                return
+            self._full = full
+            self._parts.incoming.hold_new(self, held=full)  # in the order of what was counted
+        self._taking(stopped=full)

@@ -1,1 +1,0 @@
-"""How handlers run: workers, time-outs, rate limit, and what a handler returned."""

@@ -1,0 +1,315 @@
+"""In-flight messages, recently settled ids, and origins.
+
+What a consumer has in hand: taken, and not settled yet; called by `processor`.
+
+A broker that has lost a connection, or a topic that has moved to another, delivers again whatever
+is not acknowledged, to the consumer that still holds it as well. Such a copy is dropped here: what
+becomes of the message that is in hand becomes of it too.
+
+What was settled a moment ago, of which a copy may still come; called by `in_hand`.
+
+A copy comes within some seconds, or has waited in the client since before: the queue of a topic
+with partitions outlives their connections, and takes what is delivered again behind what it has.
+
+Where a message was consumed from; called by `processor` and `decisions`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+import pulsar
+
+from redrive import messages
+from redrive.delivery.parts import Clock, Incoming, Subscription
+from redrive.errors import InvalidSpecError
+from redrive.policy.naming import TopicName
+
+_Held = weakref.ref[pulsar.Message]
+
+_RESUME = 0.9
+"""Below this share of them new messages are taken again."""
+
+_MAX_COPIES = 1_000
+"""So many messages at most are on their way when the broker is asked to deliver again."""
+
+
+class InHand:
+    """The messages that were taken and not settled, for as long as anything refers to them.
+
+    What an application drops without settling it is in hand no longer. May be used by several
+    threads.
+
+    Args:
+        settled: remembers what no longer is in hand.
+        acknowledge: tells the broker that a message is settled.
+        read_ids: always, not only while several messages are in hand.
+        hold: called with True while nothing new is to be taken, as contents in hand are too big
+            together; with False once that is over.
+        max_bytes: of contents. A first message is not counted before there is a second one.
+    """
+
+    def __init__(
+        self,
+        settled: Settled,
+        acknowledge: Callable[[pulsar.Message], object],
+        hold: Callable[[bool], object],
+        *,
+        read_ids: bool,
+        max_bytes: int,
+    ) -> None:
+        self._settled = settled
+        self._acknowledge = acknowledge
+        self._read_ids = read_ids
+        # To read the id of a message takes as long as all else here: it is left until a second
+        # message is in hand, so that a program with one at a time never pays for it.
+        self._new: dict[int, _Held] = {}
+        self._known: dict[int, tuple[bytes, _Held, int]] = {}
+        self._hold_new = hold
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._full = False
+        self._by_id: dict[bytes, _Held] = {}
+        # By id, the last copy of each. The client acknowledges an entry with several messages when
+        # all of one delivery are acknowledged: to settle the original alone counts for an earlier.
+        self._copies: dict[bytes, pulsar.Message] = {}
+        self._look_at = 1_000
+        self._dropped = 0  # by an application that has not settled them
+        self._copies_expected = 0
+        self._changing = threading.Lock()
+
+    def begin(self, message: pulsar.Message) -> bool:
+        """Note that *message* is in hand; False if it is a copy, which is not to be handed out."""
+        if not (self._read_ids or self._copies_expected):
+            held = self._new.get(id(message))
+            if held is not None and held() is message:
+                return True  # handed out once more
+            if not (self._new or self._known or self._settled):
+                self._new[id(message)] = weakref.ref(message)
+                return True
+        with self._changing:
+            return self._begin_known(message)
+
+    def end(self, message: pulsar.Message, *, moved: bool = False) -> None:
+        """Note that *message* is settled; one that was *moved* on is remembered for some seconds.
+
+        A copy of that would be moved on too. Others are remembered where their id is known.
+        """
+        if self._new.pop(id(message), None) is not None and not moved:
+            return
+        with self._changing:
+            key, copy = self._forget(id(message))
+            if moved or key is not None:
+                self._settled.add(key or _id_of(message))
+        if copy is not None:
+            self._acknowledge(copy)
+
+    def let_go(self, message: pulsar.Message) -> None:
+        """Note that the broker will deliver *message* again, which is wanted."""
+        self._new.pop(id(message), None)
+        with self._changing:
+            self._forget(id(message))
+
+    def expect_copies(self) -> bool:
+        """Prepare for copies of what comes next; False if something is unsettled.
+
+        That is in hand, or an application has dropped it: the broker is not to deliver it again.
+        """
+        with self._changing:
+            self._forget_dropped()
+            if self._known or self._dropped:
+                return False
+            self._copies_expected = _MAX_COPIES
+            return True
+
+    def __len__(self) -> int:
+        """Return how many messages are in hand."""
+        with self._changing:
+            self._forget_dropped()
+            return len(self._known)
+
+    def _begin_known(self, message: pulsar.Message) -> bool:
+        if len(self._known) > self._look_at:
+            self._forget_dropped()
+        if self._full:
+            self._forget_dropped()
+            self._hold_new(self._full)
+        if self._copies_expected:
+            self._copies_expected -= 1
+        if self._new:
+            self._learn()
+        known = self._known.get(id(message))
+        if known is not None:
+            if known[1]() is message:
+                return True
+            self._forget(id(message))  # as in `_learn`
+            self._dropped += 1
+        key = _id_of(message)
+        settled = self._settled.take(key)
+        original = self._by_id.get(key)
+        if original is not None and original() is not None:
+            self._copies[key] = message
+            return False
+        if settled:
+            self._acknowledge(message)
+            return False
+        self._hold(message, key)
+        return True
+
+    def _learn(self) -> None:
+        """Read the ids of those in hand."""
+        while self._new:
+            _, held = self._new.popitem()
+            message = held()
+            if message is None:
+                self._dropped += 1
+            else:
+                self._forget(id(message))  # of a message dropped before, at the same address
+                self._hold(message, _id_of(message))
+
+    def _hold(self, message: pulsar.Message, key: bytes) -> None:
+        address, size = id(message), messages.size(message)
+        held = weakref.ref(message, lambda _: self._let_in(address))
+        self._known[address] = (key, held, size)
+        self._by_id[key] = held
+        self._bytes += size
+        self._bound()
+
+    def _forget(self, address: int) -> tuple[bytes | None, pulsar.Message | None]:
+        """Return the id of what is in hand no longer, and a copy of it that came."""
+        known = self._known.pop(address, None)
+        if known is None:
+            return None, None
+        key, held, size = known
+        self._bytes -= size
+        self._bound()
+        if self._by_id.get(key) is not held:
+            return key, None
+        del self._by_id[key]
+        return key, self._copies.pop(key, None) if self._copies else None
+
+    def _bound(self) -> None:
+        full = self._bytes >= (self._max_bytes * _RESUME if self._full else self._max_bytes)
+        if full != self._full:
+            self._full = full
+            self._hold_new(full)
+
+    def _let_in(self, address: int) -> None:
+        """Take another message after one was dropped unsettled; called in any thread, lock or not.
+
+        With that the room is counted again.
+        """
+        if self._full and address in self._known:
+            self._hold_new(False)  # noqa: FBT003
+
+    def _forget_dropped(self) -> None:
+        self._learn()
+        for address, (_, held, _) in list(self._known.items()):
+            if held() is None:
+                self._forget(address)
+                self._dropped += 1
+        self._look_at = 2 * len(self._known) + 1_000
+
+
+def _id_of(message: pulsar.Message) -> bytes:
+    serialized: bytes = message.message_id().serialize()
+    return serialized
+
+
+REMEMBERED_SECONDS = 10.0
+"""How long the broker may not have got an acknowledgement: the client keeps it for up to 0.1 s, and
+a broker that is killed forgets the last second. No longer, for an admin may have moved the
+subscription back, and wants these messages once more."""
+
+MAX_REMEMBERED = 10_000
+
+_LOOK_EVERY = 64
+"""To look for what may be forgotten at each message would cost as much as all else here."""
+
+_Moment = tuple[float, int, int]
+"""When something was settled: the time, how many were taken before, and in which arrival."""
+
+
+class Settled(OrderedDict[bytes, _Moment]):
+    """The ids of messages that were settled, in this order. Not for several threads.
+
+    Args:
+        behind: so many messages may go before a copy that waits in the client; see `Parts`.
+    """
+
+    def __init__(self, incoming: Incoming, clock: Clock, behind: int) -> None:
+        super().__init__()  # a plain dict gets slow where its first entries are deleted
+        self._incoming = incoming
+        self._clock = clock
+        self._behind = behind
+        self._most = max(MAX_REMEMBERED, behind)
+        self._taken = 0
+
+    def add(self, key: bytes) -> None:
+        """Remember what is settled now."""
+        self[key] = (self._clock.monotonic(), self._taken, self._incoming.arrivals)
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
+
+    def take(self, key: bytes) -> bool:
+        """Note that a message was taken; tell whether it is a copy of one that was settled."""
+        self._taken += 1
+        if not self._taken % _LOOK_EVERY:
+            self._expire()
+        moment = self.get(key)
+        if moment is None or not self._counts(moment):
+            return False
+        if self._behind:  # the next copy would wait behind this one
+            self.add(key)
+        return True
+
+    def _counts(self, moment: _Moment) -> bool:
+        at, taken, arrival = moment
+        if self._clock.monotonic() - at < REMEMBERED_SECONDS:
+            return True
+        # What came when none waited any more had not waited when the message was settled.
+        return self._taken - taken <= self._behind and self._incoming.arrivals == arrival
+
+    def _expire(self) -> None:
+        while self and not self._counts(next(iter(self.values()))):
+            self.popitem(last=False)
+
+
+class SubscriptionsByTopic(dict[str, Subscription]):
+    """The subscription of a topic, or of any of its partitions, by that one's name.
+
+    Raises:
+        InvalidSpecError: the topic is none of them.
+    """
+
+    def __init__(self, of_topics: Mapping[TopicName, Subscription]) -> None:
+        super().__init__()
+        self._of_topics = of_topics
+
+    def __missing__(self, name: str) -> Subscription:
+        """Find the subscription once: each message is looked up here."""
+        topic = _whole(name)
+        if topic not in self._of_topics:
+            raise InvalidSpecError(
+                "a message is settled by the consumer it came from",
+                got=str(topic),
+                remedy=f"this one consumes {' and '.join(map(str, self._of_topics))}",
+            )
+        self[name] = self._of_topics[topic]
+        return self[name]
+
+
+def topic_of(message: pulsar.Message) -> TopicName:
+    """Return the topic that *message* was consumed from, without partition."""
+    # Set by the client from its subscription: no producer can forge it.
+    return _whole(message.topic_name())
+
+
+@functools.lru_cache
+def _whole(name: str) -> TopicName:
+    return TopicName.parse(name).without_partition()

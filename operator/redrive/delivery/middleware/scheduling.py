@@ -1,0 +1,297 @@
+"""Rate limit, one attempt at a time, and the order of keys.
+
+Spaces the work of a consumer evenly over time.
+
+One attempt at a message at a time: the next one waits for a handler that is out of time.
+
+Messages of one key, one after the other; for ordered policies.
+
+A message goes when those before it with its key are settled, a retry of one of them included: then
+it is the others that wait, as they do for a handler that is out of time. They wait in this
+consumer, unacknowledged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import pulsar
+
+from redrive.delivery.decisions import Attempts
+from redrive.delivery.in_flight import topic_of
+from redrive.delivery.middleware.chain import (
+    HandBack,
+    Handle,
+    Middleware,
+    Outcome,
+    Receive,
+    RetryInPlace,
+    Settle,
+    Settlement,
+    Take,
+    receive_accepted,
+)
+from redrive.delivery.parts import Clock, Incoming
+from redrive.errors import InvalidSpecError
+from redrive.messages import id_text, sequence_key
+from redrive.policy.verdict import Retry
+
+
+class RateLimiter(Middleware):
+    """Lets at most *rate* messages begin per second, whatever came before: no credit is saved up.
+
+    May be used by several threads, which take their turns.
+
+    Args:
+        rate: None for as many as come.
+        sleep: waits, or raises what ends the waiting.
+
+    Raises:
+        InvalidSpecError: *rate* is not positive.
+    """
+
+    def __init__(self, rate: float | None, clock: Clock, sleep: Callable[[float], None]) -> None:
+        if rate is not None and not rate > 0:  # nor what is no number
+            raise InvalidSpecError(
+                "max_rate is a positive number of messages per second",
+                got=rate,
+                remedy="use pause() to handle nothing for a while",
+            )
+        self._each = None if rate is None else 1 / rate
+        self._clock = clock
+        self._sleep = sleep
+        self._free = float("-inf")
+        self._turn = threading.Lock()
+
+    def take(self, take: Take) -> Take:
+        """Take no messages before it is time for them.
+
+        The waiting is done before: of what has been taken, the time to settle it may be running.
+        """
+        each = self._each
+        if each is None:
+            return take
+
+        def take_in_time() -> list[pulsar.Message]:
+            with self._turn:
+                seconds = self._free - self._clock.monotonic()
+                if seconds > 0:
+                    self._sleep(seconds)
+                messages = take()
+                self._free = self._clock.monotonic() + len(messages) * each
+            return messages
+
+        return take_in_time
+
+
+_LOOK_AGAIN_SECONDS = 1.0
+
+_at_work_here: ContextVar[OneAttempt | None] = ContextVar("redrive_at_work_here", default=None)
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of a handler.
+
+    Attributes:
+        settled: those of its messages whose settlement has begun: their time was over.
+    """
+
+    messages: Sequence[pulsar.Message]
+    settled: list[pulsar.Message] = field(default_factory=list)
+
+
+class OneAttempt(Middleware):
+    """Keeps a message in this consumer while a handler is still at work on an attempt before.
+
+    A handler that is out of time can't be interrupted. Its message has failed and comes again,
+    which would be its next attempt beside this one. Redelivery to another consumer cannot be
+    prevented. Only a handler whose message was settled meanwhile makes others wait, and only those
+    with the same first id: messages that share an origin are messages of their own. May be used by
+    several threads.
+    """
+
+    def __init__(self, incoming: Incoming, attempts: Attempts) -> None:
+        self._incoming = incoming
+        self._attempts = attempts
+        self._calls: dict[int, _Call] = {}
+
+    def take(self, take: Take) -> Take:
+        """Take what no handler is at work on."""
+
+        def take_apart() -> list[pulsar.Message]:
+            while True:
+                messages = take()
+                if not self._calls:
+                    return messages
+                free = [message for message in messages if not self._put_off(message)]
+                if free:
+                    return free
+
+        return take_apart
+
+    def handle(self, handle: Handle) -> Handle:
+        """Note what a handler is at work on."""
+
+        def handle_noted(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+            call = _Call(messages)
+            self._calls[id(call)] = call
+            before = _at_work_here.set(self)
+            try:
+                return handle(messages)
+            finally:
+                _at_work_here.reset(before)
+                del self._calls[id(call)]
+
+        return handle_noted
+
+    def note_settlement(self, message: pulsar.Message) -> None:
+        """Note that the settlement of *message* begins; before it can come again."""
+        for call in list(self._calls.values()):
+            if any(other is message for other in call.messages):
+                call.settled.append(message)
+
+    def in_handler(self) -> bool:
+        """Return whether a handler of this consumer is the caller, in whichever thread or task."""
+        return _at_work_here.get() is self
+
+    def _put_off(self, message: pulsar.Message) -> bool:
+        if not self._is_at_work(message):
+            return False
+        self._incoming.again(message, _LOOK_AGAIN_SECONDS)
+        return True
+
+    def _is_at_work(self, message: pulsar.Message) -> bool:
+        calls = list(self._calls.values())
+        if any(other is message for call in calls for other in call.messages):
+            return True
+        settled = [other for call in calls for other in call.settled]
+        if not settled or not self._attempts.was_retried(message):
+            return False
+        first_id = self._attempts.of(message).first_id
+        return any(self._attempts.of(other).first_id == first_id for other in settled)
+
+
+MAX_HELD = 1_000
+"""With so many messages in hand or waiting, nothing new is taken from the broker."""
+
+_OUT_OF_TIME = ""
+"""In the place of its id: a message that is settled, while its handler is still at work."""
+
+
+class KeyOrdering(Middleware):
+    """Hands out at most one message of a key at a time, and keeps retries in this consumer.
+
+    May be used by several threads.
+
+    Args:
+        incoming: where the messages come from.
+        by_topic: whether the topics have an order each: dead letters that come back must not wait
+            for messages that are to follow them.
+    """
+
+    def __init__(self, incoming: Incoming, clock: Clock, *, by_topic: bool) -> None:
+        self._incoming = incoming
+        self._by_topic = by_topic
+        self._clock = clock
+        self._queues: dict[str, dict[str, pulsar.Message]] = {}  # by key and id; the first one goes
+        self._held = 0
+        self._at_work: dict[int, str | None] = {}  # by message, its key if it was settled meanwhile
+        self._taking = threading.Lock()
+        self._changing = threading.Lock()
+
+    def receive(self, receive: Receive) -> Receive:
+        """Receive the next message whose turn it is."""
+
+        def receive_in_turn(timeout: float | None) -> pulsar.Message | None:
+            end = None if timeout is None else self._clock.monotonic() + timeout
+            # One at a time: what another thread took later must not get into its queue earlier.
+            if not self._taking.acquire(timeout=-1 if timeout is None else timeout):
+                return None
+            try:
+                left = None if end is None else max(0.0, end - self._clock.monotonic())
+                return receive_accepted(receive, self._may_go, self._clock.monotonic, left)
+            finally:
+                self._taking.release()
+
+        return receive_in_turn
+
+    def handle(self, handle: Handle) -> Handle:
+        """Let none of a key go beside a handler whose message was settled: it is out of time."""
+
+        def handle_in_turn(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+            with self._changing:
+                self._at_work.update((id(message), None) for message in messages)
+            try:
+                return handle(messages)
+            finally:
+                with self._changing:
+                    keys = [self._at_work.pop(id(message)) for message in messages]
+                for key in keys:
+                    if key is not None:
+                        self._leave(key, _OUT_OF_TIME)
+
+        return handle_in_turn
+
+    def settle(self, settle: Settle) -> Settle:
+        """Retry in place, and let the next message of the key go once one is settled."""
+
+        def settle_in_turn(settlement: Settlement) -> pulsar.MessageId | None:
+            match settlement.verdict:
+                case Retry(delay=delay, reconsume_times=times):
+                    return settle(settlement._replace(verdict=RetryInPlace(delay, times)))
+                case HandBack():
+                    return settle(settlement)
+            receipt = settle(settlement)
+            self._free(settlement.message)
+            return receipt
+
+        return settle_in_turn
+
+    def _free(self, message: pulsar.Message) -> None:
+        key, message_id = self._queue_of(message)
+        with self._changing:
+            queue = self._queues.get(key, {})
+            if id(message) in self._at_work and message_id in queue:
+                del queue[message_id]  # it may be delivered again
+                self._queues[key] = {_OUT_OF_TIME: message, **queue}
+                self._at_work[id(message)] = key
+                return
+        self._leave(key, message_id)
+
+    def _leave(self, key: str, message_id: str) -> None:
+        with self._changing:
+            queue = self._queues.get(key, {})
+            if queue.pop(message_id, None) is None:
+                return
+            self._count(-1)
+            if not queue:
+                del self._queues[key]
+                return
+            following = next(iter(queue.values()))
+        self._incoming.again(following, 0)
+
+    def _count(self, more: int) -> None:
+        self._held += more
+        self._incoming.hold_new(self, held=self._held >= MAX_HELD)
+
+    def _may_go(self, message: pulsar.Message) -> bool:
+        key, message_id = self._queue_of(message)
+        with self._changing:
+            queue = self._queues.setdefault(key, {})
+            if message_id not in queue:
+                queue[message_id] = message
+                self._count(+1)
+                return len(queue) == 1
+            # Handed out again by us, or else a copy: a broker that lost the connection sends all
+            # again, and to acknowledge the one acknowledges the other.
+            return next(iter(queue.values())) is message
+
+    def _queue_of(self, message: pulsar.Message) -> tuple[str, str]:
+        message_id = id_text(message.message_id())
+        # What has no key has no order.
+        key = sequence_key(message) or message_id
+        return f"{topic_of(message)}/{key}" if self._by_topic else key, message_id

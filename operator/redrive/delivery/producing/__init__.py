@@ -1,1 +1,0 @@
-"""What applications produce with: `RetryProducer`, and asyncio."""

@@ -1,1 +1,0 @@
-"""How messages come: subscriptions, one stream of several topics, the order of keys."""

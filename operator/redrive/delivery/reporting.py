@@ -1,0 +1,431 @@
+"""Events of messages, and reports of outages.
+
+Report what happens to messages under stable names: to the log, and to a hook of the program.
+
+Called by `reporting` and `broadcast`. Each record of the logger `redrive.delivery.events` has
+the fields of its `Event` as attributes (`record.event`, `record.origin` …), for formatters of JSON.
+The text is for people and may change; names and fields don't.
+
+Shows an outage in the broker's statistics, where the operator sees it; called by the breaker.
+
+What a consumer tells of itself when it subscribes can't be changed later. So while a consumer has
+paused, it has a producer on the retry topic that sends nothing, and whose metadata tells why. It
+goes with the connection: a process that ends shows nothing any more.
+
+Reports what becomes of failed messages: the innermost middleware of all consumers.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import pulsar
+
+from redrive.delivery.concurrency import OPEN_SECONDS, ends_run, in_background, within
+from redrive.delivery.decisions import Attempts
+from redrive.delivery.forwarder import destination
+from redrive.delivery.middleware.chain import Failure, Middleware, RetryInPlace, Settle, Settlement
+from redrive.delivery.middleware.outage_circuit import Outage
+from redrive.messages import NotCopyableError, NotSentError, id_text
+from redrive.policy.envelope import Attempt, Cause
+from redrive.policy.model import BEACON, Policy
+from redrive.policy.verdict import Dead, Discard, Retry
+
+_events_log = logging.getLogger("redrive.delivery.events")  # a public name
+
+
+class Name(enum.StrEnum):
+    """The names of all events."""
+
+    ATTEMPT_FAILED = "redrive.attempt_failed"
+    RETRIED = "redrive.retried"
+    RETRIED_IN_PLACE = "redrive.retried_in_place"
+    NEGATIVELY_ACKNOWLEDGED = "redrive.negatively_acknowledged"
+    DEAD_LETTERED = "redrive.dead_lettered"
+    DISCARDED = "redrive.discarded"
+    UNSENT = "redrive.unsent"
+    TAKING_STOPPED = "redrive.taking_stopped"
+    TAKING_RESUMED = "redrive.taking_resumed"
+    LATE_SUCCESS = "redrive.late_success"
+    DROPPED = "redrive.dropped"
+    HELD = "redrive.held"
+    OUTAGE_BEGAN = "redrive.outage_began"
+    OUTAGE_ENDED = "redrive.outage_ended"
+    OUTAGE_IGNORED = "redrive.outage_ignored"
+    LEFT_UNSETTLED = "redrive.left_unsettled"
+    DISCONNECTED = "redrive.disconnected"
+    RECONNECTED = "redrive.reconnected"
+    RECOVERED = "redrive.recovered"
+
+
+_LEVELS = {
+    Name.ATTEMPT_FAILED: logging.WARNING,
+    Name.RETRIED: logging.INFO,
+    Name.RETRIED_IN_PLACE: logging.INFO,
+    Name.NEGATIVELY_ACKNOWLEDGED: logging.INFO,
+    Name.DEAD_LETTERED: logging.INFO,
+    Name.DISCARDED: logging.WARNING,
+    Name.UNSENT: logging.ERROR,
+    Name.TAKING_STOPPED: logging.ERROR,
+    Name.TAKING_RESUMED: logging.INFO,
+    Name.LATE_SUCCESS: logging.WARNING,
+    Name.DROPPED: logging.WARNING,
+    Name.HELD: logging.WARNING,
+    Name.OUTAGE_BEGAN: logging.ERROR,
+    Name.OUTAGE_ENDED: logging.INFO,
+    Name.OUTAGE_IGNORED: logging.ERROR,
+    Name.LEFT_UNSETTLED: logging.WARNING,
+    Name.DISCONNECTED: logging.ERROR,
+    Name.RECONNECTED: logging.INFO,
+    Name.RECOVERED: logging.WARNING,
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to a message, or to a consumer.
+
+    Attributes:
+        origin: the id it was first produced with; the same in all of its events. Empty where it is
+            about no single message.
+        message_id: the id it had in this attempt; else empty.
+        attempt: which attempt that was, from 1; else 0.
+        source: the source topic of the policy, which tells consumers apart.
+        subscription: the subscription of the policy; empty for a consumer that broadcasts.
+        topic: where it has been sent, or whose connection or chunks the event is about; else empty.
+        new_id: its id there; empty if an earlier send had stored it: the broker proves that, and
+            does not repeat the id.
+        reason: why it was dead-lettered, discarded or not sent, the class of the exception, or the
+            cause of an outage.
+        generation: of the policy in force.
+        policy: its name, `namespace/name`; empty if it has none, and for a consumer that
+            broadcasts.
+        count: how many messages it is about.
+    """
+
+    event: Name
+    origin: str
+    message_id: str
+    attempt: int
+    generation: int
+    source: str
+    subscription: str
+    topic: str = ""
+    new_id: str = ""
+    reason: str = ""
+    policy: str = ""
+    count: int = 1
+
+
+Hook = Callable[[Event], object]
+
+DISCONNECT_TIMEOUT = timedelta(seconds=30)
+"""After so long without a connection a consumer reports that."""
+
+CONNECTION_TEXTS = {
+    Name.DISCONNECTED: "no connection to the broker for %s for %.0f s, nothing is received; check "
+    "that the broker answers, and that the token or certificate of this consumer is valid",
+    Name.RECONNECTED: "connected to the broker again for %s, after %.0f s",
+}
+"""The text of these events, of all kinds of consumers."""
+
+
+@dataclass(frozen=True)
+class Events:
+    """Reports to the log and, if there is one, to a hook.
+
+    Attributes:
+        hook: called in the thread where it happened; an exception of it is logged and changes
+            nothing about the message.
+    """
+
+    hook: Hook | None = None
+
+    def report(self, event: Event, text: str, *values: object) -> None:
+        """Report *event*, in the log with *text*, which is formatted with *values*."""
+        try:
+            _events_log.log(_LEVELS[event.event], text, *values, extra=vars(event))
+        except BaseException as error:  # a filter of the program's, and the log can't show it
+            if ends_run(error):
+                raise
+            traceback.print_exc()
+        if self.hook is None:
+            return
+        try:
+            self.hook(event)
+        except BaseException as error:  # a message must not be stuck for it
+            if ends_run(error):
+                raise
+            _events_log.exception("the hook for events failed at %s", event.event)
+
+
+_MAX_SHOWN = 256
+
+_log = logging.getLogger(__name__)
+
+
+class OutageBeacon:
+    """One consumer's producer that tells of an outage, made and closed in a thread of its own.
+
+    Until the broker takes it, it is tried again whenever something is to be shown.
+    """
+
+    def __init__(self, client: pulsar.Client, policy: Policy) -> None:
+        self._client = client
+        self._topic = str(policy.retry_topic)
+        self._wanted = ""
+        self._shown = ""
+        self._producer: pulsar.Producer | None = None
+        self._working = False
+        self._changing = threading.Lock()
+
+    def show(self, cause: str) -> None:
+        """Show *cause*, and no longer what was shown before; nothing if it is empty."""
+        with self._changing:
+            self._wanted = cause[:_MAX_SHOWN]
+            if self._wanted == self._shown or self._working:
+                return
+            self._working = True
+        in_background(self._change)
+
+    def close(self) -> None:
+        """Show nothing more."""
+        self.show("")
+
+    def _change(self) -> None:
+        while True:
+            with self._changing:
+                wanted, before, self._producer = self._wanted, self._producer, None
+            if before is not None:
+                _leave(before)
+            made = self._make(wanted) if wanted else None
+            with self._changing:
+                self._producer, self._shown = made, wanted if made or not wanted else ""
+                if self._wanted == wanted:
+                    self._working = False
+                    return
+
+    def _make(self, cause: str) -> pulsar.Producer | None:
+        try:
+            return within(OPEN_SECONDS, functools.partial(self._open, cause), late=_leave)
+        except (pulsar.exceptions.PulsarException, TimeoutError) as error:
+            _log.warning(
+                "the operator is not shown that this consumer has paused: %s", error or "no answer"
+            )
+            return None
+
+    def _open(self, cause: str) -> pulsar.Producer:
+        # On one partition of several: that is enough to be seen.
+        topic = self._client.get_topic_partitions(self._topic)[0]
+        return self._client.create_producer(topic, properties={BEACON: cause})
+
+
+def _leave(producer: pulsar.Producer) -> None:
+    try:
+        producer.close()
+    except pulsar.exceptions.PulsarException as error:  # such as a client that was closed
+        _log.debug("closing what shows an outage failed: %s", error)
+
+
+_OUTAGES = {
+    Name.OUTAGE_BEGAN: "most messages fail with %s: this consumer pauses, and probes with single "
+    "messages, since %s%s",
+    Name.OUTAGE_ENDED: "a message was handled: the outage (%s) since %s is over%s",
+    Name.OUTAGE_IGNORED: "the outage (%s) since %s is ignored from now on%s: failures count again",
+}
+
+
+_TAKING = {
+    Name.TAKING_STOPPED: "too many messages wait to be sent on: this consumer takes nothing new "
+    "from the broker until a tenth of them are sent",
+    Name.TAKING_RESUMED: "messages that waited were sent on: this consumer takes new ones again",
+}
+
+
+class Reporting(Middleware):
+    """Reports failed attempts, hops and late successes as `Event`."""
+
+    def __init__(self, events: Events, policy: Callable[[], Policy], attempts: Attempts) -> None:
+        self._events = events
+        self._policy = policy
+        self._attempts = attempts
+
+    def settle(self, settle: Settle) -> Settle:
+        """Report before that an attempt failed, and after what became of its message."""
+
+        def settle_reported(settlement: Settlement) -> pulsar.MessageId | None:
+            message, verdict, failure = settlement.message, settlement.verdict, settlement.failed()
+            if failure.raised and failure.cause is not None:
+                self._failed(message, failure, failure.cause)
+            try:
+                receipt = settle(settlement)
+            except NotSentError as error:
+                encoded = isinstance(error, NotCopyableError) and not failure.not_copied
+                if isinstance(verdict, (Retry, Dead)) and not encoded:
+                    self._unsent(message, verdict, failure, error)
+                raise
+            self._settled(settlement, failure, receipt)
+            return receipt
+
+        return settle_reported
+
+    def late(self, message: pulsar.Message) -> None:
+        """Report that *message* was handled well, but after its time."""
+        attempt = self._attempts.of(message)
+        self._events.report(
+            _event(Name.LATE_SUCCESS, message, attempt, self._policy()),
+            "handled well, but after its time; what was done may be done again: origin %s",
+            attempt.origin,
+        )
+
+    def held(self, message: pulsar.Message, failure: Failure, cause: str) -> None:
+        """Report that a handler failed in an outage, which counts as no attempt."""
+        self._report(
+            Name.HELD, message, failure,
+            "held in an outage (%s), to be handled again as attempt %d: origin %s: %s",
+            cause, failure.attempt.number, failure.attempt.origin,
+            "" if failure.cause is None else failure.cause.message,
+            reason=cause,
+        )  # fmt: skip
+
+    def outage(self, name: Name, outage: Outage) -> None:
+        """Report that an outage began, ended, or is ignored from now on."""
+        event = self._of_no_message(name, reason=outage.cause)
+        needed = f", for what needs {outage.dependency}" if outage.dependency else ""
+        self._events.report(event, _OUTAGES[name], outage.cause, outage.since, needed)
+
+    def negatively_acknowledged(self, message: pulsar.Message, reason: str) -> None:
+        """Report that the broker delivers *message* again, after the consumer's delay for that."""
+        attempt = self._attempts.of(message)
+        event = _event(Name.NEGATIVELY_ACKNOWLEDGED, message, attempt, self._policy())
+        text = "acknowledged negatively, to be delivered again by the broker: origin %s"
+        self._events.report(replace(event, reason=reason), text, attempt.origin)
+
+    def left_unsettled(self, count: int) -> None:
+        """Report that the consumer was closed with so many messages in hand."""
+        event = self._of_no_message(Name.LEFT_UNSETTLED, count=count)
+        text = "closed with %d messages in hand, which the broker delivers again"
+        self._events.report(event, text, count)
+
+    def connection(self, topic: str, connected: bool, seconds: float) -> None:  # noqa: FBT001
+        """Report that *topic* had no connection for so many *seconds*, or has one again."""
+        name = Name.RECONNECTED if connected else Name.DISCONNECTED
+        event = replace(self._of_no_message(name), topic=topic)
+        self._events.report(event, CONNECTION_TEXTS[name], topic, seconds)
+
+    def recovered(self, topic: str) -> None:
+        """Report that messages of *topic* came at last whose chunks the client had dropped."""
+        event = replace(self._of_no_message(Name.RECOVERED), topic=topic)
+        text = "messages of %s came again that the client had dropped, as it put chunks together"
+        self._events.report(event, text, topic)
+
+    def taking(self, *, stopped: bool) -> None:
+        """Report that nothing new is taken while too many messages wait to be sent on, or again."""
+        name = Name.TAKING_STOPPED if stopped else Name.TAKING_RESUMED
+        self._events.report(self._of_no_message(name), _TAKING[name])
+
+    def _of_no_message(self, name: Name, *, reason: str = "", count: int = 1) -> Event:
+        policy = self._policy()
+        return Event(
+            name, origin="", message_id="", attempt=0, generation=policy.generation,
+            source=str(policy.topic), subscription=policy.subscription, policy=policy.name,
+            reason=reason, count=count,
+        )  # fmt: skip
+
+    def _failed(self, message: pulsar.Message, failure: Failure, cause: Cause) -> None:
+        self._report(
+            Name.ATTEMPT_FAILED, message, failure,
+            "attempt %d failed of %s: %s: %s\n%s",
+            failure.attempt.number, failure.attempt.origin, cause.type, cause.message, cause.trace,
+            reason=cause.type,
+        )  # fmt: skip
+
+    def _unsent(
+        self, message: pulsar.Message, verdict: Retry | Dead, failure: Failure, error: NotSentError
+    ) -> None:
+        self._report(
+            Name.UNSENT, message, failure,
+            "%s; origin %s, id %s stays in this consumer, unacknowledged",
+            error, failure.attempt.origin, id_text(message.message_id()),
+            topic=str(destination(verdict, failure.policy)), reason=error.reason,
+        )  # fmt: skip
+
+    def _settled(
+        self, settlement: Settlement, failure: Failure, receipt: pulsar.MessageId | None
+    ) -> None:
+        message, verdict, _ = settlement
+        origin, previous = failure.attempt.origin, id_text(message.message_id())
+        match verdict:
+            case RetryInPlace(delay, failed):
+                self._report(
+                    Name.RETRIED_IN_PLACE, message, failure,
+                    "retried in its consumer in %g s, its key waits: origin %s, failed attempts %d",
+                    delay.total_seconds(), origin, failed,
+                )  # fmt: skip
+            case Discard(reason, failed):
+                self._report(
+                    Name.DISCARDED, message, failure,
+                    "discarded (%s), as the policy asks: origin %s, id %s, failed attempts %d",
+                    reason, origin, previous, failed,
+                    reason=reason,
+                )  # fmt: skip
+            case Retry():
+                self._moved(Name.RETRIED, message, verdict, failure, receipt)
+            case Dead(reason):
+                self._moved(Name.DEAD_LETTERED, message, verdict, failure, receipt, reason)
+
+    def _moved(  # noqa: PLR0913, PLR0917 - all that the event shows
+        self,
+        name: Name,
+        message: pulsar.Message,
+        verdict: Retry | Dead,
+        failure: Failure,
+        receipt: pulsar.MessageId | None,
+        reason: str = "",
+    ) -> None:
+        new_id = "" if receipt is None else id_text(receipt)
+        topic = str(destination(verdict, failure.policy))
+        self._report(
+            name, message, failure,
+            "moved to %s: origin %s, previous id %s, new id %s, failed attempts %d",
+            topic, failure.attempt.origin, id_text(message.message_id()), new_id or "not repeated",
+            verdict.reconsume_times,
+            topic=topic, new_id=new_id, reason=reason,
+        )  # fmt: skip
+
+    def _report(  # noqa: PLR0913 - all that an event shows
+        self,
+        name: Name,
+        message: pulsar.Message,
+        failure: Failure,
+        text: str,
+        *values: object,
+        topic: str = "",
+        new_id: str = "",
+        reason: str = "",
+    ) -> None:
+        event = replace(
+            _event(name, message, failure.attempt, failure.policy),
+            topic=topic, new_id=new_id, reason=reason,
+        )  # fmt: skip
+        self._events.report(event, text, *values)
+
+
+def _event(name: Name, message: pulsar.Message, attempt: Attempt, policy: Policy) -> Event:
+    return Event(
+        name,
+        origin=attempt.origin,
+        message_id=id_text(message.message_id()),
+        attempt=attempt.number,
+        generation=policy.generation,
+        source=str(policy.topic),
+        subscription=policy.subscription,
+        policy=policy.name,
+    )

@@ -1,0 +1,216 @@
+"""`RetryProducer`, and its sends.
+
+`RetryProducer`: sends again what got no receipt, without storing it twice.
+
+For programs that produce to a source topic; stands alone beside the consumers. `sends` has the
+sends of one message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from queue import Empty, LifoQueue
+
+import pulsar
+import pulsar.schema
+
+from redrive.delivery.concurrency import (
+    CLOSE_TIMEOUT,
+    Closing,
+    Deadline,
+    SendWatchdog,
+    all_within,
+    identity,
+    release_at_exit,
+)
+from redrive.delivery.forking import OwnerProcess
+from redrive.delivery.parts import Crypto, for_producer
+from redrive.delivery.sender import REMEDY, Opening, SendSlot
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.messages import BYTES, NotSentError, WriterSchema
+from redrive.policy.values import to_timedelta
+
+SEND_RETRIES = 3
+SEND_TIMEOUT = timedelta(seconds=3)
+
+
+class ProducerClosedError(RedriveError):
+    """The producer was closed: it sends nothing more."""
+
+    reason = "ProducerClosed"
+
+
+class RetryProducer(Closing):
+    """Produces to a topic, and sends a message again when no receipt came for it in time.
+
+    Where the topic has deduplication switched on, a message is stored at most once however often it
+    was sent; elsewhere, and where the broker has forgotten this producer, a send whose receipt was
+    lost leaves a second copy. Nothing is kept when the process ends: a message whose `send` has not
+    returned may or may not be stored. `sends` tells what proves that a message is stored.
+
+    Use it as a context manager, within the life of *client*. May be used by several threads.
+
+    Args:
+        client: connects as a role that may produce to *topic*.
+        topic: partitioned or not. Partitions added later get messages without a key from the next
+            producer on.
+        name: begins the name under which the broker lists this producer; something random follows.
+        schema: of the messages; by default they are bytes.
+        compression: of the contents; the broker's limit is on what is left.
+        crypto: encrypts the contents.
+        send_retries: a message is sent at most once more than this.
+        timeout: how long each send waits for its receipt, and 1 s more for each MiB of the
+            message. Where the client has lost its producer for good, making another takes up to
+            12 s on top.
+        in_flight: at most so many messages are on their way at a time. With 1 they are stored in
+            the order of the calls; with more there is no order among calls at the same time.
+
+    Raises:
+        InvalidSpecError: an argument is out of bounds.
+        NotSentError: the broker refused the producer.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a choice of its own, with a default
+        self,
+        client: pulsar.Client,
+        topic: str,
+        *,
+        name: str | None = None,
+        schema: pulsar.schema.Schema | None = None,
+        compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
+        crypto: Crypto | None = None,
+        send_retries: int = SEND_RETRIES,
+        timeout: float | timedelta = SEND_TIMEOUT,
+        in_flight: int = 1,
+    ) -> None:
+        timeout = to_timedelta(timeout, "the time-out of a send")
+        _check(send_retries, timeout, in_flight)
+        self._owner = OwnerProcess("producer")
+        self.name = identity(name)
+        self._topic = topic
+        self._turns = itertools.count()
+        self._closed = False
+        self._schema = schema or BYTES
+        options = {
+            # Contents are encoded once: what is sent again is the same.
+            "schema": WriterSchema(self._schema.schema_info()),
+            # The broker recognises no chunk but the last.
+            "chunking_enabled": False,
+            "compression_type": compression,
+            **for_producer(crypto),
+        }
+        self._watchdog = SendWatchdog()
+        release_at_exit(client)
+        self._ending = threading.Event()
+        opening = Opening(client, options, send_retries + 1, timeout, self._watchdog, self._ending)
+        self._slots = [SendSlot(opening, f"{self.name}-{number}") for number in range(in_flight)]
+        self._free: LifoQueue[SendSlot] = LifoQueue()
+        for slot in reversed(self._slots):
+            self._free.put(slot)
+        try:
+            self._partitions = list(client.get_topic_partitions(topic))
+            self._slots[0].sender(
+                self._partitions[0]
+            ).open()  # refused here rather than at a message
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt
+        except pulsar.exceptions.PulsarException as error:
+            raise NotSentError(
+                f"no producer could be made for {topic}", got=str(error), remedy=REMEDY
+            ) from error
+
+    def send(  # noqa: PLR0913 - what a message can have
+        self,
+        content: object,
+        *,
+        properties: Mapping[str, str] | None = None,
+        partition_key: str = "",
+        ordering_key: str = "",
+        event_timestamp: int = 0,
+        deliver_after: float | timedelta | None = None,
+    ) -> pulsar.MessageId | None:
+        """Send a message; on return the broker has stored it.
+
+        Args:
+            content: what the schema encodes; None for a null value.
+            partition_key: messages of one key go to one partition, the one that the client's own
+                producers choose; those without take the partitions in turn.
+            event_timestamp: in milliseconds since 1970; 0 for none.
+            deliver_after: Shared and Key_Shared subscriptions get the message so much later.
+
+        Returns:
+            The message's id; None if the broker proves that an earlier send had stored it, whose
+            receipt was lost: the broker doesn't tell the id again.
+
+        Raises:
+            TooBigError: the broker takes no message that big. It is not stored.
+            NotSentError: none of the sends got a receipt. Whether it is stored is not known.
+            ProducerClosedError: `close` was called before this began. It is not stored.
+            InheritedError: this process was forked from the producer's. It is not stored.
+        """
+        self._owner.check()
+        encoded = None if content is None else self._schema.encode(content)
+        turn = self._partitions[next(self._turns) % len(self._partitions)]
+        fields = {
+            "properties": dict(properties or {}),
+            "partition_key": partition_key,
+            "ordering_key": ordering_key,
+            "event_timestamp": event_timestamp,
+            "deliver_after": None
+            if deliver_after is None
+            else to_timedelta(deliver_after, "a delay"),
+        }
+        slot = self._free.get()
+        try:
+            if self._closed:
+                raise ProducerClosedError(
+                    "this producer was closed", remedy="make a new one to go on producing"
+                )
+            return slot.send(self._topic if partition_key else turn, encoded, fields)
+        finally:
+            self._free.put(slot)
+
+    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+        """Leave the broker, once every send in another thread has ended.
+
+        Args:
+            timeout: for all of that. A send that has not ended then raises NotSentError: whether
+                its message is stored is not known.
+        """
+        if self._owner.is_parent:
+            return
+        deadline = Deadline(timeout)
+        self._closed = True
+        idle = [slot for _ in self._slots if (slot := self._next_idle(deadline)) is not None]
+        self._ending.set()
+        all_within(deadline, [*(slot.close for slot in self._slots), self._watchdog.close])
+        for slot in idle:  # so that whoever comes late finds out that it is closed
+            self._free.put(slot)
+
+    def _next_idle(self, deadline: Deadline) -> SendSlot | None:
+        with contextlib.suppress(Empty):
+            return self._free.get(timeout=deadline.left())
+        return None
+
+
+def _check(send_retries: int, timeout: timedelta, in_flight: int) -> None:
+    if send_retries < 0:
+        raise InvalidSpecError(
+            "send_retries is a number of times", got=send_retries, remedy="0 sends once"
+        )
+    if timeout < timedelta(milliseconds=1):
+        raise InvalidSpecError(
+            "the time-out of a send is a positive time",
+            got=str(timeout),
+            remedy="give how long a receipt may take, 1 ms or more",
+        )
+    if in_flight < 1:
+        raise InvalidSpecError(
+            "at least one message is on its way at a time",
+            got=in_flight,
+            remedy="give 1 to keep the order of calls",
+        )

@@ -1,1 +1,0 @@
-"""What becomes of a failed message: verdict, retry topic or dead-letter topic, acknowledgement."""

@@ -1,0 +1,396 @@
+"""The loop of `run`: workers, time-outs, results of handlers, SIGTERM.
+
+Handles messages in several threads and within a time; called by `RetryConsumer.run`.
+
+Each worker takes, handles and settles; the first of them is the thread that called. A watcher fails
+the messages of a handler that takes too long. Whoever is first, the worker or the watcher, claims
+the messages and settles them, so that they are settled once.
+
+What a handler answered → what became of each message; called by `run`.
+
+A handler for one message and one for a batch are brought into one form here: messages in, one
+outcome per message out.
+
+What SIGTERM stops; called by `run` and `async_consumer`.
+
+Several calls of `run` can share the main thread: coroutines of one loop do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeVar
+
+import pulsar
+
+from redrive.delivery.concurrency import ends_run
+from redrive.delivery.fetcher import ConsumerStoppedError
+from redrive.delivery.middleware.chain import Handle, Outcome
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.policy.envelope import Attempt
+from redrive.policy.verdict import Done
+
+
+class HandlerTimeoutError(RedriveError, TimeoutError):
+    """A handler took longer than it may."""
+
+    reason = "HandlerTimeout"
+
+
+def out_of_time(timeout: timedelta) -> HandlerTimeoutError:
+    """Say that a handler took longer than *timeout*."""
+    return HandlerTimeoutError(
+        "the handler took too long",
+        got=f"more than {timeout.total_seconds():g} s",
+        remedy="make it faster, or give it more time with timeout=",
+    )
+
+
+class _Hand:
+    """Messages that a handler works on."""
+
+    def __init__(self, messages: Sequence[pulsar.Message]) -> None:
+        self.messages = messages
+        self.since = time.monotonic()
+        self.timed_out = False
+        self._claim = threading.Lock()
+
+    def claim(self) -> bool:
+        """Return whether the caller is the first, which settles the messages."""
+        return self._claim.acquire(blocking=False)
+
+
+@dataclass
+class Run:
+    """One call of `run`.
+
+    Attributes:
+        take: returns the next messages, or raises ConsumerStoppedError.
+        settle: acknowledges a message, or moves it on with the exception it failed with.
+        late: called with each success that came after its time.
+        stop: stops the consumer, so that `take` ends every worker.
+    """
+
+    take: Callable[[], Sequence[pulsar.Message]]
+    handle: Handle
+    settle: Callable[[pulsar.Message, Outcome], None]
+    late: Callable[[pulsar.Message], None]
+    stop: Callable[[], None]
+    workers: int
+    timeout: timedelta
+    _hands: dict[int, _Hand] = field(default_factory=dict)
+    _broken: list[BaseException] = field(default_factory=list)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        """Refuse what no thread could obey."""
+        if self.workers < 1:
+            raise InvalidSpecError(
+                "messages are handled by at least one worker",
+                got=self.workers,
+                remedy="give a number of threads",
+            )
+        if self.timeout <= timedelta():
+            raise InvalidSpecError(
+                "a handler's time-out is a positive time",
+                got=str(self.timeout),
+                remedy="give the longest time that handling may take",
+            )
+
+    def until_stopped(self) -> None:
+        """Work until the consumer is stopped; raise what broke a worker, if anything did."""
+        helpers = [
+            threading.Thread(target=self._work, args=(n,), name=f"redrive-worker-{n}", daemon=True)
+            for n in range(1, self.workers)
+        ]
+        watcher = threading.Thread(target=self._watch, name="redrive-watcher", daemon=True)
+        with stopping_at_sigterm(self.stop):
+            try:
+                for thread in (watcher, *helpers):
+                    thread.start()
+                self._work(0)
+            except BaseException:
+                self.stop()  # for the others, when this thread was interrupted
+                raise
+            finally:
+                for number, helper in enumerate(helpers, start=1):
+                    self._see_out(number, helper)
+                self._over.set()
+                watcher.join()
+        if self._broken:
+            raise self._broken[0]
+
+    def _work(self, number: int) -> None:
+        try:
+            while True:
+                hand = self._hands[number] = _Hand(self.take())
+                self._handle(hand)
+                del self._hands[number]
+        except ConsumerStoppedError:
+            return
+        except BaseException as error:  # noqa: BLE001 - raised again by until_stopped
+            self._break(error)
+
+    def outcomes(self, messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+        """Have *messages* handled; what is no failure of a message is raised."""
+        try:
+            return self.handle(messages)
+        except NotRunError:
+            raise  # a mistake in the program
+        except BaseException as error:  # whatever it is travels with the message
+            if ends_run(error):
+                raise
+            return [error] * len(messages)
+
+    def settle_all(self, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]) -> None:
+        """Settle each message by its outcome."""
+        for message, outcome in zip(messages, outcomes, strict=True):
+            self.settle(message, outcome)
+
+    def give_up(self, messages: Sequence[pulsar.Message]) -> None:
+        """Fail all messages of a handler that is out of time."""
+        self.settle_all(messages, [out_of_time(self.timeout)] * len(messages))
+
+    def ignore(self, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]) -> None:
+        """Count the successes among outcomes that came too late."""
+        for message, outcome in zip(messages, outcomes, strict=True):
+            if outcome is None:
+                self.late(message)
+
+    def _handle(self, hand: _Hand) -> None:
+        try:
+            outcomes = self.outcomes(hand.messages)
+        except BaseException:
+            hand.claim()  # the messages stay unacknowledged
+            raise
+        if hand.claim():
+            self.settle_all(hand.messages, outcomes)
+        else:
+            self.ignore(hand.messages, outcomes)
+
+    def _watch(self) -> None:
+        look = min(1.0, self.timeout.total_seconds() / 10)
+        while not self._over.wait(look):
+            # A copy, made in one step: the workers go on meanwhile.
+            for hand in list(self._hands.values()):
+                if time.monotonic() - hand.since > self.timeout.total_seconds() and hand.claim():
+                    self._time_out(hand)
+
+    def _time_out(self, hand: _Hand) -> None:
+        try:
+            self.give_up(hand.messages)
+        except BaseException as broken:  # noqa: BLE001 - raised again by until_stopped
+            self._break(broken)
+        hand.timed_out = True
+
+    def _see_out(self, number: int, helper: threading.Thread) -> None:
+        """Wait until a worker has ended, or is busy with nothing but a handler out of time."""
+        while helper.is_alive():
+            hand = self._hands.get(number)
+            if hand is not None and hand.timed_out:
+                return
+            helper.join(0.1)
+
+    def _break(self, error: BaseException) -> None:
+        self._broken.append(error)
+        self.stop()
+
+
+Handler = Callable[[pulsar.Message], object] | Callable[[pulsar.Message, Attempt], object]
+AttemptOf = Callable[[pulsar.Message], Attempt]
+BatchHandler = Callable[[Sequence[pulsar.Message]], Sequence[Done | BaseException | None] | None]
+_Answer = TypeVar("_Answer")
+
+
+class NotDoneError(RedriveError):
+    """A handler whose only success is `Done` returned something else."""
+
+    reason = "NotDone"
+
+
+class BatchAnswerError(RedriveError):
+    """A batch handler's answer can't be matched with its messages, so none counts as handled."""
+
+    reason = "BatchAnswer"
+
+
+class NotRunError(RedriveError):
+    """A handler returned a coroutine or a generator, which does nothing unless it is run.
+
+    A mistake of the program and no failure of a message: it ends `run`.
+    """
+
+    reason = "NotRun"
+
+
+_UNRUN = (Awaitable, Generator, AsyncGenerator)
+_REMEDY = "handle coroutines by AsyncRetryConsumer; a handler is no generator: use no yield"
+
+
+def single_handler(handler: Handler, attempt_of: AttemptOf, *, explicit: bool) -> Handle:
+    """Give a batch of one to a *handler* of single messages.
+
+    Args:
+        attempt_of: tells which attempt at a message this is, for a handler that takes it too.
+
+    Raises:
+        InvalidSpecError: a call of *handler* would do nothing, or fail each time.
+    """
+    _check_runs(handler)
+    call: Callable[..., object] = handler
+    takes_attempt = _takes_attempt(handler)
+    _check_takes(handler, 1 + takes_attempt, "a message, and the attempt if it wants to")
+
+    def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+        (message,) = messages
+        answer = _run(call(message, attempt_of(message)) if takes_attempt else call(message))
+        return [_not_done(answer) if explicit and not isinstance(answer, Done) else None]
+
+    return handle
+
+
+def batch_handler(handler: BatchHandler, *, explicit: bool) -> Handle:
+    """Give a whole batch to *handler*, and read its answer message by message.
+
+    Raises:
+        InvalidSpecError: a call of *handler* would do nothing, or fail each time.
+    """
+    _check_runs(handler)
+    _check_takes(handler, 1, "a list of messages")
+
+    def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+        answers = _run(handler(messages))
+        if answers is None:
+            answers = [None] * len(messages)
+        if len(answers) != len(messages):
+            raise BatchAnswerError(
+                f"a handler of {len(messages)} messages answers for each of them, or with None",
+                got=f"{len(answers)} answers",
+                remedy="return a list with one of Done(), None and an exception per message",
+            )
+        return [_outcome(answer, explicit=explicit) for answer in answers]
+
+    return handle
+
+
+def _check_runs(handler: Callable[..., object]) -> None:
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_of(handler) for is_of in kinds):
+        raise InvalidSpecError(
+            "a handler does its work when it is called",
+            got=getattr(handler, "__qualname__", repr(handler)),
+            remedy=_REMEDY,
+        )
+
+
+def _takes_attempt(handler: Callable[..., object]) -> bool:
+    """Whether *handler* has a second argument that it needs, or that is named `attempt`.
+
+    Any other with a default is the program's own.
+    """
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):  # some that are written in C tell nothing
+        return False
+    positional = [
+        each
+        for each in parameters
+        if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}
+    ]
+    return any(each.default is each.empty or each.name == "attempt" for each in positional[1:2])
+
+
+def _check_takes(handler: Callable[..., object], arguments: int, what: str) -> None:
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # some that are written in C tell nothing
+        return
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError as error:
+        raise InvalidSpecError(
+            f"a handler takes {what}, and nothing else without a default",
+            got=f"{getattr(handler, '__qualname__', repr(handler))}{signature}",
+            remedy="change its arguments, or bind them with functools.partial",
+        ) from error
+
+
+def _run(answer: _Answer) -> _Answer:
+    """Return *answer*, unless it only promises the work: to acknowledge that would lose it."""
+    if not isinstance(answer, _UNRUN):
+        return answer
+    if inspect.iscoroutine(answer):
+        answer.close()  # else Python warns of what is raised here
+    raise NotRunError(
+        "the handler has returned what is never run", got=type(answer).__name__, remedy=_REMEDY
+    )
+
+
+def _outcome(answer: object, *, explicit: bool) -> Outcome:
+    if isinstance(answer, Done):
+        return None
+    if isinstance(answer, BaseException):
+        return answer
+    return _not_done(answer) if explicit or answer is not None else None
+
+
+def _not_done(answer: object) -> NotDoneError:
+    return NotDoneError(
+        "the handler did not say that the message is done",
+        got=type(answer).__name__,
+        remedy="return Done() once a message is handled",
+    )
+
+
+_stops: list[Callable[[], None]] = []  # changed by the main thread only, which runs handlers too
+
+
+@contextlib.contextmanager
+def stopping_at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
+    """Call *stop* at SIGTERM, unless the program does something of its own then.
+
+    Not in other threads than the main one, where Python handles no signals.
+    """
+    if not _is_ours():
+        yield
+        return
+    # At no moment is the signal heeded with nothing to stop: that would lose it.
+    _stops.append(stop)
+    try:
+        signal.signal(signal.SIGTERM, _stop_all)
+        yield
+    finally:
+        if len(_stops) == 1 and _is_ours():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if stop in _stops:  # else this is a forked child
+            _stops.remove(stop)
+
+
+def _is_ours() -> bool:
+    return threading.current_thread() is threading.main_thread() and signal.getsignal(
+        signal.SIGTERM
+    ) in {signal.SIG_DFL, _stop_all}
+
+
+def _forget() -> None:
+    """Let SIGTERM end a forked child: what it would stop belongs to the parent."""
+    _stops.clear()
+    if signal.getsignal(signal.SIGTERM) is _stop_all:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _stop_all(*_: object) -> None:
+    for stop in _stops:
+        stop()

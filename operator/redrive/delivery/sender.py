@@ -1,0 +1,374 @@
+"""One producer name at the broker, and the proof that a message sent under it is stored.
+
+Called by `retry_producer`, `producers` and `sequence_topic`.
+
+A topic with deduplication keeps the highest sequence id of each producer name that it has stored.
+It drops a message whose id is not above that, and answers `-1:-1`: no entry. The answer alone
+proves nothing. The client numbers messages from the start again when a producer that has not
+published yet is connected again, and the broker then drops a second message of one number. A
+message that the broker refuses, such as one above the `maxMessageSize` of its topic, looks like a
+duplicate once a later one was stored. So each `PartitionSender` keeps four rules:
+
+1. Its name is its own: no other process, topic partition or schema uses it.
+2. Sequence ids are its own. They begin at 1, because the client takes 0 for none, and only rise.
+3. One message is in flight at a time. The next id is used only after the message before it was
+   stored, refused, or given up for good. Senders work side by side, each under its own name.
+4. A message that is sent again keeps the name and the sequence id.
+
+No id above that of the message in flight was ever sent. So the message is stored if the broker's
+last sequence id, read when a producer is opened under this name after the message was sent, equals
+its id, and the broker has dropped it as a duplicate: `-1:-1`. Nothing else without an entry is a
+receipt, and the message is sent again:
+
+- Deduplication is on, and the broker remembers the name: a message is stored once.
+- Deduplication is off, was switched off and on, or the broker has forgotten the name (a producer
+  that was away for `brokerDeduplicationProducerInactivityTimeoutMinutes`, or more names than
+  `brokerDeduplicationMaxNumberOfProducers` when a topic is loaded): the id is above all that the
+  broker knows, so the message is stored, a second time if the lost receipt was one of a stored
+  message. It is never dropped.
+- `-1:-1` contradicts the last sequence id: the message is sent under a new name, and may be stored
+  twice.
+- Chunks: the broker recognises only the last chunk. It may have stored that one alone. And when the
+  client connects again, it sends chunks twice, of which consumers with the client 4.2 can't put the
+  message together. So the message is sent again whole under a new name if its producer was
+  disconnected meanwhile, or if the receipt has no entry, and may be stored twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+import pulsar
+
+from redrive.delivery.concurrency import OPEN_SECONDS, SendWatchdog, in_background, within
+from redrive.messages import NotSentError, TooBigError
+
+REMEDY = "check that the broker answers, and that this role may produce there"
+
+BYTES_PER_SECOND = 2**20
+"""The slowest transfer that a send is given time for, on top of its time-out."""
+
+_GRACE_SECONDS = 1.0
+"""Seconds that a broker has to confirm that a producer is closed."""
+
+_PAUSE_SECONDS = 0.2
+"""After the first send, where that failed at once; four times as long after each that follows. A
+broker that has not yet noticed the end of a connection keeps a producer's name for 6 s."""
+
+_SECOND = timedelta(seconds=1)
+
+MAX_OPEN = 32
+"""Producers that one slot keeps at the broker: with more partitions than that they take turns."""
+
+_POLL_SECONDS = 0.02
+"""How often a producer of chunks is checked; the client waits 0.09 s before it connects again."""
+
+_MAX_NAMES = 3
+"""Names tried in one call of `PartitionSender.send`."""
+
+
+class UnprovenError(pulsar.exceptions.PulsarException):  # type: ignore[misc]  # no types there
+    """The broker answers that it has a message, and does not know its sequence id."""
+
+
+def open_producer(
+    client: pulsar.Client, topic: str, name: str, options: Mapping[str, Any]
+) -> pulsar.Producer:
+    """Open an unbatched producer, whose sends wait for as long as the caller does.
+
+    Raises:
+        pulsar.exceptions.PulsarException: the broker refused it, or did not answer within
+            `OPEN_SECONDS`.
+    """
+    make = functools.partial(
+        client.create_producer,
+        topic,
+        producer_name=name,
+        send_timeout_millis=0,
+        batching_enabled=False,  # the broker knows a batch by the id of its first message only
+        **options,
+    )
+    try:
+        return within(OPEN_SECONDS, make, late=leave)
+    except TimeoutError as error:
+        raise pulsar.Timeout from error
+
+
+class PartitionSender:
+    """Sends messages under one producer name, one at a time; see the module for what it proves.
+
+    One thread at a time may send. Any thread may close it.
+
+    Args:
+        make: opens a producer under a name, see `open_producer`.
+        name: begins the producer name; no other sender has it.
+        watchdog: ends sends that take too long: the client reconnects without limit.
+        chunked: whether messages may go in chunks.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[str], pulsar.Producer],
+        name: str,
+        watchdog: SendWatchdog,
+        *,
+        chunked: bool = False,
+    ) -> None:
+        self._make = make
+        self._base = self._name = name
+        self._watchdog = watchdog
+        self._chunked = chunked
+        self._renamed = itertools.count(2)
+        self._sequence_id = 0
+        self._producer: pulsar.Producer | None = None
+        self._last = -1  # the broker's last sequence id of the name, when the producer was opened
+        self._ended = False
+        self.in_doubt = False
+        """Whether the message of `begin` was sent, and may be stored."""
+
+    def begin(self) -> None:
+        """Number a new message; the one before is not sent again."""
+        self._sequence_id += 1
+        self.in_doubt = False
+
+    def open(self) -> pulsar.Producer:
+        """Return the producer, opened under its name unless it is open.
+
+        Raises:
+            pulsar.exceptions.PulsarException: it could not be opened.
+        """
+        producer = self._producer
+        if producer is None:
+            producer = self._make(self._name)
+            self._last = producer.last_sequence_id()
+            self._producer = producer
+            if self._ended:  # meanwhile, by another thread
+                self.close()
+                raise pulsar.AlreadyClosed
+        return producer
+
+    def send(
+        self, content: object, fields: Mapping[str, Any], timeout: float
+    ) -> pulsar.MessageId | None:
+        """Send the message of `begin`, or send it again; on return the broker has stored it.
+
+        Args:
+            content: what the producer's schema encodes; None for a null value.
+            fields: further arguments of the client's `send`.
+            timeout: seconds for each send, besides opening a producer.
+
+        Returns:
+            Its id; None if an earlier send has stored it, whose id the broker does not repeat.
+
+        Raises:
+            pulsar.MessageTooBig: the client refuses it. It was not sent.
+            pulsar.exceptions.PulsarException: no receipt came, or none that proves anything. It may
+                be stored; `send` with the same content stores it once, but for the module's limits.
+        """
+        if self._chunked and self.in_doubt:
+            self._rename()
+        for _ in range(_MAX_NAMES):
+            producer = self.open()
+            with _Connected(producer) if self._chunked else contextlib.nullcontext() as connected:
+                receipt = self._once(producer, content, fields, timeout)
+            whole = connected is None or connected.always
+            if receipt.ledger_id() >= 0 and whole:
+                self.in_doubt = False
+                return receipt
+            if not self._chunked and self._is_stored():
+                self.in_doubt = False
+                return None
+            self._rename()
+        raise UnprovenError(f"{_MAX_NAMES} receipts that prove nothing")
+
+    def close(self) -> None:
+        """Close the producer; the next send opens it again under its name."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            # A broker that answers has to know, before it lets another in under this name.
+            with contextlib.suppress(TimeoutError):
+                within(_GRACE_SECONDS, functools.partial(leave, producer), late=_ignore)
+
+    def end(self) -> None:
+        """Close the producer for good, also one that is being opened now."""
+        self._ended = True
+        self.close()
+
+    def _once(
+        self,
+        producer: pulsar.Producer,
+        content: object,
+        fields: Mapping[str, Any],
+        timeout: float,
+    ) -> pulsar.MessageId:
+        given_up = threading.Event()
+
+        def give_up() -> None:
+            given_up.set()
+            in_background(functools.partial(leave, producer))
+
+        was_in_doubt, self.in_doubt = self.in_doubt, True
+        try:
+            with self._watchdog.during(timeout, give_up):
+                # Not send_async: each call of it leaks some hundred bytes in the client.
+                return producer.send(content, sequence_id=self._sequence_id, **fields)
+        except pulsar.MessageTooBig:
+            self.in_doubt = was_in_doubt
+            raise
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt
+        except pulsar.exceptions.PulsarException as error:
+            self.close()
+            if given_up.is_set():
+                raise pulsar.Timeout("no answer") from error
+            raise
+
+    def _is_stored(self) -> bool:
+        """Return True if the message, which the broker dropped, is the last one of this name."""
+        if self._last != self._sequence_id:  # read before the message was sent
+            self.close()
+            self.open()
+        return self._last == self._sequence_id
+
+    def _rename(self) -> None:
+        self.close()
+        self._name = f"{self._base}.{next(self._renamed)}"
+        self._sequence_id = 1
+
+
+class _Connected:
+    """Watches the connection of a producer, within a `with` block.
+
+    Attributes:
+        always: whether it was connected all the time.
+    """
+
+    def __init__(self, producer: pulsar.Producer) -> None:
+        self.always = True
+        self._producer = producer
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="redrive-chunks", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while self.always:
+            self.always = self._producer.is_connected()
+            if self._over.wait(_POLL_SECONDS):
+                self.always &= self._producer.is_connected()
+                return
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Options of all producers of a `RetryProducer`, and the number and time-out of their sends.
+
+    Attributes:
+        watchdog: ends sends that take too long.
+        ending: set once no further send is made: the producer is closed.
+    """
+
+    client: pulsar.Client
+    options: Mapping[str, Any]
+    sends: int
+    timeout: timedelta
+    watchdog: SendWatchdog
+    ending: threading.Event
+
+    def sender(self, topic: str, name: str) -> PartitionSender:
+        """Return a sender to *topic*, or to one partition."""
+
+        def make(name: str) -> pulsar.Producer:
+            return open_producer(self.client, topic, name, self.options)
+
+        return PartitionSender(make, name, self.watchdog)
+
+
+class SendSlot:
+    """The way of one message at a time."""
+
+    def __init__(self, opening: Opening, name: str) -> None:
+        self._opening = opening
+        self._name = name
+        self._senders: dict[str, PartitionSender] = {}
+        self._open: OrderedDict[str, PartitionSender] = OrderedDict()  # used last, last
+
+    def sender(self, topic: str) -> PartitionSender:
+        """Return the slot's producer of *topic*, or of one partition.
+
+        The one that was used longest ago leaves the broker, if there are too many. It comes back
+        under its name, and goes on counting its messages.
+        """
+        if topic not in self._senders:
+            # A name of its own: the producer of a whole topic is one of each partition too.
+            self._senders[topic] = self._opening.sender(topic, f"{self._name}-{len(self._senders)}")
+        self._open[topic] = self._senders[topic]
+        self._open.move_to_end(topic)
+        if len(self._open) > MAX_OPEN:
+            _, longest_ago = self._open.popitem(last=False)
+            longest_ago.close()
+        return self._senders[topic]
+
+    def send(
+        self, topic: str, content: bytes | None, fields: Mapping[str, Any]
+    ) -> pulsar.MessageId | None:
+        """Send a message until it is stored; see `RetryProducer.send`."""
+        opening, sender = self._opening, self.sender(topic)
+        sender.begin()
+        timeout = opening.timeout / _SECOND + len(content or b"") / BYTES_PER_SECOND
+        failures: list[str] = []
+        for number in range(1, opening.sends + 1):
+            try:
+                return sender.send(content, fields, timeout)
+            except pulsar.Interrupted:
+                raise  # the client's word for KeyboardInterrupt
+            except pulsar.MessageTooBig as error:
+                raise TooBigError(
+                    f"a message with its properties is too big for {topic}",
+                    remedy="raise maxMessageSize of the broker, or keep messages well below it",
+                ) from error
+            except pulsar.exceptions.PulsarException as error:
+                failures.append(str(error) or type(error).__name__)
+            if opening.ending.is_set():
+                break
+            if number < opening.sends:
+                opening.ending.wait(self._pause(number))
+        sender.close()
+        raise NotSentError(
+            f"a message was sent to {topic} {len(failures)} times, without a receipt",
+            got=", ".join(failures),
+            remedy=f"{REMEDY}; whether it is stored is not known, so sending it again may store "
+            "it twice",
+        )
+
+    def close(self) -> None:
+        """Leave the broker."""
+        for sender in list(self._senders.values()):
+            sender.close()
+
+    def _pause(self, failures: int) -> float:
+        return float(min(_PAUSE_SECONDS * 4 ** (failures - 1), self._opening.timeout / _SECOND))
+
+
+def leave(producer: pulsar.Producer) -> None:
+    """Close *producer*, however long that takes."""
+    with contextlib.suppress(pulsar.exceptions.PulsarException):  # nothing left to close
+        producer.close()
+
+
+def _ignore(_: None) -> None:
+    """Do nothing: a producer that was closed late is closed."""

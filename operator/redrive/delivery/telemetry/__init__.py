@@ -1,1 +1,0 @@
-"""What is reported of messages: events for log and hook."""

@@ -1,0 +1,187 @@
+"""Metrics and heartbeats of the operator.
+
+Metrics of the work queues and reconciles, of objects' conditions, and of the leader election.
+
+`docs/reference/metrics.md` lists it.
+
+Liveness: heartbeats of the operator's parts, and whether one of them has stalled.
+
+The event loop and every watch send a heartbeat in each of their rounds. The command's endpoint
+reads them from a thread of its own, so that it answers while the event loop hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from redrive.api import Body
+from redrive.api.conditions import READY, RECONCILING, STALLED, ConditionStatus, Reason
+from redrive.errors import RedriveError
+from redrive.kube import resources
+from redrive.kube.cache import Cache
+from redrive.kube.resources import Key, Resource
+
+LEASE_HELD = Gauge(
+    "redrive_lease_held", "1 while this operator holds the lease and may write, else 0."
+)
+OBJECTS = "redrive_objects"
+OTHER = "Other"
+"""What conditions are counted as that hold what redrive writes in none."""
+_STATUSES = frozenset(map(str, ConditionStatus))
+_LABELS = ("kind", "condition", "status", "reason")
+POLICY_READY = "redrive_policy_ready"
+POLICY_LABELS = ("policy", "policy_namespace", "source_topic", "subscription")
+"""The metrics of consumers have the same. Scrapers overwrite a label `namespace`."""
+RECONCILES = Counter(
+    "redrive_reconciles_total",
+    "Reconciles, by kind and by result: success, requeue or error.",
+    ("kind", "result"),
+)
+RECONCILE_SECONDS = Histogram(
+    "redrive_reconcile_duration_seconds",
+    "How long looks at objects took, without the time in the queue.",
+    ("kind",),
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
+QUEUE_DEPTH = Gauge(
+    "redrive_reconcile_queue_depth",
+    "Objects that are to be looked at and wait for others to be done.",
+    ("kind",),
+)
+BREAKER_OPEN = Gauge(
+    "redrive_breaker_open",
+    "1 while a connection's broker does not answer and is left alone, else 0.",
+    ("connection_namespace", "connection"),
+)
+
+
+class ConditionMetrics(Collector):
+    """Objects by kind and by each condition in their status, and whether each policy is Ready."""
+
+    def __init__(self, caches: Mapping[Resource, Cache]) -> None:
+        self._caches = caches
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Count them, now."""
+        family = GaugeMetricFamily(
+            OBJECTS, "Objects of redrive, by each condition in their status.", labels=_LABELS
+        )
+        known = reasons()
+        types = known | {READY, RECONCILING, STALLED}
+        counts = collections.Counter(
+            (
+                resource.kind,
+                _known(condition.get("type"), types),
+                _known(condition.get("status"), _STATUSES),
+                _known(condition.get("reason"), known),
+            )
+            for resource, cache in self._caches.items()
+            for body in cache
+            for condition in (body.get("status") or {}).get("conditions") or ()
+        )
+        for labels, count in counts.items():
+            family.add_metric(labels, count)
+        yield family
+        yield self._readiness()
+
+    def _readiness(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(
+            POLICY_READY, "1 while a RetryPolicy is Ready, else 0.", labels=POLICY_LABELS
+        )
+        for body in self._caches.get(resources.POLICIES, ()):
+            spec, key = body["spec"], Key.of(body)
+            family.add_metric(
+                (key.name, key.namespace, spec["topic"], spec["subscription"]), _is_ready(body)
+            )
+        return family
+
+
+def reasons() -> frozenset[str]:
+    """Return all reasons that conditions of redrive can have, as far as its modules are loaded."""
+    return frozenset(Reason.declared) | {error.reason for error in _and_below(RedriveError)}
+
+
+def _and_below(error: type[RedriveError]) -> Iterator[type[RedriveError]]:
+    yield error
+    for each in error.__subclasses__():
+        yield from _and_below(each)
+
+
+def _known(text: str | None, known: frozenset[str]) -> str:
+    """Return *text* if it is known: each one that a user makes up would be a time series."""
+    return text if text in known else OTHER
+
+
+def _is_ready(body: Body) -> bool:
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    return any((each.get("type"), each.get("status")) == (READY, "True") for each in conditions)
+
+
+@contextmanager
+def counting_objects(caches: Mapping[Resource, Cache]) -> Iterator[None]:
+    """Count the conditions of the objects in *caches* while the block runs."""
+    collector = ConditionMetrics(caches)
+    REGISTRY.register(collector)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)
+
+
+STALL_SECONDS = 60.0
+"""A part without a heartbeat for longer has stalled."""
+BEAT_SECONDS = 5.0
+EVENT_LOOP = "event loop"
+
+
+class Liveness:
+    """The last heartbeat of each part; may be read from any thread.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._beats: dict[str, float] = {}
+        self.ready = False
+
+    def beat(self, part: str) -> None:
+        """Record a heartbeat of *part*, which has to send the next within `STALL_SECONDS`."""
+        self._beats[part] = self._clock()
+
+    def forget(self, part: str) -> None:
+        """Expect no more heartbeats of *part*."""
+        self._beats.pop(part, None)
+
+    def silent_for(self) -> dict[str, float]:
+        """Return for each part how many seconds ago its last heartbeat was."""
+        now = self._clock()
+        return {part: now - at for part, at in tuple(self._beats.items())}
+
+    def has_stalled(self) -> bool:
+        """Whether a part has sent no heartbeat for longer than it may."""
+        return any(silent > STALL_SECONDS for silent in self.silent_for().values())
+
+    @asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """Send heartbeats of the event loop while the block runs."""
+        task = asyncio.create_task(self._beat_for_ever(), name="heartbeat")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _beat_for_ever(self) -> None:
+        while True:
+            self.beat(EVENT_LOOP)
+            await asyncio.sleep(BEAT_SECONDS)

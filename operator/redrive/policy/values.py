@@ -1,0 +1,208 @@
+"""Text forms of values: durations, sizes, patterns, and fields that convert when set.
+
+Lengths of time as manifests write them: `1s`, `5m`, `2h`, `10d`, or combined as in `1h30m`.
+
+How a size is written: a whole number of bytes with a unit, as Kubernetes writes quantities.
+
+Names by patterns in which `*` stands for any characters but one: topics, roles, images, hosts.
+
+Not by regular expressions, which try for each `*` what is left for all the others: eight of them,
+against 255 characters, take longer than anything waits.
+
+A field of a dataclass that is read as one type, and may be given as another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, cast
+
+from redrive.errors import InvalidSpecError
+
+_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+# Eight digits: more days than that are beyond what a timedelta can hold.
+DURATION_PATTERN = r"^([0-9]{1,8}d)?([0-9]{1,8}h)?([0-9]{1,8}m)?([0-9]{1,8}s)?$"
+_WRITTEN = re.compile(DURATION_PATTERN)
+
+
+def parse_duration(text: str) -> timedelta:
+    """Read a duration of whole seconds, largest unit first, each unit at most once.
+
+    Raises:
+        InvalidSpecError: *text* is not written that way.
+    """
+    written = _WRITTEN.fullmatch(text) if text.isascii() else None
+    if not text or written is None:
+        raise InvalidSpecError(
+            "a duration is whole numbers with the units d, h, m, s, largest first",
+            got=text[:64],
+            remedy="write it like 90s, 1m30s, 2h or 10d",
+        )
+    return timedelta(seconds=sum(int(p[:-1]) * _SECONDS[p[-1]] for p in written.groups() if p))
+
+
+def check_duration(text: str) -> str:
+    """Return *text*, which `parse` can read.
+
+    Raises:
+        InvalidSpecError: it can't.
+    """
+    parse_duration(text)
+    return text
+
+
+def to_timedelta(duration: float | timedelta, what: str) -> timedelta:
+    """Return what a program gave as a *duration*, in seconds or as a timedelta.
+
+    Args:
+        what: names it in the message.
+
+    Raises:
+        InvalidSpecError: it is neither, or no number that a timedelta can hold.
+    """
+    if isinstance(duration, timedelta):
+        return duration
+    try:
+        if not isinstance(duration, bool):
+            return timedelta(seconds=duration)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidSpecError(
+        f"{what} is a number of seconds, or a timedelta",
+        got=duration,
+        remedy="give it like 1.5 or timedelta(minutes=5)",
+    )
+
+
+def format_duration(duration: timedelta) -> str:
+    """Write *duration*, cut to whole seconds, in its shortest form; `parse` reads it back."""
+    seconds = int(duration.total_seconds())
+    words = []
+    for unit, size in _SECONDS.items():
+        count, seconds = divmod(seconds, size)
+        if count:
+            words.append(f"{count}{unit}")
+    return "".join(words) if words else "0s"
+
+
+SIZE_PATTERN = "^[1-9][0-9]{0,14}(Ki|Mi|Gi|Ti|k|M|G|T)$"
+"""What `parse` reads, for other systems to check: one that RE2 and Python read alike."""
+_UNITS: dict[str, int] = {
+    unit: base**power
+    for base, units in ((1024, ("Ki", "Mi", "Gi", "Ti")), (1000, ("k", "M", "G", "T")))
+    for power, unit in enumerate(units, start=1)
+}
+
+
+def parse_size(text: str) -> int:
+    """Read a size; return bytes.
+
+    Raises:
+        InvalidSpecError: it is not written like `512Mi` or `10Gi`.
+    """
+    if not re.fullmatch(SIZE_PATTERN, text, re.ASCII):
+        raise InvalidSpecError(
+            "a size is a whole number with one of the units Ki, Mi, Gi, Ti, k, M, G, T",
+            got=text[:64],
+            remedy="write it like 512Mi or 10Gi",
+        )
+    digits = text.rstrip("KMGTki")
+    return int(digits) * _UNITS[text.removeprefix(digits)]
+
+
+_Segments = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Some patterns, taken apart once: what has no `*` is looked up, the others are compared.
+
+    A comparison takes at most as many steps as the pattern is long, times the name.
+
+    Attributes:
+        patterns: any of them is enough.
+        but: the character that no `*` stands for.
+    """
+
+    patterns: tuple[str, ...]
+    but: str
+    _exact: frozenset[str] = field(init=False, repr=False, compare=False)
+    _begins: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _segments: tuple[_Segments, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Take the patterns apart."""
+        starred = [pattern for pattern in self.patterns if "*" in pattern]
+        segments = (
+            tuple(tuple(segment.split("*")) for segment in pattern.split(self.but))
+            for pattern in starred
+        )
+        object.__setattr__(self, "_exact", frozenset(self.patterns).difference(starred))
+        object.__setattr__(self, "_begins", tuple(p.partition("*")[0] for p in starred))
+        object.__setattr__(self, "_segments", tuple(segments))
+
+    def match(self, name: str) -> bool:
+        """Whether one of them stands for *name*, as a whole."""
+        if name in self._exact:
+            return True
+        if not name.startswith(self._begins):
+            return False
+        parts = name.split(self.but)
+        return any(
+            len(segments) == len(parts) and all(map(_matches, segments, parts))
+            for segments in self._segments
+        )
+
+
+def _matches(pieces: tuple[str, ...], text: str) -> bool:
+    """Whether *text* is made of *pieces*, with anything between them.
+
+    The first place where a piece is found leaves most for those after it, so no other is tried.
+    """
+    if len(pieces) == 1:
+        return pieces[0] == text
+    first, *middle, last = pieces
+    at, end = len(first), len(text) - len(last)
+    if at > end or not (text.startswith(first) and text.endswith(last)):
+        return False
+    for piece in middle:
+        found = text.find(piece, at, end)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return True
+
+
+_Given_contra = TypeVar("_Given_contra", contravariant=True)
+_Read_co = TypeVar("_Read_co", covariant=True)
+_NONE_GIVEN = object()
+
+
+class Converted(Generic[_Given_contra, _Read_co]):
+    """The default of such a field, and what converts it: also in a frozen class.
+
+    Args:
+        convert: raises InvalidSpecError for what can't be read.
+        default: is converted too; left out, the field has none.
+    """
+
+    def __init__(self, convert: Callable[[Any], _Read_co], default: object = _NONE_GIVEN) -> None:
+        self._convert = convert
+        self._default = default
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> _Read_co:
+        if instance is not None:
+            return cast("_Read_co", instance.__dict__[self._name])
+        if self._default is _NONE_GIVEN:
+            raise AttributeError(self._name)  # so dataclasses learn that there is no default
+        return cast("_Read_co", self._default)
+
+    def __set__(self, instance: object, given: _Given_contra) -> None:
+        instance.__dict__[self._name] = self._convert(given)

@@ -1,0 +1,247 @@
+"""Claims of policies on topics, and the resolution of a request.
+
+Which policies want the same topic: an index over all of them, kept up to date by changes.
+
+One (topic, subscription) has one policy, see `standing`; and two policies must not share a retry or
+dead-letter topic, which derived names make possible: topic `orders-eu` with subscription `billing`
+and topic `orders` with `eu-billing` meet in one name. So do all topics of a namespace that share
+a subscription's name under a scheme that leaves the topic out. Nor may a name that is given be that
+of another policy's source topic, which would be kept as if it held retries.
+
+Names are those of one broker: the same policies in development and in production have nothing to do
+with each other, although one cluster may hold both.
+
+A RetryPolicy → what it asks for, read and checked; no calls to a broker.
+
+Used by all that looks at policies: reconcile, resync, finalize and health.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from redrive.admin.model import broker_at
+from redrive.api import Body
+from redrive.api.connection import PulsarConnectionSpec
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.kube import connections
+from redrive.kube.cache import Cache, needs_reconcile
+from redrive.kube.connections import (
+    broker_of,
+    connection_of,
+    defaults_of,
+    effective_spec,
+    names_no_scheme,
+    policy_of,
+    scheme_kept_by,
+    spec_of,
+    users,
+)
+from redrive.kube.context import Context
+from redrive.kube.resources import Key
+from redrive.policy.naming import TopicName
+from redrive.provision.checks import ADMISSION, prior_claim
+from redrive.provision.outcome import ignores_outages
+from redrive.provision.ownership import named_in
+from redrive.provision.request import Request, Standing, is_proven, proof_of
+
+_Name = tuple[str, str]
+"""A broker, and a name there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The names of one policy.
+
+    Attributes:
+        broker: where its topics are.
+        own: the topics that are for this policy alone.
+    """
+
+    broker: str
+    topic: TopicName
+    subscription: str
+    own: tuple[TopicName, ...]
+
+    def claimed(self) -> Iterator[_Name]:
+        """Give what it is found by."""
+        yield self.broker, f"source of {self.topic}"
+        yield from self._common()
+
+    def met(self) -> Iterator[_Name]:
+        """Give what those claim that it meets: not two for retrying the same topic."""
+        yield self.broker, str(self.topic)
+        for topic in self.own:
+            yield self.broker, f"source of {topic}"
+        yield from self._common()
+
+    def _common(self) -> Iterator[_Name]:
+        # No topic has the name of an identity, or of a source.
+        yield self.broker, f"{self.topic}/{self.subscription}"
+        for topic in self.own:
+            yield self.broker, str(topic)
+
+
+class Conflicts:
+    """Every name that a policy claims at a broker → the policies that claim it.
+
+    Args:
+        policies: all that there are.
+        connections: the same; a policy without one claims nothing, unless it has lost it.
+        enqueue: called with each policy that lost or gained a rival, or whose rival has a new spec
+            or another connection, or stands otherwise: whether a rival may be obeyed decides about
+            others too.
+    """
+
+    def __init__(self, policies: Cache, connections: Cache, enqueue: Callable[[Key], None]) -> None:
+        self._policies = policies
+        self._connections = connections
+        self._enqueue = enqueue
+        self._claimants: dict[_Name, set[Key]] = defaultdict(set)
+        self._names: dict[Key, _Names] = {}
+        for body in policies:
+            self._claim(Key.of(body), self._names_of(body))
+        policies.listen(self._policy_changed)
+        connections.listen(self._connection_changed)
+
+    def rivals(self, key: Key) -> frozenset[Key]:
+        """Return the policies that claim a name which *key* claims too.
+
+        Those whose source topic is a retry or dead-letter topic of *key* are among them, and those
+        that its own source topic is one of.
+        """
+        names = self._names.get(key)
+        met = () if names is None else names.met()
+        return frozenset(other for name in met for other in self._claimants.get(name, ())) - {key}
+
+    def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if needs_reconcile(before, after) or _stands_otherwise(before, after):
+            self._changed(key, after)
+
+    def _connection_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
+        if needs_reconcile(before, after):
+            for body in users(key, self._policies):
+                self._changed(Key.of(body), body)
+
+    def _changed(self, key: Key, after: Body | None) -> None:
+        rivals = self.rivals(key)
+        self._claim(key, None if after is None else self._names_of(after))
+        for rival in rivals | self.rivals(key):
+            self._enqueue(rival)
+
+    def _claim(self, key: Key, names: _Names | None) -> None:
+        before = self._names.pop(key, None)
+        for name in () if before is None else before.claimed():
+            self._claimants[name].discard(key)
+            if not self._claimants[name]:
+                del self._claimants[name]
+        if names is None:
+            return
+        self._names[key] = names
+        for name in names.claimed():
+            self._claimants[name].add(key)
+
+    def _names_of(self, body: Body) -> _Names | None:
+        """Return what a policy claims; one that can't be obeyed claims nothing.
+
+        One that is being deleted still claims what it may be about to delete, and at the broker
+        where that is, if its connection went first.
+        """
+        before = self._names.get(Key.of(body))
+        connection = connection_of(body)
+        known = None if before is None else before.broker
+        broker = broker_of(connection, self._connections) or known
+        defaults = defaults_of(connection, self._connections)
+        try:
+            spec = effective_spec(body, self._policies, defaults)
+        except InvalidSpecError:
+            return None  # its own reconcile says so in its status
+        if broker is None:
+            return None
+        return _Names(broker, spec.topic, spec.subscription, spec.own_topics)
+
+
+def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
+    if before is None or after is None:
+        return before is not after
+    was, now = (
+        (Standing.of(body), proof_of(body), scheme_kept_by(body)) for body in (before, after)
+    )
+    return was != now
+
+
+def resolve(body: Body, ctx: Context) -> Request:
+    """Read a RetryPolicy, and the PulsarConnection it refers to.
+
+    Raises:
+        InvalidSpecError: the policy's spec can't be obeyed.
+        RedriveError: the connection can't be used; see `redrive.kube.connections.find`.
+    """
+    ref = spec_of(body, ctx.policies).connection_ref
+    namespace = Key.of(body).namespace
+    connection = connections.find(ref, namespace, ctx.connections, ctx.namespaces)
+    return resolve_through(body, connection, ctx)
+
+
+def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) -> Request:
+    """Read a RetryPolicy that uses *connection*.
+
+    Raises:
+        InvalidSpecError: the policy's spec can't be obeyed.
+        RedriveError: what the connection permits can't be found out.
+    """
+    key = Key.of(body)
+    spec = effective_spec(body, ctx.policies, connection.policy_defaults)
+    policy = policy_of(body, ctx.policies, spec)
+    through = connections.connection_of(body)
+    return Request(
+        key=key,
+        age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
+        spec=spec,
+        policy=replace(policy, ignore_outages=True) if ignores_outages(body) else policy,
+        connection=connection,
+        permissions=connections.permissions(connection, through, key.namespace, ctx.namespaces),
+        standing=Standing.of(body),
+        is_proven=is_proven(body, through, broker_at(connection.admin_url)),
+        takes_over=named_in(body),
+        names_no_scheme=names_no_scheme(body),
+    )
+
+
+def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:
+    """Check whether *request* may be obeyed; return its rivals, as `rivals` does.
+
+    Raises:
+        RedriveError: its connection does not allow it, or a rival comes first.
+    """
+    ADMISSION.check(request)
+    found = rivals(request.key, ctx, conflicts)
+    contested = prior_claim(request, found)
+    if contested is not None:
+        raise contested
+    return found
+
+
+def rivals(key: Key, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:
+    """Return what the admissible policies ask for that claim a name which *key* claims too.
+
+    A policy that is gone claims nothing any more: any other may be its rival.
+    """
+    gone = ctx.policies.get(key) is None
+    others = map(Key.of, ctx.policies) if gone else conflicts.rivals(key)
+    return tuple(_admissible(others, ctx))
+
+
+def _admissible(keys: Iterable[Key], ctx: Context) -> Iterator[Request]:
+    for key in keys:
+        body = ctx.policies.get(key)
+        if body is None:
+            continue
+        try:
+            request = resolve(body, ctx)
+            ADMISSION.check(request)
+        except RedriveError:
+            continue  # shown by the policy's own status
+        yield request

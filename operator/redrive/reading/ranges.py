@@ -1,0 +1,320 @@
+"""Ranges of entries of a partition.
+
+What rests in a dead-letter topic → the ranges in which runs move it. Pure.
+
+A range is a function of positions alone, so that each Replay, and each attempt of one, cuts a topic
+in the same way: the ledger is kept by range, and producers are named after ranges.
+
+What one partition of a topic holds, and what of it is acknowledged, as a broker tells. Pure.
+
+Entries of a partition that follow on each other: what is to be read, and what came. Pure.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+from redrive.errors import RedriveError
+from redrive.reading import bitmap
+from redrive.reading.positions import NOWHERE, EntryId, Position
+
+RANGE_ENTRIES = 10_000
+"""How many entries a range spans; below 2¹⁴, see `position.sequence_id`."""
+LOOK_BACK = 100
+"""So many entries before a range are read as well: chunks of a message that ends in it, and what
+lies between them."""
+
+
+class Range(NamedTuple):
+    """Entries of one ledger of one partition, from *first* to *last*, both included."""
+
+    partition: int
+    ledger: int
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str) -> Range:
+        """Read what `str` writes."""
+        return cls(*map(int, text.split(".")))
+
+    @classmethod
+    def of(cls, partition: int, position: Position) -> Range:
+        """Return the range in which a message lies."""
+        first = position.entry - position.entry % RANGE_ENTRIES
+        return cls(partition, position.ledger, first, first + RANGE_ENTRIES - 1)
+
+    def __str__(self) -> str:
+        return f"{self.partition}.{self.ledger}.{self.first}.{self.last}"
+
+    def holds(self, position: Position) -> bool:
+        """Whether a message of this partition lies in the range."""
+        return position.ledger == self.ledger and self.first <= position.entry <= self.last
+
+    def offset_through(self, end: EntryId) -> int:
+        """Return the offset of its last entry up to *end*; -1 if it begins behind that."""
+        if end.ledger != self.ledger:
+            return self.size - 1 if end.ledger > self.ledger else -1
+        return max(-1, min(self.last, end.entry) - self.first)
+
+    def entry_id(self, offset: int) -> EntryId:
+        """Return the entry that is *offset* behind the first."""
+        return EntryId(self.ledger, self.first + offset)
+
+    @property
+    def size(self) -> int:
+        """Return how many entries it spans."""
+        return self.last - self.first + 1
+
+
+class Piece(NamedTuple):
+    """A range, and which of its entries rest: neither acknowledged nor past the end of a run.
+
+    Attributes:
+        resting: the offsets of these entries, a bitmap.
+        after: behind which entry to begin reading.
+    """
+
+    range: Range
+    resting: int
+    after: EntryId
+
+
+def cut(partition: Partition, end: EntryId) -> Iterator[Piece]:
+    """Cut *partition* into ranges; those of which nothing rests up to *end* are left out."""
+    for ledger, entries in partition.ledgers:
+        if ledger > end.ledger:
+            return
+        last = min(entries - 1, end.entry) if ledger == end.ledger else entries - 1
+        for first in range(0, last + 1, RANGE_ENTRIES):
+            piece = Range(partition.index, ledger, first, first + RANGE_ENTRIES - 1)
+            there = bitmap.span(0, min(piece.last, last) - first)
+            resting = there & ~settled(piece, partition)
+            if resting:
+                after = look_back(partition, piece.entry_id(bitmap.lowest(resting)))
+                yield Piece(piece, resting, after)
+
+
+def narrowed(piece: Piece, partition: Partition, entries: int) -> Piece | None:
+    """Return what of *piece* is among *entries*, a bitmap of offsets; None if nothing is."""
+    resting = piece.resting & entries
+    if not resting:
+        return None
+    after = look_back(partition, piece.range.entry_id(bitmap.lowest(resting)))
+    return Piece(piece.range, resting, after)
+
+
+def settled(piece: Range, partition: Partition) -> int:
+    """Return which entries of *piece* are acknowledged, as a bitmap of offsets."""
+    done = partition.acknowledged
+    bits = _overlap(piece, EntryId(piece.ledger, -1), done.through)
+    for after, last in done.overlapping(piece.entry_id(0), piece.entry_id(piece.size - 1)):
+        bits |= _overlap(piece, after, last)
+    return bits
+
+
+def all_pieces(partitions: Sequence[Partition]) -> list[Piece]:
+    """Cut all that rests, up to where each partition ends now."""
+    return [piece for partition in partitions for piece in cut(partition, partition.end)]
+
+
+def look_back(partition: Partition, entry: EntryId) -> EntryId:
+    """Return the entry behind which lie *entry* and `LOOK_BACK` ones before it."""
+    missing = LOOK_BACK
+    for ledger, entries in reversed(partition.ledgers):
+        before = entry.entry if ledger == entry.ledger else entries
+        if ledger <= entry.ledger:
+            if before >= missing:
+                return EntryId(ledger, before - missing - 1)
+            missing -= before
+    oldest = partition.ledgers[0][0] if partition.ledgers else entry.ledger
+    return EntryId(oldest, -1)
+
+
+def _overlap(piece: Range, after: EntryId, last: EntryId) -> int:
+    """Return what lies behind *after*, and not behind *last*."""
+    low = max(piece.first, after.entry + 1 if after.ledger == piece.ledger else piece.first)
+    high = min(piece.last, last.entry if last.ledger == piece.ledger else piece.last)
+    covers = after.ledger <= piece.ledger <= last.ledger
+    return bitmap.span(low - piece.first, high - piece.first) if covers else bitmap.EMPTY
+
+
+class SubscriptionMissingError(RedriveError):
+    """The subscription that keeps the messages of a topic is not there."""
+
+    reason: ClassVar[str] = "SubscriptionMissing"
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """The entries that a subscription has settled.
+
+    Attributes:
+        through: this one and all before it.
+        ranges: those between the first of a pair, not included, and the second, included; in order,
+            as a broker writes them: there may be hundreds of thousands, of which few are wanted.
+    """
+
+    through: EntryId = NOWHERE
+    ranges: str = ""
+
+    def overlapping(self, first: EntryId, last: EntryId) -> Iterator[tuple[EntryId, EntryId]]:
+        """Go through the ranges that hold any of the entries from *first* to *last*, in order."""
+        for match in _RANGE.finditer(self.ranges, self._begin(first)):
+            pair = EntryId.parse(match[1]), EntryId.parse(match[2])
+            if pair[0] >= last:
+                return
+            yield pair
+
+    def _begin(self, first: EntryId) -> int:
+        """Return where in the text no range begins any more that ends before *first*."""
+        low, high = 0, len(self.ranges)
+        while low < high:
+            middle = (low + high) // 2
+            match = _RANGE.search(self.ranges, middle)
+            if match is None or EntryId.parse(match[2]) >= first:
+                high = middle
+            else:
+                low = match.end()
+        return low
+
+    @classmethod
+    def from_cursor(cls, cursor: Mapping[str, Any]) -> Acknowledged:
+        """Read a cursor of a broker's `internalStats`."""
+        through = EntryId.parse(cursor["markDeletePosition"])
+        return cls(through, cursor["individuallyDeletedMessages"])
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition of a topic.
+
+    Attributes:
+        index: `broker.UNPARTITIONED` for a topic without partitions.
+        ledgers: id and number of entries of each ledger that holds any, in order.
+        acknowledged: by the subscription asked about; nothing if none was.
+        tail: in the ledger that is being written, the last entry, or what is before the first.
+            All that is written from now on lies behind it.
+        entry_bytes: the average size of an entry.
+        written: how many entries were written since the broker loaded the topic.
+        pending: how many it has received, and neither written nor refused yet.
+        held: the ids of all ledgers, empty ones too; others are trimmed, or still to come.
+    """
+
+    index: int
+    ledgers: tuple[tuple[int, int], ...]
+    acknowledged: Acknowledged = Acknowledged()
+    tail: EntryId = NOWHERE
+    held: frozenset[int] = frozenset()
+    entry_bytes: float = 0.0
+    written: int = 0
+    pending: int = 0
+
+    @property
+    def end(self) -> EntryId:
+        """Return the last entry, `NOWHERE` if there is none."""
+        if not self.ledgers:
+            return NOWHERE
+        ledger, entries = self.ledgers[-1]
+        return EntryId(ledger, entries - 1)
+
+    def behind(self, entry: EntryId) -> list[Span]:
+        """Return all that lies behind *entry*, in order."""
+        begins = (
+            (ledger, entry.entry + 1 if ledger == entry.ledger else 0, entries - 1)
+            for ledger, entries in self.ledgers
+            if ledger >= entry.ledger
+        )
+        return [Span(*each) for each in begins if each[1] <= each[2]]
+
+    @classmethod
+    def from_stats(cls, index: int, stats: Mapping[str, Any], subscription: str) -> Partition:
+        """Read a broker's `internalStats`; no *subscription* is the empty string.
+
+        Raises:
+            SubscriptionMissingError: the topic has no such subscription.
+        """
+        # Of the ledger being written the list does not tell the number of entries.
+        last = EntryId.parse(stats["lastConfirmedEntry"])
+        counts = {ledger["ledgerId"]: ledger["entries"] for ledger in stats["ledgers"]}
+        if last.ledger in counts:
+            counts[last.ledger] = last.entry + 1
+        ledgers = tuple(sorted(item for item in counts.items() if item[1] > 0))
+        newest = max(counts, default=-1)
+        found = cls(
+            index,
+            ledgers,
+            tail=EntryId(newest, counts.get(newest, 0) - 1),
+            held=frozenset(counts),
+            entry_bytes=stats.get("totalSize", 0) / max(1, stats.get("numberOfEntries", 0)),
+            written=stats.get("entriesAddedCounter", 0),
+            pending=stats.get("pendingAddEntriesCount", 0),
+        )
+        if not subscription:
+            return found
+        if subscription not in stats["cursors"]:
+            raise SubscriptionMissingError(
+                f"the topic has no subscription {subscription}",
+                got=sorted(stats["cursors"]),
+                remedy="wait until the RetryPolicy is Ready again: the operator creates it",
+            )
+        cursor = Acknowledged.from_cursor(stats["cursors"][subscription])
+        return replace(found, acknowledged=cursor)
+
+
+_RANGE = re.compile(r"[(\[](-?\d+:-?\d+)\.\.(-?\d+:-?\d+)\]")
+
+
+class Span(NamedTuple):
+    """Entries of one ledger, from *first* to *last*, both included."""
+
+    ledger: int
+    first: int
+    last: int
+
+    @property
+    def end(self) -> EntryId:
+        """Return the last of them."""
+        return EntryId(self.ledger, self.last)
+
+    @property
+    def size(self) -> int:
+        """Return how many there are."""
+        return self.last - self.first + 1
+
+
+def spans_of_entries(ledger: int, entries: Iterable[int]) -> list[Span]:
+    """Put *entries* of a ledger, in order, together."""
+    spans: list[Span] = []
+    for entry in entries:
+        first = entry
+        if spans and spans[-1].last + 1 == entry:
+            first = spans.pop().first
+        spans.append(Span(ledger, first, entry))
+    return spans
+
+
+def spans_without(wanted: Iterable[Span], seen: Sequence[Span]) -> list[Span]:
+    """Return what of *wanted* is not in *seen*; all of them in order, and apart."""
+    left: list[Span] = []
+    for span in wanted:
+        first = span.first
+        at = bisect.bisect_left(seen, (span.ledger, first), key=lambda each: each.end)
+        while at < len(seen) and (seen[at].ledger, seen[at].first) <= span.end:
+            if first < seen[at].first:
+                left.append(Span(span.ledger, first, seen[at].first - 1))
+            first = seen[at].last + 1
+            at += 1
+        if first <= span.last:
+            left.append(Span(span.ledger, first, span.last))
+    return left
+
+
+def spans_hold(spans: Sequence[Span], entry: EntryId) -> bool:
+    """Whether *entry* lies in one of *spans*, which are in order and apart."""
+    at = bisect.bisect_left(spans, entry, key=lambda each: each.end)
+    return at < len(spans) and (spans[at].ledger, spans[at].first) <= entry

@@ -1,0 +1,342 @@
+"""Entries as a broker stores them → their messages. Pure.
+
+Nothing in an entry is trusted: any producer of a topic writes what it likes. The client for Python
+takes counts and sizes as they are written, and one that is wrong ends its process, or overwrites
+the memory of other messages. Here each is compared with the bytes, before any memory is reserved.
+Messages answer to the same calls as those of the client.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import pulsar
+import pyarrow as pa
+from google_crc32c import value as crc32c
+
+from redrive.reading.positions import encode_nested, encode_number, signed_32, with_repeated
+
+MAX_CONTENT = 512 * 2**20
+"""The most bytes of one message, decompressed or put together from chunks."""
+MAX_CHUNKS = 100_000
+_BROKER_METADATA, _CHECKSUM = b"\x0e\x02", b"\x0e\x01"
+_SIZE = 4
+# Fields of MessageMetadata.
+_PUBLISH_TIME, _PROPERTIES, _KEY, _COMPRESSION, _UNCOMPRESSED = 3, 4, 6, 8, 9
+_IN_BATCH, _EVENT_TIME, _ENCRYPTION_KEYS, _SCHEMA_VERSION, _ORDERING_KEY = 11, 12, 13, 16, 18
+_NULL_VALUE, _UUID, _CHUNKS, _TOTAL, _CHUNK = 25, 26, 27, 28, 29
+# Fields of SingleMessageMetadata → those of MessageMetadata with the same meaning.
+_SINGLE_PROPERTIES, _PAYLOAD_SIZE = 1, 3
+_SINGLE_NUMBERS = {5: _EVENT_TIME, 9: _NULL_VALUE}
+_SINGLE_BYTES = {2: _KEY, 7: _ORDERING_KEY}
+_LZ4, _ZLIB, _ZSTD, _SNAPPY = 1, 2, 3, 4
+_CODECS = {_LZ4: "lz4_raw", _ZSTD: "zstd", _SNAPPY: "snappy"}
+
+Place = tuple[int, int]
+"""Ledger and entry."""
+Property = tuple[bytes, bytes]
+_T = TypeVar("_T")
+
+
+class MalformedEntryError(ValueError):
+    """An entry does not hold the messages that its metadata names; no client can show them."""
+
+
+class Chunk(NamedTuple):
+    """A part of a message.
+
+    Attributes:
+        uuid: the same for all its parts.
+        part: its number, from 0.
+        parts: how many there are.
+        size: of all of them, in bytes; None if they are encrypted, which adds to it.
+    """
+
+    uuid: bytes
+    part: int
+    parts: int
+    size: int | None
+
+
+class StoredEntry(NamedTuple):
+    """An entry, of which the metadata is read.
+
+    Attributes:
+        numbers: fields of its metadata that are numbers.
+        texts: its other fields, but for properties.
+        properties: names and values.
+        content: behind the metadata, as it was sent.
+    """
+
+    numbers: dict[int, int]
+    texts: dict[int, bytes]
+    properties: Sequence[Property]
+    content: bytes
+
+    @classmethod
+    def read(cls, entry: bytes) -> StoredEntry:
+        """Read what follows a MESSAGE in its frame.
+
+        Raises:
+            MalformedEntryError: it has another checksum, or is no entry.
+        """
+        at = 0
+        if entry.startswith(_BROKER_METADATA):
+            at = 2 + _SIZE + int.from_bytes(entry[2 : 2 + _SIZE])
+        if entry.startswith(_CHECKSUM, at):
+            begin = at + 2 + _SIZE
+            if crc32c(entry[begin:]) != int.from_bytes(entry[at + 2 : begin]):
+                raise MalformedEntryError("the checksum is that of other bytes")
+            at = begin
+        size, at = int.from_bytes(entry[at : at + _SIZE]), at + _SIZE
+        if at + size > len(entry):
+            raise MalformedEntryError(f"{size} bytes of metadata in {len(entry)} bytes")
+        return cls(*_fields(entry[at : at + size], _PROPERTIES), entry[at + size :])
+
+    @property
+    def messages(self) -> int:
+        """Return the number of messages that the broker counts it as, true or not."""
+        return signed_32(self.numbers.get(_IN_BATCH, 1))
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Return True if only its readers can decrypt the content."""
+        return _ENCRYPTION_KEYS in self.texts
+
+    @property
+    def chunk(self) -> Chunk | None:
+        """Return the part of a message that it is; None if it holds whole ones.
+
+        Raises:
+            MalformedEntryError: it is a part that can't be one.
+        """
+        parts = signed_32(self.numbers.get(_CHUNKS, 0))
+        if parts <= 1 or _IN_BATCH in self.numbers:
+            return None
+        part, size = (signed_32(self.numbers.get(field, 0)) for field in (_CHUNK, _TOTAL))
+        if not 0 <= part < parts <= min(size, MAX_CHUNKS) or size > MAX_CONTENT:
+            raise MalformedEntryError(f"chunk {part} of {parts}, of {size} bytes together")
+        uuid = self.texts.get(_UUID, b"")
+        return Chunk(uuid, part, parts, None if self.is_encrypted else size)
+
+    def of(self, content: bytes, chunks: Sequence[Place], partition: int) -> list[ReadMessage]:
+        """Return its messages.
+
+        Args:
+            content: of the entry, or of the message that it is the last part of.
+            chunks: the entries of that; the entry alone where it is no part.
+            partition: of the topic it lies in; -1 if that has none.
+
+        Raises:
+            MalformedEntryError: it holds others than its metadata names.
+        """
+        if not self.is_encrypted:
+            content = self._decompressed(content)
+            if _IN_BATCH in self.numbers:
+                return self._of_batch(content, chunks[-1], partition)
+        place = MessagePlace(partition, chunks)
+        return [ReadMessage(place, self.numbers, self.texts, self.properties, content)]
+
+    def _of_batch(self, batch: bytes, entry: Place, partition: int) -> list[ReadMessage]:
+        count, at = self.messages, 0
+        if not 0 < count <= len(batch) // _SIZE:
+            raise MalformedEntryError(f"a batch of {count} messages in {len(batch)} bytes")
+        messages = []
+        for index in range(count):
+            begin = at + _SIZE
+            behind = begin + int.from_bytes(batch[at:begin])
+            numbers, texts, properties = _fields(batch[begin:behind], _SINGLE_PROPERTIES)
+            size = signed_32(numbers.get(_PAYLOAD_SIZE, 0))
+            at = behind + size
+            if begin > len(batch) or size < 0 or at > len(batch):
+                raise MalformedEntryError(f"{count} messages in a batch that ends in {index}")
+            place = MessagePlace(partition, (entry,), index, count)
+            messages.append(
+                ReadMessage(
+                    place,
+                    {
+                        _PUBLISH_TIME: self.numbers.get(_PUBLISH_TIME, 0),
+                        **_renamed(numbers, _SINGLE_NUMBERS),
+                    },
+                    {
+                        _SCHEMA_VERSION: self.texts.get(_SCHEMA_VERSION, b""),
+                        **_renamed(texts, _SINGLE_BYTES),
+                    },
+                    properties,
+                    batch[behind:at],
+                )
+            )
+        return messages
+
+    def _decompressed(self, content: bytes) -> bytes:
+        kind = self.numbers.get(_COMPRESSION, 0)
+        if not kind:
+            return content
+        size = self.numbers.get(_UNCOMPRESSED, 0)
+        if size > MAX_CONTENT:
+            raise MalformedEntryError(f"{size} bytes, more than {MAX_CONTENT}")
+        try:
+            return _decompressed(kind, content, size)
+        except (KeyError, OSError, ValueError, zlib.error, MemoryError) as error:
+            raise MalformedEntryError(f"not {size} bytes of compression {kind}") from error
+
+
+class MessagePlace(NamedTuple):
+    """Where a message lies.
+
+    Attributes:
+        partition: of the topic; -1 if that has none.
+        entries: of its chunks, in order; one if it is whole.
+        batch_index: within its batch; -1 if it is in none.
+        batch_size: the number of messages in its entry.
+    """
+
+    partition: int
+    entries: Sequence[Place]
+    batch_index: int = -1
+    batch_size: int = 1
+
+    def message_id(self) -> pulsar.MessageId:
+        """Return it as the client names it."""
+        written = [_id(self.entries[-1])]
+        if self.partition >= 0:
+            written.append(encode_number(3, self.partition))
+        if self.batch_index >= 0:
+            written += (encode_number(4, self.batch_index), encode_number(6, self.batch_size))
+        if len(self.entries) > 1:
+            written.append(encode_nested(7, _id(self.entries[0])))
+        return pulsar.MessageId.deserialize(b"".join(written))
+
+
+class ReadMessage:
+    """A message, as `pulsar.Message` shows it; from an entry that holds what its metadata names.
+
+    Attributes:
+        place: where it lies.
+
+    Raises:
+        UnicodeDecodeError: from each method that returns text, if its producer wrote none.
+    """
+
+    __slots__ = ("_content", "_numbers", "_properties", "_texts", "place")
+
+    def __init__(
+        self,
+        place: MessagePlace,
+        numbers: dict[int, int],
+        texts: dict[int, bytes],
+        properties: Sequence[Property],
+        content: bytes,
+    ) -> None:
+        self.place = place
+        self._numbers, self._texts = numbers, texts
+        self._properties, self._content = properties, content
+
+    def message_id(self) -> pulsar.MessageId:
+        """Return its id; of one that was sent in chunks, that of the last."""
+        return self.place.message_id()
+
+    def data(self) -> bytes:
+        """Return its content; as it is stored where it is encrypted."""
+        return self._content
+
+    def has_null_value(self) -> bool:
+        """Return True if it carries a null instead of bytes."""
+        return bool(self._numbers.get(_NULL_VALUE))
+
+    def properties(self) -> dict[str, str]:
+        """Return its properties; of those with the same name the last."""
+        return {name.decode(): value.decode() for name, value in self._properties}
+
+    def partition_key(self) -> str:
+        """Return its key; empty if it has none."""
+        return self._texts.get(_KEY, b"").decode()
+
+    def ordering_key(self) -> str:
+        """Return its ordering key; empty if it has none."""
+        return self._texts.get(_ORDERING_KEY, b"").decode()
+
+    def schema_version(self) -> str:
+        """Return the bytes of its schema's version, as text."""
+        return self._texts.get(_SCHEMA_VERSION, b"").decode()
+
+    def encryption_context(self) -> object | None:
+        """Return None if its content is not encrypted."""
+        return self._texts.get(_ENCRYPTION_KEYS)
+
+    def publish_timestamp(self) -> int:
+        """Return when it was sent, in milliseconds since 1970."""
+        return self._numbers.get(_PUBLISH_TIME, 0)
+
+    def event_timestamp(self) -> int:
+        """Return the time that its producer gave it, likewise; 0 for none."""
+        return self._numbers.get(_EVENT_TIME, 0)
+
+
+def _fields(
+    metadata: bytes, properties: int
+) -> tuple[dict[int, int], dict[int, bytes], list[Property]]:
+    try:
+        numbers, texts, pairs = with_repeated(metadata, properties)
+        return numbers, texts, [_property(pair) for pair in pairs]
+    except ValueError as error:
+        raise MalformedEntryError(str(error)) from error
+
+
+def _property(pair: bytes) -> Property:
+    _, texts, _ = with_repeated(pair, 0)
+    return texts.get(1, b""), texts.get(2, b"")
+
+
+def _renamed(values: dict[int, _T], names: dict[int, int]) -> dict[int, _T]:
+    return {names[field]: value for field, value in values.items() if field in names}
+
+
+def _id(place: Place) -> bytes:
+    ledger, entry = place
+    return encode_number(1, ledger) + encode_number(2, entry)
+
+
+def _decompressed(kind: int, content: bytes, size: int) -> bytes:
+    """Return *content* decompressed.
+
+    Raises:
+        KeyError: there is no such kind of compression.
+        OSError, ValueError, zlib.error: it is compressed in no such way, or of another size.
+    """
+    if kind == _ZLIB:
+        whole = zlib.decompressobj().decompress(content, size + 1)
+    else:
+        codec = pa.Codec(_CODECS[kind])
+        if not size and content in {b"", codec.compress(b"", asbytes=True)}:
+            return b""
+        # Of the two formats that don't have the size, the codec fills up with what is in memory.
+        if kind == _SNAPPY and _snappy_size(content) != size:
+            raise ValueError("another size")
+        if kind == _LZ4 and _fits(codec, content, size - 1):
+            raise ValueError("a smaller size")
+        whole = codec.decompress(content, size, asbytes=True)
+    if len(whole) != size:
+        raise ValueError("another size")
+    return whole
+
+
+def _fits(codec: pa.Codec, content: bytes, size: int) -> bool:
+    """Return True if *content* is of so many bytes at most."""
+    try:
+        codec.decompress(content, max(0, size))
+    except OSError:
+        return False
+    return True
+
+
+def _snappy_size(content: bytes) -> int:
+    """Return the size that begins *content*, a number of up to five bytes."""
+    size = 0
+    for index, byte in enumerate(content[:5]):
+        size |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:  # noqa: PLR2004
+            break
+    return size

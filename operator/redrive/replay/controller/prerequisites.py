@@ -1,0 +1,416 @@
+"""Prerequisites of a launch, and pods of a run.
+
+Whether what a job needs of the namespace of its Replay is there, before it is launched.
+
+Of a Secret nothing but its metadata is asked for. Whether there is an image, and what a pull Secret
+is worth, the nodes alone find out; the operator has no right to PersistentVolumeClaims.
+
+Checks of a topic that is not the policy's own, before messages are moved there, at the broker.
+
+Called by `reconcile` right before a launch; `admission` has asked the rules of the connection. A
+message that is moved is acknowledged in the dead-letter topic, so a target has to keep it until
+consumers have it: a durable subscription on each partition, no backlog quota that evicts, and a
+TTL that leaves them time.
+
+Whether the pods of a SparkApplication run, driver and executors, and what keeps them from it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from redrive.admin.client import Admin
+from redrive.admin.errors import AdminNotFoundError
+from redrive.admin.policies import evicting
+from redrive.api import Body
+from redrive.api.conditions import ObjectEvent, moment_of
+from redrive.api.replay import Phase, ReplayStatus, Target
+from redrive.errors import (
+    DriverNotStartedError,
+    ExecutorsNotStartedError,
+    JobSecretNotFoundError,
+    ServiceAccountNotFoundError,
+    TargetDeduplicationError,
+    TargetEvictsError,
+    TargetExpiresError,
+    TargetNotAllowedError,
+    TargetNotFoundError,
+    TargetNotSubscribedError,
+)
+from redrive.kube import resources
+from redrive.kube.client import ForbiddenError, KubernetesError
+from redrive.kube.context import Context
+from redrive.kube.resources import TOPIC_OWNER, Key, Resource, is_owned_by
+from redrive.policy.naming import TopicName
+from redrive.policy.values import format_duration
+from redrive.replay.controller import rights
+from redrive.replay.controller.admission import admit, former_targets
+from redrive.replay.controller.launch import JobApplication
+from redrive.replay.controller.spark_operators import SparkRun, was_launched
+from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
+
+_MOUNTED = {"secret": resources.SECRETS, "configMap": resources.CONFIG_MAPS}
+
+
+async def check_prerequisites(job: JobApplication, ctx: Context) -> None:
+    """Check that what *job* needs is in its namespace: else submissions fail, or pods wait.
+
+    Raises:
+        ServiceAccountNotFoundError: what it runs as does not exist.
+        JobSecretNotFoundError: what its pods mount, or pull their image with, does not exist.
+    """
+    namespace = job.metadata["namespace"]
+    account = Key(namespace, job.service_account)
+    if await _is_missing(resources.SERVICE_ACCOUNTS, account, ctx):
+        raise ServiceAccountNotFoundError(
+            "the ServiceAccount that replay jobs run as does not exist",
+            got=str(account),
+            remedy=f"add {namespace} to replay.namespaces of the Helm chart, which creates it with "
+            f"its rights, or run kubectl create serviceaccount {account.name} -n {namespace} and "
+            "give it the rights of a Spark driver; this Replay starts by itself then",
+        )
+    for resource, name, use in _needed(job):
+        if await _is_missing(resource, Key(namespace, name), ctx):
+            raise JobSecretNotFoundError(
+                f"a {resource.kind} that the pods of replay jobs {use} does not exist",
+                got=str(Key(namespace, name)),
+                remedy="create it in the namespace of the Replay, or correct what names it: "
+                "spec.replay or spec.job of the PulsarConnection, or replay.job of the Helm chart; "
+                "this Replay starts by itself then",
+            )
+
+
+def _needed(job: JobApplication) -> Iterator[tuple[Resource, str, str]]:
+    """Go through the Secrets and ConfigMaps that pods need, by name, and what for."""
+    for name in job.image_pull_secrets:
+        yield resources.SECRETS, name, "pull their image with"
+    for volume in job.volumes:
+        for source in volume.get("projected", {}).get("sources", (volume,)):
+            for kind, resource in _MOUNTED.items():
+                if kind in source:
+                    yield resource, source[kind]["name"], "mount"
+
+
+async def _is_missing(resource: Resource, key: Key, ctx: Context) -> bool:
+    """Whether an object is known not to exist; that of one that may not be read is not known."""
+    try:
+        return not await ctx.kubernetes.exists(resource, key)
+    except ForbiddenError:
+        return False
+
+
+SHORTEST_TTL = timedelta(hours=1)
+"""Messages that expire sooner are refused a way to the target: consumers pause for as long."""
+SHORT_TTL = timedelta(days=10)
+"""A shorter TTL is a warning Event: a consumer may ask for a retry as late as that."""
+
+_NONE = TopicName("none", "none", "none")
+"""Stands for a source topic, where its name does not matter."""
+
+
+async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
+    """Check the target of a Replay that was not launched, and grant the replay role what it needs.
+
+    So is that of a run that waits for a subscription: a topic that was deleted, and made again, has
+    lost its rights.
+
+    Returns:
+        What to tell about the target when the Replay is launched.
+
+    Raises:
+        TargetNotFoundError: there is no such topic.
+        TargetNotAllowedError: it belongs to a RetryPolicy.
+        TargetNotSubscribedError, TargetEvictsError, TargetExpiresError: messages would be lost
+            there.
+        TargetDeduplicationError: what is asked for can't be kept there.
+        RedriveError: the Replay can't be launched now, or the broker does not tell.
+    """
+    is_launched = was_launched(replay)
+    if is_launched and not ReplayStatus.of(replay).unsubscribed_topic:
+        return ()
+    to_retry = replay["spec"].get("target", Target.RETRY) == Target.RETRY
+    if to_retry and not any(former_targets(replay, ctx, _NONE)):
+        return ()
+    admitted = admit(replay, ctx)
+    job, topic = admitted.job, admitted.job.target
+    if topic is None and not admitted.grants:
+        return ()
+    connection = await ctx.brokers.resolve(admitted.connection_ref, job.namespace)
+    try:
+        events = () if topic is None else await _check(job, topic, connection.admin)
+    except (TargetNotFoundError, TargetNotSubscribedError):
+        if is_launched:  # its job waits for that
+            return ()
+        raise
+    for needed in () if job.dry_run else admitted.grants:
+        try:
+            await rights.grant(replay, needed, admitted.identity.role, connection, ctx)
+        except AdminNotFoundError:
+            if needed == topic:
+                raise
+    return events
+
+
+async def _check(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[ObjectEvent, ...]:
+    await _check_topic(topic, admin)
+    await _check_quota(topic, admin)
+    events = await _check_ttl(job, topic, admin)
+    if job.exactly_once and not await admin.deduplicates(topic):
+        raise TargetDeduplicationError(
+            f"{topic} does not deduplicate: what a client sends again when it reconnects would be "
+            "stored twice",
+            got="guarantee: ExactlyOnce, also where it is left out",
+            remedy="have it deduplicate (`pulsar-admin topicPolicies set-deduplication-status "
+            f"--enable {topic}`), and this Replay starts by itself; or delete it and make another "
+            "one with guarantee: AtLeastOnce",
+        )
+    return events
+
+
+async def _check_topic(topic: TopicName, admin: Admin) -> None:
+    """Check the owner and the subscriptions of a topic.
+
+    Raises:
+        TargetNotFoundError, TargetNotAllowedError, TargetNotSubscribedError: as for `prepare`.
+    """
+    try:
+        partitioned = await admin.partitions(topic) > 0
+        found = await admin.metadata(topic, partitioned=partitioned)
+        receivers = await admin.receivers(topic, partitioned=partitioned)
+    except AdminNotFoundError:
+        raise TargetNotFoundError(
+            "the topic that this Replay is to move messages to does not exist",
+            got=str(topic),
+            remedy="create it; this Replay starts by itself then",
+        ) from None
+    if found.properties.get(TOPIC_OWNER):
+        raise TargetNotAllowedError(
+            "the topic that this Replay is to move messages to is a retry, dead-letter or other "
+            "topic that redrive keeps for a RetryPolicy",
+            got=str(topic),
+            remedy="delete this Replay and make another one, with a target that is no such topic",
+        )
+    if not all(receivers.parts):
+        raise TargetNotSubscribedError(
+            f"{topic}, or one of its partitions, has no durable subscription of an application, so "
+            "messages that are moved there would be lost; those of readers and Pulsar's own do not "
+            "count",
+            got=sorted(receivers.names),
+            remedy="create one (`pulsar-admin topics create-subscription --subscription NAME "
+            f"{topic}`); this Replay starts by itself then",
+        )
+
+
+async def _check_quota(topic: TopicName, admin: Admin) -> None:
+    quotas = await admin.quotas_in_force(topic)
+    if kind := evicting(quotas):
+        raise TargetEvictsError(
+            f"a backlog quota of {topic} drops messages unread once the topic is over it",
+            got=f"{kind}: {dict(quotas[kind])}",
+            remedy="have it refuse messages instead (`pulsar-admin topicPolicies set-backlog-quota "
+            f"--type {kind} --policy producer_exception` with its limit, for {topic}); this Replay "
+            "starts by itself then",
+        )
+
+
+async def _check_ttl(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[ObjectEvent, ...]:
+    seconds = await admin.ttl_in_force(topic)
+    ttl = timedelta(seconds=seconds) if seconds > 0 else timedelta.max
+    if ttl >= SHORT_TTL:
+        return ()
+    estimate = await _estimate(job, admin)
+    shortest = max(SHORTEST_TTL, estimate)
+    if ttl < shortest:
+        raise TargetExpiresError(
+            f"messages of {topic} expire unread before consumers have time for them: a TTL is at "
+            f"least {format_duration(SHORTEST_TTL)}, and as long as the run, which takes about "
+            f"{format_duration(estimate)}",
+            got=f"messageTTL of {seconds} s",
+            remedy=f"raise it (`pulsar-admin topicPolicies set-message-ttl --ttl 0 {topic}` for no "
+            "end), or select fewer messages; this Replay starts by itself then",
+        )
+    return (
+        ObjectEvent(
+            TargetExpiresError.reason,
+            f"messages of {topic} expire unread {format_duration(ttl)} after they are moved; "
+            f"that is less than the longest delay of a retry, {format_duration(SHORT_TTL)}",
+            is_warning=True,
+        ),
+    )
+
+
+async def _estimate(job: ReplayJob, admin: Admin) -> timedelta:
+    """Return how long a run takes about: by the backlog, the limits of its choice and its rate."""
+    topic, choice = job.policy.dead_letter_topic, job.choice
+    partitioned = await admin.partitions(topic) > 0
+    found = await admin.stats(topic, partitioned=partitioned)
+    kept = found.get(job.policy.dead_letter_subscription)
+    counts = [0 if kept is None else kept.backlog, choice.limit or math.inf]
+    rate = min(job.rate_limit or math.inf, MESSAGES_PER_SECOND)
+    return timedelta(seconds=math.ceil(min(counts) / rate))
+
+
+MAX_REASON = 500
+"""Characters of what Kubernetes says that a message has room for."""
+
+_START_TIME = timedelta(minutes=2)
+"""Enough to fetch an image."""
+_DRIVER, _EXECUTOR = "driver", "executor"
+_IN_URLS = re.compile(r"(?<=://)[^/@\s]+@|\?[\w-]+=[^\s\"']*")
+"""Where a registry's address may hold credentials: before the host, and in its query."""
+
+
+def is_idle(reported: ReplayStatus) -> bool:
+    """Whether a job has messages to move, and moves none as far as it says. Pure.
+
+    So it is without executors, while it plans, and while a broker is away.
+    """
+    scanned = reported.preview is not None and reported.preview.estimated_seconds is not None
+    is_over = reported.finished or scanned or reported.left == 0
+    return not (is_over or reported.suspended or reported.rate)
+
+
+async def check_pods(run: SparkRun, reported: ReplayStatus, now: datetime, ctx: Context) -> None:
+    """Check that the driver of an application, and then an executor, has begun to run in time.
+
+    The message names a pod and why, where the operator may read that: the chart lets it do so in
+    the namespaces that it prepares for Replays.
+
+    Raises:
+        DriverNotStartedError: the driver has not.
+        ExecutorsNotStartedError: no executor has, and nothing is moved. It takes that right.
+    """
+    if run.submitted is not None and now - run.submitted > _START_TIME:
+        await _check_driver(run, ctx)
+    launched = reported.start_time or now
+    if run.phase is Phase.RUNNING and is_idle(reported) and now - launched > _START_TIME:
+        await _check_executors(run, now, ctx)
+
+
+async def _check_driver(run: SparkRun, ctx: Context) -> None:
+    pod, why = f"pod --selector {_selector(run, _DRIVER)}", ""
+    try:
+        found = _newest(await _pods(run, _DRIVER, ctx))
+        if found is not None:
+            pod, why = _named(found), await _reason(found, ctx)
+    except KubernetesError:
+        pass  # the command in the message tells it
+    raise DriverNotStartedError(
+        f"the driver of the SparkApplication {run.key.name} does not run, "
+        f"{_START_TIME.total_seconds():.0f} s after it was submitted{why and f': {why}'}",
+        got=pod,
+        remedy=_remedy(run, f"describe {pod}"),
+    )
+
+
+async def _check_executors(run: SparkRun, now: datetime, ctx: Context) -> None:
+    try:
+        driver = _newest(await _pods(run, _DRIVER, ctx))
+        if driver is None:
+            return
+        every = await _pods(run, _EXECUTOR, ctx)
+    except KubernetesError:
+        return  # whether one runs is not known
+    made = [pod for pod in every if is_owned_by(pod, driver)]  # some may be an earlier driver's
+    if not lacks_executors(driver, made, now):
+        return
+    newest = _newest(made)
+    if newest is None:
+        pod, why = _named(driver), "its driver has made none"
+        command = f"logs {driver['metadata']['name']}"
+    else:
+        pod, why = _named(newest), await _reason(newest, ctx)
+        command = f"describe {pod}"
+    raise ExecutorsNotStartedError(
+        f"no executor of the SparkApplication {run.key.name} runs, so nothing is moved"
+        f"{why and f': {why}'}",
+        got=pod,
+        remedy=_remedy(run, command),
+    )
+
+
+def lacks_executors(driver: Body, executors: Collection[Body], now: datetime) -> bool:
+    """Whether no executor of a *driver* runs that had the time to. Pure.
+
+    A driver that runs makes one at least; its own time counts where it has made none.
+    """
+    ready, newest = _ready_since(driver), _newest(executors)
+    since = ready if newest is None else moment_of(newest["metadata"]["creationTimestamp"])
+    if ready is None or since is None or now - since <= _START_TIME:
+        return False
+    return all((pod.get("status") or {}).get("phase") != "Running" for pod in executors)
+
+
+def _remedy(run: SparkRun, command: str) -> str:
+    return (
+        "provide the Secret, image, quota or room on a node that it lacks, see `kubectl "
+        f"--namespace {run.key.namespace} {command}`; it starts by itself then. Delete the "
+        "SparkApplication to have it made again from the operator's settings"
+    )
+
+
+def _selector(run: SparkRun, role: str) -> str:
+    return f"{run.pods},spark-role={role}"
+
+
+async def _pods(run: SparkRun, role: str, ctx: Context) -> list[Body]:
+    of_role = replace(resources.PODS, selector=_selector(run, role))
+    return await ctx.kubernetes.list(of_role, run.key.namespace)
+
+
+def _newest(pods: Iterable[Body]) -> Body | None:
+    return max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
+
+
+def _named(pod: Body) -> str:
+    return f"pod {pod['metadata']['name']}"
+
+
+def _ready_since(pod: Body) -> datetime | None:
+    conditions = (pod.get("status") or {}).get("conditions", ())
+    ready = (c for c in conditions if (c["type"], c["status"]) == ("Ready", "True"))
+    return next((moment_of(c.get("lastTransitionTime")) for c in ready), None)
+
+
+async def _reason(pod: Body, ctx: Context) -> str:
+    metadata = pod["metadata"]
+    said = missing_prerequisite(pod)
+    if not said:  # as while a volume is missing
+        # Of each type: a large image is `Pulling` after warnings of mounts that have passed.
+        of_pod = replace(resources.EVENTS, fields=f"involvedObject.uid={metadata['uid']}")
+        try:
+            said = last_event(await ctx.kubernetes.list(of_pod, metadata["namespace"]))
+        except KubernetesError:
+            return ""
+    plain = _IN_URLS.sub("…", " ".join(said.split()))
+    return plain if len(plain) <= MAX_REASON else f"{plain[: MAX_REASON - 1]}…"
+
+
+def missing_prerequisite(pod: Body) -> str:
+    """Say what a pod waits for by its status; empty where that does not explain it. Pure."""
+    status = pod.get("status") or {}
+    conditions = status.get("conditions", ())
+    containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+    said = (
+        *(c for c in conditions if (c["type"], c["status"]) == ("PodScheduled", "False")),
+        *(each.get("state", {}).get("waiting") or {} for each in containers),
+    )
+    return next((_line(each) for each in said if each.get("message")), "")
+
+
+def last_event(events: Iterable[Body]) -> str:
+    """Say what the last of *events* says; empty without any. Pure."""
+    newest = max(events, key=_time, default=None)
+    return "" if newest is None else _line(newest)
+
+
+def _time(event: Body) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def _line(said: Body) -> str:
+    return ": ".join(filter(None, map(said.get, ("reason", "message"))))

@@ -1,0 +1,471 @@
+"""Reconciliation of a Replay: the spine.
+
+One Replay: launch its SparkApplication when its turn has come, then mirror how that stands.
+
+Called by the `Controller` of Replays, for each change of the Replay, its policy, its connection,
+its application or another Replay of the same policy.
+
+What has an end: a run that takes too long, and a Replay that ended long enough ago.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import datetime, timedelta
+from typing import Any
+
+from redrive import errors
+from redrive.api import Body
+from redrive.api.conditions import (
+    Condition,
+    ObjectEvent,
+    Reason,
+    failed,
+    progressing,
+    ready,
+    waiting,
+    written,
+)
+from redrive.api.replay import APPROVED_BY, FINAL, Phase, ReplayStatus
+from redrive.errors import DeadlineExceededError, RedriveError, Requeue
+from redrive.kube import logs, resources
+from redrive.kube.client import ConflictError, NotFoundError
+from redrive.kube.connections import shown_to
+from redrive.kube.context import Context
+from redrive.kube.resources import Key
+from redrive.kube.status import Publisher, has_finalizer
+from redrive.policy.values import parse_duration
+from redrive.replay.controller import launch, metrics, rights
+from redrive.replay.controller.admission import admit, is_final, policy_of
+from redrive.replay.controller.launch import pod_access
+from redrive.replay.controller.prerequisites import (
+    check_pods,
+    check_prerequisites,
+    is_idle,
+    prepare_target,
+)
+from redrive.replay.controller.spark_operators import (
+    SparkRun,
+    choose_operator,
+    find_application,
+    was_launched,
+)
+
+LAUNCHED = "Launched"
+"""Reason of an Event: the SparkApplication was created."""
+COMPLETED = Reason("Completed")
+"""Reason: the selected dead letters are in their target."""
+
+logger = logging.getLogger(__name__)
+
+_START_TIME = timedelta(minutes=1)
+
+_ANOTHER = "fix that and make another Replay: it goes on from what was moved"
+
+_Shown = tuple[tuple[Condition, ...], dict[str, Any]]
+"""Conditions, and the fields of the status beside them."""
+
+
+class _ReplacedError(Exception):
+    """The Replay was deleted; another one may have been created under its name."""
+
+
+async def reconcile(key: Key, ctx: Context, launching: asyncio.Lock) -> Requeue:
+    """Bring one Replay forward; its status and Events are written last. A final phase stays.
+
+    The status is written only if it is as it was read: a job that resumes late, or a former leader
+    of the operators, does not undo an end, and an end does not hide what the job has reported.
+
+    Args:
+        launching: held while one of its policy is launched: whose turn it is must not change
+            meanwhile.
+    """
+    replay = ctx.replays.get(key)
+    if replay is None:
+        return Requeue.ON_CHANGE
+    logs.identify(replay)
+    if "deletionTimestamp" in replay["metadata"]:
+        return await rights.release_deleted(replay, ctx)
+    if is_final(replay):
+        return await _end(replay, ctx)
+    try:
+        return await _go_on(replay, ctx, launching)
+    except _ReplacedError:
+        return Requeue.ON_CHANGE
+
+
+async def _end(replay: Body, ctx: Context) -> Requeue:
+    """Take back the rights of a Replay that has ended, and delete it when its time is over.
+
+    Raises:
+        KubernetesError: as for `ending.delete_if_over`.
+    """
+    try:
+        await rights.release(replay, ctx)
+    except RedriveError as error:
+        logger.warning("the rights of a Replay are not taken back yet: %s", error)
+        return Requeue.SLOW_BACKOFF
+    return await delete_if_over(ctx.replays.get(Key.of(replay)) or replay, ctx)
+
+
+async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue:
+    now = ctx.clock()
+    events: list[ObjectEvent] = []
+    fields: dict[str, Any] = {}
+    judged, reported = replay, ReplayStatus.of(replay)
+    try:
+        # Before: a broker that hangs must hold no other up.
+        notices = await prepare_target(replay, ctx)
+        judged = _current(replay, ctx)
+        async with launching:
+            run = _run(replay, ctx)
+            judged = await _reported(judged, run, ctx)
+            reported = ReplayStatus.of(judged)
+            phase = Phase.SUBMITTED if run is None else run.phase
+            check_deadline(replay, reported, phase, now)
+            if run is not None:
+                _check_started(run, now)
+            elif not reported.finished:
+                run = await _launch(replay, reported, ctx)
+                events += [_launched(replay, run), *notices]
+        is_late = is_overdue(replay, reported, now)
+        conditions, fields = _mirror(reported, run, now, is_late=is_late)
+        if run is not None and fields["phase"] not in FINAL:
+            await check_pods(run, reported, now, ctx)
+        requeue = next_requeue(replay, fields["phase"], is_idle=is_idle(reported))
+        if reported.unsubscribed_topic:
+            requeue = Requeue.BACKOFF  # a topic that is made again has lost its rights
+    except RedriveError as error:
+        policy = ctx.policies.get(policy_of(replay))
+        shown = error if policy is None else shown_to(policy, error)
+        conditions, explained = _explain(replay, shown, now)
+        fields = explained | fields  # which say how one is whose pods do not run
+        requeue = requeue_after_error(error, replay, reported)
+    current = _current(replay, ctx)
+    is_over = fields.get("phase") in FINAL
+    if is_over:
+        # A driver that was killed left them.
+        fields |= {"rate": None, "remaining": None, "fullTopic": None, "unsubscribedTopic": None}
+    out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
+    is_written = await _is_written(out, judged if is_over else current, conditions, fields)
+    requeue = requeue if is_written else Requeue.BACKOFF
+    if is_over and is_written:
+        metrics.ended(replay, reported, Phase(fields["phase"]), ctx)
+        requeue = next_requeue(replay, fields["phase"])
+        if has_finalizer(ctx.replays.get(Key.of(replay)) or replay, rights.FINALIZER):
+            requeue = Requeue.BACKOFF
+    for event in events:
+        await out.emit(replay, event)
+    return requeue
+
+
+async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRun:
+    """Create the SparkApplication of *replay*, also after one was deleted.
+
+    A second run is no harm: it goes on where the first one was.
+
+    Raises:
+        ReplayFailedError: the application that failed has outlived its time.
+        RedriveError: it may not run now, or the API server refuses.
+    """
+    if not ctx.settings.replay_image:
+        raise errors.ReplaysDisabledError(
+            "this operator runs no Replays: it has no image for their jobs",
+            remedy="have it started with one (replay.enabled in the Helm chart)",
+        )
+    admitted = admit(replay, ctx)
+    failure = reported.failure
+    if failure is not None and admitted.template.time_to_live_seconds is not None:
+        raise errors.ReplayFailedError(
+            f"the job has failed, and its SparkApplication {reported.spark_application} is gone",
+            got=f"{failure.reason}: {failure.message}",
+            remedy=_ANOTHER,
+        )
+    launcher = choose_operator(admitted.template.launcher, ctx)
+    access = pod_access(admitted.identity, admitted.redirect_hosts)
+    wanted = launch.application(replay, admitted.job, access, admitted.template, ctx.settings)
+    await check_prerequisites(wanted, ctx)
+    created = await ctx.kubernetes.create(launcher.resource, launcher.manifest(wanted))
+    ctx.applications[launcher.resource].put(created)
+    return launcher.run(created)
+
+
+def _launched(replay: Body, run: SparkRun) -> ObjectEvent:
+    said = f"the SparkApplication {run.key.name} runs this Replay"
+    given = [replay["spec"][field] for field in ("reason", "ticket") if field in replay["spec"]]
+    return ObjectEvent(LAUNCHED, ": ".join([said, *given]))
+
+
+def _run(replay: Body, ctx: Context) -> SparkRun | None:
+    found = find_application(replay, ctx)
+    if found is None:
+        return None
+    launcher, application = found
+    if not resources.is_owned_by(application, replay):
+        raise errors.ApplicationNotOursError(
+            "a SparkApplication that this Replay does not own has the name that its own needs",
+            got=application["metadata"]["name"],
+            remedy="delete that SparkApplication",
+        )
+    return launcher.run(application)
+
+
+async def _reported(replay: Body, run: SparkRun | None, ctx: Context) -> Body:
+    """Return the Replay with all that its job has written into the status, at its end too.
+
+    Raises:
+        KubernetesError: it could not be read.
+        _ReplacedError: another one has its name.
+    """
+    if was_launched(replay) if run is None else run.phase in FINAL:
+        # The watch may show the end of the application before the last words of its job.
+        found = await ctx.kubernetes.get(resources.REPLAYS, Key.of(replay))
+        if found["metadata"]["uid"] != replay["metadata"]["uid"]:
+            raise _ReplacedError
+        return found
+    return replay
+
+
+def _current(replay: Body, ctx: Context) -> Body:
+    """Return *replay* as last seen: a status is written by name.
+
+    Raises:
+        _ReplacedError: it is not there.
+    """
+    current = ctx.replays.get(Key.of(replay))
+    if current is None or current["metadata"]["uid"] != replay["metadata"]["uid"]:
+        raise _ReplacedError
+    return current
+
+
+async def _is_written(
+    out: Publisher, replay: Body, conditions: tuple[Condition, ...], fields: dict[str, Any]
+) -> bool:
+    """Write the status of *replay*; return False if it has changed since it was read, or ended.
+
+    Its job may have reported meanwhile, or another operator ended it.
+
+    Raises:
+        KubernetesError: the status could not be written.
+    """
+    if is_final(replay):
+        return False
+    try:
+        await out.publish(replay, conditions, fields, replay["metadata"]["resourceVersion"])
+    except ConflictError:
+        return False
+    return True
+
+
+def _mirror(
+    reported: ReplayStatus, run: SparkRun | None, now: datetime, *, is_late: bool
+) -> _Shown:
+    """Return what the state of the application says about the Replay.
+
+    Args:
+        reported: what the job says. An application that ends without the word of its job that the
+            run is finished was cut off.
+        run: how its application stands; None if that is gone, and the job says that the run is
+            finished.
+        now: the time.
+        is_late: whether it is long over its deadline.
+
+    Raises:
+        ReplayFailedError: the application has ended before its run.
+    """
+    if run is None:
+        return _completed(reported, now)
+    name = run.key.name
+    if run.phase in FINAL and not reported.finished:
+        cut_off = run.phase is Phase.COMPLETED
+        failure = reported.failure
+        raise errors.ReplayFailedError(
+            f"the SparkApplication {name} has {'ended before its run' if cut_off else 'failed'}",
+            got=f"{failure.reason}: {failure.message}" if failure else run.error,
+            remedy=_ANOTHER,
+        )
+    fields: dict[str, Any] = {"phase": run.phase.value, "sparkApplication": name}
+    if reported.start_time is None:
+        fields["startTime"] = written(now)
+    if reported.finished and (run.phase in FINAL or is_late):
+        conditions, ended = _completed(reported, now)
+        return conditions, fields | ended
+    if run.phase is Phase.RUNNING and reported.finished:
+        return progressing("all is moved; the job looks at what becomes of it"), fields
+    if run.phase is Phase.RUNNING and (awaited := _awaited(reported)) is not None:
+        return waiting(awaited), fields
+    if run.phase is Phase.RUNNING and reported.suspended:
+        return _suspended(reported), fields | {"phase": Phase.SUSPENDED.value}
+    message = f"the SparkApplication {name} is {run.state or 'NEW'}"
+    if run.error:
+        message = f"{message}: {run.error}"
+    return progressing(message), fields
+
+
+def _awaited(reported: ReplayStatus) -> RedriveError | None:
+    """Return the state of a target that the run waits for the end of; None where it does not."""
+    if topic := reported.unsubscribed_topic:
+        return errors.SubscriptionAwaitedError(
+            f"{topic}, or one of its partitions, has no durable subscription that keeps messages, "
+            "and nothing is moved there",
+            remedy="create one (`pulsar-admin topics create-subscription --subscription NAME "
+            f"{topic}`); then the run resumes",
+        )
+    if topic := reported.full_topic:
+        return errors.TargetFullError(
+            f"{topic} is over its backlog quota, and takes no more messages",
+            remedy="have its consumers catch up, or raise the quota; then the run goes on",
+        )
+    return None
+
+
+def _suspended(reported: ReplayStatus) -> tuple[Condition, ...]:
+    if reported.awaits_approval:
+        return waiting(_approval_required(reported))
+    return progressing("the run is suspended: nothing is sent")
+
+
+def _approval_required(reported: ReplayStatus) -> errors.ApprovalRequiredError:
+    return errors.ApprovalRequiredError(
+        "the run would move more messages than it may without approval",
+        got=reported.left,
+        remedy=f"set the annotation {APPROVED_BY} of this Replay to who approves it, or delete it; "
+        "a dry run tells more of what is selected",
+    )
+
+
+def _completed(reported: ReplayStatus, now: datetime) -> _Shown:
+    fields = {"phase": Phase.COMPLETED.value, "completionTime": written(now)}
+    return ready(COMPLETED, _outcome(reported)), fields
+
+
+def _outcome(reported: ReplayStatus) -> str:
+    """Say what has become of the selected dead letters."""
+    unevaluated = (
+        f"; for {reported.unevaluated} others select.where can't be computed"
+        if reported.unevaluated
+        else ""
+    )
+    if reported.preview is not None:
+        said = f"{reported.left} of {reported.scanned} dead letters would be moved"
+        return f"a dry run: {said}, {reported.refused} can't be{unevaluated}"
+    said = (
+        f"of {reported.matched} dead letters {reported.moved} were moved, "
+        f"{reported.skipped} needed no move, {reported.refused} can't be moved"
+        + (f", {reported.discarded} were discarded" if reported.discarded else "")
+        + unevaluated
+    )
+    after = reported.aftermath
+    if after is None:
+        return said
+    return (
+        f"{said}; of those that were moved {after.handled} were handled, "
+        f"{after.died_again} died again, {after.waiting} wait"
+    )
+
+
+def _check_started(run: SparkRun, now: datetime) -> None:
+    """Check that a Spark operator has begun to run an application, if it had the time to.
+
+    Raises:
+        ApplicationNotStartedError: it has not.
+    """
+    if run.state or now - run.created <= _START_TIME:
+        return
+    raise errors.ApplicationNotStartedError(
+        f"no Spark operator has begun to run the SparkApplication {run.key.name} within "
+        f"{_START_TIME.total_seconds():.0f} s",
+        remedy=run.serving,
+    )
+
+
+def _explain(replay: Body, error: RedriveError, now: datetime) -> _Shown:
+    """Return why the Replay does not run: for good, until it is changed, or for now."""
+    fields: dict[str, Any] = {}
+    if isinstance(error, errors.FINAL):
+        fields = {"phase": Phase.FAILED.value, "completionTime": written(now)}
+    elif not was_launched(replay):
+        fields = {"phase": Phase.PENDING.value}
+    return failed(error), fields
+
+
+GRACE = timedelta(minutes=2)
+"""So long a job may take to drain after its deadline, before its Replay fails without its word."""
+
+
+async def delete_if_over(replay: Body, ctx: Context) -> Requeue:
+    """Delete a Replay that ended as long ago as its `ttlAfterFinished` says.
+
+    What belongs to it, its SparkApplication and the pods of that, goes with it. One that was
+    changed at that moment stays until the next look. One whose end has no time that can be has
+    ended now: so it is neither deleted at once nor kept for ever.
+
+    Raises:
+        KubernetesError: it could not be deleted, or its status not be written; a ConflictError if
+            it has changed meanwhile.
+    """
+    ttl = replay["spec"].get("ttlAfterFinished")
+    ended, now = ReplayStatus.of(replay).completion_time, ctx.clock()
+    try:
+        if ended is None or ended > now:
+            fields = {"completionTime": written(now)}
+            after = await ctx.kubernetes.patch_status(
+                resources.REPLAYS, Key.of(replay), fields, replay["metadata"]["resourceVersion"]
+            )
+            ctx.replays.renew(after)
+            return next_requeue(replay, Phase.COMPLETED)
+        if ttl is None:
+            return Requeue.ON_CHANGE
+        if now - ended < parse_duration(ttl):
+            return Requeue.SLOW_BACKOFF
+        await ctx.kubernetes.delete(resources.REPLAYS, replay)
+    except NotFoundError:
+        return Requeue.ON_CHANGE
+    logger.info("Replay %s: deleted, %s after its end", Key.of(replay), ttl)
+    return Requeue.ON_CHANGE
+
+
+def next_requeue(replay: Body, phase: str, *, is_idle: bool = False) -> Requeue:
+    """Return when to look at a Replay again that was launched, to see whether its time is over.
+
+    Args:
+        replay: the Replay.
+        phase: how it stands.
+        is_idle: whether its pods have to be looked at: their state is not watched.
+    """
+    if phase == Phase.SUBMITTED:
+        return Requeue.BACKOFF  # the state of an application that is not run never changes
+    timed = "ttlAfterFinished" if phase in FINAL else "deadline"
+    return Requeue.SLOW_BACKOFF if is_idle or timed in replay["spec"] else Requeue.ON_CHANGE
+
+
+def requeue_after_error(error: RedriveError, replay: Body, status: ReplayStatus) -> Requeue:
+    """Return when to look again at a Replay that *error* keeps from going on."""
+    if error.requeue is not Requeue.ON_CHANGE or status.start_time is None:
+        return error.requeue
+    return next_requeue(replay, Phase.RUNNING)  # its deadline counts, whether its job runs or not
+
+
+def is_overdue(replay: Body, status: ReplayStatus, now: datetime) -> bool:
+    """Whether a run was to end long ago.
+
+    Its job ends by itself at the deadline. One that does not run, or hangs, does not.
+    """
+    return status.is_past(replay["spec"].get("deadline"), now - GRACE)
+
+
+def check_deadline(replay: Body, status: ReplayStatus, phase: str, now: datetime) -> None:
+    """Check that a run that was launched has not gone on for longer than it may.
+
+    Raises:
+        DeadlineExceededError: it has, and something is left.
+    """
+    if phase in FINAL or status.finished or not is_overdue(replay, status, now):
+        return
+    raise DeadlineExceededError(
+        "the run has not come to its end within its deadline, and its job does not say why",
+        got=replay["spec"]["deadline"],
+        remedy="look at the SparkApplication and its pods, which go with this Replay; another "
+        "Replay goes on from what was moved",
+    )

@@ -1,0 +1,450 @@
+"""Spark operators: Kubeflow's and Apache's.
+
+What redrive asks of a Spark operator, whichever it is: a manifest, and how a run stands.
+
+What a Spark operator says of a failure → the line of it that tells why. Pure.
+
+A failed submission comes as the whole output of spark-submit, the stack of its JVM included: a
+dozen kilobytes, of which users need one line.
+
+The Kubeflow Spark operator, `sparkoperator.k8s.io/v1beta2`. Pure.
+
+The Apache Spark operator, `spark.apache.org/v1`. Pure.
+
+It has no webhook: what Spark has no property for stands in a template of the pods. It deletes the
+driver once a run has ended, whatever `resourceRetainPolicy` says where a run may be repeated.
+
+The Spark operators that redrive knows: which one runs a job, and where one runs already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from redrive.api import Body, LauncherName
+from redrive.api.conditions import moment_of
+from redrive.api.replay import Phase
+from redrive.errors import LauncherDisabledError, SparkOperatorNotFoundError
+from redrive.kube import resources
+from redrive.kube.context import Context
+from redrive.kube.resources import Key, Resource, in_order, is_owned_by
+from redrive.replay.controller import launch
+from redrive.replay.controller.launch import JobApplication, JobPod
+
+
+@dataclass(frozen=True)
+class SparkRun:
+    """How a SparkApplication stands.
+
+    Attributes:
+        created: when the object was made.
+        state: as the Spark operator writes it; empty while none has looked at the object.
+        phase: what that means; Completed and Failed are final.
+        error: what the Spark operator says that went wrong, if anything, in a line.
+        submitted: since when its driver is to run, while it does not; None otherwise.
+        pods: the label selector of its pods; `spark-role` tells driver from executors.
+        serving: how to have the Spark operator serve the namespace.
+    """
+
+    key: Key
+    created: datetime
+    state: str
+    phase: Phase
+    error: str
+    submitted: datetime | None
+    pods: str
+    serving: str
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A Spark operator.
+
+    Attributes:
+        resource: the kind of its SparkApplications.
+        manifest: what to create.
+        run: how what was created stands.
+    """
+
+    name: LauncherName
+    resource: Resource
+    manifest: Callable[[JobApplication], Body]
+    run: Callable[[Body], SparkRun]
+
+
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is empty."""
+    return {name: value for name, value in fields.items() if value not in (None, {}, [])}
+
+
+MAX_LENGTH = 500
+"""A line is cut to so many characters."""
+
+_HEAD = re.compile(r'^(?:Caused by: |Exception in thread "[^"]*" |.*StackTrace: )')
+"""The line of a stack trace that has the error; what follows is its message."""
+_THREAD = "Exception in thread "
+_FRAME = re.compile(r"^\s+(?:at |\.\.\. \d+ )")
+_ANSWER = re.compile(r"Failure executing: \w+ at: \S+ Message: (.+?)(?:\. Received status: .*)?$")
+"""How the JVM client of Kubernetes repeats what the API server has answered."""
+_OWN = re.compile(r"(?:^|: )(Error: .+)")
+"""What spark-submit says itself, before its usage."""
+_LOG = re.compile(
+    r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?!ERROR )\w+ |^WARNING: |^Using Spark's default "
+)
+
+
+def root_cause(said: str, place: str) -> str:
+    """Return the line of *said* that tells why something failed, and where to read the rest.
+
+    Of a stack trace that is the answer of the API server, if there is one, else the root cause;
+    else what spark-submit says itself; else the last line that is not a log of its progress.
+
+    Args:
+        said: as the Spark operator wrote it.
+        place: the field of the SparkApplication that holds it; only named if something is left out.
+    """
+    whole = said.strip()
+    line = " ".join(_essence(whole.splitlines()).split())
+    if line == whole and len(line) <= MAX_LENGTH:
+        return line
+    shown = line if len(line) <= MAX_LENGTH else f"{line[:MAX_LENGTH]}…"
+    return f"{shown} (the rest is in {place} of the SparkApplication)"
+
+
+def _essence(lines: list[str]) -> str:
+    errors = _errors(lines)
+    if errors:
+        answers = [match[1] for match in map(_ANSWER.search, errors) if match]
+        return (answers or errors)[-1]
+    own = [match[1] for match in map(_OWN.search, lines) if match]
+    plain = [line for line in lines if line.strip() and not _LOG.match(line)]
+    return next(iter((*own, *reversed(plain), *reversed(lines))), "")
+
+
+def _errors(lines: list[str]) -> list[str]:
+    """Return the errors of the last stack trace, each in one line; its root cause comes last."""
+    threads = [number for number, line in enumerate(lines) if line.startswith(_THREAD)]
+    found: list[str] = []
+    within = False
+    for line in lines[threads[-1] if threads else 0 :]:
+        if head := _HEAD.match(line):
+            found.append(line[head.end() :])
+            within = True
+        elif _FRAME.match(line):
+            within = False
+        elif within:  # a message of several lines
+            found[-1] = f"{found[-1]} {line.strip()}"
+    return found
+
+
+_PHASES = {
+    "RUNNING": Phase.RUNNING,
+    "SUCCEEDING": Phase.RUNNING,
+    "FAILING": Phase.RUNNING,
+    "COMPLETED": Phase.COMPLETED,
+    "FAILED": Phase.FAILED,
+}
+"""What its states mean; every other one is on the way to RUNNING."""
+
+
+def kubeflow_manifest(job: JobApplication) -> Body:
+    """Return the SparkApplication to create."""
+    spec = {
+        "type": "Python",
+        "pythonVersion": "3",
+        "mode": "cluster",
+        "sparkVersion": job.spark_version,
+        "image": job.image,
+        "imagePullSecrets": list(job.image_pull_secrets),
+        "mainApplicationFile": job.program,
+        "arguments": [job.argument],
+        "sparkConf": dict(job.spark_conf),
+        "restartPolicy": {
+            "type": "OnFailure",
+            "onFailureRetries": job.retries,
+            "onFailureRetryInterval": job.retry_seconds,
+            "onSubmissionFailureRetries": job.retries,
+            "onSubmissionFailureRetryInterval": job.retry_seconds,
+        },
+        "timeToLiveSeconds": job.time_to_live_seconds,
+        "dynamicAllocation": _kubeflow_allocation(job),
+        "volumes": list(job.volumes),
+        "driver": {**_pod(job, job.driver), "serviceAccount": job.service_account},
+        "executor": {**_pod(job, job.executor), "instances": job.executors},
+    }
+    return {
+        "apiVersion": resources.SPARK_APPLICATIONS.api_version,
+        "kind": resources.SPARK_APPLICATIONS.kind,
+        "metadata": job.metadata,
+        "spec": given(spec),
+    }
+
+
+def kubeflow_run(application: Body) -> SparkRun:
+    """Return how *application* stands."""
+    key = Key.of(application)
+    status = application.get("status") or {}
+    said = status.get("applicationState") or {}
+    state = said.get("state", "")
+    submitted = status.get("lastSubmissionAttemptTime") if state == "SUBMITTED" else None
+    return SparkRun(
+        key=key,
+        created=datetime.fromisoformat(application["metadata"]["creationTimestamp"]),
+        state=state,
+        phase=_PHASES.get(state, Phase.SUBMITTED),
+        error=root_cause(said.get("errorMessage", ""), ".status.applicationState.errorMessage"),
+        submitted=moment_of(submitted),
+        pods=f"sparkoperator.k8s.io/app-name={key.name}",
+        serving=f"have the Spark operator serve the namespace {key.namespace} "
+        "(spark.jobNamespaces in its Helm chart), or start it",
+    )
+
+
+def _pod(job: JobApplication, size: JobPod) -> dict[str, Any]:
+    return given(
+        {
+            "cores": size.cores,
+            "coreRequest": size.core_request,
+            "memory": size.memory,
+            "labels": dict(job.labels),
+            "annotations": dict(job.annotations),
+            "nodeSelector": dict(job.node_selector),
+            "tolerations": list(job.tolerations),
+            "securityContext": job.container_security,
+            "podSecurityContext": job.pod_security,
+            "env": list(job.environment),
+            "volumeMounts": list(job.mounts),
+        }
+    )
+
+
+def _kubeflow_allocation(job: JobApplication) -> dict[str, Any] | None:
+    if job.allocation is None:
+        return None
+    return {
+        "enabled": True,
+        "initialExecutors": job.executors,
+        "minExecutors": job.allocation.min_executors,
+        "maxExecutors": job.allocation.max_executors,
+    }
+
+
+KUBEFLOW = Launcher(
+    LauncherName.KUBEFLOW, resources.SPARK_APPLICATIONS, kubeflow_manifest, kubeflow_run
+)
+
+
+_TERMINATED = ("ResourceReleased", "TerminatedWithoutReleaseResources")
+"""The last states. The one before, which is not shown any more, says how the run ended."""
+_STARTING = ("Submitted", "ScheduledToRestart", "DriverRequested")
+_FAILURES = frozenset(
+    {
+        "DriverStartTimedOut",
+        "DriverReadyTimedOut",
+        "ExecutorsStartTimedOut",
+        "DriverEvicted",
+        "Failed",
+        "SchedulingFailure",
+    }
+)
+
+
+def apache_manifest(job: JobApplication) -> Body:
+    """Return the SparkApplication to create."""
+    restarts = {
+        "restartPolicy": "OnFailure",
+        "maxRestartAttempts": job.retries,
+        "restartBackoffMillis": job.retry_seconds * 1000,
+    }
+    seconds = job.time_to_live_seconds
+    lasting = {} if seconds is None else {"ttlAfterStopMillis": seconds * 1000}
+    return {
+        "apiVersion": resources.APACHE_SPARK_APPLICATIONS.api_version,
+        "kind": resources.APACHE_SPARK_APPLICATIONS.kind,
+        "metadata": job.metadata,
+        "spec": {
+            "runtimeVersions": {"sparkVersion": job.spark_version},
+            "pyFiles": job.program,
+            "driverArgs": [job.argument],
+            "sparkConf": {**job.spark_conf, **_properties(job)},
+            "applicationTolerations": {"restartConfig": restarts, **lasting},
+            "driverSpec": {"podTemplateSpec": _template(job, "driver")},
+            "executorSpec": {"podTemplateSpec": _template(job, "executor")},
+        },
+    }
+
+
+def apache_run(application: Body) -> SparkRun:
+    """Return how *application* stands."""
+    key = Key.of(application)
+    status = application.get("status") or {}
+    current = status.get("currentState") or {}
+    state = current.get("currentStateSummary", "")
+    ended = _before_last(status) if state in _TERMINATED else current
+    requested = current.get("lastTransitionTime") if state == "DriverRequested" else None
+    return SparkRun(
+        key=key,
+        created=datetime.fromisoformat(application["metadata"]["creationTimestamp"]),
+        state=state,
+        phase=_phase(state, ended.get("currentStateSummary", "")),
+        error=_error(ended, current),
+        submitted=moment_of(requested),
+        pods=f"spark.operator/spark-app-name={key.name}",
+        serving=f"have the Spark operator watch the namespace {key.namespace} "
+        "(workloadResources.namespaces.data in its Helm chart), or start it",
+    )
+
+
+def _phase(state: str, ended: str) -> Phase:
+    if state in _TERMINATED:
+        return Phase.COMPLETED if ended == "Succeeded" else Phase.FAILED
+    if state == "Succeeded":
+        return Phase.COMPLETED
+    return Phase.SUBMITTED if not state or state in _STARTING else Phase.RUNNING
+
+
+def _before_last(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state before the one that a run has ended in."""
+    history = status.get("stateTransitionHistory") or {}
+    states = [history[number] for number in in_order(history)]
+    known = [each for each in states if each.get("currentStateSummary") not in _TERMINATED]
+    return known[-1] if known else {}
+
+
+def _error(ended: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    if ended.get("currentStateSummary") not in _FAILURES:
+        return ""
+    place = ".status.stateTransitionHistory"
+    said = [root_cause(each.get("message") or "", place) for each in (ended, current)]
+    return "; ".join(dict.fromkeys(filter(None, said))) or str(ended["currentStateSummary"])
+
+
+def _properties(job: JobApplication) -> dict[str, str]:
+    return {
+        "spark.kubernetes.container.image": job.image,
+        **_if_any("spark.kubernetes.container.image.pullSecrets", ",".join(job.image_pull_secrets)),
+        "spark.kubernetes.authenticate.driver.serviceAccountName": job.service_account,
+        **_size("driver", job.driver),
+        **_size("executor", job.executor),
+        "spark.executor.instances": str(job.executors),
+        **_apache_allocation(job),
+    }
+
+
+def _size(name: str, pod: JobPod) -> dict[str, str]:
+    return {
+        f"spark.{name}.cores": str(pod.cores),
+        f"spark.{name}.memory": pod.memory,
+        **_if_any(f"spark.kubernetes.{name}.request.cores", pod.core_request or ""),
+    }
+
+
+def _apache_allocation(job: JobApplication) -> dict[str, str]:
+    if job.allocation is None:
+        return {}
+    prefix = "spark.dynamicAllocation"
+    return {
+        f"{prefix}.enabled": "true",
+        f"{prefix}.shuffleTracking.enabled": "true",
+        f"{prefix}.initialExecutors": str(job.executors),
+        f"{prefix}.minExecutors": str(job.allocation.min_executors),
+        f"{prefix}.maxExecutors": str(job.allocation.max_executors),
+    }
+
+
+def _template(job: JobApplication, container: str) -> dict[str, Any]:
+    """Return the template of a pod; Spark takes its first container for its own."""
+    metadata = {"labels": dict(job.labels), "annotations": dict(job.annotations)}
+    spec = {
+        "nodeSelector": dict(job.node_selector),
+        "tolerations": list(job.tolerations),
+        "securityContext": job.pod_security,
+        "volumes": list(job.volumes),
+    }
+    own = {
+        "name": f"spark-kubernetes-{container}",
+        "env": list(job.environment),
+        "securityContext": job.container_security,
+        "volumeMounts": list(job.mounts),
+    }
+    template = {
+        "metadata": given(metadata),
+        "spec": {**given(spec), "containers": [given(own)]},
+    }
+    return given(template)
+
+
+def _if_any(name: str, value: str) -> dict[str, str]:
+    return {name: value} if value else {}
+
+
+APACHE = Launcher(
+    LauncherName.APACHE, resources.APACHE_SPARK_APPLICATIONS, apache_manifest, apache_run
+)
+
+
+LAUNCHERS = (KUBEFLOW, APACHE)
+"""In the order of preference."""
+
+
+class Launched(NamedTuple):
+    """The application of a Replay, and the Spark operator that it is for."""
+
+    launcher: Launcher
+    application: Body
+
+
+def choose_operator(wanted: LauncherName | None, ctx: Context) -> Launcher:
+    """Return the Spark operator for a new application.
+
+    Args:
+        wanted: as the connection has it; None takes the first one whose kind is installed.
+        ctx: what the watches have shown.
+
+    Raises:
+        LauncherDisabledError: this operator may not use it.
+        SparkOperatorNotFoundError: its kind is not installed.
+    """
+    enabled = [each for each in LAUNCHERS if each.resource in ctx.applications]
+    if wanted is not None and wanted not in {each.name for each in enabled}:
+        raise LauncherDisabledError(
+            "this operator may not create applications of the Spark operator that job.launcher "
+            "names",
+            got=wanted.value,
+            remedy=f"enable replay.launchers.{wanted.value.lower()} in the Helm chart, or leave "
+            "job.launcher out",
+        )
+    allowed = [each for each in enabled if wanted in {None, each.name}]
+    for each in allowed:
+        if each.resource not in ctx.missing:
+            return each
+    raise SparkOperatorNotFoundError(
+        "this cluster knows no SparkApplication, which runs a Replay",
+        got=f"none of {' or '.join(each.resource.group for each in allowed)}",
+        remedy="install the Spark operator; this Replay starts by itself then",
+    )
+
+
+def was_launched(replay: Body) -> bool:
+    """Whether *replay* says that it has, or had, an application: its own, not that of another one.
+
+    A status that was meant for a Replay of before, with the same name, may be written to this one.
+    """
+    return (replay.get("status") or {}).get("sparkApplication") == launch.name_of(replay)
+
+
+def find_application(replay: Body, ctx: Context) -> Launched | None:
+    """Return the application that has the name of that of *replay*, of any Spark operator.
+
+    One that it owns comes before one that it does not.
+    """
+    key = Key(Key.of(replay).namespace, launch.name_of(replay))
+    caches = ((launcher, ctx.applications.get(launcher.resource)) for launcher in LAUNCHERS)
+    bodies = ((launcher, cache.get(key)) for launcher, cache in caches if cache is not None)
+    found = [Launched(launcher, body) for launcher, body in bodies if body is not None]
+    owned = [each for each in found if is_owned_by(each.application, replay)]
+    return next(iter(owned or found), None)

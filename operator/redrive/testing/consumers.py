@@ -1,0 +1,181 @@
+"""In-memory consumers, and the topics that they share.
+
+What a test does to the topics and the clock of a consumer in memory.
+
+`RetryConsumer` on a broker in memory; the way in for users' tests.
+
+`SimpleConsumer` on a broker in memory.
+
+`AsyncRetryConsumer` on a broker in memory.
+
+`AsyncSimpleConsumer` on a broker in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Unpack, overload
+
+import pulsar
+
+from redrive.delivery.assembly import Options, RetryOptions
+from redrive.delivery.consumers.asynchronous import AsyncRetryConsumer, AsyncSimpleConsumer
+from redrive.delivery.consumers.consumer import RetryConsumer
+from redrive.delivery.consumers.simple import SimpleConsumer
+from redrive.delivery.policy_file import PolicyFile, at_first
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.policy.values import to_timedelta
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+from redrive.testing.connection import InMemoryConnection
+
+
+class InMemoryTopics:
+    """What a test does to the topics and the clock of a consumer."""
+
+    broker: InMemoryBroker
+    _topic: TopicName
+
+    def _connect(
+        self, policy: Policy | PolicyFile, broker: InMemoryBroker | None
+    ) -> InMemoryConnection:
+        """Connect to *broker*, or to one of its own."""
+        first = at_first(policy)
+        self.broker = broker or InMemoryBroker(first)
+        self._topic = first.topic
+        return InMemoryConnection(self.broker)
+
+    def send(
+        self,
+        content: bytes | None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        partition_key: str = "",
+        ordering_key: str = "",
+        event_timestamp: int = 0,
+    ) -> pulsar.MessageId:
+        """Produce a message to the source topic, as an application would."""
+        message = InMemoryMessage(
+            self._topic,
+            pulsar.MessageId(-1, 0, 0),
+            content,
+            self.broker.clock.now(),
+            headers=dict(properties or {}),
+            key=partition_key,
+            order=ordering_key,
+            event_time=event_timestamp,
+        )
+        return self.broker.store(self._topic, message)
+
+    @property
+    def dead_letters(self) -> list[InMemoryMessage]:
+        """Return what lies in the dead-letter topic, oldest first."""
+        return list(self.broker.dead_letters)
+
+    def advance(self, by: float | timedelta) -> None:
+        """Put the clock forward: let time pass while no call waits for a message."""
+        self.broker.clock.advance(to_timedelta(by, "a time to pass"))
+
+
+class InMemoryConsumer(InMemoryTopics, RetryConsumer):
+    """A `RetryConsumer` whose messages, time and dead letters are in the hands of a test.
+
+    `run` and `run_batches` return when nothing is left to be handled, and can be called again. They
+    handle one message, or one batch, after another, however many workers they are given. A handler
+    that puts the clock forward by more than its time-out has timed out.
+
+    Args:
+        policy: what failures lead to; a `PolicyFile` is looked at again in virtual time.
+        broker: one to share with other consumers of the policy; by default one of its own.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | PolicyFile,
+        *,
+        broker: InMemoryBroker | None = None,
+        **options: Unpack[RetryOptions],
+    ) -> None:
+        options.setdefault("name", "in-memory")
+        super().__init__(self._connect(policy, broker), policy, **options)
+
+
+class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
+    """A `SimpleConsumer` whose messages, time and dead letters are in the hands of a test.
+
+    Invisible durations end while the clock is put forward, by `advance` or by whoever waits for a
+    message, of this consumer or of another one of its broker.
+
+    Args:
+        policy: what failures lead to; a `PolicyFile` is looked at again in virtual time.
+        broker: one to share with other consumers of the policy; by default one of its own.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | PolicyFile,
+        *,
+        broker: InMemoryBroker | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        options.setdefault("name", "in-memory")
+        super().__init__(self._connect(policy, broker), policy, **options)
+
+
+class AsyncInMemoryConsumer(InMemoryTopics, AsyncRetryConsumer):
+    """An `AsyncRetryConsumer` whose messages, time and dead letters are in the hands of a test.
+
+    It can be used without having been entered. What `InMemoryConsumer` says of `run` holds here;
+    besides, a handler is cancelled after its time-out of real time.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | PolicyFile,
+        *,
+        broker: InMemoryBroker | None = None,
+        **options: Unpack[RetryOptions],
+    ) -> None:
+        options.setdefault("name", "in-memory")
+        super().__init__(self._connect(policy, broker), policy, **options)
+        self._consumer = self._open()
+
+    @overload
+    async def receive(self) -> pulsar.Message: ...
+    @overload
+    async def receive(self, timeout: float | timedelta | None) -> pulsar.Message | None: ...
+    async def receive(self, timeout: float | timedelta | None = None) -> pulsar.Message | None:
+        """Return the next message that is due, or None: that takes no time."""
+        return self._opened.receive(timeout)
+
+    async def receive_batch(self, size: int, wait: float | timedelta) -> list[pulsar.Message]:
+        """Return up to *size* messages that are due within *wait*: that takes no time."""
+        return self._opened.receive_batch(size, wait)
+
+
+class AsyncInMemorySimpleConsumer(InMemoryTopics, AsyncSimpleConsumer):
+    """An `AsyncSimpleConsumer` whose messages, time and dead letters are in the hands of a test.
+
+    It can be used without having been entered. What `InMemorySimpleConsumer` says holds here.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | PolicyFile,
+        *,
+        broker: InMemoryBroker | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        options.setdefault("name", "in-memory")
+        super().__init__(self._connect(policy, broker), policy, **options)
+        self._consumer = self._open()
+
+    async def receive(
+        self,
+        max_messages: int,
+        invisible: float | timedelta,
+        timeout: float | timedelta | None = None,
+    ) -> list[pulsar.Message]:
+        """Return up to *max_messages* that are due: that takes no time."""
+        return self._opened.receive(max_messages, invisible, timeout)

@@ -1,0 +1,192 @@
+"""What a job shows to the broker, by each method, and what it says where that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trustme
+from aiohttp import web
+
+from redrive.admin.errors import AdminError, AuthenticationFailedError
+from redrive.auth import files, oauth2
+from redrive.auth.files import CredentialsMissingError, JobCredentials, job_credentials
+from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
+from tests.support.http_server import serving
+
+Write = Callable[..., JobCredentials]
+AUTHORITY = trustme.CA()
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Write:
+    """Writes files, and returns the credentials that are there."""
+
+    def write(method: Method, files: dict[str, str], **more: Any) -> JobCredentials:  # noqa: ANN401
+        for name, content in files.items():
+            file = tmp_path / name
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(content)
+        return JobCredentials(BrokerAccess(method, str(tmp_path), ("other",), **more))
+
+    return write
+
+
+def certificate() -> dict[str, str]:
+    issued = AUTHORITY.issue_cert(common_name="replayer")
+    return {
+        "credentials/tls.crt": issued.cert_chain_pems[0].bytes().decode(),
+        "credentials/tls.key": issued.private_key_pem.bytes().decode(),
+        "ca/ca.crt": AUTHORITY.cert_pem.bytes().decode(),
+    }
+
+
+def test_a_token_that_is_renewed_is_in_use_at_once(mounted: Write) -> None:
+    given = mounted(Method.TOKEN, {"credentials/token": "first\n"})
+    assert given.access().headers == {"Authorization": "Bearer first"}
+    assert given.access().hosts == ("other",)
+    assert given.access().tls is None
+    mounted(Method.TOKEN, {"credentials/token": "second"})
+    assert given.access().headers == {"Authorization": "Bearer second"}
+    assert given.client("pulsar://b:6650").keys() == {"authentication"}
+
+
+def test_what_calls_python_outlives_the_clients(mounted: Write) -> None:
+    """A thread of a closed client that drops the last reference to it aborts an ending process."""
+    given = mounted(Method.TOKEN, {"credentials/token": "first"})
+    one, other = given.client("pulsar://b:6650"), given.client("pulsar://b:6650")
+    assert one["authentication"] is other["authentication"]
+    kept = weakref.ref(one["authentication"])
+    del given, one, other
+    gc.collect()
+    assert kept() is not None
+
+
+def test_a_client_certificate_needs_no_token_and_brings_its_authorities(mounted: Write) -> None:
+    given = mounted(Method.TLS, certificate())
+    access = given.access()
+    assert access.headers == {}
+    assert access.tls is not None
+    assert access.tls.check_hostname
+    assert len(access.tls.get_ca_certs()) == 1
+    options = given.client("pulsar+ssl://b:6651")
+    assert options["tls_validate_hostname"] is True
+    assert options["tls_trust_certs_file_path"].endswith("ca/ca.crt")
+
+
+def test_no_credentials_are_none(mounted: Write) -> None:
+    given = mounted(Method.NONE, {})
+    assert given.access().headers == {}
+    assert given.client("pulsar://b:6650") == {"authentication": None}
+
+
+@pytest.mark.parametrize(
+    ("method", "files", "said"),
+    [
+        (Method.TOKEN, {}, "credentials/token; got 'FileNotFoundError'"),
+        (Method.TOKEN, {"credentials/token": " \n"}, "nothing that is plain text"),
+        (Method.TLS, {}, "credentials/tls.crt; got"),
+        (
+            Method.TLS,
+            {"credentials/tls.crt": "x", "credentials/tls.key": "hunter2"},
+            "no certificate with its key",
+        ),
+        (Method.OAUTH2, {}, "credentials/client-secret; got"),
+        (Method.NONE, {"ca/ca.crt": "garbage"}, "or no authorities"),
+    ],
+)
+def test_what_is_missing_is_named_and_nothing_of_it_is_shown(
+    mounted: Write, method: Method, files: dict[str, str], said: str
+) -> None:
+    with pytest.raises(CredentialsMissingError, match=said) as caught:
+        mounted(method, files).access()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_process_without_the_variable_has_no_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(ACCESS_VARIABLE, raising=False)
+    with pytest.raises(CredentialsMissingError, match=ACCESS_VARIABLE):
+        job_credentials()
+
+
+@asynccontextmanager
+async def issuing(lifetime: float) -> AsyncIterator[tuple[str, list[str]]]:
+    """Serve an issuer whose tokens are numbered; give where it is, and the secrets that it saw."""
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"token_endpoint": str(request.url.with_path("/token"))})
+        form = await request.post()
+        seen.append(str(form["client_secret"]))
+        if seen[-1] != "right":
+            return web.json_response({"error": "invalid_client"}, status=401)
+        token = f"token-{len(seen)}"
+        return web.json_response({"access_token": token, "expires_in": lifetime})
+
+    async with serving(answer) as url:
+        yield url, seen
+
+
+async def test_a_token_of_an_issuer_is_kept_for_most_of_its_life(mounted: Write) -> None:
+    secret = {"credentials/client-secret": "right\n"}
+    async with issuing(3_600) as (url, seen):
+        given = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
+        for _ in range(3):
+            access = await asyncio.to_thread(given.access)
+            assert access.headers == {"Authorization": "Bearer token-1"}
+        assert seen == ["right"]
+    async with issuing(0) as (url, _):
+        given = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
+        for number in (1, 2):
+            access = await asyncio.to_thread(given.access)
+            assert access.headers == {"Authorization": f"Bearer token-{number}"}
+
+
+async def test_while_the_issuer_gives_none_the_last_token_is_shown_till_its_end(
+    mounted: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=lambda: now))
+    asked, issue = 0, JobCredentials._issue  # noqa: SLF001 - what it counts is how often
+
+    async def counted(given: JobCredentials) -> oauth2.Issued:
+        nonlocal asked
+        asked += 1
+        return await issue(given)
+
+    monkeypatch.setattr(JobCredentials, "_issue", counted)
+    async with issuing(100) as (url, seen):
+        given = mounted(
+            Method.OAUTH2,
+            {"credentials/client-secret": "right"},
+            issuer_url=url,
+            client_id="replay",
+        )
+        await asyncio.to_thread(given.access)
+    now = 85.0
+    for _ in range(3):
+        access = await asyncio.to_thread(given.access)
+        assert access.headers == {"Authorization": "Bearer token-1"}
+    assert asked == 2, "each use would wait for the issuer"
+    assert seen == ["right"]
+    now = 100.0
+    with pytest.raises(AdminError):
+        await asyncio.to_thread(given.access)
+
+
+async def test_an_issuer_that_refuses_the_client_is_named(mounted: Write) -> None:
+    secret = {"credentials/client-secret": "wrong"}
+    async with issuing(60) as (url, _):
+        given = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
+        with pytest.raises(AuthenticationFailedError, match="does not accept the client"):
+            await asyncio.to_thread(given.access)

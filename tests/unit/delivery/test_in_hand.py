@@ -1,0 +1,194 @@
+"""Copies that wait in a client are dropped however late; what an admin wants again is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pulsar
+import pytest
+
+from redrive import Policy
+from redrive.delivery.in_flight import MAX_REMEMBERED, REMEMBERED_SECONDS, InHand, Settled
+from redrive.policy.naming import TopicName
+from redrive.testing.broker import InMemoryMessage, VirtualClock
+from redrive.testing.consumers import InMemoryConsumer
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+BEHIND = 100
+LATER = timedelta(seconds=REMEMBERED_SECONDS + 1)
+
+
+class Incoming:
+    """What tells when messages came while none waited."""
+
+    arrivals = 0
+
+
+class World:
+    """A consumer's messages in hand, on a topic with partitions unless *behind* is 0."""
+
+    def __init__(self, behind: int = BEHIND) -> None:
+        self.clock, self.incoming = VirtualClock(START), Incoming()
+        self.acknowledged: list[pulsar.Message] = []
+        self.settled = Settled(self.incoming, self.clock, behind)  # type: ignore[arg-type]
+        self.holds: list[bool] = []
+        self.in_hand = InHand(
+            self.settled, self.acknowledged.append, self.holds.append,
+            read_ids=behind > 0, max_bytes=1_000,
+        )  # fmt: skip
+
+    def handle(self, number: int) -> bool:
+        """Take a message and settle it; tell whether it was handed out."""
+        message = numbered(number)
+        handed_out = self.in_hand.begin(message)
+        if handed_out:
+            self.in_hand.end(message)
+        return handed_out
+
+
+def numbered(number: int, index: int = -1) -> InMemoryMessage:
+    message_id = pulsar.MessageId(0, 1, number, index)
+    return InMemoryMessage(TopicName("shop", "prod", "orders"), message_id, b"", START)
+
+
+@pytest.fixture(params=[timedelta(), LATER], ids=["at once", "later"])
+def world(request: pytest.FixtureRequest) -> World:
+    world = World()
+    assert all(world.handle(number) for number in range(BEHIND))
+    world.clock.advance(request.param)
+    return world
+
+
+def test_a_queue_that_was_delivered_again_behind_itself_is_handed_out_once(world: World) -> None:
+    for _ in range(3):  # and again behind that
+        assert not any(world.handle(number) for number in range(BEHIND))
+    assert len(world.acknowledged) == 3 * BEHIND
+    assert world.handle(BEHIND)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda world: setattr(world.incoming, "arrivals", 1),
+        lambda world: [world.handle(number) for number in range(BEHIND, 3 * BEHIND)],
+    ],
+    ids=["none waited meanwhile", "more were taken than wait"],
+)
+def test_a_subscription_that_was_moved_back_delivers_again(
+    change: Callable[[World], object],
+) -> None:
+    world = World()
+    assert all(world.handle(number) for number in range(BEHIND))
+    change(world)
+    assert not any(world.handle(number) for number in range(BEHIND))  # a moment ago
+    world.incoming.arrivals += 1
+    world.clock.advance(LATER)
+    assert all(world.handle(number) for number in range(BEHIND))
+
+
+def test_what_was_moved_on_from_a_topic_without_partitions_is_known_for_ten_seconds() -> None:
+    world = World(behind=0)
+    message = numbered(1)
+    assert world.in_hand.begin(message)
+    world.in_hand.end(message, moved=True)
+    assert not world.handle(1)
+    world.clock.advance(LATER)
+    assert world.handle(1)
+
+
+def test_no_more_is_remembered_than_may_be(world: World) -> None:
+    assert all(world.handle(number) for number in range(BEHIND, 2 * MAX_REMEMBERED))
+    assert world.handle(BEHIND)
+    assert not world.handle(MAX_REMEMBERED + BEHIND)
+
+
+def test_the_last_copy_of_what_is_in_hand_is_acknowledged_with_it() -> None:
+    world = World()
+    message, copies = numbered(1, 5), [numbered(1, 5), numbered(1, 5)]
+    assert world.in_hand.begin(message)
+    assert not any(map(world.in_hand.begin, copies))
+    assert len(world.in_hand) == 1
+    world.in_hand.end(message)
+    assert [id(copy) for copy in world.acknowledged] == [id(copies[-1])]
+
+
+def test_copies_of_what_the_broker_delivers_again_or_was_dropped_are_forgotten() -> None:
+    world = World()
+    message = numbered(1, 5)
+    assert world.in_hand.begin(message)
+    assert not world.in_hand.begin(numbered(1, 5))
+    world.in_hand.let_go(message)
+    again = numbered(1, 5)
+    assert world.in_hand.begin(again)
+    assert not world.in_hand.begin(numbered(1, 5))
+    del again
+    assert len(world.in_hand) == 0
+    assert world.handle(1)
+    assert not world.acknowledged
+
+
+def test_copies_are_not_expected_while_a_message_is_unsettled() -> None:
+    world = World(behind=0)
+    message = numbered(1)
+    assert world.in_hand.begin(message)
+    assert not world.in_hand.expect_copies()
+    world.in_hand.end(message)
+    assert world.in_hand.expect_copies()
+
+
+def test_copies_are_not_expected_once_a_message_was_dropped() -> None:
+    world = World(behind=0)
+    for number in range(2):
+        assert world.in_hand.begin(numbered(number))  # and let go, without being settled
+    assert not world.in_hand.expect_copies()
+
+
+def test_expected_copy_of_a_handled_message_is_dropped() -> None:
+    world = World(behind=0)
+    assert world.in_hand.expect_copies()
+    assert world.handle(1)
+    assert not world.handle(1)
+    assert [str(message.message_id()) for message in world.acknowledged] == ["(1,1,0,-1)"]
+
+
+def sized(number: int, size: int) -> InMemoryMessage:
+    message_id = pulsar.MessageId(0, 1, number, -1)
+    return InMemoryMessage(TopicName("shop", "prod", "orders"), message_id, b"x" * size, START)
+
+
+def test_nothing_new_is_taken_beyond_the_bytes_in_hand() -> None:
+    world = World(behind=0)
+    messages = [sized(number, 300) for number in range(4)]
+    for message in messages:
+        assert world.in_hand.begin(message)
+    assert world.holds == [True]
+    world.in_hand.end(messages[0])
+    assert world.holds == [True]  # until a tenth is settled
+    world.in_hand.let_go(messages[1])
+    assert world.holds == [True, False]
+
+
+def test_dropped_messages_make_room_for_new_ones() -> None:
+    world = World(behind=0)
+    messages = [sized(number, 300) for number in range(5)]
+    for message in messages[:4]:
+        assert world.in_hand.begin(message)
+    assert world.holds == [True]
+    del message
+    del messages[:2]
+    assert world.holds[-1] is False
+    assert world.in_hand.begin(messages[-1])
+    assert world.holds[-1] is False
+    assert len(world.in_hand) == 3
+
+
+def test_consumer_takes_nothing_new_beyond_its_bytes() -> None:
+    policy = Policy(TopicName("shop", "prod", "orders"), "billing")
+    consumer = InMemoryConsumer(policy, max_in_flight_bytes=1_000)
+    for _ in range(10):
+        consumer.send(b"x" * 400)
+    messages = [consumer.receive(), consumer.receive(), consumer.receive()]
+    assert consumer.receive(timedelta(seconds=1)) is None
+    consumer.acknowledge(messages.pop())
+    assert consumer.receive(timedelta(seconds=1)) is not None

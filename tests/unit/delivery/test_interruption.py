@@ -1,0 +1,363 @@
+"""Exceptions that are no `Exception` fail their message; those of the process end `run`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from redrive import CrashLog, Event, FailureRules, Policy, Redaction
+from redrive.delivery.middleware.chain import Handle, Middleware, Outcome, Settle, Settlement
+from redrive.delivery.middleware.outage_breaker import OutageBreaker
+from redrive.delivery.reporting import Name
+from redrive.errors import InvalidSpecError
+from redrive.policy.ladder import Ladder
+from redrive.policy.naming import TopicName
+from redrive.testing.broker import InMemoryBroker
+from redrive.testing.consumers import (
+    AsyncInMemoryConsumer,
+    InMemoryConsumer,
+    InMemorySimpleConsumer,
+)
+
+POLICY = Policy(
+    TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")
+)
+
+
+class Panic(BaseException):
+    """A panic in Rust, as PyO3 raises it."""
+
+
+FAILURES = [
+    Panic("index out of bounds"),
+    asyncio.CancelledError(),
+    BaseExceptionGroup("two", [asyncio.CancelledError(), ValueError()]),
+]
+ENDINGS = [
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    SystemExit(3),
+    pulsar.Interrupted(),
+    BaseExceptionGroup("two", [ValueError(), KeyboardInterrupt()]),
+    ExceptionGroup("one", [pulsar.Interrupted()]),
+]
+
+
+def name(error: BaseException) -> str:
+    return type(error).__name__
+
+
+def causes(consumer: Any) -> dict[bytes, str]:  # noqa: ANN401 - of any kind
+    return {
+        letter.data(): letter.properties()["REDRIVE_CAUSE_TYPE"] for letter in consumer.dead_letters
+    }
+
+
+def fails(error: BaseException, handled: list[bytes]) -> Callable[[pulsar.Message], None]:
+    """Return a handler of all messages but one."""
+
+    def handle(message: pulsar.Message) -> None:
+        if message.data() == b"bad":
+            raise error
+        handled.append(message.data())
+
+    return handle
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=name)
+def test_handler_failure_of_any_class_uses_up_retries(error: BaseException) -> None:
+    consumer, handled = InMemoryConsumer(POLICY), list[bytes]()
+    for content in (b"bad", b"good"):
+        consumer.send(content)
+    consumer.run(fails(error, handled))
+    assert handled == [b"good"]
+    assert causes(consumer) == {b"bad": type(error).__name__}
+    assert consumer.broker.unsettled() == []
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=name)
+async def test_async_handler_failure_of_any_class_uses_up_retries(error: BaseException) -> None:
+    consumer, handled = AsyncInMemoryConsumer(POLICY), list[bytes]()
+    for content in (b"bad", b"good"):
+        consumer.send(content)
+    handle = fails(error, handled)
+
+    async def handle_async(message: pulsar.Message) -> None:
+        await asyncio.sleep(0)
+        handle(message)
+
+    await consumer.run(handle_async)
+    assert handled == [b"good"]
+    cancelled = isinstance(error, asyncio.CancelledError)
+    cause = "HandlerCancelledError" if cancelled else type(error).__name__
+    assert causes(consumer) == {b"bad": cause}
+
+
+@pytest.mark.parametrize("error", ENDINGS, ids=name)
+def test_handler_error_of_the_process_ends_run(error: BaseException) -> None:
+    consumer = InMemoryConsumer(replace(POLICY, max_retries=0))
+    consumer.send(b"bad")
+    with pytest.raises(type(error)) as raised:
+        consumer.run(fails(error, []))
+    assert raised.value is error
+    assert [message.data() for message in consumer.broker.unsettled()] == [b"bad"]
+    assert consumer.dead_letters == []
+
+
+async def test_batch_answer_of_any_class_fails_its_message() -> None:
+    consumer = AsyncInMemoryConsumer(POLICY)
+    for content in (b"bad", b"good"):
+        consumer.send(content)
+
+    async def cancel(message: pulsar.Message) -> None:
+        await asyncio.sleep(0)
+        if message.data() == b"bad":
+            raise asyncio.CancelledError
+
+    async def handle(messages: Sequence[pulsar.Message]) -> list[BaseException | None]:
+        return await asyncio.gather(*map(cancel, messages), return_exceptions=True)
+
+    await consumer.run_batches(handle)
+    assert causes(consumer) == {b"bad": "CancelledError"}
+
+
+class Panics(Middleware):
+    """Panics around the handler, or while a message is settled for the first time."""
+
+    def __init__(self, *, settling: bool) -> None:
+        self._left = settling
+
+    def handle(self, handle: Handle) -> Handle:
+        def panic(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+            handle(messages)
+            raise Panic
+
+        return panic
+
+    def settle(self, settle: Settle) -> Settle:
+        def panic_once(settlement: Settlement) -> pulsar.MessageId | None:
+            if self._left:
+                self._left = False
+                raise Panic
+            return settle(settlement)
+
+        return panic_once
+
+
+def test_middleware_panic_around_a_handler_fails_its_message() -> None:
+    consumer = InMemoryConsumer(POLICY, middleware=[Panics(settling=False)])
+    consumer.send(b"x")
+    consumer.run(lambda _: None)
+    assert causes(consumer) == {b"x": "Panic"}
+
+
+@pytest.mark.parametrize("error", [Panic(), SystemExit(1)], ids=name)
+def test_expired_message_is_moved_whatever_settling_raises(error: BaseException) -> None:
+    class Raises(Panics):
+        def settle(self, settle: Settle) -> Settle:
+            def raise_once(settlement: Settlement) -> pulsar.MessageId | None:
+                if self._left:
+                    self._left = False
+                    raise error
+                return settle(settlement)
+
+            return raise_once
+
+    consumer = InMemorySimpleConsumer(POLICY, middleware=[Raises(settling=True)])
+    consumer.send(b"x")
+    (message,) = consumer.receive(1, 10)
+    consumer.advance(11)
+    (again,) = consumer.receive(1, 10, 10)
+    assert again is message
+    consumer.advance(11)
+    (moved,) = consumer.receive(1, 10, 10)
+    assert consumer.attempt_of(moved).number == 2
+
+
+def test_hook_panic_changes_nothing_about_a_message(caplog: pytest.LogCaptureFixture) -> None:
+    names: list[Name] = []
+
+    def panic(event: Event) -> None:
+        names.append(event.event)
+        raise Panic
+
+    def redact(_text: str) -> str:
+        raise Panic("secret")
+
+    consumer = InMemoryConsumer(POLICY, on_event=panic, redaction=Redaction(hook=redact))
+    consumer.send(b"bad")
+    consumer.run(fails(ValueError("secret"), []))
+    assert names[-1] is Name.DEAD_LETTERED
+    assert "the hook for events failed" in caplog.text
+    (letter,) = consumer.dead_letters
+    shown = letter.properties()["REDRIVE_CAUSE_MESSAGE"]
+    assert shown == "[redacted, for the hook raised Panic]"
+
+
+@pytest.mark.parametrize("error", [Panic(), KeyError("region")], ids=name)
+def test_rule_that_raises_leaves_the_decision_to_the_policy(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raise_error(_: object) -> bool:
+        raise error
+
+    rules = FailureRules(dead_letter_on=(raise_error,))
+    consumer = InMemoryConsumer(POLICY)
+    consumer.send(b"bad")
+    with caplog.at_level(logging.ERROR, "redrive"):
+        consumer.run(fails(ValueError(), []), rules=rules)
+    (letter,) = consumer.dead_letters
+    assert letter.properties()["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
+    assert "a failure rule raised" in caplog.text
+
+
+@pytest.mark.parametrize("error", [Panic(), KeyError("region")], ids=name)
+def test_outage_rule_that_raises_stops_no_consumer(error: BaseException) -> None:
+    def raise_error(_: object) -> str:
+        raise error
+
+    breaker = OutageBreaker(dependency=raise_error, cause=raise_error)
+    consumer, handled = InMemoryConsumer(POLICY, middleware=[breaker]), list[bytes]()
+    for content in (b"bad", b"good"):
+        consumer.send(content)
+    consumer.run(fails(ValueError(), handled))
+    assert handled == [b"good"]
+    assert causes(consumer) == {b"bad": "ValueError"}
+
+
+def test_outage_without_a_known_dependency_still_pauses() -> None:
+    def raise_error(_: object) -> str:
+        raise Panic
+
+    consumer = InMemoryConsumer(POLICY, middleware=[OutageBreaker(dependency=raise_error)])
+    for _ in range(100):
+        consumer.send(b"bad")
+    began, failing = consumer.broker.clock.now(), 0
+
+    def handle(_message: pulsar.Message) -> None:
+        nonlocal failing
+        if (consumer.broker.clock.now() - began).total_seconds() < 3_600:
+            failing += 1
+            raise ConnectionError
+
+    consumer.run(handle)
+    assert failing < 300
+    assert consumer.dead_letters == []
+
+
+def test_rules_name_failures_that_are_no_exception() -> None:
+    rules = FailureRules(dead_letter_on=(asyncio.CancelledError,))
+    consumer = InMemoryConsumer(POLICY)
+    consumer.send(b"bad")
+    consumer.run(fails(asyncio.CancelledError(), []), rules=rules)
+    (letter,) = consumer.dead_letters
+    assert letter.properties()["REDRIVE_DEAD_REASON"] == "NotRetryable"
+    for ending in (KeyboardInterrupt, SystemExit, GeneratorExit):
+        with pytest.raises(InvalidSpecError, match="fail no message"):
+            FailureRules(retry_on=(ending,))
+
+
+def exiting_runs(
+    broker: InMemoryBroker, directory: Path, run: Callable[[CrashLog, list[bytes]], None]
+) -> tuple[int, list[bytes]]:
+    """Call *run* until it no longer ends with SystemExit; return how often it did."""
+    handled: list[bytes] = []
+    for exits in range(10):
+        try:
+            run(CrashLog(directory, max_redeliveries=3), handled)
+        except SystemExit:
+            continue
+        return exits, handled
+    pytest.fail(f"{broker.unsettled()} end each run")
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["run", "run_batches"])
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_message_that_exits_is_dead_lettered_by_the_crash_log(
+    tmp_path: Path, kind: str, *, batches: bool
+) -> None:
+    broker = InMemoryBroker(POLICY)
+    producer = InMemoryConsumer(POLICY, broker=broker)
+    for content in (b"bad", b"good", b"better"):
+        producer.send(content)
+
+    def run(crash_log: CrashLog, handled: list[bytes]) -> None:
+        handle = fails(SystemExit(1), handled)
+        with InMemoryConsumer(POLICY, broker=broker, crash_log=crash_log) as consumer:
+            if batches:
+                consumer.run_batches(lambda messages: [*map(handle, messages)])
+            else:
+                consumer.run(handle)
+
+    def run_async(crash_log: CrashLog, handled: list[bytes]) -> None:
+        handle = fails(SystemExit(1), handled)
+
+        async def handle_one(message: pulsar.Message) -> None:
+            await asyncio.sleep(0)
+            handle(message)
+
+        async def handle_batch(messages: Sequence[pulsar.Message]) -> None:
+            for message in messages:
+                await handle_one(message)
+
+        async def main() -> None:
+            consumer = AsyncInMemoryConsumer(POLICY, broker=broker, crash_log=crash_log)
+            try:
+                if batches:
+                    await consumer.run_batches(handle_batch)
+                else:
+                    await consumer.run(handle_one)
+            finally:
+                await consumer.close()
+
+        asyncio.run(main())
+
+    exits, handled = exiting_runs(broker, tmp_path, run if kind == "threads" else run_async)
+    assert exits == 4
+    assert sorted(handled) == [b"better", b"good"]
+    (letter,) = broker.dead_letters
+    assert letter.data() == b"bad"
+    assert letter.properties()["REDRIVE_DEAD_REASON"] == "ConsumerCrash"
+    assert broker.unsettled() == []
+
+
+def test_loop_shutdown_uses_up_no_attempt() -> None:
+    broker = InMemoryBroker(replace(POLICY, max_retries=0))
+    InMemoryConsumer(POLICY, broker=broker).send(b"x")
+
+    async def main() -> None:
+        consumer = AsyncInMemoryConsumer(replace(POLICY, max_retries=0), broker=broker)
+        handling = asyncio.Event()
+
+        async def hang(_message: pulsar.Message) -> None:
+            handling.set()
+            await asyncio.sleep(60)
+
+        running = asyncio.create_task(consumer.run(hang))
+        await handling.wait()
+        assert not running.done()
+
+    asyncio.run(main())
+    assert broker.dead_letters == []
+    assert [message.data() for message in broker.unsettled()] == [b"x"]
+
+
+async def test_timeout_around_run_uses_up_no_attempt() -> None:
+    consumer = AsyncInMemoryConsumer(replace(POLICY, max_retries=0))
+    consumer.send(b"x")
+
+    async def hang(_message: pulsar.Message) -> None:
+        await asyncio.sleep(60)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await consumer.run(hang)
+    assert consumer.dead_letters == []
+    assert [message.data() for message in consumer.broker.unsettled()] == [b"x"]

@@ -1,0 +1,157 @@
+"""A reader may give messages again, and what lies before its beginning; readings have each once."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pulsar
+import pytest
+
+from redrive.policy.naming import TopicName
+from redrive.reading import broker, reader
+from redrive.reading.positions import EntryId
+from redrive.reading.ranges import LOOK_BACK, Span
+from redrive.reading.reader import ReadableTopic, SourceSilentError
+from redrive.reading.stored import MessagePlace
+
+NAME = TopicName("shop", "prod", "orders-DLQ")
+Place = tuple[int, int, int]
+"""Ledger, entry and index in a batch; of a message in chunks the entry of the first in its stead,
+as a negative number."""
+
+
+@dataclass
+class Read:
+    """A message with a place alone."""
+
+    given: Place
+
+    @property
+    def place(self) -> MessagePlace:
+        ledger, entry, index = self.given
+        if index >= -1:
+            return MessagePlace(-1, ((ledger, entry),), index, 2)
+        return MessagePlace(-1, ((ledger, -index), (ledger, entry)))
+
+
+@dataclass
+class Readers:
+    """In the place of a client and its readers, one after the other; they give these messages."""
+
+    places: list[list[Place]]
+    begun: list[Place] = field(default_factory=list)
+    closed: int = 0
+
+    def open_entry_reader(
+        self,
+        _topic: TopicName,
+        _index: int,
+        after: EntryId,
+        **__: Any,  # noqa: ANN401
+    ) -> Readers:
+        self.begun.append((*after, -1))
+        return self
+
+    def read_next(self, _timeout: int) -> Read:
+        if not self.places[0]:
+            raise pulsar.Timeout
+        return Read(self.places[0].pop(0))
+
+    def close(self) -> None:
+        self.places.pop(0)
+        self.closed += 1
+
+    def read(self, after: EntryId, *wanted: Span) -> list[Place]:
+        topic = ReadableTopic(cast("broker.ReadingClient", self), "http://p", NAME, lambda *_: FAR)
+        found = reader.read_messages(topic, -1, after, wanted, 10)
+        return [cast("Read", each).given for each in found]
+
+
+FAR = EntryId(99, 0)
+
+
+@pytest.mark.parametrize(
+    ("average", "ahead"),
+    [
+        pytest.param(0.0, 1_000, id="empty"),
+        pytest.param(300.0, 1_000, id="small"),
+        pytest.param(20_000.0, 838, id="16 MiB in all"),
+        pytest.param(1e6, 16, id="large"),
+        pytest.param(5e6, 10, id="chunks, of which a client has to have room for some"),
+    ],
+)
+def test_large_messages_are_prefetched_in_small_numbers(average: float, ahead: int) -> None:
+    assert reader.prefetch(average) == ahead
+
+
+def test_each_message_comes_once_in_the_order_they_were_written() -> None:
+    batch = [(7, 3, 0), (7, 3, 1)]
+    places = [(7, 2, 0), (7, 2, 1), *batch, (7, 4, -1), (7, 3, 1), (7, 4, -1), (8, 0, -1)]
+    readers = Readers([[*places, (8, 1, -1)]])
+    found = readers.read(EntryId(7, 2), Span(7, 3, 4), Span(8, 0, 0))
+    assert found == [*batch, (7, 4, -1), (8, 0, -1)]
+    assert readers.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "begins"),
+    [
+        pytest.param([1, 2, 3, 4], [], [], id="all came"),
+        pytest.param([1, 2, (4, 3)], [], [], id="two chunks"),
+        pytest.param([1, 3, 4], [1, 2, 3], [0], id="one came late"),
+        pytest.param([1, 2], [3, 4], [0], id="the last came late"),
+        pytest.param([1, 2, (4, 3), 5, 6], [], [], id="more than was asked for"),
+        # Another message may lie between its chunks, and be lost.
+        pytest.param([1, (4, 2)], [3, 4], [0], id="three chunks, and one in their midst"),
+        pytest.param([1, 3, (4, 2)], [], [0], id="three chunks"),
+        pytest.param([1, 4], [], [0], id="nothing else is there"),
+        pytest.param([], [1, 2, 3, 4], [0], id="none came"),
+    ],
+)
+def test_what_no_message_came_of_is_read_once_more(
+    first: list[int | tuple[int, int]], again: list[int | tuple[int, int]], begins: list[int]
+) -> None:
+    """A client loses messages in chunks when it is connected again in the midst of one."""
+
+    def places(of: list[int | tuple[int, int]]) -> list[Place]:
+        return [(7, each, -1) if isinstance(each, int) else (7, each[0], -each[1]) for each in of]
+
+    readers = Readers([places(first), places(again)])
+    found = readers.read(EntryId(7, 0), Span(7, 1, 4))
+    seen = {entry for _, entry, _ in places(first)}
+    late = [each for each in places(again) if each[1] not in seen]
+    assert found == [each for each in places(first) if each[1] < 5] + late
+    assert [entry for _, entry, _ in readers.begun[1:]] == begins
+    assert readers.closed == 1 + len(begins)
+
+
+def test_no_more_is_read_again_than_the_chunks_of_what_is_missing_may_reach_back() -> None:
+    there = [(7, entry, -1) for entry in range(1_000) if entry != 500]
+    readers = Readers([list(there), [(7, 500, -1), (7, 501, -1)]])
+    assert readers.read(EntryId(6, 9), Span(7, 0, 999)) == [*there, (7, 500, -1)]
+    assert readers.begun[1] == (7, 500 - LOOK_BACK - 1, -1)
+
+
+class Silent(Readers):
+    """Gives no message; of what lies behind an open transaction it says that it is not there."""
+
+    def read_next(self, _timeout: int) -> Read:
+        raise pulsar.Timeout
+
+    def has_message_available(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("sent", "ends"), [(EntryId(7, 9), True), (EntryId(7, 3), False)])
+def test_a_reading_ends_where_the_broker_has_sent_all(
+    monkeypatch: pytest.MonkeyPatch, sent: EntryId, *, ends: bool
+) -> None:
+    """Not where the client says that no more is available."""
+    monkeypatch.setattr(reader, "SILENCE_SECONDS", 0.1)
+    client = cast("broker.ReadingClient", Silent([[], []]))
+    topic = ReadableTopic(client, "http://p", NAME, lambda *_: sent)
+    found = reader.read_messages(topic, -1, EntryId(7, 2), [Span(7, 3, 9)], 10)
+    with nullcontext() if ends else pytest.raises(SourceSilentError):
+        assert not list(found)

@@ -1,0 +1,327 @@
+"""What a session makes of answers that the sandbox's broker never gives."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import count
+from urllib.parse import urlsplit
+
+import pytest
+
+from redrive.auth.files import ShownCredentials
+from redrive.reading import frames
+from redrive.reading import session as reading_session
+from redrive.reading.frames import Command, OutgoingMessage
+from redrive.reading.positions import encode_nested, encode_number
+from redrive.reading.session import MAX_REDIRECTS, ProtocolError, Session, _connected
+
+TOPIC = "persistent://shop/prod/orders-RETRY"
+HANG_UP = b"hang up"
+CONNECTED = frames.frame(frames.CONNECTED, encode_nested(1, b"a broker"))
+MESSAGE = OutgoingMessage(1, b"order", {}, None, None, None)
+
+
+def opened(name: bytes = b"sender") -> bytes:
+    return frames.frame(frames.PRODUCER_SUCCESS, encode_number(1, 2) + encode_nested(2, name))
+
+
+def found(url: str, *, kind: int = 1, proxy: bool = False, tls: bool = False) -> bytes:
+    body = (
+        encode_nested(2 if tls else 1, url.encode()) + encode_number(3, kind) + encode_number(4, 1)
+    )
+    return frames.frame(frames.LOOKUP_RESPONSE, body + encode_number(8, proxy))
+
+
+class ScriptedBroker:
+    """Answers each connection with the next of its scripts: a list of frames, one per command."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"pulsar://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def serve(self, *scripts: Sequence[bytes]) -> list[list[Command]]:
+        """Return what came in by each connection, once all of them have ended."""
+        with ThreadPoolExecutor() as pool:
+            each = [
+                pool.submit(converse, self.listener.accept()[0], answers) for answers in scripts
+            ]
+            return [came.result() for came in each]
+
+
+def converse(client: socket.socket, answers: Sequence[bytes]) -> list[Command]:
+    received, came, left = bytearray(), list[Command](), list(answers)
+    with client:
+        while data := client.recv(65_536):
+            received += data
+            for command in frames.take_frames(received):
+                came.append(command)
+                if left:
+                    answer = left.pop(0)
+                    client.sendall(answer.removesuffix(HANG_UP))
+                    if answer.endswith(HANG_UP):
+                        client.shutdown(socket.SHUT_WR)
+    return came
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedBroker]:
+    scripted = ScriptedBroker()
+    with closing(scripted.listener):
+        yield scripted
+
+
+@contextmanager
+def serving(
+    broker: ScriptedBroker, *scripts: Sequence[bytes]
+) -> Iterator[Future[list[list[Command]]]]:
+    with ThreadPoolExecutor() as pool:
+        yield pool.submit(broker.serve, *scripts)
+
+
+def dial(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname or "", address.port or 0))
+
+
+def session(url: str, token: Callable[[], str] = lambda: "token") -> Session[str]:
+    return Session(url, ShownCredentials("token", token))
+
+
+def kinds(came: Sequence[Command]) -> list[int]:
+    return [command.kind for command in came]
+
+
+OPENING = [frames.CONNECT, frames.LOOKUP, frames.PRODUCER]
+
+
+def test_a_broker_that_has_the_topic_is_asked_for_the_producer(broker: ScriptedBroker) -> None:
+    with serving(broker, [CONNECTED, found(broker.url), opened()]) as came:
+        with closing(session(broker.url)) as sending:
+            assert sending.open(TOPIC, "sender").last_sequence_id == -1
+        ((connect, lookup, producer),) = came.result()
+    assert connect.nested[3] == b"token"
+    assert lookup.nested[1] == producer.nested[1] == TOPIC.encode()
+    assert producer.nested[4] == b"sender"
+
+
+def test_credentials_that_go_by_tls_go_by_nothing_else(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_session, "_connected", lambda _url, _shown: dial(broker.url))
+    with (
+        serving(broker, [CONNECTED, found(broker.url, tls=True)]) as came,
+        closing(session(broker.url.replace("pulsar", "pulsar+ssl"))) as sending,
+        pytest.raises(ProtocolError, match="command 24"),
+    ):
+        sending.open(TOPIC, "sender")
+    assert [kinds(each) for each in came.result()] == [OPENING[:2]]
+
+
+def test_one_of_several_hosts_may_be_away(broker: ScriptedBroker) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        away = f"127.0.0.1:{closed.getsockname()[1]}"
+    urls = broker.url.replace("://", f"://{away},") + "/"
+    with serving(broker, [CONNECTED, found(broker.url), opened()]) as came:
+        with closing(session(urls)) as sending:
+            sending.open(TOPIC, "sender")
+        assert [kinds(each) for each in came.result()] == [OPENING]
+
+
+def test_redirects_are_followed(broker: ScriptedBroker) -> None:
+    other = broker.url.replace("127.0.0.1", "localhost")
+    scripts = [CONNECTED, found(other, kind=0)], [CONNECTED, found(other), opened()]
+    with serving(broker, *scripts) as came:
+        with closing(session(broker.url)) as sending:
+            sending.open(TOPIC, "sender")
+        assert [kinds(each) for each in came.result()] == [OPENING[:2], OPENING]
+
+
+def test_redirects_without_end_are_given_up(broker: ScriptedBroker) -> None:
+    answers = [CONNECTED, *[found(broker.url, kind=0)] * MAX_REDIRECTS]
+    with (
+        serving(broker, answers),
+        closing(session(broker.url)) as sending,
+        pytest.raises(ProtocolError, match="without end"),
+    ):
+        sending.open(TOPIC, "sender")
+
+
+def test_a_proxy_is_asked_to_pass_on_to_the_broker(broker: ScriptedBroker) -> None:
+    behind = found("pulsar://broker-1:6650", proxy=True)
+    with serving(broker, [CONNECTED, behind], [CONNECTED, opened()]) as came:
+        with closing(session(broker.url)) as sending:
+            sending.open(TOPIC, "sender")
+        first, (connect, producer) = came.result()
+    assert kinds(first) == OPENING[:2]
+    assert connect.nested[6] == b"broker-1:6650"
+    assert producer.kind == frames.PRODUCER
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        found("", kind=2),
+        found("http://127.0.0.1:80"),
+        found("pulsar://"),
+        found("pulsar://127.0.0.1:no"),
+        found("pulsar://[bad"),
+        found("pulsar+ssl://127.0.0.1:6651"),
+        found("pulsar+ssl://127.0.0.1:6651", tls=True),  # to one who does not speak TLS
+        frames.frame(frames.LOOKUP_RESPONSE),
+        frames.frame(
+            frames.ERROR, encode_number(1, 1) + encode_number(2, 5) + encode_nested(3, b"no")
+        ),
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        frames.frame(frames.LOOKUP_RESPONSE)[:4] + b"\xff" * 20,
+    ],
+)
+def test_what_leads_nowhere_ends_the_session(broker: ScriptedBroker, answer: bytes) -> None:
+    with (
+        serving(broker, [CONNECTED, answer]),
+        closing(session(broker.url)) as sending,
+        pytest.raises(ProtocolError),
+    ):
+        sending.open(TOPIC, "sender")
+
+
+def test_no_answer_is_not_waited_for_without_end(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_session, "ANSWER_SECONDS", 0.2)
+    with (
+        serving(broker, [CONNECTED]),
+        closing(session(broker.url)) as sending,
+        pytest.raises(ProtocolError, match="no answer"),
+    ):
+        sending.open(TOPIC, "sender")
+
+
+def test_the_broker_is_answered_while_receipts_are_waited_for(broker: ScriptedBroker) -> None:
+    asks = frames.frame(frames.PING) + frames.frame(frames.AUTH_CHALLENGE)
+    tokens = count(1)
+    with serving(broker, [CONNECTED, found(broker.url), opened() + asks]) as came:
+        with closing(session(broker.url, lambda: f"token {next(tokens)}")) as sending:
+            sending.open(TOPIC, "sender")
+            assert sending.receive(0.3) == []
+        (all_came,) = came.result()
+    assert kinds(all_came[3:]) == [frames.PONG, frames.AUTH_RESPONSE]
+    assert all_came[0].nested[3] == b"token 1"
+    assert b"token 2" in all_came[-1].nested[2]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        frames.frame(frames.CLOSE_PRODUCER, encode_number(1, 1) + encode_number(2, 7)),
+        frames.frame(
+            frames.SEND_ERROR, encode_number(1, 1) + encode_number(2, 1) + encode_number(3, 22)
+        ),
+        frames.frame(frames.SEND_RECEIPT, encode_number(1, 1) + encode_number(2, 99)),
+        frames.frame(frames.SEND_RECEIPT, encode_number(1, 9) + encode_number(2, 1)),
+        frames.frame(68),
+        b"\0" * 8,
+    ],
+)
+def test_all_but_receipts_of_what_was_sent_ends_the_session(
+    broker: ScriptedBroker, answer: bytes
+) -> None:
+    with (
+        serving(broker, [CONNECTED, found(broker.url), opened(), answer]),
+        closing(session(broker.url)) as sending,
+    ):
+        sending.open(TOPIC, "sender").send(MESSAGE, "a message")
+        with pytest.raises(ProtocolError):
+            sending.receive(10)
+
+
+def receipt(number_of: int, sequence_id: int) -> bytes:
+    stored_as = encode_nested(3, encode_number(1, 12) + encode_number(2, sequence_id))
+    body = encode_number(1, number_of) + encode_number(2, sequence_id) + stored_as
+    return frames.frame(frames.SEND_RECEIPT, body)
+
+
+CLOSED = frames.frame(frames.CLOSE_PRODUCER, encode_number(1, 1) + encode_number(2, 7))
+
+
+@pytest.mark.parametrize("end", [CLOSED, HANG_UP], ids=["producer closed", "hung up"])
+@pytest.mark.parametrize("ping", [b"", frames.frame(frames.PING)], ids=["", "after a ping"])
+def test_receipts_count_that_come_before_the_end(
+    broker: ScriptedBroker, ping: bytes, end: bytes
+) -> None:
+    answer = ping + receipt(1, 1) + receipt(1, 2) + end
+    with (
+        serving(broker, [CONNECTED, found(broker.url), opened(), answer]),
+        closing(session(broker.url)) as sending,
+    ):
+        producer = sending.open(TOPIC, "sender")
+        for sequence_id in range(1, 4):
+            producer.send(MESSAGE._replace(sequence_id=sequence_id), str(sequence_id))
+        came = list[str]()
+        with pytest.raises(ProtocolError):  # noqa: PT012  after the receipts
+            while sent := sending.receive(10):
+                came += [tag for entry in sent for tag in entry.tags]
+        assert came == ["1", "2"]
+        with pytest.raises(ProtocolError):
+            sending.open(TOPIC, "another")
+
+
+def test_an_answer_has_one_deadline_whatever_else_comes(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_session, "ANSWER_SECONDS", 0.5)
+    pings = [frames.frame(frames.PING)] * 100  # each comes for the answer to the one before
+    with (
+        serving(broker, [CONNECTED, *pings]),
+        closing(session(broker.url)) as sending,
+    ):
+        begun = time.monotonic()
+        with pytest.raises(ProtocolError, match="no answer"):
+            sending.open(TOPIC, "sender")
+        assert time.monotonic() - begun < 5
+
+
+def test_a_producer_with_messages_on_their_way_is_not_waited_for(broker: ScriptedBroker) -> None:
+    """The broker would answer when all of them are stored."""
+    with serving(broker, [CONNECTED, found(broker.url), opened()]) as came:
+        with closing(session(broker.url)) as sending:
+            producer = sending.open(TOPIC, "sender")
+            producer.send(MESSAGE, "a message")
+            with pytest.raises(ProtocolError, match="before its receipts"):
+                sending.close_producer(producer)
+        assert kinds(came.result()[0]) == OPENING
+
+
+def test_a_host_that_is_away_is_tried_once(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[str]()
+    monkeypatch.setattr(random, "shuffle", lambda _: None)
+    dialled = _connected
+
+    def note(url: str, shown: ShownCredentials) -> socket.socket:
+        tried.append(url)
+        if url != broker.url:
+            raise ProtocolError("it is away")
+        return dialled(url, shown)
+
+    monkeypatch.setattr(reading_session, "_connected", note)
+    answers = [CONNECTED, *[found(broker.url), opened(), found(broker.url), opened()]]
+    with serving(broker, answers), closing(session(broker.url.replace("://", "://away,"))) as two:
+        two.open(TOPIC, "sender")
+        two.open(f"{TOPIC}-1", "sender")
+    assert tried == ["pulsar://away", broker.url]
+
+
+def test_a_receipt_gives_back_what_it_is_for(broker: ScriptedBroker) -> None:
+    with serving(broker, [CONNECTED, found(broker.url), opened(), receipt(1, 1)]) as came:
+        with closing(session(broker.url)) as sending:
+            producer = sending.open(TOPIC, "sender")
+            producer.send(MESSAGE, "a message")
+            ((tags, stored),) = sending.receive(10)
+        assert (tags, stored) == (("a message",), True)
+        assert kinds(came.result()[0]) == [*OPENING, frames.SEND]

@@ -1,0 +1,192 @@
+"""Entries as a broker stores them, and what else a producer may write."""
+
+from __future__ import annotations
+
+import zlib
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.messages import id_text, partition_key, read_properties, schema_version
+from redrive.reading import frames, stored
+from redrive.reading.entries import ChunksRead
+from redrive.reading.frames import OutgoingMessage
+from redrive.reading.positions import encode_nested
+from redrive.reading.stored import MalformedEntryError, MessagePlace, ReadMessage, StoredEntry
+from tests.support.raw_entries import HARMFUL, RawEntry, bytes_of, chunk, numbers
+
+PLACE = (7, 3)
+text = st.text(max_size=20)
+outgoing = st.builds(
+    OutgoingMessage,
+    sequence_id=st.integers(1, 2**62),
+    value=st.none() | st.binary(max_size=50) | st.just(b"long " * 1_000),
+    properties=st.dictionaries(text, text, max_size=3),
+    key=st.none() | text.filter(bool),
+    ordering_key=st.none() | text.filter(bool),
+    event_time=st.none() | st.integers(1, 2**64 - 1),
+)
+
+
+def read(*entries: RawEntry, partition: int = -1) -> list[ReadMessage]:
+    """Read entries as a reader does, each at the place behind the one before."""
+    chunks, found = ChunksRead(), list[ReadMessage]()
+    for index, raw in enumerate(entries):
+        entry, place = StoredEntry.read(bytes_of(raw)), (PLACE[0], PLACE[1] + index)
+        part = entry.chunk
+        if part is None:
+            found += entry.of(entry.content, (place,), partition)
+        elif (whole := chunks.add(part, place, entry.content)) is not None:
+            found += entry.of(whole.content, whole.entries, partition)
+    return found
+
+
+def shown(message: ReadMessage) -> OutgoingMessage:
+    """Return all that a message shows, as it was sent, but for its sequence id."""
+    return OutgoingMessage(
+        0,
+        None if message.has_null_value() else message.data(),
+        message.properties(),
+        message.partition_key() or None,
+        message.ordering_key() or None,
+        message.event_timestamp() or None,
+    )
+
+
+@given(outgoing)
+def test_message_sent_alone_is_read_with_all_it_has(sent: OutgoingMessage) -> None:
+    content, compression = frames.compressed(sent.value or b"")
+    (message,) = read(RawEntry(frames.alone(sent) + compression, content), partition=2)
+    assert shown(message) == sent._replace(sequence_id=0)
+    assert message.publish_timestamp() == 1_700
+    assert str(message.message_id()) == "(7,3,2,-1)"
+    assert schema_version(message) is None
+    assert message.encryption_context() is None
+
+
+@given(st.lists(outgoing, min_size=1, max_size=5))
+def test_messages_of_a_batch_are_read_with_all_they_have(sent: list[OutgoingMessage]) -> None:
+    content, compression = frames.compressed(b"".join(map(frames.in_batch, sent)))
+    version = encode_nested(16, (5).to_bytes(8))
+    metadata = frames.batch(sent[-1].sequence_id, len(sent)) + compression + version
+    found = read(RawEntry(metadata, content))
+    assert [shown(each) for each in found] == [each._replace(sequence_id=0) for each in sent]
+    assert [each.message_id().batch_index() for each in found] == list(range(len(sent)))
+    assert {schema_version(each) for each in found} == {5}
+
+
+def test_message_in_chunks_is_read_with_its_last_one() -> None:
+    other = chunk("other", 0, 2, 4, b"ab")
+    contents = b"xyz", b"xyz", b"x"
+    first, second, third = (chunk("one", part, 3, 7, contents[part]) for part in range(3))
+    (message,) = read(first, other, second, second, third, other)
+    assert message.data() == b"xyzxyzx"
+    assert message.place.entries == ((7, 3), (7, 5), (7, 7))
+    assert id_text(message.message_id()) == "7:7:-1"
+
+
+def test_message_ids_have_what_other_clients_read_in_them() -> None:
+    """The size of a batch, and the first chunk: as protobuf writes them."""
+    batched = MessagePlace(-1, ((300, 7),), 2, 5).message_id().serialize()
+    assert batched.endswith(bytes.fromhex("3005"))
+    chunked = MessagePlace(-1, ((3, 2), (3, 4))).message_id().serialize()
+    assert chunked.endswith(encode_nested(7, bytes.fromhex("08031002")))
+
+
+@pytest.mark.parametrize("codec", ["lz4_raw", "zstd", "snappy", "zlib"])
+@pytest.mark.parametrize("content", [b"", b"x", bytes(100_000)])
+def test_compressed_content_has_just_the_size_of_its_metadata(codec: str, content: bytes) -> None:
+    kind = {"lz4_raw": 1, "zlib": 2, "zstd": 3, "snappy": 4}[codec]
+    compress = zlib.compress if codec == "zlib" else pa.Codec(codec).compress
+    small = bytes(compress(content))
+    size = len(content)
+    (message,) = read(RawEntry(numbers(compression=kind, uncompressed=size), small))
+    assert message.data() == content
+    for wrong in {size - 1, size + 1, 2 * size + 7} - {-1}:
+        with pytest.raises(MalformedEntryError):
+            read(RawEntry(numbers(compression=kind, uncompressed=wrong), small))
+
+
+def test_encrypted_content_stays_as_it_is_stored() -> None:
+    encrypted = encode_nested(13, b"key") + numbers(compression=1, uncompressed=9, in_batch=3)
+    (message,) = read(RawEntry(encrypted, b"secret"))
+    assert message.data() == b"secret"
+    assert message.encryption_context() is not None
+    key = encode_nested(13, b"key")
+    parts = [chunk("e", part, 2, 4, b"xyz...") for part in range(2)]
+    (message,) = read(*(RawEntry(each.metadata + key, each.content) for each in parts))
+    assert message.data() == b"xyz...xyz..."
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_harmful_entry_shows_no_message(name: str) -> None:
+    try:
+        assert read(HARMFUL[name]) == []
+    except MalformedEntryError:
+        return
+    assert HARMFUL[name].metadata.count(b"\xd8\x01")  # a first chunk alone
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(bytes_of(RawEntry(b""))[:-1], id="cut off"),
+        pytest.param(b"\x0e\x01\0\0\0\0" + b"\0" * 9, id="a wrong checksum"),
+        pytest.param(b"\x7f\xff\xff\xffabc", id="more metadata than there is"),
+        pytest.param(bytes_of(RawEntry(b"\xff" * 12)), id="a number without end"),
+        pytest.param(bytes_of(RawEntry(b"\x22\x05a")), id="a property longer than its metadata"),
+        pytest.param(bytes_of(RawEntry(b"\x22\x02\x0a\x09")), id="a name longer than its property"),
+        pytest.param(bytes_of(RawEntry(b"\x0b")), id="a group"),
+    ],
+)
+def test_broken_entry_is_malformed(broken: bytes) -> None:
+    with pytest.raises(MalformedEntryError):
+        StoredEntry.read(broken)
+
+
+def test_metadata_of_the_broker_is_passed_over() -> None:
+    plain = bytes_of(RawEntry(b""), with_checksum=False)
+    for entry in (plain, b"\x0e\x02\0\0\0\3abc" + plain):
+        assert StoredEntry.read(entry).content == b"raw"
+
+
+@given(st.binary(max_size=60), st.binary(max_size=60))
+def test_random_bytes_are_read_or_malformed(metadata: bytes, content: bytes) -> None:
+    for entry in (metadata + content, bytes_of(RawEntry(metadata, content))):
+        try:
+            read_one = StoredEntry.read(entry)
+            part = read_one.chunk
+            found = [] if part else read_one.of(read_one.content, (PLACE,), -1)
+        except MalformedEntryError:
+            continue
+        for message in found:
+            assert read_properties(message) is None or partition_key(message) is not None
+            assert 0 <= (schema_version(message) or 0) < 2**63
+
+
+def test_chunks_that_do_not_belong_together_make_no_message() -> None:
+    wrong = [
+        [chunk("a", 1, 2, 4, b"ab")],
+        [chunk("a", 0, 3, 6, b"ab"), chunk("a", 2, 3, 6, b"ab")],
+        [chunk("a", 0, 2, 4, b"ab"), chunk("a", 1, 3, 4, b"ab")],
+        [chunk("a", 0, 2, 4, b"ab"), chunk("a", 1, 2, 5, b"ab")],
+        [chunk("a", 0, 2, 4, b"ab"), chunk("a", 1, 2, 4, b"abc")],
+        [chunk("a", 0, 2, 4, b"ab"), chunk("a", 1, 2, 4, b"a")],
+        [chunk("a", 0, 2, 1, b"ab")],
+    ]
+    for parts in wrong:
+        with pytest.raises(MalformedEntryError):
+            read(*parts)
+
+
+def test_unfinished_messages_are_dropped_above_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redrive.reading.entries.MAX_CONTENT", 10)
+    chunks = ChunksRead()
+    for index, uuid in enumerate("abcd"):
+        part = stored.Chunk(uuid.encode(), 0, 2, 8)
+        assert chunks.add(part, (1, index), b"1234") is None
+    with pytest.raises(MalformedEntryError, match="without the one before it"):
+        chunks.add(stored.Chunk(b"b", 1, 2, 8), (1, 4), b"5678")
+    assert chunks.add(stored.Chunk(b"c", 1, 2, 8), (1, 5), b"5678") is not None

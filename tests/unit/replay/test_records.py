@@ -1,0 +1,201 @@
+"""A ledger is read as it was written, and the account drawn up from it is an equality."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.policy.naming import TopicName
+from redrive.reading import bitmap
+from redrive.reading.positions import EntryId, Tail, TargetPartition
+from redrive.reading.ranges import Range
+from redrive.replay import records
+from redrive.replay.records import (
+    Account,
+    EntriesRead,
+    Header,
+    RangePlan,
+    RangeRecord,
+    Records,
+    RefusedEntry,
+)
+
+OF = Range(0, 7, 0, 9_999)
+UID = "uid-1"
+HEADER = Header(
+    "shop/again",
+    3,
+    reason="it is up again",
+    ticket="OPS-1432",
+    began={TargetPartition(TopicName("shop", "prod", "ü-RETRY"), -1): EntryId(7, -1)},
+)
+bits = st.sets(st.integers(0, 40)).map(lambda found: bitmap.of(found, 41))
+entries = st.builds(EntryId, st.integers(0, 99), st.integers(-1, 99))
+uids = st.sampled_from([UID, "uid-2", "uid-3"])
+counts = st.integers(0, 9)
+places = st.builds(
+    TargetPartition,
+    st.sampled_from([TopicName("shop", "prod", "orders"), TopicName("a", "b", "ü-RETRY")]),
+    st.integers(-1, 3),
+)
+range_records = st.builds(
+    RangeRecord,
+    generation=st.integers(0, 9),
+    leased=st.booleans(),
+    moved=st.dictionaries(uids, bits),
+    partly=st.dictionaries(uids, st.dictionaries(st.integers(0, 40), st.integers(1, 7))),
+    tails=st.dictionaries(
+        places,
+        st.builds(Tail, entries, counts, st.none() | counts, st.none() | counts),
+    ),
+    replays=st.none() | st.frozensets(uids),
+    unproven=st.dictionaries(st.tuples(places, st.none() | counts), st.integers(0, 40)),
+    chunks=st.dictionaries(st.integers(0, 40), entries),
+)
+refused = st.lists(
+    st.builds(RefusedEntry, entries, st.integers(1, 9), st.just("Encrypted")), max_size=3
+).map(tuple)
+plans = st.builds(
+    RangePlan,
+    scanned=st.integers(0, 99),
+    selected=bits,
+    sizes=st.dictionaries(st.integers(0, 40), st.integers(2, 9)),
+    refused=refused,
+    skipped=bits,
+    done=st.booleans(),
+    chunks=st.dictionaries(st.integers(0, 40), entries),
+    unread=bits,
+)
+
+
+def with_records(record: RangeRecord, plan: RangePlan) -> Records:
+    """Return what a ledger with these two says, read from what was written."""
+    ledger = Records()
+    written: Mapping[str, object] = {
+        records.range_key(OF): record.to_json(),
+        records.plan_key(UID, OF): plan.to_json(),
+        records.header_key(UID): HEADER.to_json(),
+    }
+    for key, value in written.items():
+        ledger.apply(key, json.dumps(value).encode())
+    return ledger
+
+
+@given(range_records, plans)
+def test_a_record_is_read_as_it_was_written_and_taken_away_by_nothing(
+    record: RangeRecord, plan: RangePlan
+) -> None:
+    ledger = with_records(record, plan)
+    assert ledger.range(OF) == record
+    assert ledger.plans == {UID: {OF: plan}}
+    assert ledger.headers == {UID: HEADER}
+    for key in (records.range_key(OF), records.plan_key(UID, OF), records.header_key(UID)):
+        ledger.apply(key, b"")
+    assert (ledger.ranges, ledger.headers, ledger.plans[UID]) == ({}, {}, {})
+
+
+@given(range_records, plans)
+def test_all_records_are_written_again_as_they_were_read(
+    record: RangeRecord, plan: RangePlan
+) -> None:
+    ledger, again = with_records(record, plan), Records()
+    for key, value in ledger.items():
+        again.apply(key, json.dumps(value).encode())
+    assert vars(again) == vars(ledger)
+
+
+def test_what_an_older_image_wrote_leaves_open_who_has_sent() -> None:
+    place = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 1)
+    record = RangeRecord(3, leased=True, tails={place: Tail(EntryId(7, 8), 3, 2, 40)})
+    written = record.to_json()
+    for unknown in ("sentBy", "replays", "unproven"):
+        del written[unknown]
+    read = RangeRecord.from_json(written)
+    assert (read.tails, read.replays) == ({place: Tail(EntryId(7, 8), 0, None, None)}, None)
+
+
+def test_the_last_id_of_batches_that_an_older_image_sent_tells_nothing() -> None:
+    place = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 1)
+    record = RangeRecord(3, leased=True, tails={place: Tail(EntryId(7, 8), 3, 2, 40)})
+    written = record.to_json()
+    written["sentBy"][str(place)].append(True)
+    assert RangeRecord.from_json(written).tails == {place: Tail(EntryId(7, 8), 0, 2, 40)}
+
+
+@given(range_records, plans)
+def test_what_was_matched_is_moved_or_skipped_or_refused_or_left(
+    record: RangeRecord, plan: RangePlan
+) -> None:
+    account = Account.of(UID, with_records(record, plan))
+    together = account.moved + account.skipped + account.refused + account.left
+    assert account.matched == together
+    assert account.refused == sum(each.messages for each in plan.refused)
+    others = record.moved_by_any & ~record.moved.get(UID, 0)
+    left = plan.selected & ~record.moved.get(UID, 0) & ~plan.skipped & ~others
+    assert account.left == plan.messages(left)
+
+
+@given(range_records, plans, bits)
+def test_what_a_task_has_acknowledged_counts_as_moved_while_its_lease_lasts(
+    record: RangeRecord, plan: RangePlan, acknowledged: int
+) -> None:
+    ledger = with_records(record, plan)
+    before, after = (Account.of(UID, ledger, seen) for seen in ({}, {OF: acknowledged}))
+    moved = after.moved - before.moved
+    assert moved == before.left - after.left
+    assert (before.matched, before.skipped) == (after.matched, after.skipped)
+    selected = plan.selected & ~plan.skipped & ~record.moved_by_any
+    assert moved == (plan.messages(selected & acknowledged) if record.leased else 0)
+
+
+@given(range_records, plans, st.sets(st.integers(0, 40)), bits)
+def test_what_turns_out_to_be_refused_stays_in_the_account(
+    record: RangeRecord, plan: RangePlan, offsets: set[int], gone: int
+) -> None:
+    before = Account.of(UID, with_records(record, plan))
+    selected = [offset for offset in offsets if bitmap.contains(plan.selected, offset)]
+    after = plan.after(OF, [(OF.entry_id(at), "TooBig") for at in selected], gone, done=True)
+    account = Account.of(UID, with_records(record, after))
+    assert after.done
+    assert account.matched == before.matched
+    assert account.matched == account.moved + account.skipped + account.refused + account.left
+
+
+@given(range_records, bits, bits, st.data())
+def test_what_tasks_read_of_an_unread_plan_changes_its_numbers_and_keeps_them_equal(
+    record: RangeRecord, unread: int, seen: int, data: st.DataObject
+) -> None:
+    read = unread & seen
+    sizes = {at: data.draw(st.integers(2, 9)) for at in bitmap.members(read)}
+    empty = data.draw(bits) & unread & ~read & ~record.moved_by_any
+    before = RangePlan.of_unread(unread)
+    assert before.scanned == before.matched == unread.bit_count()
+
+    after = before.read(EntriesRead(read, sizes, {}, empty))
+
+    assert after.scanned == after.matched
+    assert after.matched == sum(sizes.values()) + (unread & ~read & ~empty).bit_count()
+    assert after.unread == unread & ~read & ~empty
+    account = Account.of(UID, with_records(record, after))
+    assert account.matched == account.moved + account.skipped + account.refused + account.left
+    whole = after.read(EntriesRead(after.unread))
+    assert whole.unread == bitmap.EMPTY
+    assert whole.read(EntriesRead(unread, sizes, {}, unread)) == whole
+
+
+@given(range_records, plans)
+def test_other_plans_and_what_can_not_come_back_are_outdated(
+    record: RangeRecord, plan: RangePlan
+) -> None:
+    ledger = with_records(record, plan)
+    assert list(ledger.outdated(UID, [(0, 7)])) == []
+    # The account of a run that goes on tells of what it has moved.
+    assert list(ledger.outdated(UID, [(0, 8), (1, 7)])) == []
+    others = list(ledger.outdated("uid-2", [(0, 7)]))
+    # The header first: what is left after a crash in between must not pass for a plan.
+    assert others == [records.header_key(UID), records.plan_key(UID, OF)]
+    trimmed = list(ledger.outdated("uid-2", [(0, 8), (1, 7)]))
+    assert trimmed == [records.range_key(OF), *others]

@@ -1,0 +1,112 @@
+"""Waiting for what a broker has received, and looking for what it has stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pulsar
+import pytest
+
+from redrive.admin.errors import AdminError, AdminForbiddenError, BrokerFailedError
+from redrive.policy.naming import TopicName
+from redrive.reading import broker, reader
+from redrive.reading.positions import EntryId, Tail, TargetPartition
+from redrive.reading.ranges import Partition, Range, Span
+from redrive.replay import lookup
+from redrive.replay.lookup import WritesPendingError
+from redrive.replay.outcome import Found
+
+AWAY = BrokerFailedError("503", remedy="wait")
+TARGET = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 0)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int] | AdminError]:
+    """What the broker tells each time: entries written, and pending; or why it does not."""
+    told: list[tuple[int, int] | AdminError] = []
+
+    def look_at(*_: object) -> Partition:
+        found = told.pop(0)
+        if isinstance(found, AdminError):
+            raise found
+        written, pending = found
+        return Partition(0, (), written=written, pending=pending)
+
+    monkeypatch.setattr(broker, "read_partition", look_at)
+    monkeypatch.setattr(lookup, "POLL_SECONDS", 0.0)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("told", "left"),
+    [
+        pytest.param([(7, 0), (7, 9)], 1, id="nothing is pending"),
+        pytest.param([(7, 3), (7, 3), (10, 0), (10, 9)], 1, id="it is done"),
+        # Of others, which go on: what was pending at first is done once as many are written.
+        pytest.param([(7, 3), (8, 4), (9, 5), (10, 6), (11, 4), (12, 4)], 1, id="others write"),
+        pytest.param(
+            [(7, 3), (7, 3), (0, 2), (1, 2), (2, 2), (3, 2), (9, 9)], 1, id="it is loaded again"
+        ),
+        pytest.param([(7, 3), AWAY, (7, 2), AWAY, (0, 0), (9, 9)], 1, id="it is restarted"),
+    ],
+)
+def test_all_that_was_received_is_written(
+    looks: list[tuple[int, int] | AdminError],
+    told: list[tuple[int, int] | AdminError],
+    left: int,
+) -> None:
+    looks.extend(told)
+    lookup.wait_for_writes("http://broker", TARGET)
+    assert len(looks) == left
+
+
+def test_a_storage_that_never_answers_is_an_error(
+    looks: list[tuple[int, int] | AdminError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "WRITE_SECONDS", 0.0)
+    looks.extend([(7, 3)] * 3)
+    with pytest.raises(WritesPendingError, match="3 entries pending after 0 s"):
+        lookup.wait_for_writes("http://broker", TARGET)
+
+
+def test_a_broker_that_refuses_to_tell_is_not_asked_again(
+    looks: list[tuple[int, int] | AdminError],
+) -> None:
+    looks.extend([AdminForbiddenError("403", remedy="grant"), (7, 0)])
+    with pytest.raises(AdminForbiddenError):
+        lookup.wait_for_writes("http://broker", TARGET)
+
+
+@pytest.mark.parametrize(
+    ("left", "lost", "trimmed"),
+    [
+        ({5, 6}, [Span(5, 4, 9)], set()),
+        ({6}, [Span(5, 4, 9)], {TARGET}),
+        pytest.param({6}, [], set(), id="all of it was read before"),
+    ],
+)
+def test_what_is_trimmed_while_it_is_read_may_have_been_there(
+    monkeypatch: pytest.MonkeyPatch,
+    left: set[int],
+    lost: list[Span],
+    trimmed: set[TargetPartition],
+) -> None:
+    """A reader passes over it, and says nothing."""
+
+    def read(*arguments: object) -> Iterator[pulsar.Message]:
+        cast("list[Span]", arguments[-1]).extend(lost)
+        return iter(())
+
+    def told(ledgers: set[int]) -> Partition:
+        held = tuple((ledger, 10) for ledger in sorted(ledgers))
+        return Partition(0, held, held=frozenset(ledgers))
+
+    monkeypatch.setattr(lookup, "wait_for_writes", lambda *_: None)
+    monkeypatch.setattr(reader, "read_messages", read)
+    monkeypatch.setattr(broker, "read_partitions", lambda *_: [told({5, 6})])
+    monkeypatch.setattr(broker, "read_partition", lambda *_: told(left))
+    found = Found()
+    topic = reader.ReadableTopic(cast("broker.ReadingClient", None), "http://p", TARGET.topic)
+    lookup.find_in_target(found, topic, {TARGET: Tail(EntryId(5, 3))}, Range(0, 7, 0, 9))
+    assert found.trimmed == trimmed

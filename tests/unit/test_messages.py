@@ -1,0 +1,258 @@
+"""Messages whose keys and properties are no text, as producers in other languages may send them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from base64 import b64decode
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
+
+from redrive import Event, Policy
+from redrive.delivery.concurrency import Deadline
+from redrive.delivery.forwarder import Producers
+from redrive.delivery.reporting import Name
+from redrive.messages import (
+    NO_VERSION,
+    ordering_key,
+    partition_key,
+    raw_properties,
+    read_properties,
+    schema_version,
+)
+from redrive.opentelemetry import Tracing
+from redrive.policy import envelope
+from redrive.policy.envelope import ENCODED
+from redrive.policy.ladder import Ladder
+from redrive.policy.model import SubscriptionType
+from redrive.policy.naming import TopicName
+from redrive.policy.verdict import DeadReason
+from redrive.testing.broker import InMemoryMessage
+from redrive.testing.consumers import InMemoryConsumer
+from tests.support.messages import AS_BASE64, NO_TEXT, message_with
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+POLICY = Policy(
+    TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")
+)
+
+
+class Binary(InMemoryMessage):
+    """A message whose ordering key, or whose property, is no text."""
+
+    def ordering_key(self) -> str:
+        return NO_TEXT.decode() if self.order else ""
+
+    def properties(self) -> dict[str, str]:
+        return {"tenant": NO_TEXT.decode()} if self.headers else {}
+
+
+def send_binary(consumer: InMemoryConsumer, content: bytes, **fields: Any) -> None:  # noqa: ANN401
+    broker = consumer.broker
+    sent = Binary(POLICY.topic, pulsar.MessageId(-1, 0, 0), content, broker.clock.now(), **fields)
+    broker.store(POLICY.topic, sent)
+
+
+def test_keys_that_are_no_text_are_read_as_base64_as_java_writes_them() -> None:
+    message = message_with(ordering_key=NO_TEXT, partition_key=NO_TEXT)
+    assert ordering_key(message) == partition_key(message) == AS_BASE64
+    message = message_with(ordering_key="größe", partition_key="k")
+    assert (ordering_key(message), partition_key(message)) == ("größe", "k")
+    message = message_with()
+    assert ordering_key(message) == partition_key(message) == ""
+
+
+def test_properties_are_all_or_none() -> None:
+    assert read_properties(message_with(property=("a", "ä"))) == {"a": "ä"}
+    assert read_properties(message_with(property=("a", NO_TEXT))) is None
+    assert read_properties(message_with()) == {}
+
+
+def test_a_hop_of_a_message_whose_keys_are_no_text_carries_them_as_base64() -> None:
+    sent = []
+
+    class Producer:
+        def last_sequence_id(self) -> int:
+            return -1
+
+        def send(self, content: bytes, **options: object) -> pulsar.MessageId:
+            sent.append((content, options["ordering_key"], options["partition_key"]))
+            return pulsar.MessageId(-1, 1, 1)
+
+        def close(self) -> None:
+            pass
+
+    class Client:
+        def get_topic_partitions(self, topic: str) -> list[str]:
+            return [topic]
+
+        def create_producer(self, _topic: str, **_options: object) -> Producer:
+            return Producer()
+
+    producers = Producers(cast("pulsar.Client", Client()), name="c")
+    message = message_with(ordering_key=NO_TEXT, partition_key=NO_TEXT)
+    producers.send(POLICY.retry_topic, message, {}, None)
+    producers.close(Deadline(10))
+    assert sent == [(b"x", AS_BASE64, AS_BASE64)]
+
+
+def test_ordered_messages_wait_for_each_other_by_a_key_that_is_no_text() -> None:
+    policy = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)
+    consumer = InMemoryConsumer(policy)
+    for content in (b"1", b"2"):
+        send_binary(consumer, content, order="binary")
+    first = consumer.receive()
+    assert first.data() == b"1"
+    assert consumer.receive(timedelta(seconds=60)) is None
+    consumer.acknowledge(first)
+    assert consumer.receive().data() == b"2"
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_message_with_a_property_of_bytes_is_dead_lettered(*, traced: bool) -> None:
+    events: list[Event] = []
+    options: dict[str, Any] = {"handle_again_when_unsent": True}
+    if traced:
+        options["tracing"] = Tracing(TracerProvider().get_tracer("test"))
+    consumer = InMemoryConsumer(POLICY, on_event=events.append, **options)
+    send_binary(consumer, b"binary", headers={"tenant": "binary"})
+    consumer.send(b"text")
+    handled: list[tuple[bytes, int]] = []
+
+    def fail_at_first(message: pulsar.Message) -> None:
+        handled.append((message.data(), consumer.attempt_of(message).number))
+        if len(handled) == 1:
+            raise LookupError
+
+    consumer.run(fail_at_first)
+
+    assert handled == [(b"binary", 1), (b"text", 1)]
+    assert [(event.event, event.reason) for event in events] == [
+        (Name.ATTEMPT_FAILED, "LookupError"),
+        (Name.DEAD_LETTERED, DeadReason.NOT_COPYABLE),
+    ]
+    assert consumer.broker.unsettled() == []
+    [letter] = consumer.dead_letters
+    assert letter.data() == b"binary"
+    [[name, value]] = json.loads(letter.properties()[ENCODED])["properties"]
+    assert (b64decode(name), b64decode(value)) == (b"tenant", NO_TEXT)
+
+
+def test_other_threads_decode_strictly_while_properties_are_read() -> None:
+    refused = list[bool]()
+
+    class Asking(Binary):
+        def properties(self) -> dict[str, str]:
+            def decode() -> None:
+                with pytest.raises(UnicodeDecodeError):
+                    NO_TEXT.decode()
+                refused.append(True)
+
+            other = threading.Thread(target=decode)
+            other.start()
+            other.join()
+            return {"tenant": NO_TEXT.decode()}
+
+    message = Asking(
+        POLICY.topic, pulsar.MessageId(-1, 0, 0), b"", datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    assert raw_properties(cast("pulsar.Message", message)) == {b"tenant": NO_TEXT}
+    assert refused == [True]
+    with pytest.raises(UnicodeDecodeError):
+        NO_TEXT.decode()
+
+
+@dataclass(frozen=True)
+class Hostile(InMemoryMessage):
+    """A message whose metadata is whatever its producer wrote, as the client shows that."""
+
+    raw_keys: tuple[bytes, bytes] = (b"", b"")
+    raw_properties: tuple[tuple[bytes, bytes], ...] = ()
+    version: bytes = b""
+    times: tuple[int, int] = (0, 0)
+
+    def partition_key(self) -> str:
+        return self.raw_keys[0].decode()
+
+    def ordering_key(self) -> str:
+        return self.raw_keys[1].decode()
+
+    def properties(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.raw_properties}
+
+    def schema_version(self) -> str:
+        return self.version.decode()
+
+    def publish_timestamp(self) -> int:
+        return self.times[0]
+
+    def event_timestamp(self) -> int:
+        return self.times[1]
+
+
+NAMES = [
+    value.encode()
+    for name, value in vars(envelope).items()
+    if name.isupper() and isinstance(value, str)
+]
+texts = (st.text(max_size=20) | st.integers().map(str)).map(str.encode)
+values = st.binary(max_size=20) | texts
+hostile_properties = st.lists(st.tuples(st.sampled_from(NAMES) | values, values), max_size=4)
+hostile_fields = st.fixed_dictionaries(
+    {
+        "raw_keys": st.tuples(values, values),
+        "raw_properties": hostile_properties.map(tuple),
+        "version": st.binary(max_size=20) | st.just(b"0123456789abcdef") | st.just(b"\xff" * 8),
+        "times": st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+    }
+)
+
+
+@given(fields=hostile_fields, ordered=st.booleans())
+def test_hostile_metadata_ends_no_run(fields: dict[str, Any], *, ordered: bool) -> None:
+    kind = SubscriptionType.KEY_SHARED if ordered else SubscriptionType.SHARED
+    policy = replace(POLICY, ordered=ordered, subscription_type=kind)
+    consumer = InMemoryConsumer(policy)
+    broker = consumer.broker
+    for topic in (policy.topic, policy.retry_topic):
+        place = pulsar.MessageId(-1, 0, 0)
+        broker.store(topic, Hostile(topic, place, b"hostile", broker.clock.now(), **fields))
+    consumer.send(b"plain")
+    handled: list[bytes] = []
+
+    def fail_at_hostile(message: pulsar.Message) -> None:
+        assert consumer.attempt_of(message).number >= 1
+        version = schema_version(message)
+        assert version is None or 0 <= version < 2**63
+        handled.append(message.data())
+        if message.data() == b"hostile":
+            raise LookupError
+
+    consumer.run(fail_at_hostile)
+
+    assert handled.count(b"plain") == 1
+    assert handled.count(b"hostile") >= 2
+    stored = [*broker.unsettled(), *consumer.dead_letters]
+    assert [message.content for message in stored] == [b"hostile"] * 2
+
+
+@pytest.mark.parametrize(
+    ("written", "version"),
+    [
+        (b"", None),
+        ((5).to_bytes(8), 5),
+        (b"\0" * 16, 0),
+        (b"\xff" * 8, NO_VERSION),
+        (b"0123456789abcdef", NO_VERSION),
+    ],
+)
+def test_schema_versions_of_any_size_fit_a_broker(written: bytes, version: int | None) -> None:
+    message = Hostile(POLICY.topic, pulsar.MessageId(-1, 0, 0), b"", EPOCH, version=written)
+    assert schema_version(cast("pulsar.Message", message)) == version
