@@ -138,7 +138,7 @@ def test_large_value_that_is_no_text_precedes_the_payload(
     wait_until(lambda: not provisioned.unsettled())
 
 
-def test_message_without_a_copy_waits_while_dead_letters_are_refused(
+def test_message_without_copy_waits_while_letters_are_refused(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -157,7 +157,7 @@ def test_message_without_a_copy_waits_while_dead_letters_are_refused(
     assert original(provisioned.dead_letters(1)[0])[0].items() >= RAW.items()
 
 
-def test_message_without_a_copy_is_retried_in_place_where_no_letters_are_kept(
+def test_message_without_copy_is_retried_in_place_if_discarding(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy(dead_letters=False, max_retries=2)

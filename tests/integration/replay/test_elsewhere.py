@@ -100,7 +100,7 @@ def test_no_replay_reaches_a_topic_that_is_not_its_own(shop: Shop) -> None:
 
 
 @pytest.mark.timeout(SECONDS)
-def test_target_that_loses_messages_is_refused_until_it_keeps_them(shop: Shop) -> None:
+def test_losing_target_is_refused_until_it_keeps_messages(shop: Shop) -> None:
     shop.bury(3, "WarehouseDown")
     at = f"persistent/{shop.name}/prod/checked"
     target = f"persistent://{shop.name}/prod/checked"

@@ -130,7 +130,7 @@ def test_run_waits_for_subscription_deleted_before_approval(
 
 @pytest.mark.parametrize("guarantee", ["ExactlyOnce", "AtLeastOnce"])
 @pytest.mark.parametrize("where", [EARLIEST, LATEST], ids=["earliest", "latest"])
-def test_no_message_is_lost_to_subscription_deleted_in_the_middle(
+def test_subscription_deleted_in_the_middle_loses_no_message(
     provision_policy: ProvisionPolicy,
     monkeypatch: pytest.MonkeyPatch,
     guarantee: str,

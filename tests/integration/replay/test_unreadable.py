@@ -98,7 +98,7 @@ def test_selection_by_content_leaves_unreadable_entries(
         assert (account.unevaluated, account.scanned) == (len(UNREADABLE), GOOD + len(UNREADABLE))
 
 
-def test_chunks_that_end_in_the_next_range_are_no_entries_of_their_own(
+def test_chunks_ending_in_the_next_range_count_once(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranges, "RANGE_ENTRIES", 4)

@@ -65,7 +65,7 @@ def test_consumer_made_in_a_child_works_there() -> None:
     check_in_child(check)
 
 
-def test_inherited_policy_file_works_though_its_parent_was_reading(tmp_path: Path) -> None:
+def test_inherited_policy_file_works_while_parent_reads(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     path.write_text(codec.encode(POLICY))
     file = PolicyFile(path)

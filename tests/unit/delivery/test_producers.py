@@ -201,7 +201,7 @@ def test_sends_share_one_question_for_partitions() -> None:
     producers.close(Deadline(10))
 
 
-def test_stopped_consumer_waits_once_for_a_topic_that_takes_nothing() -> None:
+def test_stopped_consumer_waits_once_for_a_refusing_topic() -> None:
     sends: list[str] = []
 
     class Unanswering(FakeTopics):

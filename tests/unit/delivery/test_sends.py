@@ -84,7 +84,7 @@ def test_receipts_without_an_entry_are_never_proof() -> None:
     assert topics.stored == []
 
 
-def test_large_message_without_a_receipt_is_sent_under_another_name() -> None:
+def test_large_message_without_receipt_gets_another_name() -> None:
     """The broker recognises the last chunk alone: it proves nothing about the others."""
     script = iter([Fate.UNANSWERED, Fate.STORED])
     topics = FakeTopics(lambda: next(script))

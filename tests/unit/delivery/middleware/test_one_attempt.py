@@ -81,7 +81,7 @@ def test_messages_with_one_origin_are_handled_beside_each_other(desk: Desk) -> N
     assert desk.taken_beside(first, second, settled=False) == [second]
 
 
-def test_next_attempt_waits_for_a_handler_out_of_time_and_siblings_do_not(desk: Desk) -> None:
+def test_next_attempt_waits_for_late_handler_and_siblings_do_not(desk: Desk) -> None:
     slow, sibling = desk.message(), desk.message()
     following = desk.message(REDRIVE_FIRST_ID="1:2:3")
     retry = desk.message(REDRIVE_FIRST_ID=f"2:{slow.message_id().entry_id()}:-1")
