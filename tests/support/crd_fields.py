@@ -234,9 +234,12 @@ def _values(schema: Schema) -> Iterator[Any]:  # noqa: C901 - a case for each ty
         case {"type": "string"}:
             yield from _texts(_pattern(schema), schema.get("maxLength", 20))
         case {"type": "array", "items": items}:
-            for one, other in itertools.pairwise(_values(items)):
-                yield [one]
-                yield [other, one]
+            previous: list[Any] = []
+            for value in _values(items):
+                yield [value]
+                if previous:
+                    yield [value, *previous]
+                previous = [value]
         case {"additionalProperties": items}:
             for value in _values(items):
                 yield {"key": value}

@@ -388,8 +388,10 @@ async def reconciled(key: Key, ctx: Context) -> tuple[Requeue, dict[str, Any]]:
     """
     answers, patch_status = list[Body](), ctx.kubernetes.patch_status
 
-    async def patch_and_note(resource: Resource, key: Key, status: Body) -> Body:
-        answers.append(await patch_status(resource, key, status))
+    async def patch_and_note(
+        resource: Resource, key: Key, status: Body, version: str | None = None
+    ) -> Body:
+        answers.append(await patch_status(resource, key, status, version))
         return answers[-1]
 
     with mock.patch.object(ctx.kubernetes, "patch_status", patch_and_note):
