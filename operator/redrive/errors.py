@@ -224,7 +224,7 @@ class DeadLettersDiscardedError(RedriveError):
 
 
 class ReplayIdentityMissingError(RedriveError):
-    """The PulsarConnection does not say with which role replays run."""
+    """The BrokerConnection does not say with which role replays run."""
 
     reason = "ReplayIdentityMissing"
     stalls = True

@@ -68,10 +68,10 @@ class Story:
         self._kubectl(
             "wait",
             "--for=condition=Ready",
-            "rp/orders-fulfilment",
+            "rpol/orders-fulfilment",
             f"--timeout={_PATIENCE_SECONDS:.0f}s",
         )
-        screen.output(self._kubectl("get", "pconn,rp"))
+        screen.output(self._kubectl("get", "bconn,rpol"))
         self._show_topology()
 
     def fail(self) -> None:
@@ -100,7 +100,7 @@ class Story:
             lambda _: self._replayed() == "Completed" and self._look().settled,
         )
         self._refresh_backlog()
-        screen.output(self._kubectl("get", "rp,replay"))
+        screen.output(self._kubectl("get", "rpol,replay"))
 
     def settle(self) -> Account:
         """End the consumer and make the account."""
@@ -151,7 +151,7 @@ class Story:
 
     def _refresh_backlog(self) -> None:
         """Have the policy's backlog read again, and wait until its status shows that reading."""
-        policy, now = "rp/orders-fulfilment", strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
+        policy, now = "rpol/orders-fulfilment", strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
         requested = f"redrive.io/reconcile-requested-at={now}"
         self._kubectl("annotate", "--overwrite", policy, requested)
         deadline = monotonic() + _PATIENCE_SECONDS

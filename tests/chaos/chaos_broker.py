@@ -89,12 +89,12 @@ def test_a_token_that_is_revoked_and_given_anew(harness: Harness) -> None:
     harness.ask("comes")
     for name in ("kept", "comes"):
         shop.reaches(name, "AuthenticationFailed")
-    shop.reaches("main", "AuthenticationFailed", "pulsarconnection")
+    shop.reaches("main", "AuthenticationFailed", "brokerconnection")
     harness.is_intact()
     shop.secret("pulsar-admin", token=shop.token(shop.role))
     for name in ("kept", "comes"):
         shop.ready(name)
-    shop.ready("main", "pulsarconnection")
+    shop.ready("main", "brokerconnection")
     assert harness.made("comes") == harness.right
     written = shop.get("configmap", "kept-redrive")["data"]["policy.json"]
     assert '"maxRetries": 5' in written

@@ -65,7 +65,7 @@ def test_what_holds_a_namespace_without_an_operator_is_removed_by_hand(
     installed: User, node: Node
 ) -> None:
     """It comes after the test above: no operator runs."""
-    held = "retrypolicy/orders-fulfilment", "pulsarconnection/main"
+    held = "retrypolicy/orders-fulfilment", "brokerconnection/main"
     for name, finalizer in zip(held, ("redrive.io/cleanup", "redrive.io/in-use"), strict=True):
         # As the operator sets it on a policy that is to be deleted with its topics.
         patch = f'{{"metadata":{{"finalizers":["{finalizer}"]}}}}'
@@ -83,7 +83,9 @@ def test_all_of_it_can_be_removed(installed: User, node: Node) -> None:
     examples = installed.folder / "examples" / "01-first-policy"
     for name in ("1-connection.yaml", "2-policy.yaml"):
         node.kubectl("apply", "--filename", str(examples / name))
-    installed.paste("kubectl -n shop wait --for=condition=Ready rp/orders-fulfilment --timeout=60s")
+    installed.paste(
+        "kubectl -n shop wait --for=condition=Ready rpol/orders-fulfilment --timeout=60s"
+    )
     installed.follow(INSTALL, "Remove all of it")
     assert left_in(node, "redrive-system") == set()
     assert "redrive.io" not in node.kubectl("get", "crds", "--output=name")

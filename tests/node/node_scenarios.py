@@ -81,7 +81,7 @@ class Shop:
             producer.send(each.encode(), properties={"id": each, CAUSE_TYPE: cause})
         producer.close()
         wanted = {
-            "apiVersion": "redrive.io/v1alpha1",
+            "apiVersion": "redrive.io/v1beta1",
             "kind": "Replay",
             "metadata": {"name": name},
             "spec": {

@@ -14,7 +14,7 @@ import aiohttp
 from redrive.admin.client import Admin
 from redrive.admin.http import Access, Http
 from redrive.api import Body
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import Requeue
 from redrive.kube import resources
@@ -71,7 +71,7 @@ async def reconcile_harness(
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
 
         async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
-            spec = PulsarConnectionSpec.model_validate(connection)
+            spec = BrokerConnectionSpec.model_validate(connection)
             return Connection(Key(namespace, ref.name), spec, admin)
 
         kubernetes.add(resources.POLICIES, body)

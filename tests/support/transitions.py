@@ -43,7 +43,7 @@ def given(shop: Shop) -> dict[str, dict[str, tuple[Any, ...]]]:
             "deadLetter.retention.size": ("20Gi", "40Gi"),
             "outageBreaker.maxProbeInterval": ("10s", "20s"),
         },
-        "PulsarConnection": {
+        "BrokerConnection": {
             "adminUrl": (shop.broker.admin_url.replace("127.0.0.1", "localhost"),),
             "authentication.token.secretRef.name": ("second-admin", "none"),
             "authentication.token.secretRef.key": ("second", "none"),
@@ -89,7 +89,7 @@ def beside(shop: Shop) -> dict[str, dict[str, dict[str, Any]]]:
             "retry.partitions": {"retry": {"partitions": 1}},
             "deadLetter.partitions": {"deadLetter": {"partitions": 1}},
         },
-        "PulsarConnection": {
+        "BrokerConnection": {
             **dict.fromkeys(("allowedTopics", "allowedRoles", "allowedNamespaces"), lists),
             "job.volumes[].name": {"job": {"volumes": [{"name": "first", "emptyDir": {}}]}},
         },
@@ -97,7 +97,7 @@ def beside(shop: Shop) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 ONE_VALUE = dict.fromkeys(
-    ("PulsarConnection authentication.none", "PulsarConnection replay.authentication.none"),
+    ("BrokerConnection authentication.none", "BrokerConnection replay.authentication.none"),
     "an empty object is its only value",
 )
 """Fields of fewer than two values, and why."""
@@ -133,7 +133,7 @@ LAST_SEEN = Lasting(
 )
 """What stays whatever field is changed."""
 FOR_NEW_OBJECTS = {
-    "PulsarConnection policyDefaults.naming.scheme": "messages wait under the names of before"
+    "BrokerConnection policyDefaults.naming.scheme": "messages wait under the names of before"
 }
 """Fields whose change concerns new objects only, and why."""
 
@@ -162,7 +162,7 @@ def cases(shop: Shop) -> list[Case]:
     found: list[Case] = []
     poor: list[str] = []
     names: dict[str, str] = {}
-    for kind in ("RetryPolicy", "PulsarConnection"):
+    for kind in ("RetryPolicy", "BrokerConnection"):
         fields, before = SpecFields(kind, given(shop)[kind]), beside(shop)[kind]
         unknown = {*fields.given, *before} - set(map(str, fields.all))
         assert not unknown, f"{kind} has no fields {unknown}"
@@ -189,7 +189,7 @@ def prepared(shop: Shop) -> Shop:
     shop.secret("second-admin", token=token)
     for name in ("main", "second"):
         shop.connection(name, **connection_base(shop))
-        shop.ready(name, "pulsarconnection")
+        shop.ready(name, "brokerconnection")
     return shop
 
 
@@ -227,7 +227,7 @@ def problems_of(shop: Shop, changing: Sequence[Case]) -> list[str]:
 
 def base(kind: str, shop: Shop) -> dict[str, Any]:
     """The spec that all begin with."""
-    return connection_base(shop) if kind == "PulsarConnection" else policy_base(shop, NAME)
+    return connection_base(shop) if kind == "BrokerConnection" else policy_base(shop, NAME)
 
 
 def connection_base(shop: Shop) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""All that there is of RetryPolicies and PulsarConnections, comparable between objects."""
+"""All that there is of RetryPolicies and BrokerConnections, comparable between objects."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class World:
         shop = self.shop
         self.objects = {
             (kind, body["metadata"]["name"]): body
-            for kind in ("RetryPolicy", "PulsarConnection", "ConfigMap")
+            for kind in ("RetryPolicy", "BrokerConnection", "ConfigMap")
             for body in shop.cluster.objects.list(kind.lower(), shop.namespace)
         }
         space = f"{shop.tenant}/prod"
@@ -109,7 +109,7 @@ class World:
         """Spec, finalizers and status, and the ConfigMap of a policy."""
         policy = self.objects["RetryPolicy", name]
         state = {"policy": shown(policy), "config map": self._config_map(policy)}
-        if kind == "PulsarConnection":
+        if kind == "BrokerConnection":
             state["connection"] = shown(self.objects[kind, name])
         return plain(state, name, [body["metadata"]["uid"] for body in self._of(name)])
 
@@ -126,7 +126,7 @@ class World:
         return next((c["reason"] for c in conditions if c["type"] == "Ready"), "")
 
     def _of(self, name: str) -> Iterator[dict[str, Any]]:
-        for kind in ("RetryPolicy", "PulsarConnection"):
+        for kind in ("RetryPolicy", "BrokerConnection"):
             if (kind, name) in self.objects:
                 yield self.objects[kind, name]
 

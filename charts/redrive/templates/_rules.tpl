@@ -3,7 +3,7 @@
 # The kinds of redrive. `patch` is for finalizers only, `get` for what is deleted: a watch may show
 # it late.
 - apiGroups: [redrive.io]
-  resources: [pulsarconnections, retrypolicies, replays]
+  resources: [brokerconnections, retrypolicies, replays]
   verbs: [list, watch]
 # A job may write its last words later than the watch shows its end. `patch` is for the finalizer.
 # `delete` is for those with ttlAfterFinished that have ended: the admission policy lets it delete
@@ -15,15 +15,15 @@
   resources: [retrypolicies]
   verbs: [get, patch]
 - apiGroups: [redrive.io]
-  resources: [pulsarconnections]
+  resources: [brokerconnections]
   verbs: [patch]
 - apiGroups: [redrive.io]
-  resources: [pulsarconnections/status, retrypolicies/status, replays/status]
+  resources: [brokerconnections/status, retrypolicies/status, replays/status]
   verbs: [patch]
 {{- if not .Values.rbac.secretNamespaces }}
 {{ include "redrive.secretRules" . }}
 {{- end }}
-# Labels of the namespaces of policies, where a PulsarConnection selects by them. Each is read by
+# Labels of the namespaces of policies, where a BrokerConnection selects by them. Each is read by
 # name, which a Role can permit for the namespace that it lies in; namespaces are never listed. The
 # uid of kube-system identifies the cluster.
 - apiGroups: [""]
@@ -63,7 +63,7 @@
 {{- end }}
 
 {{- define "redrive.secretRules" -}}
-# Credentials of PulsarConnections, and whether those of a replay job are there. Each is read by name;
+# Credentials of BrokerConnections, and whether those of a replay job are there. Each is read by name;
 # Secrets are never listed.
 - apiGroups: [""]
   resources: [secrets]

@@ -9,7 +9,7 @@ each call.
 
 How long a broker's answer may be, how many long ones are read at a time, and what is parsed.
 
-The owner of a PulsarConnection says what answers, and the operator is one process for all of them.
+The owner of a BrokerConnection says what answers, and the operator is one process for all of them.
 Parsed, an answer takes far more memory than its bytes: `[[],[],…]` twenty times as much. So only
 calls whose answers grow with a namespace or a topic may have a long one, few of those are in memory
 at a time and one of each connection, and what would be parsed to too many values is not parsed.

@@ -1,4 +1,4 @@
-"""The `redrive.io/v1alpha1` API: RetryPolicy, Replay and PulsarConnection as typed values.
+"""The `redrive.io/v1beta1` API: RetryPolicy, Replay and BrokerConnection as typed values.
 
 The models define the API: the CRDs in `crds/` are generated from them, and the operator reads
 objects through them. The API server refuses invalid objects at admission, by rules that are
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 GROUP = "redrive.io"
-VERSION = "v1alpha1"
+VERSION = "v1beta1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 

@@ -1,11 +1,11 @@
-"""The kind PulsarConnection: its spec, and how it authenticates.
+"""The kind BrokerConnection: its spec, and how it authenticates.
 
 Credentials at a broker, and how the broker's certificate is verified.
 
 Each Secret and ConfigMap lies where it is read: what the operator uses in the namespace of the
-PulsarConnection, what replay jobs use in that of the Replay, whose pods can mount no others.
+BrokerConnection, what replay jobs use in that of the Replay, whose pods can mount no others.
 
-PulsarConnection: a broker, its credentials, and what may be used there.
+BrokerConnection: a broker, its credentials, and what may be used there.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class CaRef(ApiModel):
     """Certificate authorities, as PEM under a key of a ConfigMap or Secret."""
 
     kind: CaKind = CaKind.CONFIG_MAP
-    """`ConfigMap` or `Secret`; for the operator it lies in the namespace of the PulsarConnection,
+    """`ConfigMap` or `Secret`; for the operator it lies in the namespace of the BrokerConnection,
     for replay jobs in that of the Replay."""
 
     name: ObjectName
@@ -118,7 +118,7 @@ class TokenOrigin(OneOf):
 
     file: FileName | None = None
     """The name of a file that holds the token, as text, in the operator's pod: in the folder named
-    after the namespace of the PulsarConnection, below the operator's `--credentials`."""
+    after the namespace of the BrokerConnection, below the operator's `--credentials`."""
 
 
 class SecretName(ApiModel):
@@ -178,7 +178,7 @@ class Authentication(OneOf):
 
     token: TokenOrigin | None = None
     """A token (a JWT) of a role that administers the tenants concerned; a super-user is not
-    needed. A Secret lies in the namespace of the PulsarConnection."""
+    needed. A Secret lies in the namespace of the BrokerConnection."""
 
     tls: ClientCertificate | None = None
     """A client certificate (mutual TLS); `adminUrl` is one of https then."""
@@ -297,7 +297,7 @@ class ReplayIdentity(ApiModel):
         return self.authentication or ReplayAuthentication(token=self.token)
 
 
-class PulsarConnectionSpec(ApiModel):
+class BrokerConnectionSpec(ApiModel):
     """A Pulsar cluster, and what may be done there through this object."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_ALLOWS.to_schema()]})
@@ -356,7 +356,7 @@ class PulsarConnectionSpec(ApiModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refusing(PulsarConnectionSpec._check_allow)(self)
+        refusing(BrokerConnectionSpec._check_allow)(self)
         return self
 
     def _check_allow(self) -> None:
@@ -411,7 +411,7 @@ class PulsarConnectionSpec(ApiModel):
         return tuple(found)
 
 
-class PulsarConnectionStatus(StatusModel):
+class BrokerConnectionStatus(StatusModel):
     """What the operator found at the broker."""
 
     observed_generation: int | None = None

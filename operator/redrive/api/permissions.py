@@ -1,4 +1,4 @@
-"""What a PulsarConnection permits: rules, each for some Kubernetes namespaces.
+"""What a BrokerConnection permits: rules, each for some Kubernetes namespaces.
 
 A rule's topics go with *its* namespaces and *its* roles. What several rules permit adds up, but no
 two of them mix: a role of one rule gets no rights on a topic of another.

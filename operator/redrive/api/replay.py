@@ -429,7 +429,7 @@ class TargetRights(StatusModel):
     """Rights that the operator granted to the replay role at a target."""
 
     connection: Annotated[str, Field(max_length=507, pattern="^[^/]+/[^/]+$")]
-    """The PulsarConnection that leads to the broker, as `namespace/name`."""
+    """The BrokerConnection that leads to the broker, as `namespace/name`."""
 
     topic: Annotated[str, Field(max_length=MAX_TOPIC, pattern="^persistent://[^/]+/[^/]+/[^/]+$")]
     """The full name of the topic."""

@@ -123,10 +123,10 @@ _IN_SEQUENCE = Rule(
 
 
 class ConnectionRef(ApiModel):
-    """Names a PulsarConnection."""
+    """Names a BrokerConnection."""
 
     name: ObjectName
-    """Name of the PulsarConnection."""
+    """Name of the BrokerConnection."""
 
     namespace: ObjectName | None = None
     """Its namespace; a rule of its `allow` must then be for the policy's. Left out: the
@@ -143,7 +143,7 @@ class RetryPolicySpec(Choices):
     )
 
     connection_ref: ConnectionRef
-    """The PulsarConnection that leads to the broker."""
+    """The BrokerConnection that leads to the broker."""
 
     topic: Annotated[
         TopicField,
@@ -440,7 +440,7 @@ class RetryPolicyStatus(StatusModel):
     Left out where there is none."""
 
     connection: str | None = None
-    """The PulsarConnection, as `namespace/name`, through which the topics were last found as the
+    """The BrokerConnection, as `namespace/name`, through which the topics were last found as the
     policy asks."""
 
     broker_digest: Annotated[str, Field(max_length=32)] | None = None

@@ -250,7 +250,7 @@ class JobCredentials(BrokerCredentials):
         return CredentialsMissingError(
             f"the credentials of the replay role are not at {file}",
             got=got,
-            remedy="store them in the Secret that replay.authentication of the PulsarConnection "
+            remedy="store them in the Secret that replay.authentication of the BrokerConnection "
             "names",
         )
 

@@ -88,7 +88,7 @@ def add_operator(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
         "--credentials",
         type=Path,
         metavar="DIR",
-        help="where connections find files that they name: a PulsarConnection of namespace NS in "
+        help="where connections find files that they name: a BrokerConnection of namespace NS in "
         "DIR/NS, and nowhere else (default: nowhere)",
     )
     parser.add_argument(

@@ -486,14 +486,14 @@ class CaInvalidError(RedriveError):
 
 
 class ConnectionNotFoundError(RedriveError):
-    """No PulsarConnection has the name that a spec refers to."""
+    """No BrokerConnection has the name that a spec refers to."""
 
     reason = "ConnectionNotFound"
     requeue = Requeue.ON_CHANGE
 
 
 class ConnectionInvalidError(RedriveError):
-    """The PulsarConnection has a spec that cannot be read."""
+    """The BrokerConnection has a spec that cannot be read."""
 
     reason = "ConnectionInvalid"
     private = True
@@ -502,13 +502,13 @@ class ConnectionInvalidError(RedriveError):
 
 
 class NamespaceUnreadError(RedriveError):
-    """A selector of the PulsarConnection is about the labels of a namespace not yet read."""
+    """A selector of the BrokerConnection is about the labels of a namespace not yet read."""
 
     reason = "NamespaceUnread"
 
 
 class NamespaceNotAllowedError(RedriveError):
-    """The PulsarConnection is not for objects of that Kubernetes namespace."""
+    """The BrokerConnection is not for objects of that Kubernetes namespace."""
 
     reason = "NamespaceNotAllowed"
     stalls = True

@@ -34,7 +34,7 @@ from redrive.admin.guards import Breaker
 from redrive.admin.http import Http
 from redrive.admin.model import broker_at
 from redrive.api import Body
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
 from redrive.api.permissions import Permissions
 from redrive.api.policy_defaults import PolicyDefaults, kept_scheme
@@ -65,10 +65,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Connection:
-    """A PulsarConnection that may be used, with a client that holds its token."""
+    """A BrokerConnection that may be used, with a client that holds its token."""
 
     key: Key
-    spec: PulsarConnectionSpec
+    spec: BrokerConnectionSpec
     admin: Admin
 
 
@@ -79,7 +79,7 @@ def key_of(ref: ConnectionRef, namespace: str) -> Key:
 
 def find(
     ref: ConnectionRef, namespace: str, table: Cache, labels: NamespaceLabels
-) -> PulsarConnectionSpec:
+) -> BrokerConnectionSpec:
     """Return the spec of the connection that an object of *namespace* refers to.
 
     Raises:
@@ -92,7 +92,7 @@ def find(
     spec = _spec_at(key, table)
     if not permissions(spec, key, namespace, labels).rules:
         raise NamespaceNotAllowedError(
-            f"the PulsarConnection {key} may not be used from this namespace",
+            f"the BrokerConnection {key} may not be used from this namespace",
             got=namespace,
             remedy="add the namespace to a rule of its spec.allow, or use another connection",
         )
@@ -108,14 +108,14 @@ def shown_to(body: Body, error: RedriveError) -> RedriveError:
     if not error.private or connection.namespace == Key.of(body).namespace:
         return error
     return type(error)(
-        f"the PulsarConnection {connection}, of another namespace, can't be used",
+        f"the BrokerConnection {connection}, of another namespace, can't be used",
         got=error.reason,
         remedy="its own conditions say why; this goes on by itself once that is fixed",
     )
 
 
 def permissions(
-    spec: PulsarConnectionSpec, connection: Key, namespace: str, labels: NamespaceLabels
+    spec: BrokerConnectionSpec, connection: Key, namespace: str, labels: NamespaceLabels
 ) -> Permissions:
     """Return what a connection permits to the objects of *namespace*.
 
@@ -236,7 +236,7 @@ class Connections:
             return None
         return last if permissions(last.spec, last.key, namespace, self._labels).rules else None
 
-    async def _open(self, key: Key, spec: PulsarConnectionSpec) -> Connection:
+    async def _open(self, key: Key, spec: BrokerConnectionSpec) -> Connection:
         credentials = self._credentials_of(key, spec)
         await credentials.refresh()
         admin = self._admin(key, spec.admin_url, credentials)
@@ -248,7 +248,7 @@ class Connections:
         self._forget_long_gone()
         return opened
 
-    def _credentials_of(self, key: Key, spec: PulsarConnectionSpec) -> KeptCredentials:
+    def _credentials_of(self, key: Key, spec: BrokerConnectionSpec) -> KeptCredentials:
         """Return what is kept for the connection as it is; other references are other ones."""
         said = spec.authentication, spec.tls, spec.redirect_hosts
         known = self._credentials.get(key)
@@ -273,7 +273,7 @@ class Connections:
             def changed() -> None:
                 self._show_breaker(key)
                 logger.warning(
-                    "PulsarConnection %s: the broker %s",
+                    "BrokerConnection %s: the broker %s",
                     key,
                     "does not answer, and is left alone" if breaker.is_open else "answers again",
                 )
@@ -311,11 +311,11 @@ class Connections:
             self._breakers.pop(key, None)
 
 
-def _spec_at(key: Key, table: Cache) -> PulsarConnectionSpec:
+def _spec_at(key: Key, table: Cache) -> BrokerConnectionSpec:
     body = table.get(key)
     if body is None:
         raise ConnectionNotFoundError(
-            "the PulsarConnection of connectionRef does not exist",
+            "the BrokerConnection of connectionRef does not exist",
             got=str(key),
             remedy="create it, or correct the connectionRef",
         )
@@ -323,13 +323,13 @@ def _spec_at(key: Key, table: Cache) -> PulsarConnectionSpec:
         return table.derive(_parsed, body)
     except InvalidSpecError as error:
         raise ConnectionInvalidError(
-            f"the PulsarConnection {key} has an invalid spec: {error}",
+            f"the BrokerConnection {key} has an invalid spec: {error}",
             remedy="correct it; what uses it goes on by itself then",
         ) from error
 
 
-def _parsed(body: Body) -> PulsarConnectionSpec:
-    return parse_spec(PulsarConnectionSpec, body)
+def _parsed(body: Body) -> BrokerConnectionSpec:
+    return parse_spec(BrokerConnectionSpec, body)
 
 
 READ_SECONDS = 30.0

@@ -1,4 +1,4 @@
-"""What a PulsarConnection says of credentials → an `Access` to its broker, kept up to date.
+"""What a BrokerConnection says of credentials → an `Access` to its broker, kept up to date.
 
 Called by `connections` at every reconcile. Secrets are read by name, never listed or watched: a
 watch would need the right to read all of them. So what was read is kept for `KEPT_SECONDS`, and
@@ -22,10 +22,10 @@ from redrive.admin.errors import AdminError
 from redrive.admin.http import Access, Http, tls_context
 from redrive.api.connection import (
     Authentication,
+    BrokerConnectionSpec,
     CaRef,
     NoAuthentication,
     OAuth2,
-    PulsarConnectionSpec,
     TokenOrigin,
 )
 from redrive.auth import oauth2
@@ -174,7 +174,7 @@ class CredentialReader:
         self._http = http
         self._files = files
 
-    async def read(self, namespace: str, spec: PulsarConnectionSpec) -> Material:
+    async def read(self, namespace: str, spec: BrokerConnectionSpec) -> Material:
         """Read the credentials of a connection in *namespace*.
 
         Raises:

@@ -81,7 +81,7 @@ TOPIC_OWNER = "redrive.io/owner"
 """A property of a topic: which policy of which Kubernetes cluster keeps it, as
 `cluster/namespace/name`."""
 
-CONNECTIONS = Resource(GROUP, VERSION, "pulsarconnections", "PulsarConnection")
+CONNECTIONS = Resource(GROUP, VERSION, "brokerconnections", "BrokerConnection")
 POLICIES = Resource(GROUP, VERSION, "retrypolicies", "RetryPolicy")
 REPLAYS = Resource(GROUP, VERSION, "replays", "Replay")
 SPARK_APPLICATIONS = Resource(

@@ -14,7 +14,7 @@ Reading order:
 - the spine: `reconciler`, which calls `claims`, `desired`, `observe`, `checks`, `diff` (with
   `ownership`), `apply` and `warnings`;
 - deletion: `finalize` and `orphans`;
-- PulsarConnections: `connection`;
+- BrokerConnections: `connection`;
 - drift and stalled policies: `poller`;
 - health of the topics: `health` and `health_checks`; start: `handlers`, which also computes which
   policies a change affects.

@@ -356,8 +356,8 @@ def topics_are_elsewhere(facts: PreflightFacts) -> RedriveError | None:
     topics = " and ".join(status[key] for key in ("retryTopic", "deadLetterTopic") if key in status)
     return BrokerChangedError(
         f"spec.connectionRef leads to another broker than before: {topics} are where "
-        f"PulsarConnection {former} leads, with what waits and rests there",
-        got=f"PulsarConnection {now}",
+        f"BrokerConnection {former} leads, with what waits and rests there",
+        got=f"BrokerConnection {now}",
         remedy="set connectionRef back; to move, create another RetryPolicy for the new broker, "
         "and delete this one once its topics are drained",
     )

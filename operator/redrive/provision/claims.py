@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from redrive.admin.model import broker_at
 from redrive.api import Body
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections
 from redrive.kube.cache import Cache, needs_reconcile
@@ -173,7 +173,7 @@ def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
 
 
 def resolve(body: Body, ctx: Context) -> Request:
-    """Read a RetryPolicy, and the PulsarConnection it refers to.
+    """Read a RetryPolicy, and the BrokerConnection it refers to.
 
     Raises:
         InvalidSpecError: the policy's spec can't be obeyed.
@@ -185,7 +185,7 @@ def resolve(body: Body, ctx: Context) -> Request:
     return resolve_through(body, connection, ctx)
 
 
-def resolve_through(body: Body, connection: PulsarConnectionSpec, ctx: Context) -> Request:
+def resolve_through(body: Body, connection: BrokerConnectionSpec, ctx: Context) -> Request:
     """Read a RetryPolicy that uses *connection*.
 
     Raises:

@@ -1,11 +1,11 @@
 """Reconciliation of a connection, and its protection while policies use it.
 
-A PulsarConnection → whether its Secret, its broker and its rights are as policies need them.
+A BrokerConnection → whether its Secret, its broker and its rights are as policies need them.
 
 Called by the `Controller` of connections: after each change, by `resync`, and again while something
 is wrong. Policies do not wait for it: each of their reconciles finds out for itself.
 
-A PulsarConnection does not go before the policies that use it: their deletion may need it.
+A BrokerConnection does not go before the policies that use it: their deletion may need it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redrive import errors
 from redrive.admin.errors import BrokerDownError
 from redrive.api import Body
 from redrive.api.conditions import Reason, StatusWarning, is_new, progressing, ready, warning
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources
 from redrive.kube.client import NotFoundError
@@ -37,7 +37,7 @@ OLDEST_BROKER, NEWEST_BROKER = (4, 0), (4, 2)
 
 
 async def reconcile(key: Key, ctx: Context) -> Requeue:
-    """Check one PulsarConnection; its status and Events are written last."""
+    """Check one BrokerConnection; its status and Events are written last."""
     body = ctx.connections.get(key)
     if body is None:
         return Requeue.ON_CHANGE
@@ -65,7 +65,7 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
 
 
 async def connect(key: Key, ctx: Context) -> Outcome:
-    """Ask the broker of one PulsarConnection; return what to write about it."""
+    """Ask the broker of one BrokerConnection; return what to write about it."""
     try:
         connection = await ctx.brokers.open(key)
         await check(connection)
@@ -81,7 +81,7 @@ async def connect(key: Key, ctx: Context) -> Outcome:
 
 
 def warnings(
-    spec: PulsarConnectionSpec, version: tuple[int, ...] = ()
+    spec: BrokerConnectionSpec, version: tuple[int, ...] = ()
 ) -> tuple[StatusWarning, ...]:
     """Say which fields others have replaced, and whether the broker's release is supported.
 

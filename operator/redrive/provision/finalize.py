@@ -182,7 +182,7 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
         await apply(planned.actions, connection.admin, grant, ctx.kubernetes)
     former = (body.get("status") or {}).get("connection")
     if former not in {None, str(request.through)} and not planned.actions:
-        elsewhere = f"{made(body)} where PulsarConnection {former} leads"
+        elsewhere = f"{made(body)} where BrokerConnection {former} leads"
         planned = replace(planned, stays=(*planned.stays, elsewhere))
     if planned.actions:
         logger.info("RetryPolicy %s, deleted: %s", request.key, in_words(planned.actions))
@@ -452,7 +452,7 @@ def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
     if topic.heir is not None:
         return f"is needed by RetryPolicy {topic.heir}"
     if record.created and not topic.may_delete:
-        return "may not be deleted by what its PulsarConnection allows"
+        return "may not be deleted by what its BrokerConnection allows"
     if policy is DeletionPolicy.DELETE_IF_EMPTY and record.created:
         return _holds(topic)
     return ""

@@ -58,7 +58,7 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
         ctx.policies.on_event(event)
 
     @kopf.on.event(*resources.CONNECTIONS.address, registry=registry)
-    async def pulsar_connection(event: kopf.RawEvent, **_: object) -> None:
+    async def broker_connection(event: kopf.RawEvent, **_: object) -> None:
         ctx.connections.on_event(event)
 
     @kopf.on.event(*resources.CONFIG_MAPS.address, registry=registry)
@@ -95,7 +95,7 @@ class Queues:
             partition_key=self._connection_of,
         )
         self.connections = Controller(
-            "PulsarConnection",
+            "BrokerConnection",
             lambda key: connection.reconcile(key, ctx),
             partition_key=lambda key: key,
             longest_back_off=PROBE_SECONDS,

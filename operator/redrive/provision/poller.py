@@ -191,9 +191,9 @@ class Resync:
                 for key in await self._facts.drifted(connection, self._settled.get(connection)):
                     self._enqueue(key)
             except RedriveError as error:
-                logger.info("namespace facts of PulsarConnection %s: %s", connection, error)
+                logger.info("namespace facts of BrokerConnection %s: %s", connection, error)
             except Exception:
-                logger.exception("namespace facts of PulsarConnection %s: failed", connection)
+                logger.exception("namespace facts of BrokerConnection %s: failed", connection)
             await asyncio.sleep(FACTS_SECONDS)
             # Not before the pause: a new connection is reconciled anyway.
             self._enqueue_connection(connection)

@@ -17,7 +17,7 @@ from typing import Any
 from redrive.admin.model import broker_at
 from redrive.api import Body
 from redrive.api.conditions import STALLED
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.permissions import Permissions
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
@@ -140,7 +140,7 @@ class Request:
     age: tuple[str, str]
     spec: RetryPolicySpec
     policy: Policy
-    connection: PulsarConnectionSpec
+    connection: BrokerConnectionSpec
     permissions: Permissions
     standing: Standing = Standing.OPEN
     is_proven: bool = False
@@ -149,7 +149,7 @@ class Request:
 
     @property
     def through(self) -> Key:
-        """Return the PulsarConnection that leads to its broker."""
+        """Return the BrokerConnection that leads to its broker."""
         ref = self.spec.connection_ref
         return Key(ref.namespace or self.key.namespace, ref.name)
 

@@ -48,7 +48,7 @@ async def provision(make_shop: MakeShop, operator: Operator, count: int) -> floa
     """How many seconds *count* policies of a new shop take."""
     shop = make_shop()
     shop.connection()
-    shop.ready("main", "pulsarconnection")
+    shop.ready("main", "brokerconnection")
     names = [f"orders-{number}" for number in range(count)]
     async with crowd(shop, operator.kubeconfig) as people:
         await people.make_sources(names)

@@ -115,7 +115,7 @@ def _connection(number: int, url: str) -> Body:
         "authentication": {"token": {"secretRef": {"name": "admin", "key": "token"}}},
         "allow": [{"topics": ["persistent://shop/*/*"], "roles": ["*"]}],
     }
-    made = _object(resources.CONNECTIONS.api_version, "PulsarConnection", f"to-{number}")
+    made = _object(resources.CONNECTIONS.api_version, "BrokerConnection", f"to-{number}")
     return made | {"spec": spec}
 
 

@@ -212,7 +212,7 @@ def test_a_scheme_changes_only_in_words(  # noqa: PLR0913 - each is a part of th
     new: dict[str, Any] = {} if after is None else {"naming": {"scheme": after}}
     put(cluster, kube_namespace, **old)
     if status:
-        patch_status(cluster, kube_namespace, "rp", status)
+        patch_status(cluster, kube_namespace, "rpol", status)
     if allowed:
         stored = put(cluster, kube_namespace, **new)
         assert stored["spec"].get("naming", {}) == new.get("naming", {})
@@ -226,11 +226,11 @@ def test_the_scheme_on_record_is_that_of_the_spec_and_stays(
 ) -> None:
     put(cluster, kube_namespace, naming={"scheme": "rocketmq"})
     with pytest.raises(SandboxError, match=CANT_CHANGE):
-        patch_status(cluster, kube_namespace, "rp", {"namingScheme": "pulsar"})
-    patch_status(cluster, kube_namespace, "rp", {"namingScheme": "rocketmq"})
+        patch_status(cluster, kube_namespace, "rpol", {"namingScheme": "pulsar"})
+    patch_status(cluster, kube_namespace, "rpol", {"namingScheme": "rocketmq"})
     put(cluster, kube_namespace)
     with pytest.raises(SandboxError, match="is on record, and can't change"):
-        patch_status(cluster, kube_namespace, "rp", {"namingScheme": "pulsar"})
+        patch_status(cluster, kube_namespace, "rpol", {"namingScheme": "pulsar"})
 
 
 def test_an_order_without_a_subscription_type_is_refused_for_that_of_the_operator(
@@ -298,10 +298,10 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
     conditions = [condition("True", "Provisioned")]
     status = {"conditions": conditions, "maxRetries": 3, "backlog": backlog}
     status["warnings"] = "AckHoles, GeoReplicated"
-    patch_status(cluster, kube_namespace, "rp", status)
+    patch_status(cluster, kube_namespace, "rpol", status)
     account = {"phase": "Running", "scanned": 9, "matched": 8, "moved": 5, "refused": 1, "left": 2}
     patch_status(cluster, kube_namespace, "replay", account)
-    shown = cluster.kubectl("get", "rp,replay", f"--namespace={kube_namespace}")
+    shown = cluster.kubectl("get", "rpol,replay", f"--namespace={kube_namespace}")
     table = [re.split(r"\s{2,}|\t", line.strip()) for line in shown.splitlines() if line]
     policy_header, policy, replay_header, replay = table
     assert policy_header == (
@@ -325,7 +325,7 @@ def test_short_names_and_the_category_lead_to_the_kinds(
     listed = cluster.kubectl("get", "redrive", "-o", "name", f"--namespace={kube_namespace}")
     for kind in KINDS:
         assert f"{kind.kind.lower()}.redrive.io/one" in listed.split()
-    for name in ("pconn", "rp"):
+    for name in ("bconn", "rpol"):
         cluster.kubectl("get", name, "one", f"--namespace={kube_namespace}")
 
 
@@ -333,7 +333,7 @@ def test_a_spec_is_not_changed_through_the_status(cluster: Cluster, kube_namespa
     put(cluster, kube_namespace)
     body = {"spec": {"maxRetries": 5}, "status": {"configMap": "one-redrive"}}
     cluster.kubectl(
-        "patch", "rp", "one", f"--namespace={kube_namespace}", "--subresource=status",
+        "patch", "rpol", "one", f"--namespace={kube_namespace}", "--subresource=status",
         "--type=merge", f"--patch={json.dumps(body)}",
     )  # fmt: skip
     stored = cluster.objects.get("retrypolicy", "one", kube_namespace)

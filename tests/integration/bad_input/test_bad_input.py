@@ -53,7 +53,7 @@ def body_of(identity: str, case: Case, shop: Shop) -> dict[str, Any]:
     token = {"secretRef": {"name": name if "secret" in case else "pulsar-admin", "key": "token"}}
     right = {
         "RetryPolicy": {"topic": shop.topic("orders"), "subscription": identity},
-        "PulsarConnection": {
+        "BrokerConnection": {
             "serviceUrl": shop.broker.service_url,
             "adminUrl": shop.broker.admin_url,
             "authentication": {"token": token},
@@ -121,7 +121,7 @@ def test_bad_input_leaves_the_broker_as_it_was(tried: Tried) -> None:
 
 def test_what_must_not_be_shown_is_shown_nowhere(tried: Tried, operator_process: Path) -> None:
     shown = operator_process.read_text()
-    shown += tried.shop.kubectl("get", "pulsarconnections,retrypolicies,events", "-oyaml")
+    shown += tried.shop.kubectl("get", "brokerconnections,retrypolicies,events", "-oyaml")
     hidden = {case["never"]: identity for identity, case in CASES.items() if "never" in case}
     assert len(hidden) >= 3
     for secret, identity in hidden.items():

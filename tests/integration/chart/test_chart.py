@@ -190,7 +190,7 @@ def test_the_notes_of_an_installation_are_the_next_three_commands(
     assert re.findall(r"^   (\S.+)$", notes, re.MULTILINE) == [
         f"kubectl {in_it} rollout status deployment/retries",
         check,
-        "kubectl explain pulsarconnection.spec",
+        "kubectl explain brokerconnection.spec",
     ]
     assert f"serves the namespaces {kube_namespace}." in notes
     assert "No namespace can run Replays yet" not in notes

@@ -79,7 +79,7 @@ def test_each_object_of_the_old_form_works_or_says_its_edit(sandbox: Sandbox, sh
     chart.install(cluster, "redrive", release, values(shop))
     wait_for_new_schemas(shop, min(OLD))
     start(sandbox, shop)
-    connection = shop.ready("main", "pulsarconnection")
+    connection = shop.ready("main", "brokerconnection")
     edit = said(connection, "DeprecatedFields").partition("by allow: ")[2]
     assert json.loads(edit) == [
         {"topics": topics, "roles": ["fulfilment"], "adopt": False, "delete": True}
@@ -95,7 +95,7 @@ def test_each_object_of_the_old_form_works_or_says_its_edit(sandbox: Sandbox, sh
 
     new = {"topics": topics, "roles": ["fulfilment"], "delete": True}
     shop.connection(allow=[new])
-    assert not said(shop.ready("main", "pulsarconnection"), "DeprecatedFields")
+    assert not said(shop.ready("main", "brokerconnection"), "DeprecatedFields")
     shop.policies({name: {"subscription": name, **spec} for name, spec in EDITED.items()})
     for name in OLD:
         assert not said(shop.ready(name), "DeprecatedFields")

@@ -95,10 +95,10 @@ def test_view_edit_and_admin_have_the_kinds_of_redrive(
     asked = [
         (verb, f"{kind}.redrive.io")
         for verb in ("list", "create", "delete")
-        for kind in ("retrypolicies", "replays", "pulsarconnections")
+        for kind in ("retrypolicies", "replays", "brokerconnections")
     ]
     writes = {ask for ask in asked if ask[0] != "list"}
-    connections = {ask for ask in writes if ask[1].startswith("pulsarconnections")}
+    connections = {ask for ask in writes if ask[1].startswith("brokerconnections")}
     expected = {
         "view": set(asked) - writes,
         "edit": set(asked) - connections,
@@ -146,13 +146,13 @@ def test_the_operator_patches_no_config_map_but_redrives(
         patch("ours", {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}})
 
 
-@pytest.mark.parametrize("kind", ["retrypolicy", "pulsarconnection", "replay"])
+@pytest.mark.parametrize("kind", ["retrypolicy", "brokerconnection", "replay"])
 def test_the_operator_changes_finalizers_and_no_specs(
     cluster: Cluster, release: str, kube_namespace: str, kind: str
 ) -> None:
     kinds = {
         "retrypolicy": "RetryPolicy",
-        "pulsarconnection": "PulsarConnection",
+        "brokerconnection": "BrokerConnection",
         "replay": "Replay",
     }
     body = manifest(kinds[kind])
@@ -163,7 +163,7 @@ def test_the_operator_changes_finalizers_and_no_specs(
     # kubectl reads what it patches, which the operator may not do with connections.
     cluster.kubectl(
         "create", "role", "reads", f"--namespace={kube_namespace}", "--verb=get",
-        "--resource=retrypolicies.redrive.io,pulsarconnections.redrive.io",
+        "--resource=retrypolicies.redrive.io,brokerconnections.redrive.io",
     )  # fmt: skip
     cluster.kubectl(
         "create", "rolebinding", "reads", f"--namespace={kube_namespace}", "--role=reads",
@@ -178,7 +178,7 @@ def test_the_operator_changes_finalizers_and_no_specs(
 
     def enforced() -> bool:
         change: dict[str, Any] = {"connectionRef": {"name": str(time.monotonic())}}
-        if kind == "pulsarconnection":
+        if kind == "brokerconnection":
             change = {"adminUrl": f"http://thief:{time.monotonic_ns() % 60_000}"}
         if kind == "replay":
             change = {"ttlAfterFinished": f"{time.monotonic_ns() % 60_000}s"}
@@ -219,7 +219,7 @@ def test_the_operator_deletes_replays_that_have_ended_and_say_so(
     create("goes", ttlAfterFinished="1h")
 
     def delete(name: str) -> None:
-        path = f"/apis/redrive.io/v1alpha1/namespaces/{kube_namespace}/replays/{name}"
+        path = f"/apis/redrive.io/v1beta1/namespaces/{kube_namespace}/replays/{name}"
         cluster.kubectl("delete", f"--raw={path}", f"--as={operator(release)}")
 
     refused = "the operator deletes only Replays that have ended"

@@ -62,7 +62,7 @@ def topics(shop: Shop) -> set[str]:
 def of_the_user(shop: Shop, *more: str) -> dict[str, Any]:
     """What a user has made in the namespace, and *more*, as far as nothing else may change it."""
     names = [
-        "retrypolicy/kept", "retrypolicy/deleted", "pulsarconnection/main", "replay/waits",
+        "retrypolicy/kept", "retrypolicy/deleted", "brokerconnection/main", "replay/waits",
         "secret/pulsar-admin", *more,
     ]  # fmt: skip
     bodies = {name: shop.get(*name.split("/")) for name in names}

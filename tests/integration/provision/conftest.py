@@ -69,7 +69,7 @@ class Shop:
         self.apply({name: {"apiVersion": "v1", "kind": "Secret", "stringData": data}})
 
     def connection(self, name: str = "main", **spec: object) -> None:
-        """Make or change a PulsarConnection that allows all topics of the tenant.
+        """Make or change a BrokerConnection that allows all topics of the tenant.
 
         A field of *spec* that is None is left out.
         """
@@ -81,7 +81,7 @@ class Shop:
             "allow": [self.rule("fulfilment")],
         }
         given = {field: value for field, value in (defaults | spec).items() if value is not None}
-        self.apply({name: redrive("PulsarConnection", given)})
+        self.apply({name: redrive("BrokerConnection", given)})
 
     def rule(self, *roles: str) -> dict[str, object]:
         """A rule of a connection that allows all of the tenant's topics, with whatever happens."""
@@ -238,7 +238,7 @@ class Shop:
 
 def redrive(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     """An object of redrive's API without its name."""
-    return {"apiVersion": "redrive.io/v1alpha1", "kind": kind, "spec": spec}
+    return {"apiVersion": "redrive.io/v1beta1", "kind": kind, "spec": spec}
 
 
 def keeps_ticks(broker: Broker) -> bool:

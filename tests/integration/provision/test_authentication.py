@@ -33,7 +33,7 @@ def assert_nothing_is_shown(shop: Shop, log: Path) -> None:
     secrets = {line for secret in shop.tokens for line in secret.splitlines() if len(line) > 6}
     assert len(secrets) >= 2
     shown = [log.read_text("utf-8"), metrics(shop)]
-    kinds = "retrypolicies,pulsarconnections,replays,configmaps,events"
+    kinds = "retrypolicies,brokerconnections,replays,configmaps,events"
     shown.append(shop.kubectl("get", kinds, "--output=json", "--show-managed-fields"))
     assert "RetryPolicy" in shown[0]
     public = shop.broker.authority
@@ -78,20 +78,20 @@ def test_a_client_certificate_and_an_authority_of_ones_own(
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     shop.ready()
-    shop.ready("main", "pulsarconnection")
+    shop.ready("main", "brokerconnection")
 
     stranger = trustme.CA().cert_pem.bytes().decode()
     config_map(shop, "stranger", **{"ca.crt": stranger})
     shop.connection(**mutual | {"tls": {"caRef": {"name": "stranger", "key": "ca.crt"}}})
-    refused = shop.reaches("main", "CertificateRefused", "pulsarconnection")
+    refused = shop.reaches("main", "CertificateRefused", "brokerconnection")
     assert "give its authority in caRef" in json.dumps(refused["status"])
     shop.connection(**mutual | {"tls": {"caRef": {"name": "nobody", "key": "ca.crt"}}})
-    shop.reaches("main", "CaInvalid", "pulsarconnection")
+    shop.reaches("main", "CaInvalid", "brokerconnection")
     shop.secret("broken-tls", **{"tls.crt": certificate, "tls.key": "no key"})
     shop.connection(**mutual | {"authentication": {"tls": {"secretRef": {"name": "broken-tls"}}}})
-    shop.reaches("main", "CertificateInvalid", "pulsarconnection")
+    shop.reaches("main", "CertificateInvalid", "brokerconnection")
     assert_nothing_is_shown(shop, operator_process)
-    shop.kubectl("delete", "retrypolicy,pulsarconnection", "--all")  # it would go on asking
+    shop.kubectl("delete", "retrypolicy,brokerconnection", "--all")  # it would go on asking
 
 
 class Issuer(ThreadingHTTPServer):
@@ -162,12 +162,12 @@ def test_oauth2_client_credentials_with_tokens_that_end(
     assert set(shop.event_reasons("others")) == {("Normal", "Provisioned")}
 
     shop.connection(authentication={"oauth2": oauth2 | {"clientId": "somebody"}})
-    refused = shop.reaches("main", "AuthenticationFailed", "pulsarconnection")
+    refused = shop.reaches("main", "AuthenticationFailed", "brokerconnection")
     said = json.dumps(refused["status"])
     assert "does not accept the client; got 'somebody'; correct oauth2.clientId" in said
     assert SECRET not in said
     assert_nothing_is_shown(shop, operator_process)
-    shop.kubectl("delete", "retrypolicy,pulsarconnection", "--all")  # it would go on asking
+    shop.kubectl("delete", "retrypolicy,brokerconnection", "--all")  # it would go on asking
 
 
 def test_a_token_in_a_file_and_what_is_put_in_its_place(
@@ -175,14 +175,14 @@ def test_a_token_in_a_file_and_what_is_put_in_its_place(
 ) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.connection(authentication={"token": {"file": "admin.token"}})
-    shop.reaches("main", "TokenFileInvalid", "pulsarconnection")
+    shop.reaches("main", "TokenFileInvalid", "brokerconnection")
     file = installation.credentials(installed) / shop.namespace / "admin.token"
     file.parent.mkdir(parents=True)
     shop.tokens.append("no-token-of-this-broker")
     file.write_text(shop.tokens[-1])
-    shop.reaches("main", "AuthenticationFailed", "pulsarconnection")
+    shop.reaches("main", "AuthenticationFailed", "brokerconnection")
     file.write_text(shop.token(shop.role))
-    shop.ready("main", "pulsarconnection")
+    shop.ready("main", "brokerconnection")
     shop.policy()
     shop.ready()
     assert_nothing_is_shown(shop, operator_process)
@@ -217,7 +217,7 @@ def recovers_from_a_refusal(shop: Shop) -> bool:
 def connects(shop: Shop, until: float) -> bool:
     """Wait for the connection, as long as its token is good."""
     while time.time() < until:
-        conditions = shop.get("pulsarconnection", "main").get("status", {}).get("conditions", [])
+        conditions = shop.get("brokerconnection", "main").get("status", {}).get("conditions", [])
         if "Connected" in {condition["reason"] for condition in conditions}:
             return True
         time.sleep(0.1)

@@ -36,7 +36,7 @@ def test_a_retry_of_one_second_is_not_over_at_once_where_the_broker_can_keep_it(
     shop.policy(delayLadder={"delays": ["1s", "5s", "10s"]})
     found = shop.ready()
     topic = found["status"]["retryTopic"]
-    connection = shop.get("pulsarconnection", "main")
+    connection = shop.get("brokerconnection", "main")
     assert connection["status"]["brokerVersion"] == shop.broker.version
     can_keep_it = keeps_ticks(shop.broker)
     warned = [c for c in found["status"]["conditions"] if c["type"] == "RetriesEarly"]

@@ -30,9 +30,9 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
         "event loop",
         "lease",
         "watch of /api/v1/configmaps",
-        "watch of /apis/redrive.io/v1alpha1/pulsarconnections",
-        "watch of /apis/redrive.io/v1alpha1/replays",
-        "watch of /apis/redrive.io/v1alpha1/retrypolicies",
+        "watch of /apis/redrive.io/v1beta1/brokerconnections",
+        "watch of /apis/redrive.io/v1beta1/replays",
+        "watch of /apis/redrive.io/v1beta1/retrypolicies",
         "watch of /apis/spark.apache.org/v1/sparkapplications",
         "watch of /apis/sparkoperator.k8s.io/v1beta2/sparkapplications",
     ]

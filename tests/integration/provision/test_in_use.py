@@ -16,7 +16,7 @@ IN_USE = "redrive.io/in-use"
 
 def finalizers(shop: Shop) -> list[str]:
     """Those of the connection."""
-    return list(shop.get("pulsarconnection", "main")["metadata"].get("finalizers", []))
+    return list(shop.get("brokerconnection", "main")["metadata"].get("finalizers", []))
 
 
 def protected(shop: Shop, *, used: bool = True) -> None:
@@ -29,11 +29,11 @@ def protected(shop: Shop, *, used: bool = True) -> None:
 
 def gone(shop: Shop) -> None:
     """Wait until the connection is gone."""
-    shop.kubectl("wait", "pulsarconnection/main", "--for=delete", f"--timeout={SECONDS}s")
+    shop.kubectl("wait", "brokerconnection/main", "--for=delete", f"--timeout={SECONDS}s")
 
 
 def ask_to_delete(shop: Shop) -> None:
-    shop.kubectl("delete", "pulsarconnection", "main", "--wait=false")
+    shop.kubectl("delete", "brokerconnection", "main", "--wait=false")
 
 
 def test_a_connection_stays_until_the_last_policy_of_any_namespace_is_gone(
@@ -44,7 +44,7 @@ def test_a_connection_stays_until_the_last_policy_of_any_namespace_is_gone(
     shop.connection(allow=[{**shop.rule("fulfilment"), "namespaces": names}])
     for name in ("orders", "returns"):
         shop.create_topic(shop.topic(name))
-    shop.ready("main", "pulsarconnection")
+    shop.ready("main", "brokerconnection")
     assert finalizers(shop) == []
     shop.policy(deletionPolicy="Delete")
     ref = {"name": "main", "namespace": shop.namespace}
@@ -56,11 +56,11 @@ def test_a_connection_stays_until_the_last_policy_of_any_namespace_is_gone(
     ask_to_delete(shop)
     shop.kubectl(
         "wait",
-        "pulsarconnection/main",
+        "brokerconnection/main",
         "--for=condition=DeletionBlocked",
         f"--timeout={SECONDS}s",
     )
-    said = json.dumps(shop.get("pulsarconnection", "main")["status"])
+    said = json.dumps(shop.get("brokerconnection", "main")["status"])
     assert "got RetryPolicy orders, 1 of other namespaces; delete them" in said
     assert "hidden" not in said
     # It serves them as before: a policy that is deleted takes its topics with it.
@@ -68,7 +68,7 @@ def test_a_connection_stays_until_the_last_policy_of_any_namespace_is_gone(
     shop.ready()
     shop.delete("orders")
     assert topics["retryTopic"] not in shop.topics()
-    assert shop.get("pulsarconnection", "main")["metadata"]["deletionTimestamp"]
+    assert shop.get("brokerconnection", "main")["metadata"]["deletionTimestamp"]
     other.delete("hidden")
     gone(shop)
     assert not [name for name in shop.topics() if name.endswith(("-RETRY", "-DLQ"))]
@@ -87,13 +87,13 @@ def test_nobody_keeps_a_connection_by_naming_it(shop: Shop, make_shop: MakeShop)
     stranger = make_shop()
     stranger.policy(connectionRef={"name": "main", "namespace": shop.namespace})
     stranger.reaches("orders", "NamespaceNotAllowed")
-    shop.ready("main", "pulsarconnection")
+    shop.ready("main", "brokerconnection")
     ask_to_delete(shop)
     gone(shop)
     stranger.reaches("orders", "ConnectionNotFound")
 
 
-@pytest.mark.parametrize("first", ["pulsarconnection", "retrypolicy", "secret", "all"])
+@pytest.mark.parametrize("first", ["brokerconnection", "retrypolicy", "secret", "all"])
 def test_a_namespace_goes_in_whatever_order_its_objects_do(shop: Shop, first: str) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy(deletionPolicy="Delete")
@@ -113,7 +113,7 @@ def test_an_operator_that_was_stopped_meanwhile_lets_it_go(shop: Shop, sandbox: 
     sandbox.processes.stop(installation.OPERATOR)
     ask_to_delete(shop)
     shop.delete("orders")
-    metadata = shop.get("pulsarconnection", "main")["metadata"]
+    metadata = shop.get("brokerconnection", "main")["metadata"]
     assert metadata["deletionTimestamp"]
     assert metadata["finalizers"] == [IN_USE]
     installation.start_operator(sandbox)

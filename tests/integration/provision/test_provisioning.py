@@ -435,7 +435,7 @@ def test_rights_of_many_policies_are_granted_in_few_calls(
     names = [f"orders-{number}" for number in range(20)]
     for name in names:
         shop.create_topic(shop.topic(name))
-    shop.kubectl("delete", "pulsarconnection", "main")
+    shop.kubectl("delete", "brokerconnection", "main")
     shop.policies({name: {"topic": shop.topic(name)} for name in names})
     shop.connection()  # now all of them can go on
     shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", f"--timeout={SECONDS}s")

@@ -321,7 +321,7 @@ def test_a_refusal_is_one_event_however_often_it_is_tried_again(refused: Refused
     ],
 )
 def test_a_connection_shows_how_it_stands_itself(refused: Refused, name: str, reason: str) -> None:
-    refused.shop.reaches(name, reason, "pulsarconnection")
+    refused.shop.reaches(name, reason, "brokerconnection")
 
 
 @pytest.fixture(scope="module")
@@ -339,6 +339,6 @@ def test_a_policy_whose_cause_is_mended_becomes_ready_by_itself(mended: Shop, na
 
 def test_no_token_is_ever_shown(mended: Shop, operator_process: Path) -> None:
     shown = operator_process.read_text()
-    shown += mended.kubectl("get", "pulsarconnections,retrypolicies,events,configmaps", "-oyaml")
+    shown += mended.kubectl("get", "brokerconnections,retrypolicies,events,configmaps", "-oyaml")
     assert len(mended.tokens) > len(CASES) / 2
     assert [token for token in mended.tokens if token in shown] == []

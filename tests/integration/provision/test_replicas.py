@@ -140,6 +140,6 @@ def written(shop: Shop) -> dict[str, Body]:
     """All that an operator writes in the shop's namespace, by uid."""
     return {
         item["metadata"]["uid"]: item
-        for kind in ("retrypolicy", "pulsarconnection", "configmap", "event")
+        for kind in ("retrypolicy", "brokerconnection", "configmap", "event")
         for item in shop.cluster.objects.list(kind, shop.namespace)
     }

@@ -18,12 +18,12 @@ VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletec
 FOLLOW = "what users ask for is read at the start and followed by watches"
 TELL = "how things stand is written into the status"
 NEEDED: dict[str, dict[str, str]] = {
-    "redrive.io/pulsarconnections": {
+    "redrive.io/brokerconnections": {
         "list": FOLLOW,
         "watch": FOLLOW,
         "patch": "the finalizer is there while policies use it",
     },
-    "redrive.io/pulsarconnections/status": {"patch": TELL},
+    "redrive.io/brokerconnections/status": {"patch": TELL},
     "redrive.io/retrypolicies": {
         "list": FOLLOW,
         "watch": FOLLOW,
@@ -189,7 +189,7 @@ def test_roles_in_the_namespaces_that_are_served_are_enough(
         each.connection()
         each.policy()
     shop.ready()
-    shop.ready("main", "pulsarconnection")
+    shop.ready("main", "brokerconnection")
     shop.delete("orders")
     assert "status" not in elsewhere.get("retrypolicy", "orders")
     cluster = installed.cluster

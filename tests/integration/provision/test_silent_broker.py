@@ -44,11 +44,11 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
 
     away()
     shop.policies({name: {"topic": shop.topic(name), "maxRetries": 5} for name in names})
-    for kind in ("retrypolicy", "pulsarconnection"):  # the first calls that failed say less
+    for kind in ("retrypolicy", "brokerconnection"):  # the first calls that failed say less
         wait_for_all(shop, "BrokerUnreachable", kind, "has not answered since 20")
     assert measured(installed, "redrive_breaker_open", connection_namespace=shop.namespace) == 1
 
-    connections = shop.cluster.kubectl("get", "pulsarconnections", "-A", "-oname").split()
+    connections = shop.cluster.kubectl("get", "brokerconnections", "-A", "-oname").split()
     calls, since = unanswered(installed), time.monotonic()
     shop.delete(names.pop())
     time.sleep(LONGEST_PAUSE)
@@ -62,7 +62,7 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
 
     installed.restart_broker()
     wait_for_all(shop, "Provisioned")
-    shop.ready("main", "pulsarconnection")
+    shop.ready("main", "brokerconnection")
     assert measured(installed, "redrive_breaker_open", connection_namespace=shop.namespace) == 0
 
 

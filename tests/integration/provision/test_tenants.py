@@ -96,7 +96,7 @@ class Tenants:
 
         Nor since when it is Ready: it is not after one call to a slow broker.
         """
-        body = self.victim.get("pulsarconnection", name)
+        body = self.victim.get("brokerconnection", name)
         del body["status"]["policies"]
         for condition in body["status"]["conditions"]:
             del condition["lastTransitionTime"]

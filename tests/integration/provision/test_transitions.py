@@ -21,6 +21,6 @@ def test_a_changed_field_ends_as_a_new_object_and_changed_back_as_if_it_never_ha
     shop: Shop,
 ) -> None:
     chosen = some(cases(shop), SHARE)
-    assert {case.kind for case in chosen} == {"RetryPolicy", "PulsarConnection"}
+    assert {case.kind for case in chosen} == {"RetryPolicy", "BrokerConnection"}
     problems = problems_of(shop, chosen)
     assert not problems, "\n\n".join(problems)

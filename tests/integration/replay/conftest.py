@@ -313,7 +313,7 @@ def make_job(replay_api: Cluster, kube_namespace: str, monkeypatch: pytest.Monke
         name = f"replay-{secrets.token_hex(3)}"
         select = {} if where is None else {"select": {"where": where}}
         manifest = {
-            "apiVersion": "redrive.io/v1alpha1",
+            "apiVersion": "redrive.io/v1beta1",
             "kind": "Replay",
             "metadata": {"name": name, "namespace": kube_namespace},
             "spec": {"policyRef": {"name": "orders"}, **select, **spec},

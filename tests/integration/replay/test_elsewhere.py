@@ -77,8 +77,8 @@ def test_no_replay_reaches_a_topic_that_is_not_its_own(shop: Shop) -> None:
         "topic": f"persistent://{shop.name}/prod/refunds",
         "subscription": "accounts",
     }
-    shop.apply("redrive.io/v1alpha1", "RetryPolicy", "refunds", spec=spec)
-    shop.kubectl("wait", "--for=condition=Ready", "rp/refunds", "--timeout=180s")
+    shop.apply("redrive.io/v1beta1", "RetryPolicy", "refunds", spec=spec)
+    shop.kubectl("wait", "--for=condition=Ready", "rpol/refunds", "--timeout=180s")
     own = shop.policy
     attacks = [
         f"persistent://{other}/prod/orders",
@@ -181,7 +181,7 @@ def test_no_field_names_a_topic_of_pulsars_own(shop: Shop) -> None:
                 "naming": {field: topic},
             }
             with pytest.raises(Exception, match="one of Pulsar's own"):
-                shop.apply("redrive.io/v1alpha1", "RetryPolicy", "attack", spec=spec)
+                shop.apply("redrive.io/v1beta1", "RetryPolicy", "attack", spec=spec)
 
 
 def _receive(shop: Shop, count: int) -> list[dict[str, str]]:

@@ -88,21 +88,21 @@ class Shop:
             **changes,
         }
         connection = {name: value for name, value in connection.items() if value is not None}
-        self.apply("redrive.io/v1alpha1", "PulsarConnection", "main", spec=connection)
+        self.apply("redrive.io/v1beta1", "BrokerConnection", "main", spec=connection)
         policy = {
             "connectionRef": {"name": "main"},
             "topic": str(self.policy.topic),
             "subscription": "fulfilment",
             "consumerRoles": ["fulfilment"],
         }
-        self.apply("redrive.io/v1alpha1", "RetryPolicy", "orders", spec=policy)
-        self.kubectl("wait", "--for=condition=Ready", "rp/orders", "--timeout=180s")
+        self.apply("redrive.io/v1beta1", "RetryPolicy", "orders", spec=policy)
+        self.kubectl("wait", "--for=condition=Ready", "rpol/orders", "--timeout=180s")
 
     def replay(self, name: str, where: str | None = None, **more: object) -> None:
         """Make a Replay of the policy."""
         select = {} if where is None else {"select": {"where": where}}
         spec = {"policyRef": {"name": "orders"}, **select, **more}
-        self.apply("redrive.io/v1alpha1", "Replay", name, spec=spec)
+        self.apply("redrive.io/v1beta1", "Replay", name, spec=spec)
 
     def status(self, name: str) -> dict[str, Any]:
         """Return the status of a Replay; what is said in conditions is under their types."""
@@ -177,7 +177,7 @@ def test_replays_of_one_policy_run_in_turn_and_tell_how_far_they_are_or_why_they
     shop.declare()
     shop.bury(8, "WarehouseDown")
     shop.bury(5, "JSONDecodeError")
-    shop.kubectl("annotate", "rp/orders", "redrive.io/paused=true")  # rights that go stay away
+    shop.kubectl("annotate", "rpol/orders", "redrive.io/paused=true")  # rights that go stay away
     right = f"persistent/{shop.name}/prod/{shop.policy.ledger_topic.local}/permissions/replayer"
     shop.rest("DELETE", right)
 
@@ -248,7 +248,10 @@ def _check_no_token_leaked(shop: Shop) -> None:
     said.append(shop.sandbox.processes.log(installation.OPERATOR).read_text())
     said.append(
         shop.kubectl(
-            "get", "sparkapp,sparkapplications.spark.apache.org,replay,pconn,rp,event", "-o", "yaml"
+            "get",
+            "sparkapp,sparkapplications.spark.apache.org,replay,bconn,rpol,event",
+            "-o",
+            "yaml",
         )
     )
     assert len(said) >= 3

@@ -91,17 +91,17 @@ def test_lists_whose_order_says_nothing_are_sets() -> None:
         if schema.get("x-kubernetes-list-type") == "set"
     }
     assert sets == {
-        "PulsarConnection.spec.redirectHosts",
-        "PulsarConnection.spec.allow[].topics",
-        "PulsarConnection.spec.allow[].roles",
-        "PulsarConnection.spec.allow[].namespaces.names",
-        "PulsarConnection.spec.allow[].namespaces.selector.matchExpressions[].values",
+        "BrokerConnection.spec.redirectHosts",
+        "BrokerConnection.spec.allow[].topics",
+        "BrokerConnection.spec.allow[].roles",
+        "BrokerConnection.spec.allow[].namespaces.names",
+        "BrokerConnection.spec.allow[].namespaces.selector.matchExpressions[].values",
         "Replay.spec.confirmations",
         "Replay.spec.select.ids",
         "Replay.spec.select.keys",
-        "PulsarConnection.spec.job.imagePullSecrets",
-        "PulsarConnection.spec.job.overrides.images",
-        "PulsarConnection.spec.job.overrides.sparkConf",
+        "BrokerConnection.spec.job.imagePullSecrets",
+        "BrokerConnection.spec.job.overrides.images",
+        "BrokerConnection.spec.job.overrides.sparkConf",
         "RetryPolicy.spec.consumerRoles",
         "RetryPolicy.spec.deadLetter.readerRoles",
     }

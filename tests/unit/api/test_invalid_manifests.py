@@ -42,17 +42,17 @@ def test_an_object_without_spec_is_refused_by_its_missing_fields() -> None:
 
 
 def test_a_token_in_the_wrong_place_is_not_repeated() -> None:
-    spec = VALID["PulsarConnection"] | {"authentication": {"token": "eyJ.secret.token"}}
+    spec = VALID["BrokerConnection"] | {"authentication": {"token": "eyJ.secret.token"}}
     with pytest.raises(InvalidFieldsError) as refusal:
-        parse_spec(SPECS["PulsarConnection"], {"spec": spec})
+        parse_spec(SPECS["BrokerConnection"], {"spec": spec})
     assert "spec.authentication.token" in str(refusal.value)
     assert "secret.token" not in str(refusal.value)
 
 
 def test_an_unknown_field_is_named_but_its_value_is_not_repeated() -> None:
-    spec = VALID["PulsarConnection"] | {"password": "hunter2"}
+    spec = VALID["BrokerConnection"] | {"password": "hunter2"}
     with pytest.raises(
         InvalidFieldsError, match=r"spec\.password: is not a known field"
     ) as refusal:
-        parse_spec(SPECS["PulsarConnection"], {"spec": spec})
+        parse_spec(SPECS["BrokerConnection"], {"spec": spec})
     assert "hunter2" not in str(refusal.value)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from redrive.api.connection import PulsarConnectionSpec, ReplayIdentity
+from redrive.api.connection import BrokerConnectionSpec, ReplayIdentity
 from redrive.api.model import InvalidFieldsError, parse_spec
 from redrive.api.policy_defaults import kept_scheme
 from redrive.api.replay import ReplaySpec, ReplayStatus
@@ -192,7 +192,7 @@ def policy_spec(**fields: object) -> RetryPolicySpec:
     return parse_spec(RetryPolicySpec, {"spec": MINIMAL | fields}).effective(None, None)
 
 
-def connection_spec(**fields: object) -> PulsarConnectionSpec:
+def connection_spec(**fields: object) -> BrokerConnectionSpec:
     spec = {
         "serviceUrl": "pulsar://pulsar:6650",
         "adminUrl": "http://pulsar:8080",
@@ -200,7 +200,7 @@ def connection_spec(**fields: object) -> PulsarConnectionSpec:
         "allow": [],
     }
     given = {name: value for name, value in (spec | fields).items() if value is not None}
-    return parse_spec(PulsarConnectionSpec, {"spec": given})
+    return parse_spec(BrokerConnectionSpec, {"spec": given})
 
 
 @given(policies)
@@ -209,8 +209,8 @@ def test_a_retry_policy_is_written_as_it_was_read(spec: dict[str, Any]) -> None:
 
 
 @given(connections)
-def test_a_pulsar_connection_is_written_as_it_was_read(spec: dict[str, Any]) -> None:
-    assert parse_spec(PulsarConnectionSpec, {"spec": spec}).to_manifest() == spec
+def test_a_broker_connection_is_written_as_it_was_read(spec: dict[str, Any]) -> None:
+    assert parse_spec(BrokerConnectionSpec, {"spec": spec}).to_manifest() == spec
 
 
 @given(replays, targets)

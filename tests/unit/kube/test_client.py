@@ -179,13 +179,13 @@ async def test_a_list_of_versions_without_objects_has_null_in_their_place(
 
 async def test_an_event_is_about_the_very_object_and_not_too_long() -> None:
     identity = {"namespace": "n", "name": "a" * 60, "uid": "1"}
-    about = {"apiVersion": "redrive.io/v1alpha1", "kind": "Replay", "metadata": identity}
+    about = {"apiVersion": "redrive.io/v1beta1", "kind": "Replay", "metadata": identity}
     api, now = FakeKubernetes(), datetime(2026, 1, 1, 12, tzinfo=UTC)
     await api.emit(about, kind="Normal", reason="Launched", message="m" * 2000, now=now)
     (event,) = api.events
     assert event["metadata"] == {"generateName": "a" * 50 + "-", "namespace": "n"}
     assert event["involvedObject"] == {
-        "apiVersion": "redrive.io/v1alpha1",
+        "apiVersion": "redrive.io/v1beta1",
         "kind": "Replay",
         **identity,
     }

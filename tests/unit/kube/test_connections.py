@@ -218,7 +218,7 @@ def test_secrets_and_fields_of_a_connection_are_shown_in_its_own_namespace_only(
     shown = shown_to(policy("other"), error)
     assert type(shown) is type(error)
     assert str(shown) == (
-        "the PulsarConnection shop/main, of another namespace, can't be used; "
+        "the BrokerConnection shop/main, of another namespace, can't be used; "
         f"got '{error.reason}'; its own conditions say why; this goes on by itself once that is "
         "fixed"
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from redrive.admin.errors import IssuerFailedError
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
 from redrive.errors import RedriveError
 from redrive.kube.client import SecretNotFoundError, TokenFileError, UnavailableError
@@ -222,9 +222,9 @@ async def test_nobody_waits_for_a_renewal_while_what_is_held_is_good(
         await renewing
 
 
-def spec(authentication: dict[str, Any]) -> PulsarConnectionSpec:
+def spec(authentication: dict[str, Any]) -> BrokerConnectionSpec:
     return parse_spec(
-        PulsarConnectionSpec,
+        BrokerConnectionSpec,
         {
             "spec": {
                 "serviceUrl": "pulsar://pulsar:6650",

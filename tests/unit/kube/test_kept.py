@@ -29,7 +29,7 @@ IDENTITY = {
     "resourceVersion": "9",
     "creationTimestamp": "2026-01-01T00:00:00Z",
 }
-OWNER = {"apiVersion": "redrive.io/v1alpha1", "kind": "RetryPolicy", "name": "a", "uid": "2"}
+OWNER = {"apiVersion": "redrive.io/v1beta1", "kind": "RetryPolicy", "name": "a", "uid": "2"}
 
 
 def config_map(data: dict[str, str], **metadata: object) -> Body:

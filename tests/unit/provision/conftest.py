@@ -1,4 +1,4 @@
-"""RetryPolicy and PulsarConnection objects as the API server gives them."""
+"""RetryPolicy and BrokerConnection objects as the API server gives them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from redrive.admin.model import broker_at
 from redrive.api import Body
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.kube.cache import Cache
 from redrive.kube.connections import connection_of, names_no_scheme, scheme_kept_by
@@ -51,7 +51,7 @@ def policy() -> MakeBody:
         name: str = "orders", *, age: int = 0, generation: int = 7, **spec: object
     ) -> dict[str, Any]:
         return {
-            "apiVersion": "redrive.io/v1alpha1",
+            "apiVersion": "redrive.io/v1beta1",
             "kind": "RetryPolicy",
             "metadata": {
                 "namespace": "shop",
@@ -79,7 +79,7 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
 
     def read(body: Body, **changes: object) -> Request:
         key = Key.of(body)
-        through = PulsarConnectionSpec.model_validate(connection | changes)
+        through = BrokerConnectionSpec.model_validate(connection | changes)
         written = RetryPolicySpec.model_validate(body["spec"])
         spec = written.effective(through.policy_defaults, scheme_kept_by(body))
         return Request(

@@ -15,7 +15,7 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, BrokerFailedError, BrokerUnreachableError
 from redrive.admin.http import Access, Http
 from redrive.api import Body
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import (
     ConfigMapNotOursError,
@@ -241,7 +241,7 @@ async def serving(
 
 def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # noqa: ANN401
     """What a reconcile needs of the world."""
-    spec = PulsarConnectionSpec.model_validate(connection)
+    spec = BrokerConnectionSpec.model_validate(connection)
     through = {"metadata": {"namespace": "shop", "name": "main", "uid": "u"}, "spec": connection}
 
     async def resolve(ref: ConnectionRef, namespace: str) -> Connection:

@@ -10,7 +10,7 @@ import pytest
 from redrive.admin.client import Admin
 from redrive.admin.http import Access, Http
 from redrive.api.conditions import reason
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.errors import Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.client import SecretNotFoundError
@@ -37,7 +37,7 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        spec = PulsarConnectionSpec.model_validate(connection)
+        spec = BrokerConnectionSpec.model_validate(connection)
 
         async def open_(key: Key) -> Connection:
             for error in missing:

@@ -1,4 +1,4 @@
-"""A crash at every write about a PulsarConnection: its life ends as it does in peace."""
+"""A crash at every write about a BrokerConnection: its life ends as it does in peace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from redrive.admin.client import Admin
 from redrive.admin.http import Access, Http
 from redrive.api import Body
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.errors import RedriveError, Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
@@ -81,7 +81,7 @@ class Life:
 
     async def _reconcile(self, known: Sequence[Body], policies: Sequence[Body]) -> None:
         async def open_(key: Key) -> Connection:
-            spec = PulsarConnectionSpec.model_validate(self.connection["spec"])
+            spec = BrokerConnectionSpec.model_validate(self.connection["spec"])
             return Connection(key, spec, self.admin)
 
         ctx: Any = SimpleNamespace(

@@ -151,7 +151,7 @@ def test_the_config_map_holds_the_policy_and_belongs_to_it(
     assert config_map["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "redrive"}
     assert config_map["metadata"]["ownerReferences"] == [
         {
-            "apiVersion": "redrive.io/v1alpha1",
+            "apiVersion": "redrive.io/v1beta1",
             "kind": "RetryPolicy",
             "name": "orders",
             "uid": "uid-orders",

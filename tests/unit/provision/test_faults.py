@@ -17,7 +17,7 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminConflictError, AdminError
 from redrive.admin.http import Access, Http
 from redrive.api import Body
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import Requeue, TopicExistsError
 from redrive.kube import resources
@@ -116,7 +116,7 @@ class Shop:
             admin = Admin(
                 http or self.http, self.broker.url, Access.bearer(FakeBroker.token(SUPERUSER))
             )
-            spec = PulsarConnectionSpec.model_validate(self.connection["spec"])
+            spec = BrokerConnectionSpec.model_validate(self.connection["spec"])
             return Connection(Key(namespace, ref.name), spec, admin)
 
         return SimpleNamespace(

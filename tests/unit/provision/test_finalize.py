@@ -14,7 +14,7 @@ from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.guards import FAILURES, Breaker
 from redrive.admin.http import Access, Http
 from redrive.api import Body
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.errors import Requeue
 from redrive.kube import resources
@@ -237,7 +237,7 @@ async def test_a_deletion_asks_the_broker_of_a_connection_that_is_gone_for_a_sig
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         access = Access.bearer(FakeBroker.token(SUPERUSER))
         admin = Admin(Http(session), broker.url, access, breaker)
-        last = Connection(Key("shop", "main"), PulsarConnectionSpec(**connection), admin)
+        last = Connection(Key("shop", "main"), BrokerConnectionSpec(**connection), admin)
         broker.tenants = {"shop": []}
         broker.namespaces = {"shop/prod": Namespace()}
         for _ in range(FAILURES):

@@ -32,7 +32,7 @@ async def test_an_object_that_went_unseen_is_forgotten_and_never_looked_at_again
     policy: MakeBody,
 ) -> None:
     body = policy()
-    policies, connections = Cache([body]), Cache([body | {"kind": "PulsarConnection"}])
+    policies, connections = Cache([body]), Cache([body | {"kind": "BrokerConnection"}])
     emptied, key = ctx(policies, connections), Key.of(body)
     conflicts, health = (
         Conflicts(policies, connections, lambda _: None),

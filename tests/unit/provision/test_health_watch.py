@@ -17,7 +17,7 @@ from redrive.admin.errors import AdminForbiddenError
 from redrive.admin.model import AckPersistence, SubscriptionStats
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.kube.context import Context
 from redrive.kube.resources import POLICIES, Key
 from redrive.provision import health as provision_health
@@ -85,7 +85,7 @@ class Cluster:
         self.ctx.connections.put({"metadata": metadata, "spec": connection})
         self.change(body)
         self.admin = self
-        self.spec = PulsarConnectionSpec.model_validate(connection)
+        self.spec = BrokerConnectionSpec.model_validate(connection)
 
     async def resolve(self, *_: object) -> Cluster:
         """Resolve every connection to this broker."""

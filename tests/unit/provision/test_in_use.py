@@ -15,7 +15,7 @@ from redrive.admin.client import Admin
 from redrive.admin.http import Access, Http
 from redrive.api import Body
 from redrive.api.conditions import find, reason
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.errors import Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.client import ConflictError
@@ -86,7 +86,7 @@ async def lent(connection: dict[str, Any]) -> AsyncIterator[Lent]:
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
 
         async def open_(key: Key) -> Connection:
-            return Connection(key, PulsarConnectionSpec.model_validate(connection), admin)
+            return Connection(key, BrokerConnectionSpec.model_validate(connection), admin)
 
         yield Lent(
             kubernetes,

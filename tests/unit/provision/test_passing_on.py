@@ -169,13 +169,13 @@ async def test_a_policy_that_is_led_to_another_broker_is_refused_and_says_what_i
         said = find(made.stored, "Ready")
         assert said is not None
         assert f"{TOPICS[0]} and persistent://shop/prod/{TOPICS[1]} are where" in said.message
-        assert "PulsarConnection shop/alias leads" in said.message
+        assert "BrokerConnection shop/alias leads" in said.message
         assert made.topics.keys() == {"orders", "others"}
 
         made.kubernetes.add(resources.POLICIES, deleted(made.stored))
         await made.finalize()
         ((_, _, told),) = [e for e in made.kubernetes.announced() if e[1] == "Retained"]
-        assert told.endswith("where PulsarConnection shop/alias leads")
+        assert told.endswith("where BrokerConnection shop/alias leads")
 
 
 async def test_revoke_grants_takes_back_what_redrive_granted_and_nothing_else(

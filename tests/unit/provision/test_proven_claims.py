@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from redrive.admin.model import broker_at
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.provision.claims import Conflicts, resolve
 from redrive.provision.reconciler import Converged, converge
 from redrive.provision.request import ResourceConflictError
@@ -25,7 +25,7 @@ MakeBody = Callable[..., dict[str, Any]]
 async def provision(
     there: Shop,
     ctx: Any,  # noqa: ANN401
-    read: PulsarConnectionSpec | None = None,
+    read: BrokerConnectionSpec | None = None,
 ) -> Converged:
     """Reconcile the policy; *read* is what its connection was when the reconcile began."""
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
@@ -41,7 +41,7 @@ async def test_the_broker_that_is_proven_is_the_one_that_answered(
     """Not the one that the connection named a moment before, or names a moment later."""
     async with shop(connection, policy()) as there:
         elsewhere = connection | {"adminUrl": "http://elsewhere:8080"}
-        read = PulsarConnectionSpec.model_validate(elsewhere)
+        read = BrokerConnectionSpec.model_validate(elsewhere)
         made = await provision(there, there.ctx(None), read)
         assert made.broker == broker_at(connection["adminUrl"])
 

@@ -90,7 +90,7 @@ async def test_a_hundred_policies_that_are_refused_make_few_calls_within_an_hour
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     metadata = {"namespace": "shop", "name": "main", "uid": "main", "resourceVersion": "1"}
-    typed = {"apiVersion": resources.CONNECTIONS.api_version, "kind": "PulsarConnection"}
+    typed = {"apiVersion": resources.CONNECTIONS.api_version, "kind": "BrokerConnection"}
     open_to_all = connection | {"authentication": {"none": {}}}
     kubernetes, http = FakeKubernetes(), Refusing()
     kubernetes.add(

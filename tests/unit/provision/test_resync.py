@@ -183,7 +183,7 @@ async def test_the_facts_of_a_connection_are_read_again_and_again_until_it_goes(
     async with asyncio.timeout(HOUR):
         for _ in range(4):
             assert await facts.asked.get() == (Key("shop", "main"), ["a"])
-    assert "facts of PulsarConnection shop/main: failed" in caplog.text
+    assert "facts of BrokerConnection shop/main: failed" in caplog.text
     facts.ctx.connections.put(connection("other"))
     async with asyncio.timeout(HOUR):
         while await facts.asked.get() != (Key("shop", "other"), []):

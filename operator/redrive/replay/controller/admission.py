@@ -105,13 +105,13 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         )
     if connection.replay is None:
         raise ReplayIdentityMissingError(
-            f"the PulsarConnection {connections.key_of(reference, key.namespace)} names no "
+            f"the BrokerConnection {connections.key_of(reference, key.namespace)} names no "
             "role for replays",
             remedy="give it spec.replay, with a role and where its credentials lie",
         )
     if connection.tls is not None and connection.replay.tls is None:
         raise TrustNotSupportedError(
-            f"the PulsarConnection {connections.key_of(reference, key.namespace)} has certificate "
+            f"the BrokerConnection {connections.key_of(reference, key.namespace)} has certificate "
             "authorities of its own, and names none for replay jobs",
             got="spec.tls without spec.replay.tls",
             remedy="store them in the namespaces of Replays, and name them in spec.replay.tls",
@@ -179,7 +179,7 @@ def _target(spec: ReplaySpec, policy: Policy, permitted: Permissions) -> TopicNa
             "connection allows to its namespace",
             got=str(topic),
             remedy="delete this Replay and make another one with a target among them, or add the "
-            "topic to a rule of spec.allow of the PulsarConnection; it starts by itself then",
+            "topic to a rule of spec.allow of the BrokerConnection; it starts by itself then",
         )
     return topic
 

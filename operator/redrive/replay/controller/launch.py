@@ -173,7 +173,7 @@ def resolve_template(
     """
     template = settings.replay_job
     if connection is not None:
-        _check_image(connection.image, settings, "the PulsarConnection")
+        _check_image(connection.image, settings, "the BrokerConnection")
         template = connection.on_top_of(template)
     if replay is None:
         return template
@@ -184,7 +184,7 @@ def resolve_template(
             "the connection does not permit what the Replay asks for in spec.job",
             got=problem,
             remedy="make another Replay without it, or extend job.overrides of the "
-            "PulsarConnection; this Replay starts by itself then",
+            "BrokerConnection; this Replay starts by itself then",
         )
     return replay.on_top_of(template)
 

@@ -79,7 +79,7 @@ async def check_prerequisites(job: JobApplication, ctx: Context) -> None:
                 f"a {resource.kind} that the pods of replay jobs {use} does not exist",
                 got=str(Key(namespace, name)),
                 remedy="create it in the namespace of the Replay, or correct what names it: "
-                "spec.replay or spec.job of the PulsarConnection, or replay.job of the Helm chart; "
+                "spec.replay or spec.job of the BrokerConnection, or replay.job of the Helm chart; "
                 "this Replay starts by itself then",
             )
 

@@ -51,7 +51,7 @@ def named(
         "creationTimestamp": f"2026-01-01T00:00:{age:02}Z",
     }
     return {
-        "apiVersion": "redrive.io/v1alpha1",
+        "apiVersion": "redrive.io/v1beta1",
         "kind": kind,
         "metadata": metadata,
         "spec": spec,
@@ -98,7 +98,7 @@ def connection(**spec: object) -> dict[str, Any]:
         "replay": {"role": "replayer", "authentication": replayer},
     }
     filled = {key: value for key, value in (defaults | spec).items() if value is not None}
-    return named("PulsarConnection", "main", filled)
+    return named("BrokerConnection", "main", filled)
 
 
 def ctx(**tables: list[dict[str, Any]]) -> Context:

@@ -125,7 +125,7 @@ async def test_a_replay_waits_for_what_the_template_of_its_pods_names(
     assert reason == "JobSecretNotFound"
     assert f"a {use}" in message
     assert f"got 'shop/{name}'" in message
-    assert "or spec.job of the PulsarConnection, or replay.job of the Helm chart" in message
+    assert "or spec.job of the BrokerConnection, or replay.job of the Helm chart" in message
     api.add(resource, {"metadata": {"namespace": "shop", "name": name}})
     await look(api, settings)
     assert shown(api)[0] == "Progressing"

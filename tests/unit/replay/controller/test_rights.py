@@ -15,7 +15,7 @@ import pytest
 from redrive.admin.client import Admin
 from redrive.admin.http import Access, Http
 from redrive.api import Body
-from redrive.api.connection import PulsarConnectionSpec
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.errors import Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
@@ -103,7 +103,7 @@ async def place() -> AsyncIterator[Rights]:
         broker.namespaces = {"shop/prod": Namespace(topics)}
         broker.namespaces["shop/prod"].grants = {f"{PREFIX}/checked": {"billing": ["consume"]}}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        spec = PulsarConnectionSpec.model_validate(connection()["spec"])
+        spec = BrokerConnectionSpec.model_validate(connection()["spec"])
 
         async def resolve(*_: object) -> Connection:
             return Connection(Key("shop", "main"), spec, admin)
