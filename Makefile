@@ -19,17 +19,19 @@ python := $(PYTHON) .ci/python
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
 
-# Files in the order of their names: short ones, the unit tests, come last, so no worker is idle for long.
+# Groups come first, then files in the order of their names: short ones, the unit tests, come last, so no worker
+# is idle for long.
 test: lint ## Run lint, then all tests against a real broker and API server
 	$(python) -m sandbox prepare
-	$(python) -m pytest --numprocesses=5 --dist=loadfile --no-loadscope-reorder --durations=10 $(TESTS)
+	@echo "Three workers share a broker, an API server and an operator; suites that stop one have their own."
+	$(python) -m pytest --numprocesses=3 --dist=loadgroup --no-loadscope-reorder --durations=10 $(TESTS)
 
 # What speaks to a broker; the Java client and Spark are those of the default release.
 test-brokers: ## Run the contract and integration tests against each supported release of Pulsar
 	$(python) -m sandbox prepare
 	@for release in $$($(python) -c 'from sandbox import versions; print(*versions.PULSARS)'); do \
 	  echo "Pulsar $$release"; \
-	  $(python) -m pytest --numprocesses=2 --dist=loadfile --pulsar=$$release tests/contract tests/integration || exit; \
+	  $(python) -m pytest --numprocesses=2 --dist=loadgroup --pulsar=$$release tests/contract tests/integration || exit; \
 	done
 
 lint: ## Check style, types and the imports between layers

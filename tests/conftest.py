@@ -1,8 +1,8 @@
 """The parts of the sandbox as fixtures.
 
-A test that asks for `sandbox`, `broker` or `cluster` gets the one sandbox of the session, started
-when the first test asks for it. If it does not start, the tests that need it fail. With xdist each
-worker is a session with a sandbox of its own.
+All workers of a run share one sandbox, started by the first test that needs it. Modules that stop,
+replace or reconfigure a part of it are marked `xdist_group("own sandbox")`: one worker runs them in
+a second sandbox. Tests fail if their sandbox does not start.
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ from types import FrameType
 
 import psutil
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
 
 from sandbox import installation, versions
 from sandbox.kubernetes import Cluster
+from sandbox.process import Processes
 from sandbox.pulsar import Broker
-from sandbox.sandbox import Sandbox
+from sandbox.sandbox import Sandbox, is_described
+from tests.support.run_summary import write_summary
 
 # Next to a broker that is starting, an example takes as long as it takes. The same tree gives the
 # same examples, so that a run says something of a change; --hypothesis-profile=explore has others.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("redrive", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("redrive")
+
+BEFORE = pytest.StashKey[list[str]]()
+"""The processes that ran in a sandbox of `--sandbox` before the tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,19 +60,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
+OWN_SANDBOX = "own sandbox"
+"""The group of the modules that may do anything to the sandbox: see the top of this file."""
+
+
+class GroupScheduling(LoadGroupScheduling):  # type: ignore[misc]  # it has no types
+    """Scheduling by group, or by file for tests without a group: they share fixtures."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return str(super()._split_scope(nodeid)).split("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
+    return GroupScheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the groups, which are long, so that no worker is idle at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
     def terminate(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         pytest.exit("terminated", returncode=128 + signal.SIGTERM)
 
     # So that a sandbox is stopped when a CI system or `timeout` ends the run.
     signal.signal(signal.SIGTERM, terminate)
+    if not hasattr(config, "workerinput"):
+        running: Path | None = config.getoption("--sandbox")
+        config.stash[BEFORE] = [] if running is None else Processes(running).names()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Stop sandboxes undisturbed; those of workers too, which xdist kills after an interruption."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if hasattr(session.config, "workerinput"):
+        return
     if session.config.pluginmanager.hasplugin("dsession"):
         workers = psutil.Process().children()
         deadline = time.monotonic() + 180
@@ -73,53 +106,81 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             _, workers = psutil.wait_procs(workers, timeout=1)
             for worker in workers:
                 worker.terminate()
+    processes = Processes(shared_state(session.config))
+    for name in reversed(processes.names()):
+        if name not in session.config.stash[BEFORE]:
+            processes.stop(name)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    write_summary(terminalreporter, shared_state(config).parent)
 
 
 def pytest_unconfigure() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def shared_state(config: pytest.Config) -> Path:
+    """Return the state directory of the sandbox that all workers share."""
+    running: Path | None = config.getoption("--sandbox")
+    if running is not None:
+        return running
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]  # noqa: SLF001 - hooks have no fixtures
+    folder = factory.getbasetemp()
+    return (folder.parent if hasattr(config, "workerinput") else folder) / "sandbox"
+
+
 @pytest.fixture(scope="session")
-def sandbox(
+def shared_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """The sandbox of the run, started by the first worker that needs it; see the top."""
+    state = shared_state(request.config)
+    with FileLock(state.with_name(f"{state.name}.lock")):
+        if not is_described(state):
+            version: str = request.config.getoption("--pulsar")
+            full_jit: bool = request.config.getoption("--full-jit")
+            started = Sandbox.start(state, version, full_jit=full_jit)
+            started.processes.leave()  # stopped in the end, after all workers
+    attached = Sandbox.attach(state)
+    yield attached
+    attached.processes.leave()
+
+
+@pytest.fixture(scope="session")
+def own_sandbox(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sandbox]:
-    running: Path | None = request.config.getoption("--sandbox")
-    if running is not None:
-        attached = Sandbox.attach(running)
-        yield attached
-        attached.processes.leave()  # what a test started anew runs on as it was found
-        return
-    version: str = request.config.getoption("--pulsar")
-    full_jit: bool = request.config.getoption("--full-jit")
-    state = tmp_path_factory.mktemp("sandbox")
-    with Sandbox.start(state, version, full_jit=full_jit) as started:
+    """A sandbox of this worker alone."""
+    with Sandbox.start(
+        tmp_path_factory.mktemp("sandbox"), request.config.getoption("--pulsar")
+    ) as started:
         yield started
 
 
-@pytest.fixture(scope="session")
-def installed(sandbox: Sandbox) -> Iterator[Sandbox]:
-    """The sandbox with redrive and the stand-in for the Spark operator running in it.
+@pytest.fixture(scope="module")
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    mark = request.node.get_closest_marker("xdist_group")
+    is_own = mark is not None and OWN_SANDBOX in mark.args
+    found: Sandbox = request.getfixturevalue("own_sandbox" if is_own else "shared_sandbox")
+    return found
 
-    What it starts in a sandbox that outlives the tests is stopped with them.
-    """
-    processes = sandbox.processes
-    before = processes.names()
-    try:
-        if not processes.alive(installation.OPERATOR):
+
+@pytest.fixture(scope="module")
+def installed(sandbox: Sandbox) -> Sandbox:
+    """The sandbox with redrive and the stand-in for the Spark operator running in it."""
+    with FileLock(sandbox.state / "installation.lock"):
+        if not sandbox.processes.alive(installation.OPERATOR):
             installation.install(sandbox)
-        yield sandbox
-    finally:
-        for name in reversed(processes.names()):
-            if name not in before:
-                processes.stop(name)
+    return sandbox
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def broker(sandbox: Sandbox) -> Broker:
     return sandbox.pulsar
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(sandbox: Sandbox) -> Cluster:
     return sandbox.cluster
 

@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def operator_process(installed: Sandbox) -> Path:
     """The operator: its log."""
     return installed.processes.log(installation.OPERATOR)

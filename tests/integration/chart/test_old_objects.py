@@ -6,10 +6,14 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from sandbox import chart
 from sandbox.sandbox import Sandbox
 from tests.integration.chart.test_upgrade import PREVIOUS, shop, start, values
 from tests.integration.provision.conftest import Shop
+
+pytestmark = pytest.mark.xdist_group("own sandbox")
 
 __all__ = ["shop"]  # the fixture
 

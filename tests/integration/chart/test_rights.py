@@ -16,6 +16,8 @@ from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from tests.support.invalid_manifests import manifest
 
+pytestmark = pytest.mark.xdist_group("own sandbox")
+
 IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
 SECONDS = 180
 

@@ -14,6 +14,8 @@ from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import Shop, redrive, rest_path
 from tests.support.documented import INSTALL, commands
 
+pytestmark = pytest.mark.xdist_group("own sandbox")
+
 PREVIOUS = Path(__file__).with_name("previous.tgz")
 """The chart as it was before; `helm package` made it."""
 OPERATOR = "upgraded-operator"

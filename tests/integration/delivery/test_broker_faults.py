@@ -17,6 +17,8 @@ from sandbox import pulsar as pulsar_part
 from sandbox.sandbox import Sandbox
 from tests.support.provisioned_policy import path
 
+pytestmark = pytest.mark.xdist_group("own sandbox")
+
 ProvisionPolicy = Callable[..., Any]
 
 

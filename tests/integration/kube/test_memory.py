@@ -24,6 +24,8 @@ import os, signal
 from redrive.__main__ import main
 from redrive.kube.cache import Cache
 
+pytestmark = pytest.mark.xdist_group("own sandbox")
+
 before, shown, put = peak(), set(), Cache.on_event
 
 def on_event(cache, event):

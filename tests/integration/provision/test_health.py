@@ -34,6 +34,8 @@ from sandbox import installation
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
 
+pytestmark = pytest.mark.xdist_group("own sandbox")
+
 Shop = Any  # of the conftest
 
 SECONDS = 180

@@ -11,6 +11,8 @@ from sandbox import installation
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
 
+pytestmark = pytest.mark.xdist_group("own sandbox")
+
 IN_USE = "redrive.io/in-use"
 
 

@@ -446,23 +446,6 @@ def test_rights_of_many_policies_are_granted_in_few_calls(
     assert len(permissions(shop)["fulfilment"]) == 2 * len(names)
 
 
-def test_a_restart_changes_nothing_and_takes_up_what_came_meanwhile(
-    shop: Shop, sandbox: Sandbox
-) -> None:
-    for name in ("orders", "others"):
-        shop.create_topic(shop.topic(name))
-    shop.policy(delayLadder={"fixed": "1m"})  # of 1 s some brokers would have a warning
-    settled = shop.ready()
-    shop.told("orders", "Provisioned")
-    sandbox.processes.stop(installation.OPERATOR)
-    shop.policy("others", topic=shop.topic("others"))
-    installation.start_operator(sandbox)
-    shop.ready("others")
-    conditions = settled["status"]["conditions"]
-    assert shop.get("retrypolicy", "orders")["status"]["conditions"] == conditions
-    assert shop.event_reasons("orders") == [("Normal", "Provisioned")]
-
-
 def unmarked(dump: Any) -> Any:  # noqa: ANN401 - JSON
     """What the broker has, without the properties of topics, which tell whose they are."""
     if not isinstance(dump, dict):

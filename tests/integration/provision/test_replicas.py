@@ -11,8 +11,12 @@ from threading import Event, Thread
 import pytest
 
 from redrive.api import Body
+from sandbox import installation
+from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
 from tests.support.operator_replicas import NAMES, StartReplica, start_replica
+
+pytestmark = pytest.mark.xdist_group("own sandbox")
 
 __all__ = ["start_replica"]
 
@@ -143,3 +147,20 @@ def written(shop: Shop) -> dict[str, Body]:
         for kind in ("retrypolicy", "brokerconnection", "configmap", "event")
         for item in shop.cluster.objects.list(kind, shop.namespace)
     }
+
+
+def test_a_restart_changes_nothing_and_takes_up_what_came_meanwhile(
+    shop: Shop, sandbox: Sandbox
+) -> None:
+    for name in ("orders", "others"):
+        shop.create_topic(shop.topic(name))
+    shop.policy(delayLadder={"fixed": "1m"})  # of 1 s some brokers would have a warning
+    settled = shop.ready()
+    shop.told("orders", "Provisioned")
+    sandbox.processes.stop(installation.OPERATOR)
+    shop.policy("others", topic=shop.topic("others"))
+    installation.start_operator(sandbox)
+    shop.ready("others")
+    conditions = settled["status"]["conditions"]
+    assert shop.get("retrypolicy", "orders")["status"]["conditions"] == conditions
+    assert shop.event_reasons("orders") == [("Normal", "Provisioned")]

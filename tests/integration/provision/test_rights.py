@@ -14,6 +14,8 @@ from sandbox.kubernetes import Cluster
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import MakeShop, Shop
 
+pytestmark = pytest.mark.xdist_group("own sandbox")
+
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 FOLLOW = "what users ask for is read at the start and followed by watches"
 TELL = "how things stand is written into the status"

@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from sandbox import chart
 from sandbox import spark as spark_of_sandbox
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import SUPERUSER, Broker
+from sandbox.sandbox import Sandbox
 from tests.support.deduplication import deduplicate
 from tests.support.subscriptions import drain, stats
 from tests.support.waiting import wait_until
@@ -253,10 +254,10 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
         yield provision_policy
 
 
-@pytest.fixture(scope="session")
-def replay_token(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def token_for_jobs(broker: Broker, folder: Path) -> Iterator[str]:
     """Put the replay role's token where a job finds it."""
-    token, folder = broker.token(ROLE), tmp_path_factory.mktemp("access")
+    token = broker.token(ROLE)
     (folder / "credentials").mkdir()
     (folder / "credentials" / "token").write_text(token)
     with pytest.MonkeyPatch.context() as patch:
@@ -264,14 +265,23 @@ def replay_token(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> It
         yield token
 
 
+@pytest.fixture(scope="module")
+def replay_token(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with token_for_jobs(broker, tmp_path_factory.mktemp("access")) as token:
+        yield token
+
+
 @pytest.fixture(scope="session")
-def spark(replay_token: str, broker: Broker) -> Iterator[SparkSession]:
-    """The one Spark of the session; two tasks at a time."""
-    assert replay_token
+def spark(
+    shared_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
+    """The one Spark of the worker that runs the group `spark`; two tasks at a time."""
+    broker = shared_sandbox.pulsar
     policy = Policy(TopicName("none", "none", "none"), "none")
     job = ReplayJob("tests", "all", "none", policy, broker.service_url, broker.admin_url, None)
     image = spark_of_sandbox.image()
-    with pytest.MonkeyPatch.context() as patch:
+    access = tmp_path_factory.mktemp("access-of-spark")
+    with token_for_jobs(broker, access), pytest.MonkeyPatch.context() as patch:
         for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_SUBMIT_OPTS"):
             patch.setenv(variable, image[variable])
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
@@ -292,7 +302,7 @@ def notebook(spark: SparkSession) -> Iterator[SparkSession]:
     spark.dataSource.register(PulsarDataSource)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def replay_api(cluster: Cluster) -> Cluster:
     """A cluster that knows Replays."""
     cluster.define(yaml.safe_dump_all(crds()))

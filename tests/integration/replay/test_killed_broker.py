@@ -33,7 +33,7 @@ CURSORS_SELDOM = {
 }
 """A cursor is stored every thousand seconds; every ten of them by default, so that a slow run may
 end with one that holds all of its acknowledgements."""
-pytestmark = pytest.mark.usefixtures("replay_token")
+pytestmark = [pytest.mark.usefixtures("replay_token"), pytest.mark.xdist_group("own sandbox")]
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from tests.support.local_runs import (
 )
 
 ProvisionPolicy = Callable[..., Any]
-pytestmark = pytest.mark.usefixtures("replay_token")
+pytestmark = [pytest.mark.usefixtures("replay_token"), pytest.mark.xdist_group("own sandbox")]
 
 
 class Dies(Local):
