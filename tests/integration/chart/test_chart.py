@@ -16,6 +16,8 @@ from sandbox import chart
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 
+pytestmark = pytest.mark.xdist_group("own sandbox")
+
 IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
 ALONE = IMAGE | {
     "clusterId": "ours",
