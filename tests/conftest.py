@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,7 @@ from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 from sandbox.pulsar import Broker
 from sandbox.sandbox import Sandbox, is_described
-from tests.support.run_summary import write_summary
+from tests.support.run_summary import started_processes, write_summary
 
 # Next to a broker that is starting, an example takes as long as it takes. The same tree gives the
 # same examples, so that a run says something of a change; --hypothesis-profile=explore has others.
@@ -36,6 +37,8 @@ settings.load_profile("redrive")
 
 BEFORE = pytest.StashKey[list[str]]()
 """The processes that ran in a sandbox of `--sandbox` before the tests."""
+STARTED = pytest.StashKey[Counter[str]]()
+"""The processes that the run started, by name."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -106,7 +109,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             _, workers = psutil.wait_procs(workers, timeout=1)
             for worker in workers:
                 worker.terminate()
-    processes = Processes(shared_state(session.config))
+    state = shared_state(session.config)
+    session.config.stash[STARTED] = started_processes(state.parent)
+    processes = Processes(state)
     for name in reversed(processes.names()):
         if name not in session.config.stash[BEFORE]:
             processes.stop(name)
@@ -115,7 +120,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    write_summary(terminalreporter, shared_state(config).parent)
+    write_summary(terminalreporter, config.stash[STARTED])
 
 
 def pytest_unconfigure() -> None:

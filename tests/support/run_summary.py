@@ -22,7 +22,7 @@ def started_processes(folder: Path) -> Counter[str]:
     return Counter(log.stem for log in folder.rglob("logs/*.log"))
 
 
-def write_summary(terminal: pytest.TerminalReporter, sandboxes: Path) -> None:
+def write_summary(terminal: pytest.TerminalReporter, started: Counter[str]) -> None:
     """Write two lines of the tiers and the processes, most expensive first."""
     reports = (
         report
@@ -33,6 +33,5 @@ def write_summary(terminal: pytest.TerminalReporter, sandboxes: Path) -> None:
     tiers = sorted(tier_seconds(reports).items(), key=lambda tier: -tier[1])
     shown = ", ".join(f"{tier} {seconds / 60:.1f} min" for tier, seconds in tiers)
     terminal.write_line(f"Time of the workers: {shown}")
-    processes = started_processes(sandboxes).most_common()
-    shown = ", ".join(f"{count} {name}" for name, count in processes) or "none"
+    shown = ", ".join(f"{count} {name}" for name, count in started.most_common()) or "none"
     terminal.write_line(f"Processes started: {shown}")
