@@ -1,4 +1,4 @@
-"""Links, and the form and the language of design pages and decision records."""
+"""Links, and the form of design pages and decision records."""
 
 from __future__ import annotations
 
@@ -30,13 +30,6 @@ SEARCHED = (
     "drift detection",
 )
 """Usual names of concepts: a search for each finds its design page."""
-PRIVATE = re.compile(
-    r"\b(all the same|anew|be it|by itself|for ?ever|go(es|ing)? on|heirs?|in hand|nobody|outlets?"
-    r"|rest(s|ed|ing)|yet to be|(?<!dead )(?<!dead-)letters?)\b",
-    re.IGNORECASE,
-)
-"""Words with a standard word in their place, such as in-flight, permanently, resume, pending."""
-MOST_WHAT = 2 / 1000
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -69,12 +62,6 @@ def test_every_page_is_at_most_two_steps_from_the_readme() -> None:
     assert not set(PAGES) - reached
 
 
-def prose(page: Path) -> str:
-    """Return the text of *page* on one line, without code and the targets of links."""
-    text = re.sub(r"```.*?```|`[^`\n]+`", "", page.read_text("utf-8"), flags=re.DOTALL)
-    return " ".join(LINK.sub("]", text).split())
-
-
 @pytest.mark.parametrize("page", AREAS, ids=lambda page: page.stem)
 def test_design_page_has_the_standard_sections(page: Path) -> None:
     headings = re.findall(r"^## (.+)$", page.read_text("utf-8"), re.MULTILINE)
@@ -100,13 +87,3 @@ def test_design_pages_and_records_stay_few() -> None:
 @pytest.mark.parametrize("term", SEARCHED)
 def test_concept_is_found_by_its_usual_name(term: str) -> None:
     assert any(term in page.read_text("utf-8").lower() for page in DESIGN)
-
-
-@pytest.mark.parametrize("page", [*DESIGN, *RECORDS], ids=lambda page: page.stem)
-def test_design_prose_uses_standard_words(page: Path) -> None:
-    assert [match[0] for match in PRIVATE.finditer(prose(page))] == []
-
-
-def test_design_prose_has_few_what_clauses() -> None:
-    words = re.findall(r"[\w'-]+", " ".join(prose(page).lower() for page in (*DESIGN, *RECORDS)))
-    assert words.count("what") <= MOST_WHAT * len(words)
