@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from release import chart_readme, dashboard, values_schema, versions
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 
-GENERATED = {
+from release import CHART, CHECKOUT, chart_readme, dashboard, values_schema, versions
+
+DEFINITIONS = CHART / "definitions"
+"""Copies of `crds/`, not a link: Flux and `git archive` drop symbolic links."""
+GENERATED: Mapping[Path, Callable[[], str]] = {
     chart_readme.README: chart_readme.render,
     dashboard.DASHBOARD: dashboard.render,
     values_schema.SCHEMA: values_schema.render,
     versions.CHART_FILE: versions.render_chart_file,
+    **{
+        DEFINITIONS / crd.name: partial(crd.read_text, "utf-8")
+        for crd in (CHECKOUT / "crds").glob("*.yaml")
+    },
 }
 
-if __name__ == "__main__":
+
+def write() -> None:
+    """Write all generated files, and remove definitions of kinds that no longer exist."""
     for file, render in GENERATED.items():
         file.write_text(render(), "utf-8")
+    for file in set(DEFINITIONS.iterdir()) - GENERATED.keys():
+        file.unlink()
+
+
+if __name__ == "__main__":
+    write()
