@@ -31,7 +31,7 @@ _MANAGED_BY = "app.kubernetes.io/managed-by"
 
 def objects() -> list[dict[str, Any]]:
     """Return what the chart makes of its defaults, in the order to apply it."""
-    rendered = chart.render({"image": {"repository": IMAGE, "tag": __version__}})
+    rendered = chart.render({})
     made = [_plain(each) for each in rendered if not _is_hook(each)]
     return [_NAMESPACE_OBJECT, *sorted(made, key=_rank)]
 

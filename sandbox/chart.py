@@ -64,7 +64,7 @@ def prepare_replays(cluster: Cluster, namespace: str) -> None:
     Raises:
         SandboxError: the API server refused it.
     """
-    values = {"image": {"repository": "sandbox"}, "replay": {"namespaces": [namespace]}}
+    values = {"replay": {"namespaces": [namespace]}}
     args = "template", "redrive", str(CHART), "--show-only=templates/replay.yaml"
     cluster.kubectl("apply", "-f", "-", input=helm(*args, values=values))
 
@@ -88,13 +88,19 @@ def installed(cluster: Cluster, release: str, namespace: str) -> list[dict[str, 
     return list(_objects(helm("get", "manifest", release, *where)))
 
 
-def render(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The objects that the chart makes of *values*, for release `redrive` in `redrive-system`.
+def render(
+    values: Mapping[str, Any],
+    *,
+    release: str = "redrive",
+    namespace: str = "redrive-system",
+    chart: Path = CHART,
+) -> list[dict[str, Any]]:
+    """Return the objects that the chart makes of *values*.
 
     Raises:
-        SandboxError: it makes nothing of them.
+        SandboxError: the chart refuses them.
     """
-    args = "template", "redrive", str(CHART), "--namespace=redrive-system"
+    args = "template", release, str(chart), f"--namespace={namespace}"
     return list(_objects(helm(*args, values=values)))
 
 

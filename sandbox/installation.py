@@ -22,7 +22,6 @@ _JOB = SOURCE_ROOT / "redrive" / "replay" / "__main__.py"
 _START_SECONDS = 60.0
 
 VALUES: Mapping[str, Any] = {
-    "image": {"repository": "sandbox"},
     "credentials": {"volume": {"emptyDir": {}}},
     "replay": {"application": f"local://{_JOB}", "launchers": {"apache": True}},
 }

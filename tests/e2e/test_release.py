@@ -66,7 +66,7 @@ def test_the_packaged_chart_holds_the_kinds_and_renders_as_the_checkout(dist: Pa
     with tarfile.open(packed) as archive:
         names = archive.getnames()
     assert len([name for name in names if name.startswith("redrive/definitions/")]) == 3
-    flags = "--namespace=redrive-system", "--set=image.repository=r"
+    flags = "--namespace=redrive-system", "--set=image.registry=r"
     from_checkout = chart.helm("template", "redrive", str(chart.CHART), *flags)
     assert chart.helm("template", "redrive", str(packed), *flags) == from_checkout
 

@@ -1,13 +1,17 @@
 {{- define "redrive.name" -}}
 {{- $name := default .Chart.Name .Values.nameOverride }}
+{{- $release := .Release.Name | replace "." "-" }}
 {{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
-{{- else if contains $name .Release.Name }}{{ .Release.Name | trunc 53 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-%s" .Release.Name $name | trunc 53 | trimSuffix "-" }}
+{{- else if contains $name $release }}{{ $release | trunc 53 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" $release $name | trunc 53 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 
-{{- /* A name for what belongs to no namespace: no two releases have the same. */ -}}
-{{- define "redrive.clusterName" -}}
+{{- /*
+A name for objects of the cluster and in namespaces that several releases may write to. No other release has it:
+neither part contains a dot. No ServiceAccount of jobs has it either, whose Role has the account's name.
+*/ -}}
+{{- define "redrive.globalName" -}}
 {{ include "redrive.name" . }}.{{ .Release.Namespace }}
 {{- end }}
 
@@ -41,20 +45,28 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{- /* The reference to an image. Takes image and tag, the default one. A tag may be a number. */ -}}
+{{- /* The reference to an image. Takes image, registry, tag (the defaults of both) and root. A tag may be a number. */ -}}
 {{- define "redrive.reference" -}}
-{{ .image.repository }}{{ if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .tag .image.tag | toJson | trimAll "\"" }}{{ end }}
+{{- with (.root.Values.global).imageRegistry | default .image.registry | default .registry }}{{ . }}/{{ end }}
+{{- .image.repository }}{{ if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .tag .image.tag | toJson | trimAll "\"" }}{{ end }}
 {{- end }}
 
 {{- define "redrive.image" -}}
-{{- $_ := required "image.repository: no image is published yet, name your own" .Values.image.repository }}
-{{- include "redrive.reference" (dict "image" .Values.image "tag" .Chart.AppVersion) }}
+{{- include "redrive.reference" (dict "image" .Values.image "registry" "" "tag" .Chart.AppVersion "root" .) }}
 {{- end }}
 
 {{- define "redrive.replayImage" -}}
-{{- $default := printf "%s-replay" .Values.image.repository }}
-{{- $image := merge (dict "repository" (default $default .Values.replay.image.repository)) .Values.replay.image }}
-{{- include "redrive.reference" (dict "image" $image "tag" (default .Chart.AppVersion .Values.image.tag)) }}
+{{- $tag := default .Chart.AppVersion .Values.image.tag }}
+{{- include "redrive.reference" (dict "image" .Values.replay.image "registry" .Values.image.registry "tag" $tag "root" .) }}
+{{- end }}
+
+{{- /* Secrets to pull images with, as a JSON list of objects with a name. Other charts write global ones as names alone. */ -}}
+{{- define "redrive.pullSecrets" -}}
+{{- $secrets := .Values.imagePullSecrets }}
+{{- range (.Values.global).imagePullSecrets }}
+{{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) }}
+{{- end }}
+{{- uniq $secrets | toJson }}
 {{- end }}
 
 {{- /* Where Replays run, as a JSON list. */ -}}

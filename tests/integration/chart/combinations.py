@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
+IMAGE: dict[str, Any] = {"image": {"registry": "registry.test"}}
 DIGEST = f"sha256:{'0' * 64}"
 TOKEN = 'a "token": #'  # noqa: S105  to be quoted
 PODS = "say more about the pods"
@@ -27,7 +27,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         "imagePullSecrets": [{"name": "registry"}],
         "replay": {
             "namespaces": ["default", "kube-public"],
-            "image": {"repository": "registry.test/job", "digest": DIGEST},
+            "image": {"repository": "job", "digest": DIGEST},
             "secret": {"token": TOKEN},
             "job": {"driver": {"coreRequest": "100m"}, "tolerations": [{"operator": "Exists"}]},
         },
@@ -45,7 +45,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     },
     "have the Prometheus operator scrape the Service": {"serviceMonitor": {"enabled": True}},
     PODS: {
-        "image": {"repository": "registry.test/redrive", "digest": DIGEST},
+        "image": {"registry": "registry.test", "digest": DIGEST},
         "fullnameOverride": "retries",
         "nameOverride": "retry",
         "replicas": 3,

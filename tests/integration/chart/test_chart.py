@@ -18,7 +18,7 @@ from sandbox.kubernetes import Cluster
 
 pytestmark = pytest.mark.xdist_group("own sandbox")
 
-IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
+IMAGE: dict[str, Any] = {"image": {"registry": "registry.test"}}
 ALONE = IMAGE | {
     "clusterId": "ours",
     "crds": {"install": False},
@@ -26,6 +26,8 @@ ALONE = IMAGE | {
     "admissionPolicy": {"create": False},
 }
 """An installation without objects of the cluster, where `namespaces` are given."""
+SERVING = "redrive.redrive-system"
+"""The role of the operator where it serves."""
 KEEP = {"helm.sh/resource-policy": "keep"}
 
 
@@ -51,11 +53,11 @@ def test_the_kinds_can_be_left_to_somebody_else() -> None:
 
 
 def test_rights_reach_no_further_than_the_namespaces_that_are_named() -> None:
-    (serving,) = (r for r in of_kind("ClusterRole", chart.render(IMAGE)) if name(r) == "redrive")
+    (serving,) = (r for r in of_kind("ClusterRole", chart.render(IMAGE)) if name(r) == SERVING)
     rules = serving["rules"]
     rendered = chart.render(IMAGE | {"namespaces": ["shop", "billing"], "clusterId": "ours"})
     assert of_kind("ClusterRoleBinding", rendered) == []
-    roles = [role for role in of_kind("Role", rendered) if name(role) == "redrive"]
+    roles = [role for role in of_kind("Role", rendered) if name(role) == SERVING]
     served = {role["metadata"]["namespace"]: role for role in roles}
     assert set(served) == {"shop", "billing"}
     assert all(role["rules"] == rules for role in served.values())
@@ -89,7 +91,7 @@ def test_a_volume_of_credentials_is_mounted_where_the_operator_looks_for_it() ->
         ({"image": {"tag": "a b"}}, r"'/image/tag': 'a b' does not match pattern"),
         ({"replay": {"application": "https://x"}}, r"'/replay/application': .* does not match"),
         ({"crds": {"install": "yes"}}, r"'/crds/install': got string, want boolean"),
-        ({"image": {"repository": ""}}, r"image.repository: no image is published yet"),
+        ({"image": {"repository": "a:1"}}, r"'/image/repository': 'a:1' does not match pattern"),
         ({"serviceAccount": {"create": False}}, r"serviceAccount.name: say which one to use"),
         ({"securityContext": {"runAsNonroot": True}}, r"properties 'runAsNonroot' not allowed"),
         ({"securityContext": {"runAsUser": "1"}}, r"'/securityContext/runAsUser': got string"),
@@ -196,10 +198,12 @@ def test_the_notes_of_an_installation_are_the_next_three_commands(
     ]
     assert f"serves the namespaces {kube_namespace}." in notes
     assert "No namespace can run Replays yet" not in notes
-    upgraded = values | {"namespaces": [], "replay": {"namespaces": []}}
+    assert "no image of redrive is published yet" not in notes
+    upgraded = values | {"namespaces": [], "replay": {"namespaces": []}, "image": {}}
     chart.install(cluster, "redrive", kube_namespace, upgraded)
     notes = chart.helm("get", "notes", "redrive", where, f"--kubeconfig={cluster.kubeconfig}")
     assert "serves all namespaces." in notes
+    assert re.search(r"no image .* published yet, so registry.example/redrive:[\d.]+ cann", notes)
     assert "No namespace can run Replays yet: list those that shall in replay.namespaces." in notes
     chart.uninstall(cluster, "redrive", kube_namespace)
 

@@ -73,7 +73,11 @@ def wait_for_new_schemas(shop: Shop, policy: str) -> None:
 
 def test_each_object_of_the_old_form_works_or_says_its_edit(sandbox: Sandbox, shop: Shop) -> None:
     cluster, release = sandbox.cluster, shop.namespace
-    before = {**values(shop), "replay": {"image": "job", "application": "local:///replay.py"}}
+    before = {
+        **values(shop),
+        "image": {"repository": "sandbox"},
+        "replay": {"image": "job", "application": "local:///replay.py"},
+    }
     chart.install(cluster, "redrive", release, before, PREVIOUS)
     shop.secret("pulsar-admin", token=shop.token(shop.role))
     topics = [f"persistent://{shop.tenant}/*/*"]

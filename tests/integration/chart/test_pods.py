@@ -102,7 +102,7 @@ def test_every_pod_passes_the_restricted_pod_security(cluster: Cluster, restrict
 
 def test_a_tag_may_be_a_number() -> None:
     def image(**given: object) -> str:
-        values = {"image": {"repository": "r", **given}}
+        values = {"image": {"registry": "", "repository": "r", **given}}
         (pod,) = (o for o in chart.render(values) if o["kind"] == "Deployment")
         shown: str = pod["spec"]["template"]["spec"]["containers"][0]["image"]
         return shown
@@ -115,13 +115,13 @@ def test_a_tag_may_be_a_number() -> None:
 
 def test_replays_use_the_image_beside_the_operators_unless_another_is_named() -> None:
     def arguments(**replay: object) -> list[str]:
-        rendered = chart.render({"image": {"repository": "r/redrive", "tag": 7}, "replay": replay})
+        rendered = chart.render({"image": {"registry": "r", "tag": 7}, "replay": replay})
         (pod,) = (o for o in rendered if o["kind"] == "Deployment")
         found: list[str] = pod["spec"]["template"]["spec"]["containers"][0]["args"]
         return found
 
     assert "--replay-image=r/redrive-replay:7" in arguments()
-    assert "--replay-image=job:1" in arguments(image={"repository": "job", "tag": 1})
+    assert "--replay-image=r/job:1" in arguments(image={"repository": "job", "tag": 1})
     assert not [word for word in arguments(enabled=False) if word.startswith("--replay")]
     said = {"executor": {"memory": "2g"}, "images": ["r/*"], "labels": {"team": "shop"}}
     (job,) = (word for word in arguments(job=said) if "--replay-job" in word)

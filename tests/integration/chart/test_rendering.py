@@ -3,13 +3,52 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from redrive import __version__
 from sandbox import chart
 from sandbox.errors import SandboxError
-from tests.integration.chart.combinations import IMAGE
+
+DEFAULT = f"registry.example/redrive:{__version__}"
+
+
+def objects(rendered: list[dict[str, Any]]) -> Counter[tuple[str, str, str]]:
+    """Count rendered objects by kind, namespace and name."""
+    metadata = ((body["kind"], body["metadata"]) for body in rendered)
+    return Counter((kind, data.get("namespace", ""), data["name"]) for kind, data in metadata)
+
+
+def the(kind: str, rendered: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the only object of *kind*."""
+    (body,) = (body for body in rendered if body["kind"] == kind)
+    return body
+
+
+def pod(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the pod of the operator."""
+    spec: dict[str, Any] = the("Deployment", chart.render(values))["spec"]["template"]["spec"]
+    return spec
+
+
+def images(rendered: list[dict[str, Any]]) -> list[str]:
+    """Return the images of the operator and of replay jobs."""
+    (container,) = the("Deployment", rendered)["spec"]["template"]["spec"]["containers"]
+    (replay,) = (a for a in container["args"] if a.startswith("--replay-image="))
+    return [container["image"], replay.partition("=")[2]]
+
+
+def parent(folder: Path) -> Path:
+    """Write a chart that depends on redrive, with a condition."""
+    shutil.copytree(chart.CHART, folder / "charts" / "redrive")
+    dependency = {"name": "redrive", "version": __version__, "condition": "redrive.enabled"}
+    about = {"apiVersion": "v2", "name": "platform", "version": "1.0.0"}
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(about | {"dependencies": [dependency]}))
+    return folder
 
 
 def test_chart_without_definitions_is_refused_while_wanted(tmp_path: Path) -> None:
@@ -18,6 +57,102 @@ def test_chart_without_definitions_is_refused_while_wanted(tmp_path: Path) -> No
     shutil.copytree(chart.CHART, copy)
     shutil.rmtree(copy / "definitions")
     with pytest.raises(SandboxError, match=r"no CRDs; got no file definitions/\*\.yaml"):
-        chart.helm("template", "redrive", str(copy), values=IMAGE)
-    without = IMAGE | {"crds": {"install": False}}
-    assert "kind: Deployment" in chart.helm("template", "redrive", str(copy), values=without)
+        chart.render({}, chart=copy)
+    assert the("Deployment", chart.render({"crds": {"install": False}}, chart=copy))
+
+
+def test_chart_without_values_renders_a_name_none_can_publish() -> None:
+    assert images(chart.render({})) == [DEFAULT, DEFAULT.replace("redrive:", "redrive-replay:")]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_parent_chart_enables_redrive_by_a_condition(tmp_path: Path, *, enabled: bool) -> None:
+    values = {
+        "redrive": {"enabled": enabled, "image": {"tag": 2}},
+        "global": {"imageRegistry": "mirror.test", "imagePullSecrets": ["a"], "storageClass": "b"},
+    }
+    rendered = chart.render(values, chart=parent(tmp_path))
+    assert bool(rendered) is enabled
+    if enabled:
+        assert images(rendered) == ["mirror.test/redrive:2", "mirror.test/redrive-replay:2"]
+        operator = the("Deployment", rendered)["spec"]["template"]["spec"]
+        assert operator["imagePullSecrets"] == [{"name": "a"}]
+
+
+def test_anchors_of_values_are_ignored() -> None:
+    assert chart.render({"x-labels": {"a": "b"}, "x-": 1}) == chart.render({})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"enabled": False}, "'/enabled': value must be true"),
+        ({"xlabels": {}}, "additional properties 'xlabels' not allowed"),
+        ({"global": {"imageRegisty": "a"}}, "imageRegistry and imagePullSecrets only; got imageRe"),
+        ({"image": {"repository": "a.test/b"}}, "got a.test/b; set image.registry=a.test"),
+        (
+            {"replay": {"image": {"repository": "localhost:5000/b/c"}}},
+            "got localhost:5000/b/c; set replay.image.registry=localhost:5000",
+        ),
+    ],
+)
+def test_value_without_effect_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SandboxError, match=message):
+        chart.render(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"global": {"imageRegistry": "m.test/x"}}, ["m.test/x/redrive:1", "m.test/x/job:1"]),
+        ({"image": {"registry": "r:5000", "tag": 1}}, ["r:5000/redrive:1", "r:5000/job:1"]),
+        ({"image": {"registry": "", "tag": 1}}, ["redrive:1", "job:1"]),
+    ],
+)
+def test_registries_apply_to_both_images(values: dict[str, Any], expected: list[str]) -> None:
+    replay = {"replay": {"image": {"repository": "job"}}}
+    assert images(chart.render({"image": {"tag": 1}} | values | replay)) == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {
+            "namespaces": ["shop"],
+            "clusterId": "ours",
+            "rbac": {"secretNamespaces": ["vault"]},
+            "crds": {"install": False},
+        },
+    ],
+)
+def test_releases_of_one_name_share_no_object(values: dict[str, Any]) -> None:
+    """The second one serves other namespaces, and reads Secrets of the same one."""
+    first = objects(chart.render(values, namespace="one"))
+    other = values | {"namespaces": ["billing"]} if values else {}
+    second = objects(chart.render(other, namespace="two"))
+    shared = {kind for kind, _, _ in first & second}
+    assert shared <= {"CustomResourceDefinition"}
+
+
+@pytest.mark.parametrize("release", ["redrive-replay", "redrive", "pay.redrive", "x"])
+def test_release_of_any_name_renders_each_object_once(release: str) -> None:
+    values = {
+        "namespaces": ["shop", "vault"],
+        "clusterId": "ours",
+        "rbac": {"secretNamespaces": ["shop"]},
+        "replay": {"namespaces": ["shop"], "secret": {"token": "t"}},
+    }
+    rendered = objects(chart.render(values, release=release, namespace="shop-system"))
+    assert set(rendered.values()) == {1}
+    labels = [name for kind, _, name in rendered if kind in {"Service", "Deployment"}]
+    assert not [name for name in labels if "." in name]
+
+
+def test_operator_and_jobs_share_no_service_account() -> None:
+    values = {"replay": {"namespaces": ["shop"]}}
+    with pytest.raises(SandboxError, match="would share one ServiceAccount; got redrive-replay"):
+        chart.render(values, release="redrive-replay", namespace="shop")
+    own = values | {"serviceAccount": {"name": "operator"}}
+    rendered = objects(chart.render(own, release="redrive-replay", namespace="shop"))
+    assert set(rendered.values()) == {1}

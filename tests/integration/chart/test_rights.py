@@ -18,7 +18,7 @@ from tests.support.invalid_manifests import manifest
 
 pytestmark = pytest.mark.xdist_group("own sandbox")
 
-IMAGE: dict[str, Any] = {"image": {"repository": "registry.test/redrive"}}
+IMAGE: dict[str, Any] = {"image": {"registry": "registry.test"}}
 SECONDS = 180
 
 

@@ -78,7 +78,11 @@ def test_policies_outlive_an_upgrade_and_an_uninstall_and_then_nothing_hangs(
     sandbox: Sandbox, shop: Shop
 ) -> None:
     cluster, release = sandbox.cluster, shop.namespace
-    before = {**values(shop), "replay": {"image": "job", "application": "local:///replay.py"}}
+    before = {
+        **values(shop),
+        "image": {"repository": "sandbox"},
+        "replay": {"image": "job", "application": "local:///replay.py"},
+    }
     chart.install(cluster, "redrive", release, before, PREVIOUS)
     shop.secret("pulsar-admin", token=shop.token(shop.role))
     lists: dict[str, Any] = {  # as the previous release has them

@@ -77,7 +77,7 @@ DRIVERS = {
     "/events": {"list": "and what its pod does not say itself, such as a volume that is missing"},
 }
 """What it may do besides in the namespaces that are prepared for Replays."""
-SERVING = ("ClusterRole", installation.RELEASE)
+SERVING = ("ClusterRole", f"{installation.RELEASE}.{installation.NAMESPACE}")
 LEASE = {
     "get": "who holds it",
     "patch": "to renew it, to take it over, to give it up",

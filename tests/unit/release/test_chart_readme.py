@@ -80,4 +80,4 @@ def test_the_schema_knows_no_value_that_the_chart_has_not() -> None:
             elif isinstance(value[name], dict) and f"{path}{name}" not in WHOLE:
                 yield from unknown(inner, value[name], f"{path}{name}.")
 
-    assert list(unknown(SCHEMA, VALUES)) == ["global"]
+    assert list(unknown(SCHEMA, VALUES)) == ["enabled"]
