@@ -39,7 +39,14 @@ app.kubernetes.io/component: replay
 {{ include "redrive.commonLabels" . }}
 {{- end }}
 
+{{- /* The chart's labels and further ones, which replace common labels of the same names. Takes labels and root. */ -}}
+{{- define "redrive.labelsWith" -}}
+{{- merge (deepCopy .labels) (include "redrive.labels" .root | fromYaml) | toYaml }}
+{{- end }}
+
 {{- define "redrive.commonLabels" -}}
+{{- with .Values.commonLabels }}{{ toYaml . }}
+{{ end -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -61,6 +62,8 @@ from redrive.admin.errors import (
 from redrive.admin.guards import Fence, FenceClosedError, guarding
 from redrive.policy.naming import TopicName
 from redrive.policy.values import Patterns
+
+logger = logging.getLogger(__name__)
 
 ADMIN_CALLS = Counter(
     "redrive_admin_calls",
@@ -450,6 +453,7 @@ class Http:
             raise
         finally:
             ADMIN_CALLS.labels(call.method, outcome).inc()
+            logger.debug("%s: %s", call.does, outcome)
         return answer
 
     async def ask_issuer(

@@ -162,6 +162,13 @@ def add_operator(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
         help="json: an object in each line, with the identity of what it is about "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--log-level",
+        choices=logs.LEVELS,
+        default="info",
+        help="leave out less severe entries; debug adds each reconcile and each call to a broker "
+        "(default: %(default)s)",
+    )
     parser.set_defaults(subcommand="operator", extra="operator")
 
 

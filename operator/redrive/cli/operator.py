@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
         InvalidSpecError: the defaults of jobs are not valid.
         KubernetesError: the CRDs are not installed, or a right is missing.
     """
-    logs.to_stderr(options.log_format)
+    logs.to_stderr(options.log_format, options.log_level)
     settings = Settings(
         cluster_id=options.cluster_id,
         namespaces=tuple(options.namespace),

@@ -128,6 +128,7 @@ class Controller:
             self._count("error")
             return Requeue.SLOW_BACKOFF
         self._count(requeue.result)
+        logger.debug("%s %s: reconciled: %s", self._kind, key, requeue.result)
         return requeue
 
     async def _reconcile_in_turn(self, key: Key) -> Requeue:

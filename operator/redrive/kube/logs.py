@@ -18,6 +18,7 @@ from redrive.kube.resources import Key
 
 Format = Literal["json", "text"]
 FORMATS: tuple[Format, ...] = ("json", "text")
+LEVELS = ("debug", "info", "warning", "error")
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 _object: ContextVar[dict[str, str]] = ContextVar("object", default={})  # noqa: B039  never changed
@@ -79,9 +80,19 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def to_stderr(form: Format) -> None:
-    """Log what redrive does, and of kopf what is wrong."""
+def to_stderr(form: Format, level: str = "info") -> None:
+    """Log to standard error.
+
+    Libraries never log below INFO, and kopf never below WARNING: at DEBUG the Kubernetes client
+    logs the answers of the API server, Secrets included.
+
+    Args:
+        form: of each entry.
+        level: of `LEVELS`; less severe entries are left out.
+    """
+    least = logging.getLevelNamesMapping()[level.upper()]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.basicConfig(level=max(least, logging.INFO), handlers=[handler])
+    logging.getLogger("redrive").setLevel(least)
+    logging.getLogger("kopf").setLevel(max(least, logging.WARNING))

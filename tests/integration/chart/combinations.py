@@ -39,11 +39,43 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         "replay": {"launchers": {"apache": True, "kubeflow": False}},
     },
     "have the Prometheus operator scrape the pods, with alerts and a dashboard": {
-        "podMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
-        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
-        "dashboard": {"enabled": True},
+        "podMonitor": {
+            "enabled": True,
+            "interval": "30s",
+            "scrapeTimeout": "10s",
+            "honorLabels": True,
+            "relabelings": [{"targetLabel": "cluster", "replacement": "east"}],
+            "metricRelabelings": [
+                {"action": "drop", "sourceLabels": ["__name__"], "regex": "python_.*"}
+            ],
+            "annotations": {"a.test/b": "c"},
+            "labels": {"release": "prometheus"},
+            "namespace": "default",
+        },
+        "prometheusRule": {
+            "enabled": True,
+            "labels": {"release": "prometheus"},
+            "namespace": "default",
+        },
+        "dashboard": {
+            "enabled": True,
+            "annotations": {"grafana_folder": "Pulsar"},
+            "namespace": "default",
+        },
     },
     "have the Prometheus operator scrape the Service": {"serviceMonitor": {"enabled": True}},
+    "limit connections to and from the pods": {
+        "networkPolicy": {
+            "enabled": True,
+            "ingress": [{"from": [{"namespaceSelector": {}}], "ports": [{"port": "http"}]}],
+        },
+    },
+    "install further objects with the release": {
+        "extraObjects": [
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-a'}",
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Chart.Name }}-b"}},
+        ],
+    },
     PODS: {
         "image": {"registry": "registry.test", "digest": DIGEST},
         "fullnameOverride": "retries",
@@ -52,6 +84,20 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         "logFormat": "text",
         "podAnnotations": {"a.test/b": "c"},
         "podLabels": {"team": "shop"},
+        "commonLabels": {"owner": "platform", "team": "platform"},
+        "deploymentAnnotations": {"a.test/b": "c"},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "50%"}},
+        "revisionHistoryLimit": 3,
+        "terminationGracePeriodSeconds": 60,
+        "extraArgs": ["--replay-launcher=Kubeflow"],
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca", "readOnly": True}],
+        "livenessProbe": {"failureThreshold": 5},
+        "readinessProbe": {"periodSeconds": 10},
+        "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["pulsar"]}],
+        "dnsConfig": {"options": [{"name": "ndots", "value": "1"}]},
+        "runtimeClassName": "gvisor",
+        "logLevel": "debug",
         "extraEnv": [
             {"name": "HTTPS_PROXY", "value": "http://proxy:3128"},
             {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
@@ -74,7 +120,12 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
                 "whenUnsatisfiable": "DoNotSchedule",
             },
         ],
-        "serviceAccount": {"name": "ours", "annotations": {"a.test/role": "b"}},
+        "serviceAccount": {
+            "name": "ours",
+            "annotations": {"a.test/role": "b"},
+            "labels": {"a.test/b": "c"},
+            "automount": False,
+        },
     },
     "have as little as possible, for a trial": {
         "replicas": 1,

@@ -136,6 +136,10 @@ def test_the_chart_knows_the_fields_of_pods_that_the_api_server_knows(cluster: C
         "PodSecurityContext": properties["podSecurityContext"],
         "SecurityContext": properties["securityContext"],
         "Affinity": properties["affinity"],
+        "HostAlias": properties["hostAliases"]["items"],
+        "PodDNSConfig": properties["dnsConfig"],
+        "PodDNSConfigOption": properties["dnsConfig"]["properties"]["options"]["items"],
+        "VolumeMount": properties["extraVolumeMounts"]["items"],
         "Toleration": properties["tolerations"]["items"],
         "TopologySpreadConstraint": properties["topologySpreadConstraints"]["items"],
     }

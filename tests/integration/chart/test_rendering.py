@@ -29,12 +29,6 @@ def the(kind: str, rendered: list[dict[str, Any]]) -> dict[str, Any]:
     return body
 
 
-def pod(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the pod of the operator."""
-    spec: dict[str, Any] = the("Deployment", chart.render(values))["spec"]["template"]["spec"]
-    return spec
-
-
 def images(rendered: list[dict[str, Any]]) -> list[str]:
     """Return the images of the operator and of replay jobs."""
     (container,) = the("Deployment", rendered)["spec"]["template"]["spec"]["containers"]
@@ -156,3 +150,124 @@ def test_operator_and_jobs_share_no_service_account() -> None:
     own = values | {"serviceAccount": {"name": "operator"}}
     rendered = objects(chart.render(own, release="redrive-replay", namespace="shop"))
     assert set(rendered.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "expected"),
+    [
+        ({"deploymentAnnotations": {"a": "b"}}, "metadata.annotations.a", "b"),
+        ({"strategy": {"type": "Recreate"}}, "spec.strategy.type", "Recreate"),
+        ({"revisionHistoryLimit": 0}, "spec.revisionHistoryLimit", 0),
+        ({"commonLabels": {"a": "b"}}, "metadata.labels.a", "b"),
+        ({"commonLabels": {"a": "b"}}, "pod.metadata.labels.a", "b"),
+        ({"commonLabels": {"a": "b"}, "podLabels": {"a": "c"}}, "pod.metadata.labels.a", "c"),
+        ({"serviceAccount": {"automount": False}}, "pod.spec.automountServiceAccountToken", True),
+        ({"terminationGracePeriodSeconds": 0}, "pod.spec.terminationGracePeriodSeconds", 0),
+        ({"runtimeClassName": "gvisor"}, "pod.spec.runtimeClassName", "gvisor"),
+        ({"hostAliases": [{"ip": "::1"}]}, "pod.spec.hostAliases.0.ip", "::1"),
+        ({"dnsConfig": {"searches": ["a"]}}, "pod.spec.dnsConfig.searches.0", "a"),
+        ({"extraVolumes": [{"name": "a", "emptyDir": {}}]}, "pod.spec.volumes.0.emptyDir", {}),
+        (
+            {"extraVolumeMounts": [{"name": "a", "mountPath": "/a"}]},
+            "container.volumeMounts.0.mountPath",
+            "/a",
+        ),
+        ({"extraArgs": ["--log-level=${A}"]}, "container.args.-1", "--log-level=${A}"),
+        ({"logLevel": "error"}, "container.args.4", "--log-level=error"),
+        ({"livenessProbe": {"failureThreshold": 9}}, "container.livenessProbe.failureThreshold", 9),
+        ({"livenessProbe": {"failureThreshold": 9}}, "container.livenessProbe.periodSeconds", 10),
+        ({"readinessProbe": {"timeoutSeconds": 9}}, "container.readinessProbe.timeoutSeconds", 9),
+    ],
+)
+def test_value_arrives_in_the_deployment(
+    values: dict[str, Any], path: str, expected: object
+) -> None:
+    value: Any = the("Deployment", chart.render(values))
+    for short, whole in (("container.", "pod.spec.containers.0."), ("pod.", "spec.template.")):
+        path = path.replace(short, whole) if path.startswith(short) else path
+    for part in path.split("."):
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    assert value == expected
+
+
+@pytest.mark.parametrize("monitor", ["podMonitor", "serviceMonitor"])
+def test_monitor_has_all_its_values(monitor: str) -> None:
+    scrape = {
+        "interval": "30s",
+        "scrapeTimeout": "10s",
+        "honorLabels": True,
+        "relabelings": [{"targetLabel": "cluster", "replacement": "east"}],
+        "metricRelabelings": [{"action": "drop", "sourceLabels": ["a"], "regex": "b.*"}],
+    }
+    where = {"namespace": "monitoring", "annotations": {"a": "b"}, "labels": {"team": "c"}}
+    values = {monitor: {"enabled": True, **where, **scrape}, "commonLabels": {"team": "d"}}
+    body = the(monitor[0].upper() + monitor[1:], chart.render(values))
+    assert body["metadata"]["labels"].items() >= {"team": "c"}.items()
+    assert (body["metadata"]["namespace"], body["metadata"]["annotations"]["a"]) == (
+        "monitoring",
+        "b",
+    )
+    (endpoint,) = body["spec"].get("podMetricsEndpoints") or body["spec"]["endpoints"]
+    assert endpoint == {"port": "http", **scrape}
+    assert body["spec"]["namespaceSelector"] == {"matchNames": ["redrive-system"]}
+
+
+def test_common_labels_are_on_every_object() -> None:
+    values = {
+        "commonLabels": {"owner": "platform"},
+        "replay": {"namespaces": ["shop"], "secret": {"token": "t"}},
+        "networkPolicy": {"enabled": True},
+        "podMonitor": {"enabled": True},
+        "prometheusRule": {"enabled": True},
+        "dashboard": {"enabled": True},
+    }
+    rendered = chart.render(values)
+    unlabelled = [b["kind"] for b in rendered if b["metadata"]["labels"].get("owner") != "platform"]
+    assert unlabelled == []
+    assert "owner" not in the("Deployment", rendered)["spec"]["selector"]["matchLabels"]
+
+
+def test_alerts_and_dashboard_have_namespaces_of_their_own() -> None:
+    values = {
+        "prometheusRule": {"enabled": True, "namespace": "monitoring"},
+        "dashboard": {"enabled": True, "namespace": "grafana", "annotations": {"folder": "a"}},
+    }
+    rendered = chart.render(values)
+    assert the("PrometheusRule", rendered)["metadata"]["namespace"] == "monitoring"
+    dashboard = the("ConfigMap", rendered)["metadata"]
+    assert (dashboard["namespace"], dashboard["annotations"]) == ("grafana", {"folder": "a"})
+
+
+def test_network_policy_permits_the_port_of_metrics() -> None:
+    rendered = chart.render({"networkPolicy": {"enabled": True}})
+    spec = the("NetworkPolicy", rendered)["spec"]
+    assert (spec["ingress"], spec["egress"]) == ([{"ports": [{"port": "http"}]}], [{}])
+    deployment = the("Deployment", rendered)
+    assert spec["podSelector"] == deployment["spec"]["selector"]
+
+
+def test_extra_objects_are_templates() -> None:
+    texts = ["kind: Text\nmetadata: {name: '{{ .Release.Name }}'}"]
+    objects = [{"kind": "Object", "metadata": {"name": "{{ .Release.Namespace }}"}}]
+    rendered = chart.render({"extraObjects": texts + objects})
+    assert the("Text", rendered)["metadata"]["name"] == "redrive"
+    assert the("Object", rendered)["metadata"]["name"] == "redrive-system"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"commonLabels": {"app.kubernetes.io/name": "a"}}, "invalid propertyName"),
+        ({"podLabels": {"app.kubernetes.io/instance": "a"}}, "invalid propertyName"),
+        ({"strategy": {"maxSurge": 1}}, "properties 'maxSurge' not allowed"),
+        ({"livenessProbe": {"httpGet": {}}}, "properties 'httpGet' not allowed"),
+        ({"networkPolicy": {"ingress": [{"to": []}]}}, "properties 'to' not allowed"),
+        ({"podMonitor": {"relabelings": [{"target": "a"}]}}, "properties 'target' not allowed"),
+        ({"extraVolumes": [{"emptyDir": {}}]}, "missing property 'name'"),
+        ({"extraVolumeMounts": [{"name": "a"}]}, "missing property 'mountPath'"),
+        ({"logLevel": "INFO"}, "'/logLevel': value must be one of"),
+    ],
+)
+def test_misspelt_value_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SandboxError, match=message):
+        chart.render(values)

@@ -3,7 +3,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+
+import redrive
 from redrive.admin.granting import Batcher
 from redrive.errors import Requeue
 from redrive.kube import logs
@@ -92,3 +98,33 @@ def test_a_traceback_has_its_lines_and_none_of_them_passes_for_an_entry() -> Non
     assert any("in fail" in line for line in rest)
     assert rest[-2:] == ["  ValueError: two", r"  2026-11-22T10:00:00+0000 INFO    forged\x1b[2J"]
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("debug", ["redrive DEBUG", "redrive WARNING", "library WARNING"]),
+        ("info", ["redrive WARNING", "library WARNING"]),
+        ("error", []),
+    ],
+)
+def test_log_level_leaves_out_less_severe_entries(level: str, expected: list[str]) -> None:
+    """Libraries have no debug entries at any level: they would contain Secrets."""
+    program = (
+        "import logging\n"
+        "from redrive.kube import logs\n"
+        f"logs.to_stderr('text', {level!r})\n"
+        "for name in ('redrive.kube', 'kubernetes.client.rest'):\n"
+        "    for entry in (logging.DEBUG, logging.WARNING):\n"
+        "        subject = 'redrive' if name.startswith('redrive') else 'library'\n"
+        "        logging.getLogger(name).log(entry, subject)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(Path(redrive.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    entries = [line.split() for line in run.stderr.splitlines()]
+    assert [f"{subject} {name}" for _, name, subject in entries] == expected

@@ -42,7 +42,15 @@ def leaves(value: dict[str, Any], schema: dict[str, Any], path: str = "") -> Ite
             yield here
 
 
-WHOLE = {"resources", "affinity", "securityContext", "podSecurityContext", "replay.job"}
+WHOLE = {
+    "resources",
+    "affinity",
+    "dnsConfig",
+    "securityContext",
+    "podSecurityContext",
+    "replay.job",
+    "strategy",
+}
 """Values that are passed on as they are: their fields have no defaults of the chart's."""
 SCHEMA = json.loads((CHART / "values.schema.json").read_text("utf-8"))
 DEFINITIONS = SCHEMA["definitions"]
