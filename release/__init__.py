@@ -5,6 +5,15 @@
 
 from pathlib import Path
 
+from redrive import __version__
+
 CHECKOUT = Path(__file__).resolve().parents[1]
 """Where `import release` finds this package."""
 CHART = CHECKOUT / "charts" / "redrive"
+HOME = "https://git.example/redrive"
+"""The address of the repository; a placeholder until it is published."""
+
+
+def page(path: str) -> str:
+    """Return the absolute URL of a file of the repository, at this version."""
+    return f"{HOME}/blob/v{__version__}/{path}"

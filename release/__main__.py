@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from release import CHART, CHECKOUT, chart_readme, dashboard, values_schema, versions
+from release import CHART, CHECKOUT, chart_file, chart_readme, dashboard, values_schema
 
 DEFINITIONS = CHART / "definitions"
 """Copies of `crds/`, not a link: Flux and `git archive` drop symbolic links."""
@@ -14,7 +14,8 @@ GENERATED: Mapping[Path, Callable[[], str]] = {
     chart_readme.README: chart_readme.render,
     dashboard.DASHBOARD: dashboard.render,
     values_schema.SCHEMA: values_schema.render,
-    versions.CHART_FILE: versions.render_chart_file,
+    chart_file.CHART_FILE: chart_file.render,
+    CHART / "LICENSE": partial((CHECKOUT / "LICENSE").read_text, "utf-8"),
     **{
         DEFINITIONS / crd.name: partial(crd.read_text, "utf-8")
         for crd in (CHECKOUT / "crds").glob("*.yaml")

@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 import yaml
 
-from release import CHART
+from release import CHART, page
 
 README = CHART / "README.md"
-_HEAD = """# redrive
+_HEAD = f"""# redrive
 
 The Helm chart of the operator, its rights and its kinds:
-[How to install it](../../docs/howto/install.md).
+[How to install it]({page("docs/howto/install.md")}).
 
-Generated from [values.yaml](values.yaml) by `python -m release`. What each value may be is in
-[values.schema.json](values.schema.json).
+Generated from [values.yaml]({page("charts/redrive/values.yaml")}) by `python -m release`.
+The types of all values are in [values.schema.json]({page("charts/redrive/values.schema.json")}).
 
 | value | default | what |
 |---|---|---|
@@ -37,13 +37,17 @@ class Value(NamedTuple):
 
 
 def render() -> str:
-    """Return the README."""
+    """Return the README. Its links are absolute, because a registry shows it without the rest."""
     text = (CHART / "values.yaml").read_text("utf-8")
     rows = [
         f"| `{value.path}` | `{json.dumps(value.default)}` | {value.description} |"
         for value in values(text)
     ]
-    return _HEAD + "\n".join(rows) + "\n"
+    return _HEAD + re.sub(r"docs/[\w./-]+\.md", _link, "\n".join(rows)) + "\n"
+
+
+def _link(path: re.Match[str]) -> str:
+    return f"[{path[0]}]({page(path[0])})"
 
 
 def values(text: str) -> Iterator[Value]:

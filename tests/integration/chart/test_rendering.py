@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from redrive import __version__
-from sandbox import chart
+from sandbox import CHECKOUT, chart
 from sandbox.errors import SandboxError
 
 DEFAULT = f"registry.example/redrive:{__version__}"
@@ -271,3 +272,11 @@ def test_extra_objects_are_templates() -> None:
 def test_misspelt_value_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SandboxError, match=message):
         chart.render(values)
+
+
+def test_packaged_chart_has_license_readme_and_kinds(tmp_path: Path) -> None:
+    chart.helm("package", str(chart.CHART), f"--destination={tmp_path}")
+    with tarfile.open(tmp_path / f"redrive-{__version__}.tgz") as archive:
+        names = {name.removeprefix("redrive/") for name in archive.getnames()}
+    definitions = {f"definitions/{path.name}" for path in (CHECKOUT / "crds").glob("*.yaml")}
+    assert names >= {"LICENSE", "README.md", *definitions}
