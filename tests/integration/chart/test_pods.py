@@ -21,7 +21,7 @@ def test_what_is_said_about_pods_arrives_in_them() -> None:
     values = COMBINATIONS[PODS]
     rendered = chart.render(IMAGE | values)
     (deployment,) = (body for body in rendered if body["kind"] == "Deployment")
-    (test,) = (body["spec"] for body in rendered if body["kind"] == "Pod")
+    tests = [body["spec"] for body in rendered if body["kind"] == "Pod"]
     metadata, pod = (deployment["spec"]["template"][part] for part in ("metadata", "spec"))
     assert deployment["spec"]["replicas"] == values["replicas"]
     assert metadata["annotations"] == values["podAnnotations"]
@@ -37,7 +37,7 @@ def test_what_is_said_about_pods_arrives_in_them() -> None:
         "requests": {"cpu": "1", "memory": "128Mi"},
         "limits": {"memory": "1Gi"},
     }
-    for each in (pod, test):
+    for each in (pod, *tests):
         assert each["nodeSelector"] == values["nodeSelector"]
         assert each["tolerations"] == values["tolerations"]
         # Beside the defaults, which are of the restricted pod security.
@@ -88,7 +88,7 @@ def test_every_pod_passes_the_restricted_pod_security(cluster: Cluster, restrict
         for rendered in chart.render(IMAGE)
         if rendered["kind"] in {"Deployment", "Pod"}
     ]
-    assert len(pods) == 2  # the operator, and the test of the release
+    assert len(pods) == 3  # the operator, and the tests of the release
     job = {
         "name": "driver",
         "image": "job",

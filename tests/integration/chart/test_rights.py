@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from sandbox import SOURCE_ROOT, chart
 from sandbox.errors import SandboxError
@@ -19,18 +20,18 @@ from tests.support.invalid_manifests import manifest
 pytestmark = pytest.mark.xdist_group("own sandbox")
 
 IMAGE: dict[str, Any] = {"image": {"registry": "registry.test"}}
+VALUES = IMAGE | {
+    "replay": {"enabled": False},
+    "rbac": {"secretNamespaces": ["kube-public"]},
+    "fullnameOverride": "rights",
+}
 SECONDS = 180
 
 
 @pytest.fixture(scope="module")
 def release(cluster: Cluster) -> Iterator[str]:
     """The namespace of a release that serves all namespaces but no Replays, and few Secrets."""
-    values = IMAGE | {
-        "replay": {"enabled": False},
-        "rbac": {"secretNamespaces": ["kube-public"]},
-        "fullnameOverride": "rights",
-    }
-    chart.install(cluster, "rights", "rights", values)
+    chart.install(cluster, "rights", "rights", VALUES)
     yield "rights"
     chart.uninstall(cluster, "rights", "rights")
     cluster.objects.delete("namespace", "rights")
@@ -61,6 +62,60 @@ def test_switches_take_the_rights_to_spark_and_to_secrets_elsewhere(
     assert not may(cluster, user, "get", "secrets", "default")
     assert not may(cluster, user, "create", "sparkapplications.sparkoperator.k8s.io")
     assert not may(cluster, user, "get", "serviceaccounts/redrive-replay")
+
+
+def run_test_pod(cluster: Cluster, pod: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Run the command of a test pod as its ServiceAccount, but for the endpoint."""
+    namespace, spec = pod["metadata"]["namespace"], pod["spec"]
+    (container,) = spec["containers"]
+    account = cluster.service_account_kubeconfig(namespace, spec["serviceAccountName"])
+    arguments = [a for a in container["args"] if not a.startswith("--endpoint=")]
+    return subprocess.run(
+        [sys.executable, *container["command"][1:], *arguments],
+        env={"KUBECONFIG": str(account), "PYTHONPATH": str(SOURCE_ROOT)},
+        check=False, text=True, capture_output=True, timeout=SECONDS,
+    )  # fmt: skip
+
+
+def test_helm_test_finds_missing_rights_and_kinds(cluster: Cluster, release: str) -> None:
+    where = f"--namespace={release}"
+    text = chart.helm("get", "hooks", "rights", where, f"--kubeconfig={cluster.kubeconfig}")
+    hooks = [body for body in yaml.safe_load_all(text) if body]
+    pods = {body["metadata"]["name"]: body for body in hooks if body["kind"] == "Pod"}
+    others = [body for body in hooks if body["kind"] != "Pod"]
+    cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(others))
+    operator_pod, kinds_pod = pods["rights-test-operator"], pods["rights-test-kinds"]
+    tester = f"system:serviceaccount:{release}:rights-test"
+    assert may(cluster, tester, "create", "replays.redrive.io", release)
+    assert not may(cluster, tester, "delete", "replays.redrive.io", release)
+    assert not may(cluster, tester, "create", "replays.redrive.io", "default")
+
+    ran = run_test_pod(cluster, operator_pod)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "the operator has its" in ran.stdout
+    ran = run_test_pod(cluster, kinds_pod)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == "the API server admits BrokerConnection, RetryPolicy, Replay\n"
+    assert cluster.kubectl("get", "replays,retrypolicies", where, "--output=name") == ""
+
+    cluster.kubectl("delete", "rolebinding", "rights.rights.secrets", "--namespace=kube-public")
+    ran = run_test_pod(cluster, operator_pod)
+    assert ran.returncode == 1
+    assert "lacks rights that the chart grants; got 'get secrets in namespace kube" in ran.stderr
+    (argument,) = (a for a in kinds_pod["spec"]["containers"][0]["args"] if "--manifests" in a)
+    unknown = argument.replace('"topic":', '"topics":')
+    ran = run_test_pod(cluster, with_argument(kinds_pod, argument, unknown))
+    assert ran.returncode == 1
+    assert "topics" in ran.stderr
+    chart.install(cluster, "rights", "rights", VALUES)  # repairs the binding
+
+
+def with_argument(pod: dict[str, Any], argument: str, other: str) -> dict[str, Any]:
+    """Return *pod* with *other* in place of an argument."""
+    changed: dict[str, Any] = json.loads(
+        json.dumps(pod).replace(json.dumps(argument), json.dumps(other))
+    )
+    return changed
 
 
 def test_the_uid_of_kube_system_may_be_read_which_identifies_the_cluster(
