@@ -74,6 +74,7 @@ PENDING = {
     "README.md",
     "SECURITY.md",
     "charts/redrive",
+    "charts/redrive/definitions",
     "charts/redrive/templates",
     "crds",
     "docs",
