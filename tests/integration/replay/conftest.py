@@ -223,6 +223,14 @@ ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests that use Spark into one group: one worker starts the Spark that serves them all."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "spark" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 @pytest.fixture
 def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[ProvisionPolicy]:
     """Make a policy's topics, subscriptions and rights, as the operator does."""
