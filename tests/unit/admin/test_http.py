@@ -1,4 +1,4 @@
-"""What keeps one broker, or what stands in its place, from harming others. Over real HTTP."""
+"""HTTP to brokers over real sockets: limits, credentials and errors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
+import trustme
 from aiohttp import web
+from cryptography.hazmat.primitives import serialization
 from prometheus_client import REGISTRY
 
-from redrive.admin import client, http
+from redrive.admin import client, errors, http
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
     BrokerFailedError,
@@ -20,7 +22,15 @@ from redrive.admin.errors import (
     IssuerFailedError,
     UnexpectedAnswerError,
 )
-from redrive.admin.http import LONG_ANSWERS_AT_A_TIME, Access, Call, CallTurns, Http, Way
+from redrive.admin.http import (
+    LONG_ANSWERS_AT_A_TIME,
+    Access,
+    Call,
+    CallTurns,
+    Http,
+    Way,
+    tls_context,
+)
 from redrive.policy.naming import TopicName
 from tests.support.http_server import Answer, serving
 
@@ -335,3 +345,115 @@ async def _refused(admin: Admin) -> str:
     with pytest.raises(BrokerUnreachableError) as caught:
         await admin.internal_stats(TOPIC)
     return str(caught.value)
+
+
+AUTHORITY = trustme.CA()
+
+
+def issued(name: str) -> tuple[bytes, bytes]:
+    found = AUTHORITY.issue_cert(common_name=name)
+    return found.cert_chain_pems[0].bytes(), found.private_key_pem.bytes()
+
+
+def test_a_certificate_with_its_key_is_taken() -> None:
+    certificate, key = issued("operator")
+    made = tls_context(ca=AUTHORITY.cert_pem.bytes().decode(), certificate=certificate, key=key)
+    assert made.check_hostname
+    assert len(made.get_ca_certs()) == 1  # no other is trusted
+
+
+def test_what_is_none_is_refused_without_showing_it() -> None:
+    certificate, key = issued("operator")
+    _, other = issued("another")
+    protected = serialization.load_pem_private_key(key, None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"hunter2"),
+    )
+    for wrong in (other, b"garbage", b"", protected):
+        with pytest.raises(ValueError, match=r"^[\w ]+$"):
+            tls_context(certificate=certificate, key=wrong)
+    for nothing in ("", "\n", "garbage"):
+        with pytest.raises(ValueError, match=r"^[\w :]+$"):
+            tls_context(ca=nothing)
+
+
+async def test_a_token_is_never_shown_and_never_changes() -> None:
+    access = Access.bearer("hunter2")
+    assert "hunter2" not in repr(access)
+    assert access.held is access
+    assert await access.renewed(access) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "named"),
+    [
+        ("broker-*.pulsar.svc", "broker-1.pulsar.svc", True),
+        ("Broker-*.pulsar.svc", "broker-1.PULSAR.svc", True),
+        ("broker-*.pulsar.svc", "broker-1.evil.pulsar.svc", False),
+        ("broker-*", "broker-1.evil", False),
+        ("*", "broker", True),
+        ("*", "broker.evil", False),
+        ("*a" * 60 + "b", "a" * 253, False),
+    ],
+)
+def test_a_star_in_a_host_stands_for_anything_but_a_dot(
+    pattern: str, host: str, *, named: bool
+) -> None:
+    assert Access(hosts=(pattern,)).may_go_to(host) is named
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "kind"),
+    [
+        (401, "<html><title>Error 401 Authentication required</title>", "AuthenticationFailed"),
+        (401, '{"reason":"Unauthorized to validateTopicOperation for …"}', "Forbidden"),
+        (401, '{"reason":"Don\'t have permission to administrate …"}', "Forbidden"),
+        (403, '{"reason":"Unauthorized to validateNamespaceOperation for …"}', "Forbidden"),
+        (404, '{"reason":"Namespace does not exist"}', "NotFound"),
+        (405, "", "Unsupported"),
+        (409, '{"reason":"This topic already exists"}', "BrokerConflict"),
+        (429, "", "BrokerFailed"),
+        (500, "…", "BrokerFailed"),
+        (422, "", "BrokerRefused"),
+        (503, '{"reason":"The topic is being moved"}', "BrokerFailed"),
+        (502, "<html><title>502 Bad Gateway</title>", "BrokerUnreachable"),
+        (503, "<html><title>503 Service Temporarily Unavailable</title>", "BrokerUnreachable"),
+        (504, "", "BrokerUnreachable"),
+    ],
+)
+def test_an_answer_has_the_reason_that_a_condition_shows(
+    status: int, answer: str, kind: str
+) -> None:
+    assert errors.error_for("read x", status, answer).reason == kind
+
+
+def test_the_message_has_the_call_the_answer_in_one_line_and_the_remedy() -> None:
+    error = errors.error_for("read namespace a/b", 500, '{"reason":"\\n --- broken\\n\\n  here"}')
+    assert str(error) == (
+        "the broker refused to read namespace a/b; got '500 --- broken here'; "
+        "it is tried again; look into the broker's log if it stays"
+    )
+
+
+def test_what_can_not_be_printed_of_an_answer_is_not() -> None:
+    error = errors.error_for("read x", 500, '{"reason": "\\u001b[31mred\\u0000\u202eder"}')
+    assert "got '500 \ufffd[31mred\ufffd\ufffdder'" in str(error)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "hidden",
+        "<html><title>hidden</title>",
+        '{"message": "hidden"}',
+        '{"kind": "Status", "reason": "hidden"}',
+        '{"reason": {"hidden": 1}}',
+        '["reason", "hidden"]',
+    ],
+)
+def test_what_is_no_error_of_pulsar_is_never_shown(answer: str) -> None:
+    for status in (400, 401, 404, 500, 503):
+        error = errors.error_for("read x", status, answer)
+        assert "hidden" not in str(error)
+        assert f"{status} and {len(answer)} characters" in str(error)

@@ -1,20 +1,26 @@
-"""The operator's process, from its start to SIGTERM, before an API server's part in memory."""
+"""Operator process, from start to SIGTERM, and its endpoint for probes and metrics."""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
 import redrive
+from redrive.cli.operator import IDLE_SECONDS, EndpointError, Handler, serving_endpoint
 from redrive.kube import resources
+from redrive.kube.observability import STALL_SECONDS, Liveness
 from redrive.kube.resources import Resource
 from tests.unit.kube.test_client import write_kubeconfig
 
@@ -277,3 +283,94 @@ async def test_after_a_restore_of_etcd_all_is_listed_and_watched_again(tmp_path:
         await api.until_watched(*(kind.path() for kind in WATCHED))
         await asyncio.sleep(1)
         assert api.watched.empty()
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def health(clock: Clock) -> Liveness:
+    return Liveness(clock)
+
+
+@pytest.fixture
+def port(health: Liveness) -> Iterator[int]:
+    with serving_endpoint("127.0.0.1", 0, health) as port:
+        yield port
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_it_is_ready_once_somebody_says_so(port: int, health: Liveness) -> None:
+    assert get(port, "/readyz") == (503, "starting\n")
+    health.ready = True
+    assert get(port, "/readyz") == (200, "ready\n")
+
+
+def test_it_lives_until_a_part_has_stalled_and_says_which(
+    port: int, health: Liveness, clock: Clock
+) -> None:
+    health.beat("watch of x")
+    health.beat("event loop")
+    assert get(port, "/livez") == (
+        200,
+        "event loop: last active 0 s ago\nwatch of x: last active 0 s ago\n",
+    )
+    clock.now = STALL_SECONDS + 1
+    health.beat("event loop")
+    assert get(port, "/livez") == (
+        503,
+        "event loop: last active 0 s ago\nwatch of x: last active 61 s ago\n",
+    )
+
+
+def test_who_connects_and_says_nothing_is_hung_up_on(
+    port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert Handler.timeout == IDLE_SECONDS
+    monkeypatch.setattr(Handler, "timeout", 0.05)
+    for said in (b"", b"GET /livez HTTP/1.1\r\nHost: "):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
+            silent.sendall(said)
+            assert silent.recv(1) == b""
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_it_answers_while_the_event_loop_hangs(port: int) -> None:
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(get, port, "/readyz")
+        assert asked.result(timeout=10) == (503, "starting\n")  # waiting for it hangs the loop
+
+
+def test_it_shows_metrics_and_nothing_else(port: int) -> None:
+    status, shown = get(port, "/metrics")
+    assert status == 200
+    assert "# TYPE redrive_admin_calls_total counter" in shown
+    assert get(port, "/") == (404, "no such page\n")
+
+
+def test_a_port_that_is_taken_is_refused_with_the_remedy(port: int) -> None:
+    with (
+        pytest.raises(EndpointError, match=rf"in use; got '127\.0\.0\.1:{port}'; choose another"),
+        serving_endpoint("127.0.0.1", port, Liveness()),
+    ):
+        pass

@@ -1,17 +1,22 @@
-"""Exceptions that are no `Exception` fail their message; those of the process end `run`."""
+"""Interruption and closing: exceptions of handlers that are no `Exception`, and time to close."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
 
+import redrive
 from redrive import CrashLog, Event, FailureRules, Policy, Redaction
 from redrive.delivery.middleware.chain import Handle, Middleware, Outcome, Settle, Settlement
 from redrive.delivery.middleware.outage_breaker import OutageBreaker
@@ -19,7 +24,7 @@ from redrive.delivery.reporting import Name
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing.broker import InMemoryBroker
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 from redrive.testing.consumers import (
     AsyncInMemoryConsumer,
     InMemoryConsumer,
@@ -361,3 +366,74 @@ async def test_timeout_around_run_uses_up_no_attempt() -> None:
             await consumer.run(hang)
     assert consumer.dead_letters == []
     assert [message.data() for message in consumer.broker.unsettled()] == [b"x"]
+
+
+PLAIN_POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
+
+
+class Slow(InMemoryBroker):
+    """A broker whose retry topic takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__(PLAIN_POLICY)
+        self.storing, self.go_on = threading.Event(), threading.Event()
+
+    def store(
+        self, topic: TopicName, message: InMemoryMessage, deliver_after: timedelta | None = None
+    ) -> pulsar.MessageId:
+        if topic == PLAIN_POLICY.retry_topic:
+            self.storing.set()
+            self.go_on.wait(30)
+        return super().store(topic, message, deliver_after)
+
+
+def test_a_settlement_of_another_thread_ends_before_its_consumer_closes() -> None:
+    broker = Slow()
+    consumer = InMemoryConsumer(PLAIN_POLICY, broker=broker)
+    consumer.send(b"x")
+    message = consumer.receive()
+    with ThreadPoolExecutor() as threads:
+        settling = threads.submit(consumer.reconsume_later, message)
+        assert broker.storing.wait(30)
+        threading.Timer(0.3, broker.go_on.set).start()
+        consumer.close(timeout=30)
+        settling.result()
+    assert [left.topic for left in broker.unsettled()] == [PLAIN_POLICY.retry_topic]
+
+
+def test_a_settlement_that_hangs_holds_up_closing_no_longer_than_its_time_out() -> None:
+    broker = Slow()
+    consumer = InMemoryConsumer(PLAIN_POLICY, broker=broker)
+    consumer.send(b"x")
+    message = consumer.receive()
+    with ThreadPoolExecutor() as threads:
+        settling = threads.submit(consumer.reconsume_later, message)
+        assert broker.storing.wait(30)
+        consumer.close(timeout=0.2)
+        assert not settling.done()
+        broker.go_on.set()
+        settling.result()
+    assert [left.topic for left in broker.unsettled()] == [
+        PLAIN_POLICY.topic,
+        PLAIN_POLICY.retry_topic,
+    ]
+
+
+def test_what_is_called_while_a_message_is_settled_may_close_the_consumer() -> None:
+    consumer = InMemoryConsumer(PLAIN_POLICY, on_event=lambda _: consumer.close(timedelta.max))
+    consumer.send(b"x")
+    consumer.reconsume_later(consumer.receive())
+    assert [left.topic for left in consumer.broker.unsettled()] == [PLAIN_POLICY.retry_topic]
+
+
+KINDS = [name for name in redrive.__all__ if name.endswith(("Consumer", "Producer"))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_closing_has_fifteen_seconds_by_default(kind: str) -> None:
+    timeout = inspect.signature(getattr(redrive, kind).close).parameters["timeout"]
+    assert timeout.default == timedelta(seconds=15)
+
+
+def test_there_are_consumers_and_producers() -> None:
+    assert {"AsyncBroadcastConsumer", "RetryConsumer", "RetryProducer"} <= set(KINDS)

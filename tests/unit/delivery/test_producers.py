@@ -1,224 +1,245 @@
-"""Races of sends, slow openings and closing, which no broker can be made to repeat."""
+"""`RetryProducer`, and sends whose receipts are lost, refused or wrong."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+import time
+from collections import Counter
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, cast
 
 import pulsar
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from redrive.delivery import forwarder as module
-from redrive.delivery.concurrency import Deadline
-from redrive.delivery.forwarder import Producers
-from redrive.messages import NotSentError
-from redrive.policy.naming import TopicName
-from tests.support.fake_topics import FakeProducer, FakeTopics, Fate
-from tests.support.waiting import wait_until
+from redrive import AsyncRetryProducer, RetryProducer
+from redrive.delivery.concurrency import SendWatchdog
+from redrive.delivery.sender import PartitionSender, open_producer
+from redrive.errors import InvalidSpecError
+from tests.support.fake_topics import FakeTopics, Fate
 
-TOPIC = TopicName("shop", "prod", "orders-fulfilment-RETRY")
-OTHER = TopicName("shop", "prod", "orders-fulfilment-DLQ")
-
-
-class Message:
-    """As much of a message as a hop looks at."""
-
-    def __init__(self, number: int = 0, key: str = "") -> None:
-        self._number = number
-        self._key = key
-
-    def has_null_value(self) -> bool:
-        return False
-
-    def data(self) -> bytes:
-        return b"%d" % self._number
-
-    def topic_name(self) -> str:
-        return "persistent://shop/prod/orders"
-
-    def message_id(self) -> pulsar.MessageId:
-        return pulsar.MessageId(-1, 1, self._number)
-
-    def partition_key(self) -> str:
-        return self._key
-
-    def ordering_key(self) -> str:
-        return ""
-
-    schema_version = ordering_key
-
-    def event_timestamp(self) -> int:
-        return 0
+CLIENT = cast("pulsar.Client", None)  # no test gets as far as to use it
 
 
-def send(
-    producers: Producers, number: int = 0, topic: TopicName = TOPIC, key: str = ""
-) -> pulsar.MessageId | None:
-    return producers.send(topic, cast("pulsar.Message", Message(number, key)), {}, None)
+@pytest.mark.parametrize(
+    ("choice", "wrong"),
+    [
+        ({"send_retries": -1}, "send_retries"),
+        ({"timeout": timedelta()}, "time-out"),
+        ({"in_flight": 0}, "at a time"),
+    ],
+)
+async def test_what_no_producer_could_do_is_refused(choice: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(InvalidSpecError, match=wrong):
+        RetryProducer(CLIENT, "orders", **choice)
+    with pytest.raises(InvalidSpecError, match=wrong):
+        async with AsyncRetryProducer(CLIENT, "orders", **choice):
+            raise AssertionError
 
 
-def scripted(fates: Iterable[Fate], *, partitions: int = 0) -> FakeTopics:
-    script = itertools.chain(fates, itertools.repeat(Fate.STORED))
-    return FakeTopics(lambda: next(script), partitions=partitions)
+async def test_an_asynchronous_producer_sends_only_while_it_is_open() -> None:
+    with pytest.raises(InvalidSpecError, match="async with"):
+        await AsyncRetryProducer(CLIENT, "orders").send(b"x")
 
 
-@pytest.mark.parametrize("partitions", [0, 3])
-def test_hop_sent_again_keeps_its_identity(partitions: int) -> None:
-    """While others are sent, before and after it, by the same consumer."""
-    topics = scripted([Fate.STORED, Fate.UNANSWERED, Fate.UNANSWERED], partitions=partitions)
-    producers = Producers(topics.as_pulsar(), name="c")
-    send(producers, 0)
-    for number in (1, 2):
-        with pytest.raises(NotSentError):
-            send(producers, number)
-    assert send(producers, 3) is not None
-    assert [send(producers, number) for number in (2, 1)] == [None, None]
-    assert send(producers, 4) is not None
-    producers.close(Deadline(10))
-    assert topics.contents == [b"0", b"1", b"2", b"3", b"4"]
-
-
-def test_hop_that_was_refused_is_not_taken_for_stored() -> None:
-    topics = scripted([Fate.STORED, Fate.REFUSED])
-    producers = Producers(topics.as_pulsar(), name="c")
-    send(producers, 0)
-    with pytest.raises(NotSentError):
-        send(producers, 1)
-    send(producers, 2)  # a higher sequence id under the same name would hide the first
-    assert send(producers, 1) is not None
-    producers.close(Deadline(10))
-    assert topics.contents == [b"0", b"2", b"1"]
-
-
-def test_hop_to_a_partition_that_is_gone_goes_to_another() -> None:
-    topics = scripted([Fate.REFUSED], partitions=2)
-    producers = Producers(topics.as_pulsar(), name="c")
-    with pytest.raises(NotSentError):
-        send(producers)
-    topics.partitions = 0
-    send(producers)
-    assert [copy.topic for copy in topics.stored] == [str(TOPIC)]
-    producers.close(Deadline(10))
-
-
-def test_messages_of_a_key_share_the_partition_that_java_chooses() -> None:
-    topics = scripted([], partitions=4)
-    producers = Producers(topics.as_pulsar(), name="c")
-    for number, key in enumerate(["customer-7", "größe", "\N{GRINNING FACE}", "customer-7"]):
-        send(producers, number, key=key)
-    for number in range(4, 8):
-        send(producers, number)
-    producers.close(Deadline(10))
-    partitions = [int(copy.topic.rpartition("-")[2]) for copy in topics.stored]
-    # "…".hashCode() & Integer.MAX_VALUE of Java: 566298120, 98762257, 1772899
-    assert partitions[:4] == [0, 1, 3, 0]
-    assert sorted(partitions[4:]) == [0, 1, 2, 3]
-
-
-def test_idle_producers_beyond_a_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_IDLE", 2)
-    topics = scripted([], partitions=4)
-    producers = Producers(topics.as_pulsar(), name="c")
-    for number in range(12):
-        send(producers, number)
-    wait_until(lambda: sum(not one.closed.is_set() for one in topics.producers) == 2)
-    producers.close(Deadline(10))
-    assert topics.contents == [b"%d" % number for number in range(12)]
-    assert all(one.closed.is_set() for one in topics.producers)
-
-
-class SlowTopics(FakeTopics):
-    """Topics of which TOPIC takes until *go_on* to open a producer."""
+class Stuck:
+    """A client whose first producer never answers, as while it reconnects for ever."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.opening = threading.Event()
-        self.go_on = threading.Event()
+        self.made: list[StuckProducer] = []
 
-    def create_producer(self, topic: str, **options: str) -> FakeProducer:  # type: ignore[override]
-        if topic == str(TOPIC):
-            self.opening.set()
-            assert self.go_on.wait(10)
-        return super().create_producer(topic, producer_name=options["producer_name"])
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
 
-
-def test_topic_that_is_slow_to_open_keeps_no_other_waiting() -> None:
-    topics = SlowTopics()
-    producers = Producers(topics.as_pulsar(), name="c")
-    with ThreadPoolExecutor() as threads:
-        slow = [threads.submit(send, producers, number) for number in range(3)]
-        assert topics.opening.wait(10)
-        threads.submit(send, producers, 4, OTHER).result(10)
-        assert not any(sending.done() for sending in slow)
-        topics.go_on.set()
-        for sending in slow:
-            sending.result(10)
-    producers.close(Deadline(10))
+    def create_producer(self, _topic: str, *, producer_name: str, **_options: object) -> object:
+        self.made.append(StuckProducer(producer_name, answers=bool(self.made)))
+        return self.made[-1]
 
 
-def test_producer_that_is_opened_while_all_are_closed_is_closed() -> None:
-    topics = SlowTopics()
-    producers = Producers(topics.as_pulsar(), name="c")
-    with ThreadPoolExecutor() as threads:
-        sending = threads.submit(send, producers)
-        assert topics.opening.wait(10)
-        producers.close(Deadline(10))
-        topics.go_on.set()
-        with pytest.raises(NotSentError, match="a consumer that is closed"):
-            sending.result(10)
-    with pytest.raises(NotSentError, match="a consumer that is closed"):
-        send(producers)
-    (opened,) = topics.producers
-    assert opened.closed.wait(10)
+class StuckProducer:
+    """What it makes. It can't but send in the caller's thread: other ways leak in the client."""
+
+    def __init__(self, name: str, *, answers: bool) -> None:
+        self.name = name
+        self.sent: list[int] = []
+        self._answers = answers
+        self._closed = threading.Event()
+
+    def last_sequence_id(self) -> int:
+        return -1
+
+    def send(self, _content: bytes, *, sequence_id: int, **_fields: object) -> pulsar.MessageId:
+        self.sent.append(sequence_id)
+        if not self._answers:
+            assert self._closed.wait(10)
+            raise pulsar.AlreadyClosed
+        return pulsar.MessageId(-1, 5, sequence_id)
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            raise pulsar.AlreadyClosed
+        self._closed.set()
+
+
+def test_a_send_that_never_ends_is_given_up_and_made_again_as_the_same() -> None:
+    client = Stuck()
+    with RetryProducer(
+        cast("pulsar.Client", client), "orders", timeout=timedelta(milliseconds=10)
+    ) as producer:
+        assert producer.send(b"1") == pulsar.MessageId(-1, 5, 1)
+        assert producer.send(b"2") == pulsar.MessageId(-1, 5, 2)
+    given_up, used = client.made
+    assert given_up.name == used.name
+    assert (given_up.sent, used.sent) == ([1], [1, 2])
+    assert not [t for t in threading.enumerate() if t.name == "redrive-send-watchdog"]
+
+
+async def test_entering_that_is_cancelled_leaves_no_producer_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entering, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+    opened = RetryProducer(cast("pulsar.Client", Stuck()), "orders")
+    close = opened.close
+
+    def close_and_tell() -> None:
+        close()
+        closed.set()
+
+    monkeypatch.setattr(opened, "close", close_and_tell)
+
+    def open_slowly() -> RetryProducer:
+        entering.set()
+        go_on.wait(30)
+        return opened
+
+    producer = AsyncRetryProducer(CLIENT, "orders")
+    monkeypatch.setattr(producer, "_open", open_slowly)
+    task = asyncio.create_task(producer.__aenter__())
+    await asyncio.to_thread(entering.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    assert await asyncio.to_thread(closed.wait, 30)
+
+
+TOPIC = "orders"
+
+
+def sender(topics: FakeTopics, *, chunked: bool = False) -> PartitionSender:
+    def make(name: str) -> pulsar.Producer:
+        return open_producer(topics.as_pulsar(), TOPIC, name, {})
+
+    return PartitionSender(make, "shop", SendWatchdog(), chunked=chunked)
+
+
+def send_until_stored(sending: PartitionSender, content: str) -> pulsar.MessageId | None:
+    sending.begin()
+    while True:
+        with suppress(pulsar.exceptions.PulsarException):
+            return sending.send(content, {}, 30)
+
+
+@given(
+    fates=st.lists(st.sampled_from(Fate), max_size=30),
+    deduplicates=st.booleans(),
+    chunked=st.booleans(),
+)
+def test_message_that_counts_as_stored_is_stored(
+    *, fates: list[Fate], deduplicates: bool, chunked: bool
+) -> None:
+    script = itertools.chain(fates, itertools.repeat(Fate.STORED))
+    topics = FakeTopics(lambda: next(script))
+    topics.deduplicates = deduplicates
+    sending = sender(topics, chunked=chunked)
+    sent = [f"m{number}" for number in range(5)]
+    for content in sent:
+        send_until_stored(sending, content)
+    sending.end()
+    copies = Counter(topics.contents)
+    assert set(copies) == set(sent)
+    if deduplicates and not chunked and not {Fate.FORGOTTEN, Fate.CONTRADICTED} & set(fates):
+        assert copies == Counter(sent)
+
+
+def test_lost_receipt_is_proven_by_the_last_sequence_id() -> None:
+    script = iter([Fate.STORED, Fate.UNANSWERED, Fate.STORED, Fate.STORED])
+    topics = FakeTopics(lambda: next(script))
+    sending = sender(topics)
+    assert send_until_stored(sending, "m1") is not None
+    assert send_until_stored(sending, "m2") is None
+    assert send_until_stored(sending, "m3") is not None
+    sending.end()
+    assert topics.contents == ["m1", "m2", "m3"]
+    assert {producer.name for producer in topics.producers} == {"shop"}
+    assert all(producer.closed.is_set() for producer in topics.producers)
+
+
+def test_contradicted_receipt_leads_to_another_name() -> None:
+    script = iter([Fate.CONTRADICTED, Fate.STORED])
+    topics = FakeTopics(lambda: next(script))
+    assert send_until_stored(sender(topics), "m1") is not None
+    assert topics.contents == ["m1"]
+    assert [copy.producer for copy in topics.stored] == ["shop.2"]
+
+
+def test_receipts_without_an_entry_are_never_proof() -> None:
+    topics = FakeTopics(lambda: Fate.CONTRADICTED)
+    sending = sender(topics)
+    sending.begin()
+    with pytest.raises(pulsar.exceptions.PulsarException, match="prove nothing"):
+        sending.send("m1", {}, 30)
     assert topics.stored == []
 
 
-def test_sends_share_one_question_for_partitions() -> None:
-    asked, go_on = threading.Event(), threading.Event()
-    questions: list[str] = []
-
-    class Refusing(FakeTopics):
-        def get_topic_partitions(self, topic: str) -> list[str]:
-            questions.append(topic)
-            asked.set()
-            assert go_on.wait(10)
-            raise pulsar.ConnectError
-
-    producers = Producers(Refusing().as_pulsar(), name="c")
-    with ThreadPoolExecutor() as threads:
-        sending = [threads.submit(send, producers, number) for number in range(4)]
-        assert asked.wait(10)
-        while any(not one.running() for one in sending):
-            threading.Event().wait(0.01)
-        go_on.set()
-        for one in sending:
-            with pytest.raises(NotSentError):
-                one.result(10)
-    assert questions == [str(TOPIC)]
-    producers.close(Deadline(10))
+def test_large_message_without_receipt_gets_another_name() -> None:
+    """The broker recognises the last chunk alone: it proves nothing about the others."""
+    script = iter([Fate.UNANSWERED, Fate.STORED])
+    topics = FakeTopics(lambda: next(script))
+    assert send_until_stored(sender(topics, chunked=True), "large") is not None
+    assert [copy.producer for copy in topics.stored] == ["shop", "shop.2"]
 
 
-def test_stopped_consumer_waits_once_for_a_refusing_topic() -> None:
-    sends: list[str] = []
+def test_calls_have_their_own_limits_and_are_given_up_once() -> None:
+    given_up: list[str] = []
+    ended = threading.Event()
 
-    class Unanswering(FakeTopics):
-        def create_producer(self, topic: str, **_options: object) -> FakeProducer:
-            sends.append(topic)
-            raise pulsar.Timeout
+    def give_up() -> None:
+        given_up.append("slow")
+        ended.set()
 
-    producers = Producers(Unanswering().as_pulsar(), name="c")
+    waiting = SendWatchdog()
+    began = time.monotonic()
+    with waiting.during(30, lambda: given_up.append("later")), waiting.during(0.2, give_up):
+        for _ in range(3):
+            with waiting.during(1, lambda: given_up.append("quick")):
+                pass
+        assert ended.wait(30)
+        assert time.monotonic() - began >= 0.2
+        time.sleep(0.1)
+    waiting.close()
+    assert given_up == ["slow"]
 
-    def fail(topic: TopicName) -> None:
-        with pytest.raises(NotSentError):
-            send(producers, topic=topic)
 
-    fail(TOPIC)
-    fail(TOPIC)
-    producers.stop()
-    for topic in (TOPIC, TOPIC, OTHER, OTHER):
-        fail(topic)
-    assert sends == [str(TOPIC)] * 3 + [str(OTHER)]
-    producers.close(Deadline(10))
+def test_a_call_that_fails_is_over_too() -> None:
+    given_up: list[str] = []
+    waiting = SendWatchdog()
+    with pytest.raises(LookupError), waiting.during(0.2, lambda: given_up.append("failed")):
+        raise LookupError
+    time.sleep(0.4)
+    waiting.close()
+    assert given_up == []
+
+
+def test_its_thread_ends_with_it() -> None:
+    others = set(threading.enumerate())
+    waiting = SendWatchdog()
+    with waiting.during(1, lambda: None):
+        (ours,) = set(threading.enumerate()) - others
+        assert ours.is_alive()
+    waiting.close()
+    assert not ours.is_alive()

@@ -1,22 +1,38 @@
-"""`Run` with messages from a list: who settles what, and how it ends. The rest needs a broker."""
+"""`Run` with messages from a list, the answers of handlers, and SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import pulsar
 import pytest
 
-from redrive import Attempt
+from redrive import Attempt, Done, Policy
+from redrive.delivery.concurrency import SignalSafeEvent
 from redrive.delivery.fetcher import ConsumerStoppedError
-from redrive.delivery.middleware.chain import Outcome
-from redrive.delivery.run import HandlerTimeoutError, Run, single_handler
+from redrive.delivery.middleware.chain import Handle, Outcome
+from redrive.delivery.run import (
+    BatchAnswerError,
+    HandlerTimeoutError,
+    NotDoneError,
+    NotRunError,
+    Run,
+    batch_handler,
+    single_handler,
+    stopping_at_sigterm,
+)
 from redrive.errors import InvalidSpecError
+from redrive.policy.naming import TopicName
+from redrive.testing.consumers import AsyncInMemoryConsumer
 
 SHORT = timedelta(milliseconds=200)
 LONG = timedelta(seconds=30)
@@ -184,3 +200,293 @@ def test_what_breaks_while_settling_ends_the_run() -> None:
 def test_a_choice_that_no_thread_could_obey_is_refused(choice: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidSpecError, match=says):
         Desk(0).run(print, **choice)
+
+
+def always(value: object) -> Callable[[object], Any]:
+    return lambda _: value
+
+
+def attempt_of(message: object) -> Attempt:
+    return Attempt(2, f"of {message}")
+
+
+def one(handler: Callable[..., Any], *, explicit: bool) -> Handle:
+    return single_handler(handler, attempt_of, explicit=explicit)
+
+
+class Takes:
+    """Handlers that take the attempt, or do not; each returns what it was given."""
+
+    def method(self, message: str, attempt: Attempt) -> object:
+        return message, attempt
+
+    def __call__(self, message: str, number: Attempt) -> object:
+        return message, number
+
+    @staticmethod
+    def defaulted(message: str, attempt: Attempt | None = None) -> object:
+        return message, attempt
+
+    @staticmethod
+    def own_default(message: str, times: int = 3) -> object:
+        return message, times
+
+    @staticmethod
+    def any_number(*given: object, **_named: object) -> object:
+        return given
+
+    @staticmethod
+    def keyword(message: str, *, attempt: str = "none") -> object:
+        return message, attempt
+
+
+def test_a_handler_that_takes_a_second_argument_gets_the_attempt() -> None:
+    given: list[object] = []
+
+    def noting(handler: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(handler)
+        def handle(*arguments: object) -> None:
+            given.append(handler(*arguments))
+
+        return handle
+
+    attempt = Attempt(2, "of m")
+    takes = Takes()
+    expected: dict[Callable[..., object], object] = {
+        takes.method: ("m", attempt),
+        takes: ("m", attempt),
+        takes.defaulted: ("m", attempt),
+        functools.partial(takes.method): ("m", attempt),
+        takes.own_default: ("m", 3),
+        takes.any_number: ("m",),
+        takes.keyword: ("m", "none"),
+        functools.partial(takes.method, attempt=attempt): ("m", attempt),
+    }
+    for handler in expected:
+        assert one(noting(handler), explicit=False)(["m"]) == [None]
+    assert given == list(expected.values())
+
+
+@pytest.mark.parametrize("value", [None, 0, False, Done(), "failed", ValueError()])
+def test_a_handler_that_returns_has_handled_the_message(value: object) -> None:
+    assert one(always(value), explicit=False)(["m"]) == [None]
+
+
+@pytest.mark.parametrize("value", [None, 0, True, Done, "done"])
+def test_if_asked_explicitly_only_done_is_success(value: object) -> None:
+    handle = one(always(value), explicit=True)
+    (outcome,) = handle(["m"])
+    assert isinstance(outcome, NotDoneError)
+    assert f"got {type(value).__name__!r}; return Done()" in str(outcome)
+    assert one(always(Done()), explicit=True)(["m"]) == [None]
+
+
+def test_a_batch_handler_answers_for_each_message() -> None:
+    failure = KeyError("b")
+    handle = batch_handler(always([None, failure, Done()]), explicit=False)
+    assert handle(["a", "b", "c"]) == [None, failure, None]
+
+
+def test_a_batch_handler_that_returns_none_has_handled_all() -> None:
+    assert batch_handler(always(None), explicit=False)(["a", "b"]) == [None, None]
+
+
+def test_if_asked_explicitly_none_fails_every_message_of_a_batch() -> None:
+    for value in (None, [None, None]):
+        outcomes = batch_handler(always(value), explicit=True)(["a", "b"])
+        assert [type(outcome) for outcome in outcomes] == [NotDoneError] * 2
+
+
+def test_what_is_neither_done_nor_none_nor_an_exception_is_no_success_in_a_batch() -> None:
+    outcomes = batch_handler(always([False, True, ValueError]), explicit=False)(["a", "b", "c"])
+    assert [type(outcome) for outcome in outcomes] == [NotDoneError] * 3
+
+
+@pytest.mark.parametrize("value", [[], [None], [None] * 3])
+def test_an_answer_that_matches_no_message_fails_the_batch(value: list[None]) -> None:
+    with pytest.raises(BatchAnswerError, match=f"a handler of 2 messages .* got '{len(value)} "):
+        batch_handler(always(value), explicit=False)(["a", "b"])
+
+
+async def coroutine(_given: object) -> None:
+    """Do nothing when it is called."""
+
+
+def generator(_given: object) -> Iterator[None]:
+    yield
+
+
+async def asynchronous_generator(_given: object) -> AsyncIterator[None]:
+    yield
+
+
+LAZY = [coroutine, generator, asynchronous_generator]
+
+
+@pytest.mark.parametrize("lazy", LAZY)
+@pytest.mark.parametrize("form", [one, batch_handler])
+def test_a_handler_of_which_a_call_does_nothing_is_refused(form: Any, lazy: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match=f"got '{lazy.__name__}'; .*AsyncRetryConsumer"):
+        form(lazy, explicit=False)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("lazy", LAZY)
+@pytest.mark.parametrize("form", [one, batch_handler])
+def test_what_is_never_run_is_no_success_however_it_is_returned(form: Any, lazy: Any) -> None:  # noqa: ANN401
+    handle = form(lambda given: lazy(given), explicit=False)  # noqa: PLW0108 - hides what it is
+    with pytest.raises(NotRunError, match="returned what is never run"):
+        handle(["m"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda: None, lambda _message, _more, _yet_more: None, lambda *, message: message]
+)
+@pytest.mark.parametrize("form", [one, batch_handler])
+def test_a_handler_that_does_not_take_what_it_is_given_is_refused(form: Any, wrong: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="a handler takes a"):
+        form(wrong, explicit=False)
+
+
+@pytest.mark.parametrize(
+    "fitting", [print, lambda *_messages: None, lambda _message, _retries=3: None, {}.get]
+)
+@pytest.mark.parametrize("form", [one, batch_handler])
+def test_a_handler_may_have_more_arguments_with_defaults(form: Any, fitting: Any) -> None:  # noqa: ANN401
+    form(fitting, explicit=False)
+
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
+
+
+def terminate() -> None:
+    """Send SIGTERM to this process, whose handlers have run on return: it is the main thread."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture
+def heedless() -> Iterator[None]:
+    """Restore the default at SIGTERM, as in a program that does nothing of its own."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("heedless")
+async def test_every_consumer_of_a_loop_finishes_what_it_has_in_hand_and_takes_no_more() -> None:
+    consumers = [AsyncInMemoryConsumer(POLICY, name=name) for name in ("a", "b", "c")]
+    in_hand = threading.Barrier(len(consumers) + 1)
+    go_on = asyncio.Event()
+    handled = []
+
+    async def handle(message: pulsar.Message) -> None:
+        await asyncio.to_thread(in_hand.wait, 10)
+        await go_on.wait()
+        handled.append(message.data())
+
+    for consumer in consumers:
+        consumer.send(b"first")
+        consumer.send(b"second")
+    runs = asyncio.gather(*[consumer.run(handle) for consumer in consumers])
+    await asyncio.to_thread(in_hand.wait, 10)
+    terminate()
+    go_on.set()
+    await runs
+    assert handled == [b"first"] * len(consumers)
+    assert [len(consumer.broker.unsettled()) for consumer in consumers] == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("heedless")
+def test_a_run_that_ends_leaves_the_others_their_signal() -> None:
+    stopped = []
+    first = stopping_at_sigterm(lambda: stopped.append("first"))
+    second = stopping_at_sigterm(lambda: stopped.append("second"))
+    first.__enter__()
+    with second:
+        first.__exit__(None, None, None)
+        terminate()
+    assert stopped == ["second"]
+
+
+@pytest.mark.usefixtures("heedless")
+def test_what_the_program_does_at_sigterm_by_itself_is_left_to_it() -> None:
+    heard = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append("program"))
+    with stopping_at_sigterm(lambda: heard.append("redrive")):
+        terminate()
+    terminate()
+    assert heard == ["program"] * 2
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.mark.usefixtures("heedless")
+def test_a_handler_that_the_program_sets_meanwhile_stays() -> None:
+    heard = []
+    with stopping_at_sigterm(lambda: heard.append("redrive")):
+        signal.signal(signal.SIGTERM, lambda *_: heard.append("program"))
+    terminate()
+    assert heard == ["program"]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.mark.usefixtures("heedless")
+def test_a_signal_that_comes_as_soon_as_it_is_heeded_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    heed, stopped = signal.signal, []
+
+    def heed_and_hear(number: int, handler: Any) -> object:  # noqa: ANN401 - as signal.signal
+        before = heed(number, handler)
+        terminate()
+        return before
+
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "signal", heed_and_hear)
+        context = stopping_at_sigterm(lambda: stopped.append("begin"))
+        context.__enter__()
+    assert stopped == ["begin"]
+    context.__exit__(None, None, None)
+
+
+@pytest.mark.usefixtures("heedless")
+def test_a_signal_that_comes_while_it_is_still_heeded_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heed, stopped = signal.signal, []
+
+    def hear_and_heed(number: int, handler: Any) -> object:  # noqa: ANN401 - as signal.signal
+        terminate()
+        return heed(number, handler)
+
+    with stopping_at_sigterm(lambda: stopped.append("end")):
+        monkeypatch.setattr(signal, "signal", hear_and_heed)
+    assert stopped == ["end"]
+    monkeypatch.undo()
+
+
+def test_a_closed_latch_keeps_whoever_waits() -> None:
+    assert not SignalSafeEvent().wait(0.01)
+
+
+def test_an_open_latch_lets_everybody_through_again_and_again() -> None:
+    event = SignalSafeEvent()
+    through = []
+    waiting = [threading.Thread(target=lambda: through.append(event.wait(10))) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    event.set()
+    for thread in waiting:
+        thread.join(10)
+    assert through == [True] * 3
+    assert event.wait(0)
+
+
+def test_a_signal_handler_opens_it_for_the_thread_it_interrupts() -> None:
+    event = SignalSafeEvent()
+    before = signal.signal(signal.SIGALRM, lambda *_: event.set())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        began = time.monotonic()
+        assert event.wait(10)
+        assert time.monotonic() - began < 5
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -1,15 +1,35 @@
+"""The reference of properties holds all that travel with a message, and what becomes of each."""
+
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.errors import InvalidSpecError
 from redrive.policy import envelope
-from redrive.policy.envelope import Attempt, Cause
+from redrive.policy.envelope import (
+    DEAD_REASON,
+    DELAY_TIME,
+    ENCODED,
+    PAYLOAD_PREFIX,
+    REPLAY,
+    REPLAYS,
+    SOURCE_MESSAGE_ID,
+    Attempt,
+    Cause,
+    Redaction,
+)
+from redrive.policy.ladder import MAX_DELAY
 from redrive.policy.model import Policy
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import MAX_NAME, TopicName
 from redrive.policy.verdict import Dead, DeadReason, Retry
 
 NOW = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
@@ -249,3 +269,310 @@ def test_the_number_of_replays_survives_another_death() -> None:
         dead = hop(properties, Dead(DeadReason.RETRIES_EXHAUSTED, 4))
         properties = envelope.for_replay(dead, replay=f"shop/run-{count}", source="u@0:1:2:0")
         assert envelope.replays(properties) == count
+
+
+FINGERPRINT = "d885816048568ce0"  # stored with dead letters: it must never change
+words = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=7).filter(
+    lambda word: not re.search("[0-9a-f]{8}", word)
+)
+identifiers = (
+    st.uuids().map(str)
+    | st.integers(0).map(str)
+    | st.integers(0, 2**64).map(hex)
+    | st.from_regex(r"[a-z]{2,5}-[0-9]{1,9}", fullmatch=True)
+    | st.text(st.characters(categories=["Ll", "Nd"]), max_size=20).map(lambda text: f"'{text}'")
+)
+
+
+def describe(error: BaseException, redact: Callable[[str], str] = str) -> Cause:
+    return Cause.from_error(error, failed_at=NOW, consumer="c-1", attempt=2, redact=redact)
+
+
+def raised(source: str, module: str = "shop") -> BaseException:
+    """Run *source* as the module *module*, and return what it raised."""
+    try:
+        exec(compile(source, "shop.py", "exec"), {"__name__": module})  # noqa: S102 - a test's own
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        return error
+    pytest.fail("nothing was raised")
+
+
+SHOP = """
+class Till:
+    def pay(self, order):
+        raise LookupError(f"no account for {order}")
+def handle(order):
+    try:
+        Till().pay(order)
+    except LookupError as error:
+        raise RuntimeError("not paid") from error
+handle("o-17")
+"""
+
+
+@given(causes)
+def test_no_part_of_a_cause_takes_more_than_its_bound(cause: Cause) -> None:
+    written = cause.to_properties()
+    assert len(written.pop("REDRIVE_CAUSE_TRACE").encode("utf-8")) <= 4_096
+    for value in written.values():
+        assert len(value.encode("utf-8")) <= 1_024
+
+
+@pytest.mark.parametrize("character", ["x", "é", "語", "🚀", "\ud800"])
+def test_a_long_cause_keeps_as_much_as_fits(character: str) -> None:
+    written = Cause("E", character * 2_000, NOW, "c", 1).to_properties()["REDRIVE_CAUSE_MESSAGE"]
+    assert 1_024 - 4 < len(written.encode("utf-8")) <= 1_024
+    assert (character * 2_000).startswith(written) or character == "\ud800"
+
+
+def test_a_short_cause_is_kept_word_for_word() -> None:
+    written = describe(ValueError("größer als 0")).to_properties()
+    assert re.fullmatch("[0-9a-f]{16}", written.pop("REDRIVE_CAUSE_FINGERPRINT"))
+    assert written == {
+        "REDRIVE_CAUSE_TYPE": "ValueError",
+        "REDRIVE_CAUSE_MESSAGE": "größer als 0",
+        "REDRIVE_CAUSE_TRACE": "",
+        "REDRIVE_FAILED_AT": "2026-11-21T09:00:00+00:00",
+        "REDRIVE_CONSUMER": "c-1",
+        "REDRIVE_ATTEMPT": "2",
+    }
+
+
+def test_the_trace_begins_where_it_was_raised_and_goes_on_with_what_caused_it() -> None:
+    lines = describe(raised(SHOP)).trace.splitlines()
+    assert "test_envelope.raised:" in lines.pop(2)
+    assert lines == [
+        "at shop.handle:9",
+        "at shop.<module>:10",
+        "caused by LookupError: no account for o-17",
+        "at shop.Till.pay:4",
+        "at shop.handle:7",
+    ]
+
+
+def test_a_trace_of_any_depth_keeps_its_innermost_calls() -> None:
+    source = "def f(n):\n    return f(n - 1) if n else 1 / 0\nf(500)"
+    cause = describe(raised(source))
+    assert cause.trace.splitlines() == ["at shop.f:2"] * 50
+    assert cause.fingerprint == describe(raised(source.replace("500", "300"))).fingerprint
+
+
+@given(st.lists(words, min_size=1, max_size=4), identifiers, identifiers)
+def test_ids_and_numbers_do_not_change_the_fingerprint(
+    text: list[str], one: str, other: str
+) -> None:
+    first, second = (
+        describe(ValueError(" ".join([*text, identifier, *text]))).fingerprint
+        for identifier in (one, other)
+    )
+    assert first == second
+
+
+@given(st.integers(0, 30))
+def test_the_lines_where_the_code_stands_do_not_change_the_fingerprint(lines: int) -> None:
+    moved = SHOP.replace("def handle", "\n" * lines + "def handle").replace("o-17", "o-18")
+    assert describe(raised("\n" * lines + moved)).fingerprint == describe(raised(SHOP)).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("LookupError", "ValueError"),
+        ("no account", "no card"),
+        ("def pay", "def charge"),
+        ("class Till", "class Terminal"),
+        (" from error", " from None"),
+    ],
+)
+def test_failures_of_another_kind_have_another_fingerprint(old: str, new: str) -> None:
+    other = SHOP.replace(old, new).replace(".pay(", f".{'charge' if 'charge' in new else 'pay'}(")
+    other = other.replace("Till()", "Terminal()" if "Terminal" in new else "Till()")
+    assert describe(raised(other)).fingerprint != describe(raised(SHOP)).fingerprint
+
+
+def test_cause_of_own_error_ignores_file_layout() -> None:
+    source = SHOP.replace("class Till", "class Mine(Exception): pass\nclass Till")
+    source = source.replace("RuntimeError", "Mine")
+    old, new = (describe(raised(source, f"redrive.{name}")) for name in ("delivery.old", "new"))
+    assert old.fingerprint == new.fingerprint
+    assert [line for line in new.trace.splitlines() if "redrive" in line] == []
+    assert old.fingerprint != describe(raised(source, "redrive_shop")).fingerprint
+
+
+def test_user_code_keeps_its_module_in_the_fingerprint() -> None:
+    prints = {describe(raised(SHOP, name)).fingerprint for name in ("shop", "till", "redriven")}
+    assert len(prints) == 3
+
+
+def test_stored_fingerprint_of_user_code_stays_the_same() -> None:
+    error = ValueError("order 17 of 'ann' is not paid")
+    assert describe(error).fingerprint == FINGERPRINT
+
+
+def test_nothing_of_what_a_pattern_matches_is_told() -> None:
+    source = SHOP.replace('"o-17"', '"ann@example.com"').replace('"not paid"', '"bob@example.com"')
+    error = raised(source)
+    cause = describe(error, Redaction([r"\S+@\S+"]))
+    assert "@" not in "".join(cause.to_properties().values())
+    assert cause.message == "[redacted]"
+    assert "caused by LookupError: no account for [redacted]" in cause.trace
+    assert cause.fingerprint != describe(error).fingerprint
+
+
+def test_a_hook_sees_what_the_patterns_leave_and_has_the_last_word() -> None:
+    redaction = Redaction([re.compile("secret", re.IGNORECASE)], hook=str.upper)
+    assert redaction("a Secret plan") == "A [REDACTED] PLAN"
+
+
+def test_where_a_hook_fails_nothing_is_told() -> None:
+    assert Redaction(hook=lambda text: text[10_000])("secret") == (
+        "[redacted, for the hook raised IndexError]"
+    )
+
+
+def test_an_exception_that_can_not_be_written_is_described_all_the_same() -> None:
+    class BrokenError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert (describe(BrokenError()).type, describe(BrokenError()).message) == ("BrokenError", "")
+
+
+def test_causes_that_go_round_in_a_circle_end() -> None:
+    first, second = ValueError("a"), KeyError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert describe(first).trace.count("caused by") == 4
+
+
+@given(causes)
+def test_a_cause_is_read_as_it_was_written(cause: Cause) -> None:
+    written = cause.to_properties()
+    read = Cause.read(written)
+    assert read is not None
+    assert read.to_properties() == written
+
+
+@pytest.mark.parametrize("name", ["CAUSE_TYPE", "FAILED_AT", "CONSUMER", "ATTEMPT"])
+@pytest.mark.parametrize("text", [None, "x" * 5_000, "2026-11-21T09:00:00"])
+def test_what_no_consumer_of_ours_writes_is_no_cause(name: str, text: str | None) -> None:
+    written = Cause("E", "m", NOW, "c", 1).to_properties()
+    if text is None:
+        del written[f"REDRIVE_{name}"]
+    else:
+        written[f"REDRIVE_{name}"] = text
+    assert (Cause.read(written) is None) == (text is None or name in {"FAILED_AT", "ATTEMPT"})
+
+
+@pytest.mark.parametrize("text", ["x", "é", "a.b:", "dead", "cafe-", "' \"", "word "])
+def test_a_whole_payload_in_a_text_keeps_nobody_waiting(text: str) -> None:
+    began = time.monotonic()
+    describe(ValueError(f"cannot parse {text * (100_000 // len(text))}"))
+    assert time.monotonic() - began < 5
+
+
+def test_a_pattern_that_takes_the_square_of_a_texts_length_keeps_nobody_waiting() -> None:
+    error = ValueError("x" * 40_000)
+    error.__cause__ = LookupError("x" * 40_000)
+    began = time.monotonic()
+    cause = describe(error, Redaction([r"\S+@\S+"]))
+    assert time.monotonic() - began < 5
+    assert "x" * 1_024 in cause.message
+    assert "x" * 1_024 in cause.trace
+
+
+@given(st.integers(0, 8_000), st.integers(1, 3_000))
+def test_a_cut_does_not_show_a_part_of_what_a_pattern_would_match(before: int, size: int) -> None:
+    error = ValueError("." * before + "<" + "s" * size + ">" + "." * 10_000)
+    error.__cause__ = LookupError(str(error))
+    cause = describe(error, Redaction(["<s+>"]))
+    shown = cause.message + cause.trace + "".join(cause.to_properties().values())
+    assert "<s" not in shown
+
+
+@pytest.mark.parametrize("pattern", ["(", b"x", re.compile(b"x"), 3])
+def test_a_pattern_that_matches_no_text_is_refused_at_once(pattern: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="no regular expression for text"):
+        Redaction([r"\d+", pattern])
+
+
+def test_a_string_is_no_list_of_patterns() -> None:
+    with pytest.raises(InvalidSpecError, match="each character would be a pattern"):
+        Redaction("secret")
+
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "properties.md"
+NAMES = {v for k, v in vars(envelope).items() if k.isupper() and isinstance(v, str)}
+LONG_POLICY = Policy(TopicName("shop", "prod", "orders"), "s" * (MAX_NAME - len("orders--RETRY")))
+LONG = "ä" * 5_000
+MANY = 999_999_999  # the highest number that is read from a property
+LATE = datetime(2026, 11, 21, 9, 8, 7, 654_321, tzinfo=UTC)
+ODD_ZONE = timezone(timedelta(hours=23, minutes=59, seconds=59, microseconds=999_999))
+CAUSE = Cause(LONG, LONG, LATE, consumer=LONG, attempt=MANY + 1, fingerprint="f" * 16, trace=LONG)
+ATTEMPT = Attempt(MANY, "1" * 128, LATE.replace(tzinfo=ODD_ZONE), schema_version=2**64 - 1)
+NOT_COPIED = {
+    envelope.NOT_COPIED: "SchemaNotFound,SchemaUnsupported,TooBig,Unreadable",
+    SOURCE_MESSAGE_ID: "1:2:3:4",
+    ENCODED: "{}",
+    PAYLOAD_PREFIX: "7",
+}
+"""Written by `forwarder` on a dead letter that is no copy of its message."""
+REPLAYED = {
+    REPLAYS: str(MANY), REPLAY: "shop/again", **dict.fromkeys(NOT_COPIED, "0")
+}  # fmt: skip
+
+
+def next_hop(verdict: Retry | Dead, before: dict[str, str]) -> dict[str, str]:
+    return envelope.for_hop(before, ATTEMPT, policy=LONG_POLICY, verdict=verdict, cause=CAUSE)
+
+
+RETRIED = next_hop(Retry(MAX_DELAY, 1_000), REPLAYED)
+DEAD = [next_hop(Dead(reason, MANY + 1), RETRIED) | NOT_COPIED for reason in DeadReason]
+AGAIN = envelope.for_replay(DEAD[0], replay="shop/more", source="u@0:1:2:0")
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, list[str]]:
+    """What the reference says of each property: meaning, three ways to go on, and a limit."""
+    cells = re.findall(r"^\| `(\w+)` \| (.*) \|$", REFERENCE.read_text("utf-8"), re.MULTILINE)
+    table = {name: row.split(" | ") for name, row in cells}
+    return {name: row for name, row in table.items() if len(row) == 5}
+
+
+def test_every_property_is_documented_and_no_other(rows: dict[str, list[str]]) -> None:
+    assert set(rows) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("column", "before", "after"),
+    [
+        (1, REPLAYED, RETRIED),
+        (2, REPLAYED | dict.fromkeys([DELAY_TIME], "1"), DEAD[0]),
+        (3, DEAD[0], AGAIN),
+    ],
+    ids=["retry", "dead letter", "replay"],
+)
+def test_what_is_written_kept_and_taken_away_is_as_documented(
+    rows: dict[str, list[str]], column: int, before: dict[str, str], after: dict[str, str]
+) -> None:
+    for name, row in rows.items():
+        said = row[column].partition(":")[0]
+        there_is = "kept" if after.get(name) == before.get(name) else "written"
+        if name not in after:
+            there_is = "no"
+        assert (name, said) == (name, there_is)
+
+
+def test_no_property_gets_bigger_than_documented(rows: dict[str, list[str]]) -> None:
+    sizes = {
+        name: max(len(sent.get(name, "").encode()) for sent in [RETRIED, *DEAD, AGAIN])
+        for name in NAMES
+    }
+    limits = {name: row[-1].removesuffix(" bytes") for name, row in rows.items()}
+    assert {name: size for name, size in sizes.items() if limits[name].isdigit()} == {
+        name: int(limit) for name, limit in limits.items() if limit.isdigit()
+    }
+
+
+def test_every_reason_for_a_dead_letter_is_documented(rows: dict[str, list[str]]) -> None:
+    listed = set(re.findall(r"`(\w+)`", rows[DEAD_REASON][0]))
+    assert listed == set(DeadReason)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,17 @@ from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import LEVELS, Ladder
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.verdict import Dead, DeadReason, Discard, Retry, after_failure
+from redrive.policy.verdict import (
+    Dead,
+    DeadLetter,
+    DeadReason,
+    Discard,
+    FailureRules,
+    Retry,
+    RetryLater,
+    after_error,
+    after_failure,
+)
 
 policies = st.from_type(Policy)
 counts = st.integers(0, 2_000)
@@ -123,3 +134,236 @@ def test_a_delay_and_a_level_together_are_refused() -> None:
 def test_a_delay_that_no_broker_can_be_asked_for_is_refused(seconds: float) -> None:
     with pytest.raises(InvalidSpecError, match="the delay of a retry must be from 1 s to 864000 s"):
         after_failure(POLICY, 0, delay=timedelta(seconds=seconds))
+
+
+# A tree of classes, so that a rule for one may cover others.
+KINDS = [
+    Exception, ValueError, UnicodeError, UnicodeDecodeError, OSError, ConnectionError,
+    ConnectionResetError, TimeoutError, KeyError,
+]  # fmt: skip
+
+few_counts = st.integers(0, 1_100)
+kinds = st.sampled_from(KINDS)
+times = st.timedeltas(timedelta(), timedelta(days=30))
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> FailureRules:
+    named = draw(st.lists(kinds, unique=True))
+    cut = draw(st.integers(0, len(named)))
+    return FailureRules(
+        dead_letter_on=tuple(named[:cut]),
+        retry_on=tuple(named[cut:]),
+        delays=draw(st.dictionaries(kinds, delays)),
+        deadline=draw(st.none() | times.filter(bool)),
+    )
+
+
+@given(policies, kinds, few_counts, times)
+def test_without_rules_every_exception_is_retried_as_the_policy_says(
+    policy: Policy, kind: type[Exception], had: int, failing_for: timedelta
+) -> None:
+    verdict = after_error(
+        policy, FailureRules(), kind.__new__(kind), reconsume_times=had, failing_for=failing_for
+    )
+    assert verdict == after_failure(policy, had)
+
+
+@given(policies, rules(), kinds, few_counts, times)
+def test_no_rule_gets_a_message_more_retries_than_the_policy_allows(
+    policy: Policy, given_rules: FailureRules, kind: type[Exception], had: int, since: timedelta
+) -> None:
+    verdict = after_error(
+        policy, given_rules, kind.__new__(kind), reconsume_times=had, failing_for=since
+    )
+    assert verdict.reconsume_times == had + 1
+    if isinstance(verdict, Retry):
+        assert verdict.reconsume_times <= policy.max_retries
+
+
+@given(rules(), kinds, times)
+def test_the_nearest_named_class_decides_and_none_means_dead(
+    given_rules: FailureRules, kind: type[Exception], since: timedelta
+) -> None:
+    given_rules = FailureRules(given_rules.dead_letter_on, given_rules.retry_on)
+    verdict = after_error(
+        POLICY, given_rules, kind.__new__(kind), reconsume_times=0, failing_for=since
+    )
+
+    named = [*given_rules.dead_letter_on, *given_rules.retry_on]
+    covering = [each for each in named if isinstance(each, type) and issubclass(kind, each)]
+    # These classes have one base each: the deepest of those that cover it is the nearest.
+    nearest = max(covering, key=lambda c: len(c.__mro__), default=None)
+    if nearest in given_rules.retry_on:
+        assert isinstance(verdict, Retry)
+    else:
+        assert verdict == Dead(DeadReason.NOT_RETRYABLE, 1)
+
+
+@given(rules(), kinds, times)
+def test_no_retry_is_made_that_would_come_after_the_deadline(
+    given_rules: FailureRules, kind: type[Exception], since: timedelta
+) -> None:
+    verdict = after_error(
+        POLICY, given_rules, kind.__new__(kind), reconsume_times=3, failing_for=since
+    )
+    if isinstance(verdict, Retry) and given_rules.deadline is not None:
+        assert since + verdict.delay <= given_rules.deadline
+    if verdict == Dead(DeadReason.DEADLINE_EXCEEDED, 4):
+        unbounded = FailureRules(
+            given_rules.dead_letter_on, given_rules.retry_on, given_rules.delays
+        )
+        retry = after_error(
+            POLICY, unbounded, kind.__new__(kind), reconsume_times=3, failing_for=since
+        )
+        assert isinstance(retry, Retry)
+        assert given_rules.deadline is not None
+        assert since + retry.delay > given_rules.deadline
+
+
+def test_a_retry_may_come_at_the_deadline_itself() -> None:
+    rule = FailureRules(deadline=timedelta(seconds=10))  # the third rung is 10 s
+    after = [
+        after_error(POLICY, rule, ValueError(), reconsume_times=2, failing_for=failing_for)
+        for failing_for in (timedelta(), timedelta(microseconds=1))
+    ]
+    assert after == [
+        Retry(timedelta(seconds=10), 3),
+        Dead(DeadReason.DEADLINE_EXCEEDED, 3),
+    ]
+
+
+def test_the_delay_of_the_nearest_class_is_taken_instead_of_the_ladders() -> None:
+    rule = FailureRules(
+        delays={OSError: timedelta(minutes=1), ConnectionError: timedelta(seconds=3)}
+    )
+    waits = {
+        kind: after_error(
+            POLICY, rule, kind.__new__(kind), reconsume_times=1, failing_for=timedelta()
+        )
+        for kind in (OSError, ConnectionResetError, ValueError)
+    }
+    assert waits == {
+        OSError: Retry(timedelta(minutes=1), 2),
+        ConnectionResetError: Retry(timedelta(seconds=3), 2),
+        ValueError: Retry(timedelta(seconds=5), 2),
+    }
+
+
+def test_a_class_that_is_both_retried_and_dead_lettered_is_refused() -> None:
+    with pytest.raises(InvalidSpecError, match="either retried or dead-lettered; got 'KeyError'"):
+        FailureRules(dead_letter_on=(KeyError,), retry_on=(KeyError, OSError))
+
+
+@pytest.mark.parametrize("seconds", [0, 864_001])
+def test_rule_delay_out_of_range_is_refused(seconds: int) -> None:
+    with pytest.raises(InvalidSpecError, match="the delay after KeyError must be from 1 s"):
+        FailureRules(delays={KeyError: timedelta(seconds=seconds)})
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_a_deadline_that_is_over_before_it_begins_is_refused(seconds: int) -> None:
+    with pytest.raises(InvalidSpecError, match="a positive time"):
+        FailureRules(deadline=timedelta(seconds=seconds))
+
+
+class Refused(Exception):  # noqa: N818 - of a service, say
+    """What a client of a service raises."""
+
+
+def caused(error: Exception, *causes: Exception) -> Exception:
+    """Return *error*, raised from the first of *causes*, which was raised from the next."""
+    error.__cause__ = caused(*causes) if causes else None
+    return error
+
+
+def verdict_of(rule: FailureRules, error: Exception) -> Retry | Dead | Discard:
+    return after_error(POLICY, rule, error, reconsume_times=0, failing_for=timedelta())
+
+
+NOT_RETRYABLE = Dead(DeadReason.NOT_RETRYABLE, 1)
+RULE = FailureRules(dead_letter_on=(ValueError,), delays={ConnectionError: 30})
+
+
+@pytest.mark.parametrize(
+    ("error", "dies"),
+    [
+        (caused(Refused(), ValueError()), True),
+        (caused(Refused(), Refused(), UnicodeError()), True),
+        (caused(Refused(), ConnectionError()), False),
+        (caused(ConnectionError(), Refused()), False),
+        (ExceptionGroup("", [ConnectionError(), ValueError()]), True),
+        (ExceptionGroup("", [ConnectionError(), ExceptionGroup("", [ValueError()])]), True),
+        (ExceptionGroup("", [ConnectionError(), Refused()]), False),
+        (caused(Refused(), ExceptionGroup("", [caused(Refused(), ValueError())])), True),
+    ],
+)
+def test_what_an_exception_was_raised_from_and_each_part_of_a_group_decides(
+    error: Exception, *, dies: bool
+) -> None:
+    assert (verdict_of(RULE, error) == NOT_RETRYABLE) == dies
+
+
+def test_a_rule_for_the_exception_itself_comes_before_those_for_its_cause() -> None:
+    rule = FailureRules(dead_letter_on=(ValueError,), retry_on=(Refused,))
+    assert isinstance(verdict_of(rule, caused(Refused(), ValueError())), Retry)
+    assert verdict_of(rule, caused(ValueError(), Refused())) == NOT_RETRYABLE
+    assert verdict_of(rule, KeyError()) == NOT_RETRYABLE
+
+
+def test_what_was_being_handled_when_an_exception_was_raised_is_not_its_cause() -> None:
+    error = Refused()
+    error.__context__ = ValueError()
+    assert isinstance(verdict_of(RULE, error), Retry)
+
+
+def test_causes_in_a_circle_end() -> None:
+    one, two = Refused(), Refused()
+    one.__cause__, two.__cause__ = two, one
+    assert isinstance(verdict_of(RULE, one), Retry)
+
+
+def test_the_longest_delay_of_a_group_is_waited_for() -> None:
+    rule = FailureRules(delays={ConnectionError: 30, TimeoutError: timedelta(minutes=1)})
+    group = ExceptionGroup("", [TimeoutError(), ConnectionError(), KeyError()])
+    assert verdict_of(rule, group) == Retry(timedelta(minutes=1), 1)
+    assert verdict_of(rule, caused(Refused(), ConnectionError())) == Retry(timedelta(seconds=30), 1)
+
+
+def test_a_predicate_is_a_rule_and_comes_before_classes() -> None:
+    def is_gone(error: BaseException) -> bool:
+        return "410" in str(error)
+
+    rule = FailureRules(dead_letter_on=(is_gone,), retry_on=(OSError,), delays={is_gone: 5})
+    assert verdict_of(rule, OSError("410")) == NOT_RETRYABLE
+    assert verdict_of(rule, caused(Refused(), OSError("410"))) == NOT_RETRYABLE
+    assert isinstance(verdict_of(rule, OSError("503")), Retry)
+    assert rule.delay(OSError("410")) == timedelta(seconds=5)
+
+
+def test_what_a_part_of_a_group_asks_for_is_done() -> None:
+    later = ExceptionGroup("", [RetryLater(20), ExceptionGroup("", [RetryLater(60), KeyError()])])
+    assert verdict_of(RULE, later) == Retry(timedelta(seconds=60), 1)
+    dead = ExceptionGroup("", [RetryLater(20), DeadLetter("no")])
+    assert verdict_of(RULE, dead) == Dead(DeadReason.REQUESTED, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dead_letter_on": ValueError},
+        {"dead_letter_on": [ValueError]},
+        {"retry_on": ("ValueError",)},
+        {"retry_on": (int,)},
+        {"delays": {ValueError: "30s"}},
+        {"delays": {ValueError: float("nan")}},
+        {"delays": {ValueError: True}},
+        {"delays": [ValueError]},
+        {"deadline": float("inf")},
+        {"deadline": "1h"},
+        {"deadline": 0},
+    ],
+)
+def test_what_is_no_rule_is_refused_when_it_is_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpecError, match=r"; got .+; "):
+        FailureRules(**wrong)

@@ -1,21 +1,24 @@
-"""A dependency that is down pauses its consumer, in virtual time: no retry is used up for it."""
+"""Outages pause a consumer, in virtual time, and use up no retry."""
 
 from __future__ import annotations
 
 import itertools
+import queue
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pulsar
 import pytest
 
 from redrive import DeadLetter, FailureRules, Policy, PolicyFile, RetryLater
+from redrive.delivery import reporting
 from redrive.delivery.middleware.outage_breaker import OutageBreaker
-from redrive.delivery.reporting import Event, Name
+from redrive.delivery.reporting import Event, Name, OutageBeacon
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import OutageLimits, SubscriptionType
@@ -463,3 +466,52 @@ def test_a_probe_that_nothing_settles_is_followed_by_another() -> None:
     received = [consumer.receive().data, consumer.receive().data]
     assert received[0]() != received[1]()
     assert warehouse.now <= timedelta(minutes=1)
+
+
+BEACON_POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
+
+
+class Producer:
+    """A producer of which a test sees that it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class SilentClient:
+    """Its broker answers the first question once *answers* is set, and others at once."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.asked: queue.SimpleQueue[Producer] = queue.SimpleQueue()
+        self._silent = True
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
+
+    def create_producer(self, _topic: str, **_options: object) -> Producer:
+        producer, silent, self._silent = Producer(), self._silent, False
+        self.asked.put(producer)
+        if silent:
+            assert self.answers.wait(30)
+        return producer
+
+
+def test_an_outage_is_shown_although_the_broker_did_not_answer_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reporting, "OPEN_SECONDS", 0.1)
+    client = SilentClient()
+    beacon = OutageBeacon(cast("pulsar.Client", client), BEACON_POLICY)
+    beacon.show("ConnectionError")
+    late = client.asked.get(timeout=30)
+    beacon.show("TimeoutError")
+    shown = client.asked.get(timeout=30)  # the broker has still not answered the first time
+    client.answers.set()
+    assert late.closed.wait(30)
+    assert not shown.closed.is_set()
+    beacon.close()
+    assert shown.closed.wait(30)

@@ -1,11 +1,17 @@
-"""What waits for what when a message is suspected of having killed a process."""
+"""Poison messages: the crash log file, and handling of suspects one at a time."""
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,8 +21,9 @@ import pytest
 
 from redrive import CrashLog, Policy
 from redrive.delivery.middleware.chain import DONE, Settlement
-from redrive.delivery.middleware.poison_guard import CrashLogFile, PoisonGuard
+from redrive.delivery.middleware.poison_guard import CrashLogFile, PoisonGuard, crashes_in
 from redrive.delivery.parts import Incoming, Parts, Subscribing
+from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker
@@ -166,3 +173,272 @@ def test_nothing_is_handed_out_to_other_workers_while_a_suspect_waits(harness: H
     assert poison_guard.take(SLICE) is None
     poison_guard.end(suspect)
     assert take(poison_guard).data() == b"2"
+
+
+DIES = """
+import os, pathlib, signal, sys
+from redrive import Policy
+from redrive.delivery.middleware.poison_guard import CrashLogFile
+from redrive.policy.naming import TopicName
+
+policy = Policy(TopicName("shop", "prod", "orders"), "billing")
+log_file = CrashLogFile(pathlib.Path(sys.argv[1]), policy)
+for key in ("1:0:-1", "1:1:-1", "1:2:-1"):
+    log_file.begin(key)
+log_file.end("1:1:-1")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+Open = Callable[..., CrashLogFile]
+
+
+@pytest.fixture
+def open_log(tmp_path: Path) -> Iterator[Open]:
+    """Open crash logs in `tmp_path`, which are closed with the test."""
+    with ExitStack() as ending:
+        yield lambda policy=POLICY: ending.enter_context(closing(CrashLogFile(tmp_path, policy)))
+
+
+def die(directory: Path, program: str = DIES, *given: str) -> None:
+    """Have a process be killed: with two messages in hand, or as *program* does it."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(directory), *given],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        check=False,
+    )
+    assert done.returncode == -9
+
+
+def test_what_was_in_hand_at_a_kill_is_known_to_the_next_process_until_it_is_settled(
+    tmp_path: Path, open_log: Open
+) -> None:
+    for _ in range(2):
+        die(tmp_path)
+    log_file = open_log()
+    keys = ("1:0:-1", "1:1:-1", "1:2:-1")
+    assert [log_file.crashes(key) for key in keys] == [2, 0, 2]
+    log_file.begin("1:0:-1")
+    log_file.end("1:0:-1")
+    log_file.begin("1:3:-1")
+    log_file.begin("1:2:-1")
+    log_file.let_go("1:2:-1")
+    assert log_file.crashes("1:2:-1") == 2
+    log_file.close()
+    log_file.close()
+
+    log_file = open_log()
+    assert [log_file.crashes(key) for key in (*keys, "1:3:-1")] == [0, 0, 2, 0]
+    log_file.begin("1:2:-1")
+    log_file.end("1:2:-1")
+    log_file.close()
+    assert not list(tmp_path.glob("*.notes"))
+
+
+def test_what_a_living_process_has_in_hand_is_no_crash(open_log: Open) -> None:
+    living = open_log()
+    living.begin("1:0:-1")
+    assert open_log().crashes("1:0:-1") == 0
+    assert open_log(Policy(POLICY.topic, "other")).crashes("1:0:-1") == 0
+
+
+def test_notes_do_not_grow_with_what_is_settled(tmp_path: Path, open_log: Open) -> None:
+    log_file = open_log()
+    log_file.begin("kept")
+    for number in range(60_000):
+        log_file.begin(f"{number}:0:-1")
+        log_file.end(f"{number}:0:-1")
+    (file,) = tmp_path.glob("*.notes")
+    assert file.stat().st_size < 1 << 20
+    assert crashes_in(file.read_text()) == {"kept": 1}
+
+
+@pytest.mark.parametrize(
+    ("notes", "crashes"),
+    [
+        ("", {}),
+        ("+ a\n- a\n", {}),
+        ("= a 2\n+ a\n~ a\n+ b\n~ b\n", {"a": 2}),
+        ("= a 2\n= b 1\n+ a\n- b\n", {"a": 3}),
+        ("= a x\n+ b\n\x00\x00 + c d\n+", {"b": 1}),
+    ],
+)
+def test_notes_are_read_whatever_stands_in_them(notes: str, crashes: dict[str, int]) -> None:
+    assert crashes_in(notes) == crashes
+
+
+def test_where_files_can_not_be_locked_only_consumers_with_notes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+import sys
+sys.modules["fcntl"] = None  # as on Windows
+from redrive import CrashLog, RetryConsumer
+"""
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        check=True,
+    )
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with pytest.raises(InvalidSpecError, match="not on Windows"):
+        CrashLogFile(tmp_path, POLICY)
+
+
+def test_a_place_where_notes_can_not_be_kept_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidSpecError, match="mount a volume there"):
+        CrashLogFile(tmp_path / "file", POLICY)
+    with pytest.raises(InvalidSpecError, match="at least 0 times; got -1"):
+        CrashLog(tmp_path, max_redeliveries=-1)
+
+
+DIES_WRITING = """
+import os, pathlib, signal, sys
+from redrive import Policy
+from redrive.delivery.middleware import poison_guard
+from redrive.policy.naming import TopicName
+
+write, rewrites = os.write, int(sys.argv[2])
+
+def write_or_die(file, notes):
+    global rewrites
+    if not notes or notes.count(b"\\n") > 1:
+        rewrites -= 1
+        if not rewrites:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return write(file, notes)
+
+os.write = write_or_die
+poison_guard._COMPACT_BYTES = 20
+notes = poison_guard.CrashLogFile(
+    pathlib.Path(sys.argv[1]), Policy(TopicName("shop", "prod", "orders"), "billing")
+)
+for number in range(10):
+    notes.begin(f"2:{number}:-1")
+"""
+
+
+@pytest.mark.parametrize("rewrites", [1, 2], ids=["taking over", "compacting"])
+def test_a_kill_while_notes_are_written_again_loses_none(
+    tmp_path: Path, open_log: Open, rewrites: int
+) -> None:
+    die(tmp_path)
+    die(tmp_path, DIES_WRITING, str(rewrites))
+    log_file = open_log()
+    assert [log_file.crashes(key) for key in ("1:0:-1", "1:2:-1")] == [1, 1]
+    assert log_file.crashes("2:0:-1") == (1 if rewrites == 2 else 0)
+    assert len(list(tmp_path.iterdir())) == 2  # its own file and the lock: nothing is left over
+
+
+def test_a_disk_that_is_full_costs_no_note(
+    tmp_path: Path, open_log: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die(tmp_path)
+    log_file = open_log()
+    monkeypatch.setattr("redrive.delivery.middleware.poison_guard._COMPACT_BYTES", 0)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(OSError, match="the disk is full"):
+            log_file.begin("2:0:-1")
+    (file,) = tmp_path.glob("*.notes")
+    assert crashes_in(file.read_text()) == {"1:0:-1": 1, "1:2:-1": 1, "2:0:-1": 1}
+    log_file.end("1:0:-1")
+    assert crashes_in(file.read_text()) == {"1:2:-1": 1, "2:0:-1": 1}
+
+
+FORKS = """
+import os, pathlib, signal, sys
+from redrive import Policy
+from redrive.delivery.middleware.poison_guard import CrashLogFile
+from redrive.policy.naming import TopicName
+
+policy = Policy(TopicName("shop", "prod", "orders"), "billing")
+log_file = CrashLogFile(pathlib.Path(sys.argv[1]), policy)
+log_file.begin("1:0:-1")
+child = os.fork()
+if not child:
+    log_file.end("1:0:-1")
+    sys.exit()  # which closes what its parent has open
+os.waitpid(child, 0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_forked_child_that_ends_by_itself_takes_no_note_from_its_parent(
+    tmp_path: Path, open_log: Open
+) -> None:
+    die(tmp_path, FORKS)
+    assert open_log().crashes("1:0:-1") == 1
+
+
+def test_removed_directory_is_written_again_with_all_notes(
+    tmp_path: Path, open_log: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    die(tmp_path)
+    log_file = open_log()
+    log_file.begin("2:0:-1")
+    shutil.rmtree(tmp_path)
+    for number in range(1, 4):
+        log_file.begin(f"2:{number}:-1")
+    (file,) = tmp_path.glob("*.notes")
+    known = {"1:0:-1": 1, "1:2:-1": 1}
+    assert crashes_in(file.read_text()) == known | {f"2:{number}:-1": 1 for number in range(4)}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    # That no message is in hand any more is known to the next process too.
+    shutil.rmtree(tmp_path)
+    log_file.close()
+    (file,) = tmp_path.glob("*.notes")
+    assert crashes_in(file.read_text()) == known
+
+
+ENDS = """
+import pathlib, shutil, sys
+from redrive import Policy
+from redrive.delivery.middleware.poison_guard import CrashLogFile
+from redrive.policy.naming import TopicName
+
+directory = pathlib.Path(sys.argv[1])
+log_file = CrashLogFile(directory, Policy(TopicName("shop", "prod", "orders"), "billing"))
+assert log_file.crashes("1:0:-1") == 1
+shutil.rmtree(directory)
+if sys.argv[2] == "file":
+    directory.write_text("")
+"""
+
+
+@pytest.mark.parametrize(("then", "logged"), [("gone", "removed"), ("file", "can't be written")])
+def test_exit_without_directory_logs_one_line(tmp_path: Path, then: str, logged: str) -> None:
+    directory = tmp_path / "notes"
+    die(directory)
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(directory), then],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (line,) = done.stderr.splitlines()
+    assert logged in line
+    assert str(directory) in line
+
+
+def test_close_that_fails_is_logged_and_raises_nothing(
+    tmp_path: Path, open_log: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    die(tmp_path)
+    log_file = open_log()
+    shutil.rmtree(tmp_path)
+    tmp_path.write_text("")
+    log_file.close()
+    log_file.close()
+    (error,) = caplog.records
+    assert error.levelno == logging.ERROR
+    assert "2 messages" in error.getMessage()
+    assert error.exc_info is None
+    tmp_path.unlink()
+    tmp_path.mkdir()

@@ -1,15 +1,24 @@
-"""Messages that share key and origin are letters of their own in a sequence."""
+"""Sequences of dead letters: numbering, the topic that records them, and dead keys."""
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from dataclasses import replace
+from typing import cast
 
 import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from redrive import Policy
+from redrive.delivery.middleware.sequencing import SequenceTopic
+from redrive.messages import NotSentError
 from redrive.policy.envelope import for_replay
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
+from redrive.policy.sequences import Letter, Sequences, record_name
 from redrive.testing.consumers import InMemoryConsumer
 
 POLICY = Policy(
@@ -48,3 +57,138 @@ def test_replayed_letter_waits_for_one_of_its_origin_before_it() -> None:
     consumer.run(handle)
     assert handled == [b"1", b"2", b"3"]
     assert (consumer.dead_letters, consumer.dead_keys) == ([], 0)
+
+
+THREADS = 20
+LONG = 30.0
+
+
+class Reader:
+    """Says that nothing is new, when it is allowed to."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.is_asked, self.may_answer = threading.Event(), threading.Event()
+        self.error: pulsar.PulsarException | None = None
+
+    def create_reader(self, *_args: object, **_options: object) -> Reader:
+        return self
+
+    def has_message_available(self) -> bool:
+        self.asked += 1
+        self.is_asked.set()
+        assert self.may_answer.wait(LONG)
+        if self.error is not None:
+            raise self.error
+        return False
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("error", [None, pulsar.Timeout()])
+def test_threads_that_wait_for_their_turn_share_one_answer(
+    error: pulsar.PulsarException | None,
+) -> None:
+    reader = Reader()
+    reader.error = error
+    topic = SequenceTopic(cast("pulsar.Client", reader), TopicName("shop", "prod", "records"))
+    answers: list[type[Exception] | None] = []
+
+    def ask() -> None:
+        try:
+            topic.read()
+        except NotSentError as refused:
+            answers.append(type(refused))
+        else:
+            answers.append(None)
+
+    first = threading.Thread(target=ask)
+    first.start()
+    assert reader.is_asked.wait(LONG)  # this question may be too old for the others
+    others = [threading.Thread(target=ask) for _ in range(THREADS)]
+    for other in others:
+        other.start()
+    reader.may_answer.set()
+    for thread in (first, *others):
+        thread.join(LONG)
+    assert answers == [None if error is None else NotSentError] * (THREADS + 1)
+    assert reader.asked < THREADS  # two, unless a thread begins late
+
+
+KEYS = st.sampled_from("ab")
+ORIGINS = st.sampled_from(["1:0:-1", "1:1:-1", "1:2:-1"])
+
+
+def add(sequences: Sequences, key: str, origin: str, replays: int = 0) -> None:
+    letter = sequences.enter(key, origin, replays)
+    sequences.apply(record_name(key, origin), letter.encode())
+
+
+def test_the_first_letter_is_handled_when_it_was_replayed_and_the_others_after_it() -> None:
+    sequences = Sequences()
+    assert sequences.may_be_handled("k", "1:0:-1", 0)
+    add(sequences, "k", "1:0:-1")
+    add(sequences, "k", "1:1:-1")
+    assert not sequences.may_be_handled("k", "1:0:-1", 0)  # it comes again: a crash
+    assert not sequences.may_be_handled("k", "1:2:-1", 0)  # it comes later
+    assert not sequences.may_be_handled("k", "1:1:-1", 1)  # replayed before the first
+    assert sequences.may_be_handled("k", "1:0:-1", 1)
+    assert sequences.may_be_handled("other", "1:9:-1", 0)
+    sequences.apply(record_name("k", "1:0:-1"), b"")
+    assert sequences.may_be_handled("k", "1:1:-1", 1)
+    sequences.apply(record_name("k", "1:1:-1"), b"")
+    assert sequences.may_be_handled("k", "1:2:-1", 0)
+    assert (len(sequences), sequences.keys) == (0, 0)
+
+
+def test_a_letter_that_dies_again_keeps_its_place() -> None:
+    sequences = Sequences()
+    for origin in ("1:0:-1", "1:1:-1"):
+        add(sequences, "k", origin)
+    add(sequences, "k", "1:0:-1", replays=1)
+    assert sequences.find("k", "1:0:-1") == Letter(1, 1)
+    assert not sequences.may_be_handled("k", "1:0:-1", 1)
+    assert sequences.may_be_handled("k", "1:0:-1", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("", b"[1, 0]"), ("k/1:0:-1", b"[1, 0]"), (record_name("k", "1"), b"{}"),
+     (record_name("k", "1"), b"\xff"), (record_name("k", "1"), b'["1", 0]')],
+)  # fmt: skip
+def test_what_is_no_record_is_ignored(name: str, content: bytes) -> None:
+    sequences = Sequences()
+    sequences.apply(name, content)
+    assert len(sequences) == 0
+
+
+def test_a_record_does_not_tell_the_key() -> None:
+    assert "customer" not in record_name("customer 42", "1:0:-1")
+
+
+@given(st.lists(st.tuples(KEYS, ORIGINS, st.booleans())))
+def test_what_compaction_leaves_says_the_same(
+    records: list[tuple[str, str, bool]],
+) -> None:
+    sequences, stored = Sequences(), dict[str, bytes]()
+    out = defaultdict[str, set[str]](set)
+    for key, origin, enters in records:
+        name = record_name(key, origin)
+        content = sequences.enter(key, origin, 0).encode() if enters else b""
+        sequences.apply(name, content)
+        stored.pop(name, None)
+        stored[name] = content
+        (out[key].add if enters else out[key].discard)(origin)
+    compacted = Sequences()
+    for name, content in stored.items():
+        if content:
+            compacted.apply(name, content)
+    assert len(compacted) == len(sequences) == sum(map(len, out.values()))
+    for key in "ab":
+        for origin in ("1:0:-1", "1:1:-1", "1:2:-1"):
+            assert compacted.find(key, origin) == sequences.find(key, origin)
+            for replays in (0, 1):
+                assert compacted.may_be_handled(key, origin, replays) == sequences.may_be_handled(
+                    key, origin, replays
+                )

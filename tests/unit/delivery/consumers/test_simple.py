@@ -1,22 +1,58 @@
+"""Simple consumers: interruption, and messages in flight."""
+
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
 
+import pulsar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from redrive import Policy
 from redrive.delivery.consumers.simple import (
     InFlight,
     NotInFlightError,
     check_invisible,
     check_unordered,
 )
+from redrive.delivery.middleware.chain import Middleware, Receive
 from redrive.errors import InvalidSpecError
-from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
+from redrive.testing.consumers import InMemorySimpleConsumer
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
+MINUTE = timedelta(minutes=1)
+
+
+class Interrupting(Middleware):
+    """Ends the third reception."""
+
+    def __init__(self) -> None:
+        self.receptions = 0
+
+    def receive(self, receive: Receive) -> Receive:
+        def receive_or_end(timeout: float | None) -> pulsar.Message | None:
+            self.receptions += 1
+            if self.receptions == 3:
+                raise KeyboardInterrupt
+            return receive(timeout)
+
+        return receive_or_end
+
+
+def test_what_was_taken_before_an_interruption_is_received_afterwards() -> None:
+    consumer = InMemorySimpleConsumer(POLICY, middleware=[Interrupting()])
+    for content in (b"1", b"2", b"3"):
+        consumer.send(content)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.receive(3, MINUTE, MINUTE)
+    received = consumer.receive(3, MINUTE, MINUTE)
+    assert [message.data() for message in received] == [b"1", b"2", b"3"]
+    assert [consumer.attempt_of(message).number for message in received] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("seconds", [10, 43_200])

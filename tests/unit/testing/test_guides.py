@@ -1,11 +1,9 @@
-"""What the guides to consuming, handling and outages show works as it stands, in memory.
-
-What takes a broker is in `tests/integration/delivery/test_howto.py`.
-"""
+"""Code blocks of the guides, and the examples, run in memory."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import logging
 from collections.abc import Callable
@@ -355,3 +353,92 @@ def test_a_test_as_users_write_it_passes_and_can_fail(harness: Harness) -> None:
     assert len(attempts) == 3
     with pytest.raises(AssertionError):
         harness.run("Test a handler without a broker")[test]()
+
+
+ROOT = Path(__file__).parents[3]
+CONSUMERS = sorted((ROOT / "examples").glob("*/consumer*.py"))
+HOSTILE_EXAMPLES = {
+    "empty": b"",
+    "null": b"null",
+    "no object": b"[]",
+    "no such field": b"{}",
+    "field of another type": b'{"needs": []}',
+    "cut": b'{"needs": ',
+    "no text": b"\xff\xfe\x00",
+    "too deep": b"[" * 100_000,
+    "number too long": b"9" * 10_000,
+    "megabyte": b'"' + b"x" * 2**20 + b'"',
+}
+GOOD_EXAMPLE = b'{"items": [1], "needs": "nothing"}'
+EXAMPLE_POLICY = redrive.Policy(
+    TopicName("shop", "prod", "orders"),
+    "fulfilment",
+    max_retries=2,
+    ladder=Ladder.from_fixed("20m"),
+)
+
+
+NOT_HANDLED = {
+    "01-first-policy": {"nothing", "empty", "no such field", "no text", "too deep"},
+    "02-deployment": {"no text"},
+}
+"""What an example has to refuse, by its folder."""
+
+
+@pytest.mark.parametrize("file", CONSUMERS, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_hostile_messages_end_as_dead_letters_and_the_others_are_handled(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = fed()
+    run(file, broker, tmp_path, monkeypatch)
+    dead = {letter.partition_key() for letter in broker.dead_letters}
+    assert "good" not in dead
+    assert NOT_HANDLED[file.parent.name] <= dead
+    assert broker.unsettled() == []
+
+
+def test_the_example_that_logs_handles_each_message_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = fed()
+    log = run(ROOT / "examples/01-first-policy/consumer.py", broker, tmp_path, monkeypatch)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    done = {line["id"] for line in lines if line["outcome"] == "done"}
+    dead = {letter.partition_key() for letter in broker.dead_letters}
+    assert "good" in done
+    assert len(lines) == len(done | dead) == len(HOSTILE_EXAMPLES) + 2
+
+
+def fed() -> InMemoryBroker:
+    """Return a broker with all hostile messages, and with a good one behind them."""
+    broker = InMemoryBroker(EXAMPLE_POLICY)
+    producer = InMemoryConsumer(EXAMPLE_POLICY, broker=broker)
+    producer.send(None, partition_key="nothing")
+    for name, content in HOSTILE_EXAMPLES.items():
+        producer.send(content, partition_key=name)
+    producer.send(GOOD_EXAMPLE, partition_key="good")
+    return broker
+
+
+def run(file: Path, broker: InMemoryBroker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run the program on *broker* until nothing is left to be handled; return where it may log."""
+
+    def consumer(_client: object, policy: redrive.PolicyFile, **options: Any) -> InMemoryConsumer:  # noqa: ANN401 - passed on
+        return InMemoryConsumer(policy, broker=broker, **options)
+
+    policy, token, log = folder / "policy.json", folder / "token", folder / "log"
+    policy.write_text(codec.encode(EXAMPLE_POLICY))
+    token.write_text("secret")
+    monkeypatch.setattr(redrive, "RetryConsumer", consumer)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # that of the test run stays
+    monkeypatch.setenv("REDRIVE_POLICY", str(policy))
+    monkeypatch.setenv("PULSAR_URL", "pulsar://localhost:1")
+    monkeypatch.setenv("PULSAR_TOKEN_FILE", str(token))
+    monkeypatch.setattr("sys.argv", [str(file), f"--log={log}", f"--warehouse={folder / 'up'}"])
+    found = importlib.util.spec_from_file_location("example", file)
+    assert found is not None
+    assert found.loader is not None
+    program = importlib.util.module_from_spec(found)
+    found.loader.exec_module(program)
+    program.main()
+    return log

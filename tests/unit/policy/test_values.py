@@ -1,5 +1,8 @@
+"""What `*` stands for, as a regular expression has it, at a cost that ends."""
+
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -8,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.values import format_duration, parse_duration, to_timedelta
+from redrive.policy.values import (
+    Patterns,
+    format_duration,
+    parse_duration,
+    parse_size,
+    to_timedelta,
+)
 
 counts = st.integers(0, 99_999_999)
 
@@ -82,3 +91,67 @@ def test_a_program_gives_a_duration_in_seconds_or_as_a_timedelta(found: float | 
 def test_what_is_no_duration_is_refused_by_name(found: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="a number of seconds, or a timedelta; got"):
         to_timedelta(found, "a delay")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1Ki", 1024),
+        ("512Mi", 512 * 2**20),
+        ("10Gi", 10 * 2**30),
+        ("3Ti", 3 * 2**40),
+        ("1k", 1_000),
+        ("1M", 10**6),
+        ("2G", 2 * 10**9),
+        ("1T", 10**12),
+    ],
+)
+def test_a_size_is_read_as_kubernetes_reads_a_quantity(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "0Mi", "-1Mi", "1.5Gi", "1 Gi", "1GB", "1gi", "1Mi\n", "Gi", "\u0661Mi"]
+)
+def test_what_has_no_unit_or_is_no_whole_number_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSpecError, match="write it like 512Mi or 10Gi"):
+        parse_size(text)
+
+
+STARS = {"/": "[^/]*", ".": "[^.]*", "\n": ".*"}
+
+
+@given(
+    but=st.sampled_from(sorted(STARS)),
+    patterns=st.lists(st.text("ab*/.\n", max_size=8), max_size=3),
+    name=st.text("ab*/.\n", max_size=8),
+)
+def test_a_pattern_matches_what_a_regular_expression_does(
+    but: str, patterns: list[str], name: str
+) -> None:
+    regexes = [STARS[but].join(map(re.escape, pattern.split("*"))) for pattern in patterns]
+    expected = any(re.fullmatch(regex, name) for regex in regexes)
+    assert Patterns(tuple(patterns), but).match(name) is expected
+
+
+@given(
+    but=st.sampled_from(sorted(STARS)),
+    pattern=st.text("ab*/.\n", max_size=12),
+    stands_for=st.lists(st.text("ab*/.\n", max_size=3), min_size=12, max_size=12),
+)
+def test_a_pattern_matches_what_its_stars_are_replaced_in_unless_they_stand_for_what_they_cannot(
+    but: str, pattern: str, stands_for: list[str]
+) -> None:
+    allowed = iter(text.replace(but, "") for text in stands_for)
+    name = re.sub(r"[*]", lambda _: next(allowed), pattern)
+    assert Patterns((pattern,), but).match(name)
+
+
+@pytest.mark.parametrize("but", STARS)
+@pytest.mark.parametrize("stars", [9, 60, 2_000])
+def test_many_stars_are_compared_in_no_time(stars: int, but: str) -> None:
+    name = "a" * 4_096
+    assert Patterns(("*a" * stars + "*",), but).match(name)
+    assert not Patterns(("*a" * stars + "b",), but).match(name)
+    assert not Patterns(("*a" * stars + "b*",), but).match(name)
+    assert not Patterns((f"a*{but}" * stars + "b",), but).match(f"a{but}" * stars)

@@ -1,4 +1,4 @@
-"""What a job shows to the broker, by each method, and what it says where that is not there."""
+"""Credentials of jobs: files, and tokens of an OAuth2 issuer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import pytest
 import trustme
 from aiohttp import web
 
-from redrive.admin.errors import AdminError, AuthenticationFailedError
+from redrive.admin.errors import AdminError, AuthenticationFailedError, IssuerFailedError
+from redrive.admin.http import Http
 from redrive.auth import files, oauth2
 from redrive.auth.files import CredentialsMissingError, JobCredentials, job_credentials
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
+from redrive.auth.oauth2 import Client, issue
 from tests.support.http_server import serving
 
 Write = Callable[..., JobCredentials]
@@ -190,3 +192,28 @@ async def test_an_issuer_that_refuses_the_client_is_named(mounted: Write) -> Non
         given = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
         with pytest.raises(AuthenticationFailedError, match="does not accept the client"):
             await asyncio.to_thread(given.access)
+
+
+@pytest.mark.parametrize(
+    ("error", "got"),
+    [
+        ("invalid_scope", "400 invalid_scope"),
+        ("invalid_scope\n2026-11-22 INFO forged", "400"),
+        ("s3cret-that-was-sent", "400"),
+        ("a" * 41, "400"),
+        ("", "400"),
+        ({"secret": "s3cret"}, "400"),
+        (None, "400"),
+    ],
+)
+async def test_of_an_issuers_error_its_code_is_shown_and_nothing_else(
+    error: object, got: str
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"token_endpoint": str(request.url.with_path("/token"))})
+        return web.json_response({"error": error, "error_description": "s3cret"}, status=400)
+
+    async with serving(answer) as url, Http.open() as opened:
+        with pytest.raises(IssuerFailedError, match=f"got '{got}'; check"):
+            await issue(Client(url, "me", "s3cret"), opened)

@@ -1,0 +1,192 @@
+"""Circuit breaker of a broker, and the fence of a leader, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from redrive.admin.errors import BrokerDownError, BrokerFailedError, BrokerUnreachableError
+from redrive.admin.guards import FAILURES, Breaker, Fence, FenceClosedError, elapsed
+from redrive.admin.http import Access, Call, CallTurns, Http, Way
+
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SILENT = BrokerUnreachableError("no answer", remedy="wait")
+
+
+class GuardedBroker:
+    """A broker behind a breaker; each call takes a minute."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.states: list[bool] = []
+        self._now = START
+        self.breaker = Breaker(
+            "http://broker:8080",
+            lambda: self._now,
+            lambda: self.states.append(self.breaker.is_open),
+        )
+
+    async def call(self, fails: Exception | None = None, *, probe: bool = False) -> object:
+        async def answer() -> str:
+            self.calls += 1
+            self._now += timedelta(minutes=1)
+            if fails is not None:
+                raise fails
+            return "answer"
+
+        return await self.breaker.guard(answer, probe=probe)
+
+    async def fall_silent(self) -> None:
+        for _ in range(FAILURES):
+            with pytest.raises(BrokerUnreachableError):
+                await self.call(SILENT)
+
+
+async def test_answers_and_refusals_pass() -> None:
+    broker = GuardedBroker()
+    assert await broker.call() == "answer"
+    for _ in range(2 * FAILURES):
+        with pytest.raises(BrokerFailedError):
+            await broker.call(BrokerFailedError("500", remedy="wait"))
+    assert (broker.states, broker.calls) == ([], 2 * FAILURES + 1)
+
+
+async def test_a_few_calls_in_a_row_without_an_answer_open_it() -> None:
+    broker = GuardedBroker()
+    for _ in range(3):
+        for _ in range(FAILURES - 1):
+            with pytest.raises(BrokerUnreachableError, match="no answer"):
+                await broker.call(SILENT)
+        assert await broker.call() == "answer"
+    assert not broker.states
+    await broker.fall_silent()
+    assert broker.states == [True]
+
+
+async def test_while_it_is_open_nothing_goes_out_and_the_error_tells_since_when() -> None:
+    broker = GuardedBroker()
+    await broker.fall_silent()
+    messages: set[str] = set()
+    for probe in (False, True, False):
+        with pytest.raises(BrokerDownError) as raised:
+            await broker.call(SILENT, probe=probe)
+        messages.add(str(raised.value))
+    assert broker.calls == FAILURES + 1
+    (message,) = messages
+    assert "http://broker:8080 has not answered since 2026-01-02T03:05:05Z; check" in message
+
+
+REFUSED = BrokerFailedError("503", remedy="wait")
+
+
+@pytest.mark.parametrize("probed", [None, REFUSED], ids=["success", "refusal"])
+async def test_a_probe_that_is_answered_closes_it(probed: Exception | None) -> None:
+    broker = GuardedBroker()
+    await broker.fall_silent()
+    if probed is None:
+        await broker.call(probe=True)
+    else:
+        with pytest.raises(BrokerFailedError):
+            await broker.call(probed, probe=True)
+    assert broker.states == [True, False]
+    assert await broker.call() == "answer"
+    with pytest.raises(BrokerUnreachableError, match="no answer"):
+        await broker.call(SILENT)
+
+
+CONNECTIONS = 20
+"""As many as there may be to one broker."""
+ANSWER = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class BusyBroker:
+    """What arrives at a broker that answers once the test lets it."""
+
+    url: str
+    arrived: list[str]
+    answering: asyncio.Event
+    busy: asyncio.Event
+
+
+@asynccontextmanager
+async def a_broker() -> AsyncIterator[BusyBroker]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = re.search(r"Content-Length: (\d+)", head)
+        await reader.readexactly(int(length[1]) if length else 0)
+        broker.arrived.append(head.split()[0])
+        if len(broker.arrived) == CONNECTIONS:
+            broker.busy.set()
+        await broker.answering.wait()
+        writer.write(ANSWER)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        broker = BusyBroker(url, [], asyncio.Event(), asyncio.Event())
+        yield broker
+
+
+async def test_a_write_that_waited_too_long_for_a_connection_never_leaves() -> None:
+    clock = Clock()
+    fence = Fence(clock)
+    turns = CallTurns(CONNECTIONS)
+
+    async def send(method: str, body: object = None) -> object:
+        way = Way(broker.url, Access.bearer("t"), turns)
+        return await http.send(Call("do it", method, "x", body), way)
+
+    async with a_broker() as broker, Http.open(fence) as http, asyncio.TaskGroup() as group:
+        fence.open_until(clock.now + 7)
+        reads = [group.create_task(send("GET")) for _ in range(CONNECTIONS)]
+        await broker.busy.wait()  # all connections are taken now
+        write = group.create_task(_refusal(send("PUT", {"a": 1})))
+        await asyncio.sleep(0)
+        clock.now += 10
+        broker.answering.set()
+        assert "was not renewed in time; got '3.0 s too late'" in await write
+        assert set(broker.arrived) == {"GET"}
+        await send("GET")
+        fence.open_until(clock.now + 7)
+        await send("PUT", {"a": 1})
+        assert broker.arrived[len(reads) :] == ["GET", "PUT"]
+
+
+async def _refusal(sending: Awaitable[object]) -> str:
+    with pytest.raises(FenceClosedError) as refused:
+        await sending
+    return str(refused.value)
+
+
+def test_a_fence_is_closed_until_it_is_opened_and_from_its_moment_on() -> None:
+    clock = Clock()
+    fence = Fence(clock)
+    assert not fence.is_open()
+    fence.open_until(107.0)
+    clock.now = 106.9
+    fence.check()
+    clock.now = 107.0
+    with pytest.raises(FenceClosedError):
+        fence.check()
+
+
+def test_elapsed_time_only_rises() -> None:
+    assert elapsed() <= elapsed()

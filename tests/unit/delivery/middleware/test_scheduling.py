@@ -1,0 +1,278 @@
+"""Key ordering, one attempt at a time, and rate limits of handlers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive import Policy, RetryConsumer
+from redrive.delivery.decisions import Attempts
+from redrive.delivery.middleware.chain import DONE, Outcome, Redeliver, Settlement
+from redrive.delivery.middleware.scheduling import KeyOrdering, OneAttempt, RateLimiter
+from redrive.delivery.parts import SystemClock
+from redrive.errors import InvalidSpecError
+from redrive.policy.naming import TopicName
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock
+from tests.support.fake_client import FakeClient
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Consumer:
+    """What hands messages out in their order, and again."""
+
+    def __init__(self) -> None:
+        self.incoming: deque[pulsar.Message] = deque()
+        ordering = KeyOrdering(self, VirtualClock(START), by_topic=False)  # type: ignore[arg-type]
+        self.receive = ordering.receive(self._take)
+        self.settle = ordering.settle(lambda _: None)
+        self.ordering = ordering
+
+    def _take(self, _: float | None) -> pulsar.Message | None:
+        return self.incoming.popleft() if self.incoming else None
+
+    def again(self, message: pulsar.Message, _: float) -> None:
+        self.incoming.append(message)
+
+    def hold_new(self, holder: object, *, held: bool) -> None:
+        """Nothing new comes anyway."""
+
+    def taken(self) -> list[bytes]:
+        """Take all that may go."""
+        return [message.data() for message in iter(lambda: self.receive(0), None)]
+
+    def handle(self, message: pulsar.Message, handler: Any) -> None:  # noqa: ANN401 - calls back
+        self.ordering.handle(lambda _: [handler()])([message])
+
+
+def of_key(number: int) -> InMemoryMessage:
+    message_id = pulsar.MessageId(0, 1, number, -1)
+    topic = TopicName("shop", "prod", "orders")
+    return InMemoryMessage(topic, message_id, b"%d" % number, START, key="k")
+
+
+def test_a_key_waits_for_the_handler_of_what_was_settled_meanwhile() -> None:
+    consumer, first = Consumer(), of_key(1)
+    consumer.incoming.extend([first, of_key(2)])
+    assert consumer.taken() == [b"1"]
+
+    def time_out() -> None:
+        consumer.settle(Settlement(first, DONE))
+        assert consumer.taken() == []
+
+    consumer.handle(first, time_out)
+    assert consumer.taken() == [b"2"]
+
+
+def test_what_comes_again_while_its_handler_is_at_work_waits_its_turn() -> None:
+    consumer, first = Consumer(), of_key(1)
+    consumer.incoming.extend([first, of_key(2)])
+    assert consumer.taken() == [b"1"]
+
+    def give_back() -> None:
+        consumer.settle(Settlement(first, Redeliver(counted=True, reason="asked")))
+        consumer.incoming.append(of_key(1))
+        assert consumer.taken() == []
+
+    consumer.handle(first, give_back)
+    second = consumer.receive(0)
+    assert second is not None
+    assert second.data() == b"2"
+    consumer.handle(second, lambda: None)
+    assert consumer.taken() == []
+    consumer.settle(Settlement(second, DONE))
+    assert consumer.taken() == [b"1"]
+
+
+def test_a_retry_in_place_is_still_the_first_of_its_key() -> None:
+    consumer, first = Consumer(), of_key(1)
+    consumer.incoming.extend([first, of_key(2)])
+    assert consumer.taken() == [b"1"]
+    consumer.handle(first, lambda: None)
+    consumer.incoming.append(first)
+    assert consumer.taken() == [b"1"]
+    consumer.settle(Settlement(first, DONE))
+    assert consumer.taken() == [b"2"]
+
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
+GO = {"RECONSUMETIMES": "1", "ORIGIN_MESSAGE_ID": "12:34:0", "REAL_TOPIC": str(POLICY.topic)}
+"""As the client in Go writes them, for all messages of a batch alike."""
+
+
+class Again:
+    """An incoming that notes which messages are to be handed out again."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def again(self, message: Any, _seconds: float) -> None:  # noqa: ANN401 - as the client has it
+        self.messages.append(message)
+
+
+class Desk:
+    """Takes and handles messages one inside the other, as several threads do beside each other."""
+
+    def __init__(self) -> None:
+        self.broker = InMemoryBroker(POLICY)
+        self.again = Again()
+        incoming: Any = self.again
+        self.one_attempt = OneAttempt(incoming, Attempts(lambda: POLICY, self.broker.clock))
+
+    def message(self, **headers: str) -> Any:  # noqa: ANN401 - as the client has it
+        """Store a message in the retry topic, and return it."""
+        message = InMemoryMessage(
+            POLICY.retry_topic, pulsar.MessageId.earliest, b"", self.broker.clock.now(),
+            headers=GO | headers,
+        )  # fmt: skip
+        self.broker.store(POLICY.retry_topic, message)
+        return self.broker.hand_out(self, None)
+
+    def taken_beside(self, at_work: Any, *messages: Any, settled: bool) -> list[Any]:  # noqa: ANN401
+        """Return what of *messages* is taken while a handler has *at_work*."""
+        waiting, taken = list(messages), list[Any]()
+        take = self.one_attempt.take(lambda: [waiting.pop(0)])
+
+        def work(_messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+            if settled:
+                self.one_attempt.note_settlement(at_work)
+            while waiting:
+                try:
+                    taken.extend(take())
+                except IndexError:  # the last was put off
+                    break
+            return [None]
+
+        self.one_attempt.handle(work)([at_work])
+        assert sorted([*taken, *self.again.messages], key=id) == sorted(messages, key=id)
+        return taken
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_messages_with_one_origin_are_handled_beside_each_other(desk: Desk) -> None:
+    first, second = desk.message(), desk.message()
+    assert desk.taken_beside(first, second, settled=False) == [second]
+
+
+def test_next_attempt_waits_for_late_handler_and_siblings_do_not(desk: Desk) -> None:
+    slow, sibling = desk.message(), desk.message()
+    following = desk.message(REDRIVE_FIRST_ID="1:2:3")
+    retry = desk.message(REDRIVE_FIRST_ID=f"2:{slow.message_id().entry_id()}:-1")
+    others = [sibling, following]
+    assert desk.taken_beside(slow, retry, *others, settled=True) == others
+    assert desk.again.messages == [retry]
+    desk.again.messages.clear()
+    assert desk.taken_beside(sibling, retry, settled=True) == [retry]
+
+
+def test_message_at_work_is_not_taken_beside_itself(desk: Desk) -> None:
+    message = desk.message()
+    assert desk.taken_beside(message, message, settled=False) == []
+
+
+def test_retries_of_one_batch_of_go_take_as_long_as_others() -> None:
+    client, handled, done = FakeClient(), list[bytes](), threading.Event()
+    contents = [b"%d" % number for number in range(40)]
+
+    def handle(message: pulsar.Message) -> None:
+        time.sleep(0.02)
+        handled.append(message.data())
+        if len(handled) == len(contents):
+            consumer.stop()
+            done.set()
+
+    with RetryConsumer(client.as_pulsar(), POLICY) as consumer:
+        client.deliver(POLICY.retry_topic, *contents, properties=GO)
+        began = time.monotonic()
+        consumer.run(handle, workers=8)
+    assert done.is_set()
+    assert sorted(handled) == sorted(contents)
+    assert time.monotonic() - began < 10  # 0.1 s; with one a second 30 s
+
+
+takings = st.lists(
+    st.tuples(st.integers(1, 50), st.floats(0, 10), st.floats(0, 3)), min_size=1, max_size=50
+)
+
+
+class Watch:
+    """A clock that a pace may put forward, and the moments at which something was taken."""
+
+    def __init__(self, rate: float | None) -> None:
+        self.clock = VirtualClock(datetime(2026, 1, 1, tzinfo=UTC))
+        self.limiter = RateLimiter(rate, self.clock, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.clock.advance(timedelta(seconds=seconds))
+
+    def take(self, count: int = 1, took: float = 0) -> float:
+        """Take so many messages, which come after so many seconds; tell when they did."""
+
+        def take() -> list[int]:
+            self.sleep(took)
+            return [0] * count
+
+        assert self.limiter.take(take)() == [0] * count
+        return self.clock.monotonic()
+
+
+@given(st.floats(0.1, 1_000), takings)
+def test_no_message_begins_before_those_ahead_of_it_have_had_their_share(
+    rate: float, takings: list[tuple[int, float, float]]
+) -> None:
+    watch, ahead = Watch(rate), None
+    for count, idle, took in takings:
+        watch.sleep(idle)
+        begins = watch.take(count, took)
+        if ahead is not None:
+            before, begun = ahead
+            assert begins - begun >= before / rate - 1e-5
+        ahead = (count, begins)
+
+
+def test_time_that_went_unused_is_not_made_up_for() -> None:
+    watch = Watch(2)
+    assert [watch.take() for _ in range(3)] == [0.0, 0.5, 1.0]
+    watch.sleep(999)
+    assert [watch.take() for _ in range(3)] == [1_000.0, 1_000.5, 1_001.0]
+
+
+def test_without_a_rate_nothing_waits() -> None:
+    watch = Watch(None)
+    assert [watch.take(1_000) for _ in range(3)] == [0.0, 0.0, 0.0]
+
+
+def test_threads_that_share_a_pace_take_their_turns() -> None:
+    limiter, moments = RateLimiter(20, SystemClock(), time.sleep), []
+
+    def take() -> list[int]:
+        moments.append(time.monotonic())
+        return [0]
+
+    threads = [threading.Thread(target=limiter.take(take)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(moments) == 5
+    assert all(after - before >= 0.049 for before, after in itertools.pairwise(moments))
+
+
+@pytest.mark.parametrize("rate", [0, -1])
+def test_a_rate_that_lets_nothing_through_is_refused(rate: float) -> None:
+    with pytest.raises(InvalidSpecError, match="use pause"):
+        Watch(rate)
