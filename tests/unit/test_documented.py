@@ -40,14 +40,14 @@ RUN_BY: Mapping[str, Mapping[str, str]] = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_of_commands_is_run_by_a_test(page: str) -> None:
+def test_every_command_block_is_run_by_a_test(page: str) -> None:
     headings = {block.heading for block in commands(page)}
     assert headings - set(RUN_BY[page]) == set(), "no test runs these"
     assert set(RUN_BY[page]) - headings == set(), "these are no more"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_tests_take_the_commands_from_the_page(page: str) -> None:
+def test_tests_read_commands_from_their_page(page: str) -> None:
     name = next(name for name, value in globals().items() if value == page)
     for heading, test in RUN_BY[page].items():
         text = (ROOT / test).read_text("utf-8")
@@ -55,12 +55,12 @@ def test_the_tests_take_the_commands_from_the_page(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_block_says_what_it_is(page: str) -> None:
+def test_every_block_names_its_language(page: str) -> None:
     """So that no commands are left out for want of a word."""
     assert {block.language for block in blocks(page)} <= {"sh", "text", "python"}
 
 
-def test_the_targets_that_the_readme_begins_with_are_there() -> None:
+def test_make_targets_of_the_readme_exist() -> None:
     """What `make demo` and `make test` do are the end-to-end tests, and the tests."""
     (block,) = commands(README, "Try it")
     dry = block.text.replace("make ", "make --dry-run ")

@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 20
 
 
-def test_the_source_root_is_not_a_package() -> None:
+def test_source_root_is_not_a_package() -> None:
     """`operator/__init__.py` would shadow the standard library for whatever runs from the root."""
     assert not (ROOT / "operator" / "__init__.py").exists()
 
 
-def test_python_run_from_the_root_finds_the_standard_library() -> None:
+def test_python_in_the_root_imports_the_standard_library() -> None:
     """The consequence that matters, tried."""
     code = "import operator; print(operator.eq(1, 1))"
     ran = subprocess.run(
@@ -26,7 +26,7 @@ def test_python_run_from_the_root_finds_the_standard_library() -> None:
     assert ran.stdout == "True\n"
 
 
-def test_the_readme_has_every_folder_of_the_package() -> None:
+def test_readme_lists_every_package() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     packages = [path.parent for path in (ROOT / "operator/redrive").glob("*/__init__.py")]
     missing = [p for p in packages if f"| `{p.relative_to(ROOT)}` |" not in readme]
@@ -34,7 +34,7 @@ def test_the_readme_has_every_folder_of_the_package() -> None:
     assert not missing
 
 
-def test_the_unit_tests_mirror_the_package() -> None:
+def test_unit_tests_mirror_package() -> None:
     """`tests/unit/a/b` tests `redrive/a/b`; `release` and `sandbox` are packages of their own."""
     tests = ROOT / "tests" / "unit"
     folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}
@@ -44,7 +44,7 @@ def test_the_unit_tests_mirror_the_package() -> None:
     assert not strays
 
 
-def test_the_folders_of_delivery_stay_small() -> None:
+def test_delivery_folders_have_few_files() -> None:
     """It once was one folder of 42 files."""
     delivery = ROOT / "operator" / "redrive" / "delivery"
     files = Counter(file.parent.relative_to(delivery) for file in delivery.rglob("*.py"))
@@ -52,7 +52,7 @@ def test_the_folders_of_delivery_stay_small() -> None:
     assert Path("middleware") in files
 
 
-def test_no_class_name_means_two_things() -> None:
+def test_class_names_are_unique() -> None:
     """A search for a name must lead to one place."""
     found: dict[str, list[str]] = {}
     for file in sorted((ROOT / "operator" / "redrive").rglob("*.py")):

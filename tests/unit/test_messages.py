@@ -60,7 +60,7 @@ def send_binary(consumer: InMemoryConsumer, content: bytes, **fields: Any) -> No
     broker.store(POLICY.topic, sent)
 
 
-def test_keys_that_are_no_text_are_read_as_base64_as_java_writes_them() -> None:
+def test_binary_keys_are_read_as_base64() -> None:
     message = message_with(ordering_key=NO_TEXT, partition_key=NO_TEXT)
     assert ordering_key(message) == partition_key(message) == AS_BASE64
     message = message_with(ordering_key="größe", partition_key="k")
@@ -69,13 +69,13 @@ def test_keys_that_are_no_text_are_read_as_base64_as_java_writes_them() -> None:
     assert ordering_key(message) == partition_key(message) == ""
 
 
-def test_properties_are_all_or_none() -> None:
+def test_unreadable_property_makes_all_unreadable() -> None:
     assert read_properties(message_with(property=("a", "ä"))) == {"a": "ä"}
     assert read_properties(message_with(property=("a", NO_TEXT))) is None
     assert read_properties(message_with()) == {}
 
 
-def test_a_hop_of_a_message_whose_keys_are_no_text_carries_them_as_base64() -> None:
+def test_hop_carries_binary_keys_as_base64() -> None:
     sent = []
 
     class Producer:
@@ -103,7 +103,7 @@ def test_a_hop_of_a_message_whose_keys_are_no_text_carries_them_as_base64() -> N
     assert sent == [(b"x", AS_BASE64, AS_BASE64)]
 
 
-def test_ordered_messages_wait_for_each_other_by_a_key_that_is_no_text() -> None:
+def test_binary_ordering_key_keeps_messages_in_order() -> None:
     policy = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)
     consumer = InMemoryConsumer(policy)
     for content in (b"1", b"2"):
@@ -216,7 +216,7 @@ hostile_fields = st.fixed_dictionaries(
 
 
 @given(fields=hostile_fields, ordered=st.booleans())
-def test_hostile_metadata_ends_no_run(fields: dict[str, Any], *, ordered: bool) -> None:
+def test_hostile_metadata_does_not_end_a_run(fields: dict[str, Any], *, ordered: bool) -> None:
     kind = SubscriptionType.KEY_SHARED if ordered else SubscriptionType.SHARED
     policy = replace(POLICY, ordered=ordered, subscription_type=kind)
     consumer = InMemoryConsumer(policy)
@@ -253,6 +253,6 @@ def test_hostile_metadata_ends_no_run(fields: dict[str, Any], *, ordered: bool) 
         (b"0123456789abcdef", NO_VERSION),
     ],
 )
-def test_schema_versions_of_any_size_fit_a_broker(written: bytes, version: int | None) -> None:
+def test_schema_version_of_any_size_is_read(written: bytes, version: int | None) -> None:
     message = Hostile(POLICY.topic, pulsar.MessageId(-1, 0, 0), b"", EPOCH, version=written)
     assert schema_version(cast("pulsar.Message", message)) == version

@@ -13,9 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(("given", "code"), [("", 0), ("installed", 0), ("instaled", 4)])
-def test_a_word_that_the_setting_for_spark_operators_does_not_know_is_refused(
-    given: str, code: int
-) -> None:
+def test_unknown_spark_setting_is_refused(given: str, code: int) -> None:
     command = "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/node"
     ran = subprocess.run(
         [sys.executable, *command, "-o", "python_files=node_*.py"],
@@ -29,7 +27,7 @@ def test_a_word_that_the_setting_for_spark_operators_does_not_know_is_refused(
     assert waiting == (given == "")
 
 
-def test_the_log_of_the_installation_is_printed() -> None:
+def test_installation_log_is_printed() -> None:
     """That of tests that pass as well."""
     dry = "/bin/sh", "-c", "make --dry-run e2e-node"
     ran = subprocess.run(dry, cwd=ROOT, check=True, text=True, capture_output=True)

@@ -65,7 +65,7 @@ def parent(span: ReadableSpan) -> str | None:
     return None if span.parent is None else f"{span.parent.span_id:016x}"
 
 
-def test_one_trace_goes_on_from_the_producer_through_retries_to_the_dead_letter(
+def test_trace_spans_producer_retries_and_dead_letter(
     spans: Spans,
 ) -> None:
     consumer = InMemoryConsumer(POLICY, tracing=spans.tracing)
@@ -91,7 +91,7 @@ def test_one_trace_goes_on_from_the_producer_through_retries_to_the_dead_letter(
     assert dead.properties()["tenant"] == "a"
 
 
-def test_a_message_without_a_trace_begins_one(spans: Spans) -> None:
+def test_message_without_trace_starts_one(spans: Spans) -> None:
     consumer = InMemoryConsumer(POLICY, tracing=spans.tracing)
     consumer.send(b"x", properties={"tracestate": "left=over"})
     consumer.run(fail)
@@ -104,7 +104,7 @@ def test_a_message_without_a_trace_begins_one(spans: Spans) -> None:
     assert "tracestate" not in dead.properties()
 
 
-def test_spans_tell_which_attempt_this_is_and_of_an_exception_only_its_class(
+def test_span_has_the_attempt_and_only_the_error_class(
     spans: Spans,
 ) -> None:
     consumer = InMemoryConsumer(POLICY, tracing=spans.tracing)
@@ -124,7 +124,7 @@ def test_spans_tell_which_attempt_this_is_and_of_an_exception_only_its_class(
     assert "ann@example.com" not in "".join(span.to_json() for span in spans.all())
 
 
-def test_a_batch_is_linked_to_the_traces_of_its_messages_and_the_failed_one_goes_on_with_it(
+def test_batch_span_links_messages_and_continues_failed_ones(
     spans: Spans,
 ) -> None:
     consumer = InMemoryConsumer(POLICY, tracing=spans.tracing)
@@ -149,7 +149,7 @@ def test_a_batch_is_linked_to_the_traces_of_its_messages_and_the_failed_one_goes
     assert (ids(again)[0], parent(again)) == ids(sent)
 
 
-def test_what_a_program_settles_itself_belongs_to_the_attempt_it_says(spans: Spans) -> None:
+def test_manual_settlement_belongs_to_its_attempt_span(spans: Spans) -> None:
     consumer = InMemoryConsumer(POLICY, tracing=spans.tracing)
     consumer.send(b"x", properties=FROM_PRODUCER)
     message = consumer.receive()
@@ -162,7 +162,7 @@ def test_what_a_program_settles_itself_belongs_to_the_attempt_it_says(spans: Spa
     assert carried(consumer.receive()) == ids(sent)
 
 
-def test_what_is_settled_outside_of_an_attempt_goes_on_the_trace_of_its_message(
+def test_settlement_outside_an_attempt_continues_the_trace(
     spans: Spans,
 ) -> None:
     consumer = InMemoryConsumer(POLICY, tracing=spans.tracing)
@@ -174,7 +174,7 @@ def test_what_is_settled_outside_of_an_attempt_goes_on_the_trace_of_its_message(
     assert carried(consumer.receive()) == ids(sent)
 
 
-def test_a_message_whose_invisible_duration_ends_goes_on_its_trace(spans: Spans) -> None:
+def test_expired_message_continues_its_trace(spans: Spans) -> None:
     consumer = InMemorySimpleConsumer(POLICY, tracing=spans.tracing)
     consumer.send(b"x", properties=FROM_PRODUCER)
     invisible = timedelta(seconds=10)
@@ -189,7 +189,7 @@ def test_a_message_whose_invisible_duration_ends_goes_on_its_trace(spans: Spans)
     assert carried(consumer.receive(1, invisible)[0]) == ids(sent)
 
 
-def test_a_send_that_is_refused_is_told_too(spans: Spans) -> None:
+def test_refused_send_is_recorded_as_an_error(spans: Spans) -> None:
     consumer = InMemoryConsumer(POLICY, tracing=spans.tracing)
     consumer.send(b"x")
     consumer.broker.refused.add(POLICY.retry_topic)
@@ -201,7 +201,7 @@ def test_a_send_that_is_refused_is_told_too(spans: Spans) -> None:
     assert sent.status.status_code is StatusCode.ERROR
 
 
-def test_without_an_sdk_what_the_producer_sent_goes_on_as_it_is() -> None:
+def test_trace_context_without_sdk_is_passed_on() -> None:
     consumer = InMemoryConsumer(POLICY, tracing=Tracing())
     consumer.send(b"x", properties=FROM_PRODUCER)
     consumer.run(fail)
@@ -213,7 +213,7 @@ def test_without_an_sdk_what_the_producer_sent_goes_on_as_it_is() -> None:
     assert "traceparent" not in untraced.properties()
 
 
-def test_an_interrupted_handler_ends_its_span(spans: Spans) -> None:
+def test_interrupted_handler_ends_its_span(spans: Spans) -> None:
     consumer = InMemoryConsumer(POLICY, tracing=spans.tracing)
     consumer.send(b"x")
 
@@ -227,7 +227,7 @@ def test_an_interrupted_handler_ends_its_span(spans: Spans) -> None:
     assert attempt.attributes["error.type"] == "KeyboardInterrupt"
 
 
-def test_the_trace_of_a_cause_leads_from_the_handler_on_and_not_through_tracing(
+def test_trace_of_cause_omits_frames_of_tracing(
     spans: Spans, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer = InMemoryConsumer(POLICY, tracing=spans.tracing)
@@ -237,7 +237,7 @@ def test_the_trace_of_a_cause_leads_from_the_handler_on_and_not_through_tracing(
     assert "redrive.opentelemetry" not in caplog.text
 
 
-def test_gauge_shows_whether_a_consumer_is_connected() -> None:
+def test_connected_gauge_follows_the_connection() -> None:
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("test")
 

@@ -77,7 +77,7 @@ def generation(consumer: InMemoryConsumer) -> float | None:
     return REGISTRY.get_sample_value("redrive_consumer_policy_generation", labels)
 
 
-def test_failures_are_counted_by_what_became_of_them() -> None:
+def test_failures_are_counted_by_result() -> None:
     counts = Counts()
     policy = replace(POLICY, max_retries=2)
     consumer = InMemoryConsumer(policy, on_event=prometheus.count)
@@ -92,7 +92,7 @@ def test_failures_are_counted_by_what_became_of_them() -> None:
     }
 
 
-def test_discarded_unsent_and_late_messages_are_counted_too() -> None:
+def test_discarded_unsent_and_late_messages_are_counted() -> None:
     counts = Counts()
     policy = replace(POLICY, max_retries=0, dead_letters=False)
     discarding = InMemoryConsumer(policy, on_event=prometheus.count)
@@ -117,7 +117,7 @@ def test_discarded_unsent_and_late_messages_are_counted_too() -> None:
     }
 
 
-def test_successes_and_durations_make_a_failure_rate() -> None:
+def test_successes_and_durations_are_counted() -> None:
     counts = Counts()
     metrics = prometheus.HandlerMetrics()
     consumer = InMemoryConsumer(POLICY, on_event=prometheus.count, middleware=[metrics])
@@ -139,7 +139,7 @@ def test_successes_and_durations_make_a_failure_rate() -> None:
     }
 
 
-def test_what_is_in_hand_is_seen() -> None:
+def test_in_flight_gauge_follows_receive_and_acknowledge() -> None:
     consumer = InMemoryConsumer(POLICY, name="in-hand")
     prometheus.follow(consumer)
     labels = {**WHERE, "consumer": "in-hand"}
@@ -150,7 +150,7 @@ def test_what_is_in_hand_is_seen() -> None:
     assert REGISTRY.get_sample_value("redrive_consumer_messages_in_hand", labels) == 0
 
 
-def test_dead_keys_are_seen_where_dead_letters_are_sequenced() -> None:
+def test_dead_keys_gauge_counts_keys_of_sequenced_policy() -> None:
     counts, labels = Counts(), {**WHERE, "consumer": "sequenced"}
     policy = replace(SEQUENCED, max_retries=0)
     consumer = InMemoryConsumer(policy, name="sequenced", on_event=prometheus.count)
@@ -167,7 +167,7 @@ def test_dead_keys_are_seen_where_dead_letters_are_sequenced() -> None:
     }
 
 
-def test_the_generation_is_that_of_the_file_whenever_metrics_are_collected(tmp_path: Path) -> None:
+def test_generation_gauge_follows_the_policy_file(tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(codec.encode(replace(POLICY, generation=3)), encoding="utf-8")
     consumer = InMemoryConsumer(PolicyFile(file), name="followed")
@@ -183,7 +183,7 @@ def test_the_generation_is_that_of_the_file_whenever_metrics_are_collected(tmp_p
     assert generation(consumer) == 4
 
 
-def test_an_outage_is_seen_while_it_lasts_and_counted() -> None:
+def test_outage_is_shown_while_it_lasts_and_counted() -> None:
     counts = Counts()
     policy = replace(POLICY, outage_breaker=OutageLimits(min_messages=2))
     consumer = InMemoryConsumer(policy, name="paused", on_event=prometheus.count)
@@ -211,7 +211,7 @@ def test_an_outage_is_seen_while_it_lasts_and_counted() -> None:
     }
 
 
-def test_a_consumer_that_is_gone_is_followed_no_more() -> None:
+def test_deleted_consumer_has_no_metrics() -> None:
     consumer = InMemoryConsumer(POLICY, name="gone")
     prometheus.follow(consumer)
     assert generation(consumer) == 0
@@ -221,7 +221,7 @@ def test_a_consumer_that_is_gone_is_followed_no_more() -> None:
     assert REGISTRY.get_sample_value("redrive_consumer_policy_generation", labels) is None
 
 
-async def test_an_asynchronous_consumer_may_be_followed_before_it_is_entered(
+async def test_async_consumer_can_be_followed_before_it_opens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     consumer = AsyncRetryConsumer(cast("pulsar.Client", None), POLICY)
@@ -234,14 +234,14 @@ async def test_an_asynchronous_consumer_may_be_followed_before_it_is_entered(
 
 
 @pytest.mark.parametrize("name", ["", "orders", "/orders", "shop/", "a/b/c"])
-def test_a_policy_that_is_no_resource_has_no_labels_of_one(name: str) -> None:
+def test_policy_without_resource_name_has_empty_labels(name: str) -> None:
     consumer = InMemoryConsumer(replace(POLICY, name=name), name="by-hand")
     prometheus.follow(consumer)
     labels = {**WHERE, "policy": "", "policy_namespace": "", "consumer": "by-hand"}
     assert REGISTRY.get_sample_value("redrive_consumer_policy_generation", labels) == 0
 
 
-def test_gauge_shows_whether_a_consumer_is_connected() -> None:
+def test_connected_gauge_is_0_after_close() -> None:
     with InMemoryConsumer(POLICY, name="connected") as consumer:
         prometheus.follow(consumer)
         labels = {**WHERE, "consumer": "connected"}
@@ -257,7 +257,7 @@ def documented() -> dict[str, str]:
     return dict(rows)
 
 
-def test_the_reference_lists_the_metrics_that_there_are_with_their_labels(
+def test_reference_lists_every_metric_with_its_labels(
     documented: dict[str, str],
 ) -> None:
     for name in Name:  # each is counted
@@ -281,5 +281,5 @@ def test_the_reference_lists_the_metrics_that_there_are_with_their_labels(
     assert len(there_are) == len(Name) + 7
 
 
-def test_the_reference_lists_the_events_that_there_are(documented: dict[str, str]) -> None:
+def test_reference_lists_every_event(documented: dict[str, str]) -> None:
     assert {name for name in documented if "." in name} == set(Name)

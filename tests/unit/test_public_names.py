@@ -38,7 +38,7 @@ def imported_by(program: str) -> set[str]:
     )
 
 
-def test_every_public_name_can_be_had_and_no_other() -> None:
+def test_public_names_are_exactly_the_listed_ones() -> None:
     for name in redrive.__all__:
         assert getattr(redrive, name).__name__ == name
     unknown = "Consumer"
@@ -46,7 +46,7 @@ def test_every_public_name_can_be_had_and_no_other() -> None:
         getattr(redrive, unknown)
 
 
-def test_every_error_that_a_public_name_is_said_to_raise_can_be_caught_by_a_public_name() -> None:
+def test_documented_errors_are_public_names() -> None:
     said = set()
     for name in redrive.__all__:
         public = getattr(redrive, name)
@@ -59,18 +59,18 @@ def test_every_error_that_a_public_name_is_said_to_raise_can_be_caught_by_a_publ
     assert said <= set(redrive.__all__)
 
 
-def test_the_operator_does_not_pay_for_what_consumers_need() -> None:
+def test_operator_imports_no_pulsar_client() -> None:
     assert "pulsar" not in imported_by("import redrive, redrive.policy.codec")
 
 
-def test_a_consumer_imports_nothing_that_it_may_never_use() -> None:
+def test_consumer_imports_no_optional_module() -> None:
     """`make bench` measures what importing costs; this is what would raise it unseen."""
     ours = imported_by("from redrive import PolicyFile, RetryConsumer")
     assert "redrive.delivery.consumers.consumer" in ours
     assert not ours & (OPTIONAL | SLOW - imported_by("import pulsar"))
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_package_is_marked_as_typed() -> None:
     assert resources.files(redrive).joinpath("py.typed").is_file()
 
 
@@ -82,5 +82,5 @@ def test_the_package_says_that_it_is_typed() -> None:
         (pulsar.MessageId(3, 5, 7, 0), "5:7:3:0"),
     ],
 )
-def test_ids_are_written_as_java_writes_them(message_id: pulsar.MessageId, text: str) -> None:
+def test_message_id_is_written_as_in_java(message_id: pulsar.MessageId, text: str) -> None:
     assert id_text(message_id) == text

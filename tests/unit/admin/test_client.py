@@ -53,7 +53,7 @@ async def broker(answer: Answer) -> AsyncIterator[str]:
     ("hosts", "followed"),
     [(("localhost",), True), (("local*",), True), ((), False), (("local",), False)],
 )
-async def test_credentials_go_to_another_broker_only_if_the_connection_names_its_host(
+async def test_redirect_sends_credentials_only_to_named_hosts(
     hosts: tuple[str, ...], *, followed: bool
 ) -> None:
     seen: list[tuple[str, str | None, str]] = []
@@ -82,7 +82,7 @@ async def test_credentials_go_to_another_broker_only_if_the_connection_names_its
     assert seen == ([("PUT", "Bearer the-token", body)] if followed else [])
 
 
-async def test_a_redirect_on_the_same_host_needs_no_name() -> None:
+async def test_redirect_to_same_host_is_followed() -> None:
     async def owner(_: web.Request) -> web.Response:
         return web.json_response(["here"])
 
@@ -97,7 +97,7 @@ async def test_a_redirect_on_the_same_host_needs_no_name() -> None:
         await Admin(http, url, Access.bearer("the-token", hosts=())).clusters()
 
 
-async def test_redirects_without_end_are_an_error_that_keeps_the_token() -> None:
+async def test_endless_redirects_are_refused_without_token() -> None:
     async def redirect(request: web.Request) -> web.Response:
         return web.Response(status=307, headers={"Location": request.raw_path})
 
@@ -109,7 +109,7 @@ async def test_redirects_without_end_are_an_error_that_keeps_the_token() -> None
 
 @pytest.mark.parametrize("status", [200, 403, 503])
 @pytest.mark.parametrize("body", ["key: hidden", "<title>hidden</title>", '{"key": "hidden"}'])
-async def test_what_another_host_answers_is_not_shown(status: int, body: str) -> None:
+async def test_answer_of_redirect_target_is_not_shown(status: int, body: str) -> None:
     async with redirected_to(status, body) as admin:
         with pytest.raises(AdminError) as caught:
             await admin.namespace("t/n")
@@ -119,7 +119,7 @@ async def test_what_another_host_answers_is_not_shown(status: int, body: str) ->
     assert shown in str(caught.value)
 
 
-async def test_why_another_broker_refuses_is_shown() -> None:
+async def test_reason_of_redirect_target_is_shown() -> None:
     async with redirected_to(412, '{"reason": "The bundle is moving"}') as admin:
         with pytest.raises(BrokerRefusedError, match="412 The bundle is moving"):
             await admin.namespace("t/n")
@@ -146,7 +146,7 @@ async def redirected_to(status: int, body: str) -> AsyncIterator[Admin]:
 @pytest.mark.parametrize(
     "url", ["http://h:99999", "http://[::1", "http://h:port", "http://a..b", "http://[zz]:80/x"]
 )
-async def test_an_admin_url_that_can_not_be_called_is_an_error_that_shows_it(url: str) -> None:
+async def test_invalid_admin_url_is_refused_and_shown(url: str) -> None:
     async with Http.open() as http:
         with pytest.raises(AdminUrlInvalidError) as caught:
             await Admin(http, url, Access.bearer("the-token")).clusters()
@@ -154,7 +154,7 @@ async def test_an_admin_url_that_can_not_be_called_is_an_error_that_shows_it(url
     assert caught.value.stalls
 
 
-async def test_a_redirect_to_what_is_no_address_is_an_error_too() -> None:
+async def test_redirect_to_invalid_url_is_refused_and_hidden() -> None:
     async def redirect(_: web.Request) -> web.Response:
         return web.Response(status=307, headers={"Location": "http://broker-7:99999/"})
 
@@ -173,9 +173,7 @@ async def test_a_redirect_to_what_is_no_address_is_an_error_too() -> None:
         ('{"auth_policies": {}}', "'JSON of another form'"),
     ],
 )
-async def test_a_good_answer_that_no_broker_gives_is_an_error_that_does_not_repeat_it(
-    said: str, shown: str
-) -> None:
+async def test_answer_not_of_a_broker_is_refused_and_hidden(said: str, shown: str) -> None:
     async def answer(request: web.Request) -> web.Response:
         if said.startswith("{") and "persistent" in request.path:
             return web.json_response([])
@@ -191,7 +189,7 @@ async def test_a_good_answer_that_no_broker_gives_is_an_error_that_does_not_repe
     )
 
 
-async def test_an_answer_without_its_number_of_partitions_is_an_error() -> None:
+async def test_partition_count_missing_in_answer_is_refused() -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"partitions": None})
 
@@ -209,13 +207,13 @@ async def test_an_answer_without_its_number_of_partitions_is_an_error() -> None:
         ("https://a", "http://b", False),
     ],
 )
-def test_a_token_sent_over_tls_never_goes_on_without(
+def test_redirect_from_https_to_http_is_not_followed(
     origin: str, target: str, *, allowed: bool
 ) -> None:
     assert may_follow(URL(origin), URL(target)) is allowed
 
 
-async def test_rights_are_set_one_by_one_where_no_batch_is_known() -> None:
+async def test_rights_without_batch_support_are_set_one_by_one() -> None:
     called: list[tuple[str, str, list[str] | None]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -282,7 +280,7 @@ async def namespace(
 READING = {"persistent/t/n", "persistent/t/n/partitioned", "namespaces/t/n"}
 
 
-async def test_missing_topics_cost_one_listing_and_a_second_batch() -> None:
+async def test_missing_topics_cost_one_listing_and_one_more_batch() -> None:
     there = [f"there-{number}" for number in range(50)]
     missing = [f"missing-{number}" for number in range(50)]
 
@@ -307,7 +305,7 @@ async def test_missing_topics_cost_one_listing_and_a_second_batch() -> None:
         ]
 
 
-async def test_a_broker_that_finds_no_topic_but_has_them_all_is_asked_no_more() -> None:
+async def test_batch_refused_with_all_topics_present_is_not_repeated() -> None:
     async with namespace("a", "b", batches=lambda _: 404) as (admin, calls):
         both = [RightsChange(topic, "r", PRODUCE) for topic in (TOPIC, TOPIC.sibling("b"))]
         with (
@@ -320,7 +318,7 @@ async def test_a_broker_that_finds_no_topic_but_has_them_all_is_asked_no_more() 
         assert len(calls) == 5
 
 
-async def test_where_all_topics_are_missing_there_is_no_second_batch() -> None:
+async def test_batch_with_all_topics_missing_is_not_repeated() -> None:
     async with namespace(batches=lambda _: 404) as (admin, calls):
         with (
             admin.granting("t/n") as grant,
@@ -330,7 +328,7 @@ async def test_where_all_topics_are_missing_there_is_no_second_batch() -> None:
         assert len(calls) == 5
 
 
-async def test_what_others_give_between_the_look_and_the_write_survives() -> None:
+async def test_rights_granted_by_others_meanwhile_are_kept() -> None:
     async with FakeBroker.serving() as fake, Http.open() as http:
         fake.tenants = {"t": []}
         fake.namespaces = {"t/n": Namespace({"a": FakeTopic(0, {})}, {str(TOPIC): {}})}
@@ -402,37 +400,37 @@ class Partitions:
         return backlogs, usage.uncounted
 
 
-async def test_all_partitions_are_told_of_in_one_call() -> None:
+async def test_subscriptions_of_partitions_are_read_in_one_call() -> None:
     topic = Partitions({0: part(s=0), 1: part(), 2: part(s=0, t=0)}, {})
     found = await topic.subscriptions()
     assert found.parts == (S, frozenset(), S | {"t"})
     assert topic.calls == [f"a {WHOLE}"]
 
 
-async def test_a_partition_that_was_left_out_is_asked_itself() -> None:
+async def test_omitted_partition_is_read_separately() -> None:
     topic = Partitions({0: part(s=0)}, {2: part(s=0)})
     assert (await topic.subscriptions()).parts == (S, None, S)
     assert topic.calls == [f"a {WHOLE}", "a-partition-1 stats", "a-partition-2 stats"]
 
 
-async def test_a_partition_that_can_not_be_asked_is_not_taken_for_one_that_is_gone() -> None:
+async def test_unreadable_partition_is_not_taken_for_missing() -> None:
     with pytest.raises(BrokerFailedError, match="503 no"):
         await Partitions({0: part(s=0), 1: part(s=0)}, {2: 503}).subscriptions()
     with pytest.raises(BrokerFailedError, match="503 no"):
         await Partitions({0: part(s=0), 1: part(s=0)}, {2: 503}).use()
 
 
-async def test_the_use_of_a_partition_that_was_left_out_counts() -> None:
+async def test_usage_includes_omitted_partitions() -> None:
     topic = Partitions({0: part(s=1), 1: part(s=0)}, {2: part(s=2)})
     assert await topic.use() == ({"s": 3}, 0)
 
 
-async def test_what_is_stored_where_the_subscription_is_not_is_uncounted() -> None:
+async def test_usage_without_subscription_is_uncounted() -> None:
     topic = Partitions({0: part(s=1, stored=5), 1: part(t=0, stored=7), 2: part(stored=9)}, {})
     assert await topic.use() == ({"s": 1, "t": 0}, 16)
 
 
-async def test_the_backlog_of_a_topic_that_may_be_deleted_is_counted_precisely() -> None:
+async def test_usage_reads_the_precise_backlog() -> None:
     async def answer(request: web.Request) -> web.Response:
         precise = request.query.get("getPreciseBacklog") == "true"
         return web.json_response(part(s=1 if precise else 0))
@@ -444,14 +442,14 @@ async def test_the_backlog_of_a_topic_that_may_be_deleted_is_counted_precisely()
 
 
 @pytest.mark.parametrize("said", [{}, {"subscriptions": 3}, []])
-async def test_what_no_broker_tells_of_a_partition_is_an_error(said: object) -> None:
+async def test_partition_stats_not_of_a_broker_are_refused(said: object) -> None:
     with pytest.raises(UnexpectedAnswerError):
         await Partitions({0: said}, {}, count=1).subscriptions()
     with pytest.raises(UnexpectedAnswerError):
         await Partitions({}, {0: said}, count=1).use()
 
 
-def test_a_subscription_that_one_partition_lacks_is_not_had() -> None:
+def test_subscription_missing_on_one_partition_is_incomplete() -> None:
     found = TopicSubscriptions((frozenset({"s", "t"}), None, frozenset({"s"})))
     assert not found.has("s")
     assert found.has_some_of("t")

@@ -27,7 +27,7 @@ class Calls:
         return len(self.requests)
 
 
-async def test_what_is_asked_during_a_call_goes_out_together_after_it() -> None:
+async def test_requests_during_a_call_form_the_next_batch() -> None:
     calls = Calls()
     batcher: Batcher[int, int] = Batcher(calls)
     first = asyncio.create_task(batcher.submit(0))
@@ -42,7 +42,7 @@ async def test_what_is_asked_during_a_call_goes_out_together_after_it() -> None:
     assert calls.requests == [[0], [1, 2, 3]]
 
 
-async def test_a_failed_call_fails_those_who_wait_for_it_and_no_later_one() -> None:
+async def test_failed_call_fails_only_its_own_requests() -> None:
     outcomes = iter([ValueError("no"), None])
 
     async def call(_: Sequence[int]) -> str:
@@ -57,7 +57,7 @@ async def test_a_failed_call_fails_those_who_wait_for_it_and_no_later_one() -> N
     assert await batcher.submit(3) == "yes"
 
 
-async def test_a_call_waits_for_all_who_announced_themselves() -> None:
+async def test_call_waits_for_announced_requests() -> None:
     calls = Calls()
     calls.open.set()
     batcher: Batcher[int, int] = Batcher(calls, max_gap=10)
@@ -71,7 +71,7 @@ async def test_a_call_waits_for_all_who_announced_themselves() -> None:
     assert calls.requests == [[0, 1, 2, 3, 5]]
 
 
-async def test_who_asks_alone_does_not_wait() -> None:
+async def test_single_request_does_not_wait() -> None:
     calls = Calls()
     calls.open.set()
     batcher: Batcher[int, int] = Batcher(calls, max_gap=10)
@@ -82,7 +82,7 @@ async def test_who_asks_alone_does_not_wait() -> None:
     assert asyncio.get_running_loop().time() == begun
 
 
-async def test_a_call_does_not_wait_for_ever() -> None:
+async def test_call_waits_at_most_the_gap() -> None:
     calls = Calls()
     calls.open.set()
     batcher: Batcher[int, int] = Batcher(calls, max_gap=0.01)
@@ -90,7 +90,7 @@ async def test_a_call_does_not_wait_for_ever() -> None:
         assert await ask(1) == 1
 
 
-async def test_a_call_waits_for_longer_than_the_gap_while_those_it_waits_for_come() -> None:
+async def test_gap_restarts_with_each_request() -> None:
     calls = Calls()
     calls.open.set()
     batcher: Batcher[int, int] = Batcher(calls, max_gap=0.2)
@@ -104,7 +104,7 @@ async def test_a_call_waits_for_longer_than_the_gap_while_those_it_waits_for_com
         assert await asyncio.gather(*map(work, range(6))) == [1] * 6
 
 
-async def test_those_who_announce_themselves_after_its_turn_never_hold_a_call_up() -> None:
+async def test_later_announcements_do_not_delay_a_call() -> None:
     calls = Calls()
     calls.open.set()
     batcher: Batcher[int, int] = Batcher(calls, max_gap=0.1)
@@ -124,7 +124,7 @@ async def test_those_who_announce_themselves_after_its_turn_never_hold_a_call_up
         other.cancel()
 
 
-async def test_an_asker_that_is_cancelled_does_not_disturb_the_others() -> None:
+async def test_cancelled_request_does_not_affect_others() -> None:
     calls = Calls()
     batcher: Batcher[int, int] = Batcher(calls)
     hasty, patient = asyncio.create_task(batcher.submit(1)), asyncio.create_task(batcher.submit(2))
@@ -153,18 +153,18 @@ class Reads:
         return self.made
 
 
-async def test_those_who_ask_at_the_same_time_share_a_read() -> None:
+async def test_concurrent_reads_share_one_call() -> None:
     reads = Reads()
     cached = CachedRead(reads)
     assert await asyncio.gather(*(cached.get(max_age=0) for _ in range(100))) == [1] * 100
 
 
-async def test_what_was_read_is_read_again_only_where_it_is_too_old() -> None:
+async def test_cached_read_is_repeated_only_beyond_its_age() -> None:
     cached = CachedRead(Reads())
     assert [await cached.get(max_age=age) for age in (60, 60, 0, 60)] == [1, 1, 2, 2]
 
 
-async def test_that_there_is_nothing_is_remembered_for_as_long() -> None:
+async def test_missing_object_is_cached_as_long() -> None:
     reads = Reads()
     cached = CachedRead(reads)
     reads.fails = AdminNotFoundError("no such thing", remedy="make it")
@@ -177,7 +177,7 @@ async def test_that_there_is_nothing_is_remembered_for_as_long() -> None:
     assert await cached.get(max_age=0) == 2
 
 
-async def test_a_read_that_fails_is_made_again_and_what_was_known_stays_known() -> None:
+async def test_failed_read_is_repeated_and_keeps_the_last_value() -> None:
     reads = Reads()
     cached = CachedRead(reads)
     reads.fails = BrokerUnreachableError("no broker", remedy="start it")

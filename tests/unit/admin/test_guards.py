@@ -48,7 +48,7 @@ class GuardedBroker:
                 await self.call(SILENT)
 
 
-async def test_answers_and_refusals_pass() -> None:
+async def test_breaker_passes_answers_and_refusals() -> None:
     broker = GuardedBroker()
     assert await broker.call() == "answer"
     for _ in range(2 * FAILURES):
@@ -57,7 +57,7 @@ async def test_answers_and_refusals_pass() -> None:
     assert (broker.states, broker.calls) == ([], 2 * FAILURES + 1)
 
 
-async def test_a_few_calls_in_a_row_without_an_answer_open_it() -> None:
+async def test_breaker_opens_after_consecutive_silent_calls() -> None:
     broker = GuardedBroker()
     for _ in range(3):
         for _ in range(FAILURES - 1):
@@ -69,7 +69,7 @@ async def test_a_few_calls_in_a_row_without_an_answer_open_it() -> None:
     assert broker.states == [True]
 
 
-async def test_while_it_is_open_nothing_goes_out_and_the_error_tells_since_when() -> None:
+async def test_open_breaker_sends_only_probes_and_shows_its_start() -> None:
     broker = GuardedBroker()
     await broker.fall_silent()
     messages: set[str] = set()
@@ -86,7 +86,7 @@ REFUSED = BrokerFailedError("503", remedy="wait")
 
 
 @pytest.mark.parametrize("probed", [None, REFUSED], ids=["success", "refusal"])
-async def test_a_probe_that_is_answered_closes_it(probed: Exception | None) -> None:
+async def test_answered_probe_closes_the_breaker(probed: Exception | None) -> None:
     broker = GuardedBroker()
     await broker.fall_silent()
     if probed is None:
@@ -145,7 +145,7 @@ async def a_broker() -> AsyncIterator[BusyBroker]:
         yield broker
 
 
-async def test_a_write_that_waited_too_long_for_a_connection_never_leaves() -> None:
+async def test_write_queued_beyond_the_fence_is_not_sent() -> None:
     clock = Clock()
     fence = Fence(clock)
     turns = CallTurns(CONNECTIONS)
@@ -176,7 +176,7 @@ async def _refusal(sending: Awaitable[object]) -> str:
     return str(refused.value)
 
 
-def test_a_fence_is_closed_until_it_is_opened_and_from_its_moment_on() -> None:
+def test_fence_is_open_only_until_its_end() -> None:
     clock = Clock()
     fence = Fence(clock)
     assert not fence.is_open()
@@ -188,5 +188,5 @@ def test_a_fence_is_closed_until_it_is_opened_and_from_its_moment_on() -> None:
         fence.check()
 
 
-def test_elapsed_time_only_rises() -> None:
+def test_elapsed_time_is_monotonic() -> None:
     assert elapsed() <= elapsed()

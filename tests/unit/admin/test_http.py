@@ -53,18 +53,18 @@ async def trickle(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(0.005)
 
 
-async def test_an_answer_that_never_ends_is_given_up() -> None:
+async def test_endless_slow_answer_times_out() -> None:
     call = Call("ask", "GET", "x", seconds=0.1)
     async with asyncio.timeout(60), asking(trickle) as (opened, url):
         with pytest.raises(BrokerUnreachableError, match=r"got 'no whole answer within 0\.1 s'"):
             await opened.send(call, Way(url, Access.bearer("x"), CallTurns(1)))
 
 
-def test_no_call_goes_without_a_limit() -> None:
+def test_call_has_a_default_timeout() -> None:
     assert Call("ask", "GET", "x").seconds == 60
 
 
-async def test_the_time_of_a_call_begins_with_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_timeout_of_call_starts_with_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = http.CALLS_AT_A_TIME + 5  # some wait for others
     within, begun, asked = http._within, 0, 0  # noqa: SLF001 - where the time of a call begins
     full, back = asyncio.Event(), asyncio.Event()
@@ -94,7 +94,7 @@ async def test_the_time_of_a_call_begins_with_its_turn(monkeypatch: pytest.Monke
     assert begun == waiting
 
 
-async def test_sixty_hanging_calls_of_one_connection_delay_no_other_at_the_same_broker() -> None:
+async def test_hanging_calls_of_a_connection_delay_no_other() -> None:
     hung, full, back = 0, asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.Response:
@@ -118,7 +118,7 @@ async def test_sixty_hanging_calls_of_one_connection_delay_no_other_at_the_same_
     assert hung == 60
 
 
-async def test_of_all_connections_a_hundred_quick_calls_are_under_way_at_most(
+async def test_concurrent_calls_of_all_connections_are_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "SLOW_SECONDS", 60)  # also where the machine is busy
@@ -140,7 +140,7 @@ async def test_of_all_connections_a_hundred_quick_calls_are_under_way_at_most(
     assert most == http.CALLS_OF_ALL
 
 
-async def test_connections_that_hang_however_many_they_are_delay_no_other() -> None:
+async def test_many_hanging_connections_delay_no_other() -> None:
     back = asyncio.Event()
 
     async def answer(request: web.Request) -> web.Response:
@@ -159,7 +159,7 @@ async def test_connections_that_hang_however_many_they_are_delay_no_other() -> N
         back.set()
 
 
-async def test_a_probe_that_hangs_makes_way_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_probe_times_out_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     back = asyncio.Event()
 
     async def answer(_: web.Request) -> web.Response:
@@ -176,7 +176,7 @@ async def test_a_probe_that_hangs_makes_way_for_the_next(monkeypatch: pytest.Mon
         assert await admin.clusters() == {"here"}
 
 
-async def test_what_one_broker_has_kept_by_its_clients_is_not_sent_to_another() -> None:
+async def test_cookies_of_a_broker_are_not_sent() -> None:
     cookies: list[str | None] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -201,7 +201,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
         await answer.write(bytes(2**16))
 
 
-async def test_an_answer_that_is_far_too_long_is_not_read_to_its_end() -> None:
+async def test_oversized_answer_is_not_read_to_its_end() -> None:
     counted = {"verb": "GET", "status": "too long"}
     before = REGISTRY.get_sample_value("redrive_admin_calls_total", counted) or 0
     async with asyncio.timeout(60), asking(endless) as (opened, url):
@@ -217,7 +217,7 @@ async def test_an_answer_that_is_far_too_long_is_not_read_to_its_end() -> None:
     assert REGISTRY.get_sample_value("redrive_admin_calls_total", counted) == before + 3
 
 
-async def test_of_an_error_only_the_beginning_is_read() -> None:
+async def test_endless_error_is_read_only_in_part() -> None:
     async def refuse(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(status=500)
         await answer.prepare(request)
@@ -229,7 +229,7 @@ async def test_of_an_error_only_the_beginning_is_read() -> None:
             await Admin(opened, url, Access.bearer("x")).clusters()
 
 
-async def test_an_answer_as_long_as_may_be_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_of_maximum_length_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text='["here"]')
 
@@ -242,7 +242,7 @@ async def test_an_answer_as_long_as_may_be_is_read(monkeypatch: pytest.MonkeyPat
         assert await opened.send(call, way) == ["here"]
 
 
-async def test_the_names_of_a_hundred_thousand_topics_are_read() -> None:
+async def test_list_of_hundred_thousand_topics_is_read() -> None:
     names = [f"persistent://a-tenant/a-namespace/topic-{number:06}" for number in range(100_000)]
 
     async def answer(request: web.Request) -> web.Response:
@@ -262,7 +262,7 @@ async def test_the_names_of_a_hundred_thousand_topics_are_read() -> None:
     ],
     ids=["lists", "deep", "objects"],
 )
-async def test_what_would_take_far_more_memory_parsed_is_not_parsed(bomb: bytes, got: str) -> None:
+async def test_json_that_would_exhaust_memory_is_not_parsed(bomb: bytes, got: str) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=bomb, content_type="application/json")
 
@@ -283,7 +283,7 @@ async def test_what_would_take_far_more_memory_parsed_is_not_parsed(bomb: bytes,
     assert peak < 100 * 2**20
 
 
-async def test_few_long_answers_are_read_at_a_time_and_one_of_each_connection() -> None:
+async def test_long_answers_are_limited_in_all_and_per_connection() -> None:
     now, most = Counter[str](), Counter[str]()
     full, on = asyncio.Event(), asyncio.Event()
 
@@ -312,7 +312,7 @@ async def test_few_long_answers_are_read_at_a_time_and_one_of_each_connection() 
     assert set(most.values()) == {1}
 
 
-async def test_a_long_answer_that_trickles_gives_its_turn_to_others(
+async def test_slow_long_answer_frees_its_slot_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "LONG_ANSWER_SECONDS", 3.0)
@@ -355,14 +355,14 @@ def issued(name: str) -> tuple[bytes, bytes]:
     return found.cert_chain_pems[0].bytes(), found.private_key_pem.bytes()
 
 
-def test_a_certificate_with_its_key_is_taken() -> None:
+def test_tls_context_accepts_certificate_with_its_key() -> None:
     certificate, key = issued("operator")
     made = tls_context(ca=AUTHORITY.cert_pem.bytes().decode(), certificate=certificate, key=key)
     assert made.check_hostname
     assert len(made.get_ca_certs()) == 1  # no other is trusted
 
 
-def test_what_is_none_is_refused_without_showing_it() -> None:
+def test_tls_context_refuses_invalid_files_without_content() -> None:
     certificate, key = issued("operator")
     _, other = issued("another")
     protected = serialization.load_pem_private_key(key, None).private_bytes(
@@ -378,7 +378,7 @@ def test_what_is_none_is_refused_without_showing_it() -> None:
             tls_context(ca=nothing)
 
 
-async def test_a_token_is_never_shown_and_never_changes() -> None:
+async def test_bearer_access_hides_its_token_and_is_not_renewed() -> None:
     access = Access.bearer("hunter2")
     assert "hunter2" not in repr(access)
     assert access.held is access
@@ -397,9 +397,7 @@ async def test_a_token_is_never_shown_and_never_changes() -> None:
         ("*a" * 60 + "b", "a" * 253, False),
     ],
 )
-def test_a_star_in_a_host_stands_for_anything_but_a_dot(
-    pattern: str, host: str, *, named: bool
-) -> None:
+def test_host_wildcard_matches_no_dot(pattern: str, host: str, *, named: bool) -> None:
     assert Access(hosts=(pattern,)).may_go_to(host) is named
 
 
@@ -422,13 +420,11 @@ def test_a_star_in_a_host_stands_for_anything_but_a_dot(
         (504, "", "BrokerUnreachable"),
     ],
 )
-def test_an_answer_has_the_reason_that_a_condition_shows(
-    status: int, answer: str, kind: str
-) -> None:
+def test_error_reason_follows_status_and_body(status: int, answer: str, kind: str) -> None:
     assert errors.error_for("read x", status, answer).reason == kind
 
 
-def test_the_message_has_the_call_the_answer_in_one_line_and_the_remedy() -> None:
+def test_error_message_is_one_line_with_call_and_remedy() -> None:
     error = errors.error_for("read namespace a/b", 500, '{"reason":"\\n --- broken\\n\\n  here"}')
     assert str(error) == (
         "the broker refused to read namespace a/b; got '500 --- broken here'; "
@@ -436,7 +432,7 @@ def test_the_message_has_the_call_the_answer_in_one_line_and_the_remedy() -> Non
     )
 
 
-def test_what_can_not_be_printed_of_an_answer_is_not() -> None:
+def test_error_message_replaces_unprintable_characters() -> None:
     error = errors.error_for("read x", 500, '{"reason": "\\u001b[31mred\\u0000\u202eder"}')
     assert "got '500 \ufffd[31mred\ufffd\ufffdder'" in str(error)
 
@@ -452,7 +448,7 @@ def test_what_can_not_be_printed_of_an_answer_is_not() -> None:
         '["reason", "hidden"]',
     ],
 )
-def test_what_is_no_error_of_pulsar_is_never_shown(answer: str) -> None:
+def test_error_body_not_of_pulsar_is_not_shown(answer: str) -> None:
     for status in (400, 401, 404, 500, 503):
         error = errors.error_for("read x", status, answer)
         assert "hidden" not in str(error)

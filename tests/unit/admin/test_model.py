@@ -27,7 +27,7 @@ def said(**changes: object) -> dict[str, Any]:
     }
 
 
-def test_the_subscriptions_of_a_topic_are_read() -> None:
+def test_stats_of_subscriptions_are_read() -> None:
     answer = {
         "subscriptions": {
             "s": said(
@@ -47,14 +47,14 @@ def test_the_subscriptions_of_a_topic_are_read() -> None:
     }
 
 
-def test_the_metadata_of_producers_is_read_of_each_partition() -> None:
+def test_producer_metadata_is_read_per_partition() -> None:
     producers: list[dict[str, Any]] = [{"metadata": {"a": "1"}}, {"metadata": {}}, {}]
     assert read_producers({"publishers": producers}) == [{"a": "1"}, {}, {}]
     parts = {"p-0": {"publishers": producers[:1]}, "p-1": {"publishers": []}}
     assert read_producers({"publishers": producers, "partitions": parts}) == [{"a": "1"}]
 
 
-def test_partitions_are_put_together_whichever_of_them_is_empty() -> None:
+def test_stats_of_partitions_are_combined() -> None:
     one = said(
         msgBacklog=3,
         msgOutCounter=7,
@@ -113,7 +113,7 @@ AS_ARRAYS = "managedLedgerPersistIndividualAckAsLongArray"
         ),
     ],
 )
-def test_what_is_stored_is_as_configured_or_as_the_release_has_it(
+def test_ack_persistence_follows_settings_or_release(
     settings: dict[str, str], release: tuple[int, ...], expected: AckPersistence
 ) -> None:
     assert AckPersistence.of(settings, release) == expected
@@ -141,13 +141,13 @@ def internal(through: str, consumed: int, name: str = "s") -> dict[str, Any]:
         ("2:99", 24, 24),  # a ledger that is gone
     ],
 )
-def test_what_is_acknowledged_behind_a_message_that_is_not_is_counted(
+def test_acknowledged_messages_behind_a_gap_are_counted(
     through: str, consumed: int, expected: int
 ) -> None:
     assert acknowledged_behind(internal(through, consumed), "s") == expected
 
 
-def test_a_subscription_is_known_by_the_name_that_java_gives_its_cursor() -> None:
+def test_cursor_is_found_by_its_java_encoded_name() -> None:
     assert acknowledged_behind(internal("3:0", 24, "a+%2F%7E*"), "a /~*") == 23
     assert acknowledged_behind(internal("3:0", 24), "other") == 0
 

@@ -42,7 +42,7 @@ HOLDS = {"limitSize": 5, "policy": "producer_request_hold"}
         (LimitsBacklog(5), {"destination_storage": HOLDS}),
     ],
 )
-def test_what_is_as_it_should_be_is_not_written(
+def test_topic_policy_as_desired_is_not_written(
     policy: TopicPolicy,
     found: Any,  # noqa: ANN401 - the broker's JSON
 ) -> None:
@@ -81,7 +81,7 @@ def test_what_is_as_it_should_be_is_not_written(
         ),
     ],
 )
-def test_what_is_not_is_written_and_the_rest_of_it_stays(
+def test_topic_policy_that_differs_is_written_with_its_rest(
     policy: TopicPolicy,
     found: Any,  # noqa: ANN401 - the broker's JSON
     written: Write,
@@ -100,7 +100,7 @@ def test_what_is_not_is_written_and_the_rest_of_it_stays(
         (None, {"destination_storage": EVICTS}, Write(SIZE, REFUSES)),
     ],
 )
-def test_a_size_that_is_taken_back_leaves_no_quota_that_evicts(
+def test_withdrawn_size_leaves_no_evicting_quota(
     before: Any,  # noqa: ANN401 - the broker's JSON
     namespace: dict[str, Any],
     written: Write,
@@ -109,7 +109,7 @@ def test_a_size_that_is_taken_back_leaves_no_quota_that_evicts(
     assert list(withdrawing(LimitsBacklog.name, before, inherited)) == [written]
 
 
-def test_what_is_restored_is_all_that_was_there_and_nothing_else() -> None:
+def test_restored_policy_equals_the_recorded_one() -> None:
     before = {"destination_storage": EVICTS}
     age = Write("backlogQuota?backlogQuotaType=message_age", None, "DELETE")
     assert list(restoring(KeepsBacklog.name, before)) == [Write(SIZE, EVICTS), age]
@@ -127,7 +127,7 @@ def test_what_is_restored_is_all_that_was_there_and_nothing_else() -> None:
         ({"destination_storage": {"limit": 500}}, 500),  # as older brokers write it
     ],
 )
-def test_quotas_permit_the_size_that_is_set(quotas: Quotas, expected: int | None) -> None:
+def test_size_limit_is_read_from_quotas(quotas: Quotas, expected: int | None) -> None:
     assert size_limit(quotas) == expected
 
 
@@ -141,7 +141,7 @@ def test_quotas_permit_the_size_that_is_set(quotas: Quotas, expected: int | None
         ({"backlogQuotaDefaultLimitGB": "0.5", "backlogQuotaDefaultLimitBytes": "500"}, 2**29),
     ],
 )
-def test_a_broker_permits_what_it_is_configured_to(
+def test_size_limit_is_read_from_broker_settings(
     settings: dict[str, str], expected: int | None
 ) -> None:
     assert size_limit(default_quotas(settings)) == expected

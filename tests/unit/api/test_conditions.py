@@ -42,25 +42,25 @@ def ready(status: ConditionStatus, reason: str = "Provisioned") -> Condition:
     return Condition(type=READY, status=status, reason=reason, message="", observed_generation=1)
 
 
-def test_a_first_condition_begins_now() -> None:
+def test_new_condition_transitions_now() -> None:
     (merged,) = merge([], [ready(ConditionStatus.TRUE)], NOW)
     assert merged.last_transition_time == NOW
 
 
-def test_the_transition_time_stays_while_the_status_stays_though_the_reason_changes() -> None:
+def test_transition_time_is_kept_when_only_reason_changes() -> None:
     old = merge([], [ready(ConditionStatus.FALSE, "TopicNotFound")], BEFORE)
     (merged,) = merge(old, [ready(ConditionStatus.FALSE, "BrokerUnreachable")], NOW)
     assert merged.reason == "BrokerUnreachable"
     assert merged.last_transition_time == BEFORE
 
 
-def test_the_transition_time_changes_with_the_status() -> None:
+def test_transition_time_changes_with_status() -> None:
     old = merge([], [ready(ConditionStatus.FALSE)], BEFORE)
     (merged,) = merge(old, [ready(ConditionStatus.TRUE)], NOW)
     assert merged.last_transition_time == NOW
 
 
-def test_the_first_year_there_is_has_four_digits_when_it_is_written_too() -> None:
+def test_transition_time_in_year_1_keeps_four_digits() -> None:
     read = Condition.model_validate(
         {
             "type": READY,
@@ -73,7 +73,7 @@ def test_the_first_year_there_is_has_four_digits_when_it_is_written_too() -> Non
     assert read.to_manifest()["lastTransitionTime"] == "0001-01-01T00:00:00Z"
 
 
-def test_a_condition_that_is_not_named_any_more_is_gone() -> None:
+def test_merge_removes_conditions_without_a_new_value() -> None:
     waiting = Condition(
         type=RECONCILING, status=ConditionStatus.TRUE, reason="TopicNotFound", message="x"
     )
@@ -81,12 +81,12 @@ def test_a_condition_that_is_not_named_any_more_is_gone() -> None:
     assert [c.type for c in merge(old, [ready(ConditionStatus.TRUE)], NOW)] == [READY]
 
 
-def test_a_condition_reads_back_what_it_wrote() -> None:
+def test_condition_round_trips_through_its_manifest() -> None:
     (condition,) = merge([], [ready(ConditionStatus.UNKNOWN)], NOW)
     assert Condition.model_validate(condition.to_manifest()) == condition
 
 
-def test_moments_are_written_in_utc_and_whole_seconds() -> None:
+def test_transition_time_is_written_in_utc_seconds() -> None:
     moment = datetime(2026, 11, 21, 10, 5, 3, 999, tzinfo=timezone(timedelta(hours=1)))
     (condition,) = merge([], [ready(ConditionStatus.TRUE)], moment)
     assert condition.to_manifest() == {
@@ -148,7 +148,7 @@ def test_every_reason_is_documented_and_no_other(documented: dict[str, str]) -> 
     assert documented.keys() == constants() | {error.reason for error in errors()}
 
 
-def test_what_stalls_an_object_is_told_from_what_is_waited_for(documented: dict[str, str]) -> None:
+def test_documented_error_is_stalled_or_reconciling(documented: dict[str, str]) -> None:
     for error in errors():
         if error.reason == RedriveError.reason or issubclass(error, LOGGED):
             shown = "Log"
@@ -157,7 +157,7 @@ def test_what_stalls_an_object_is_told_from_what_is_waited_for(documented: dict[
         assert documented[error.reason] == shown, error
 
 
-def test_a_reason_that_is_no_error_is_never_said_to_keep_an_object_from_being_ready(
+def test_documented_reason_without_error_is_not_stalled(
     documented: dict[str, str],
 ) -> None:
     shown = {reason: documented[reason] for reason in constants()}
@@ -165,7 +165,7 @@ def test_a_reason_that_is_no_error_is_never_said_to_keep_an_object_from_being_re
     assert set(shown.values()) == {READY, "Warning", "Event"}
 
 
-def test_every_condition_that_warns_is_documented(documented: dict[str, str]) -> None:
+def test_every_warning_condition_is_documented(documented: dict[str, str]) -> None:
     rows = re.findall(r"^\| (`.*?`) \|", WARNINGS.read_text("utf-8"), re.MULTILINE)
     listed = {reason for row in rows for reason in re.findall(r"`(\w+)`", row)}
     warned = {reason for reason, shown in documented.items() if shown == "Warning"}

@@ -35,7 +35,7 @@ def nodes(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, An
         yield from nodes(f"{path}[]", schema["additionalProperties"])
 
 
-def test_the_committed_crds_are_the_generated_ones(tmp_path: Path) -> None:
+def test_committed_crds_equal_the_generated_ones(tmp_path: Path) -> None:
     crds.write(tmp_path)
     generated = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
     committed = {file.name: file.read_text(encoding="utf-8") for file in COMMITTED.iterdir()}
@@ -61,13 +61,13 @@ def test_schemas_are_structural_and_closed() -> None:
         assert "x-kubernetes-preserve-unknown-fields" not in schema, path
 
 
-def test_nothing_is_written_into_an_object_that_its_user_has_left_out() -> None:
+def test_schema_defaults_add_no_values() -> None:
     said = {path: schema["default"] for path, schema in schemas() if "default" in schema}
     parts = ("naming", "retry", "deadLetter")
     assert said == {f"RetryPolicy.spec.{part}": {} for part in parts}
 
 
-def test_whatever_a_user_may_write_is_bounded() -> None:
+def test_every_spec_field_is_bounded() -> None:
     for path, schema in schemas():
         if ".spec" not in path:
             continue
@@ -75,13 +75,13 @@ def test_whatever_a_user_may_write_is_bounded() -> None:
         assert "enum" in schema or bound.get(schema["type"], "type") in schema, path
 
 
-def test_status_is_a_subresource_and_all_kinds_are_in_the_category() -> None:
+def test_every_kind_has_status_subresource_and_category() -> None:
     for crd in crds.crds():
         assert crd["spec"]["names"]["categories"] == ["redrive"]
         assert crd["spec"]["versions"][0]["subresources"] == {"status": {}}
 
 
-def test_a_field_without_description_can_not_be_generated() -> None:
+def test_field_without_description_is_refused() -> None:
     class Undescribed(ApiModel):
         mystery: str
 
@@ -89,7 +89,7 @@ def test_a_field_without_description_can_not_be_generated() -> None:
         structural(Undescribed)
 
 
-def test_lists_whose_order_says_nothing_are_sets() -> None:
+def test_unordered_lists_are_sets() -> None:
     sets = {
         path.removesuffix("[]")
         for path, schema in schemas()
@@ -243,11 +243,11 @@ def refused_at_admission() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", VALID)
-def test_what_is_valid_is_valid_offline(kind: str) -> None:
+def test_valid_spec_passes_offline_validation(kind: str) -> None:
     assert is_valid(SCHEMAS[kind], VALID[kind])
 
 
-def test_what_is_refused_at_admission_is_refused_offline_but_for_what_only_cel_can_say() -> None:
+def test_offline_validation_accepts_only_what_cel_refuses() -> None:
     cases = refused_at_admission()
     passes = {
         case["case"]
@@ -262,7 +262,7 @@ SPECS = {kind.kind: kind.spec for kind in KINDS}
 
 
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused["case"])
-def test_a_bad_value_is_refused_with_path_found_value_and_remedy(refused: dict[str, Any]) -> None:
+def test_invalid_value_is_refused_with_path_value_and_remedy(refused: dict[str, Any]) -> None:
     spec = VALID[refused["kind"]] | refused["spec"]
     with pytest.raises(InvalidFieldsError) as refusal:
         parse_spec(SPECS[refused["kind"]], {"spec": spec})
@@ -272,25 +272,25 @@ def test_a_bad_value_is_refused_with_path_found_value_and_remedy(refused: dict[s
 
 
 @pytest.mark.parametrize("kind", VALID)
-def test_the_smallest_spec_is_valid(kind: str) -> None:
+def test_smallest_spec_is_valid(kind: str) -> None:
     assert parse_spec(SPECS[kind], {"spec": VALID[kind]}).to_manifest().items() >= (
         VALID[kind].items()
     )
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_errors_of_a_spec_are_reported_together() -> None:
     with pytest.raises(InvalidFieldsError) as refusal:
         parse_spec(RetryPolicySpec, {"spec": {"topic": "x", "maxRetries": -1}})
     for path in ("spec.connectionRef", "spec.topic", "spec.subscription", "spec.maxRetries"):
         assert f"{path}: " in str(refusal.value)
 
 
-def test_an_object_without_spec_is_refused_by_its_missing_fields() -> None:
+def test_object_without_spec_lists_its_missing_fields() -> None:
     with pytest.raises(InvalidFieldsError, match=r"spec\.topic: is missing"):
         parse_spec(RetryPolicySpec, {})
 
 
-def test_a_token_in_the_wrong_place_is_not_repeated() -> None:
+def test_token_in_wrong_field_is_not_shown() -> None:
     spec = VALID["BrokerConnection"] | {"authentication": {"token": "eyJ.secret.token"}}
     with pytest.raises(InvalidFieldsError) as refusal:
         parse_spec(SPECS["BrokerConnection"], {"spec": spec})
@@ -298,7 +298,7 @@ def test_a_token_in_the_wrong_place_is_not_repeated() -> None:
     assert "secret.token" not in str(refusal.value)
 
 
-def test_an_unknown_field_is_named_but_its_value_is_not_repeated() -> None:
+def test_unknown_field_is_named_without_its_value() -> None:
     spec = VALID["BrokerConnection"] | {"password": "hunter2"}
     with pytest.raises(
         InvalidFieldsError, match=r"spec\.password: is not a known field"

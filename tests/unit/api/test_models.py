@@ -204,22 +204,22 @@ def connection_spec(**fields: object) -> BrokerConnectionSpec:
 
 
 @given(policies)
-def test_a_retry_policy_is_written_as_it_was_read(spec: dict[str, Any]) -> None:
+def test_retry_policy_round_trips(spec: dict[str, Any]) -> None:
     assert parse_spec(RetryPolicySpec, {"spec": spec}).to_manifest() == spec
 
 
 @given(connections)
-def test_a_broker_connection_is_written_as_it_was_read(spec: dict[str, Any]) -> None:
+def test_broker_connection_round_trips(spec: dict[str, Any]) -> None:
     assert parse_spec(BrokerConnectionSpec, {"spec": spec}).to_manifest() == spec
 
 
 @given(replays, targets)
-def test_a_replay_is_written_as_it_was_read(spec: dict[str, Any], target: dict[str, str]) -> None:
+def test_replay_round_trips(spec: dict[str, Any], target: dict[str, str]) -> None:
     whole = spec | target
     assert parse_spec(ReplaySpec, {"spec": whole}).to_manifest() == whole
 
 
-def test_three_fields_make_a_policy_with_the_defaults() -> None:
+def test_minimal_policy_has_the_defaults() -> None:
     policy = policy_spec().to_policy("shop/orders", 7)
     assert (policy.name, policy.generation) == ("shop/orders", 7)
     assert policy.subscription_type is SubscriptionType.SHARED
@@ -227,7 +227,7 @@ def test_three_fields_make_a_policy_with_the_defaults() -> None:
     assert policy.ladder.rungs == LEVELS
 
 
-def test_what_a_policy_says_is_what_consumers_get() -> None:
+def test_policy_spec_fields_reach_the_consumer_policy() -> None:
     policy = policy_spec(
         subscriptionType="Key_Shared", maxRetries=0, delayLadder={"delays": ["1m30s", "10d"]}
     ).to_policy("shop/orders", 1)
@@ -236,7 +236,7 @@ def test_what_a_policy_says_is_what_consumers_get() -> None:
     assert policy.ladder.rungs == (timedelta(seconds=90), timedelta(days=10))
 
 
-def test_a_fixed_delay_repeats() -> None:
+def test_fixed_delay_repeats() -> None:
     ladder = policy_spec(delayLadder={"fixed": "5s"}).to_policy("shop/orders", 1).ladder
     assert [ladder.delay(retry) for retry in (1, 2, 99)] == [timedelta(seconds=5)] * 3
 
@@ -251,7 +251,7 @@ def test_a_fixed_delay_repeats() -> None:
         (None, 1),
     ],
 )
-def test_order_per_key_goes_with_any_ladder(ladder: dict[str, Any] | None, first: int) -> None:
+def test_ordering_per_key_accepts_any_ladder(ladder: dict[str, Any] | None, first: int) -> None:
     fields = {} if ladder is None else {"delayLadder": ladder}
     asked = {"subscriptionType": "Key_Shared", **fields}
     policy = policy_spec(ordering="PerKey", **asked).to_policy("shop/orders", 1)
@@ -261,7 +261,7 @@ def test_order_per_key_goes_with_any_ladder(ladder: dict[str, Any] | None, first
         assert not policy_spec(**ordering, **asked).to_policy("shop/orders", 1).ordered
 
 
-def test_the_old_ordered_ladder_is_read_and_says_what_to_write() -> None:
+def test_old_ordered_ladder_is_read_with_an_edit() -> None:
     old = policy_spec(subscriptionType="Key_Shared", delayLadder={"ordered": "5s"})
     policy = old.to_policy("shop/orders", 1)
     assert policy.ordered
@@ -272,14 +272,14 @@ def test_the_old_ordered_ladder_is_read_and_says_what_to_write() -> None:
         policy_spec(delayLadder={"ordered": "5s"})
 
 
-def test_an_exponential_ladder_has_a_factor_of_two_and_no_jitter_unless_said() -> None:
+def test_exponential_ladder_defaults_to_factor_2_without_jitter() -> None:
     asked = {"exponential": {"initial": "1s", "max": "5s"}}
     ladder = policy_spec(delayLadder=asked).to_policy("shop/orders", 1).ladder
     assert [rung.total_seconds() for rung in ladder.rungs] == [1, 2, 4, 5]
     assert ladder.jitter == 0
 
 
-def test_names_and_dead_lettering_are_as_the_policy_says() -> None:
+def test_naming_and_dead_letter_mode_follow_the_policy() -> None:
     naming = {"scheme": "tdmq-2.6.1", "deadLetterTopic": "persistent://shop/prod/dead"}
     policy = policy_spec(naming=naming, deadLetter={"mode": "Discard"}).to_policy("", 1)
     assert str(policy.retry_topic) == "persistent://shop/prod/fulfilment-retry"
@@ -287,7 +287,7 @@ def test_names_and_dead_lettering_are_as_the_policy_says() -> None:
     assert not policy.dead_letters
 
 
-def test_what_a_policy_leaves_out_its_connection_says() -> None:
+def test_connection_defaults_fill_omitted_policy_fields() -> None:
     defaults = connection_spec(
         policyDefaults={"maxRetries": 3, "delayLevels": ["7s"], "delayLadder": {"fixed": "5s"}}
     ).policy_defaults
@@ -310,7 +310,7 @@ def test_what_a_policy_leaves_out_its_connection_says() -> None:
         ("pulsar", None, "rocketmq", "pulsar"),
     ],
 )
-def test_topics_are_named_by_the_policy_else_as_before_else_by_the_connection(
+def test_naming_scheme_is_of_policy_then_status_then_connection(
     own: str | None, kept: str | None, by_connection: str | None, scheme: str
 ) -> None:
     naming = {} if own is None else {"naming": {"scheme": own}}
@@ -328,13 +328,13 @@ def test_topics_are_named_by_the_policy_else_as_before_else_by_the_connection(
     assert spec.effective(None, Scheme.TDMQ_2_6_1) == spec
 
 
-def test_a_policy_from_before_its_scheme_was_recorded_keeps_what_the_schema_wrote_then() -> None:
+def test_naming_scheme_without_a_record_is_pulsar() -> None:
     assert kept_scheme({"retryTopic": "x"}) is Scheme.PULSAR
     assert kept_scheme({"retryTopic": "x", "namingScheme": "rocketmq"}) is Scheme.ROCKETMQ
     assert kept_scheme({"conditions": []}) is None
 
 
-def test_topics_have_no_names_before_it_is_known_what_the_connection_says() -> None:
+def test_topic_names_need_a_known_naming_scheme() -> None:
     written = parse_spec(RetryPolicySpec, {"spec": MINIMAL})
     with pytest.raises(LookupError, match="naming scheme"):
         assert written.retry_topic
@@ -343,18 +343,18 @@ def test_topics_have_no_names_before_it_is_known_what_the_connection_says() -> N
     assert str(named.retry_topic) == given["retryTopic"]
 
 
-def test_a_thousand_rungs_are_the_most() -> None:
+def test_ladder_has_at_most_a_thousand_rungs() -> None:
     assert len(policy_spec(delayLadder={"delays": ["1s"] * 1_000}).to_policy("", 1).ladder.rungs)
     with pytest.raises(InvalidFieldsError, match=r"delayLadder\.delays: .* at most 1000 .* 1001"):
         policy_spec(delayLadder={"delays": ["1s"] * 1_001})
 
 
-def test_a_spec_can_not_be_changed() -> None:
+def test_spec_is_immutable() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         policy_spec().subscription = "other"  # type: ignore[misc]
 
 
-def test_the_old_lists_are_one_rule_and_say_how_to_write_it() -> None:
+def test_old_allow_lists_are_read_as_one_rule_with_an_edit() -> None:
     old = connection_spec(
         allow=None,
         allowedTopics=["persistent://shop/*/*"],
@@ -382,17 +382,17 @@ def test_the_old_lists_are_one_rule_and_say_how_to_write_it() -> None:
         ({"allowedRoles": []}, "got 'both'; give allow, and take allowedTopics"),
     ],
 )
-def test_a_connection_allows_by_rules_or_by_the_old_lists(fields: dict[str, Any], got: str) -> None:
+def test_connection_needs_rules_or_old_lists_not_both(fields: dict[str, Any], got: str) -> None:
     with pytest.raises(InvalidFieldsError, match=f"^spec: .*{got}"):
         connection_spec(**fields)
 
 
-def test_a_status_of_a_newer_operator_can_be_read() -> None:
+def test_status_of_newer_operator_can_be_read() -> None:
     status = ReplayStatus.model_validate({"phase": "Running", "matched": 3, "fromTheFuture": 1})
     assert status.to_manifest() == {"phase": "Running", "matched": 3, "conditions": []}
 
 
-def test_the_old_fields_of_dead_letters_are_read_and_say_what_to_write() -> None:
+def test_old_dead_letter_fields_are_read_with_edits() -> None:
     old = policy_spec(
         deadLetter={
             "enabled": False,
@@ -424,14 +424,14 @@ def test_the_old_fields_of_dead_letters_are_read_and_say_what_to_write() -> None
         assert spec.backlog_quota.bytes == 2**30
 
 
-def test_the_old_default_that_was_written_into_every_object_asks_for_no_edit() -> None:
+def test_old_default_of_dead_letters_needs_no_edit() -> None:
     assert policy_spec(deadLetter={"enabled": True}).edits == ()
     both = policy_spec(deadLetter={"enabled": True, "mode": "Discard"})
     assert not both.dead_letter.keeps
     assert both.edits == ()
 
 
-def test_a_broker_keeps_at_least_what_was_asked_for() -> None:
+def test_retention_is_rounded_up_for_the_broker() -> None:
     retention = {"time": "1m30s", "size": "1500k"}
     spec = policy_spec(deadLetter={"retention": retention}).dead_letter
     assert spec.retention is not None
@@ -439,14 +439,14 @@ def test_a_broker_keeps_at_least_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("both", [True, False])
-def test_replay_jobs_have_credentials_by_one_field(*, both: bool) -> None:
+def test_replay_identity_needs_exactly_one_credential_field(*, both: bool) -> None:
     token = {"secretRef": {"name": "replayer", "key": "token"}}
     given = {"token": token, "authentication": {"none": {}}} if both else {}
     with pytest.raises(ValidationError, match="exactly one of authentication, token"):
         ReplayIdentity.model_validate({"role": "replayer", **given})
 
 
-def test_the_old_field_of_a_replay_token_is_read_and_said_how_to_replace() -> None:
+def test_old_replay_token_field_is_read_with_an_edit() -> None:
     token = {"secretRef": {"name": "replayer", "key": "token"}}
     old = connection_spec(replay={"role": "replayer", "token": token})
     new = connection_spec(replay={"role": "replayer", "authentication": {"token": token}})
@@ -460,7 +460,7 @@ def test_the_old_field_of_a_replay_token_is_read_and_said_how_to_replace() -> No
 
 
 @pytest.mark.parametrize("field", sorted(ReplayStatus.model_fields))
-def test_each_field_of_a_status_that_cannot_be_read_is_left_out_alone(field: str) -> None:
+def test_unreadable_status_field_is_omitted_alone(field: str) -> None:
     spoilt = ReplayStatus.model_fields[field].alias or field
     read = {"matched": 3, "moved": 2, "phase": "Running"}
     for value in ([{"no": "such"}], {"causes": [{}]}, object()):

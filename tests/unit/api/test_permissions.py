@@ -39,20 +39,20 @@ def permissions(
         ("persistent://shop/prod/[a-z]*", "persistent://shop/prod/orders", False),
     ],
 )
-def test_a_topic_pattern_matches_the_whole_name_and_no_slash(
+def test_topic_pattern_matches_whole_name_and_no_slash(
     pattern: str, topic: str, *, allowed: bool
 ) -> None:
     found = permissions({"topics": [pattern]})
     assert found.allows_topic(TopicName.parse(topic)) is allowed
 
 
-def test_a_star_in_a_topic_pattern_never_crosses_a_slash() -> None:
+def test_topic_wildcard_does_not_match_a_slash() -> None:
     found = permissions({"topics": ["persistent://*/prod/orders"]})
     assert found.allows_topic(ORDERS)
     assert not found.allows_topic(TopicName("shop/evil", "prod", "orders"))
 
 
-def test_any_pattern_of_a_list_is_enough_and_an_empty_list_allows_nothing() -> None:
+def test_one_matching_pattern_allows_and_an_empty_list_refuses() -> None:
     everything = {"topics": ["persistent://*/*/*"]}
     found = permissions({**everything, "roles": ["fulfilment", "shop-*"]})
     assert found.allows_role("fulfilment", ORDERS)
@@ -64,7 +64,7 @@ def test_any_pattern_of_a_list_is_enough_and_an_empty_list_allows_nothing() -> N
     assert not permissions().allows_topic(ORDERS)
 
 
-def test_many_stars_in_a_pattern_are_compared_at_once() -> None:
+def test_pattern_with_many_stars_is_matched_quickly() -> None:
     found = permissions(
         {"topics": ["persistent://shop/*/" + "*a" * 60 + "b"], "roles": ["*a" * 60 + "b"]}
     )
@@ -75,7 +75,7 @@ def test_many_stars_in_a_pattern_are_compared_at_once() -> None:
     assert is_among("registry/" + "a" * 255, ("*/" + "*a" * 60,))
 
 
-def test_the_first_role_that_is_refused_is_found_with_its_topic() -> None:
+def test_first_refused_role_is_returned_with_its_topic() -> None:
     found = permissions(
         {"topics": [str(ORDERS), str(PAYROLL)], "roles": ["a", "b-*"]},
         {"topics": [str(ORDERS)], "roles": ["c"]},
@@ -86,7 +86,7 @@ def test_the_first_role_that_is_refused_is_found_with_its_topic() -> None:
     assert found.first_refused(["d", "c"], [ORDERS, PAYROLL]) == ("d", ORDERS)
 
 
-def test_the_patterns_of_topics_are_compared_once_for_all_roles(
+def test_topic_patterns_are_matched_once_for_all_roles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = [f"persistent://shop/prod/{number}-*" for number in range(255)]
@@ -107,7 +107,7 @@ def test_the_patterns_of_topics_are_compared_once_for_all_roles(
     assert compared["\n"] == len(roles) + 64
 
 
-def test_what_one_rule_permits_is_not_mixed_with_another() -> None:
+def test_rule_does_not_extend_to_topics_of_another() -> None:
     found = permissions(
         {"topics": [str(ORDERS)], "roles": ["fulfilment"], "adopt": True},
         {"topics": [str(PAYROLL)], "roles": ["accounting"], "delete": True},
@@ -120,7 +120,7 @@ def test_what_one_rule_permits_is_not_mixed_with_another() -> None:
     assert (found.allows_adoption(PAYROLL), found.allows_deletion(PAYROLL)) == (False, True)
 
 
-def test_rules_on_one_topic_add_up() -> None:
+def test_rules_on_a_topic_are_combined() -> None:
     found = permissions(
         {"topics": [str(ORDERS)], "roles": ["fulfilment"]},
         {"topics": ["persistent://shop/*/*"], "roles": ["accounting"], "adopt": True},
@@ -130,13 +130,13 @@ def test_rules_on_one_topic_add_up() -> None:
     assert found.topics == (str(ORDERS), "persistent://shop/*/*")
 
 
-def test_only_the_connections_own_namespace_has_what_a_rule_without_namespaces_permits() -> None:
+def test_rule_without_namespaces_covers_only_its_own() -> None:
     rule = {"topics": [str(ORDERS)]}
     assert permissions(rule).rules
     assert not permissions(rule, namespace="other").rules
 
 
-def test_a_list_of_namespaces_is_complete_and_exact() -> None:
+def test_rule_with_namespaces_covers_exactly_those() -> None:
     rule = {"namespaces": {"names": ["other"]}, "topics": [str(ORDERS)]}
     assert permissions(rule, namespace="other").rules
     assert not permissions(rule, namespace="shop").rules
@@ -168,7 +168,7 @@ def test_a_list_of_namespaces_is_complete_and_exact() -> None:
         ),
     ],
 )
-def test_a_selector_selects_as_everywhere_in_kubernetes(
+def test_label_selector_matches_as_in_kubernetes(
     selector: dict[str, Any], labels: dict[str, str], *, matches: bool
 ) -> None:
     said = [
@@ -189,7 +189,7 @@ def test_a_selector_selects_as_everywhere_in_kubernetes(
 @pytest.mark.parametrize(
     ("operator", "values"), [("In", []), ("NotIn", []), ("Exists", ["a"]), ("DoesNotExist", ["a"])]
 )
-def test_an_expression_with_the_wrong_number_of_values_is_refused(
+def test_expression_with_wrong_number_of_values_is_refused(
     operator: str, values: list[str]
 ) -> None:
     expression = {"key": "team", "operator": operator, "values": values}

@@ -50,7 +50,7 @@ def certificate() -> dict[str, str]:
     }
 
 
-def test_a_token_that_is_renewed_is_in_use_at_once(mounted: Write) -> None:
+def test_renewed_token_file_is_used_immediately(mounted: Write) -> None:
     given = mounted(Method.TOKEN, {"credentials/token": "first\n"})
     assert given.access().headers == {"Authorization": "Bearer first"}
     assert given.access().hosts == ("other",)
@@ -60,7 +60,7 @@ def test_a_token_that_is_renewed_is_in_use_at_once(mounted: Write) -> None:
     assert given.client("pulsar://b:6650").keys() == {"authentication"}
 
 
-def test_what_calls_python_outlives_the_clients(mounted: Write) -> None:
+def test_authentication_object_outlives_its_clients(mounted: Write) -> None:
     """A thread of a closed client that drops the last reference to it aborts an ending process."""
     given = mounted(Method.TOKEN, {"credentials/token": "first"})
     one, other = given.client("pulsar://b:6650"), given.client("pulsar://b:6650")
@@ -71,7 +71,7 @@ def test_what_calls_python_outlives_the_clients(mounted: Write) -> None:
     assert kept() is not None
 
 
-def test_a_client_certificate_needs_no_token_and_brings_its_authorities(mounted: Write) -> None:
+def test_tls_method_sends_a_certificate_and_no_token(mounted: Write) -> None:
     given = mounted(Method.TLS, certificate())
     access = given.access()
     assert access.headers == {}
@@ -83,7 +83,7 @@ def test_a_client_certificate_needs_no_token_and_brings_its_authorities(mounted:
     assert options["tls_trust_certs_file_path"].endswith("ca/ca.crt")
 
 
-def test_no_credentials_are_none(mounted: Write) -> None:
+def test_method_none_sends_no_credentials(mounted: Write) -> None:
     given = mounted(Method.NONE, {})
     assert given.access().headers == {}
     assert given.client("pulsar://b:6650") == {"authentication": None}
@@ -104,7 +104,7 @@ def test_no_credentials_are_none(mounted: Write) -> None:
         (Method.NONE, {"ca/ca.crt": "garbage"}, "or no authorities"),
     ],
 )
-def test_what_is_missing_is_named_and_nothing_of_it_is_shown(
+def test_missing_credential_is_named_without_its_content(
     mounted: Write, method: Method, files: dict[str, str], said: str
 ) -> None:
     with pytest.raises(CredentialsMissingError, match=said) as caught:
@@ -112,7 +112,7 @@ def test_what_is_missing_is_named_and_nothing_of_it_is_shown(
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_process_without_the_variable_has_no_credentials(
+def test_missing_access_variable_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(ACCESS_VARIABLE, raising=False)
@@ -139,7 +139,7 @@ async def issuing(lifetime: float) -> AsyncIterator[tuple[str, list[str]]]:
         yield url, seen
 
 
-async def test_a_token_of_an_issuer_is_kept_for_most_of_its_life(mounted: Write) -> None:
+async def test_issued_token_is_cached_for_most_of_its_lifetime(mounted: Write) -> None:
     secret = {"credentials/client-secret": "right\n"}
     async with issuing(3_600) as (url, seen):
         given = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
@@ -154,7 +154,7 @@ async def test_a_token_of_an_issuer_is_kept_for_most_of_its_life(mounted: Write)
             assert access.headers == {"Authorization": f"Bearer token-{number}"}
 
 
-async def test_while_the_issuer_gives_none_the_last_token_is_shown_till_its_end(
+async def test_last_token_is_used_until_expiry_if_the_issuer_fails(
     mounted: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -186,7 +186,7 @@ async def test_while_the_issuer_gives_none_the_last_token_is_shown_till_its_end(
         await asyncio.to_thread(given.access)
 
 
-async def test_an_issuer_that_refuses_the_client_is_named(mounted: Write) -> None:
+async def test_issuer_that_refuses_the_client_is_named(mounted: Write) -> None:
     secret = {"credentials/client-secret": "wrong"}
     async with issuing(60) as (url, _):
         given = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
@@ -206,9 +206,7 @@ async def test_an_issuer_that_refuses_the_client_is_named(mounted: Write) -> Non
         (None, "400"),
     ],
 )
-async def test_of_an_issuers_error_its_code_is_shown_and_nothing_else(
-    error: object, got: str
-) -> None:
+async def test_issuer_error_shows_only_its_code(error: object, got: str) -> None:
     async def answer(request: web.Request) -> web.Response:
         if request.method == "GET":
             return web.json_response({"token_endpoint": str(request.url.with_path("/token"))})

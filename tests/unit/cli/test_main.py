@@ -24,7 +24,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_what_a_user_can_fix_is_one_line_and_the_code_1(tmp_path: Path) -> None:
+def test_user_error_prints_one_line_and_exits_with_1(tmp_path: Path) -> None:
     done = run("operator", KUBECONFIG=str(tmp_path / "absent"))
     assert done.returncode == 1
     told = done.stderr.splitlines()[-1]
@@ -33,7 +33,7 @@ def test_what_a_user_can_fix_is_one_line_and_the_code_1(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_help_names_the_subcommands() -> None:
+def test_help_lists_the_subcommands() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert "operator" in done.stdout

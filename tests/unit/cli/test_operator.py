@@ -183,19 +183,19 @@ def _discovery(missing: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-async def test_it_starts_as_a_user_without_an_entry_in_passwd(tmp_path: Path) -> None:
+async def test_operator_starts_as_user_without_passwd_entry(tmp_path: Path) -> None:
     api = ApiServer()
     async with operator(api, tmp_path, before=BECOME_UNUSED_USER):
         await api.until_watched(*(kind.path() for kind in WATCHED))
 
 
-async def test_a_signal_ends_it_without_waiting_for_what_hangs(tmp_path: Path) -> None:
+async def test_sigterm_ends_operator_with_no_hung_task(tmp_path: Path) -> None:
     api = ApiServer()
     async with operator(api, tmp_path, before=EXIT_IF_ANYTHING_HANGS):
         await api.until_watched(*(kind.path() for kind in WATCHED))
 
 
-async def test_of_kinds_of_others_it_watches_what_has_the_label_of_redrive(tmp_path: Path) -> None:
+async def test_operator_watches_other_kinds_by_its_label(tmp_path: Path) -> None:
     api = ApiServer()
     async with operator(api, tmp_path):
         selectors = await api.until_watched(*(kind.path() for kind in WATCHED))
@@ -205,14 +205,14 @@ async def test_of_kinds_of_others_it_watches_what_has_the_label_of_redrive(tmp_p
     assert set(selectors.values()) == {""}
 
 
-async def test_a_watch_that_hangs_is_closed_and_begun_again(tmp_path: Path) -> None:
+async def test_hung_watch_is_restarted(tmp_path: Path) -> None:
     api = ApiServer()
     async with operator(api, tmp_path, before=CLOSE_INACTIVE_WATCHES_SOON):
         for _ in range(3):
             await api.until_watched(*(kind.path() for kind in WATCHED))
 
 
-async def test_a_forbidden_namespace_keeps_no_other_from_being_watched_and_is_tried_again(
+async def test_forbidden_namespace_is_retried_and_blocks_no_other(
     tmp_path: Path,
 ) -> None:
     api = ApiServer()
@@ -224,7 +224,7 @@ async def test_a_forbidden_namespace_keeps_no_other_from_being_watched_and_is_tr
         await api.until_watched(*(kind.path("gone") for kind in WATCHED))
 
 
-async def test_spark_applications_are_watched_once_their_kind_is_installed(tmp_path: Path) -> None:
+async def test_spark_applications_are_watched_once_installed(tmp_path: Path) -> None:
     api = ApiServer()
     api.missing = resources.SPARK_APPLICATIONS.group
     others = [kind for kind in WATCHED if kind != resources.SPARK_APPLICATIONS]
@@ -235,7 +235,7 @@ async def test_spark_applications_are_watched_once_their_kind_is_installed(tmp_p
         await api.until_watched(*(kind.path() for kind in WATCHED))
 
 
-async def test_spark_applications_are_watched_again_once_their_kind_is_back(tmp_path: Path) -> None:
+async def test_spark_applications_are_watched_again_once_reinstalled(tmp_path: Path) -> None:
     api = ApiServer()
     async with operator(api, tmp_path, before=CLOSE_INACTIVE_WATCHES_SOON + LOOK_AGAIN_SOON):
         await api.until_watched(*(kind.path() for kind in WATCHED))
@@ -245,7 +245,7 @@ async def test_spark_applications_are_watched_again_once_their_kind_is_back(tmp_
         await api.until_watched(*(kind.path() for kind in WATCHED))
 
 
-async def test_a_signal_while_it_loads_all_again_is_not_lost(tmp_path: Path) -> None:
+async def test_sigterm_during_reload_is_not_lost(tmp_path: Path) -> None:
     api = ApiServer()
     api.missing = resources.SPARK_APPLICATIONS.group
     before = SIGNAL_WHILE_IT_LOADS_AGAIN + LOOK_AGAIN_SOON
@@ -255,7 +255,7 @@ async def test_a_signal_while_it_loads_all_again_is_not_lost(tmp_path: Path) -> 
         assert await process.wait() == 0
 
 
-async def test_of_two_spark_operators_that_are_enabled_each_is_watched_once_it_is_installed(
+async def test_second_spark_operator_is_watched_once_installed(
     tmp_path: Path,
 ) -> None:
     api = ApiServer()
@@ -269,7 +269,7 @@ async def test_of_two_spark_operators_that_are_enabled_each_is_watched_once_it_i
     assert selectors[APACHE.path()] == "app.kubernetes.io/managed-by=redrive"
 
 
-async def test_after_a_restore_of_etcd_all_is_listed_and_watched_again(tmp_path: Path) -> None:
+async def test_etcd_restore_relists_and_rewatches_all_kinds(tmp_path: Path) -> None:
     api = ApiServer()
     path = resources.CONFIG_MAPS.path()
     metadata = {"namespace": "n", "name": "a", "uid": "1", "resourceVersion": "900"}
@@ -320,15 +320,13 @@ def get(port: int, path: str) -> tuple[int, str]:
         connection.close()
 
 
-def test_it_is_ready_once_somebody_says_so(port: int, health: Liveness) -> None:
+def test_readyz_is_503_until_the_operator_is_ready(port: int, health: Liveness) -> None:
     assert get(port, "/readyz") == (503, "starting\n")
     health.ready = True
     assert get(port, "/readyz") == (200, "ready\n")
 
 
-def test_it_lives_until_a_part_has_stalled_and_says_which(
-    port: int, health: Liveness, clock: Clock
-) -> None:
+def test_livez_is_503_with_the_stalled_part(port: int, health: Liveness, clock: Clock) -> None:
     health.beat("watch of x")
     health.beat("event loop")
     assert get(port, "/livez") == (
@@ -343,7 +341,7 @@ def test_it_lives_until_a_part_has_stalled_and_says_which(
     )
 
 
-def test_who_connects_and_says_nothing_is_hung_up_on(
+def test_idle_connection_to_endpoint_is_closed(
     port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert Handler.timeout == IDLE_SECONDS
@@ -355,20 +353,20 @@ def test_who_connects_and_says_nothing_is_hung_up_on(
     assert capfd.readouterr() == ("", "")
 
 
-async def test_it_answers_while_the_event_loop_hangs(port: int) -> None:
+async def test_endpoint_answers_while_the_event_loop_hangs(port: int) -> None:
     with ThreadPoolExecutor() as threads:
         asked = threads.submit(get, port, "/readyz")
         assert asked.result(timeout=10) == (503, "starting\n")  # waiting for it hangs the loop
 
 
-def test_it_shows_metrics_and_nothing_else(port: int) -> None:
+def test_endpoint_serves_metrics_and_no_other_page(port: int) -> None:
     status, shown = get(port, "/metrics")
     assert status == 200
     assert "# TYPE redrive_admin_calls_total counter" in shown
     assert get(port, "/") == (404, "no such page\n")
 
 
-def test_a_port_that_is_taken_is_refused_with_the_remedy(port: int) -> None:
+def test_endpoint_port_in_use_is_refused_with_remedy(port: int) -> None:
     with (
         pytest.raises(EndpointError, match=rf"in use; got '127\.0\.0\.1:{port}'; choose another"),
         serving_endpoint("127.0.0.1", port, Liveness()),

@@ -43,7 +43,7 @@ def fetcher() -> Any:  # noqa: ANN401 - an inbox that takes anything for a messa
     fetcher.close(Deadline(10))
 
 
-def test_all_who_wait_get_what_is_handed_out_again_at_the_same_time(fetcher: Any) -> None:  # noqa: ANN401
+def test_waiting_threads_get_messages_handed_out_again(fetcher: Any) -> None:  # noqa: ANN401
     wakings = fetcher._wakings = Counting()  # noqa: SLF001
     got: queue.SimpleQueue[str] = queue.SimpleQueue()
     takers = [
@@ -58,13 +58,13 @@ def test_all_who_wait_get_what_is_handed_out_again_at_the_same_time(fetcher: Any
     assert sorted(got.get(timeout=30) for _ in takers) == ["a", "b", "c"]
 
 
-def test_who_gives_up_waiting_wakes_another_for_what_is_still_to_come(fetcher: Any) -> None:  # noqa: ANN401
+def test_thread_that_stops_waiting_wakes_another(fetcher: Any) -> None:  # noqa: ANN401
     fetcher.again("a", 60)
     assert fetcher.take(0) is None
     assert not fetcher._wakings.empty()  # noqa: SLF001
 
 
-def test_one_can_wait_for_ever() -> None:
+def test_receive_accepts_an_unlimited_timeout() -> None:
     client = FakeClient()
     with RetryConsumer(client.as_pulsar(), POLICY, ack_timeout=timedelta.max) as consumer:
         threading.Timer(0.1, client.deliver, (POLICY.topic, b"x")).start()
@@ -75,7 +75,7 @@ def test_one_can_wait_for_ever() -> None:
         assert consumer.receive(timedelta.min) is None
 
 
-def test_an_alarm_can_be_set_for_ever_and_earlier_again() -> None:
+def test_timer_accepts_an_unlimited_time_and_an_earlier_one() -> None:
     ack_timeouts = AckTimeouts(timedelta.max, SystemClock())
     ack_timeouts.begin(object())
     asked = threading.Semaphore(0)
@@ -112,7 +112,7 @@ def watch(reports: list[tuple[str, bool]]) -> ConnectionWatch:
     return ConnectionWatch("orders", 30, lambda topic, back, _: reports.append((topic, back)))
 
 
-def test_short_loss_of_a_connection_is_not_reported(
+def test_short_connection_loss_is_not_reported(
     watch: ConnectionWatch, reports: list[tuple[str, bool]], clock: list[float]
 ) -> None:
     for clock[0], connected in ((0, True), (1, False), (30, False), (31, True), (90, True)):
@@ -120,7 +120,7 @@ def test_short_loss_of_a_connection_is_not_reported(
     assert reports == []
 
 
-def test_long_loss_is_reported_once_and_so_is_its_end(
+def test_long_connection_loss_and_its_end_are_reported_once(
     watch: ConnectionWatch, reports: list[tuple[str, bool]], clock: list[float]
 ) -> None:
     for clock[0], connected in ((1, False), (31, False), (500, False), (501, True), (502, True)):
@@ -128,7 +128,9 @@ def test_long_loss_is_reported_once_and_so_is_its_end(
     assert reports == [("orders", False), ("orders", True)]
 
 
-def test_each_loss_is_reported(reports: list[tuple[str, bool]], clock: list[float]) -> None:
+def test_each_connection_loss_is_reported(
+    reports: list[tuple[str, bool]], clock: list[float]
+) -> None:
     watch = ConnectionWatch("orders", 0.5, lambda topic, back, _: reports.append((topic, back)))
     for moment, connected in enumerate([False, True] * 3):
         for clock[0] in (moment, moment + 0.5):

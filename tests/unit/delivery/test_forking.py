@@ -35,7 +35,7 @@ def check_in_child(check: Callable[[], None]) -> None:
     assert os.waitpid(process, 0)[1] == 0
 
 
-def test_inherited_consumer_is_refused_and_its_end_does_nothing() -> None:
+def test_inherited_consumer_is_refused_and_closes_quietly() -> None:
     consumer = InMemoryConsumer(POLICY)
     consumer.send(b"x")
     message = consumer.receive()

@@ -79,7 +79,7 @@ def scripted(fates: Iterable[Fate], *, partitions: int = 0) -> FakeTopics:
 
 
 @pytest.mark.parametrize("partitions", [0, 3])
-def test_hop_sent_again_keeps_its_identity(partitions: int) -> None:
+def test_repeated_hop_keeps_its_identity(partitions: int) -> None:
     """While others are sent, before and after it, by the same consumer."""
     topics = scripted([Fate.STORED, Fate.UNANSWERED, Fate.UNANSWERED], partitions=partitions)
     producers = Producers(topics.as_pulsar(), name="c")
@@ -94,7 +94,7 @@ def test_hop_sent_again_keeps_its_identity(partitions: int) -> None:
     assert topics.contents == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_hop_that_was_refused_is_not_taken_for_stored() -> None:
+def test_refused_hop_is_not_taken_for_stored() -> None:
     topics = scripted([Fate.STORED, Fate.REFUSED])
     producers = Producers(topics.as_pulsar(), name="c")
     send(producers, 0)
@@ -106,7 +106,7 @@ def test_hop_that_was_refused_is_not_taken_for_stored() -> None:
     assert topics.contents == [b"0", b"2", b"1"]
 
 
-def test_hop_to_a_partition_that_is_gone_goes_to_another() -> None:
+def test_hop_to_a_missing_partition_is_sent_to_another() -> None:
     topics = scripted([Fate.REFUSED], partitions=2)
     producers = Producers(topics.as_pulsar(), name="c")
     with pytest.raises(NotSentError):
@@ -117,7 +117,7 @@ def test_hop_to_a_partition_that_is_gone_goes_to_another() -> None:
     producers.close(Deadline(10))
 
 
-def test_messages_of_a_key_share_the_partition_that_java_chooses() -> None:
+def test_key_selects_the_partition_that_java_selects() -> None:
     topics = scripted([], partitions=4)
     producers = Producers(topics.as_pulsar(), name="c")
     for number, key in enumerate(["customer-7", "größe", "\N{GRINNING FACE}", "customer-7"]):
@@ -131,7 +131,7 @@ def test_messages_of_a_key_share_the_partition_that_java_chooses() -> None:
     assert sorted(partitions[4:]) == [0, 1, 2, 3]
 
 
-def test_idle_producers_beyond_a_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_producers_beyond_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_IDLE", 2)
     topics = scripted([], partitions=4)
     producers = Producers(topics.as_pulsar(), name="c")
@@ -158,7 +158,7 @@ class SlowTopics(FakeTopics):
         return super().create_producer(topic, producer_name=options["producer_name"])
 
 
-def test_topic_that_is_slow_to_open_keeps_no_other_waiting() -> None:
+def test_slow_topic_does_not_delay_others() -> None:
     topics = SlowTopics()
     producers = Producers(topics.as_pulsar(), name="c")
     with ThreadPoolExecutor() as threads:
@@ -172,7 +172,7 @@ def test_topic_that_is_slow_to_open_keeps_no_other_waiting() -> None:
     producers.close(Deadline(10))
 
 
-def test_producer_that_is_opened_while_all_are_closed_is_closed() -> None:
+def test_producer_opened_during_close_is_closed() -> None:
     topics = SlowTopics()
     producers = Producers(topics.as_pulsar(), name="c")
     with ThreadPoolExecutor() as threads:
@@ -189,7 +189,7 @@ def test_producer_that_is_opened_while_all_are_closed_is_closed() -> None:
     assert topics.stored == []
 
 
-def test_sends_share_one_question_for_partitions() -> None:
+def test_sends_share_one_partition_lookup() -> None:
     asked, go_on = threading.Event(), threading.Event()
     questions: list[str] = []
 
@@ -255,7 +255,7 @@ class Failing:
         raise LookupError
 
 
-def test_an_outage_of_the_retry_topic_burns_no_attempt() -> None:
+def test_refusing_retry_topic_uses_up_no_attempt() -> None:
     consumer, handle = InMemoryConsumer(POLICY), Failing()
     consumer.broker.refused.add(POLICY.retry_topic)
     consumer.send(b"x")
@@ -274,7 +274,7 @@ def test_an_outage_of_the_retry_topic_burns_no_attempt() -> None:
     assert len(consumer.dead_letters) == 1
 
 
-def test_a_dead_letter_topic_that_is_away_has_nothing_handled_again() -> None:
+def test_refusing_dead_letter_topic_causes_no_handling() -> None:
     consumer, handle = InMemoryConsumer(replace(POLICY, max_retries=0)), Failing()
     consumer.broker.refused.add(POLICY.dead_letter_topic)
     consumer.send(b"x")
@@ -287,7 +287,7 @@ def test_a_dead_letter_topic_that_is_away_has_nothing_handled_again() -> None:
     assert consumer.broker.unsettled() == []
 
 
-def test_sends_are_tried_again_after_5_s_and_then_with_back_off_up_to_a_minute() -> None:
+def test_unsent_hops_are_retried_with_back_off_up_to_a_minute() -> None:
     tried: list[float] = []
     consumer = InMemoryConsumer(
         POLICY,
@@ -304,7 +304,7 @@ def test_sends_are_tried_again_after_5_s_and_then_with_back_off_up_to_a_minute()
     assert tried == [0, 5, 15, 35, 75, 135, 195]
 
 
-def test_what_waits_follows_at_once_when_one_is_sent() -> None:
+def test_waiting_hops_follow_the_first_sent_one() -> None:
     consumer = InMemoryConsumer(POLICY)
     consumer.broker.refused.add(POLICY.retry_topic)
     for content in (b"1", b"2", b"3"):
@@ -317,7 +317,7 @@ def test_what_waits_follows_at_once_when_one_is_sent() -> None:
     assert [message.topic for message in moved] == [POLICY.retry_topic] * 3
 
 
-def test_an_attempt_is_reported_as_failed_once_however_often_its_send_is_tried() -> None:
+def test_failed_attempt_is_reported_once_for_many_sends() -> None:
     events: list[Event] = []
     consumer, handle = InMemoryConsumer(POLICY, on_event=events.append), Failing()
     consumer.broker.refused.add(POLICY.retry_topic)
@@ -331,7 +331,7 @@ def test_an_attempt_is_reported_as_failed_once_however_often_its_send_is_tried()
     assert len(names) > 10
 
 
-def test_nothing_new_is_taken_while_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_unsent_hops_stop_new_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarder, "MAX_UNSENT", 3)
     events: list[Event] = []
     consumer, handle = InMemoryConsumer(POLICY, on_event=events.append), Failing()
@@ -349,7 +349,7 @@ def test_nothing_new_is_taken_while_too_many_wait(monkeypatch: pytest.MonkeyPatc
     assert len(consumer.dead_letters) == 10
 
 
-def test_a_key_waits_for_its_message_that_can_not_be_dead_lettered() -> None:
+def test_key_waits_for_its_unsent_dead_letter() -> None:
     policy = replace(
         POLICY, max_retries=0, ordered=True, subscription_type=SubscriptionType.KEY_SHARED
     )
@@ -376,7 +376,7 @@ def followed(tmp_path: Path) -> Callable[[Policy], PolicyFile]:
     return write
 
 
-def test_what_waits_is_decided_again_when_the_policy_has_changed(
+def test_changed_policy_decides_unsent_hops_again(
     followed: Callable[[Policy], PolicyFile],
 ) -> None:
     consumer, handle = InMemoryConsumer(followed(POLICY)), Failing()
@@ -392,7 +392,7 @@ def test_what_waits_is_decided_again_when_the_policy_has_changed(
     assert handle.calls == 1
 
 
-def test_what_was_asked_for_is_asked_for_again_when_the_policy_has_changed(
+def test_changed_policy_keeps_the_requested_delay(
     followed: Callable[[Policy], PolicyFile],
 ) -> None:
     consumer = InMemoryConsumer(followed(POLICY))
@@ -406,7 +406,7 @@ def test_what_was_asked_for_is_asked_for_again_when_the_policy_has_changed(
     assert moved.properties()["DELAY_TIME"] == "7000"
 
 
-def test_dead_letters_that_wait_go_to_the_topic_that_has_replaced_theirs(
+def test_unsent_dead_letters_go_to_the_new_topic(
     followed: Callable[[Policy], PolicyFile],
 ) -> None:
     old = replace(POLICY, max_retries=0, dead_letter_topic=POLICY.topic.sibling("old"))
@@ -426,7 +426,7 @@ def test_dead_letters_that_wait_go_to_the_topic_that_has_replaced_theirs(
     assert handle.calls == 3
 
 
-def test_what_waits_is_discarded_when_the_policy_keeps_dead_letters_no_more(
+def test_unsent_dead_letter_is_discarded_by_a_changed_policy(
     followed: Callable[[Policy], PolicyFile],
 ) -> None:
     events: list[str] = []
@@ -441,7 +441,7 @@ def test_what_waits_is_discarded_when_the_policy_keeps_dead_letters_no_more(
     assert (events.count("redrive.attempt_failed"), events[-1]) == (1, "redrive.discarded")
 
 
-def test_a_letter_on_record_stays_in_its_sequence_when_it_would_be_retried_by_now(
+def test_recorded_dead_letter_stays_dead_after_a_policy_change(
     followed: Callable[[Policy], PolicyFile],
 ) -> None:
     policy = replace(
@@ -462,7 +462,7 @@ def test_a_letter_on_record_stays_in_its_sequence_when_it_would_be_retried_by_no
     assert handle.calls == 1
 
 
-def test_who_closes_leaves_what_waits_to_others() -> None:
+def test_closed_consumer_leaves_unsent_messages_to_others() -> None:
     consumer = InMemoryConsumer(POLICY)
     consumer.broker.refused.add(POLICY.retry_topic)
     consumer.send(b"x")
@@ -475,7 +475,7 @@ def test_who_closes_leaves_what_waits_to_others() -> None:
     assert other.attempt_of(message).number == 1
 
 
-def test_a_poison_message_is_noted_until_it_is_dead_lettered(tmp_path: Path) -> None:
+def test_poison_message_keeps_its_notes_while_unsent(tmp_path: Path) -> None:
     consumer = InMemoryConsumer(POLICY)
     key = id_text(consumer.send(b"x"))
     for _ in range(2):
@@ -496,7 +496,7 @@ def test_a_poison_message_is_noted_until_it_is_dead_lettered(tmp_path: Path) -> 
         assert note.crashes(key) == 2
 
 
-def test_a_poison_message_leaves_the_notes_with_its_dead_letter(tmp_path: Path) -> None:
+def test_poison_message_loses_its_notes_when_dead_lettered(tmp_path: Path) -> None:
     consumer = InMemoryConsumer(POLICY)
     note = CrashLogFile(tmp_path, POLICY)
     note.begin(id_text(consumer.send(b"x")))

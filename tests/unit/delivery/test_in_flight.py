@@ -65,7 +65,7 @@ def world(request: pytest.FixtureRequest) -> World:
     return world
 
 
-def test_a_queue_that_was_delivered_again_behind_itself_is_handed_out_once(world: World) -> None:
+def test_redelivered_queue_is_handed_out_once(world: World) -> None:
     for _ in range(3):  # and again behind that
         assert not any(world.handle(number) for number in range(BEHIND))
     assert len(world.acknowledged) == 3 * BEHIND
@@ -80,7 +80,7 @@ def test_a_queue_that_was_delivered_again_behind_itself_is_handed_out_once(world
     ],
     ids=["none waited meanwhile", "more were taken than wait"],
 )
-def test_a_subscription_that_was_moved_back_delivers_again(
+def test_reset_subscription_delivers_again(
     change: Callable[[World], object],
 ) -> None:
     world = World()
@@ -92,7 +92,7 @@ def test_a_subscription_that_was_moved_back_delivers_again(
     assert all(world.handle(number) for number in range(BEHIND))
 
 
-def test_what_was_moved_on_from_a_topic_without_partitions_is_known_for_ten_seconds() -> None:
+def test_moved_message_is_remembered_for_ten_seconds() -> None:
     world = World(behind=0)
     message = numbered(1)
     assert world.in_hand.begin(message)
@@ -102,13 +102,13 @@ def test_what_was_moved_on_from_a_topic_without_partitions_is_known_for_ten_seco
     assert world.handle(1)
 
 
-def test_no_more_is_remembered_than_may_be(world: World) -> None:
+def test_remembered_messages_are_limited(world: World) -> None:
     assert all(world.handle(number) for number in range(BEHIND, 2 * MAX_REMEMBERED))
     assert world.handle(BEHIND)
     assert not world.handle(MAX_REMEMBERED + BEHIND)
 
 
-def test_the_last_copy_of_what_is_in_hand_is_acknowledged_with_it() -> None:
+def test_copy_of_in_flight_message_is_acknowledged_with_it() -> None:
     world = World()
     message, copies = numbered(1, 5), [numbered(1, 5), numbered(1, 5)]
     assert world.in_hand.begin(message)
@@ -118,7 +118,7 @@ def test_the_last_copy_of_what_is_in_hand_is_acknowledged_with_it() -> None:
     assert [id(copy) for copy in world.acknowledged] == [id(copies[-1])]
 
 
-def test_copies_of_what_the_broker_delivers_again_or_was_dropped_are_forgotten() -> None:
+def test_copies_of_redelivered_or_dropped_messages_are_forgotten() -> None:
     world = World()
     message = numbered(1, 5)
     assert world.in_hand.begin(message)
@@ -162,7 +162,7 @@ def sized(number: int, size: int) -> InMemoryMessage:
     return InMemoryMessage(TopicName("shop", "prod", "orders"), message_id, b"x" * size, START)
 
 
-def test_nothing_new_is_taken_beyond_the_bytes_in_hand() -> None:
+def test_byte_limit_stops_new_messages() -> None:
     world = World(behind=0)
     messages = [sized(number, 300) for number in range(4)]
     for message in messages:
@@ -174,7 +174,7 @@ def test_nothing_new_is_taken_beyond_the_bytes_in_hand() -> None:
     assert world.holds == [True, False]
 
 
-def test_dropped_messages_make_room_for_new_ones() -> None:
+def test_dropped_messages_free_the_byte_limit() -> None:
     world = World(behind=0)
     messages = [sized(number, 300) for number in range(5)]
     for message in messages[:4]:
@@ -188,7 +188,7 @@ def test_dropped_messages_make_room_for_new_ones() -> None:
     assert len(world.in_hand) == 3
 
 
-def test_consumer_takes_nothing_new_beyond_its_bytes() -> None:
+def test_consumer_stops_receiving_at_its_byte_limit() -> None:
     policy = Policy(TopicName("shop", "prod", "orders"), "billing")
     consumer = InMemoryConsumer(policy, max_in_flight_bytes=1_000)
     for _ in range(10):
@@ -210,7 +210,7 @@ class Uncounted(InMemoryMessage):
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
-def test_what_no_broker_counts_is_counted_message_by_message_until_it_is_settled(
+def test_redeliveries_not_counted_by_broker_are_counted(
     kind: SubscriptionType,
 ) -> None:
     consumer = InMemoryConsumer(Policy(TOPIC, "billing", kind, max_retries=2))
@@ -234,7 +234,7 @@ def test_what_no_broker_counts_is_counted_message_by_message_until_it_is_settled
     assert not consumer._processor.decisions.attempts._given_back  # noqa: SLF001 - what is settled takes no memory
 
 
-def test_counts_of_what_other_consumers_have_got_since_are_bounded() -> None:
+def test_redelivery_counts_take_bounded_memory() -> None:
     policy = Policy(TOPIC, "billing", SubscriptionType.EXCLUSIVE)
     attempts = Attempts(lambda: policy, SystemClock())
     kept = message_with(0)
@@ -253,7 +253,7 @@ def message_with(entry: int) -> pulsar.Message:
     return cast("pulsar.Message", message)
 
 
-def test_what_failed_here_and_was_never_settled_takes_bounded_memory() -> None:
+def test_unsettled_failures_take_bounded_memory() -> None:
     policy = Policy(TOPIC, "billing")
     attempts = Attempts(lambda: policy, SystemClock())
     for number in range(MAX_COUNTED + 10):

@@ -387,7 +387,7 @@ class Slow(InMemoryBroker):
         return super().store(topic, message, deliver_after)
 
 
-def test_a_settlement_of_another_thread_ends_before_its_consumer_closes() -> None:
+def test_close_waits_for_settlements_of_other_threads() -> None:
     broker = Slow()
     consumer = InMemoryConsumer(PLAIN_POLICY, broker=broker)
     consumer.send(b"x")
@@ -401,7 +401,7 @@ def test_a_settlement_of_another_thread_ends_before_its_consumer_closes() -> Non
     assert [left.topic for left in broker.unsettled()] == [PLAIN_POLICY.retry_topic]
 
 
-def test_a_settlement_that_hangs_holds_up_closing_no_longer_than_its_time_out() -> None:
+def test_close_waits_for_a_hung_settlement_until_its_timeout() -> None:
     broker = Slow()
     consumer = InMemoryConsumer(PLAIN_POLICY, broker=broker)
     consumer.send(b"x")
@@ -419,7 +419,7 @@ def test_a_settlement_that_hangs_holds_up_closing_no_longer_than_its_time_out() 
     ]
 
 
-def test_what_is_called_while_a_message_is_settled_may_close_the_consumer() -> None:
+def test_hook_during_settlement_can_close_the_consumer() -> None:
     consumer = InMemoryConsumer(PLAIN_POLICY, on_event=lambda _: consumer.close(timedelta.max))
     consumer.send(b"x")
     consumer.reconsume_later(consumer.receive())
@@ -430,10 +430,10 @@ KINDS = [name for name in redrive.__all__ if name.endswith(("Consumer", "Produce
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_closing_has_fifteen_seconds_by_default(kind: str) -> None:
+def test_close_has_fifteen_seconds_by_default(kind: str) -> None:
     timeout = inspect.signature(getattr(redrive, kind).close).parameters["timeout"]
     assert timeout.default == timedelta(seconds=15)
 
 
-def test_there_are_consumers_and_producers() -> None:
+def test_kinds_include_consumers_and_producers() -> None:
     assert {"AsyncBroadcastConsumer", "RetryConsumer", "RetryProducer"} <= set(KINDS)

@@ -32,7 +32,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_the_file_given_wins_over_the_variable_and_the_variable_over_the_mount(
+def test_policy_file_is_of_argument_then_variable_then_mount(
     tmp_path: Path, mounted: Path, monkeypatch: pytest.MonkeyPatch, kind: type[str | Path]
 ) -> None:
     written(mounted, "by-mount")
@@ -45,11 +45,11 @@ def test_the_file_given_wins_over_the_variable_and_the_variable_over_the_mount(
     assert load_policy(kind(given)).subscription == "by-argument"
 
 
-def test_what_the_operator_wrote_is_what_the_consumer_runs_with(tmp_path: Path) -> None:
+def test_policy_file_is_loaded_as_written(tmp_path: Path) -> None:
     assert load_policy(written(tmp_path / "p.json")) == POLICY
 
 
-def test_a_missing_file_is_named_with_the_ways_to_give_one(mounted: Path) -> None:
+def test_missing_policy_file_is_named_with_remedies(mounted: Path) -> None:
     with pytest.raises(PolicyFileError) as missing:
         load_policy()
 
@@ -66,7 +66,7 @@ def test_a_missing_file_is_named_with_the_ways_to_give_one(mounted: Path) -> Non
         (codec.encode(POLICY).replace("1s", "0s").encode(), "from 1 s to 864000 s"),
     ],
 )
-def test_a_file_that_is_no_policy_is_named_with_what_is_wrong_in_it(
+def test_invalid_policy_file_is_named_with_its_error(
     tmp_path: Path, content: bytes, says: str
 ) -> None:
     file = tmp_path / "policy.json"
@@ -97,7 +97,7 @@ def config_map(tmp_path: Path) -> Callable[[Policy], Path]:
     return change
 
 
-def test_a_changed_config_map_is_followed_without_looking_more_than_once_a_second(
+def test_changed_config_map_is_read_at_most_once_a_second(
     config_map: Callable[[Policy], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = (replace(POLICY, name="shop/orders", generation=n) for n in (1, 2))
@@ -123,7 +123,7 @@ def test_a_changed_config_map_is_followed_without_looking_more_than_once_a_secon
         (codec.encode(Policy(TopicName("a", "b", "c"), "größe")), "for other topics now"),
     ],
 )
-def test_a_change_that_can_not_be_followed_is_said_once_and_changes_nothing(
+def test_invalid_change_is_logged_once_and_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None, says: str
 ) -> None:
     path = written(tmp_path / "p.json")
@@ -144,6 +144,6 @@ def test_a_change_that_can_not_be_followed_is_said_once_and_changes_nothing(
     assert file.current(10) == changed
 
 
-def test_there_must_be_a_policy_to_begin_with(tmp_path: Path) -> None:
+def test_policy_file_must_exist_at_start(tmp_path: Path) -> None:
     with pytest.raises(PolicyFileError):
         PolicyFile(tmp_path / "none.json")

@@ -33,7 +33,7 @@ CLIENT = cast("pulsar.Client", None)  # no test gets as far as to use it
         ({"in_flight": 0}, "at a time"),
     ],
 )
-async def test_what_no_producer_could_do_is_refused(choice: dict[str, Any], wrong: str) -> None:
+async def test_invalid_producer_option_is_refused(choice: dict[str, Any], wrong: str) -> None:
     with pytest.raises(InvalidSpecError, match=wrong):
         RetryProducer(CLIENT, "orders", **choice)
     with pytest.raises(InvalidSpecError, match=wrong):
@@ -41,7 +41,7 @@ async def test_what_no_producer_could_do_is_refused(choice: dict[str, Any], wron
             raise AssertionError
 
 
-async def test_an_asynchronous_producer_sends_only_while_it_is_open() -> None:
+async def test_async_producer_before_async_with_is_refused() -> None:
     with pytest.raises(InvalidSpecError, match="async with"):
         await AsyncRetryProducer(CLIENT, "orders").send(b"x")
 
@@ -85,7 +85,7 @@ class StuckProducer:
         self._closed.set()
 
 
-def test_a_send_that_never_ends_is_given_up_and_made_again_as_the_same() -> None:
+def test_hung_send_is_repeated_with_the_same_sequence_id() -> None:
     client = Stuck()
     with RetryProducer(
         cast("pulsar.Client", client), "orders", timeout=timedelta(milliseconds=10)
@@ -98,7 +98,7 @@ def test_a_send_that_never_ends_is_given_up_and_made_again_as_the_same() -> None
     assert not [t for t in threading.enumerate() if t.name == "redrive-send-watchdog"]
 
 
-async def test_entering_that_is_cancelled_leaves_no_producer_open(
+async def test_cancelled_opening_leaves_no_producer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entering, go_on, closed = threading.Event(), threading.Event(), threading.Event()
@@ -149,7 +149,7 @@ def send_until_stored(sending: PartitionSender, content: str) -> pulsar.MessageI
     deduplicates=st.booleans(),
     chunked=st.booleans(),
 )
-def test_message_that_counts_as_stored_is_stored(
+def test_message_reported_as_stored_is_stored(
     *, fates: list[Fate], deduplicates: bool, chunked: bool
 ) -> None:
     script = itertools.chain(fates, itertools.repeat(Fate.STORED))
@@ -179,7 +179,7 @@ def test_lost_receipt_is_proven_by_the_last_sequence_id() -> None:
     assert all(producer.closed.is_set() for producer in topics.producers)
 
 
-def test_contradicted_receipt_leads_to_another_name() -> None:
+def test_contradicted_receipt_changes_the_producer_name() -> None:
     script = iter([Fate.CONTRADICTED, Fate.STORED])
     topics = FakeTopics(lambda: next(script))
     assert send_until_stored(sender(topics), "m1") is not None
@@ -187,7 +187,7 @@ def test_contradicted_receipt_leads_to_another_name() -> None:
     assert [copy.producer for copy in topics.stored] == ["shop.2"]
 
 
-def test_receipts_without_an_entry_are_never_proof() -> None:
+def test_receipt_without_entry_is_no_proof() -> None:
     topics = FakeTopics(lambda: Fate.CONTRADICTED)
     sending = sender(topics)
     sending.begin()
@@ -196,7 +196,7 @@ def test_receipts_without_an_entry_are_never_proof() -> None:
     assert topics.stored == []
 
 
-def test_large_message_without_receipt_gets_another_name() -> None:
+def test_chunked_message_without_receipt_gets_another_name() -> None:
     """The broker recognises the last chunk alone: it proves nothing about the others."""
     script = iter([Fate.UNANSWERED, Fate.STORED])
     topics = FakeTopics(lambda: next(script))
@@ -204,7 +204,7 @@ def test_large_message_without_receipt_gets_another_name() -> None:
     assert [copy.producer for copy in topics.stored] == ["shop", "shop.2"]
 
 
-def test_calls_have_their_own_limits_and_are_given_up_once() -> None:
+def test_watchdog_ends_each_call_once_at_its_own_limit() -> None:
     given_up: list[str] = []
     ended = threading.Event()
 
@@ -225,7 +225,7 @@ def test_calls_have_their_own_limits_and_are_given_up_once() -> None:
     assert given_up == ["slow"]
 
 
-def test_a_call_that_fails_is_over_too() -> None:
+def test_watchdog_forgets_a_failed_call() -> None:
     given_up: list[str] = []
     waiting = SendWatchdog()
     with pytest.raises(LookupError), waiting.during(0.2, lambda: given_up.append("failed")):
@@ -235,7 +235,7 @@ def test_a_call_that_fails_is_over_too() -> None:
     assert given_up == []
 
 
-def test_its_thread_ends_with_it() -> None:
+def test_watchdog_thread_ends_on_close() -> None:
     others = set(threading.enumerate())
     waiting = SendWatchdog()
     with waiting.during(1, lambda: None):

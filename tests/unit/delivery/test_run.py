@@ -88,7 +88,7 @@ class Desk:
         self.late += 1
 
 
-def test_one_worker_works_in_the_thread_that_called() -> None:
+def test_single_worker_uses_the_calling_thread() -> None:
     desk = Desk(3)
     threads = set()
     desk.run(lambda _: threads.add(threading.current_thread()))
@@ -96,7 +96,7 @@ def test_one_worker_works_in_the_thread_that_called() -> None:
     assert desk.settled == [(0, None), (1, None), (2, None)]
 
 
-def test_never_more_handlers_run_at_a_time_than_there_are_workers() -> None:
+def test_concurrent_handlers_are_limited_by_workers() -> None:
     desk, running, most = Desk(40), [], []
     first_four = threading.Barrier(4)
 
@@ -112,7 +112,7 @@ def test_never_more_handlers_run_at_a_time_than_there_are_workers() -> None:
     assert sorted(message for message, _ in desk.settled) == list(range(40))
 
 
-def test_a_handler_that_takes_too_long_has_failed_and_its_late_success_is_only_counted() -> None:
+def test_late_success_is_only_counted() -> None:
     desk = Desk(2)
     # Long enough for the other message, however busy the machine.
     desk.run(lambda m: desk.wait_for_settled(1) if m == 0 else None, timeout=timedelta(seconds=1))
@@ -125,7 +125,7 @@ def test_a_handler_that_takes_too_long_has_failed_and_its_late_success_is_only_c
     assert desk.late == 1
 
 
-def test_a_late_failure_is_no_late_success() -> None:
+def test_late_failure_is_no_late_success() -> None:
     desk = Desk(1)
 
     def handle(_: object) -> None:
@@ -137,7 +137,7 @@ def test_a_late_failure_is_no_late_success() -> None:
     assert desk.late == 0
 
 
-def test_the_end_does_not_wait_for_a_handler_that_is_out_of_time() -> None:
+def test_run_ends_without_a_timed_out_handler() -> None:
     desk, hang = Desk(20), threading.Event()
     both = threading.Barrier(2)
 
@@ -156,7 +156,7 @@ def test_the_end_does_not_wait_for_a_handler_that_is_out_of_time() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_what_is_no_failure_of_a_message_ends_the_run_and_settles_nothing(workers: int) -> None:
+def test_system_exit_ends_the_run_and_settles_nothing(workers: int) -> None:
     desk = Desk(10)
 
     def handle(message: object) -> None:
@@ -171,7 +171,7 @@ def test_what_is_no_failure_of_a_message_ends_the_run_and_settles_nothing(worker
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_run_failure_that_is_no_exception_fails_its_message(workers: int) -> None:
+def test_handler_base_exception_fails_its_message(workers: int) -> None:
     desk, error = Desk(10), asyncio.CancelledError()
 
     def handle(message: object) -> None:
@@ -182,7 +182,7 @@ def test_run_failure_that_is_no_exception_fails_its_message(workers: int) -> Non
     assert sorted(desk.settled) == [(n, error if n == 4 else None) for n in range(10)]
 
 
-def test_what_breaks_while_settling_ends_the_run() -> None:
+def test_error_while_settling_ends_the_run() -> None:
     class Broken(Desk):
         def settle(self, message: Any, outcome: Outcome) -> None:  # noqa: ANN401, ARG002
             raise ConnectionError
@@ -197,7 +197,7 @@ def test_what_breaks_while_settling_ends_the_run() -> None:
     ("choice", "says"),
     [({"workers": 0}, "at least one worker; got 0"), ({"timeout": timedelta()}, "positive time")],
 )
-def test_a_choice_that_no_thread_could_obey_is_refused(choice: dict[str, Any], says: str) -> None:
+def test_invalid_run_option_is_refused(choice: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidSpecError, match=says):
         Desk(0).run(print, **choice)
 
@@ -240,7 +240,7 @@ class Takes:
         return message, attempt
 
 
-def test_a_handler_that_takes_a_second_argument_gets_the_attempt() -> None:
+def test_handler_with_second_argument_gets_the_attempt() -> None:
     given: list[object] = []
 
     def noting(handler: Callable[..., object]) -> Callable[..., object]:
@@ -268,12 +268,12 @@ def test_a_handler_that_takes_a_second_argument_gets_the_attempt() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0, False, Done(), "failed", ValueError()])
-def test_a_handler_that_returns_has_handled_the_message(value: object) -> None:
+def test_handler_that_returns_has_succeeded(value: object) -> None:
     assert one(always(value), explicit=False)(["m"]) == [None]
 
 
 @pytest.mark.parametrize("value", [None, 0, True, Done, "done"])
-def test_if_asked_explicitly_only_done_is_success(value: object) -> None:
+def test_explicit_handler_succeeds_only_with_done(value: object) -> None:
     handle = one(always(value), explicit=True)
     (outcome,) = handle(["m"])
     assert isinstance(outcome, NotDoneError)
@@ -281,29 +281,29 @@ def test_if_asked_explicitly_only_done_is_success(value: object) -> None:
     assert one(always(Done()), explicit=True)(["m"]) == [None]
 
 
-def test_a_batch_handler_answers_for_each_message() -> None:
+def test_batch_handler_answers_for_each_message() -> None:
     failure = KeyError("b")
     handle = batch_handler(always([None, failure, Done()]), explicit=False)
     assert handle(["a", "b", "c"]) == [None, failure, None]
 
 
-def test_a_batch_handler_that_returns_none_has_handled_all() -> None:
+def test_batch_handler_that_returns_none_has_succeeded() -> None:
     assert batch_handler(always(None), explicit=False)(["a", "b"]) == [None, None]
 
 
-def test_if_asked_explicitly_none_fails_every_message_of_a_batch() -> None:
+def test_explicit_batch_without_done_fails_every_message() -> None:
     for value in (None, [None, None]):
         outcomes = batch_handler(always(value), explicit=True)(["a", "b"])
         assert [type(outcome) for outcome in outcomes] == [NotDoneError] * 2
 
 
-def test_what_is_neither_done_nor_none_nor_an_exception_is_no_success_in_a_batch() -> None:
+def test_batch_answer_of_another_type_is_a_failure() -> None:
     outcomes = batch_handler(always([False, True, ValueError]), explicit=False)(["a", "b", "c"])
     assert [type(outcome) for outcome in outcomes] == [NotDoneError] * 3
 
 
 @pytest.mark.parametrize("value", [[], [None], [None] * 3])
-def test_an_answer_that_matches_no_message_fails_the_batch(value: list[None]) -> None:
+def test_batch_answer_of_wrong_length_fails_the_batch(value: list[None]) -> None:
     with pytest.raises(BatchAnswerError, match=f"a handler of 2 messages .* got '{len(value)} "):
         batch_handler(always(value), explicit=False)(["a", "b"])
 
@@ -325,7 +325,7 @@ LAZY = [coroutine, generator, asynchronous_generator]
 
 @pytest.mark.parametrize("lazy", LAZY)
 @pytest.mark.parametrize("form", [one, batch_handler])
-def test_a_handler_of_which_a_call_does_nothing_is_refused(form: Any, lazy: Any) -> None:  # noqa: ANN401
+def test_coroutine_or_generator_handler_is_refused(form: Any, lazy: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match=f"got '{lazy.__name__}'; .*AsyncRetryConsumer"):
         form(lazy, explicit=False)
 
@@ -333,7 +333,7 @@ def test_a_handler_of_which_a_call_does_nothing_is_refused(form: Any, lazy: Any)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("lazy", LAZY)
 @pytest.mark.parametrize("form", [one, batch_handler])
-def test_what_is_never_run_is_no_success_however_it_is_returned(form: Any, lazy: Any) -> None:  # noqa: ANN401
+def test_returned_coroutine_or_generator_is_an_error(form: Any, lazy: Any) -> None:  # noqa: ANN401
     handle = form(lambda given: lazy(given), explicit=False)  # noqa: PLW0108 - hides what it is
     with pytest.raises(NotRunError, match="returned what is never run"):
         handle(["m"])
@@ -343,7 +343,7 @@ def test_what_is_never_run_is_no_success_however_it_is_returned(form: Any, lazy:
     "wrong", [lambda: None, lambda _message, _more, _yet_more: None, lambda *, message: message]
 )
 @pytest.mark.parametrize("form", [one, batch_handler])
-def test_a_handler_that_does_not_take_what_it_is_given_is_refused(form: Any, wrong: Any) -> None:  # noqa: ANN401
+def test_handler_with_wrong_signature_is_refused(form: Any, wrong: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="a handler takes a"):
         form(wrong, explicit=False)
 
@@ -352,7 +352,7 @@ def test_a_handler_that_does_not_take_what_it_is_given_is_refused(form: Any, wro
     "fitting", [print, lambda *_messages: None, lambda _message, _retries=3: None, {}.get]
 )
 @pytest.mark.parametrize("form", [one, batch_handler])
-def test_a_handler_may_have_more_arguments_with_defaults(form: Any, fitting: Any) -> None:  # noqa: ANN401
+def test_handler_may_have_more_arguments_with_defaults(form: Any, fitting: Any) -> None:  # noqa: ANN401
     form(fitting, explicit=False)
 
 
@@ -374,7 +374,7 @@ def heedless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heedless")
-async def test_every_consumer_of_a_loop_finishes_what_it_has_in_hand_and_takes_no_more() -> None:
+async def test_sigterm_lets_consumers_finish_in_flight_messages() -> None:
     consumers = [AsyncInMemoryConsumer(POLICY, name=name) for name in ("a", "b", "c")]
     in_hand = threading.Barrier(len(consumers) + 1)
     go_on = asyncio.Event()
@@ -398,7 +398,7 @@ async def test_every_consumer_of_a_loop_finishes_what_it_has_in_hand_and_takes_n
 
 
 @pytest.mark.usefixtures("heedless")
-def test_a_run_that_ends_leaves_the_others_their_signal() -> None:
+def test_ended_run_keeps_sigterm_for_the_others() -> None:
     stopped = []
     first = stopping_at_sigterm(lambda: stopped.append("first"))
     second = stopping_at_sigterm(lambda: stopped.append("second"))
@@ -410,7 +410,7 @@ def test_a_run_that_ends_leaves_the_others_their_signal() -> None:
 
 
 @pytest.mark.usefixtures("heedless")
-def test_what_the_program_does_at_sigterm_by_itself_is_left_to_it() -> None:
+def test_sigterm_handler_of_the_program_is_kept() -> None:
     heard = []
     signal.signal(signal.SIGTERM, lambda *_: heard.append("program"))
     with stopping_at_sigterm(lambda: heard.append("redrive")):
@@ -421,7 +421,7 @@ def test_what_the_program_does_at_sigterm_by_itself_is_left_to_it() -> None:
 
 
 @pytest.mark.usefixtures("heedless")
-def test_a_handler_that_the_program_sets_meanwhile_stays() -> None:
+def test_sigterm_handler_set_during_a_run_is_kept() -> None:
     heard = []
     with stopping_at_sigterm(lambda: heard.append("redrive")):
         signal.signal(signal.SIGTERM, lambda *_: heard.append("program"))
@@ -431,7 +431,7 @@ def test_a_handler_that_the_program_sets_meanwhile_stays() -> None:
 
 
 @pytest.mark.usefixtures("heedless")
-def test_a_signal_that_comes_as_soon_as_it_is_heeded_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_during_installation_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     heed, stopped = signal.signal, []
 
     def heed_and_hear(number: int, handler: Any) -> object:  # noqa: ANN401 - as signal.signal
@@ -448,7 +448,7 @@ def test_a_signal_that_comes_as_soon_as_it_is_heeded_stops(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("heedless")
-def test_a_signal_that_comes_while_it_is_still_heeded_stops(
+def test_sigterm_during_removal_stops_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     heed, stopped = signal.signal, []
@@ -463,11 +463,11 @@ def test_a_signal_that_comes_while_it_is_still_heeded_stops(
     monkeypatch.undo()
 
 
-def test_a_closed_latch_keeps_whoever_waits() -> None:
+def test_event_that_is_not_set_times_out() -> None:
     assert not SignalSafeEvent().wait(0.01)
 
 
-def test_an_open_latch_lets_everybody_through_again_and_again() -> None:
+def test_set_event_releases_every_waiter() -> None:
     event = SignalSafeEvent()
     through = []
     waiting = [threading.Thread(target=lambda: through.append(event.wait(10))) for _ in range(3)]
@@ -480,7 +480,7 @@ def test_an_open_latch_lets_everybody_through_again_and_again() -> None:
     assert event.wait(0)
 
 
-def test_a_signal_handler_opens_it_for_the_thread_it_interrupts() -> None:
+def test_signal_handler_sets_event_for_interrupted_thread() -> None:
     event = SignalSafeEvent()
     before = signal.signal(signal.SIGALRM, lambda *_: event.set())
     try:

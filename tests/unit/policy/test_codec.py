@@ -34,16 +34,16 @@ def document(policy: Policy = POLICY) -> dict[str, Any]:
 
 
 @given(policies)
-def test_a_policy_is_read_as_it_was_written(policy: Policy) -> None:
+def test_policy_round_trips(policy: Policy) -> None:
     assert codec.decode(codec.encode(policy)) == policy
 
 
 @given(policies)
-def test_equal_policies_give_equal_text(policy: Policy) -> None:
+def test_equal_policies_are_encoded_equally(policy: Policy) -> None:
     assert codec.encode(codec.decode(codec.encode(policy))) == codec.encode(policy)
 
 
-def test_the_written_form_is_the_documented_one() -> None:
+def test_policy_is_encoded_as_documented() -> None:
     written = document(codec.decode(codec.encode(POLICY)))
     assert written | {"delays": None, "delayLevels": None} == {
         "version": 1,
@@ -66,7 +66,7 @@ def test_the_written_form_is_the_documented_one() -> None:
     assert written["delayLevels"][:5] == ["1s", "5s", "10s", "30s", "1m"]
 
 
-def test_an_outage_breaker_is_written_where_there_is_one() -> None:
+def test_outage_breaker_is_encoded_if_set() -> None:
     written = document(replace(POLICY, outage_breaker=OutageLimits(), ignore_outages=True))
     assert written["ignoreOutages"] is True
     assert written["outageBreaker"] == {
@@ -78,13 +78,13 @@ def test_an_outage_breaker_is_written_where_there_is_one() -> None:
     }
 
 
-def test_a_file_of_before_the_keys_were_added_means_what_it_meant() -> None:
+def test_policy_file_without_later_keys_keeps_its_meaning() -> None:
     before = {key: value for key, value in document().items() if key not in ADDED}
     assert codec.decode(json.dumps(before)) == POLICY
 
 
 @given(st.sampled_from(READ + ADDED), json_values)
-def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:  # noqa: ANN401
+def test_policy_value_of_another_type_is_refused(key: str, value: Any) -> None:  # noqa: ANN401
     changed = document()
     if type(value) is type(changed[key]):
         value = None
@@ -94,13 +94,13 @@ def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:  # no
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, 2, 0])
-def test_a_file_of_another_version_is_refused_with_the_one_found(value: object) -> None:
+def test_policy_file_of_another_version_is_refused(value: object) -> None:
     with pytest.raises(InvalidSpecError, match=f"version 1; got {value!r}; upgrade"):
         codec.decode(json.dumps(document() | {"version": value}))
 
 
 @pytest.mark.parametrize("key", READ)
-def test_a_missing_value_is_refused(key: str) -> None:
+def test_missing_policy_value_is_refused(key: str) -> None:
     changed = document()
     del changed[key]
     with pytest.raises(InvalidSpecError, match="got None"):
@@ -108,12 +108,12 @@ def test_a_missing_value_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["maxRetries", "generation"])
-def test_true_is_no_number(key: str) -> None:
+def test_true_is_refused_as_a_number(key: str) -> None:
     with pytest.raises(InvalidSpecError, match=f"{key} in a policy file is of type int; got True"):
         codec.decode(json.dumps(document() | {key: True}))
 
 
-def test_a_delay_that_is_no_string_is_refused() -> None:
+def test_delay_other_than_string_is_refused() -> None:
     with pytest.raises(InvalidSpecError, match="delays in a policy file holds strings; got 5"):
         codec.decode(json.dumps(document() | {"delays": ["1s", 5]}))
 
@@ -133,23 +133,23 @@ def test_a_delay_that_is_no_string_is_refused() -> None:
         ("subscriptionType", "exclusive"),
     ],
 )
-def test_a_value_out_of_bounds_is_refused_as_it_is_in_a_manifest(key: str, value: object) -> None:
+def test_policy_value_out_of_range_is_refused(key: str, value: object) -> None:
     with pytest.raises(InvalidSpecError):
         codec.decode(json.dumps(document() | {key: value}))
 
 
 @given(st.dictionaries(st.text().filter(lambda key: key not in READ + ADDED), json_values))
-def test_keys_of_a_later_writer_are_ignored(added: dict[str, Any]) -> None:
+def test_unknown_policy_keys_are_ignored(added: dict[str, Any]) -> None:
     assert codec.decode(json.dumps(document() | added)) == POLICY
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", '"x"', "{} {}"])
-def test_what_is_no_json_object_is_refused(text: str) -> None:
+def test_policy_file_other_than_json_object_is_refused(text: str) -> None:
     with pytest.raises(InvalidSpecError, match="a policy file"):
         codec.decode(text)
 
 
 @given(st.text(max_size=100))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_policy_file_of_any_text_is_refused_cleanly(text: str) -> None:
     with pytest.raises(InvalidSpecError):
         codec.decode(text)

@@ -65,7 +65,7 @@ def hop(
 
 
 @given(users, forged, verdicts, causes | st.none())
-def test_every_user_property_survives_each_hop(
+def test_user_properties_survive_each_hop(
     user: dict[str, str], ours: dict[str, str], verdict: Retry | Dead, cause: Cause | None
 ) -> None:
     sent = hop(user | ours, verdict, cause)
@@ -73,7 +73,7 @@ def test_every_user_property_survives_each_hop(
 
 
 @given(users, forged, verdicts)
-def test_a_hop_does_not_touch_the_properties_it_was_given(
+def test_hop_does_not_change_its_input(
     user: dict[str, str], ours: dict[str, str], verdict: Retry | Dead
 ) -> None:
     given_properties = user | ours
@@ -84,7 +84,7 @@ def test_a_hop_does_not_touch_the_properties_it_was_given(
 
 
 @given(forged, verdicts)
-def test_where_a_message_comes_from_is_written_by_the_policy_whatever_it_claims(
+def test_hop_overwrites_forged_source_properties(
     ours: dict[str, str], verdict: Retry | Dead
 ) -> None:
     sent = hop(ours, verdict)
@@ -94,7 +94,7 @@ def test_where_a_message_comes_from_is_written_by_the_policy_whatever_it_claims(
     assert sent["RECONSUMETIMES"] == str(verdict.reconsume_times)
 
 
-def test_the_origin_is_the_first_id_and_stays_through_every_hop() -> None:
+def test_origin_is_the_first_id_through_every_hop() -> None:
     first = hop({}, message_id="1:2:3")
     second = hop(first, message_id="4:5:6")
     assert first["ORIGIN_MESSAGE_ID"] == second["ORIGIN_MESSAGE_ID"] == "1:2:3"
@@ -105,29 +105,29 @@ def test_the_origin_is_the_first_id_and_stays_through_every_hop() -> None:
 
 
 @given(retries)
-def test_the_delay_asked_for_travels_in_milliseconds(retry: Retry) -> None:
+def test_retry_delay_is_written_in_milliseconds(retry: Retry) -> None:
     sent = hop({}, retry)
     assert sent["DELAY_TIME"] == str(int(retry.delay / timedelta(milliseconds=1)))
     assert "REDRIVE_DEAD_REASON" not in sent
 
 
-def test_a_dead_letter_tells_its_reason_and_no_delay() -> None:
+def test_dead_letter_has_a_reason_and_no_delay() -> None:
     sent = hop(hop({}), Dead(DeadReason.REQUESTED, 2))
     assert sent["REDRIVE_DEAD_REASON"] == "Requested"
     assert "DELAY_TIME" not in sent
 
 
 @given(causes, causes)
-def test_the_cause_is_replaced_and_never_added_to(first: Cause, second: Cause) -> None:
+def test_cause_is_replaced_by_each_hop(first: Cause, second: Cause) -> None:
     assert hop(hop({}, cause=first), cause=second) == hop({}, cause=second)
 
 
 @given(causes)
-def test_an_attempt_without_known_cause_does_not_keep_an_older_one(cause: Cause) -> None:
+def test_unknown_cause_removes_the_previous_one(cause: Cause) -> None:
     assert hop(hop({}, cause=cause)) == hop({}) | {"REDRIVE_FIRST_FAILED_AT": NOW.isoformat()}
 
 
-def test_the_first_failure_is_remembered_through_every_hop() -> None:
+def test_first_failure_time_survives_every_hop() -> None:
     first = hop({}, cause=Cause("E", "", NOW, "c", 1))
     later = hop(first, cause=Cause("E", "", NOW + timedelta(hours=2), "c", 2))
     attempt = Attempt.of(later, message_id="9:9:9", retried=True)
@@ -135,14 +135,14 @@ def test_the_first_failure_is_remembered_through_every_hop() -> None:
     assert attempt.failing_for(NOW + timedelta(hours=3)) == timedelta(hours=3)
 
 
-def test_a_clock_that_is_behind_makes_no_failure_last_less_than_nothing() -> None:
+def test_failing_time_with_late_clock_is_not_negative() -> None:
     attempt = Attempt(1, "1:2:3", NOW)
     assert attempt.failing_for(NOW - timedelta(hours=1)) == timedelta()
     assert Attempt(0, "1:2:3", None).failing_for(NOW) == timedelta()
 
 
 @given(forged)
-def test_a_message_of_the_source_topic_has_failed_never_whatever_it_claims(
+def test_source_message_with_forged_counts_has_attempt_one(
     ours: dict[str, str],
 ) -> None:
     attempt = Attempt.of(ours, message_id="1:2:3", retried=False)
@@ -152,17 +152,17 @@ def test_a_message_of_the_source_topic_has_failed_never_whatever_it_claims(
 @pytest.mark.parametrize(
     "origin", ["", "1:2:3\nmoved to nowhere", "x" * 129, "größe", "\x1b[2J", "a b"]
 )
-def test_an_origin_that_no_client_writes_is_replaced(origin: str) -> None:
+def test_invalid_origin_is_replaced(origin: str) -> None:
     assert hop({"ORIGIN_MESSAGE_ID": origin}, message_id="1:2:3")["ORIGIN_MESSAGE_ID"] == "1:2:3"
 
 
 @pytest.mark.parametrize("origin", ["5:0:-1", "5:0:3:7", "(5,0,-1,-1)", "AC110001:00002A9F.7-x_"])
-def test_the_origins_of_all_clients_are_kept(origin: str) -> None:
+def test_origin_of_any_client_is_kept(origin: str) -> None:
     assert hop({"ORIGIN_MESSAGE_ID": origin})["ORIGIN_MESSAGE_ID"] == origin
 
 
 @pytest.mark.parametrize("origin", ["5:0:-1", "7:8:-1"])
-def test_first_id_tells_messages_of_one_origin_apart(origin: str) -> None:
+def test_first_id_distinguishes_messages_of_one_origin(origin: str) -> None:
     carried = {"ORIGIN_MESSAGE_ID": origin}
     one, other = (hop(carried, message_id=message_id) for message_id in ("7:8:-1", "7:9:-1"))
     assert one["ORIGIN_MESSAGE_ID"] == other["ORIGIN_MESSAGE_ID"] == origin
@@ -173,7 +173,7 @@ def test_first_id_tells_messages_of_one_origin_apart(origin: str) -> None:
 
 
 @pytest.mark.parametrize(("sequenced", "first_id"), [(False, "9:9:-1"), (True, "7:8:-1")])
-def test_first_id_copied_to_the_source_topic_counts_for_no_message(
+def test_first_id_copied_to_source_topic_is_ignored(
     sequenced: bool,  # noqa: FBT001 - a parameter
     first_id: str,
 ) -> None:
@@ -189,18 +189,18 @@ def test_first_id_copied_to_the_source_topic_counts_for_no_message(
 
 
 @given(texts)
-def test_no_forged_moment_is_an_error(text: str) -> None:
+def test_forged_first_failure_time_is_not_an_error(text: str) -> None:
     attempt = Attempt.of({"REDRIVE_FIRST_FAILED_AT": text}, message_id="1:2:3", retried=True)
     assert attempt.failing_for(NOW) >= timedelta()
 
 
-def test_a_moment_without_time_zone_is_none() -> None:
+def test_first_failure_time_without_zone_is_ignored() -> None:
     written = {"REDRIVE_FIRST_FAILED_AT": "2026-11-21T09:00:00"}
     assert Attempt.of(written, message_id="1:2:3", retried=True).first_failed_at is None
 
 
 @given(users, forged, causes)
-def test_the_next_attempt_is_told_of_this_one(
+def test_next_attempt_has_the_cause_of_this_one(
     user: dict[str, str], ours: dict[str, str], cause: Cause
 ) -> None:
     attempt = Attempt.of(hop(user | ours, cause=cause), message_id="9:9:9", retried=True)
@@ -208,7 +208,7 @@ def test_the_next_attempt_is_told_of_this_one(
     assert attempt.cause.to_properties() == cause.to_properties()
 
 
-def test_the_version_of_the_schema_is_the_source_topics_through_every_hop() -> None:
+def test_schema_version_of_source_survives_every_hop() -> None:
     first = Attempt.of({}, message_id="1:2:3", retried=False, schema_version=7)
     sent = envelope.for_hop(
         {}, first, policy=POLICY, verdict=Retry(timedelta(seconds=1), 1), cause=None
@@ -222,34 +222,34 @@ def test_the_version_of_the_schema_is_the_source_topics_through_every_hop() -> N
 
 
 @given(texts)
-def test_no_forged_version_is_an_error(text: str) -> None:
+def test_forged_schema_version_is_not_an_error(text: str) -> None:
     attempt = Attempt.of({"REDRIVE_SCHEMA_VERSION": text}, message_id="1:2:3", retried=True)
     assert attempt.schema_version is None or attempt.schema_version >= 0
 
 
 @given(st.integers(0, 999_999_999))
-def test_a_count_is_read_as_it_was_written(count: int) -> None:
+def test_retry_count_round_trips(count: int) -> None:
     assert envelope.reconsume_times({"RECONSUMETIMES": str(count)}) == count
     assert envelope.replays({"REDRIVE_REPLAYS": str(count)}) == count
 
 
 @pytest.mark.parametrize("text", ["", "-1", "+1", " 1", "1 ", "1.0", "1e3", "٣", "x", "9" * 5_000])
-def test_a_count_that_no_client_writes_is_none(text: str) -> None:
+def test_invalid_retry_count_is_zero(text: str) -> None:
     assert envelope.reconsume_times({"RECONSUMETIMES": text}) == 0
     assert envelope.replays({"REDRIVE_REPLAYS": text}) == 0
 
 
 @given(texts)
-def test_no_forged_count_is_negative_or_an_error(text: str) -> None:
+def test_forged_retry_count_is_not_negative(text: str) -> None:
     assert envelope.reconsume_times({"RECONSUMETIMES": text}) >= 0
 
 
-def test_a_message_without_properties_has_had_no_retry_and_no_replay() -> None:
+def test_missing_properties_count_no_retry_and_no_replay() -> None:
     assert envelope.reconsume_times({}) == envelope.replays({}) == 0
 
 
 @given(users, forged, causes)
-def test_a_replay_begins_anew_and_keeps_origin_cause_and_user_properties(
+def test_replay_resets_counts_and_keeps_origin_and_cause(
     user: dict[str, str], ours: dict[str, str], cause: Cause
 ) -> None:
     dead = hop(user | ours, Dead(DeadReason.RETRIES_EXHAUSTED, 4), cause)
@@ -263,7 +263,7 @@ def test_a_replay_begins_anew_and_keeps_origin_cause_and_user_properties(
     assert not {"DELAY_TIME", "REDRIVE_DEAD_REASON", "REDRIVE_FIRST_FAILED_AT"} & sent.keys()
 
 
-def test_the_number_of_replays_survives_another_death() -> None:
+def test_replay_count_survives_another_dead_letter() -> None:
     properties: dict[str, str] = {}
     for count in range(1, 4):
         dead = hop(properties, Dead(DeadReason.RETRIES_EXHAUSTED, 4))
@@ -311,7 +311,7 @@ handle("o-17")
 
 
 @given(causes)
-def test_no_part_of_a_cause_takes_more_than_its_bound(cause: Cause) -> None:
+def test_cause_properties_stay_within_their_limits(cause: Cause) -> None:
     written = cause.to_properties()
     assert len(written.pop("REDRIVE_CAUSE_TRACE").encode("utf-8")) <= 4_096
     for value in written.values():
@@ -319,13 +319,13 @@ def test_no_part_of_a_cause_takes_more_than_its_bound(cause: Cause) -> None:
 
 
 @pytest.mark.parametrize("character", ["x", "é", "語", "🚀", "\ud800"])
-def test_a_long_cause_keeps_as_much_as_fits(character: str) -> None:
+def test_long_cause_is_cut_at_its_limit(character: str) -> None:
     written = Cause("E", character * 2_000, NOW, "c", 1).to_properties()["REDRIVE_CAUSE_MESSAGE"]
     assert 1_024 - 4 < len(written.encode("utf-8")) <= 1_024
     assert (character * 2_000).startswith(written) or character == "\ud800"
 
 
-def test_a_short_cause_is_kept_word_for_word() -> None:
+def test_short_cause_is_kept_unchanged() -> None:
     written = describe(ValueError("größer als 0")).to_properties()
     assert re.fullmatch("[0-9a-f]{16}", written.pop("REDRIVE_CAUSE_FINGERPRINT"))
     assert written == {
@@ -338,7 +338,7 @@ def test_a_short_cause_is_kept_word_for_word() -> None:
     }
 
 
-def test_the_trace_begins_where_it_was_raised_and_goes_on_with_what_caused_it() -> None:
+def test_trace_lists_the_raising_frames_then_the_cause() -> None:
     lines = describe(raised(SHOP)).trace.splitlines()
     assert "test_envelope.raised:" in lines.pop(2)
     assert lines == [
@@ -350,7 +350,7 @@ def test_the_trace_begins_where_it_was_raised_and_goes_on_with_what_caused_it() 
     ]
 
 
-def test_a_trace_of_any_depth_keeps_its_innermost_calls() -> None:
+def test_deep_trace_keeps_its_innermost_calls() -> None:
     source = "def f(n):\n    return f(n - 1) if n else 1 / 0\nf(500)"
     cause = describe(raised(source))
     assert cause.trace.splitlines() == ["at shop.f:2"] * 50
@@ -369,7 +369,7 @@ def test_ids_and_numbers_do_not_change_the_fingerprint(
 
 
 @given(st.integers(0, 30))
-def test_the_lines_where_the_code_stands_do_not_change_the_fingerprint(lines: int) -> None:
+def test_line_numbers_do_not_change_fingerprint(lines: int) -> None:
     moved = SHOP.replace("def handle", "\n" * lines + "def handle").replace("o-17", "o-18")
     assert describe(raised("\n" * lines + moved)).fingerprint == describe(raised(SHOP)).fingerprint
 
@@ -384,7 +384,7 @@ def test_the_lines_where_the_code_stands_do_not_change_the_fingerprint(lines: in
         (" from error", " from None"),
     ],
 )
-def test_failures_of_another_kind_have_another_fingerprint(old: str, new: str) -> None:
+def test_different_failures_have_different_fingerprints(old: str, new: str) -> None:
     other = SHOP.replace(old, new).replace(".pay(", f".{'charge' if 'charge' in new else 'pay'}(")
     other = other.replace("Till()", "Terminal()" if "Terminal" in new else "Till()")
     assert describe(raised(other)).fingerprint != describe(raised(SHOP)).fingerprint
@@ -409,7 +409,7 @@ def test_stored_fingerprint_of_user_code_stays_the_same() -> None:
     assert describe(error).fingerprint == FINGERPRINT
 
 
-def test_nothing_of_what_a_pattern_matches_is_told() -> None:
+def test_redaction_removes_every_match_from_the_cause() -> None:
     source = SHOP.replace('"o-17"', '"ann@example.com"').replace('"not paid"', '"bob@example.com"')
     error = raised(source)
     cause = describe(error, Redaction([r"\S+@\S+"]))
@@ -419,18 +419,18 @@ def test_nothing_of_what_a_pattern_matches_is_told() -> None:
     assert cause.fingerprint != describe(error).fingerprint
 
 
-def test_a_hook_sees_what_the_patterns_leave_and_has_the_last_word() -> None:
+def test_redaction_hook_runs_after_the_patterns() -> None:
     redaction = Redaction([re.compile("secret", re.IGNORECASE)], hook=str.upper)
     assert redaction("a Secret plan") == "A [REDACTED] PLAN"
 
 
-def test_where_a_hook_fails_nothing_is_told() -> None:
+def test_redaction_hook_that_fails_hides_the_text() -> None:
     assert Redaction(hook=lambda text: text[10_000])("secret") == (
         "[redacted, for the hook raised IndexError]"
     )
 
 
-def test_an_exception_that_can_not_be_written_is_described_all_the_same() -> None:
+def test_exception_without_readable_text_is_described() -> None:
     class BrokenError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -438,14 +438,14 @@ def test_an_exception_that_can_not_be_written_is_described_all_the_same() -> Non
     assert (describe(BrokenError()).type, describe(BrokenError()).message) == ("BrokenError", "")
 
 
-def test_causes_that_go_round_in_a_circle_end() -> None:
+def test_circular_causes_are_cut() -> None:
     first, second = ValueError("a"), KeyError("b")
     first.__cause__, second.__cause__ = second, first
     assert describe(first).trace.count("caused by") == 4
 
 
 @given(causes)
-def test_a_cause_is_read_as_it_was_written(cause: Cause) -> None:
+def test_cause_round_trips(cause: Cause) -> None:
     written = cause.to_properties()
     read = Cause.read(written)
     assert read is not None
@@ -454,7 +454,7 @@ def test_a_cause_is_read_as_it_was_written(cause: Cause) -> None:
 
 @pytest.mark.parametrize("name", ["CAUSE_TYPE", "FAILED_AT", "CONSUMER", "ATTEMPT"])
 @pytest.mark.parametrize("text", [None, "x" * 5_000, "2026-11-21T09:00:00"])
-def test_what_no_consumer_of_ours_writes_is_no_cause(name: str, text: str | None) -> None:
+def test_invalid_cause_properties_are_ignored(name: str, text: str | None) -> None:
     written = Cause("E", "m", NOW, "c", 1).to_properties()
     if text is None:
         del written[f"REDRIVE_{name}"]
@@ -464,13 +464,13 @@ def test_what_no_consumer_of_ours_writes_is_no_cause(name: str, text: str | None
 
 
 @pytest.mark.parametrize("text", ["x", "é", "a.b:", "dead", "cafe-", "' \"", "word "])
-def test_a_whole_payload_in_a_text_keeps_nobody_waiting(text: str) -> None:
+def test_cause_of_a_long_text_is_described_in_time(text: str) -> None:
     began = time.monotonic()
     describe(ValueError(f"cannot parse {text * (100_000 // len(text))}"))
     assert time.monotonic() - began < 5
 
 
-def test_a_pattern_that_takes_the_square_of_a_texts_length_keeps_nobody_waiting() -> None:
+def test_quadratic_pattern_on_a_long_text_ends_in_time() -> None:
     error = ValueError("x" * 40_000)
     error.__cause__ = LookupError("x" * 40_000)
     began = time.monotonic()
@@ -481,7 +481,7 @@ def test_a_pattern_that_takes_the_square_of_a_texts_length_keeps_nobody_waiting(
 
 
 @given(st.integers(0, 8_000), st.integers(1, 3_000))
-def test_a_cut_does_not_show_a_part_of_what_a_pattern_would_match(before: int, size: int) -> None:
+def test_cut_cause_shows_no_part_of_a_redacted_match(before: int, size: int) -> None:
     error = ValueError("." * before + "<" + "s" * size + ">" + "." * 10_000)
     error.__cause__ = LookupError(str(error))
     cause = describe(error, Redaction(["<s+>"]))
@@ -490,12 +490,12 @@ def test_a_cut_does_not_show_a_part_of_what_a_pattern_would_match(before: int, s
 
 
 @pytest.mark.parametrize("pattern", ["(", b"x", re.compile(b"x"), 3])
-def test_a_pattern_that_matches_no_text_is_refused_at_once(pattern: Any) -> None:  # noqa: ANN401
+def test_invalid_redaction_pattern_is_refused(pattern: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="no regular expression for text"):
         Redaction([r"\d+", pattern])
 
 
-def test_a_string_is_no_list_of_patterns() -> None:
+def test_redaction_of_a_plain_string_is_refused() -> None:
     with pytest.raises(InvalidSpecError, match="each character would be a pattern"):
         Redaction("secret")
 
@@ -551,7 +551,7 @@ def test_every_property_is_documented_and_no_other(rows: dict[str, list[str]]) -
     ],
     ids=["retry", "dead letter", "replay"],
 )
-def test_what_is_written_kept_and_taken_away_is_as_documented(
+def test_property_changes_per_hop_are_as_documented(
     rows: dict[str, list[str]], column: int, before: dict[str, str], after: dict[str, str]
 ) -> None:
     for name, row in rows.items():
@@ -562,7 +562,7 @@ def test_what_is_written_kept_and_taken_away_is_as_documented(
         assert (name, said) == (name, there_is)
 
 
-def test_no_property_gets_bigger_than_documented(rows: dict[str, list[str]]) -> None:
+def test_property_sizes_are_as_documented(rows: dict[str, list[str]]) -> None:
     sizes = {
         name: max(len(sent.get(name, "").encode()) for sent in [RETRIED, *DEAD, AGAIN])
         for name in NAMES
@@ -573,6 +573,6 @@ def test_no_property_gets_bigger_than_documented(rows: dict[str, list[str]]) -> 
     }
 
 
-def test_every_reason_for_a_dead_letter_is_documented(rows: dict[str, list[str]]) -> None:
+def test_every_dead_letter_reason_is_documented(rows: dict[str, list[str]]) -> None:
     listed = set(re.findall(r"`(\w+)`", rows[DEAD_REASON][0]))
     assert listed == set(DeadReason)

@@ -20,13 +20,13 @@ def written(preset: str) -> str:
 
 
 @given(ladders, st.data())
-def test_rung_n_is_the_delay_before_retry_n(ladder: Ladder, data: st.DataObject) -> None:
+def test_retry_n_has_the_delay_of_rung_n(ladder: Ladder, data: st.DataObject) -> None:
     retry = data.draw(st.integers(1, len(ladder.rungs)))
     assert ladder.delay(retry) == ladder.rungs[retry - 1]
 
 
 @given(ladders, st.integers(0, 10_000))
-def test_past_its_end_the_last_rung_repeats(ladder: Ladder, beyond: int) -> None:
+def test_last_rung_repeats_beyond_the_ladder(ladder: Ladder, beyond: int) -> None:
     assert ladder.delay(len(ladder.rungs) + beyond) == ladder.rungs[-1]
 
 
@@ -36,25 +36,25 @@ def test_retries_count_from_one(ladder: Ladder, retry: int) -> None:
         ladder.delay(retry)
 
 
-def test_the_presets_are_those_of_the_systems_they_are_named_after() -> None:
+def test_presets_equal_those_of_their_systems() -> None:
     assert written("tdmq") == "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     assert written("rocketmq") == "10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     assert written("apsaramq") == "10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 
-def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
+def test_unknown_preset_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidSpecError, match=r"got 'kafka'; use one of tdmq, rocketmq, apsaramq"):
         Ladder.from_preset("kafka")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_is_taken_by_name(preset: str) -> None:
+def test_preset_is_found_by_name(preset: str) -> None:
     assert Ladder.from_preset(preset).rungs == PRESETS[preset]
 
 
 @given(ladders, st.integers(1, 20), st.floats(0, 1))
 @example(Ladder((SECOND,), 1.0), 1, 1.0)
-def test_jitter_shortens_a_delay_by_up_to_its_share_and_never_below_a_second(
+def test_jitter_shortens_delay_by_at_most_its_share(
     ladder: Ladder, retry: int, luck: float
 ) -> None:
     whole = ladder.delay(retry)
@@ -64,12 +64,12 @@ def test_jitter_shortens_a_delay_by_up_to_its_share_and_never_below_a_second(
 
 
 @pytest.mark.parametrize("jitter", [-0.1, 1.1, float("nan")])
-def test_a_jitter_that_is_no_share_is_refused(jitter: float) -> None:
+def test_jitter_outside_0_to_1_is_refused(jitter: float) -> None:
     with pytest.raises(InvalidSpecError, match=rf"a share from 0 to 1; got {jitter}; choose"):
         Ladder((SECOND,), jitter)
 
 
-def test_an_exponential_ladder_grows_by_its_factor_until_the_longest_delay_repeats() -> None:
+def test_exponential_ladder_grows_by_factor_up_to_its_maximum() -> None:
     ladder = Ladder.from_exponential("1s", 2, "10s", 0.5)
     assert [rung.total_seconds() for rung in ladder.rungs] == [1, 2, 4, 8, 10]
     assert ladder.jitter == 0.5
@@ -78,7 +78,7 @@ def test_an_exponential_ladder_grows_by_its_factor_until_the_longest_delay_repea
 
 
 @given(st.floats(1.1, 100), st.integers(1, 864_000), st.integers(1, 864_000))
-def test_every_exponential_ladder_climbs_from_its_first_to_its_longest_delay(
+def test_exponential_ladder_rises_from_initial_to_maximum(
     factor: float, one: int, other: int
 ) -> None:
     first, longest = sorted((one, other))
@@ -99,7 +99,7 @@ def test_every_exponential_ladder_climbs_from_its_first_to_its_longest_delay(
         ("1s", 2, "11d", "the longest delay must be from 1 s"),
     ],
 )
-def test_an_exponential_ladder_that_can_not_be_climbed_is_refused(
+def test_invalid_exponential_ladder_is_refused(
     initial: str, factor: float, longest: str, says: str
 ) -> None:
     with pytest.raises(InvalidSpecError, match=says):
@@ -107,13 +107,13 @@ def test_an_exponential_ladder_that_can_not_be_climbed_is_refused(
 
 
 @pytest.mark.parametrize("delay", [SECOND, TEN_DAYS])
-def test_the_bounds_of_a_delay_belong_to_it(delay: timedelta) -> None:
+def test_delay_at_its_limits_is_accepted(delay: timedelta) -> None:
     assert check_delay(delay, "a delay") == delay
     assert Ladder((delay,)).rungs == (delay,)
 
 
 @pytest.mark.parametrize("delay", [timedelta(0), -SECOND, SECOND / 2, TEN_DAYS + SECOND])
-def test_a_delay_out_of_bounds_is_refused_with_its_place(delay: timedelta) -> None:
+def test_rung_out_of_range_is_refused_with_its_number(delay: timedelta) -> None:
     with pytest.raises(
         InvalidSpecError, match=r"rung 2 .* from 1 s to 864000 s .* got '-?[\d.]+ s'"
     ):
@@ -121,19 +121,19 @@ def test_a_delay_out_of_bounds_is_refused_with_its_place(delay: timedelta) -> No
 
 
 @pytest.mark.parametrize("count", [0, 1_001])
-def test_a_ladder_has_from_one_to_a_thousand_rungs(count: int) -> None:
+def test_ladder_has_from_1_to_1000_rungs(count: int) -> None:
     with pytest.raises(InvalidSpecError, match=f"from 1 to 1000 rungs; got {count};"):
         Ladder((SECOND,) * count)
     assert Ladder((SECOND,) * 1_000).delay(1_000) == SECOND
 
 
 @given(ladders)
-def test_a_ladder_descends_where_a_rung_is_shorter_than_the_one_before(ladder: Ladder) -> None:
+def test_ladder_with_a_shorter_later_rung_descends(ladder: Ladder) -> None:
     ascending = Ladder(tuple(sorted(ladder.rungs)))
     assert not ascending.descends
     assert ladder.descends == (ladder.rungs != ascending.rungs)
 
 
-def test_a_fixed_ladder_is_one_rung_for_ever() -> None:
+def test_fixed_ladder_repeats_its_delay() -> None:
     ladder = Ladder.from_fixed("1m30s")
     assert [ladder.delay(retry) for retry in (1, 2, 1_000)] == [timedelta(seconds=90)] * 3

@@ -17,7 +17,7 @@ from redrive.policy.naming import TopicName
 ORDERS = TopicName("shop", "prod", "orders")
 
 
-def test_topic_and_subscription_make_a_policy_with_the_documented_defaults() -> None:
+def test_policy_has_the_documented_defaults() -> None:
     policy = Policy(topic=ORDERS, subscription="billing")
     assert policy.max_retries == 16
     assert policy.ladder.rungs == LEVELS
@@ -28,7 +28,7 @@ def test_topic_and_subscription_make_a_policy_with_the_documented_defaults() -> 
     assert policy.dead_letter_topic == ORDERS.sibling("orders-billing-DLQ")
 
 
-def test_names_that_are_given_are_taken_each_for_itself() -> None:
+def test_explicit_topic_name_replaces_only_its_default() -> None:
     policy = Policy(ORDERS, "billing", retry_topic=ORDERS.sibling("again"))
     assert policy.retry_topic == ORDERS.sibling("again")
     assert policy.dead_letter_topic == ORDERS.sibling("orders-billing-DLQ")
@@ -45,31 +45,29 @@ def test_names_that_are_given_are_taken_each_for_itself() -> None:
         (ORDERS.sibling("orders-billing-DLQ-LEDGER"), "are four topics"),
     ],
 )
-def test_a_name_that_can_not_be_that_of_a_retry_topic_is_refused(
-    given: TopicName, says: str
-) -> None:
+def test_invalid_retry_topic_is_refused(given: TopicName, says: str) -> None:
     with pytest.raises(InvalidSpecError, match=says):
         Policy(ORDERS, "billing", retry_topic=given)
 
 
-def test_a_source_topic_is_not_compacted_as_the_ledger_of_its_own_dead_letters() -> None:
+def test_source_topic_equal_to_its_ledger_is_refused() -> None:
     with pytest.raises(InvalidSpecError, match="are four topics"):
         Policy(ORDERS.sibling("dead-LEDGER"), "billing", dead_letter_topic=ORDERS.sibling("dead"))
 
 
 @pytest.mark.parametrize("count", [0, 1, 1_000])
-def test_retries_are_from_none_to_a_thousand(count: int) -> None:
+def test_max_retries_from_0_to_1000_is_accepted(count: int) -> None:
     assert Policy(ORDERS, "billing", max_retries=count).max_retries == count
 
 
 @pytest.mark.parametrize("count", [-1, 1_001])
-def test_another_number_of_retries_is_refused_with_what_was_found(count: int) -> None:
+def test_max_retries_out_of_range_is_refused(count: int) -> None:
     with pytest.raises(InvalidSpecError, match=f"from 0 to 1000; got {count}; choose"):
         Policy(ORDERS, "billing", max_retries=count)
 
 
 @pytest.mark.parametrize("text", ["shared", "KEY_SHARED", ""])
-def test_an_unknown_subscription_type_is_refused_with_those_there_are(text: str) -> None:
+def test_unknown_subscription_type_is_refused_with_known_ones(text: str) -> None:
     with pytest.raises(
         InvalidSpecError,
         match=f"got '{text}'; use one of Shared, Key_Shared, Exclusive, Failover",
@@ -83,35 +81,35 @@ def test_only_shared_subscriptions_honour_delays() -> None:
     ]  # fmt: skip
 
 
-def test_an_ordered_policy_needs_a_subscription_that_keeps_a_key_together() -> None:
+def test_ordered_policy_needs_a_key_shared_subscription() -> None:
     assert Policy(ORDERS, "s", SubscriptionType.KEY_SHARED, ordered=True).ordered
     with pytest.raises(InvalidSpecError, match="got 'Shared'; use Key_Shared"):
         Policy(ORDERS, "s", ordered=True)
 
 
-def test_a_policy_is_never_for_one_partition() -> None:
+def test_policy_of_a_single_partition_is_refused() -> None:
     with pytest.raises(InvalidSpecError, match="not for one partition"):
         Policy(ORDERS.partition(0), "billing")
 
 
-def test_a_topic_that_was_not_read_from_text_is_checked_all_the_same() -> None:
+def test_topic_object_is_validated_by_the_policy() -> None:
     with pytest.raises(InvalidSpecError, match="a topic is written"):
         Policy(TopicName("shop", "prod/orders", "x"), "billing")
 
 
-def test_a_policy_refuses_a_subscription_that_topics_can_not_be_named_after() -> None:
+def test_subscription_with_a_slash_is_refused() -> None:
     with pytest.raises(InvalidSpecError, match="a subscription is"):
         Policy(ORDERS, "a/b")
 
 
-def test_topic_and_subscription_whose_derived_names_are_too_long_are_refused() -> None:
+def test_derived_topic_name_over_255_characters_is_refused() -> None:
     fits = 255 - len("orders--RETRY")
     assert len(Policy(ORDERS, "s" * fits).retry_topic.local) == 255
     with pytest.raises(InvalidSpecError, match=r"exceed 255 characters; .* a shorter subscription"):
         Policy(ORDERS, "s" * (fits + 1))
 
 
-def test_topics_are_given_as_strings_too() -> None:
+def test_policy_accepts_topics_as_strings() -> None:
     text = "persistent://shop/prod/orders"
     named = f"{text}-late"
     policy = Policy(text, "billing", retry_topic=named, ladder=Ladder([1, timedelta(minutes=1)]))
@@ -128,13 +126,13 @@ def test_topics_are_given_as_strings_too() -> None:
 @pytest.mark.parametrize(
     "topic", ["orders", 3, b"persistent://shop/prod/orders", "a/b/c-partition-1"]
 )
-def test_what_is_no_topic_is_refused(topic: Any) -> None:  # noqa: ANN401
+def test_policy_of_an_invalid_topic_is_refused(topic: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="; got "):
         Policy(topic, "billing")
 
 
 @pytest.mark.parametrize("given", [{"ordered": False}, {"dead_letters": False}])
-def test_only_ordered_policies_that_keep_dead_letters_keep_their_sequence(
+def test_sequenced_policy_must_be_ordered_and_keep_dead_letters(
     given: dict[str, bool],
 ) -> None:
     kind = SubscriptionType.KEY_SHARED
@@ -157,7 +155,7 @@ limits = st.integers(1, 30).flatmap(
 
 
 @given(limits, outcomes, st.sampled_from("abc"))
-def test_an_outage_is_a_share_of_the_latest_outcomes_and_many_messages(
+def test_outage_needs_a_share_of_outcomes_and_many_messages(
     limits: OutageLimits, outcomes: list[tuple[str, str] | None], cause: str
 ) -> None:
     window = OutcomeWindow(limits.window)
@@ -172,14 +170,14 @@ def test_an_outage_is_a_share_of_the_latest_outcomes_and_many_messages(
 
 
 @given(st.integers(0, 10_000))
-def test_one_failure_in_twenty_is_never_an_outage(seed: int) -> None:
+def test_one_failure_in_twenty_is_no_outage(seed: int) -> None:
     luck, window = random.Random(seed), OutcomeWindow(LIMITS.window)  # noqa: S311 - a simulation
     for number in range(5_000):
         window.add(("cause", f"{number}") if luck.random() < 0.05 else None)
         assert not window.is_outage("cause", LIMITS)
 
 
-def test_a_dependency_that_is_down_is_an_outage_after_fifty_failures_at_most() -> None:
+def test_outage_is_detected_within_fifty_failures() -> None:
     window = OutcomeWindow(LIMITS.window)
     for _ in range(1_000):
         window.add(None)
@@ -197,6 +195,6 @@ def test_a_dependency_that_is_down_is_an_outage_after_fifty_failures_at_most() -
         ("max_probe_interval", timedelta(hours=2)), ("max_pause", timedelta(days=8)),
     ],
 )  # fmt: skip
-def test_limits_out_of_bounds_are_refused(field: str, value: Any) -> None:  # noqa: ANN401
+def test_outage_limits_out_of_range_are_refused(field: str, value: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="outage breaker"):
         OutageLimits(**{field: value})

@@ -63,11 +63,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Run]]:
         ]
 
 
-def test_there_are_twenty_different_mutants() -> None:
+def test_mutants_are_twenty_different_ones() -> None:
     assert len({(m["file"], m["original"], m["mutated"]) for m in MUTANTS}) == 20
 
 
-def test_the_unmutated_core_keeps_every_law(
+def test_unmutated_core_keeps_every_law(
     runs: list[Run],
 ) -> None:
     run = runs[0].result()
@@ -77,7 +77,7 @@ def test_the_unmutated_core_keeps_every_law(
 @pytest.mark.parametrize(
     "number", range(len(MUTANTS)), ids=[f"{m['file']}: {m['mutated']}" for m in MUTANTS]
 )
-def test_a_mutant_breaks_its_law(runs: list[Run], number: int) -> None:
+def test_mutant_breaks_its_law(runs: list[Run], number: int) -> None:
     run = runs[number + 1].result()
     # Nothing but a failed test counts: not a core that can't be imported, nor a law that is gone.
     assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr

@@ -14,12 +14,12 @@ ORDERS = TopicName("shop", "prod", "orders")
 
 
 @given(topics)
-def test_a_topic_name_is_read_as_it_is_written(topic: TopicName) -> None:
+def test_topic_name_round_trips(topic: TopicName) -> None:
     assert TopicName.parse(str(topic)) == topic
     assert TopicName.parse_whole(str(topic)) == topic
 
 
-def test_derived_names_are_those_of_pulsars_own_clients() -> None:
+def test_derived_names_equal_those_of_pulsar_clients() -> None:
     assert str(naming.retry_topic(ORDERS, "billing")) == (
         "persistent://shop/prod/orders-billing-RETRY"
     )
@@ -37,36 +37,30 @@ def test_derived_names_are_those_of_pulsars_own_clients() -> None:
         ("rocketmq", "%RETRY%billing", "%DLQ%billing"),
     ],
 )
-def test_a_scheme_names_topics_as_the_system_does_that_it_is_named_after(
-    scheme: str, retry: str, dead_letter: str
-) -> None:
+def test_scheme_names_topics_as_its_system_does(scheme: str, retry: str, dead_letter: str) -> None:
     chosen = Scheme.parse(scheme)
     assert naming.retry_topic(ORDERS, "billing", chosen) == ORDERS.sibling(retry)
     assert naming.dead_letter_topic(ORDERS, "billing", chosen) == ORDERS.sibling(dead_letter)
 
 
-def test_what_stands_in_a_name_is_never_taken_for_a_form() -> None:
+def test_braces_in_names_are_not_substituted() -> None:
     topic = naming.retry_topic(ORDERS.sibling("{subscription}"), "{topic}")
     assert topic.local == "{subscription}-{topic}-RETRY"
 
 
-def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
+def test_unknown_scheme_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidSpecError, match=r"got 'kafka'; use one of pulsar, tdmq-2\.7\.2,"):
         Scheme.parse("kafka")
 
 
 @given(topics, st.integers(0, 1_000))
-def test_a_partition_suffix_never_becomes_part_of_a_derived_name(
-    topic: TopicName, index: int
-) -> None:
+def test_derived_name_omits_the_partition_suffix(topic: TopicName, index: int) -> None:
     for derive in (naming.retry_topic, naming.dead_letter_topic):
         assert derive(topic.partition(index), "s") == derive(topic, "s")
 
 
 @given(topics, st.integers(0, 1_000))
-def test_a_partition_belongs_to_its_topic_and_is_no_whole_topic(
-    topic: TopicName, index: int
-) -> None:
+def test_partition_is_refused_as_a_whole_topic(topic: TopicName, index: int) -> None:
     partition = topic.partition(index)
     assert partition.without_partition() == topic
     assert TopicName.parse(str(partition)) == partition
@@ -75,7 +69,7 @@ def test_a_partition_belongs_to_its_topic_and_is_no_whole_topic(
 
 
 @given(st.from_type(Policy))
-def test_derived_topics_are_distinct_readable_and_beside_their_source(policy: Policy) -> None:
+def test_derived_topics_are_distinct_in_the_source_namespace(policy: Policy) -> None:
     names = {policy.topic, policy.retry_topic, policy.dead_letter_topic}
     assert len(names) == 3
     assert {name.namespace_name for name in names} == {policy.topic.namespace_name}
@@ -83,7 +77,7 @@ def test_derived_topics_are_distinct_readable_and_beside_their_source(policy: Po
 
 
 @given(topics, st.permutations(["a", "b", "a-b", "b-a", "a.b"]))
-def test_subscriptions_of_a_topic_do_not_share_their_topics(
+def test_subscriptions_of_a_topic_have_distinct_topics(
     topic: TopicName, subscriptions: list[str]
 ) -> None:
     one, other = subscriptions[:2]
@@ -116,14 +110,14 @@ def test_subscriptions_of_a_topic_do_not_share_their_topics(
         "persistent://shop/prod/..",
     ],
 )
-def test_what_is_no_topic_is_refused_with_what_was_found(text: str) -> None:
+def test_invalid_topic_name_is_refused_with_its_value(text: str) -> None:
     with pytest.raises(InvalidSpecError) as refusal:
         TopicName.parse(text)
     assert f"got {text[:128]!r}" in str(refusal.value)
     assert "give the full name of a persistent topic" in str(refusal.value)
 
 
-def test_a_refused_partition_is_told_the_name_of_its_topic() -> None:
+def test_partition_refusal_names_its_topic() -> None:
     with pytest.raises(InvalidSpecError, match=r"name the topic itself: persistent://a/b/c$"):
         TopicName.parse_whole("persistent://a/b/c-partition-12")
 
@@ -131,13 +125,13 @@ def test_a_refused_partition_is_told_the_name_of_its_topic() -> None:
 @pytest.mark.parametrize(
     "name", ["", "a/b", "a b", "a\tb", "a\u00a0b", "a\x7fb", "a\n", "s" * 256, ".", ".."]
 )
-def test_a_subscription_that_can_not_be_part_of_a_topic_is_refused(name: str) -> None:
+def test_invalid_subscription_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidSpecError, match="a subscription is 1 to 255 characters"):
         naming.check_subscription(name)
 
 
 @pytest.mark.parametrize("name", ["s", "s" * 255, "a.b-c_d", ".a", "...", "größe", "%RETRY%"])
-def test_any_other_subscription_is_taken_as_it_is(name: str) -> None:
+def test_valid_subscription_name_is_kept_unchanged(name: str) -> None:
     assert naming.check_subscription(name) == name
 
 
@@ -182,7 +176,9 @@ def test_system_topic_is_refused_in_any_spelling(local: str) -> None:
         ("persistent://shop/prod/100%", False),
     ],
 )
-def test_system_topic_is_told_from_those_of_applications(topic: str, *, is_system: bool) -> None:
+def test_system_topic_is_distinguished_from_application_topics(
+    topic: str, *, is_system: bool
+) -> None:
     assert TopicName.parse(topic).is_system is is_system
 
 

@@ -23,13 +23,13 @@ counts = st.integers(0, 99_999_999)
 
 
 @given(st.integers(0, 10**9))
-def test_what_is_written_is_read_back(seconds: int) -> None:
+def test_duration_round_trips(seconds: int) -> None:
     duration = timedelta(seconds=seconds)
     assert parse_duration(format_duration(duration)) == duration
 
 
 @given(counts, counts, counts, counts)
-def test_units_add_up(days: int, hours: int, minutes: int, seconds: int) -> None:
+def test_duration_units_add_up(days: int, hours: int, minutes: int, seconds: int) -> None:
     written = f"{days}d{hours}h{minutes}m{seconds}s"
     assert parse_duration(written) == timedelta(
         days=days, hours=hours, minutes=minutes, seconds=seconds
@@ -40,7 +40,7 @@ def test_units_add_up(days: int, hours: int, minutes: int, seconds: int) -> None
     ("text", "seconds"),
     [("1s", 1), ("90s", 90), ("1m30s", 90), ("5m", 300), ("2h", 7_200), ("10d", 864_000)],
 )
-def test_durations_are_read_as_manifests_write_them(text: str, seconds: int) -> None:
+def test_duration_is_parsed_as_in_manifests(text: str, seconds: int) -> None:
     assert parse_duration(text) == timedelta(seconds=seconds)
 
 
@@ -48,11 +48,11 @@ def test_durations_are_read_as_manifests_write_them(text: str, seconds: int) -> 
     ("seconds", "text"),
     [(0, "0s"), (59, "59s"), (60, "1m"), (90, "1m30s"), (3_600, "1h"), (90_061, "1d1h1m1s")],
 )
-def test_durations_are_written_in_their_shortest_form(seconds: int, text: str) -> None:
+def test_duration_is_formatted_in_its_shortest_form(seconds: int, text: str) -> None:
     assert format_duration(timedelta(seconds=seconds)) == text
 
 
-def test_parts_of_a_second_are_cut() -> None:
+def test_duration_is_formatted_without_fractions() -> None:
     assert format_duration(timedelta(seconds=1, milliseconds=999)) == "1s"
 
 
@@ -60,7 +60,7 @@ def test_parts_of_a_second_are_cut() -> None:
     "text",
     "|5|s|1.5s|-1s|+1s|1 s|1s |1S|1w|1s1m|1m1m|1ms|٣s|1s\n|100000000s".split("|"),
 )
-def test_anything_else_is_refused_with_what_was_found_and_what_to_write(text: str) -> None:
+def test_invalid_duration_is_refused_with_value_and_remedy(text: str) -> None:
     with pytest.raises(InvalidSpecError) as refusal:
         parse_duration(text)
     assert f"got {text!r}" in str(refusal.value)
@@ -68,7 +68,7 @@ def test_anything_else_is_refused_with_what_was_found_and_what_to_write(text: st
 
 
 @given(st.text(max_size=50))
-def test_no_text_gets_past_without_being_a_duration_or_refused(text: str) -> None:
+def test_any_text_is_a_duration_or_refused(text: str) -> None:
     try:
         duration = parse_duration(text)
     except InvalidSpecError:
@@ -76,19 +76,19 @@ def test_no_text_gets_past_without_being_a_duration_or_refused(text: str) -> Non
     assert duration >= timedelta(0)
 
 
-def test_a_refusal_shows_no_more_of_a_text_than_is_needed() -> None:
+def test_duration_refusal_shortens_a_long_value() -> None:
     with pytest.raises(InvalidSpecError) as refusal:
         parse_duration("x" * 10_000)
     assert len(str(refusal.value)) < 300
 
 
 @pytest.mark.parametrize("found", [90, 90.0, timedelta(seconds=90)])
-def test_a_program_gives_a_duration_in_seconds_or_as_a_timedelta(found: float | timedelta) -> None:
+def test_duration_argument_is_seconds_or_timedelta(found: float | timedelta) -> None:
     assert to_timedelta(found, "a delay") == timedelta(seconds=90)
 
 
 @pytest.mark.parametrize("found", ["90s", None, True, float("nan"), float("inf"), 1e300, [90]])
-def test_what_is_no_duration_is_refused_by_name(found: Any) -> None:  # noqa: ANN401
+def test_invalid_duration_argument_is_refused_by_name(found: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="a number of seconds, or a timedelta; got"):
         to_timedelta(found, "a delay")
 
@@ -106,14 +106,14 @@ def test_what_is_no_duration_is_refused_by_name(found: Any) -> None:  # noqa: AN
         ("1T", 10**12),
     ],
 )
-def test_a_size_is_read_as_kubernetes_reads_a_quantity(text: str, size: int) -> None:
+def test_size_is_parsed_as_a_kubernetes_quantity(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize(
     "text", ["", "1", "0Mi", "-1Mi", "1.5Gi", "1 Gi", "1GB", "1gi", "1Mi\n", "Gi", "\u0661Mi"]
 )
-def test_what_has_no_unit_or_is_no_whole_number_is_refused(text: str) -> None:
+def test_size_without_unit_or_whole_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidSpecError, match="write it like 512Mi or 10Gi"):
         parse_size(text)
 
@@ -126,9 +126,7 @@ STARS = {"/": "[^/]*", ".": "[^.]*", "\n": ".*"}
     patterns=st.lists(st.text("ab*/.\n", max_size=8), max_size=3),
     name=st.text("ab*/.\n", max_size=8),
 )
-def test_a_pattern_matches_what_a_regular_expression_does(
-    but: str, patterns: list[str], name: str
-) -> None:
+def test_pattern_matches_as_a_regular_expression(but: str, patterns: list[str], name: str) -> None:
     regexes = [STARS[but].join(map(re.escape, pattern.split("*"))) for pattern in patterns]
     expected = any(re.fullmatch(regex, name) for regex in regexes)
     assert Patterns(tuple(patterns), but).match(name) is expected
@@ -139,7 +137,7 @@ def test_a_pattern_matches_what_a_regular_expression_does(
     pattern=st.text("ab*/.\n", max_size=12),
     stands_for=st.lists(st.text("ab*/.\n", max_size=3), min_size=12, max_size=12),
 )
-def test_a_pattern_matches_what_its_stars_are_replaced_in_unless_they_stand_for_what_they_cannot(
+def test_wildcard_matches_any_allowed_replacement(
     but: str, pattern: str, stands_for: list[str]
 ) -> None:
     allowed = iter(text.replace(but, "") for text in stands_for)
@@ -149,7 +147,7 @@ def test_a_pattern_matches_what_its_stars_are_replaced_in_unless_they_stand_for_
 
 @pytest.mark.parametrize("but", STARS)
 @pytest.mark.parametrize("stars", [9, 60, 2_000])
-def test_many_stars_are_compared_in_no_time(stars: int, but: str) -> None:
+def test_pattern_of_many_stars_is_matched_quickly(stars: int, but: str) -> None:
     name = "a" * 4_096
     assert Patterns(("*a" * stars + "*",), but).match(name)
     assert not Patterns(("*a" * stars + "b",), but).match(name)

@@ -31,7 +31,7 @@ POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 
 
 @given(policies)
-def test_a_message_that_always_fails_is_retried_n_times_and_then_dies(policy: Policy) -> None:
+def test_failing_message_is_retried_then_dead_lettered(policy: Policy) -> None:
     end = Dead if policy.dead_letters else Discard
     retries = []
     verdict = after_failure(policy, 0)
@@ -43,7 +43,7 @@ def test_a_message_that_always_fails_is_retried_n_times_and_then_dies(policy: Po
 
 
 @given(policies, counts)
-def test_level_increment_takes_the_ladders_next_rung(policy: Policy, had: int) -> None:
+def test_default_delay_is_the_next_rung(policy: Policy, had: int) -> None:
     match after_failure(policy, had):
         case Retry(delay=delay, reconsume_times=times):
             assert delay == policy.ladder.delay(had + 1)
@@ -56,18 +56,18 @@ def test_level_increment_takes_the_ladders_next_rung(policy: Policy, had: int) -
             assert (reason, times) == (DeadReason.RETRIES_EXHAUSTED, had + 1)
 
 
-def test_after_sixteen_failed_retries_the_seventeenth_failure_is_the_end() -> None:
+def test_default_policy_ends_with_failure_17() -> None:
     assert isinstance(after_failure(POLICY, 15), Retry)
     assert after_failure(POLICY, 16) == Dead(DeadReason.RETRIES_EXHAUSTED, 17)
 
 
-def test_with_no_retries_the_first_failure_is_the_end() -> None:
+def test_policy_without_retries_ends_with_failure_1() -> None:
     none = Policy(POLICY.topic, POLICY.subscription, max_retries=0)
     assert after_failure(none, 0) == Dead(DeadReason.RETRIES_EXHAUSTED, 1)
 
 
 @given(policies, counts, delays | st.none(), levels | st.none())
-def test_no_request_gets_a_message_more_retries_than_the_policy_allows(
+def test_requested_delay_or_level_adds_no_retry(
     policy: Policy, had: int, delay: timedelta | None, level: int | None
 ) -> None:
     if delay is not None and level is not None:
@@ -78,26 +78,24 @@ def test_no_request_gets_a_message_more_retries_than_the_policy_allows(
 
 
 @given(delays, st.integers(0, 15))
-def test_an_arbitrary_delay_is_taken_as_it_is(delay: timedelta, had: int) -> None:
+def test_requested_delay_is_used_unchanged(delay: timedelta, had: int) -> None:
     assert after_failure(POLICY, had, delay=delay) == Retry(delay, had + 1)
 
 
 @given(st.integers(1, 18), st.integers(0, 15))
-def test_level_k_is_the_kth_level_whatever_the_ladder_says(level: int, had: int) -> None:
+def test_requested_level_ignores_the_ladder(level: int, had: int) -> None:
     policy = Policy(POLICY.topic, "s", ladder=Ladder.from_fixed("7s"))
     assert after_failure(policy, had, level=level) == Retry(LEVELS[level - 1], had + 1)
 
 
-def test_a_policy_may_define_what_the_levels_mean() -> None:
+def test_requested_level_uses_the_levels_of_the_policy() -> None:
     policy = Policy(POLICY.topic, "s", levels=Ladder.from_delays(["7s", "9s"]))
     delays = [after_failure(policy, 0, level=level) for level in (0, 1, 2, 3)]
     assert delays == [Retry(timedelta(seconds=seconds), 1) for seconds in (1, 7, 9, 9)]
 
 
 @given(policies, counts, st.floats(0, 1))
-def test_luck_shortens_the_ladders_delay_and_no_other(
-    policy: Policy, had: int, luck: float
-) -> None:
+def test_jitter_applies_only_to_delays_of_the_ladder(policy: Policy, had: int, luck: float) -> None:
     match after_failure(policy, had, luck=luck):
         case Retry(delay=delay):
             assert delay == policy.ladder.delay(had + 1, luck)
@@ -108,30 +106,30 @@ def test_luck_shortens_the_ladders_delay_and_no_other(
 
 
 @given(st.integers(min_value=18))
-def test_a_level_above_the_highest_means_the_highest(level: int) -> None:
+def test_requested_level_above_the_highest_is_the_highest(level: int) -> None:
     assert after_failure(POLICY, 0, level=level) == Retry(timedelta(hours=2), 1)
 
 
 @given(policies, counts)
-def test_level_zero_leaves_it_to_the_ladder(policy: Policy, had: int) -> None:
+def test_requested_level_0_uses_the_ladder(policy: Policy, had: int) -> None:
     assert after_failure(policy, had, level=0) == after_failure(policy, had)
 
 
 @given(policies, counts, st.integers(max_value=-1))
-def test_a_level_below_zero_means_the_dead_letter_topic_now(
+def test_requested_level_below_0_dead_letters_immediately(
     policy: Policy, had: int, level: int
 ) -> None:
     end = Dead if policy.dead_letters else Discard
     assert after_failure(policy, had, level=level) == end(DeadReason.REQUESTED, had + 1)
 
 
-def test_a_delay_and_a_level_together_are_refused() -> None:
+def test_requested_delay_and_level_together_are_refused() -> None:
     with pytest.raises(InvalidSpecError, match="not by both; got 'delay=0:00:01, level=0'"):
         after_failure(POLICY, 0, delay=timedelta(seconds=1), level=0)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.5, 864_001])
-def test_a_delay_that_no_broker_can_be_asked_for_is_refused(seconds: float) -> None:
+def test_requested_delay_out_of_range_is_refused(seconds: float) -> None:
     with pytest.raises(InvalidSpecError, match="the delay of a retry must be from 1 s to 864000 s"):
         after_failure(POLICY, 0, delay=timedelta(seconds=seconds))
 
@@ -160,7 +158,7 @@ def rules(draw: st.DrawFn) -> FailureRules:
 
 
 @given(policies, kinds, few_counts, times)
-def test_without_rules_every_exception_is_retried_as_the_policy_says(
+def test_no_rules_decide_as_the_policy(
     policy: Policy, kind: type[Exception], had: int, failing_for: timedelta
 ) -> None:
     verdict = after_error(
@@ -170,7 +168,7 @@ def test_without_rules_every_exception_is_retried_as_the_policy_says(
 
 
 @given(policies, rules(), kinds, few_counts, times)
-def test_no_rule_gets_a_message_more_retries_than_the_policy_allows(
+def test_rules_add_no_retry_to_the_policy(
     policy: Policy, given_rules: FailureRules, kind: type[Exception], had: int, since: timedelta
 ) -> None:
     verdict = after_error(
@@ -182,7 +180,7 @@ def test_no_rule_gets_a_message_more_retries_than_the_policy_allows(
 
 
 @given(rules(), kinds, times)
-def test_the_nearest_named_class_decides_and_none_means_dead(
+def test_nearest_class_of_a_rule_decides(
     given_rules: FailureRules, kind: type[Exception], since: timedelta
 ) -> None:
     given_rules = FailureRules(given_rules.dead_letter_on, given_rules.retry_on)
@@ -201,7 +199,7 @@ def test_the_nearest_named_class_decides_and_none_means_dead(
 
 
 @given(rules(), kinds, times)
-def test_no_retry_is_made_that_would_come_after_the_deadline(
+def test_retry_after_the_deadline_is_not_made(
     given_rules: FailureRules, kind: type[Exception], since: timedelta
 ) -> None:
     verdict = after_error(
@@ -221,7 +219,7 @@ def test_no_retry_is_made_that_would_come_after_the_deadline(
         assert since + retry.delay > given_rules.deadline
 
 
-def test_a_retry_may_come_at_the_deadline_itself() -> None:
+def test_retry_at_the_deadline_is_made() -> None:
     rule = FailureRules(deadline=timedelta(seconds=10))  # the third rung is 10 s
     after = [
         after_error(POLICY, rule, ValueError(), reconsume_times=2, failing_for=failing_for)
@@ -233,7 +231,7 @@ def test_a_retry_may_come_at_the_deadline_itself() -> None:
     ]
 
 
-def test_the_delay_of_the_nearest_class_is_taken_instead_of_the_ladders() -> None:
+def test_delay_of_nearest_class_replaces_the_ladder() -> None:
     rule = FailureRules(
         delays={OSError: timedelta(minutes=1), ConnectionError: timedelta(seconds=3)}
     )
@@ -250,7 +248,7 @@ def test_the_delay_of_the_nearest_class_is_taken_instead_of_the_ladders() -> Non
     }
 
 
-def test_a_class_that_is_both_retried_and_dead_lettered_is_refused() -> None:
+def test_class_both_retried_and_dead_lettered_is_refused() -> None:
     with pytest.raises(InvalidSpecError, match="either retried or dead-lettered; got 'KeyError'"):
         FailureRules(dead_letter_on=(KeyError,), retry_on=(KeyError, OSError))
 
@@ -262,7 +260,7 @@ def test_rule_delay_out_of_range_is_refused(seconds: int) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
-def test_a_deadline_that_is_over_before_it_begins_is_refused(seconds: int) -> None:
+def test_deadline_below_1_s_is_refused(seconds: int) -> None:
     with pytest.raises(InvalidSpecError, match="a positive time"):
         FailureRules(deadline=timedelta(seconds=seconds))
 
@@ -298,39 +296,37 @@ RULE = FailureRules(dead_letter_on=(ValueError,), delays={ConnectionError: 30})
         (caused(Refused(), ExceptionGroup("", [caused(Refused(), ValueError())])), True),
     ],
 )
-def test_what_an_exception_was_raised_from_and_each_part_of_a_group_decides(
-    error: Exception, *, dies: bool
-) -> None:
+def test_rule_applies_to_causes_and_group_members(error: Exception, *, dies: bool) -> None:
     assert (verdict_of(RULE, error) == NOT_RETRYABLE) == dies
 
 
-def test_a_rule_for_the_exception_itself_comes_before_those_for_its_cause() -> None:
+def test_rule_for_exception_precedes_rules_for_its_cause() -> None:
     rule = FailureRules(dead_letter_on=(ValueError,), retry_on=(Refused,))
     assert isinstance(verdict_of(rule, caused(Refused(), ValueError())), Retry)
     assert verdict_of(rule, caused(ValueError(), Refused())) == NOT_RETRYABLE
     assert verdict_of(rule, KeyError()) == NOT_RETRYABLE
 
 
-def test_what_was_being_handled_when_an_exception_was_raised_is_not_its_cause() -> None:
+def test_implicit_context_of_an_exception_is_ignored() -> None:
     error = Refused()
     error.__context__ = ValueError()
     assert isinstance(verdict_of(RULE, error), Retry)
 
 
-def test_causes_in_a_circle_end() -> None:
+def test_circular_causes_end_the_search() -> None:
     one, two = Refused(), Refused()
     one.__cause__, two.__cause__ = two, one
     assert isinstance(verdict_of(RULE, one), Retry)
 
 
-def test_the_longest_delay_of_a_group_is_waited_for() -> None:
+def test_group_of_exceptions_uses_the_longest_delay() -> None:
     rule = FailureRules(delays={ConnectionError: 30, TimeoutError: timedelta(minutes=1)})
     group = ExceptionGroup("", [TimeoutError(), ConnectionError(), KeyError()])
     assert verdict_of(rule, group) == Retry(timedelta(minutes=1), 1)
     assert verdict_of(rule, caused(Refused(), ConnectionError())) == Retry(timedelta(seconds=30), 1)
 
 
-def test_a_predicate_is_a_rule_and_comes_before_classes() -> None:
+def test_predicate_rule_precedes_class_rules() -> None:
     def is_gone(error: BaseException) -> bool:
         return "410" in str(error)
 
@@ -341,7 +337,7 @@ def test_a_predicate_is_a_rule_and_comes_before_classes() -> None:
     assert rule.delay(OSError("410")) == timedelta(seconds=5)
 
 
-def test_what_a_part_of_a_group_asks_for_is_done() -> None:
+def test_request_inside_a_group_is_honoured() -> None:
     later = ExceptionGroup("", [RetryLater(20), ExceptionGroup("", [RetryLater(60), KeyError()])])
     assert verdict_of(RULE, later) == Retry(timedelta(seconds=60), 1)
     dead = ExceptionGroup("", [RetryLater(20), DeadLetter("no")])
@@ -364,6 +360,6 @@ def test_what_a_part_of_a_group_asks_for_is_done() -> None:
         {"deadline": 0},
     ],
 )
-def test_what_is_no_rule_is_refused_when_it_is_made(wrong: dict[str, Any]) -> None:
+def test_invalid_rule_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidSpecError, match=r"; got .+; "):
         FailureRules(**wrong)

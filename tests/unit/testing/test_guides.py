@@ -89,7 +89,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
     return Harness(tmp_path / "policy.json", monkeypatch)
 
 
-def test_every_section_with_an_example_is_known() -> None:
+def test_every_guide_example_is_listed() -> None:
     assert list(SECTIONS) == [
         "With asyncio",
         "Ask for messages",
@@ -124,7 +124,7 @@ def test_every_section_with_an_example_is_known() -> None:
         "Share work with other consumers",
     ],
 )
-def test_a_hostile_message_ends_no_example(harness: Harness, section: str) -> None:
+def test_hostile_messages_do_not_end_an_example(harness: Harness, section: str) -> None:
     done: list[bytes] = []
 
     def handle(message: pulsar.Message) -> None:
@@ -143,7 +143,7 @@ def test_a_hostile_message_ends_no_example(harness: Harness, section: str) -> No
     assert harness.broker.unsettled() == []
 
 
-async def test_a_hostile_message_does_not_end_the_example_for_asyncio(harness: Harness) -> None:
+async def test_hostile_messages_do_not_end_the_asyncio_example(harness: Harness) -> None:
     done: list[bytes] = []
 
     async def handle(message: pulsar.Message) -> None:
@@ -157,7 +157,7 @@ async def test_a_hostile_message_does_not_end_the_example_for_asyncio(harness: H
     assert harness.broker.unsettled() == []
 
 
-def test_a_hostile_message_ends_no_job_that_asks_for_messages(harness: Harness) -> None:
+def test_hostile_messages_do_not_end_a_simple_consumer(harness: Harness) -> None:
     done: list[bytes] = []
 
     def size_of(message: pulsar.Message) -> int:
@@ -176,7 +176,7 @@ def test_a_hostile_message_ends_no_job_that_asks_for_messages(harness: Harness) 
     assert sorted(letter.data() for letter in harness.broker.dead_letters) == sorted(HOSTILE)
 
 
-def test_a_message_that_kills_the_process_is_dead_lettered_and_hostile_ones_as_ever(
+def test_killer_message_is_dead_lettered_by_the_crash_log(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash_log(folder: str, **options: int) -> redrive.CrashLog:
@@ -203,7 +203,7 @@ def test_a_message_that_kills_the_process_is_dead_lettered_and_hostile_ones_as_e
     assert reasons[b"killer"]["REDRIVE_DEAD_REASON"] == "ConsumerCrash"
 
 
-def test_rules_decide_by_the_exception(harness: Harness) -> None:
+def test_rules_example_decides_by_exception(harness: Harness) -> None:
     attempts: dict[str, list[timedelta]] = {"away": [], "late": []}
     began = harness.broker.clock.now()
 
@@ -221,7 +221,7 @@ def test_rules_decide_by_the_exception(harness: Harness) -> None:
     assert minutes == {"away": [0, 0.5, 20.5, 40.5], "late": [0, 20, 40, 60]}
 
 
-def test_a_handler_gets_what_the_schema_decodes(harness: Harness) -> None:
+def test_schema_example_hands_over_decoded_values(harness: Harness) -> None:
     shipped: list[int] = []
     harness.send(b"{", b'{"number": 7}', b"[7]")
     harness.run("Decode by a schema", ship=shipped.append)
@@ -229,7 +229,7 @@ def test_a_handler_gets_what_the_schema_decodes(harness: Harness) -> None:
     assert [letter.data() for letter in harness.broker.dead_letters] == [b"{", b"[7]"]
 
 
-def test_a_handler_asks_for_a_retry_or_a_dead_letter(harness: Harness) -> None:
+def test_handler_example_requests_retry_or_dead_letter(harness: Harness) -> None:
     class Shop:
         status, retry_after = 0, 90
         asked: list[datetime] = []  # noqa: RUF012 - one for one test
@@ -249,7 +249,7 @@ def test_a_handler_asks_for_a_retry_or_a_dead_letter(harness: Harness) -> None:
     assert harness.broker.unsettled() == []
 
 
-def test_a_handler_gets_the_attempt(harness: Harness) -> None:
+def test_attempt_example_alerts_at_the_third_attempt(harness: Harness) -> None:
     alerts: list[str] = []
 
     def ship(message: pulsar.Message) -> None:
@@ -264,7 +264,7 @@ def test_a_handler_gets_the_attempt(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("section", ["Switch it on", "Tell dependencies and causes apart"])
-def test_an_outage_uses_up_no_retry(harness: Harness, section: str) -> None:
+def test_outage_example_uses_up_no_retry(harness: Harness, section: str) -> None:
     began = harness.broker.clock.now()
 
     def handle(message: pulsar.Message) -> None:
@@ -277,7 +277,7 @@ def test_an_outage_uses_up_no_retry(harness: Harness, section: str) -> None:
     assert (len(harness.handled), harness.broker.dead_letters) == (50, [])
 
 
-def test_what_is_redacted_is_told_nowhere(harness: Harness) -> None:
+def test_redaction_example_hides_personal_data(harness: Harness) -> None:
     def handle(_message: pulsar.Message) -> None:
         raise ValueError("ann@example.com paid with 1234567812345678")
 
@@ -288,7 +288,7 @@ def test_what_is_redacted_is_told_nowhere(harness: Harness) -> None:
     assert properties["REDRIVE_CAUSE_MESSAGE"] == "[redacted] paid with [redacted]"
 
 
-def test_of_a_batch_only_what_failed_is_retried(harness: Harness) -> None:
+def test_batch_example_retries_only_failed_messages(harness: Harness) -> None:
     class Table:
         def insert(self, rows: list[bytes]) -> dict[int, Exception]:
             batches.append(rows)
@@ -301,7 +301,7 @@ def test_of_a_batch_only_what_failed_is_retried(harness: Harness) -> None:
     assert harness.broker.unsettled() == []
 
 
-def test_what_nobody_settles_comes_again(harness: Harness) -> None:
+def test_receive_example_gets_unsettled_messages_again(harness: Harness) -> None:
     seen: list[bytes] = []
 
     def work(message: pulsar.Message) -> None:
@@ -317,7 +317,7 @@ def test_what_nobody_settles_comes_again(harness: Harness) -> None:
     assert harness.broker.unsettled() == harness.broker.dead_letters == []
 
 
-def test_a_rate_holds_messages_back(harness: Harness) -> None:
+def test_rate_example_delays_messages(harness: Harness) -> None:
     harness.send(*[b"x"] * 101)
     began = harness.broker.clock.now()
     harness.run("Go easy on what a handler calls")
@@ -325,7 +325,7 @@ def test_a_rate_holds_messages_back(harness: Harness) -> None:
     assert (harness.broker.clock.now() - began).total_seconds() == pytest.approx(2, abs=0.05)
 
 
-def test_middleware_sees_every_attempt(harness: Harness) -> None:
+def test_middleware_example_reports_every_attempt(harness: Harness) -> None:
     def handle(message: pulsar.Message) -> None:
         if message.data() == b"bad" and not reported.count(("failure", 1)):
             raise ConnectionError
@@ -340,7 +340,7 @@ def test_middleware_sees_every_attempt(harness: Harness) -> None:
     assert [name for name, _ in reported] == names.split()
 
 
-def test_a_test_as_users_write_it_passes_and_can_fail(harness: Harness) -> None:
+def test_test_example_passes_and_can_fail(harness: Harness) -> None:
     attempts: list[pulsar.Message] = []
 
     def handle(message: pulsar.Message) -> None:
@@ -386,7 +386,7 @@ NOT_HANDLED = {
 
 
 @pytest.mark.parametrize("file", CONSUMERS, ids=lambda file: f"{file.parent.name}/{file.name}")
-def test_hostile_messages_end_as_dead_letters_and_the_others_are_handled(
+def test_example_program_dead_letters_hostile_messages(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = fed()
@@ -397,7 +397,7 @@ def test_hostile_messages_end_as_dead_letters_and_the_others_are_handled(
     assert broker.unsettled() == []
 
 
-def test_the_example_that_logs_handles_each_message_once(
+def test_logging_example_handles_each_message_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = fed()

@@ -27,7 +27,7 @@ def fail(_message: object) -> None:
     raise LookupError
 
 
-def test_sixteen_retries_of_two_hours_take_no_time() -> None:
+def test_retries_take_virtual_time_only() -> None:
     consumer = InMemoryConsumer(POLICY)
     consumer.send(b"x")
     began = consumer.broker.clock.now()
@@ -41,7 +41,7 @@ def test_sixteen_retries_of_two_hours_take_no_time() -> None:
     assert dead.properties()["REDRIVE_FAILED_AT"] == (began + timedelta(hours=32)).isoformat()
 
 
-def test_the_log_and_a_hook_follow_a_message_through_sixteen_retries_to_its_end(
+def test_log_and_hook_report_every_retry_of_a_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told: list[Event] = []
@@ -69,7 +69,7 @@ def test_the_log_and_a_hook_follow_a_message_through_sixteen_retries_to_its_end(
     assert logged == [asdict(event) for event in told]
 
 
-def test_other_ends_have_names_of_their_own() -> None:
+def test_discarded_late_and_unsent_messages_have_own_events() -> None:
     told: list[Event] = []
     policy = replace(POLICY, max_retries=0, dead_letters=False)
     consumer = InMemoryConsumer(policy, on_event=told.append)
@@ -87,7 +87,7 @@ def test_other_ends_have_names_of_their_own() -> None:
     ]
 
 
-def test_a_hook_that_fails_changes_nothing_about_the_message(
+def test_failing_hook_does_not_affect_the_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def broken(_event: Event) -> None:
@@ -100,7 +100,7 @@ def test_a_hook_that_fails_changes_nothing_about_the_message(
     assert "the hook for events failed at redrive.dead_lettered" in caplog.text
 
 
-def test_run_ends_when_nothing_is_left_and_can_go_on_later() -> None:
+def test_run_ends_without_messages_and_can_be_repeated() -> None:
     consumer = InMemoryConsumer(POLICY)
     seen: list[bytes] = []
     for content in (b"a", b"b"):
@@ -109,7 +109,7 @@ def test_run_ends_when_nothing_is_left_and_can_go_on_later() -> None:
     assert seen == [b"a", b"b"]
 
 
-def test_to_wait_for_ever_is_an_error_that_says_so() -> None:
+def test_receive_that_would_never_end_is_an_error() -> None:
     consumer = InMemoryConsumer(POLICY)
     with pytest.raises(NothingLeftError, match="no message will ever come; got 'empty topics'"):
         consumer.receive()
@@ -119,7 +119,7 @@ def test_to_wait_for_ever_is_an_error_that_says_so() -> None:
         consumer.receive()
 
 
-def test_a_handler_that_lets_its_time_pass_has_timed_out() -> None:
+def test_handler_beyond_its_timeout_has_failed() -> None:
     events: list[Event] = []
     policy = Policy(POLICY.topic, "s", max_retries=0)
     consumer = InMemoryConsumer(policy, on_event=events.append)
@@ -130,7 +130,7 @@ def test_a_handler_that_lets_its_time_pass_has_timed_out() -> None:
     assert [event.event for event in events][-1] == "redrive.late_success"
 
 
-def test_a_rate_takes_virtual_time() -> None:
+def test_rate_takes_virtual_time() -> None:
     consumer = InMemoryConsumer(POLICY)
     for _ in range(11):
         consumer.send(b"x")
@@ -139,13 +139,13 @@ def test_a_rate_takes_virtual_time() -> None:
     assert began == [2.0 * n for n in range(11)]
 
 
-def test_a_batch_of_nothing_is_refused() -> None:
+def test_batch_size_0_is_refused() -> None:
     consumer = InMemoryConsumer(POLICY)
     with pytest.raises(InvalidSpecError, match="at least one message; got 0"):
         consumer.run_batches(lambda _: None, size=0)
 
 
-def test_a_send_that_is_refused_leaves_the_message_to_be_handled_again_if_asked_for() -> None:
+def test_unsent_message_is_handled_again_if_requested() -> None:
     consumer = InMemoryConsumer(POLICY, handle_again_when_unsent=True)
     consumer.broker.refused.add(POLICY.retry_topic)
     consumer.send(b"x")
@@ -165,7 +165,7 @@ def test_a_send_that_is_refused_leaves_the_message_to_be_handled_again_if_asked_
     )
 
 
-def test_a_message_that_was_handled_after_all_leaves_no_count_behind() -> None:
+def test_success_after_unsent_retry_resets_the_attempt() -> None:
     consumer = InMemoryConsumer(POLICY, handle_again_when_unsent=True)
     consumer.broker.refused.add(POLICY.retry_topic)
     consumer.send(b"x")
@@ -189,7 +189,7 @@ def test_consumers_of_one_broker_share_its_messages() -> None:
     assert [message.data() for message in broker.unsettled()] == [b"1"]
 
 
-def test_messages_show_all_that_the_clients_do() -> None:
+def test_in_memory_message_has_all_methods_of_the_client() -> None:
     methods = {name for name in vars(pulsar.Message) if not name.startswith("_")}
     assert methods <= set(vars(InMemoryMessage))
     broker = InMemoryBroker(POLICY, start=datetime(2026, 5, 1, tzinfo=UTC))
@@ -201,11 +201,11 @@ def test_messages_show_all_that_the_clients_do() -> None:
     assert (message.value(), message.has_null_value()) == (b"", True)
 
 
-def test_it_is_a_retry_consumer_to_whoever_asks_for_one() -> None:
+def test_in_memory_consumer_is_a_retry_consumer() -> None:
     assert isinstance(InMemoryConsumer(POLICY), RetryConsumer)
 
 
-def test_a_filter_of_the_log_that_fails_changes_nothing_about_a_message(
+def test_failing_log_filter_does_not_affect_the_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def broken(_record: logging.LogRecord) -> bool:
@@ -225,7 +225,7 @@ def test_a_filter_of_the_log_that_fails_changes_nothing_about_a_message(
     assert "RuntimeError: broken filter" in capsys.readouterr().err
 
 
-def test_waiting_for_ever_takes_no_time_either() -> None:
+def test_unlimited_wait_takes_no_time() -> None:
     consumer = InMemoryConsumer(POLICY, ack_timeout=timedelta.max)
     consumer.send(b"x")
     message = consumer.receive(timedelta.max)
@@ -234,13 +234,13 @@ def test_waiting_for_ever_takes_no_time_either() -> None:
     assert consumer.receive_batch(2, timedelta.max) == []
 
 
-def test_a_rate_is_a_positive_number() -> None:
+def test_rate_other_than_positive_is_refused() -> None:
     for rate in (0, -1, float("nan")):
         with pytest.raises(InvalidSpecError, match="positive number of messages"):
             InMemoryConsumer(POLICY).run(fail, max_rate=rate)
 
 
-def test_no_ordered_policy_is_consumed_on_request() -> None:
+def test_simple_consumer_refuses_an_ordered_policy() -> None:
     ordered = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)
     with pytest.raises(InvalidSpecError, match="keeps no order"):
         InMemorySimpleConsumer(ordered)
@@ -248,7 +248,7 @@ def test_no_ordered_policy_is_consumed_on_request() -> None:
         SimpleConsumer(cast("pulsar.Client", None), ordered)
 
 
-def test_durations_are_seconds_or_timedeltas() -> None:
+def test_consumer_durations_are_seconds_or_timedeltas() -> None:
     consumer = InMemoryConsumer(POLICY, ack_timeout=60, nack_delay=5)
     consumer.send(b"x")
     message = consumer.receive(0.5)
@@ -269,7 +269,7 @@ def test_durations_are_seconds_or_timedeltas() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["60s", float("nan"), True, -1])
-def test_what_is_no_duration_is_refused_when_the_consumer_is_made(
+def test_invalid_consumer_duration_is_refused(
     wrong: Any,  # noqa: ANN401
 ) -> None:
     for option in ("ack_timeout", "nack_delay"):
@@ -280,7 +280,7 @@ def test_what_is_no_duration_is_refused_when_the_consumer_is_made(
 
 
 @pytest.mark.parametrize(("error", "later"), [(3_600, 3_600), (-60, -60), (-86_400, -7_200)])
-def test_a_clock_that_is_wrong_shifts_a_retry_by_as_much(error: int, later: int) -> None:
+def test_clock_error_shifts_the_retry(error: int, later: int) -> None:
     consumer = InMemoryConsumer(POLICY)
     consumer.send(b"x")
     consumer.broker.clock_error = timedelta(seconds=error)

@@ -517,7 +517,7 @@ Pulling.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestTheLawsOfPulling = Pulling.TestCase
 
 
-def test_what_could_not_be_sent_on_is_sent_when_it_can_be_as_the_next_attempt() -> None:
+def test_unsent_retry_is_sent_later_as_the_next_attempt() -> None:
     consumer = InMemorySimpleConsumer(PULLING_POLICY)
     consumer.broker.refused.add(PULLING_POLICY.retry_topic)
     consumer.send(b"x")
@@ -529,7 +529,7 @@ def test_what_could_not_be_sent_on_is_sent_when_it_can_be_as_the_next_attempt() 
     assert again.topic_name() == str(PULLING_POLICY.retry_topic)
 
 
-def test_a_message_whose_end_ends_badly_comes_again_and_keeps_no_other(
+def test_failed_expiry_returns_the_message_and_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Moody(InMemoryBroker):

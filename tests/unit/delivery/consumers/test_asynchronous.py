@@ -43,7 +43,7 @@ SECOND = timedelta(seconds=1)
 @pytest.mark.parametrize(
     "name", [name for name in dir(RetryConsumer) if not name.startswith("_")] + ["__init__"]
 )
-def test_both_consumers_have_one_surface(name: str) -> None:
+def test_async_consumer_has_the_surface_of_the_other(name: str) -> None:
     theirs, ours = getattr(RetryConsumer, name), getattr(AsyncRetryConsumer, name)
     if isinstance(theirs, property):
         assert isinstance(ours, property)
@@ -54,7 +54,7 @@ def test_both_consumers_have_one_surface(name: str) -> None:
     ]
 
 
-async def test_the_cause_is_that_of_the_handler_and_tells_nothing_of_the_loop() -> None:
+async def test_cause_trace_contains_only_the_handler() -> None:
     consumer = AsyncInMemoryConsumer(POLICY)
     consumer.send(b"x")
 
@@ -71,7 +71,7 @@ async def test_the_cause_is_that_of_the_handler_and_tells_nothing_of_the_loop() 
     assert ".fail:" in line
 
 
-async def test_a_handler_out_of_time_is_cancelled_and_has_failed() -> None:
+async def test_handler_beyond_its_timeout_is_cancelled() -> None:
     consumer = AsyncInMemoryConsumer(POLICY)
     consumer.send(b"x")
     cancelled = 0
@@ -92,7 +92,7 @@ async def test_a_handler_out_of_time_is_cancelled_and_has_failed() -> None:
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerTimeoutError"
 
 
-async def test_the_loop_goes_on_while_a_message_is_settled() -> None:
+async def test_loop_runs_while_a_message_is_settled() -> None:
     settling, go_on = threading.Event(), threading.Event()
     in_time = []
 
@@ -116,7 +116,7 @@ async def test_the_loop_goes_on_while_a_message_is_settled() -> None:
     assert consumer.broker.unsettled() == []
 
 
-async def test_a_handler_whose_work_is_cancelled_elsewhere_has_failed() -> None:
+async def test_handler_with_cancelled_work_has_failed() -> None:
     consumer = AsyncInMemoryConsumer(POLICY)
     consumer.send(b"x")
 
@@ -130,7 +130,7 @@ async def test_a_handler_whose_work_is_cancelled_elsewhere_has_failed() -> None:
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerCancelledError"
 
 
-async def test_a_handler_that_awaits_nothing_is_a_handler_too(
+async def test_handler_without_await_is_accepted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     consumer = AsyncInMemoryConsumer(POLICY)
@@ -141,7 +141,7 @@ async def test_a_handler_that_awaits_nothing_is_a_handler_too(
     assert consumer.broker.unsettled() == []
 
 
-async def test_a_handler_that_takes_a_second_argument_gets_the_attempt() -> None:
+async def test_async_handler_with_second_argument_gets_the_attempt() -> None:
     consumer = AsyncInMemoryConsumer(POLICY)
     consumer.send(b"x")
     attempts: list[tuple[int, str]] = []
@@ -156,7 +156,7 @@ async def test_a_handler_that_takes_a_second_argument_gets_the_attempt() -> None
     assert attempts == [(1, ""), (2, "LookupError")]
 
 
-async def test_a_cancelled_run_cancels_its_handlers_and_leaves_their_messages() -> None:
+async def test_cancelled_run_cancels_handlers_and_keeps_messages() -> None:
     consumer = AsyncInMemoryConsumer(POLICY)
     consumer.send(b"x")
     handling = asyncio.Event()
@@ -179,7 +179,7 @@ async def test_a_cancelled_run_cancels_its_handlers_and_leaves_their_messages() 
     assert [message.data() for message in consumer.broker.unsettled()] == [b"x"]
 
 
-async def test_what_a_handler_does_belongs_to_the_span_of_its_attempt() -> None:
+async def test_handler_runs_in_the_span_of_its_attempt() -> None:
     tracer = TracerProvider().get_tracer("test")
     consumer = AsyncInMemoryConsumer(POLICY, tracing=Tracing(tracer))
     consumer.send(b"x")
@@ -195,7 +195,7 @@ async def test_what_a_handler_does_belongs_to_the_span_of_its_attempt() -> None:
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-async def test_a_consumer_consumes_once_it_was_entered() -> None:
+async def test_consumer_before_async_with_is_refused() -> None:
     consumer = AsyncRetryConsumer(cast("pulsar.Client", None), POLICY)
     with pytest.raises(InvalidSpecError, match="async with"):
         await consumer.receive()
@@ -203,7 +203,7 @@ async def test_a_consumer_consumes_once_it_was_entered() -> None:
         consumer.stop()
 
 
-async def test_entering_that_is_cancelled_leaves_nothing_subscribed(
+async def test_cancelled_opening_leaves_no_subscription(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entering, go_on, closed = threading.Event(), threading.Event(), threading.Event()
@@ -227,7 +227,7 @@ async def test_entering_that_is_cancelled_leaves_nothing_subscribed(
     assert await asyncio.to_thread(closed.wait, 10)
 
 
-async def test_a_cancelled_run_settles_nothing_whatever_its_handlers_make_of_that() -> None:
+async def test_cancelled_run_ignores_errors_of_its_handlers() -> None:
     consumer = AsyncInMemoryConsumer(replace(POLICY, max_retries=0))
     consumer.send(b"x")
     handling = asyncio.Event()
@@ -248,7 +248,7 @@ async def test_a_cancelled_run_settles_nothing_whatever_its_handlers_make_of_tha
     assert [message.data() for message in consumer.broker.unsettled()] == [b"x"]
 
 
-async def test_a_handler_may_take_for_ever() -> None:
+async def test_handler_accepts_an_unlimited_timeout() -> None:
     consumer = AsyncInMemoryConsumer(POLICY)
     consumer.send(b"x")
     handled = []
@@ -262,7 +262,7 @@ async def test_a_handler_may_take_for_ever() -> None:
     assert consumer.broker.unsettled() == []
 
 
-async def test_a_handler_that_is_a_generator_ends_run_and_dead_letters_nothing() -> None:
+async def test_generator_handler_ends_run_without_dead_letter() -> None:
     consumer = AsyncInMemoryConsumer(replace(POLICY, max_retries=0))
     consumer.send(b"x")
 
@@ -275,7 +275,7 @@ async def test_a_handler_that_is_a_generator_ends_run_and_dead_letters_nothing()
     assert [message.data() for message in consumer.broker.unsettled()] == [b"x"]
 
 
-async def test_a_cancelled_receive_batch_hands_back_what_it_has_gathered() -> None:
+async def test_cancelled_receive_batch_hands_its_messages_back() -> None:
     client = FakeClient()
     async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
         batch = asyncio.create_task(consumer.receive_batch(10, timedelta(hours=1)))
@@ -288,7 +288,7 @@ async def test_a_cancelled_receive_batch_hands_back_what_it_has_gathered() -> No
     assert sorted(message.data() for message in again if message) == [b"1", b"2", b"3"]
 
 
-async def test_a_batch_is_complete_at_its_size_or_when_the_wait_is_over() -> None:
+async def test_batch_ends_at_its_size_or_after_its_wait() -> None:
     client = FakeClient()
     async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
         client.deliver(POLICY.topic, b"1", b"2", b"3")
@@ -301,7 +301,7 @@ async def test_a_batch_is_complete_at_its_size_or_when_the_wait_is_over() -> Non
             await consumer.receive_batch(2, SECOND)
 
 
-async def test_a_handler_may_close_its_consumer() -> None:
+async def test_handler_can_close_its_consumer() -> None:
     client = FakeClient()
     async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
         client.deliver(POLICY.topic, b"1")
@@ -317,7 +317,7 @@ async def test_a_handler_may_close_its_consumer() -> None:
             await consumer.receive(SECOND)
 
 
-async def test_a_task_of_a_handler_that_has_ended_closes_the_consumer_at_once() -> None:
+async def test_task_of_an_ended_handler_can_close_the_consumer() -> None:
     client = FakeClient()
     consumer = AsyncRetryConsumer(client.as_pulsar(), POLICY)
     await consumer.__aenter__()
@@ -341,7 +341,7 @@ async def test_a_task_of_a_handler_that_has_ended_closes_the_consumer_at_once() 
     assert client.open == []
 
 
-async def test_a_run_that_is_cancelled_twice_ends_after_its_handlers(
+async def test_run_cancelled_twice_ends_after_its_handlers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken: list[object] = []
@@ -380,7 +380,7 @@ async def test_a_run_that_is_cancelled_twice_ends_after_its_handlers(
 
 
 @pytest.mark.parametrize("count", [1, 40], ids=["begun", "more than threads"])
-async def test_settlements_that_were_cancelled_end_before_their_consumer_closes(count: int) -> None:
+async def test_cancelled_settlements_end_before_close(count: int) -> None:
     settling, go_on = threading.Event(), threading.Event()
 
     class Slow(InMemoryBroker):
@@ -409,7 +409,7 @@ async def test_settlements_that_were_cancelled_end_before_their_consumer_closes(
     assert len(consumer.broker.unsettled()) == count
 
 
-async def test_a_settlement_that_hangs_holds_up_closing_no_longer_than_its_time_out() -> None:
+async def test_hung_settlement_delays_close_until_its_timeout() -> None:
     settling, go_on = threading.Event(), threading.Event()
 
     class Hanging(InMemoryBroker):
@@ -445,7 +445,7 @@ class AsksTheLoop(Middleware):
         return ask
 
 
-async def test_the_loop_goes_on_while_a_middleware_acknowledges() -> None:
+async def test_loop_runs_while_middleware_acknowledges() -> None:
     asks = AsksTheLoop()
     consumer = AsyncInMemoryConsumer(POLICY, middleware=[asks])
     consumer.send(b"x")
@@ -454,7 +454,7 @@ async def test_the_loop_goes_on_while_a_middleware_acknowledges() -> None:
     assert consumer.broker.unsettled() == []
 
 
-async def test_where_nothing_waits_a_message_is_acknowledged_without_another_thread() -> None:
+async def test_acknowledge_without_waiting_uses_no_thread() -> None:
     by: list[threading.Thread] = []
 
     class Noting(InMemoryBroker):

@@ -44,7 +44,7 @@ class Interrupting(Middleware):
         return receive_or_end
 
 
-def test_what_was_taken_before_an_interruption_is_received_afterwards() -> None:
+def test_interrupted_receive_keeps_its_messages_for_the_next() -> None:
     consumer = InMemorySimpleConsumer(POLICY, middleware=[Interrupting()])
     for content in (b"1", b"2", b"3"):
         consumer.send(content)
@@ -56,20 +56,18 @@ def test_what_was_taken_before_an_interruption_is_received_afterwards() -> None:
 
 
 @pytest.mark.parametrize("seconds", [10, 43_200])
-def test_the_bounds_themselves_are_allowed(seconds: int) -> None:
+def test_invisible_duration_at_its_limits_is_accepted(seconds: int) -> None:
     assert check_invisible(timedelta(seconds=seconds)) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize("seconds", [9.999, 43_200.001, 0, -10])
-def test_what_is_out_of_bounds_is_refused(seconds: float) -> None:
+def test_invisible_duration_out_of_range_is_refused(seconds: float) -> None:
     with pytest.raises(InvalidSpecError, match="10 s to 12 h"):
         check_invisible(timedelta(seconds=seconds))
 
 
 @given(st.integers(10, 43_200), st.data())
-def test_the_interval_is_the_invisible_duration_less_the_time_spent(
-    invisible: int, data: st.DataObject
-) -> None:
+def test_invisible_duration_includes_the_time_spent(invisible: int, data: st.DataObject) -> None:
     spent = data.draw(st.integers(0, invisible - 1))
     flight = InFlight[str]()
     flight.begin("m", "m", 0, timedelta(seconds=invisible))
@@ -138,7 +136,7 @@ Flight.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestMessagesInFlight = Flight.TestCase
 
 
-def test_who_asks_for_messages_has_no_ordered_policy() -> None:
+def test_ordered_policy_is_refused_for_simple_consumers() -> None:
     policy = Policy(TopicName("shop", "prod", "orders"), "billing", SubscriptionType.KEY_SHARED)
     assert check_unordered(policy) is policy
     with pytest.raises(InvalidSpecError, match=r"keeps no order.*got 'the ordered policy billing'"):

@@ -23,7 +23,7 @@ from redrive.testing.consumers import InMemoryConsumer, InMemorySimpleConsumer
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
 
-def test_a_message_that_is_handed_out_again_and_again_delays_no_other_ones_end() -> None:
+def test_repeated_delivery_does_not_delay_other_timeouts() -> None:
     clock = VirtualClock(NOW)
     ack_timeouts = AckTimeouts(timedelta(seconds=10), clock)
     topic = TopicName("shop", "prod", "orders")
@@ -53,7 +53,7 @@ def receive(consumer: InMemoryConsumer) -> Any:  # noqa: ANN401 - the client pub
     return message
 
 
-def test_a_message_that_timed_out_can_be_settled_when_it_has_come_again_and_frees_its_key() -> None:
+def test_timed_out_message_is_settled_when_it_returns() -> None:
     events: list[Event] = []
     consumer = InMemoryConsumer(ORDERED, ack_timeout=TEN, on_event=events.append)
     for content in (b"1", b"2"):
@@ -69,7 +69,7 @@ def test_a_message_that_timed_out_can_be_settled_when_it_has_come_again_and_free
     assert "redrive.late_success" not in [event.event for event in events]
 
 
-def test_a_message_that_timed_out_and_could_not_be_sent_on_can_be_settled_later() -> None:
+def test_timed_out_unsent_message_can_be_settled_later() -> None:
     consumer = InMemoryConsumer(POLICY, ack_timeout=TEN, handle_again_when_unsent=True)
     consumer.broker.refused.add(POLICY.retry_topic)
     consumer.send(b"x")
@@ -83,7 +83,7 @@ def test_a_message_that_timed_out_and_could_not_be_sent_on_can_be_settled_later(
     assert consumer.receive(LONG) is None
 
 
-def test_whatever_is_asked_after_the_time_is_over_is_ignored_not_only_the_first() -> None:
+def test_settlements_after_the_timeout_are_ignored() -> None:
     consumer = InMemoryConsumer(POLICY, ack_timeout=TEN)
     consumer.send(b"x")
     late = receive(consumer)
@@ -97,7 +97,7 @@ def test_whatever_is_asked_after_the_time_is_over_is_ignored_not_only_the_first(
     assert consumer.dead_letters == []
 
 
-def test_no_message_times_out_that_a_rate_holds_back() -> None:
+def test_message_delayed_by_a_rate_does_not_time_out() -> None:
     consumer = InMemoryConsumer(POLICY, ack_timeout=TEN)
     handled: list[bytes] = []
     for content in (b"1", b"2", b"3"):
@@ -107,7 +107,7 @@ def test_no_message_times_out_that_a_rate_holds_back() -> None:
     assert consumer.broker.unsettled() == []
 
 
-def test_a_note_that_can_not_be_written_loses_no_message_and_ends_no_alarm(
+def test_failed_note_loses_no_message_and_no_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     end = CrashLogFile.end
@@ -139,7 +139,7 @@ def test_a_note_that_can_not_be_written_loses_no_message_and_ends_no_alarm(
     assert not list(tmp_path.glob("*.notes"))
 
 
-def test_what_can_not_be_judged_stays_with_its_holder() -> None:
+def test_settlement_with_invalid_cause_keeps_the_message() -> None:
     consumer = InMemoryConsumer(replace(POLICY, max_retries=0), ack_timeout=TEN)
     consumer.send(b"x")
     message = receive(consumer)
@@ -154,7 +154,7 @@ def test_what_can_not_be_judged_stays_with_its_holder() -> None:
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "AckTimeoutError"
 
 
-def test_closing_waits_for_one_message_that_is_out_of_time_and_not_for_all() -> None:
+def test_close_waits_for_one_timed_out_message_not_for_all() -> None:
     told: list[Event] = []
 
     def close(event: Event) -> None:
@@ -171,7 +171,7 @@ def test_closing_waits_for_one_message_that_is_out_of_time_and_not_for_all() -> 
     assert names == ["redrive.attempt_failed", "redrive.retried"]
 
 
-def test_closing_waits_for_one_message_that_turns_visible_and_not_for_all() -> None:
+def test_close_waits_for_one_expired_message_not_for_all() -> None:
     told: list[Event] = []
 
     def close(event: Event) -> None:

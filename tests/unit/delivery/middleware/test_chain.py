@@ -98,7 +98,7 @@ def fail_once() -> Callable[[object], None]:
     return handle
 
 
-def test_each_stage_passes_the_list_from_its_first_to_its_last() -> None:
+def test_stages_call_middleware_from_first_to_last() -> None:
     notes: list[str] = []
     outer, inner = Recorder("outer", notes), Recorder("inner", notes)
     with InMemoryConsumer(POLICY, middleware=[outer, inner]) as consumer:
@@ -108,7 +108,7 @@ def test_each_stage_passes_the_list_from_its_first_to_its_last() -> None:
     assert outer.consumer is inner.consumer is consumer
 
 
-async def test_the_same_middleware_serves_consumers_for_asyncio() -> None:
+async def test_middleware_also_serves_asyncio_consumers() -> None:
     notes: list[str] = []
     both: Sequence[Middleware] = [Recorder("outer", notes), Recorder("inner", notes)]
     fail = fail_once()
@@ -140,7 +140,7 @@ class Bury(Middleware):
         return sign
 
 
-def test_a_middleware_may_find_another_verdict_and_add_to_the_copy() -> None:
+def test_middleware_can_change_verdict_and_copied_properties() -> None:
     events: list[str] = []
     consumer = InMemoryConsumer(
         POLICY, middleware=[Bury()], on_event=lambda event: events.append(event.event)
@@ -153,7 +153,7 @@ def test_a_middleware_may_find_another_verdict_and_add_to_the_copy() -> None:
     assert events == ["redrive.attempt_failed", "redrive.dead_lettered"]
 
 
-def test_a_simple_consumer_has_the_same_chain() -> None:
+def test_middleware_also_serves_simple_consumers() -> None:
     notes: list[str] = []
     with InMemorySimpleConsumer(POLICY, middleware=[Recorder("one", notes), Bury()]) as consumer:
         consumer.send(b"x")
@@ -166,7 +166,7 @@ def test_a_simple_consumer_has_the_same_chain() -> None:
     assert notes == [f"one {stage}" for stage in stages]
 
 
-def test_a_wrapper_learns_that_no_receipt_came() -> None:
+def test_middleware_sees_a_missing_receipt() -> None:
     seen: list[type[Exception]] = []
 
     class Watch(Middleware):
@@ -188,7 +188,7 @@ def test_a_wrapper_learns_that_no_receipt_came() -> None:
     assert len(consumer.broker.unsettled()) == 1
 
 
-def test_what_a_wrapper_raises_ends_the_run_and_settles_nothing() -> None:
+def test_middleware_error_ends_the_run_and_settles_nothing() -> None:
     class Broken(Middleware):
         def settle(self, settle: Settle) -> Settle:  # noqa: ARG002 - it never comes to that
             def fail(_settlement: Settlement) -> pulsar.MessageId | None:
@@ -204,9 +204,7 @@ def test_what_a_wrapper_raises_ends_the_run_and_settles_nothing() -> None:
 
 
 @pytest.mark.parametrize("stage", ["receive", "settle", "forward"])
-def test_a_middleware_that_wraps_nothing_but_fails_leaves_nothing_subscribed(
-    tmp_path: Path, stage: str
-) -> None:
+def test_middleware_that_fails_to_bind_leaves_no_subscription(tmp_path: Path, stage: str) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
@@ -223,7 +221,7 @@ def test_a_middleware_that_wraps_nothing_but_fails_leaves_nothing_subscribed(
     assert not list(tmp_path.glob("*.notes"))
 
 
-def test_an_outcome_that_a_wrapper_changes_decides() -> None:
+def test_middleware_can_change_the_outcome() -> None:
     class Forgive(Middleware):
         def handle(self, handle: Handle) -> Handle:
             def forgive(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
@@ -240,7 +238,7 @@ def test_an_outcome_that_a_wrapper_changes_decides() -> None:
     assert consumer.broker.unsettled() == consumer.dead_letters == []
 
 
-def test_the_options_that_are_typed_are_those_that_are_taken() -> None:
+def test_typed_options_equal_the_accepted_ones() -> None:
     """The types are for callers; the defaults are with the function that takes them."""
     taken = [
         name

@@ -93,7 +93,7 @@ def send(consumer: Any, count: int, **fields: Any) -> list[str]:  # noqa: ANN401
     return contents
 
 
-def test_an_hour_without_the_dependency_costs_nine_attempts_and_no_message() -> None:
+def test_outage_of_an_hour_costs_nine_attempts() -> None:
     warehouse = down_for(1)
     consumer = consumer_of(warehouse)
     contents = send(consumer, 1_000)
@@ -106,7 +106,7 @@ def test_an_hour_without_the_dependency_costs_nine_attempts_and_no_message() -> 
     assert consumer.outages == ()
 
 
-def test_probes_are_single_and_come_with_back_off_until_one_succeeds() -> None:
+def test_probes_are_single_with_back_off_until_success() -> None:
     warehouse = down_for(1)
     consumer = consumer_of(warehouse)
     send(consumer, 1_000)
@@ -121,9 +121,7 @@ def test_probes_are_single_and_come_with_back_off_until_one_succeeds() -> None:
     assert first_success - HOUR <= 30 * SECOND
 
 
-def test_each_probe_is_another_message_so_that_one_that_never_succeeds_keeps_nothing_paused() -> (
-    None
-):
+def test_each_probe_is_another_message() -> None:
     warehouse = down_for(0)
     consumer = consumer_of(warehouse)
     contents = send(consumer, 40)
@@ -140,7 +138,7 @@ def test_each_probe_is_another_message_so_that_one_that_never_succeeds_keeps_not
     )
 
 
-def test_a_single_message_that_fails_again_and_again_is_no_outage() -> None:
+def test_single_failing_message_is_no_outage() -> None:
     warehouse = down_for(1)
     consumer = consumer_of(warehouse, replace(POLICY, max_retries=50))
     consumer.send(b"poison")
@@ -169,7 +167,7 @@ def test_outage_counts_messages_that_share_an_origin(topic: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_dependency_that_fails_one_time_in_twenty_never_pauses_its_consumer(seed: int) -> None:
+def test_one_failure_in_twenty_never_pauses_a_consumer(seed: int) -> None:
     warehouse, luck = down_for(0), random.Random(seed)  # noqa: S311 - a simulation
     consumer = consumer_of(warehouse)
     contents = send(consumer, 5_000)
@@ -192,9 +190,7 @@ def test_a_dependency_that_fails_one_time_in_twenty_never_pauses_its_consumer(se
         (ValueError(), FailureRules(dead_letter_on=(ValueError,))),
     ],
 )
-def test_what_a_handler_or_a_rule_asks_for_is_no_outage(
-    error: Exception, rules: FailureRules
-) -> None:
+def test_requested_retry_or_dead_letter_is_no_outage(error: Exception, rules: FailureRules) -> None:
     warehouse = down_for(1)
     consumer = consumer_of(warehouse)
     send(consumer, 100)
@@ -207,7 +203,7 @@ def test_what_a_handler_or_a_rule_asks_for_is_no_outage(
     assert len(consumer.dead_letters) == 100
 
 
-def test_a_probe_that_is_dead_lettered_by_a_rule_is_followed_by_another() -> None:
+def test_dead_lettered_probe_is_followed_by_another() -> None:
     warehouse = down_for(1)
     consumer = consumer_of(warehouse)
     contents = send(consumer, 100)
@@ -222,7 +218,7 @@ def test_a_probe_that_is_dead_lettered_by_a_rule_is_followed_by_another() -> Non
     assert len(warehouse.handled) == len(contents) - 10
 
 
-def test_messages_that_need_something_else_are_handled_meanwhile() -> None:
+def test_outage_pauses_only_its_own_dependency() -> None:
     warehouse = down_for(1)
     breaker = OutageBreaker(dependency=lambda message: message.properties()["region"])
     consumer = consumer_of(warehouse, middleware=[breaker])
@@ -245,7 +241,7 @@ def test_messages_that_need_something_else_are_handled_meanwhile() -> None:
     assert event.reason == "ConnectionError"
 
 
-def test_a_rule_says_what_a_failure_shows_to_be_down() -> None:
+def test_cause_rule_excludes_failures_from_outages() -> None:
     warehouse = down_for(1)
     breaker = OutageBreaker(cause=lambda error: None if isinstance(error, OSError) else "other")
     consumer = consumer_of(warehouse, middleware=[breaker])
@@ -255,7 +251,7 @@ def test_a_rule_says_what_a_failure_shows_to_be_down() -> None:
     assert len(consumer.dead_letters) == 50
 
 
-def test_after_the_longest_pause_failures_count_again() -> None:
+def test_failures_count_again_after_the_longest_pause() -> None:
     warehouse = down_for(100)
     limits = OutageLimits(max_pause=HOUR)
     consumer = consumer_of(warehouse, replace(POLICY, outage_breaker=limits))
@@ -268,7 +264,7 @@ def test_after_the_longest_pause_failures_count_again() -> None:
     assert consumer.outages == ()
 
 
-def test_after_it_was_ignored_a_success_arms_the_breaker_again() -> None:
+def test_success_after_an_ignored_outage_arms_the_breaker() -> None:
     warehouse = down_for(2)
     consumer = consumer_of(warehouse, replace(POLICY, outage_breaker=OutageLimits(max_pause=HOUR)))
     send(consumer, 100)
@@ -284,7 +280,7 @@ def test_after_it_was_ignored_a_success_arms_the_breaker_again() -> None:
     assert consumer.dead_letters == []
 
 
-def test_an_outage_can_be_ignored_by_a_call() -> None:
+def test_ignore_outages_resumes_the_consumer() -> None:
     warehouse = down_for(100)
     consumer = consumer_of(warehouse)
     send(consumer, 100)
@@ -300,7 +296,7 @@ def test_an_outage_can_be_ignored_by_a_call() -> None:
     assert warehouse.now < timedelta(minutes=2)
 
 
-def test_an_operator_ignores_outages_by_the_policy_and_arms_the_breaker_again(
+def test_policy_ignores_outages_and_arms_the_breaker_again(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "policy.json"
@@ -331,7 +327,7 @@ def write(path: Path, policy: Policy) -> None:
     new.replace(path)
 
 
-def test_a_policy_without_a_breaker_pauses_nothing_and_one_given_to_it_later_does(
+def test_breaker_added_to_the_policy_later_takes_effect(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "policy.json"
@@ -349,7 +345,7 @@ def test_a_policy_without_a_breaker_pauses_nothing_and_one_given_to_it_later_doe
     assert len(warehouse.of(Name.OUTAGE_BEGAN)) == 1
 
 
-def test_messages_of_a_key_keep_their_order_through_an_outage() -> None:
+def test_messages_of_a_key_keep_their_order_in_an_outage() -> None:
     warehouse = down_for(1)
     policy = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)
     consumer = consumer_of(warehouse, policy)
@@ -363,7 +359,7 @@ def test_messages_of_a_key_keep_their_order_through_an_outage() -> None:
         assert of_key == [content for content in contents if int(content) % 20 == key]
 
 
-def test_the_time_to_acknowledge_does_not_run_while_a_message_is_held() -> None:
+def test_ack_timeout_stops_while_a_message_is_held() -> None:
     warehouse = down_for(1)
     consumer = consumer_of(warehouse, ack_timeout=timedelta(minutes=1))
     send(consumer, 100)
@@ -372,7 +368,7 @@ def test_the_time_to_acknowledge_does_not_run_while_a_message_is_held() -> None:
     assert len(warehouse.handled) == 100
 
 
-def test_of_a_batch_what_fails_after_the_outage_began_is_held() -> None:
+def test_batch_failures_during_an_outage_are_held() -> None:
     warehouse = down_for(1)
     consumer = consumer_of(warehouse)
     send(consumer, 1_000)
@@ -391,7 +387,7 @@ def test_of_a_batch_what_fails_after_the_outage_began_is_held() -> None:
     assert len(set(warehouse.handled)) == 1_000
 
 
-def test_a_hop_that_is_sent_again_is_counted_once() -> None:
+def test_repeated_send_counts_its_failure_once() -> None:
     warehouse = down_for(0)
     limits = OutageLimits(min_messages=2)
     consumer = consumer_of(warehouse, replace(POLICY, outage_breaker=limits))
@@ -413,7 +409,7 @@ def test_a_hop_that_is_sent_again_is_counted_once() -> None:
     assert sorted(warehouse.handled) == contents
 
 
-async def test_asyncio_consumers_pause_alike() -> None:
+async def test_asyncio_consumer_pauses_in_an_outage() -> None:
     warehouse = down_for(1)
     consumer = AsyncInMemoryConsumer(POLICY, on_event=warehouse.events.append)
     warehouse.serve(consumer)
@@ -429,7 +425,7 @@ async def test_asyncio_consumers_pause_alike() -> None:
     assert warehouse.burnt == OutageLimits().min_messages - 1
 
 
-def test_a_simple_consumer_gets_single_messages_while_none_is_settled_in_time() -> None:
+def test_simple_consumer_gets_single_probes_in_an_outage() -> None:
     consumer = InMemorySimpleConsumer(POLICY)
     send(consumer, 100)
     invisible = timedelta(seconds=10)
@@ -443,7 +439,7 @@ def test_a_simple_consumer_gets_single_messages_while_none_is_settled_in_time() 
     assert len(consumer.receive(100, invisible, SECOND)) == 99
 
 
-def test_what_is_held_is_delivered_again_when_the_consumer_ends() -> None:
+def test_held_messages_are_redelivered_after_close() -> None:
     warehouse = down_for(1)
     with consumer_of(warehouse) as consumer:
         send(consumer, 100)
@@ -456,7 +452,7 @@ def test_what_is_held_is_delivered_again_when_the_consumer_ends() -> None:
     assert len(consumer.broker.unsettled()) == 100
 
 
-def test_a_probe_that_nothing_settles_is_followed_by_another() -> None:
+def test_unsettled_probe_is_followed_by_another() -> None:
     warehouse = down_for(1)
     consumer = consumer_of(warehouse)
     send(consumer, 100)
@@ -500,7 +496,7 @@ class SilentClient:
         return producer
 
 
-def test_an_outage_is_shown_although_the_broker_did_not_answer_before(
+def test_beacon_is_shown_despite_an_unanswered_first_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reporting, "OPEN_SECONDS", 0.1)

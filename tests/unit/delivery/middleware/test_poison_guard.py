@@ -100,7 +100,7 @@ def take(poison_guard: Guarded) -> Any:  # noqa: ANN401 - the client publishes n
     return message
 
 
-def test_a_suspect_is_in_hand_alone(harness: Harness) -> None:
+def test_suspect_is_handled_alone(harness: Harness) -> None:
     poison_guard = harness.poison_guard(1)
     first = take(poison_guard)
     assert poison_guard.take(SLICE) is None  # the suspect waits for it
@@ -112,7 +112,7 @@ def test_a_suspect_is_in_hand_alone(harness: Harness) -> None:
     assert [take(poison_guard).data() for _ in range(2)] == [b"2", b"3"]
 
 
-def test_no_taker_that_asks_in_slices_waits_for_ever_while_a_suspect_is_in_hand(
+def test_suspect_blocks_receives_for_at_most_a_minute(
     harness: Harness,
 ) -> None:
     poison_guard = harness.poison_guard(0)
@@ -121,7 +121,7 @@ def test_no_taker_that_asks_in_slices_waits_for_ever_while_a_suspect_is_in_hand(
     assert harness.seconds_until(poison_guard, b"2") == 0  # nothing was settled: it has been tried
 
 
-def test_a_suspect_waits_for_others_in_hand_no_longer_than_a_minute_whatever_the_slices(
+def test_suspect_waits_for_others_at_most_a_minute(
     harness: Harness,
 ) -> None:
     poison_guard = harness.poison_guard(1)
@@ -129,7 +129,7 @@ def test_a_suspect_waits_for_others_in_hand_no_longer_than_a_minute_whatever_the
     assert 60 <= harness.seconds_until(poison_guard, b"1") < 61
 
 
-def test_what_is_settled_meanwhile_restarts_the_wait(harness: Harness) -> None:
+def test_settlement_restarts_the_wait_of_a_suspect(harness: Harness) -> None:
     poison_guard = harness.poison_guard(2)
     first = take(poison_guard)
     take(poison_guard)
@@ -155,7 +155,7 @@ class Held:
         self._incoming.sleep(seconds)
 
 
-def test_nothing_is_handed_out_to_other_workers_while_a_suspect_waits(harness: Harness) -> None:
+def test_waiting_suspect_blocks_other_workers(harness: Harness) -> None:
     parts = InMemoryConnection(harness.broker).open(POLICY, SUBSCRIBING)
     incoming: Any = Held(parts.incoming)
     poison_guard = harness.poison_guard(1, parts=replace(parts, incoming=incoming))
@@ -210,9 +210,7 @@ def die(directory: Path, program: str = DIES, *given: str) -> None:
     assert done.returncode == -9
 
 
-def test_what_was_in_hand_at_a_kill_is_known_to_the_next_process_until_it_is_settled(
-    tmp_path: Path, open_log: Open
-) -> None:
+def test_messages_in_flight_at_a_kill_count_as_crashed(tmp_path: Path, open_log: Open) -> None:
     for _ in range(2):
         die(tmp_path)
     log_file = open_log()
@@ -235,14 +233,14 @@ def test_what_was_in_hand_at_a_kill_is_known_to_the_next_process_until_it_is_set
     assert not list(tmp_path.glob("*.notes"))
 
 
-def test_what_a_living_process_has_in_hand_is_no_crash(open_log: Open) -> None:
+def test_message_of_a_living_process_is_not_a_crash(open_log: Open) -> None:
     living = open_log()
     living.begin("1:0:-1")
     assert open_log().crashes("1:0:-1") == 0
     assert open_log(Policy(POLICY.topic, "other")).crashes("1:0:-1") == 0
 
 
-def test_notes_do_not_grow_with_what_is_settled(tmp_path: Path, open_log: Open) -> None:
+def test_notes_do_not_grow_with_settled_messages(tmp_path: Path, open_log: Open) -> None:
     log_file = open_log()
     log_file.begin("kept")
     for number in range(60_000):
@@ -263,11 +261,11 @@ def test_notes_do_not_grow_with_what_is_settled(tmp_path: Path, open_log: Open) 
         ("= a x\n+ b\n\x00\x00 + c d\n+", {"b": 1}),
     ],
 )
-def test_notes_are_read_whatever_stands_in_them(notes: str, crashes: dict[str, int]) -> None:
+def test_damaged_notes_are_read(notes: str, crashes: dict[str, int]) -> None:
     assert crashes_in(notes) == crashes
 
 
-def test_where_files_can_not_be_locked_only_consumers_with_notes_are_refused(
+def test_crash_log_without_file_locks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = """
@@ -285,7 +283,7 @@ from redrive import CrashLog, RetryConsumer
         CrashLogFile(tmp_path, POLICY)
 
 
-def test_a_place_where_notes_can_not_be_kept_is_refused(tmp_path: Path) -> None:
+def test_unusable_crash_log_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidSpecError, match="mount a volume there"):
         CrashLogFile(tmp_path / "file", POLICY)
@@ -320,9 +318,7 @@ for number in range(10):
 
 
 @pytest.mark.parametrize("rewrites", [1, 2], ids=["taking over", "compacting"])
-def test_a_kill_while_notes_are_written_again_loses_none(
-    tmp_path: Path, open_log: Open, rewrites: int
-) -> None:
+def test_kill_during_rewrite_loses_no_note(tmp_path: Path, open_log: Open, rewrites: int) -> None:
     die(tmp_path)
     die(tmp_path, DIES_WRITING, str(rewrites))
     log_file = open_log()
@@ -331,7 +327,7 @@ def test_a_kill_while_notes_are_written_again_loses_none(
     assert len(list(tmp_path.iterdir())) == 2  # its own file and the lock: nothing is left over
 
 
-def test_a_disk_that_is_full_costs_no_note(
+def test_full_disk_loses_no_note(
     tmp_path: Path, open_log: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     die(tmp_path)
@@ -369,14 +365,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_forked_child_that_ends_by_itself_takes_no_note_from_its_parent(
-    tmp_path: Path, open_log: Open
-) -> None:
+def test_forked_child_keeps_the_notes_of_its_parent(tmp_path: Path, open_log: Open) -> None:
     die(tmp_path, FORKS)
     assert open_log().crashes("1:0:-1") == 1
 
 
-def test_removed_directory_is_written_again_with_all_notes(
+def test_removed_directory_is_recreated_with_all_notes(
     tmp_path: Path, open_log: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     die(tmp_path)

@@ -61,7 +61,7 @@ def of_key(number: int) -> InMemoryMessage:
     return InMemoryMessage(topic, message_id, b"%d" % number, START, key="k")
 
 
-def test_a_key_waits_for_the_handler_of_what_was_settled_meanwhile() -> None:
+def test_key_waits_for_a_handler_of_a_settled_message() -> None:
     consumer, first = Consumer(), of_key(1)
     consumer.incoming.extend([first, of_key(2)])
     assert consumer.taken() == [b"1"]
@@ -74,7 +74,7 @@ def test_a_key_waits_for_the_handler_of_what_was_settled_meanwhile() -> None:
     assert consumer.taken() == [b"2"]
 
 
-def test_what_comes_again_while_its_handler_is_at_work_waits_its_turn() -> None:
+def test_redelivery_during_its_handler_waits_in_order() -> None:
     consumer, first = Consumer(), of_key(1)
     consumer.incoming.extend([first, of_key(2)])
     assert consumer.taken() == [b"1"]
@@ -94,7 +94,7 @@ def test_what_comes_again_while_its_handler_is_at_work_waits_its_turn() -> None:
     assert consumer.taken() == [b"1"]
 
 
-def test_a_retry_in_place_is_still_the_first_of_its_key() -> None:
+def test_retry_in_place_stays_first_of_its_key() -> None:
     consumer, first = Consumer(), of_key(1)
     consumer.incoming.extend([first, of_key(2)])
     assert consumer.taken() == [b"1"]
@@ -163,7 +163,7 @@ def desk() -> Desk:
     return Desk()
 
 
-def test_messages_with_one_origin_are_handled_beside_each_other(desk: Desk) -> None:
+def test_messages_of_one_origin_are_handled_in_parallel(desk: Desk) -> None:
     first, second = desk.message(), desk.message()
     assert desk.taken_beside(first, second, settled=False) == [second]
 
@@ -179,12 +179,12 @@ def test_next_attempt_waits_for_late_handler_and_siblings_do_not(desk: Desk) -> 
     assert desk.taken_beside(sibling, retry, settled=True) == [retry]
 
 
-def test_message_at_work_is_not_taken_beside_itself(desk: Desk) -> None:
+def test_message_being_handled_is_not_taken_twice(desk: Desk) -> None:
     message = desk.message()
     assert desk.taken_beside(message, message, settled=False) == []
 
 
-def test_retries_of_one_batch_of_go_take_as_long_as_others() -> None:
+def test_retries_of_a_go_batch_are_handled_in_parallel() -> None:
     client, handled, done = FakeClient(), list[bytes](), threading.Event()
     contents = [b"%d" % number for number in range(40)]
 
@@ -231,7 +231,7 @@ class Watch:
 
 
 @given(st.floats(0.1, 1_000), takings)
-def test_no_message_begins_before_those_ahead_of_it_have_had_their_share(
+def test_rate_limit_spaces_messages_by_their_share(
     rate: float, takings: list[tuple[int, float, float]]
 ) -> None:
     watch, ahead = Watch(rate), None
@@ -244,19 +244,19 @@ def test_no_message_begins_before_those_ahead_of_it_have_had_their_share(
         ahead = (count, begins)
 
 
-def test_time_that_went_unused_is_not_made_up_for() -> None:
+def test_rate_limit_does_not_catch_up_after_idle_time() -> None:
     watch = Watch(2)
     assert [watch.take() for _ in range(3)] == [0.0, 0.5, 1.0]
     watch.sleep(999)
     assert [watch.take() for _ in range(3)] == [1_000.0, 1_000.5, 1_001.0]
 
 
-def test_without_a_rate_nothing_waits() -> None:
+def test_missing_rate_limit_delays_nothing() -> None:
     watch = Watch(None)
     assert [watch.take(1_000) for _ in range(3)] == [0.0, 0.0, 0.0]
 
 
-def test_threads_that_share_a_pace_take_their_turns() -> None:
+def test_threads_share_one_rate_limit() -> None:
     limiter, moments = RateLimiter(20, SystemClock(), time.sleep), []
 
     def take() -> list[int]:
@@ -273,6 +273,6 @@ def test_threads_that_share_a_pace_take_their_turns() -> None:
 
 
 @pytest.mark.parametrize("rate", [0, -1])
-def test_a_rate_that_lets_nothing_through_is_refused(rate: float) -> None:
+def test_rate_limit_of_zero_is_refused(rate: float) -> None:
     with pytest.raises(InvalidSpecError, match="use pause"):
         Watch(rate)

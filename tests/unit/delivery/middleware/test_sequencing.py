@@ -37,7 +37,7 @@ def replay(consumer: InMemoryConsumer, *contents: bytes) -> None:
         consumer.broker.dead_letters.remove(letters[content])
 
 
-def test_replayed_letter_waits_for_one_of_its_origin_before_it() -> None:
+def test_replayed_dead_letter_waits_for_its_predecessor() -> None:
     consumer, handled = InMemoryConsumer(POLICY), list[bytes]()
 
     def handle(message: pulsar.Message) -> None:
@@ -87,7 +87,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("error", [None, pulsar.Timeout()])
-def test_threads_that_wait_for_their_turn_share_one_answer(
+def test_waiting_threads_share_one_read(
     error: pulsar.PulsarException | None,
 ) -> None:
     reader = Reader()
@@ -125,7 +125,7 @@ def add(sequences: Sequences, key: str, origin: str, replays: int = 0) -> None:
     sequences.apply(record_name(key, origin), letter.encode())
 
 
-def test_the_first_letter_is_handled_when_it_was_replayed_and_the_others_after_it() -> None:
+def test_sequence_is_handled_in_order_after_a_replay() -> None:
     sequences = Sequences()
     assert sequences.may_be_handled("k", "1:0:-1", 0)
     add(sequences, "k", "1:0:-1")
@@ -142,7 +142,7 @@ def test_the_first_letter_is_handled_when_it_was_replayed_and_the_others_after_i
     assert (len(sequences), sequences.keys) == (0, 0)
 
 
-def test_a_letter_that_dies_again_keeps_its_place() -> None:
+def test_dead_letter_that_fails_again_keeps_its_place() -> None:
     sequences = Sequences()
     for origin in ("1:0:-1", "1:1:-1"):
         add(sequences, "k", origin)
@@ -157,18 +157,18 @@ def test_a_letter_that_dies_again_keeps_its_place() -> None:
     [("", b"[1, 0]"), ("k/1:0:-1", b"[1, 0]"), (record_name("k", "1"), b"{}"),
      (record_name("k", "1"), b"\xff"), (record_name("k", "1"), b'["1", 0]')],
 )  # fmt: skip
-def test_what_is_no_record_is_ignored(name: str, content: bytes) -> None:
+def test_invalid_sequence_record_is_ignored(name: str, content: bytes) -> None:
     sequences = Sequences()
     sequences.apply(name, content)
     assert len(sequences) == 0
 
 
-def test_a_record_does_not_tell_the_key() -> None:
+def test_sequence_record_does_not_contain_the_key() -> None:
     assert "customer" not in record_name("customer 42", "1:0:-1")
 
 
 @given(st.lists(st.tuples(KEYS, ORIGINS, st.booleans())))
-def test_what_compaction_leaves_says_the_same(
+def test_compacted_records_give_the_same_sequences(
     records: list[tuple[str, str, bool]],
 ) -> None:
     sequences, stored = Sequences(), dict[str, bytes]()
