@@ -56,12 +56,12 @@ def test_tests_read_commands_from_their_page(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_names_its_language(page: str) -> None:
-    """So that no commands are left out for want of a word."""
+    """Commands without a language would be omitted."""
     assert {block.language for block in blocks(page)} <= {"sh", "text", "python"}
 
 
 def test_make_targets_of_the_readme_exist() -> None:
-    """What `make demo` and `make test` do are the end-to-end tests, and the tests."""
+    """The end-to-end tests cover `make demo`; `make test` runs the tests."""
     (block,) = commands(README, "Try it")
     dry = block.text.replace("make ", "make --dry-run ")
     run = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the layout of the repository must keep to."""
+"""Rules of the layout of the repository."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MOST_FILES = 20
 
 
 def test_source_root_is_not_a_package() -> None:
-    """`operator/__init__.py` would shadow the standard library for whatever runs from the root."""
+    """`operator/__init__.py` would shadow the standard library for programs run in the root."""
     assert not (ROOT / "operator" / "__init__.py").exists()
 
 
 def test_python_in_the_root_imports_the_standard_library() -> None:
-    """The consequence that matters, tried."""
+    """The consequence of a package `operator`."""
     code = "import operator; print(operator.eq(1, 1))"
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -54,10 +54,10 @@ def test_delivery_folders_have_few_files() -> None:
 
 def test_class_names_are_unique() -> None:
     """A search for a name must lead to one place."""
-    found: dict[str, list[str]] = {}
+    classes: dict[str, list[str]] = {}
     for file in sorted((ROOT / "operator" / "redrive").rglob("*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
-    assert {name: files for name, files in found.items() if len(files) > 1} == {}
-    assert len(found) > 200
+                classes.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    assert {name: files for name, files in classes.items() if len(files) > 1} == {}
+    assert len(classes) > 200

@@ -1,4 +1,4 @@
-"""Messages whose keys and properties are no text, as producers in other languages may send them."""
+"""Messages with binary keys and properties, as producers in other languages may send them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ POLICY = Policy(
 
 
 class Binary(InMemoryMessage):
-    """A message whose ordering key, or whose property, is no text."""
+    """A message with a binary ordering key or property."""
 
     def ordering_key(self) -> str:
         return NO_TEXT.decode() if self.order else ""
@@ -171,7 +171,7 @@ def test_other_threads_decode_strictly_while_properties_are_read() -> None:
 
 @dataclass(frozen=True)
 class Hostile(InMemoryMessage):
-    """A message whose metadata is whatever its producer wrote, as the client shows that."""
+    """A message with arbitrary metadata of its producer, as the client shows it."""
 
     raw_keys: tuple[bytes, bytes] = (b"", b"")
     raw_properties: tuple[tuple[bytes, bytes], ...] = ()

@@ -1,4 +1,4 @@
-"""What `make e2e-node` is told by the environment, and what it prints."""
+"""Settings and output of `make e2e-node`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("given", "code"), [("", 0), ("installed", 0), ("instaled", 4)])
-def test_unknown_spark_setting_is_refused(given: str, code: int) -> None:
+@pytest.mark.parametrize(("setting", "code"), [("", 0), ("installed", 0), ("instaled", 4)])
+def test_unknown_spark_setting_is_refused(setting: str, code: int) -> None:
     command = "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/node"
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *command, "-o", "python_files=node_*.py"],
-        env={**os.environ, "REDRIVE_NODE_SPARK": given},
+        env={**os.environ, "REDRIVE_NODE_SPARK": setting},
         cwd=ROOT, check=False, text=True, capture_output=True,
     )  # fmt: skip
-    assert ran.returncode == code, ran.stdout + ran.stderr
-    refused = "REDRIVE_NODE_SPARK has one value, installed; got 'instaled'" in ran.stderr
+    assert process.returncode == code, process.stdout + process.stderr
+    refused = "REDRIVE_NODE_SPARK has one value, installed; got 'instaled'" in process.stderr
     assert refused == bool(code)
-    waiting = "test_a_replay_waits_until_a_spark_operator_is_installed" in ran.stdout
-    assert waiting == (given == "")
+    waiting = "test_a_replay_waits_until_a_spark_operator_is_installed" in process.stdout
+    assert waiting == (setting == "")
 
 
 def test_installation_log_is_printed() -> None:
-    """That of tests that pass as well."""
+    """The log of passing tests is printed too."""
     dry = "/bin/sh", "-c", "make --dry-run e2e-node"
     ran = subprocess.run(dry, cwd=ROOT, check=True, text=True, capture_output=True)
     assert " -rP " in ran.stdout

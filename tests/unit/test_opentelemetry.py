@@ -28,7 +28,7 @@ PROCESS, SEND = "process persistent://shop/prod/orders", "send persistent://shop
 
 
 class Spans:
-    """What a program's own OpenTelemetry SDK would export."""
+    """Spans that a program's own OpenTelemetry SDK would export."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -73,15 +73,15 @@ def test_trace_spans_producer_retries_and_dead_letter(
 
     consumer.run(fail)
 
-    found = spans.all()
-    assert [(span.name, span.kind) for span in found] == [
+    recorded = spans.all()
+    assert [(span.name, span.kind) for span in recorded] == [
         (PROCESS, SpanKind.CONSUMER),
         (f"{SEND}-fulfilment-RETRY", SpanKind.PRODUCER),
         (f"{PROCESS}-fulfilment-RETRY", SpanKind.CONSUMER),
         (f"{SEND}-fulfilment-DLQ", SpanKind.PRODUCER),
     ]
     before = PARENT
-    for span in found:
+    for span in recorded:
         trace, before_next = ids(span)
         assert (trace, parent(span)) == (TRACE, before)
         before = before_next
@@ -96,11 +96,11 @@ def test_message_without_trace_starts_one(spans: Spans) -> None:
     consumer.send(b"x", properties={"tracestate": "left=over"})
     consumer.run(fail)
 
-    found = spans.all()
-    assert parent(found[0]) is None
-    assert len({ids(span)[0] for span in found}) == 1
+    recorded = spans.all()
+    assert parent(recorded[0]) is None
+    assert len({ids(span)[0] for span in recorded}) == 1
     (dead,) = consumer.dead_letters
-    assert carried(dead) == ids(found[-1])
+    assert carried(dead) == ids(recorded[-1])
     assert "tracestate" not in dead.properties()
 
 

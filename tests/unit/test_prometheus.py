@@ -44,7 +44,7 @@ WHERE_OF_EVENT: dict[str, Any] = {
 
 
 class Counts:
-    """What has been added to the metrics since this was made; they are those of the process."""
+    """Increases of the process-wide metrics since this was made."""
 
     def __init__(self) -> None:
         self._before = self._read()
@@ -267,7 +267,7 @@ def test_reference_lists_every_metric_with_its_labels(
     prometheus.follow(consumer)
     consumer.send(b"x")
     consumer.run(lambda _: None)
-    there_are = {
+    registered = {
         family.name if family.type == "histogram" else sample.name: [
             family.type,
             ", ".join(f"`{label}`" for label in sample.labels if label != "le"),
@@ -277,8 +277,8 @@ def test_reference_lists_every_metric_with_its_labels(
         if sample.name.startswith("redrive_consumer_") and not sample.name.endswith("_created")
     }
     listed = {name: row.split(" | ")[:2] for name, row in documented.items() if "." not in name}
-    assert listed == there_are
-    assert len(there_are) == len(Name) + 7
+    assert listed == registered
+    assert len(registered) == len(Name) + 7
 
 
 def test_reference_lists_every_event(documented: dict[str, str]) -> None:

@@ -22,7 +22,7 @@ SLOW = {
     "asyncio", "concurrent.futures", "hashlib", "multiprocessing", "pathlib", "platform", "socket",
     "ssl", "subprocess", "urllib.parse", "uuid",
 }  # fmt: skip
-"""Of the standard library: a consumer may have them where the client or Python itself has them."""
+"""Modules that a consumer may import only if the client or Python itself imports them."""
 
 
 def imported_by(program: str) -> set[str]:
@@ -47,16 +47,16 @@ def test_public_names_are_exactly_the_listed_ones() -> None:
 
 
 def test_documented_errors_are_public_names() -> None:
-    said = set()
+    documented = set()
     for name in redrive.__all__:
         public = getattr(redrive, name)
         shown = [
             getattr(public, member, None) for member in dir(public) if not member.startswith("_")
         ]
         for member in [public, *shown]:
-            said |= set(re.findall(r"^\s+(\w+Error): ", member.__doc__ or "", re.MULTILINE))
-    assert "NotInFlightError" in said
-    assert said <= set(redrive.__all__)
+            documented |= set(re.findall(r"^\s+(\w+Error): ", member.__doc__ or "", re.MULTILINE))
+    assert "NotInFlightError" in documented
+    assert documented <= set(redrive.__all__)
 
 
 def test_operator_imports_no_pulsar_client() -> None:
@@ -64,7 +64,7 @@ def test_operator_imports_no_pulsar_client() -> None:
 
 
 def test_consumer_imports_no_optional_module() -> None:
-    """`make bench` measures what importing costs; this is what would raise it unseen."""
+    """`make bench` measures the import time; these modules would increase it unnoticed."""
     ours = imported_by("from redrive import PolicyFile, RetryConsumer")
     assert "redrive.delivery.consumers.consumer" in ours
     assert not ours & (OPTIONAL | SLOW - imported_by("import pulsar"))

@@ -165,7 +165,7 @@ async def test_redirect_to_invalid_url_is_refused_and_hidden() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("answer_text", "shown"),
     [
         ("<html><title>Our\nportal</title>…</html>", "'39 characters that are no JSON'"),
         ("\udcff", "'1 characters that are no JSON'"),
@@ -173,11 +173,11 @@ async def test_redirect_to_invalid_url_is_refused_and_hidden() -> None:
         ('{"auth_policies": {}}', "'JSON of another form'"),
     ],
 )
-async def test_answer_not_of_a_broker_is_refused_and_hidden(said: str, shown: str) -> None:
+async def test_answer_not_of_a_broker_is_refused_and_hidden(answer_text: str, shown: str) -> None:
     async def answer(request: web.Request) -> web.Response:
-        if said.startswith("{") and "persistent" in request.path:
+        if answer_text.startswith("{") and "persistent" in request.path:
             return web.json_response([])
-        body = said.encode("utf-8", "surrogateescape")
+        body = answer_text.encode("utf-8", "surrogateescape")
         return web.Response(body=body, content_type="text/html", charset="utf-8")
 
     async with broker(answer) as url, Http.open() as http:
@@ -262,9 +262,9 @@ async def namespace(
 
     async def answer(request: web.Request) -> web.Response:
         if request.method == "POST":
-            asked = [grant["topic"].rpartition("/")[2] for grant in await request.json()]
-            calls.append(" ".join(asked))
-            return web.json_response({"reason": "?"}, status=batches(asked))
+            names = [grant["topic"].rpartition("/")[2] for grant in await request.json()]
+            calls.append(" ".join(names))
+            return web.json_response({"reason": "?"}, status=batches(names))
         calls.append(request.path.removeprefix("/admin/v2/"))
         if "/partitioned" in request.path:
             return web.json_response([])
@@ -281,14 +281,14 @@ READING = {"persistent/t/n", "persistent/t/n/partitioned", "namespaces/t/n"}
 
 
 async def test_missing_topics_cost_one_listing_and_one_more_batch() -> None:
-    there = [f"there-{number}" for number in range(50)]
+    present = [f"there-{number}" for number in range(50)]
     missing = [f"missing-{number}" for number in range(50)]
 
-    def batches(asked: list[str]) -> int:
-        return 404 if set(asked) & set(missing) else 204
+    def batches(names: list[str]) -> int:
+        return 404 if set(names) & set(missing) else 204
 
-    async with namespace(*there, batches=batches) as (admin, calls):
-        changes = [RightsChange(TOPIC.sibling(name), "r", PRODUCE) for name in [*there, *missing]]
+    async with namespace(*present, batches=batches) as (admin, calls):
+        changes = [RightsChange(TOPIC.sibling(name), "r", PRODUCE) for name in [*present, *missing]]
         with (
             admin.granting("t/n") as grant,
             pytest.raises(
@@ -299,8 +299,8 @@ async def test_missing_topics_cost_one_listing_and_one_more_batch() -> None:
         assert set(calls[2:-1]) == READING
         assert [*calls[:2], calls[-1], len(calls)] == [
             "namespaces/t/n",
-            " ".join([*there, *missing]),
-            " ".join(there),
+            " ".join([*present, *missing]),
+            " ".join(present),
             6,
         ]
 
@@ -334,7 +334,7 @@ async def test_rights_granted_by_others_meanwhile_are_kept() -> None:
         fake.namespaces = {"t/n": Namespace({"a": FakeTopic(0, {})}, {str(TOPIC): {}})}
         admin = Admin(http, fake.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         with admin.granting("t/n") as grant:
-            await admin.namespace("t/n")  # the look
+            await admin.namespace("t/n")  # the read before the write
             fake.namespaces["t/n"].grants[str(TOPIC)] = {"r": ["functions"], "s": ["consume"]}
             await grant(
                 [
@@ -359,18 +359,20 @@ S = frozenset({"s"})
 
 
 def part(*, stored: int = 0, **backlogs: int) -> dict[str, Any]:
-    """What a broker tells of a partition."""
+    """Stats of a partition, as a broker answers them."""
     common = {"msgOutCounter": 0, "consumers": []}
-    found = {name: {"msgBacklog": count, **common} for name, count in backlogs.items()}
-    return {"subscriptions": found, "publishers": [], "storageSize": stored}
+    subscriptions = {name: {"msgBacklog": count, **common} for name, count in backlogs.items()}
+    return {"subscriptions": subscriptions, "publishers": [], "storageSize": stored}
 
 
 class Partitions:
-    """A broker with one topic: what it tells of each partition, and the status it tells else."""
+    """A broker with one topic, and its stats of each partition, together and separately."""
 
-    def __init__(self, told: Mapping[int, Any], apart: Mapping[int, Any], count: int = 3) -> None:
-        self.told = {str(TOPIC.partition(number)): said for number, said in told.items()}
-        self.apart = {TOPIC.partition(number).local: said for number, said in apart.items()}
+    def __init__(
+        self, reported: Mapping[int, Any], separate: Mapping[int, Any], count: int = 3
+    ) -> None:
+        self.reported = {str(TOPIC.partition(number)): stats for number, stats in reported.items()}
+        self.separate = {TOPIC.partition(number).local: stats for number, stats in separate.items()}
         self.count = count
         self.calls: list[str] = []
 
@@ -380,11 +382,11 @@ class Partitions:
         assert ("getPreciseBacklog" in request.query) != ("excludeConsumers" in request.query)
         if call == WHOLE:
             metadata = {"partitions": self.count}
-            return web.json_response({"metadata": metadata, "partitions": self.told})
-        said = self.apart.get(local, 404)
-        if isinstance(said, int):
-            return web.json_response({"reason": "no"}, status=said)
-        return web.json_response(said)
+            return web.json_response({"metadata": metadata, "partitions": self.reported})
+        stats = self.separate.get(local, 404)
+        if isinstance(stats, int):
+            return web.json_response({"reason": "no"}, status=stats)
+        return web.json_response(stats)
 
     async def subscriptions(self) -> TopicSubscriptions:
         async with broker(self.answer) as url, Http.open() as http:
@@ -392,7 +394,7 @@ class Partitions:
             return await admin.subscriptions(TOPIC, partitioned=True)
 
     async def use(self) -> tuple[dict[str, int], int]:
-        """Return backlogs, and what is uncounted for `s`."""
+        """Return backlogs, and the uncounted bytes of `s`."""
         async with broker(self.answer) as url, Http.open() as http:
             admin = Admin(http, url, Access.bearer("x"))
             usage = await admin.usage(TOPIC, partitioned=True, subscription="s")
@@ -402,8 +404,8 @@ class Partitions:
 
 async def test_subscriptions_of_partitions_are_read_in_one_call() -> None:
     topic = Partitions({0: part(s=0), 1: part(), 2: part(s=0, t=0)}, {})
-    found = await topic.subscriptions()
-    assert found.parts == (S, frozenset(), S | {"t"})
+    subscriptions = await topic.subscriptions()
+    assert subscriptions.parts == (S, frozenset(), S | {"t"})
     assert topic.calls == [f"a {WHOLE}"]
 
 
@@ -441,19 +443,19 @@ async def test_usage_reads_the_precise_backlog() -> None:
     assert usage.subscriptions["s"].backlog == 1
 
 
-@pytest.mark.parametrize("said", [{}, {"subscriptions": 3}, []])
-async def test_partition_stats_not_of_a_broker_are_refused(said: object) -> None:
+@pytest.mark.parametrize("stats", [{}, {"subscriptions": 3}, []])
+async def test_partition_stats_not_of_a_broker_are_refused(stats: object) -> None:
     with pytest.raises(UnexpectedAnswerError):
-        await Partitions({0: said}, {}, count=1).subscriptions()
+        await Partitions({0: stats}, {}, count=1).subscriptions()
     with pytest.raises(UnexpectedAnswerError):
-        await Partitions({}, {0: said}, count=1).use()
+        await Partitions({}, {0: stats}, count=1).use()
 
 
 def test_subscription_missing_on_one_partition_is_incomplete() -> None:
-    found = TopicSubscriptions((frozenset({"s", "t"}), None, frozenset({"s"})))
-    assert not found.has("s")
-    assert found.has_some_of("t")
-    assert not found.has_some_of("u")
-    assert found.missing == (1,)
+    subscriptions = TopicSubscriptions((frozenset({"s", "t"}), None, frozenset({"s"})))
+    assert not subscriptions.has("s")
+    assert subscriptions.has_some_of("t")
+    assert not subscriptions.has_some_of("u")
+    assert subscriptions.missing == (1,)
     assert TopicSubscriptions((frozenset({"s"}), frozenset({"s", "t"}))).has("s")
     assert not TopicSubscriptions((frozenset({"s"}), frozenset({"s", "t"}))).has("t")

@@ -115,11 +115,11 @@ async def test_later_announcements_do_not_delay_a_call() -> None:
                 await asyncio.sleep(0.01)
 
     with batcher.announced(), batcher.announced() as ask:  # the first asks nothing
-        asked = asyncio.ensure_future(ask(1))
+        request = asyncio.ensure_future(ask(1))
         await asyncio.sleep(0)
         others = [asyncio.create_task(come_and_go()) for _ in range(3)]
         async with asyncio.timeout(2):
-            assert await asked == 1
+            assert await request == 1
     for other in others:
         other.cancel()
 

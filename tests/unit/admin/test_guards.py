@@ -101,12 +101,12 @@ async def test_answered_probe_closes_the_breaker(probed: Exception | None) -> No
 
 
 CONNECTIONS = 20
-"""As many as there may be to one broker."""
+"""The maximum to one broker."""
 ANSWER = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """Seconds that a test advances."""
 
     now = 100.0
 
@@ -116,7 +116,7 @@ class Clock:
 
 @dataclass
 class BusyBroker:
-    """What arrives at a broker that answers once the test lets it."""
+    """Requests at a broker that answers once the test permits it."""
 
     url: str
     arrived: list[str]

@@ -39,7 +39,7 @@ TOPIC = TopicName("t", "n", "a")
 
 @asynccontextmanager
 async def asking(answer: Answer) -> AsyncIterator[tuple[Http, str]]:
-    """Serve *answer* on a free port; give what asks, and where."""
+    """Serve *answer* on a free port; yield a client and its URL."""
     async with serving(answer) as url, Http.open() as opened:
         yield opened, url
 
@@ -66,7 +66,7 @@ def test_call_has_a_default_timeout() -> None:
 
 async def test_timeout_of_call_starts_with_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = http.CALLS_AT_A_TIME + 5  # some wait for others
-    within, begun, asked = http._within, 0, 0  # noqa: SLF001 - where the time of a call begins
+    within, begun, requests = http._within, 0, 0  # noqa: SLF001 - where the time of a call begins
     full, back = asyncio.Event(), asyncio.Event()
 
     def begin(seconds: float) -> AbstractAsyncContextManager[None]:
@@ -75,9 +75,9 @@ async def test_timeout_of_call_starts_with_its_slot(monkeypatch: pytest.MonkeyPa
         return within(seconds)
 
     async def answer(_: web.Request) -> web.Response:
-        nonlocal asked
-        asked += 1
-        if asked == http.CALLS_AT_A_TIME:
+        nonlocal requests
+        requests += 1
+        if requests == http.CALLS_AT_A_TIME:
             full.set()
         await back.wait()
         return web.json_response({"partitions": 3})
@@ -134,9 +134,9 @@ async def test_concurrent_calls_of_all_connections_are_limited(
 
     async with asyncio.timeout(60), asking(answer) as (opened, url):
         admins = [Admin(opened, url, Access.bearer(str(number))) for number in range(8)]
-        asked = [admin.partitions(TOPIC) for admin in admins for _ in range(20)]
-        assert len(asked) > http.CALLS_OF_ALL
-        await asyncio.gather(*asked)
+        calls = [admin.partitions(TOPIC) for admin in admins for _ in range(20)]
+        assert len(calls) > http.CALLS_OF_ALL
+        await asyncio.gather(*calls)
     assert most == http.CALLS_OF_ALL
 
 
@@ -249,12 +249,12 @@ async def test_list_of_hundred_thousand_topics_is_read() -> None:
         return web.json_response([] if request.path.endswith("/partitioned") else names)
 
     async with asyncio.timeout(30), asking(answer) as (opened, url):
-        found, _ = await Admin(opened, url, Access.bearer("x")).topics("a-tenant/a-namespace")
-    assert found == set(names)
+        topics, _ = await Admin(opened, url, Access.bearer("x")).topics("a-tenant/a-namespace")
+    assert topics == set(names)
 
 
 @pytest.mark.parametrize(
-    ("bomb", "got"),
+    ("bomb", "shown"),
     [
         (b"[" + b"[]," * 5_000_000 + b"[]]", "JSON of more than 1500000 values"),
         (b"[" * 900_000 + b"]" * 900_000, "JSON that is nested too deeply"),
@@ -262,7 +262,7 @@ async def test_list_of_hundred_thousand_topics_is_read() -> None:
     ],
     ids=["lists", "deep", "objects"],
 )
-async def test_json_that_would_exhaust_memory_is_not_parsed(bomb: bytes, got: str) -> None:
+async def test_json_that_would_exhaust_memory_is_not_parsed(bomb: bytes, shown: str) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=bomb, content_type="application/json")
 
@@ -277,15 +277,15 @@ async def test_json_that_would_exhaust_memory_is_not_parsed(bomb: bytes, got: st
             tracemalloc.stop()
     assert str(caught.value) == (
         "what answers when asked to read the internal state of persistent://t/n/a is not Pulsar's "
-        f"admin API; got {got!r}; check adminUrl: it is where the admin REST API answers, without "
-        "/admin/v2"
+        f"admin API; got {shown!r}; check adminUrl: it is where the admin REST API answers, "
+        "without /admin/v2"
     )
     assert peak < 100 * 2**20
 
 
 async def test_long_answers_are_limited_in_all_and_per_connection() -> None:
     now, most = Counter[str](), Counter[str]()
-    full, on = asyncio.Event(), asyncio.Event()
+    full, release = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
         token, long = request.headers["Authorization"], web.StreamResponse()
@@ -293,21 +293,21 @@ async def test_long_answers_are_limited_in_all_and_per_connection() -> None:
         # More than buffers hold on the way: this comes to its end if it is read.
         await long.write(b" " * (200 * 2**16))
         now.update([token, "all"])
-        for each in (token, "all"):
-            most[each] = max(most[each], now[each])
+        for key in (token, "all"):
+            most[key] = max(most[key], now[key])
         if now["all"] == LONG_ANSWERS_AT_A_TIME:
             full.set()
-        await on.wait()
+        await release.wait()
         now.subtract([token, "all"])
         await long.write(b"{}")
         return long
 
     async with asyncio.timeout(60), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
         admins = [Admin(opened, url, Access.bearer(str(number))) for number in range(6)]
-        asked = [tasks.create_task(a.internal_stats(TOPIC)) for a in admins for _ in range(2)]
+        reads = [tasks.create_task(a.internal_stats(TOPIC)) for a in admins for _ in range(2)]
         await full.wait()
-        on.set()
-        assert await asyncio.gather(*asked) == [{}] * len(asked)
+        release.set()
+        assert await asyncio.gather(*reads) == [{}] * len(reads)
     assert most.pop("all") == LONG_ANSWERS_AT_A_TIME
     assert set(most.values()) == {1}
 
@@ -330,15 +330,15 @@ async def test_slow_long_answer_frees_its_slot_in_time(
         return long
 
     async with asyncio.timeout(60), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
-        bad = [
+        refusals = [
             tasks.create_task(_refused(Admin(opened, url, Access.bearer(str(number)))))
             for number in range(LONG_ANSWERS_AT_A_TIME)
         ]
-        for _ in bad:
+        for _ in refusals:
             await trickling.acquire()
         assert await Admin(opened, url, Access.bearer("good")).internal_stats(TOPIC) == {}
-        for each in bad:
-            assert "no whole answer of more than 64 KiB within 3 s" in await each
+        for refusal in refusals:
+            assert "no whole answer of more than 64 KiB within 3 s" in await refusal
 
 
 async def _refused(admin: Admin) -> str:
@@ -351,8 +351,8 @@ AUTHORITY = trustme.CA()
 
 
 def issued(name: str) -> tuple[bytes, bytes]:
-    found = AUTHORITY.issue_cert(common_name=name)
-    return found.cert_chain_pems[0].bytes(), found.private_key_pem.bytes()
+    issue = AUTHORITY.issue_cert(common_name=name)
+    return issue.cert_chain_pems[0].bytes(), issue.private_key_pem.bytes()
 
 
 def test_tls_context_accepts_certificate_with_its_key() -> None:

@@ -14,8 +14,8 @@ from redrive.admin.model import (
 )
 
 
-def said(**changes: object) -> dict[str, Any]:
-    """What a broker says of a subscription that nothing was ever sent to."""
+def subscription(**changes: object) -> dict[str, Any]:
+    """Stats of a subscription without any message."""
     return {
         "msgBacklog": 0,
         "msgOutCounter": 0,
@@ -30,14 +30,14 @@ def said(**changes: object) -> dict[str, Any]:
 def test_stats_of_subscriptions_are_read() -> None:
     answer = {
         "subscriptions": {
-            "s": said(
+            "s": subscription(
                 msgBacklog=3,
                 msgOutCounter=7,
                 consumers=[{}, {}],
                 nonContiguousDeletedMessagesRanges=2,
                 earliestMsgPublishTimeInBacklog=1_500,
             ),
-            "reader": said(isDurable=False),
+            "reader": subscription(isDurable=False),
         }
     }
     at = datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)
@@ -55,7 +55,7 @@ def test_producer_metadata_is_read_per_partition() -> None:
 
 
 def test_stats_of_partitions_are_combined() -> None:
-    one = said(
+    one = subscription(
         msgBacklog=3,
         msgOutCounter=7,
         consumers=[{}, {}],
@@ -64,15 +64,15 @@ def test_stats_of_partitions_are_combined() -> None:
     )
     two = {**one, "earliestMsgPublishTimeInBacklog": 2_000}
     answer = {
-        "subscriptions": {"s": said()},  # what the broker itself makes of them is not looked at
+        "subscriptions": {"s": subscription()},  # the sums of the broker are ignored
         "partitions": {
-            f"p-{index}": {"subscriptions": {"s": found}}
-            for index, found in enumerate([one, said(), two])
+            f"p-{index}": {"subscriptions": {"s": stats}}
+            for index, stats in enumerate([one, subscription(), two])
         },
     }
     at = datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC)
-    [found] = read_stats(answer).values()
-    assert found == SubscriptionStats(6, 14, 2, durable=True, ack_holes=4_000, oldest=at)
+    [stats] = read_stats(answer).values()
+    assert stats == SubscriptionStats(6, 14, 2, durable=True, ack_holes=4_000, oldest=at)
 
 
 @pytest.mark.parametrize("answer", [{}, {"subscriptions": {"s": {}}}, {"subscriptions": []}])

@@ -30,7 +30,7 @@ HOLDS = {"limitSize": 5, "policy": "producer_request_hold"}
 
 
 @pytest.mark.parametrize(
-    ("policy", "found"),
+    ("policy", "setting"),
     [
         (Deduplicates(), True),
         (Ttl(0), 0),
@@ -44,13 +44,13 @@ HOLDS = {"limitSize": 5, "policy": "producer_request_hold"}
 )
 def test_topic_policy_as_desired_is_not_written(
     policy: TopicPolicy,
-    found: Any,  # noqa: ANN401 - the broker's JSON
+    setting: Any,  # noqa: ANN401 - the broker's JSON
 ) -> None:
-    assert list(policy.writes(found)) == []
+    assert list(policy.writes(setting)) == []
 
 
 @pytest.mark.parametrize(
-    ("policy", "found", "written"),
+    ("policy", "setting", "written"),
     [
         (Deduplicates(), None, Write("deduplicationEnabled", body=True)),
         (Deduplicates(), False, Write("deduplicationEnabled", body=True)),
@@ -83,10 +83,10 @@ def test_topic_policy_as_desired_is_not_written(
 )
 def test_topic_policy_that_differs_is_written_with_its_rest(
     policy: TopicPolicy,
-    found: Any,  # noqa: ANN401 - the broker's JSON
+    setting: Any,  # noqa: ANN401 - the broker's JSON
     written: Write,
 ) -> None:
-    assert list(policy.writes(found)) == [written]
+    assert list(policy.writes(setting)) == [written]
 
 
 @pytest.mark.parametrize(

@@ -107,27 +107,27 @@ LOGGED = (
     LeaseLostError,
     FenceClosedError,
 )
-"""Of the operator as a whole: no object shows them."""
+"""Errors of the whole operator: no object shows them."""
 TYPES = {READY, RECONCILING, STALLED}
 
 
 def errors() -> Iterator[type[RedriveError]]:
-    """All that keeps an object from being ready."""
+    """Classes of errors that keep an object from being ready."""
     for module in (common, admin_errors, guards, cluster_errors, request):
-        for found in vars(module).values():
-            if isinstance(found, type) and issubclass(found, RedriveError):
-                yield found
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, RedriveError):
+                yield value
 
 
 def modules() -> Iterator[ModuleType]:
-    """Where reasons are that are no errors."""
+    """Modules that define reasons without an error class."""
     yield from (status, replays, rights)
-    for found in pkgutil.walk_packages(redrive.provision.__path__, "redrive.provision."):
-        yield importlib.import_module(found.name)
+    for module in pkgutil.walk_packages(redrive.provision.__path__, "redrive.provision."):
+        yield importlib.import_module(module.name)
 
 
 def constants() -> set[str]:
-    """Reasons that are no errors: constants that are words in CamelCase."""
+    """Reasons without an error class: constants whose values are in CamelCase."""
     return {
         value
         for module in modules()

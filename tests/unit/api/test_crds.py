@@ -62,9 +62,9 @@ def test_schemas_are_structural_and_closed() -> None:
 
 
 def test_schema_defaults_add_no_values() -> None:
-    said = {path: schema["default"] for path, schema in schemas() if "default" in schema}
+    defaults = {path: schema["default"] for path, schema in schemas() if "default" in schema}
     parts = ("naming", "retry", "deadLetter")
-    assert said == {f"RetryPolicy.spec.{part}": {} for part in parts}
+    assert defaults == {f"RetryPolicy.spec.{part}": {} for part in parts}
 
 
 def test_every_spec_field_is_bounded() -> None:
@@ -123,7 +123,7 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 }
 SAYS_NOTHING = {"type", "description", "default"}
 PLACEHOLDER = re.compile(r"\{(tenant|namespace|other)\}")
-"""In cases for a whole installation stands what is filled in there."""
+"""Placeholders in cases that need an installation."""
 
 ONLY_BY_CEL = {
     "a Spark property of a Replay that mounts a Secret",
@@ -187,53 +187,53 @@ ONLY_BY_CEL = {
     "retries that expire before they are due",
     "rules beside what they replace",
 }
-"""What no schema can say: numbers in durations and sizes, two fields together, what a pattern would
-have to exclude, and what must not be repeated because it may hold a secret."""
+"""Rules beyond a schema: numbers in durations and sizes, relations of two fields, exclusions in
+patterns, and values that are not shown because they may hold a secret."""
 
 
 def is_valid(schema: Mapping[str, Any], value: Any) -> bool:  # noqa: ANN401 - as it is written
-    """Whether a validator of JSON Schema lets *value* pass, which has no unknown fields either."""
+    """Return True if *value* passes a validator of JSON Schema and has no unknown fields."""
     if not isinstance(value, TYPES[schema["type"]]):
         return False
     if isinstance(value, bool) and schema["type"] != "boolean":
         return False
-    known = KEYWORDS.keys() | SAYS_NOTHING
-    assert not {key for key in schema.keys() - known if not key.startswith("x-kubernetes-")}
-    return all(KEYWORDS[key](said, value) for key, said in schema.items() if key in KEYWORDS)
+    keywords = KEYWORDS.keys() | SAYS_NOTHING
+    assert not {key for key in schema.keys() - keywords if not key.startswith("x-kubernetes-")}
+    return all(KEYWORDS[key](bound, value) for key, bound in schema.items() if key in KEYWORDS)
 
 
 def are_valid(fields: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-    """Whether all that *value* holds is a valid field."""
+    """Return True if each field of *value* is known and valid."""
     return value.keys() <= fields.keys() and all(
-        is_valid(fields[name], each) for name, each in value.items()
+        is_valid(fields[name], content) for name, content in value.items()
     )
 
 
 def measured(value: Any) -> float:  # noqa: ANN401 - as it is written
-    """Return what bounds are about: a number, or the size of what is none."""
+    """Return the number that bounds apply to: *value* itself, or its length."""
     return value if isinstance(value, int | float) else len(value)
 
 
 KEYWORDS: dict[str, Callable[[Any, Any], bool]] = {
-    "enum": lambda said, value: value in said,
-    "pattern": lambda said, value: re.search(said, value, re.ASCII) is not None,
+    "enum": lambda bound, value: value in bound,
+    "pattern": lambda bound, value: re.search(bound, value, re.ASCII) is not None,
     **dict.fromkeys(
         ("minimum", "minLength", "minItems", "minProperties"),
-        lambda said, value: measured(value) >= said,
+        lambda bound, value: measured(value) >= bound,
     ),
     **dict.fromkeys(
         ("maximum", "maxLength", "maxItems", "maxProperties"),
-        lambda said, value: measured(value) <= said,
+        lambda bound, value: measured(value) <= bound,
     ),
-    "required": lambda said, value: value.keys() >= set(said),
-    "items": lambda said, value: all(is_valid(said, each) for each in value),
-    "additionalProperties": lambda said, value: all(is_valid(said, v) for v in value.values()),
+    "required": lambda bound, value: value.keys() >= set(bound),
+    "items": lambda bound, value: all(is_valid(bound, item) for item in value),
+    "additionalProperties": lambda bound, value: all(is_valid(bound, v) for v in value.values()),
     "properties": are_valid,
 }
 
 
 def refused_at_admission() -> list[dict[str, Any]]:
-    """The cases that an API server refuses, without those that are right before they are filled."""
+    """The cases that an API server refuses, without those with placeholders."""
     cases = [*REFUSED, *(case for cases in bad_input().values() for case in cases)]
     return [
         case

@@ -199,8 +199,8 @@ def connection_spec(**fields: object) -> BrokerConnectionSpec:
         "authentication": {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}},
         "allow": [],
     }
-    given = {name: value for name, value in (spec | fields).items() if value is not None}
-    return parse_spec(BrokerConnectionSpec, {"spec": given})
+    fields = {name: value for name, value in (spec | fields).items() if value is not None}
+    return parse_spec(BrokerConnectionSpec, {"spec": fields})
 
 
 @given(policies)
@@ -253,12 +253,12 @@ def test_fixed_delay_repeats() -> None:
 )
 def test_ordering_per_key_accepts_any_ladder(ladder: dict[str, Any] | None, first: int) -> None:
     fields = {} if ladder is None else {"delayLadder": ladder}
-    asked = {"subscriptionType": "Key_Shared", **fields}
-    policy = policy_spec(ordering="PerKey", **asked).to_policy("shop/orders", 1)
+    options = {"subscriptionType": "Key_Shared", **fields}
+    policy = policy_spec(ordering="PerKey", **options).to_policy("shop/orders", 1)
     assert policy.ordered
     assert policy.ladder.delay(1) == timedelta(seconds=first)
     for ordering in ({}, {"ordering": "None"}):
-        assert not policy_spec(**ordering, **asked).to_policy("shop/orders", 1).ordered
+        assert not policy_spec(**ordering, **options).to_policy("shop/orders", 1).ordered
 
 
 def test_old_ordered_ladder_is_read_with_an_edit() -> None:
@@ -273,8 +273,8 @@ def test_old_ordered_ladder_is_read_with_an_edit() -> None:
 
 
 def test_exponential_ladder_defaults_to_factor_2_without_jitter() -> None:
-    asked = {"exponential": {"initial": "1s", "max": "5s"}}
-    ladder = policy_spec(delayLadder=asked).to_policy("shop/orders", 1).ladder
+    options = {"exponential": {"initial": "1s", "max": "5s"}}
+    ladder = policy_spec(delayLadder=options).to_policy("shop/orders", 1).ladder
     assert [rung.total_seconds() for rung in ladder.rungs] == [1, 2, 4, 5]
     assert ladder.jitter == 0
 
@@ -338,9 +338,9 @@ def test_topic_names_need_a_known_naming_scheme() -> None:
     written = parse_spec(RetryPolicySpec, {"spec": MINIMAL})
     with pytest.raises(LookupError, match="naming scheme"):
         assert written.retry_topic
-    given = {"retryTopic": "persistent://shop/prod/again"}
-    named = parse_spec(RetryPolicySpec, {"spec": MINIMAL | {"naming": given}})
-    assert str(named.retry_topic) == given["retryTopic"]
+    names = {"retryTopic": "persistent://shop/prod/again"}
+    named = parse_spec(RetryPolicySpec, {"spec": MINIMAL | {"naming": names}})
+    assert str(named.retry_topic) == names["retryTopic"]
 
 
 def test_ladder_has_at_most_a_thousand_rungs() -> None:
@@ -375,15 +375,15 @@ def test_old_allow_lists_are_read_as_one_rule_with_an_edit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "got"),
+    ("fields", "shown"),
     [
         ({"allow": None}, "got 'none'; give allow"),
         ({"allow": None, "allowedTopics": []}, "got 'none'; give allow"),
         ({"allowedRoles": []}, "got 'both'; give allow, and take allowedTopics"),
     ],
 )
-def test_connection_needs_rules_or_old_lists_not_both(fields: dict[str, Any], got: str) -> None:
-    with pytest.raises(InvalidFieldsError, match=f"^spec: .*{got}"):
+def test_connection_needs_rules_or_old_lists_not_both(fields: dict[str, Any], shown: str) -> None:
+    with pytest.raises(InvalidFieldsError, match=f"^spec: .*{shown}"):
         connection_spec(**fields)
 
 
@@ -441,9 +441,9 @@ def test_retention_is_rounded_up_for_the_broker() -> None:
 @pytest.mark.parametrize("both", [True, False])
 def test_replay_identity_needs_exactly_one_credential_field(*, both: bool) -> None:
     token = {"secretRef": {"name": "replayer", "key": "token"}}
-    given = {"token": token, "authentication": {"none": {}}} if both else {}
+    fields = {"token": token, "authentication": {"none": {}}} if both else {}
     with pytest.raises(ValidationError, match="exactly one of authentication, token"):
-        ReplayIdentity.model_validate({"role": "replayer", **given})
+        ReplayIdentity.model_validate({"role": "replayer", **fields})
 
 
 def test_old_replay_token_field_is_read_with_an_edit() -> None:
@@ -465,5 +465,5 @@ def test_unreadable_status_field_is_omitted_alone(field: str) -> None:
     read = {"matched": 3, "moved": 2, "phase": "Running"}
     for value in ([{"no": "such"}], {"causes": [{}]}, object()):
         status = ReplayStatus.of({"status": {**read, spoilt: value}})
-        kept = {name: each for name, each in read.items() if name != spoilt}
+        kept = {name: content for name, content in read.items() if name != spoilt}
         assert status == ReplayStatus.model_validate(kept)

@@ -1,4 +1,4 @@
-"""What the rules of a connection permit to which namespaces."""
+"""Permissions of namespaces by the rules of a connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAYROLL = TopicName("shop", "prod", "payroll")
 def permissions(
     *rules: dict[str, Any], namespace: str = "shop", labels: Mapping[str, str] | None = None
 ) -> Permissions:
-    """What the rules of a connection in `shop` permit."""
+    """Permissions by the rules of a connection in `shop`."""
     read = [AllowRule.model_validate(rule) for rule in rules]
     return Permissions(tuple(r for r in read if r.is_for(namespace, labels or {}, "shop")))
 
@@ -42,48 +42,48 @@ def permissions(
 def test_topic_pattern_matches_whole_name_and_no_slash(
     pattern: str, topic: str, *, allowed: bool
 ) -> None:
-    found = permissions({"topics": [pattern]})
-    assert found.allows_topic(TopicName.parse(topic)) is allowed
+    rights = permissions({"topics": [pattern]})
+    assert rights.allows_topic(TopicName.parse(topic)) is allowed
 
 
 def test_topic_wildcard_does_not_match_a_slash() -> None:
-    found = permissions({"topics": ["persistent://*/prod/orders"]})
-    assert found.allows_topic(ORDERS)
-    assert not found.allows_topic(TopicName("shop/evil", "prod", "orders"))
+    rights = permissions({"topics": ["persistent://*/prod/orders"]})
+    assert rights.allows_topic(ORDERS)
+    assert not rights.allows_topic(TopicName("shop/evil", "prod", "orders"))
 
 
 def test_one_matching_pattern_allows_and_an_empty_list_refuses() -> None:
     everything = {"topics": ["persistent://*/*/*"]}
-    found = permissions({**everything, "roles": ["fulfilment", "shop-*"]})
-    assert found.allows_role("fulfilment", ORDERS)
-    assert found.allows_role("shop-a", ORDERS)
-    assert not found.allows_role("fulfilment-2", ORDERS)
-    assert not found.allows_role("my-shop-a", ORDERS)
+    rights = permissions({**everything, "roles": ["fulfilment", "shop-*"]})
+    assert rights.allows_role("fulfilment", ORDERS)
+    assert rights.allows_role("shop-a", ORDERS)
+    assert not rights.allows_role("fulfilment-2", ORDERS)
+    assert not rights.allows_role("my-shop-a", ORDERS)
     assert not permissions(everything).allows_role("fulfilment", ORDERS)
     assert not permissions({"topics": []}).allows_topic(ORDERS)
     assert not permissions().allows_topic(ORDERS)
 
 
 def test_pattern_with_many_stars_is_matched_quickly() -> None:
-    found = permissions(
+    rights = permissions(
         {"topics": ["persistent://shop/*/" + "*a" * 60 + "b"], "roles": ["*a" * 60 + "b"]}
     )
-    assert not found.allows_topic(TopicName("shop", "prod", "a" * 255))
-    assert found.allows_topic(TopicName("shop", "prod", "a" * 60 + "b"))
-    assert not found.allows_role("a" * 255, TopicName("shop", "prod", "a" * 60 + "b"))
+    assert not rights.allows_topic(TopicName("shop", "prod", "a" * 255))
+    assert rights.allows_topic(TopicName("shop", "prod", "a" * 60 + "b"))
+    assert not rights.allows_role("a" * 255, TopicName("shop", "prod", "a" * 60 + "b"))
     assert not is_among("a" * 255, ("*a" * 60 + "b",))
     assert is_among("registry/" + "a" * 255, ("*/" + "*a" * 60,))
 
 
 def test_first_refused_role_is_returned_with_its_topic() -> None:
-    found = permissions(
+    rights = permissions(
         {"topics": [str(ORDERS), str(PAYROLL)], "roles": ["a", "b-*"]},
         {"topics": [str(ORDERS)], "roles": ["c"]},
     )
-    assert found.first_refused(["a", "b-1"], [ORDERS, PAYROLL]) is None
-    assert found.first_refused(["a", "c"], [ORDERS]) is None
-    assert found.first_refused(["a", "c", "d"], [ORDERS, PAYROLL]) == ("c", PAYROLL)
-    assert found.first_refused(["d", "c"], [ORDERS, PAYROLL]) == ("d", ORDERS)
+    assert rights.first_refused(["a", "b-1"], [ORDERS, PAYROLL]) is None
+    assert rights.first_refused(["a", "c"], [ORDERS]) is None
+    assert rights.first_refused(["a", "c", "d"], [ORDERS, PAYROLL]) == ("c", PAYROLL)
+    assert rights.first_refused(["d", "c"], [ORDERS, PAYROLL]) == ("d", ORDERS)
 
 
 def test_topic_patterns_are_matched_once_for_all_roles(
@@ -91,7 +91,7 @@ def test_topic_patterns_are_matched_once_for_all_roles(
 ) -> None:
     names = [f"persistent://shop/prod/{number}-*" for number in range(255)]
     rule = {"topics": [*names, str(ORDERS)], "roles": [f"{number}-*" for number in range(256)]}
-    found = permissions(*[rule] * 64)
+    rights = permissions(*[rule] * 64)
     compared = Counter[str]()
     match = Patterns.match
 
@@ -101,33 +101,33 @@ def test_topic_patterns_are_matched_once_for_all_roles(
 
     monkeypatch.setattr(Patterns, "match", counted)
     roles = [f"{number}-a" for number in range(256)]
-    assert found.first_refused(roles, [ORDERS]) is None
-    assert found.first_refused(["other"], [ORDERS]) == ("other", ORDERS)
+    assert rights.first_refused(roles, [ORDERS]) is None
+    assert rights.first_refused(["other"], [ORDERS]) == ("other", ORDERS)
     assert compared["/"] == 2 * 64
     assert compared["\n"] == len(roles) + 64
 
 
 def test_rule_does_not_extend_to_topics_of_another() -> None:
-    found = permissions(
+    rights = permissions(
         {"topics": [str(ORDERS)], "roles": ["fulfilment"], "adopt": True},
         {"topics": [str(PAYROLL)], "roles": ["accounting"], "delete": True},
     )
-    assert found.allows_role("fulfilment", ORDERS)
-    assert found.allows_role("accounting", PAYROLL)
-    assert not found.allows_role("fulfilment", PAYROLL)
-    assert not found.allows_role("accounting", ORDERS)
-    assert (found.allows_adoption(ORDERS), found.allows_deletion(ORDERS)) == (True, False)
-    assert (found.allows_adoption(PAYROLL), found.allows_deletion(PAYROLL)) == (False, True)
+    assert rights.allows_role("fulfilment", ORDERS)
+    assert rights.allows_role("accounting", PAYROLL)
+    assert not rights.allows_role("fulfilment", PAYROLL)
+    assert not rights.allows_role("accounting", ORDERS)
+    assert (rights.allows_adoption(ORDERS), rights.allows_deletion(ORDERS)) == (True, False)
+    assert (rights.allows_adoption(PAYROLL), rights.allows_deletion(PAYROLL)) == (False, True)
 
 
 def test_rules_on_a_topic_are_combined() -> None:
-    found = permissions(
+    rights = permissions(
         {"topics": [str(ORDERS)], "roles": ["fulfilment"]},
         {"topics": ["persistent://shop/*/*"], "roles": ["accounting"], "adopt": True},
     )
-    assert found.roles_on(ORDERS) == ("fulfilment", "accounting")
-    assert found.allows_adoption(ORDERS)
-    assert found.topics == (str(ORDERS), "persistent://shop/*/*")
+    assert rights.roles_on(ORDERS) == ("fulfilment", "accounting")
+    assert rights.allows_adoption(ORDERS)
+    assert rights.topics == (str(ORDERS), "persistent://shop/*/*")
 
 
 def test_rule_without_namespaces_covers_only_its_own() -> None:
@@ -171,16 +171,16 @@ def test_rule_with_namespaces_covers_exactly_those() -> None:
 def test_label_selector_matches_as_in_kubernetes(
     selector: dict[str, Any], labels: dict[str, str], *, matches: bool
 ) -> None:
-    said = [
+    expressions = [
         {"key": key, "operator": operator, "values": values}
         for key, operator, values in selector.get("matchExpressions", [])
     ]
     assert (
-        LabelSelector.model_validate(selector | {"matchExpressions": said}).matches(labels)
+        LabelSelector.model_validate(selector | {"matchExpressions": expressions}).matches(labels)
         is matches
     )
     rule = {
-        "namespaces": {"selector": selector | {"matchExpressions": said}},
+        "namespaces": {"selector": selector | {"matchExpressions": expressions}},
         "topics": [str(ORDERS)],
     }
     assert bool(permissions(rule, namespace="any", labels=labels).rules) is matches

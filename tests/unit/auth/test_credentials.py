@@ -29,7 +29,7 @@ AUTHORITY = trustme.CA()
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Write:
-    """Writes files, and returns the credentials that are there."""
+    """Writes files, and returns the credentials in them."""
 
     def write(method: Method, files: dict[str, str], **more: Any) -> JobCredentials:  # noqa: ANN401
         for name, content in files.items():
@@ -51,46 +51,46 @@ def certificate() -> dict[str, str]:
 
 
 def test_renewed_token_file_is_used_immediately(mounted: Write) -> None:
-    given = mounted(Method.TOKEN, {"credentials/token": "first\n"})
-    assert given.access().headers == {"Authorization": "Bearer first"}
-    assert given.access().hosts == ("other",)
-    assert given.access().tls is None
+    credentials = mounted(Method.TOKEN, {"credentials/token": "first\n"})
+    assert credentials.access().headers == {"Authorization": "Bearer first"}
+    assert credentials.access().hosts == ("other",)
+    assert credentials.access().tls is None
     mounted(Method.TOKEN, {"credentials/token": "second"})
-    assert given.access().headers == {"Authorization": "Bearer second"}
-    assert given.client("pulsar://b:6650").keys() == {"authentication"}
+    assert credentials.access().headers == {"Authorization": "Bearer second"}
+    assert credentials.client("pulsar://b:6650").keys() == {"authentication"}
 
 
 def test_authentication_object_outlives_its_clients(mounted: Write) -> None:
-    """A thread of a closed client that drops the last reference to it aborts an ending process."""
-    given = mounted(Method.TOKEN, {"credentials/token": "first"})
-    one, other = given.client("pulsar://b:6650"), given.client("pulsar://b:6650")
+    """A thread of a closed client that drops the last reference aborts an ending process."""
+    credentials = mounted(Method.TOKEN, {"credentials/token": "first"})
+    one, other = credentials.client("pulsar://b:6650"), credentials.client("pulsar://b:6650")
     assert one["authentication"] is other["authentication"]
     kept = weakref.ref(one["authentication"])
-    del given, one, other
+    del credentials, one, other
     gc.collect()
     assert kept() is not None
 
 
 def test_tls_method_sends_a_certificate_and_no_token(mounted: Write) -> None:
-    given = mounted(Method.TLS, certificate())
-    access = given.access()
+    credentials = mounted(Method.TLS, certificate())
+    access = credentials.access()
     assert access.headers == {}
     assert access.tls is not None
     assert access.tls.check_hostname
     assert len(access.tls.get_ca_certs()) == 1
-    options = given.client("pulsar+ssl://b:6651")
+    options = credentials.client("pulsar+ssl://b:6651")
     assert options["tls_validate_hostname"] is True
     assert options["tls_trust_certs_file_path"].endswith("ca/ca.crt")
 
 
 def test_method_none_sends_no_credentials(mounted: Write) -> None:
-    given = mounted(Method.NONE, {})
-    assert given.access().headers == {}
-    assert given.client("pulsar://b:6650") == {"authentication": None}
+    credentials = mounted(Method.NONE, {})
+    assert credentials.access().headers == {}
+    assert credentials.client("pulsar://b:6650") == {"authentication": None}
 
 
 @pytest.mark.parametrize(
-    ("method", "files", "said"),
+    ("method", "files", "shown"),
     [
         (Method.TOKEN, {}, "credentials/token; got 'FileNotFoundError'"),
         (Method.TOKEN, {"credentials/token": " \n"}, "nothing that is plain text"),
@@ -105,9 +105,9 @@ def test_method_none_sends_no_credentials(mounted: Write) -> None:
     ],
 )
 def test_missing_credential_is_named_without_its_content(
-    mounted: Write, method: Method, files: dict[str, str], said: str
+    mounted: Write, method: Method, files: dict[str, str], shown: str
 ) -> None:
-    with pytest.raises(CredentialsMissingError, match=said) as caught:
+    with pytest.raises(CredentialsMissingError, match=shown) as caught:
         mounted(method, files).access()
     assert "hunter2" not in str(caught.value)
 
@@ -122,7 +122,7 @@ def test_missing_access_variable_is_refused(
 
 @asynccontextmanager
 async def issuing(lifetime: float) -> AsyncIterator[tuple[str, list[str]]]:
-    """Serve an issuer whose tokens are numbered; give where it is, and the secrets that it saw."""
+    """Serve an issuer of numbered tokens; yield its URL and the secrets that it received."""
     seen: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -142,15 +142,15 @@ async def issuing(lifetime: float) -> AsyncIterator[tuple[str, list[str]]]:
 async def test_issued_token_is_cached_for_most_of_its_lifetime(mounted: Write) -> None:
     secret = {"credentials/client-secret": "right\n"}
     async with issuing(3_600) as (url, seen):
-        given = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
+        credentials = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
         for _ in range(3):
-            access = await asyncio.to_thread(given.access)
+            access = await asyncio.to_thread(credentials.access)
             assert access.headers == {"Authorization": "Bearer token-1"}
         assert seen == ["right"]
     async with issuing(0) as (url, _):
-        given = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
+        credentials = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
         for number in (1, 2):
-            access = await asyncio.to_thread(given.access)
+            access = await asyncio.to_thread(credentials.access)
             assert access.headers == {"Authorization": f"Bearer token-{number}"}
 
 
@@ -159,43 +159,43 @@ async def test_last_token_is_used_until_expiry_if_the_issuer_fails(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=lambda: now))
-    asked, issue = 0, JobCredentials._issue  # noqa: SLF001 - what it counts is how often
+    requests, issue = 0, JobCredentials._issue  # noqa: SLF001 - to count its calls
 
-    async def counted(given: JobCredentials) -> oauth2.Issued:
-        nonlocal asked
-        asked += 1
-        return await issue(given)
+    async def counted(credentials: JobCredentials) -> oauth2.Issued:
+        nonlocal requests
+        requests += 1
+        return await issue(credentials)
 
     monkeypatch.setattr(JobCredentials, "_issue", counted)
     async with issuing(100) as (url, seen):
-        given = mounted(
+        credentials = mounted(
             Method.OAUTH2,
             {"credentials/client-secret": "right"},
             issuer_url=url,
             client_id="replay",
         )
-        await asyncio.to_thread(given.access)
+        await asyncio.to_thread(credentials.access)
     now = 85.0
     for _ in range(3):
-        access = await asyncio.to_thread(given.access)
+        access = await asyncio.to_thread(credentials.access)
         assert access.headers == {"Authorization": "Bearer token-1"}
-    assert asked == 2, "each use would wait for the issuer"
+    assert requests == 2, "each use would wait for the issuer"
     assert seen == ["right"]
     now = 100.0
     with pytest.raises(AdminError):
-        await asyncio.to_thread(given.access)
+        await asyncio.to_thread(credentials.access)
 
 
 async def test_issuer_that_refuses_the_client_is_named(mounted: Write) -> None:
     secret = {"credentials/client-secret": "wrong"}
     async with issuing(60) as (url, _):
-        given = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
+        credentials = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
         with pytest.raises(AuthenticationFailedError, match="does not accept the client"):
-            await asyncio.to_thread(given.access)
+            await asyncio.to_thread(credentials.access)
 
 
 @pytest.mark.parametrize(
-    ("error", "got"),
+    ("error", "shown"),
     [
         ("invalid_scope", "400 invalid_scope"),
         ("invalid_scope\n2026-11-22 INFO forged", "400"),
@@ -206,12 +206,12 @@ async def test_issuer_that_refuses_the_client_is_named(mounted: Write) -> None:
         (None, "400"),
     ],
 )
-async def test_issuer_error_shows_only_its_code(error: object, got: str) -> None:
+async def test_issuer_error_shows_only_its_code(error: object, shown: str) -> None:
     async def answer(request: web.Request) -> web.Response:
         if request.method == "GET":
             return web.json_response({"token_endpoint": str(request.url.with_path("/token"))})
         return web.json_response({"error": error, "error_description": "s3cret"}, status=400)
 
     async with serving(answer) as url, Http.open() as opened:
-        with pytest.raises(IssuerFailedError, match=f"got '{got}'; check"):
+        with pytest.raises(IssuerFailedError, match=f"got '{shown}'; check"):
             await issue(Client(url, "me", "s3cret"), opened)

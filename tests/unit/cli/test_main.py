@@ -1,4 +1,4 @@
-"""The reference of metrics holds all that the operator shows, and nothing else."""
+"""Command line of redrive, and the reference of the operator's metrics."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_user_error_prints_one_line_and_exits_with_1(tmp_path: Path) -> None:
-    done = run("operator", KUBECONFIG=str(tmp_path / "absent"))
-    assert done.returncode == 1
-    told = done.stderr.splitlines()[-1]
-    assert told.startswith("redrive: NoCluster: no Kubernetes cluster to talk to; got ")
-    assert told.endswith("; set KUBECONFIG, or run this in a cluster")
-    assert "Traceback" not in done.stderr
+    process = run("operator", KUBECONFIG=str(tmp_path / "absent"))
+    assert process.returncode == 1
+    line = process.stderr.splitlines()[-1]
+    assert line.startswith("redrive: NoCluster: no Kubernetes cluster to talk to; got ")
+    assert line.endswith("; set KUBECONFIG, or run this in a cluster")
+    assert "Traceback" not in process.stderr
 
 
 def test_help_lists_the_subcommands() -> None:
-    done = run("--help")
-    assert done.returncode == 0
-    assert "operator" in done.stdout
+    process = run("--help")
+    assert process.returncode == 0
+    assert "operator" in process.stdout
 
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
@@ -55,9 +55,9 @@ with counting_objects({}), replay_metrics.counting(Cache(), Cache()):
 
 def test_every_metric_of_the_operator_is_documented() -> None:
     environment = {"PYTHONPATH": str(Path(redrive.__file__).parents[1])}
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", SHOWN], env=environment, check=True, text=True, capture_output=True
     ).stdout
-    shown = {name for name in json.loads(told) if name.startswith("redrive_")}
+    shown = {name for name in json.loads(output) if name.startswith("redrive_")}
     rows = re.findall(r"^\| `(redrive_\w+)` \|", REFERENCE.read_text("utf-8"), re.MULTILINE)
     assert {name.removesuffix("_total") for name in rows} == shown

@@ -25,7 +25,7 @@ from redrive.kube.resources import Resource
 from tests.unit.kube.test_client import write_kubeconfig
 
 UNUSED_UID = 65532
-"""As which a pod of the chart runs; no image has an entry for it in its /etc/passwd."""
+"""The user id of a pod of the chart; no image has an entry for it in /etc/passwd."""
 BECOME_UNUSED_USER = f"""
 import os, pwd
 if os.geteuid() == 0:
@@ -97,8 +97,8 @@ class ApiServer:
             return web.json_response({"kind": "Status", "message": "none"}, status=404)
         if request.query.get("watch") != "true":
             items = self.objects.get(request.path, [])
-            found = {"items": items, "metadata": {"resourceVersion": str(self.version)}}
-            return web.json_response(_discovery(self.missing).get(request.path, found))
+            listing = {"items": items, "metadata": {"resourceVersion": str(self.version)}}
+            return web.json_response(_discovery(self.missing).get(request.path, listing))
         self.watched.put_nowait(request)
         response = web.StreamResponse()
         await response.prepare(request)
@@ -106,18 +106,18 @@ class ApiServer:
         return response
 
     async def until_missed(self, path: str) -> None:
-        """Wait until a watch of what is missing was refused."""
+        """Wait until a watch of the missing kind was refused."""
         request = await self.missed.get()
         while request.path != path or request.query.get("watch") != "true":
             request = await self.missed.get()
 
     async def until_watched(self, *paths: str) -> dict[str, str]:
         """Wait until watches of all these began; return the label selector of each."""
-        found: dict[str, str] = {}
-        while not found.keys() >= set(paths):
+        selectors: dict[str, str] = {}
+        while not selectors.keys() >= set(paths):
             request = await self.watched.get()
-            found[request.path] = request.query.get("labelSelector", "")
-        return {path: found[path] for path in paths}
+            selectors[request.path] = request.query.get("labelSelector", "")
+        return {path: selectors[path] for path in paths}
 
 
 @asynccontextmanager
@@ -127,7 +127,7 @@ async def operator(
     """Run the operator while the block runs, then stop it as a kubelet does.
 
     Args:
-        before: what its process does first.
+        before: code that its process runs first.
     """
     kubeconfig = folder / "kubeconfig"
     async with asyncio.timeout(60), RawTestServer(api.answer) as server:
@@ -160,18 +160,18 @@ async def operator(
 
 
 def _discovery(missing: str) -> dict[str, dict[str, Any]]:
-    """What an API server says of the kinds that it serves, by path; one may be *missing*."""
-    found: dict[str, dict[str, Any]] = {"/api": {"versions": ["v1"]}, "/apis": {"groups": []}}
+    """Discovery documents of an API server, by path; one group may be *missing*."""
+    paths: dict[str, dict[str, Any]] = {"/api": {"versions": ["v1"]}, "/apis": {"groups": []}}
     for kind in (*WATCHED, APACHE, NAMESPACES, CRDS):
         if missing and kind.group == missing:
             continue
         root = f"/apis/{kind.api_version}" if kind.group else "/api/v1"
-        if root not in found and kind.group:
+        if root not in paths and kind.group:
             version = {"version": kind.version}
-            found["/apis"]["groups"].append(
+            paths["/apis"]["groups"].append(
                 {"name": kind.group, "preferredVersion": version, "versions": [version]}
             )
-        found.setdefault(root, {"resources": []})["resources"].append(
+        paths.setdefault(root, {"resources": []})["resources"].append(
             {
                 "name": kind.plural,
                 "kind": kind.kind,
@@ -180,7 +180,7 @@ def _discovery(missing: str) -> dict[str, dict[str, Any]]:
                 "verbs": ["list", "watch", "patch"],
             }
         )
-    return found
+    return paths
 
 
 async def test_operator_starts_as_user_without_passwd_entry(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ async def test_etcd_restore_relists_and_rewatches_all_kinds(tmp_path: Path) -> N
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """Seconds that a test advances."""
 
     now = 0.0
 
@@ -346,17 +346,17 @@ def test_idle_connection_to_endpoint_is_closed(
 ) -> None:
     assert Handler.timeout == IDLE_SECONDS
     monkeypatch.setattr(Handler, "timeout", 0.05)
-    for said in (b"", b"GET /livez HTTP/1.1\r\nHost: "):
+    for request in (b"", b"GET /livez HTTP/1.1\r\nHost: "):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
-            silent.sendall(said)
+            silent.sendall(request)
             assert silent.recv(1) == b""
     assert capfd.readouterr() == ("", "")
 
 
 async def test_endpoint_answers_while_the_event_loop_hangs(port: int) -> None:
     with ThreadPoolExecutor() as threads:
-        asked = threads.submit(get, port, "/readyz")
-        assert asked.result(timeout=10) == (503, "starting\n")  # waiting for it hangs the loop
+        request = threads.submit(get, port, "/readyz")
+        assert request.result(timeout=10) == (503, "starting\n")  # waiting for it hangs the loop
 
 
 def test_endpoint_serves_metrics_and_no_other_page(port: int) -> None:

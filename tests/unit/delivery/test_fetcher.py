@@ -25,7 +25,7 @@ POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 
 
 class Counting(queue.SimpleQueue[None]):
-    """A queue that tells how many have come to wait for it."""
+    """A queue that counts its waiters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,9 +45,9 @@ def fetcher() -> Any:  # noqa: ANN401 - an inbox that takes anything for a messa
 
 def test_waiting_threads_get_messages_handed_out_again(fetcher: Any) -> None:  # noqa: ANN401
     wakings = fetcher._wakings = Counting()  # noqa: SLF001
-    got: queue.SimpleQueue[str] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[str] = queue.SimpleQueue()
     takers = [
-        threading.Thread(target=lambda: got.put(fetcher.take()), daemon=True) for _ in range(3)
+        threading.Thread(target=lambda: messages.put(fetcher.take()), daemon=True) for _ in range(3)
     ]
     for taker in takers:
         taker.start()
@@ -55,7 +55,7 @@ def test_waiting_threads_get_messages_handed_out_again(fetcher: Any) -> None:  #
         assert wakings.waiting.acquire(timeout=30)
     for message in "abc":
         fetcher.again(message, 0)
-    assert sorted(got.get(timeout=30) for _ in takers) == ["a", "b", "c"]
+    assert sorted(messages.get(timeout=30) for _ in takers) == ["a", "b", "c"]
 
 
 def test_thread_that_stops_waiting_wakes_another(fetcher: Any) -> None:  # noqa: ANN401
@@ -78,15 +78,15 @@ def test_receive_accepts_an_unlimited_timeout() -> None:
 def test_timer_accepts_an_unlimited_time_and_an_earlier_one() -> None:
     ack_timeouts = AckTimeouts(timedelta.max, SystemClock())
     ack_timeouts.begin(object())
-    asked = threading.Semaphore(0)
+    calls = threading.Semaphore(0)
 
     def next_due() -> float | None:
-        asked.release()
+        calls.release()
         return ack_timeouts.next_end()
 
     timer = Timer(next_due, lambda: None)
     for _ in range(3):
-        assert asked.acquire(timeout=30)
+        assert calls.acquire(timeout=30)
         timer.look()
     timer.close()
 

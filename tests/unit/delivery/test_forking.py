@@ -1,4 +1,4 @@
-"""Forked children: what is refused there, what works, and what is left to the parent."""
+"""Forked children: refused use, permitted use, and the share of the parent."""
 
 from __future__ import annotations
 

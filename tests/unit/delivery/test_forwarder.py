@@ -37,7 +37,7 @@ OTHER = TopicName("shop", "prod", "orders-fulfilment-DLQ")
 
 
 class Message:
-    """As much of a message as a hop looks at."""
+    """The part of a message that a hop reads."""
 
     def __init__(self, number: int = 0, key: str = "") -> None:
         self._number = number
@@ -190,20 +190,20 @@ def test_producer_opened_during_close_is_closed() -> None:
 
 
 def test_sends_share_one_partition_lookup() -> None:
-    asked, go_on = threading.Event(), threading.Event()
+    lookup, go_on = threading.Event(), threading.Event()
     questions: list[str] = []
 
     class Refusing(FakeTopics):
         def get_topic_partitions(self, topic: str) -> list[str]:
             questions.append(topic)
-            asked.set()
+            lookup.set()
             assert go_on.wait(10)
             raise pulsar.ConnectError
 
     producers = Producers(Refusing().as_pulsar(), name="c")
     with ThreadPoolExecutor() as threads:
         sending = [threads.submit(send, producers, number) for number in range(4)]
-        assert asked.wait(10)
+        assert lookup.wait(10)
         while any(not one.running() for one in sending):
             threading.Event().wait(0.01)
         go_on.set()

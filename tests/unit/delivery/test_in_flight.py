@@ -25,13 +25,13 @@ LATER = timedelta(seconds=REMEMBERED_SECONDS + 1)
 
 
 class Incoming:
-    """What tells when messages came while none waited."""
+    """A count of arrivals without a waiting message."""
 
     arrivals = 0
 
 
 class World:
-    """A consumer's messages in hand, on a topic with partitions unless *behind* is 0."""
+    """The in-flight messages of a consumer, on a topic with partitions unless *behind* is 0."""
 
     def __init__(self, behind: int = BEHIND) -> None:
         self.clock, self.incoming = VirtualClock(START), Incoming()
@@ -44,7 +44,7 @@ class World:
         )  # fmt: skip
 
     def handle(self, number: int) -> bool:
-        """Take a message and settle it; tell whether it was handed out."""
+        """Take a message and settle it; return True if it was handed out."""
         message = numbered(number)
         handed_out = self.in_hand.begin(message)
         if handed_out:
@@ -86,7 +86,7 @@ def test_reset_subscription_delivers_again(
     world = World()
     assert all(world.handle(number) for number in range(BEHIND))
     change(world)
-    assert not any(world.handle(number) for number in range(BEHIND))  # a moment ago
+    assert not any(world.handle(number) for number in range(BEHIND))  # recently
     world.incoming.arrivals += 1
     world.clock.advance(LATER)
     assert all(world.handle(number) for number in range(BEHIND))
@@ -231,7 +231,7 @@ def test_redeliveries_not_counted_by_broker_are_counted(
     (dead,) = consumer.dead_letters
     assert (dead.data(), dead.properties()["RECONSUMETIMES"]) == (b"worse", "3")
     assert broker.unsettled() == []
-    assert not consumer._processor.decisions.attempts._given_back  # noqa: SLF001 - what is settled takes no memory
+    assert not consumer._processor.decisions.attempts._given_back  # noqa: SLF001 - settled messages take no memory
 
 
 def test_redelivery_counts_take_bounded_memory() -> None:
@@ -242,7 +242,7 @@ def test_redelivery_counts_take_bounded_memory() -> None:
         attempts.give_back(message_with(number))
         if number % 1_000 == 0:
             attempts.give_back(kept)
-    assert len(attempts._given_back) == MAX_COUNTED  # noqa: SLF001 - what takes memory
+    assert len(attempts._given_back) == MAX_COUNTED  # noqa: SLF001 - the memory in question
     assert attempts.given_back(kept) == 12
     assert attempts.given_back(message_with(1)) == 0
 
@@ -260,6 +260,6 @@ def test_unsettled_failures_take_bounded_memory() -> None:
         message = message_with(number)
         failure = Failure(attempts.of(message), policy, None, None, raised=True)
         attempts.remember(message, failure)
-    assert len(attempts._here) == MAX_COUNTED  # noqa: SLF001 - what takes memory
+    assert len(attempts._here) == MAX_COUNTED  # noqa: SLF001 - the memory in question
     assert attempts.of(message).number == 2
     assert attempts.of(message_with(1)).number == 1

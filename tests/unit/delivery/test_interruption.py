@@ -137,7 +137,7 @@ class Panics(Middleware):
     """Panics around the handler, or while a message is settled for the first time."""
 
     def __init__(self, *, settling: bool) -> None:
-        self._left = settling
+        self._pending = settling
 
     def handle(self, handle: Handle) -> Handle:
         def panic(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
@@ -148,8 +148,8 @@ class Panics(Middleware):
 
     def settle(self, settle: Settle) -> Settle:
         def panic_once(settlement: Settlement) -> pulsar.MessageId | None:
-            if self._left:
-                self._left = False
+            if self._pending:
+                self._pending = False
                 raise Panic
             return settle(settlement)
 
@@ -168,8 +168,8 @@ def test_expired_message_is_moved_whatever_settling_raises(error: BaseException)
     class Raises(Panics):
         def settle(self, settle: Settle) -> Settle:
             def raise_once(settlement: Settlement) -> pulsar.MessageId | None:
-                if self._left:
-                    self._left = False
+                if self._pending:
+                    self._pending = False
                     raise error
                 return settle(settlement)
 
@@ -372,7 +372,7 @@ PLAIN_POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 
 
 class Slow(InMemoryBroker):
-    """A broker whose retry topic takes its time."""
+    """A broker with a slow retry topic."""
 
     def __init__(self) -> None:
         super().__init__(PLAIN_POLICY)
@@ -398,7 +398,7 @@ def test_close_waits_for_settlements_of_other_threads() -> None:
         threading.Timer(0.3, broker.go_on.set).start()
         consumer.close(timeout=30)
         settling.result()
-    assert [left.topic for left in broker.unsettled()] == [PLAIN_POLICY.retry_topic]
+    assert [message.topic for message in broker.unsettled()] == [PLAIN_POLICY.retry_topic]
 
 
 def test_close_waits_for_a_hung_settlement_until_its_timeout() -> None:
@@ -413,7 +413,7 @@ def test_close_waits_for_a_hung_settlement_until_its_timeout() -> None:
         assert not settling.done()
         broker.go_on.set()
         settling.result()
-    assert [left.topic for left in broker.unsettled()] == [
+    assert [message.topic for message in broker.unsettled()] == [
         PLAIN_POLICY.topic,
         PLAIN_POLICY.retry_topic,
     ]
@@ -423,7 +423,7 @@ def test_hook_during_settlement_can_close_the_consumer() -> None:
     consumer = InMemoryConsumer(PLAIN_POLICY, on_event=lambda _: consumer.close(timedelta.max))
     consumer.send(b"x")
     consumer.reconsume_later(consumer.receive())
-    assert [left.topic for left in consumer.broker.unsettled()] == [PLAIN_POLICY.retry_topic]
+    assert [message.topic for message in consumer.broker.unsettled()] == [PLAIN_POLICY.retry_topic]
 
 
 KINDS = [name for name in redrive.__all__ if name.endswith(("Consumer", "Producer"))]

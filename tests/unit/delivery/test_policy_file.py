@@ -24,7 +24,7 @@ def written(file: Path, subscription: str = POLICY.subscription) -> Path:
 
 @pytest.fixture(autouse=True)
 def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the ConfigMap would be mounted, and no variable from outside."""
+    """The path of the mounted ConfigMap, without a variable of the environment."""
     monkeypatch.delenv("REDRIVE_POLICY", raising=False)
     monkeypatch.setattr(policy_file, "MOUNTED", tmp_path / "mounted" / "policy.json")
     (tmp_path / "mounted").mkdir()
@@ -41,8 +41,8 @@ def test_policy_file_is_of_argument_then_variable_then_mount(
     monkeypatch.setenv("REDRIVE_POLICY", str(written(tmp_path / "v.json", "by-variable")))
     assert load_policy().subscription == "by-variable"
 
-    given = written(tmp_path / "g.json", "by-argument")
-    assert load_policy(kind(given)).subscription == "by-argument"
+    path = written(tmp_path / "g.json", "by-argument")
+    assert load_policy(kind(path)).subscription == "by-argument"
 
 
 def test_policy_file_is_loaded_as_written(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_missing_policy_file_is_named_with_remedies(mounted: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"", "holds JSON"),
         (b"\xff", "can't be read"),
@@ -67,7 +67,7 @@ def test_missing_policy_file_is_named_with_remedies(mounted: Path) -> None:
     ],
 )
 def test_invalid_policy_file_is_named_with_its_error(
-    tmp_path: Path, content: bytes, says: str
+    tmp_path: Path, content: bytes, message: str
 ) -> None:
     file = tmp_path / "policy.json"
     file.write_bytes(content)
@@ -76,7 +76,7 @@ def test_invalid_policy_file_is_named_with_its_error(
         load_policy(file)
 
     assert str(file) in str(refused.value)
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_changed_config_map_is_read_at_most_once_a_second(
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("{", "holds JSON"),
         (None, "No such file"),
@@ -124,7 +124,7 @@ def test_changed_config_map_is_read_at_most_once_a_second(
     ],
 )
 def test_invalid_change_is_logged_once_and_ignored(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None, says: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None, message: str
 ) -> None:
     path = written(tmp_path / "p.json")
     file = PolicyFile(path)
@@ -135,7 +135,7 @@ def test_invalid_change_is_logged_once_and_ignored(
         assert file.current(second) == POLICY
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert says in record.getMessage()
+    assert message in record.getMessage()
     assert "stays in force" in record.getMessage()
 
     path.unlink(missing_ok=True)

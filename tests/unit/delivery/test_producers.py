@@ -22,7 +22,7 @@ from redrive.delivery.sender import PartitionSender, open_producer
 from redrive.errors import InvalidSpecError
 from tests.support.fake_topics import FakeTopics, Fate
 
-CLIENT = cast("pulsar.Client", None)  # no test gets as far as to use it
+CLIENT = cast("pulsar.Client", None)  # no test uses it
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ async def test_async_producer_before_async_with_is_refused() -> None:
 
 
 class Stuck:
-    """A client whose first producer never answers, as while it reconnects for ever."""
+    """A client whose first producer never answers, as during an endless reconnection."""
 
     def __init__(self) -> None:
         self.made: list[StuckProducer] = []
@@ -61,7 +61,7 @@ class Stuck:
 
 
 class StuckProducer:
-    """What it makes. It can't but send in the caller's thread: other ways leak in the client."""
+    """Its producer. It sends in the caller's thread: other ways leak in the client."""
 
     def __init__(self, name: str, *, answers: bool) -> None:
         self.name = name

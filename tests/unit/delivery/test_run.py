@@ -50,9 +50,9 @@ class Desk:
         self.late = 0
         self.stopped = threading.Event()
         self._news = threading.Semaphore(0)
-        self._left: SimpleQueue[int] = SimpleQueue()
+        self._numbers: SimpleQueue[int] = SimpleQueue()
         for number in range(count):
-            self._left.put(number)
+            self._numbers.put(number)
 
     def run(
         self, handler: Callable[[Any], object], *, workers: int = 1, timeout: timedelta = LONG
@@ -68,13 +68,13 @@ class Desk:
         """Hand out the next."""
         try:
             if not self.stopped.is_set():
-                return [self._left.get_nowait()]
+                return [self._numbers.get_nowait()]
         except Empty:
             pass
         raise ConsumerStoppedError("over", remedy="nothing")
 
     def settle(self, message: Any, outcome: Outcome) -> None:  # noqa: ANN401 - a number
-        """Note what became of it."""
+        """Record its outcome."""
         self.settled.append((message, outcome))
         self._news.release()
 
@@ -194,11 +194,11 @@ def test_error_while_settling_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "says"),
+    ("choice", "message"),
     [({"workers": 0}, "at least one worker; got 0"), ({"timeout": timedelta()}, "positive time")],
 )
-def test_invalid_run_option_is_refused(choice: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidSpecError, match=says):
+def test_invalid_run_option_is_refused(choice: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSpecError, match=message):
         Desk(0).run(print, **choice)
 
 
@@ -215,7 +215,7 @@ def one(handler: Callable[..., Any], *, explicit: bool) -> Handle:
 
 
 class Takes:
-    """Handlers that take the attempt, or do not; each returns what it was given."""
+    """Handlers with and without the attempt; each returns its arguments."""
 
     def method(self, message: str, attempt: Attempt) -> object:
         return message, attempt
@@ -232,8 +232,8 @@ class Takes:
         return message, times
 
     @staticmethod
-    def any_number(*given: object, **_named: object) -> object:
-        return given
+    def any_number(*arguments: object, **_named: object) -> object:
+        return arguments
 
     @staticmethod
     def keyword(message: str, *, attempt: str = "none") -> object:
@@ -241,12 +241,12 @@ class Takes:
 
 
 def test_handler_with_second_argument_gets_the_attempt() -> None:
-    given: list[object] = []
+    results: list[object] = []
 
     def noting(handler: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(handler)
         def handle(*arguments: object) -> None:
-            given.append(handler(*arguments))
+            results.append(handler(*arguments))
 
         return handle
 
@@ -264,7 +264,7 @@ def test_handler_with_second_argument_gets_the_attempt() -> None:
     }
     for handler in expected:
         assert one(noting(handler), explicit=False)(["m"]) == [None]
-    assert given == list(expected.values())
+    assert results == list(expected.values())
 
 
 @pytest.mark.parametrize("value", [None, 0, False, Done(), "failed", ValueError()])
@@ -334,7 +334,7 @@ def test_coroutine_or_generator_handler_is_refused(form: Any, lazy: Any) -> None
 @pytest.mark.parametrize("lazy", LAZY)
 @pytest.mark.parametrize("form", [one, batch_handler])
 def test_returned_coroutine_or_generator_is_an_error(form: Any, lazy: Any) -> None:  # noqa: ANN401
-    handle = form(lambda given: lazy(given), explicit=False)  # noqa: PLW0108 - hides what it is
+    handle = form(lambda messages: lazy(messages), explicit=False)  # noqa: PLW0108 - hides its kind
     with pytest.raises(NotRunError, match="returned what is never run"):
         handle(["m"])
 
@@ -411,22 +411,22 @@ def test_ended_run_keeps_sigterm_for_the_others() -> None:
 
 @pytest.mark.usefixtures("heedless")
 def test_sigterm_handler_of_the_program_is_kept() -> None:
-    heard = []
-    signal.signal(signal.SIGTERM, lambda *_: heard.append("program"))
-    with stopping_at_sigterm(lambda: heard.append("redrive")):
+    signals = []
+    signal.signal(signal.SIGTERM, lambda *_: signals.append("program"))
+    with stopping_at_sigterm(lambda: signals.append("redrive")):
         terminate()
     terminate()
-    assert heard == ["program"] * 2
+    assert signals == ["program"] * 2
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.mark.usefixtures("heedless")
 def test_sigterm_handler_set_during_a_run_is_kept() -> None:
-    heard = []
-    with stopping_at_sigterm(lambda: heard.append("redrive")):
-        signal.signal(signal.SIGTERM, lambda *_: heard.append("program"))
+    signals = []
+    with stopping_at_sigterm(lambda: signals.append("redrive")):
+        signal.signal(signal.SIGTERM, lambda *_: signals.append("program"))
     terminate()
-    assert heard == ["program"]
+    assert signals == ["program"]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

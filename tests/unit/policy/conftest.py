@@ -23,7 +23,7 @@ settings.register_profile(
     report_multiple_bugs=False,
 )
 
-STEPS = {".", ".."}  # which in an address lead to another place
+STEPS = {".", ".."}  # path segments that lead to another address
 entities = st.text(ascii_letters + digits + "-=:._", min_size=1, max_size=12).filter(
     lambda name: name not in STEPS
 )

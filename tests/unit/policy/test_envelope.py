@@ -1,4 +1,4 @@
-"""The reference of properties holds all that travel with a message, and what becomes of each."""
+"""Properties and causes that messages carry, and their reference page."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def test_user_properties_survive_each_hop(
 def test_hop_does_not_change_its_input(
     user: dict[str, str], ours: dict[str, str], verdict: Retry | Dead
 ) -> None:
-    given_properties = user | ours
-    before = dict(given_properties)
-    hop(given_properties, verdict)
-    envelope.for_replay(given_properties, replay="shop/fix", source="u@0:1:2:0")
-    assert given_properties == before
+    properties = user | ours
+    before = dict(properties)
+    hop(properties, verdict)
+    envelope.for_replay(properties, replay="shop/fix", source="u@0:1:2:0")
+    assert properties == before
 
 
 @given(forged, verdicts)
@@ -179,13 +179,15 @@ def test_first_id_copied_to_source_topic_is_ignored(
 ) -> None:
     copied = hop({}, message_id="7:8:-1")
 
-    def of(properties: dict[str, str]) -> str:
+    def first_id_of(properties: dict[str, str]) -> str:
         return Attempt.of(
             properties, message_id="9:9:-1", retried=False, sequenced=sequenced
         ).first_id
 
-    assert of(copied) == "9:9:-1"
-    assert of(envelope.for_replay(copied, replay="shop/fix", source="u@0:1:2:0")) == first_id
+    assert first_id_of(copied) == "9:9:-1"
+    assert (
+        first_id_of(envelope.for_replay(copied, replay="shop/fix", source="u@0:1:2:0")) == first_id
+    )
 
 
 @given(texts)
@@ -289,10 +291,10 @@ def describe(error: BaseException, redact: Callable[[str], str] = str) -> Cause:
 
 
 def raised(source: str, module: str = "shop") -> BaseException:
-    """Run *source* as the module *module*, and return what it raised."""
+    """Run *source* as the module *module*, and return the exception that it raised."""
     try:
         exec(compile(source, "shop.py", "exec"), {"__name__": module})  # noqa: S102 - a test's own
-    except Exception as error:  # noqa: BLE001 - whatever it is
+    except Exception as error:  # noqa: BLE001 - any exception
         return error
     pytest.fail("nothing was raised")
 
@@ -532,7 +534,7 @@ AGAIN = envelope.for_replay(DEAD[0], replay="shop/more", source="u@0:1:2:0")
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, list[str]]:
-    """What the reference says of each property: meaning, three ways to go on, and a limit."""
+    """Cells of the reference by property: meaning, effect of retry, death and replay, limit."""
     cells = re.findall(r"^\| `(\w+)` \| (.*) \|$", REFERENCE.read_text("utf-8"), re.MULTILINE)
     table = {name: row.split(" | ") for name, row in cells}
     return {name: row for name, row in table.items() if len(row) == 5}
@@ -555,11 +557,11 @@ def test_property_changes_per_hop_are_as_documented(
     rows: dict[str, list[str]], column: int, before: dict[str, str], after: dict[str, str]
 ) -> None:
     for name, row in rows.items():
-        said = row[column].partition(":")[0]
-        there_is = "kept" if after.get(name) == before.get(name) else "written"
+        documented = row[column].partition(":")[0]
+        observed = "kept" if after.get(name) == before.get(name) else "written"
         if name not in after:
-            there_is = "no"
-        assert (name, said) == (name, there_is)
+            observed = "no"
+        assert (name, documented) == (name, observed)
 
 
 def test_property_sizes_are_as_documented(rows: dict[str, list[str]]) -> None:

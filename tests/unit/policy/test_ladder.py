@@ -89,7 +89,7 @@ def test_exponential_ladder_rises_from_initial_to_maximum(
 
 
 @pytest.mark.parametrize(
-    ("initial", "factor", "longest", "says"),
+    ("initial", "factor", "longest", "message"),
     [
         ("1s", 1.0, "1m", "from 1.1 to 100; got 1.0"),
         ("1s", 101, "1m", "from 1.1 to 100; got 101"),
@@ -100,9 +100,9 @@ def test_exponential_ladder_rises_from_initial_to_maximum(
     ],
 )
 def test_invalid_exponential_ladder_is_refused(
-    initial: str, factor: float, longest: str, says: str
+    initial: str, factor: float, longest: str, message: str
 ) -> None:
-    with pytest.raises(InvalidSpecError, match=says):
+    with pytest.raises(InvalidSpecError, match=message):
         Ladder.from_exponential(initial, factor, longest)
 
 

@@ -35,7 +35,7 @@ def test_explicit_topic_name_replaces_only_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("topic", "message"),
     [
         (TopicName("shop", "test", "again"), "tenant and namespace of their source topic"),
         (TopicName("other", "prod", "again"), "tenant and namespace of their source topic"),
@@ -45,9 +45,9 @@ def test_explicit_topic_name_replaces_only_its_default() -> None:
         (ORDERS.sibling("orders-billing-DLQ-LEDGER"), "are four topics"),
     ],
 )
-def test_invalid_retry_topic_is_refused(given: TopicName, says: str) -> None:
-    with pytest.raises(InvalidSpecError, match=says):
-        Policy(ORDERS, "billing", retry_topic=given)
+def test_invalid_retry_topic_is_refused(topic: TopicName, message: str) -> None:
+    with pytest.raises(InvalidSpecError, match=message):
+        Policy(ORDERS, "billing", retry_topic=topic)
 
 
 def test_source_topic_equal_to_its_ledger_is_refused() -> None:
@@ -131,15 +131,15 @@ def test_policy_of_an_invalid_topic_is_refused(topic: Any) -> None:  # noqa: ANN
         Policy(topic, "billing")
 
 
-@pytest.mark.parametrize("given", [{"ordered": False}, {"dead_letters": False}])
+@pytest.mark.parametrize("change", [{"ordered": False}, {"dead_letters": False}])
 def test_sequenced_policy_must_be_ordered_and_keep_dead_letters(
-    given: dict[str, bool],
+    change: dict[str, bool],
 ) -> None:
     kind = SubscriptionType.KEY_SHARED
     whole = {"ordered": True, "sequenced": True}
     assert Policy(ORDERS, "billing", subscription_type=kind, **whole).sequenced  # type: ignore[arg-type]
     with pytest.raises(InvalidSpecError, match="only an ordered policy"):
-        Policy(ORDERS, "billing", subscription_type=kind, **whole | given)  # type: ignore[arg-type]
+        Policy(ORDERS, "billing", subscription_type=kind, **whole | change)  # type: ignore[arg-type]
 
 
 LIMITS = OutageLimits()

@@ -1,4 +1,4 @@
-"""What `*` stands for, as a regular expression has it, at a cost that ends."""
+"""Durations, sizes, and patterns with `*`."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def test_duration_refusal_shortens_a_long_value() -> None:
     assert len(str(refusal.value)) < 300
 
 
-@pytest.mark.parametrize("found", [90, 90.0, timedelta(seconds=90)])
-def test_duration_argument_is_seconds_or_timedelta(found: float | timedelta) -> None:
-    assert to_timedelta(found, "a delay") == timedelta(seconds=90)
+@pytest.mark.parametrize("duration", [90, 90.0, timedelta(seconds=90)])
+def test_duration_argument_is_seconds_or_timedelta(duration: float | timedelta) -> None:
+    assert to_timedelta(duration, "a delay") == timedelta(seconds=90)
 
 
-@pytest.mark.parametrize("found", ["90s", None, True, float("nan"), float("inf"), 1e300, [90]])
-def test_invalid_duration_argument_is_refused_by_name(found: Any) -> None:  # noqa: ANN401
+@pytest.mark.parametrize("duration", ["90s", None, True, float("nan"), float("inf"), 1e300, [90]])
+def test_invalid_duration_argument_is_refused_by_name(duration: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="a number of seconds, or a timedelta; got"):
-        to_timedelta(found, "a delay")
+        to_timedelta(duration, "a delay")
 
 
 @pytest.mark.parametrize(

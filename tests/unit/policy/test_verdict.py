@@ -99,8 +99,10 @@ def test_jitter_applies_only_to_delays_of_the_ladder(policy: Policy, had: int, l
     match after_failure(policy, had, luck=luck):
         case Retry(delay=delay):
             assert delay == policy.ladder.delay(had + 1, luck)
-            asked = timedelta(seconds=100)
-            assert after_failure(policy, had, delay=asked, luck=luck) == Retry(asked, had + 1)
+            requested = timedelta(seconds=100)
+            assert after_failure(policy, had, delay=requested, luck=luck) == Retry(
+                requested, had + 1
+            )
         case end:
             assert end == after_failure(policy, had)
 
@@ -169,10 +171,10 @@ def test_no_rules_decide_as_the_policy(
 
 @given(policies, rules(), kinds, few_counts, times)
 def test_rules_add_no_retry_to_the_policy(
-    policy: Policy, given_rules: FailureRules, kind: type[Exception], had: int, since: timedelta
+    policy: Policy, failure_rules: FailureRules, kind: type[Exception], had: int, since: timedelta
 ) -> None:
     verdict = after_error(
-        policy, given_rules, kind.__new__(kind), reconsume_times=had, failing_for=since
+        policy, failure_rules, kind.__new__(kind), reconsume_times=had, failing_for=since
     )
     assert verdict.reconsume_times == had + 1
     if isinstance(verdict, Retry):
@@ -181,18 +183,22 @@ def test_rules_add_no_retry_to_the_policy(
 
 @given(rules(), kinds, times)
 def test_nearest_class_of_a_rule_decides(
-    given_rules: FailureRules, kind: type[Exception], since: timedelta
+    failure_rules: FailureRules, kind: type[Exception], since: timedelta
 ) -> None:
-    given_rules = FailureRules(given_rules.dead_letter_on, given_rules.retry_on)
+    failure_rules = FailureRules(failure_rules.dead_letter_on, failure_rules.retry_on)
     verdict = after_error(
-        POLICY, given_rules, kind.__new__(kind), reconsume_times=0, failing_for=since
+        POLICY, failure_rules, kind.__new__(kind), reconsume_times=0, failing_for=since
     )
 
-    named = [*given_rules.dead_letter_on, *given_rules.retry_on]
-    covering = [each for each in named if isinstance(each, type) and issubclass(kind, each)]
+    named = [*failure_rules.dead_letter_on, *failure_rules.retry_on]
+    covering = [
+        candidate
+        for candidate in named
+        if isinstance(candidate, type) and issubclass(kind, candidate)
+    ]
     # These classes have one base each: the deepest of those that cover it is the nearest.
     nearest = max(covering, key=lambda c: len(c.__mro__), default=None)
-    if nearest in given_rules.retry_on:
+    if nearest in failure_rules.retry_on:
         assert isinstance(verdict, Retry)
     else:
         assert verdict == Dead(DeadReason.NOT_RETRYABLE, 1)
@@ -200,23 +206,23 @@ def test_nearest_class_of_a_rule_decides(
 
 @given(rules(), kinds, times)
 def test_retry_after_the_deadline_is_not_made(
-    given_rules: FailureRules, kind: type[Exception], since: timedelta
+    failure_rules: FailureRules, kind: type[Exception], since: timedelta
 ) -> None:
     verdict = after_error(
-        POLICY, given_rules, kind.__new__(kind), reconsume_times=3, failing_for=since
+        POLICY, failure_rules, kind.__new__(kind), reconsume_times=3, failing_for=since
     )
-    if isinstance(verdict, Retry) and given_rules.deadline is not None:
-        assert since + verdict.delay <= given_rules.deadline
+    if isinstance(verdict, Retry) and failure_rules.deadline is not None:
+        assert since + verdict.delay <= failure_rules.deadline
     if verdict == Dead(DeadReason.DEADLINE_EXCEEDED, 4):
         unbounded = FailureRules(
-            given_rules.dead_letter_on, given_rules.retry_on, given_rules.delays
+            failure_rules.dead_letter_on, failure_rules.retry_on, failure_rules.delays
         )
         retry = after_error(
             POLICY, unbounded, kind.__new__(kind), reconsume_times=3, failing_for=since
         )
         assert isinstance(retry, Retry)
-        assert given_rules.deadline is not None
-        assert since + retry.delay > given_rules.deadline
+        assert failure_rules.deadline is not None
+        assert since + retry.delay > failure_rules.deadline
 
 
 def test_retry_at_the_deadline_is_made() -> None:
@@ -265,8 +271,8 @@ def test_deadline_below_1_s_is_refused(seconds: int) -> None:
         FailureRules(deadline=timedelta(seconds=seconds))
 
 
-class Refused(Exception):  # noqa: N818 - of a service, say
-    """What a client of a service raises."""
+class Refused(Exception):  # noqa: N818 - as a client names it
+    """An exception of a client of a service."""
 
 
 def caused(error: Exception, *causes: Exception) -> Exception:

@@ -53,7 +53,7 @@ KINDS = {
 
 
 class Harness:
-    """A broker in memory that examples get for the one they name."""
+    """A broker in memory in place of the one that examples name."""
 
     def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_text(codec.encode(POLICY))
@@ -79,9 +79,9 @@ class Harness:
 
     def run(self, section: str, **names: object) -> dict[str, Any]:
         """Run the example of *section* with *names*, and return all its names."""
-        known = {"client": None, "handle": lambda m: self.handled.append(m.data())} | names
-        exec(compile(SECTIONS[section], section, "exec"), known)  # noqa: S102 - our own guide
-        return known
+        namespace = {"client": None, "handle": lambda m: self.handled.append(m.data())} | names
+        exec(compile(SECTIONS[section], section, "exec"), namespace)  # noqa: S102 - our own guide
+        return namespace
 
 
 @pytest.fixture
@@ -232,16 +232,16 @@ def test_schema_example_hands_over_decoded_values(harness: Harness) -> None:
 def test_handler_example_requests_retry_or_dead_letter(harness: Harness) -> None:
     class Shop:
         status, retry_after = 0, 90
-        asked: list[datetime] = []  # noqa: RUF012 - one for one test
+        requests: list[datetime] = []  # noqa: RUF012 - one for one test
 
         def order(self, content: bytes) -> Shop:
-            self.asked.append(harness.broker.clock.now())
-            self.status = 404 if content == b"unknown" else 429 if len(self.asked) == 1 else 200
+            self.requests.append(harness.broker.clock.now())
+            self.status = 404 if content == b"unknown" else 429 if len(self.requests) == 1 else 200
             return self
 
     harness.send(b"busy", b"unknown")
     harness.run("Say from the handler what becomes of a message", shop=Shop())
-    seconds = [(at - Shop.asked[0]).total_seconds() for at in Shop.asked]
+    seconds = [(at - Shop.requests[0]).total_seconds() for at in Shop.requests]
     assert seconds == [0, 0, 90]
     (dead,) = harness.broker.dead_letters
     assert dead.properties()["REDRIVE_DEAD_REASON"] == "Requested"
@@ -334,7 +334,7 @@ def test_middleware_example_reports_every_attempt(harness: Harness) -> None:
     harness.send(b"good", b"bad")
     harness.run(
         "Add something around each message",
-        handle=handle, report=lambda *given: reported.append(given),
+        handle=handle, report=lambda *values: reported.append(values),
     )  # fmt: skip
     names = "seconds success seconds failure seconds success"
     assert [name for name, _ in reported] == names.split()
@@ -382,7 +382,7 @@ NOT_HANDLED = {
     "01-first-policy": {"nothing", "empty", "no such field", "no text", "too deep"},
     "02-deployment": {"no text"},
 }
-"""What an example has to refuse, by its folder."""
+"""Contents that an example has to refuse, by its folder."""
 
 
 @pytest.mark.parametrize("file", CONSUMERS, ids=lambda file: f"{file.parent.name}/{file.name}")
@@ -421,7 +421,7 @@ def fed() -> InMemoryBroker:
 
 
 def run(file: Path, broker: InMemoryBroker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Run the program on *broker* until nothing is left to be handled; return where it may log."""
+    """Run the program on *broker* until no message remains; return its log file."""
 
     def consumer(_client: object, policy: redrive.PolicyFile, **options: Any) -> InMemoryConsumer:  # noqa: ANN401 - passed on
         return InMemoryConsumer(policy, broker=broker, **options)
@@ -435,10 +435,10 @@ def run(file: Path, broker: InMemoryBroker, folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PULSAR_URL", "pulsar://localhost:1")
     monkeypatch.setenv("PULSAR_TOKEN_FILE", str(token))
     monkeypatch.setattr("sys.argv", [str(file), f"--log={log}", f"--warehouse={folder / 'up'}"])
-    found = importlib.util.spec_from_file_location("example", file)
-    assert found is not None
-    assert found.loader is not None
-    program = importlib.util.module_from_spec(found)
-    found.loader.exec_module(program)
+    spec = importlib.util.spec_from_file_location("example", file)
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
     program.main()
     return log

@@ -1,4 +1,4 @@
-"""What tests can do in memory that no broker offers."""
+"""Features of in-memory consumers that no broker offers."""
 
 from __future__ import annotations
 
@@ -44,42 +44,42 @@ def test_retries_take_virtual_time_only() -> None:
 def test_log_and_hook_report_every_retry_of_a_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told: list[Event] = []
-    consumer = InMemoryConsumer(replace(POLICY, generation=4), on_event=told.append)
+    events: list[Event] = []
+    consumer = InMemoryConsumer(replace(POLICY, generation=4), on_event=events.append)
     origin = id_text(consumer.send(b"x"))
     with caplog.at_level(logging.INFO, "redrive"):
         consumer.run(fail)
 
     names = ["redrive.attempt_failed", "redrive.retried"] * 16
     names += ["redrive.attempt_failed", "redrive.dead_lettered"]
-    assert [event.event for event in told] == names
-    assert [event.attempt for event in told] == [n for n in range(1, 18) for _ in range(2)]
-    assert {(event.origin, event.generation) for event in told} == {(origin, 4)}
-    hops = told[1::2]
+    assert [event.event for event in events] == names
+    assert [event.attempt for event in events] == [n for n in range(1, 18) for _ in range(2)]
+    assert {(event.origin, event.generation) for event in events} == {(origin, 4)}
+    hops = events[1::2]
     assert hops[0].message_id == origin
     assert [event.message_id for event in hops[1:]] == [event.new_id for event in hops[:-1]]
     (dead,) = consumer.dead_letters
     assert (hops[-1].new_id, hops[-1].reason) == (id_text(dead.message_id()), "RetriesExhausted")
     assert hops[-1].topic == str(POLICY.dead_letter_topic)
-    assert {event.reason for event in told[::2]} == {"LookupError"}
+    assert {event.reason for event in events[::2]} == {"LookupError"}
     logged = [
         {field.name: getattr(record, field.name) for field in fields(Event)}
         for record in caplog.records
     ]
-    assert logged == [asdict(event) for event in told]
+    assert logged == [asdict(event) for event in events]
 
 
 def test_discarded_late_and_unsent_messages_have_own_events() -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     policy = replace(POLICY, max_retries=0, dead_letters=False)
-    consumer = InMemoryConsumer(policy, on_event=told.append)
+    consumer = InMemoryConsumer(policy, on_event=events.append)
     consumer.send(b"slow")
     consumer.run(lambda _: consumer.advance(timedelta(seconds=61)))
-    consumer = InMemoryConsumer(POLICY, on_event=told.append)
+    consumer = InMemoryConsumer(POLICY, on_event=events.append)
     consumer.broker.refused.add(POLICY.retry_topic)
     consumer.send(b"x")
     consumer.reconsume_later(consumer.receive())
-    assert [(event.event, event.reason) for event in told] == [
+    assert [(event.event, event.reason) for event in events] == [
         ("redrive.attempt_failed", "HandlerTimeoutError"),
         ("redrive.discarded", "RetriesExhausted"),
         ("redrive.late_success", ""),
@@ -211,8 +211,8 @@ def test_failing_log_filter_does_not_affect_the_message(
     def broken(_record: logging.LogRecord) -> bool:
         raise RuntimeError("broken filter")
 
-    told: list[Event] = []
-    consumer = InMemoryConsumer(replace(POLICY, max_retries=0), on_event=told.append)
+    events: list[Event] = []
+    consumer = InMemoryConsumer(replace(POLICY, max_retries=0), on_event=events.append)
     consumer.send(b"x")
     logger = logging.getLogger("redrive.delivery.events")
     logger.addFilter(broken)
@@ -221,7 +221,7 @@ def test_failing_log_filter_does_not_affect_the_message(
     finally:
         logger.removeFilter(broken)
     assert len(consumer.dead_letters) == 1
-    assert [event.event for event in told] == ["redrive.attempt_failed", "redrive.dead_lettered"]
+    assert [event.event for event in events] == ["redrive.attempt_failed", "redrive.dead_lettered"]
     assert "RuntimeError: broken filter" in capsys.readouterr().err
 
 

@@ -40,13 +40,13 @@ FORGED = st.dictionaries(
     ),
     st.sampled_from(["-1", "0", "3", "999", "x", "", "persistent://a/b/c", "1:2\n3"]),
 )
-ASKED = st.sampled_from(
+REQUESTS = st.sampled_from(
     [{}, {"delay": timedelta(hours=1)}, {"level": 1}, {"level": 0}, {"level": -1}]
 )
 
 
 class Delivery(RuleBasedStateMachine):
-    """A broker, one consumer at a time, and what has become of each message sent."""
+    """A broker, one consumer at a time, and the state of each message sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,13 +56,13 @@ class Delivery(RuleBasedStateMachine):
         self.file = Path(self.folder.name, "policy.json")
         self.mount(RETRY_POLICY)
         self.consumer = self.start()
-        self.sent: list[str] = []  # what each message says, which cannot be forged
+        self.sent: list[str] = []  # contents, which cannot be forged
         self.settled: set[str] = set()  # handled, or discarded
         self.in_hand: list[pulsar.Message] = []
         self.names: dict[str, str] = {}  # by id, of each message received
-        self.since: dict[str, float] = {}  # when that was
-        self.late: list[pulsar.Message] = []  # out of time, in the hands of a slow handler
-        self.unsent: list[str] = []  # waiting in the consumer to be sent on
+        self.since: dict[str, float] = {}  # when it was received
+        self.late: list[pulsar.Message] = []  # timed out, with a slow handler
+        self.unsent: list[str] = []  # waiting in the consumer to be sent
         self.deliveries: Counter[tuple[str, int]] = Counter()
         self.crashes: Counter[str] = Counter()
         # By id, of messages that were moved on and come again: when, and which consumer knows it.
@@ -77,7 +77,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(wait=st.sampled_from([0, 5, 40, 7_200]))
     def receive(self, wait: int) -> None:
-        self.told.clear()
+        self.events.clear()
         message = self.consumer.receive(timedelta(seconds=wait))
         self.hear_of_time_outs()
         if message is not None:
@@ -93,7 +93,7 @@ class Delivery(RuleBasedStateMachine):
     @precondition(lambda self: self.in_hand)
     @rule(revoked=st.booleans())
     def handle_for_too_long(self, revoked: bool) -> None:  # noqa: FBT001 - drawn
-        if revoked:  # what can't be sent on comes again by itself
+        if revoked:  # an unsent message returns automatically
             self.broker.refused.add(RETRY_POLICY.retry_topic)
         self.pass_time(40)
         self.receive(0)
@@ -107,13 +107,13 @@ class Delivery(RuleBasedStateMachine):
         self.settled.add(message.data().decode())
 
     @precondition(lambda self: self.in_hand)
-    @rule(asked=ASKED)
-    def fail(self, asked: dict[str, Any]) -> None:
+    @rule(asked=REQUESTS)
+    def fail(self, request: dict[str, Any]) -> None:
         message = self.in_hand.pop()
         name = message.data().decode()
-        refused = self.refused_for(message, asked)
-        ends = self.ends(message, asked)  # before the consumer forgets what it could not send
-        self.consumer.reconsume_later(message, cause=ValueError(name), **asked)
+        refused = self.refused_for(message, request)
+        ends = self.ends(message, request)  # before the consumer forgets the unsent message
+        self.consumer.reconsume_later(message, cause=ValueError(name), **request)
         if refused:
             self.unsent.append(name)
         elif ends and not self.policy.dead_letters:
@@ -142,12 +142,12 @@ class Delivery(RuleBasedStateMachine):
         assert [*self.broker.unsettled(), *self.broker.dead_letters] == before
 
     @precondition(lambda self: self.in_hand)
-    @rule(asked=ASKED)
-    def die_between_send_and_acknowledgement(self, asked: dict[str, Any]) -> None:
+    @rule(asked=REQUESTS)
+    def die_between_send_and_acknowledgement(self, request: dict[str, Any]) -> None:
         message = self.in_hand[0]
         self.broker.kills = True
         with suppress(Killed):
-            self.consumer.reconsume_later(message, **asked)
+            self.consumer.reconsume_later(message, **request)
         self.broker.kills = False
         self.crash()
 
@@ -192,7 +192,7 @@ class Delivery(RuleBasedStateMachine):
         self.broker.refused ^= {topic}
 
     def knows_as_moved(self, message_id: str) -> bool:
-        """Whether a message was moved on by this consumer, which still knows it."""
+        """Return True if this consumer moved the message and still remembers it."""
         when, consumer = self.moved.get(message_id, (-REMEMBERED_SECONDS, None))
         recent = self.broker.clock.monotonic() - when < REMEMBERED_SECONDS
         return recent and consumer is self.consumer
@@ -204,22 +204,22 @@ class Delivery(RuleBasedStateMachine):
         written.replace(self.file)
 
     def start(self) -> InMemoryConsumer:
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         return InMemoryConsumer(
             PolicyFile(self.file),
             broker=self.broker,
             ack_timeout=ACK_TIMEOUT,
-            on_event=self.told.append,
+            on_event=self.events.append,
         )
 
     def pass_time(self, seconds: int) -> None:
-        self.told.clear()
+        self.events.clear()
         self.consumer.advance(timedelta(seconds=seconds))
         self.hear_of_time_outs()
 
     def hear_of_time_outs(self) -> None:
-        """Follow what has become of messages that were in hand for too long."""
-        for event in self.told:
+        """Follow messages that were in flight for too long."""
+        for event in self.events:
             name = self.names[event.message_id]
             if event.event == "redrive.attempt_failed":
                 assert event.reason == "AckTimeoutError"
@@ -240,12 +240,12 @@ class Delivery(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.folder.cleanup()
 
-    def ends(self, message: pulsar.Message, asked: dict[str, Any]) -> bool:
+    def ends(self, message: pulsar.Message, request: dict[str, Any]) -> bool:
         number = self.consumer.attempt_of(message).number
-        return asked.get("level") == -1 or number > self.policy.max_retries
+        return request.get("level") == -1 or number > self.policy.max_retries
 
-    def refused_for(self, message: pulsar.Message, asked: dict[str, Any]) -> bool:
-        if not self.ends(message, asked):
+    def refused_for(self, message: pulsar.Message, request: dict[str, Any]) -> bool:
+        if not self.ends(message, request):
             return self.policy.retry_topic in self.broker.refused
         return self.policy.dead_letters and self.policy.dead_letter_topic in self.broker.refused
 
@@ -288,7 +288,7 @@ MINUTE = timedelta(minutes=1)
 
 
 class Sequenced(RuleBasedStateMachine):
-    """A broker, a consumer, and what is done of each key."""
+    """A broker, a consumer, and the handled messages of each key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ class Sequenced(RuleBasedStateMachine):
 
     @rule(dead=st.booleans())
     def handle(self, dead: bool) -> None:  # noqa: FBT001 - drawn
-        """Handle what comes; one that dies takes those behind it along."""
+        """Handle the next message; a dead one takes its successors along."""
         self.receive(60)
         if self.in_hand and dead:
             self.fail(-1)
@@ -395,7 +395,7 @@ SECOND = timedelta(seconds=1)
 
 
 class Pulling(RuleBasedStateMachine):
-    """A broker, two consumers, and who holds what until when."""
+    """A broker, two consumers, and the holder and end of each message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -477,7 +477,7 @@ class Pulling(RuleBasedStateMachine):
 
     @rule(who=who)
     def lose_the_connection(self, who: int) -> None:
-        """Of a consumer that is alone: what another one takes meanwhile can't be known to it."""
+        """The consumer is alone: it cannot know messages that another one takes."""
         self.crash(1 - who)
         for message in self.broker.reconnect():
             name = message.data().decode()

@@ -1,4 +1,4 @@
-"""What is the asynchronous consumer's own; all else it shares with the other one's contract."""
+"""Behaviour of the asynchronous consumer alone; the contract suite covers the rest."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_loop_runs_while_a_message_is_settled() -> None:
 
     class Slow(InMemoryBroker):
         def acknowledge(self, message: InMemoryMessage) -> None:
-            """Take as long as the loop lets it."""
+            """Wait for the event loop."""
             settling.set()
             in_time.append(go_on.wait(10))
             super().acknowledge(message)
@@ -266,7 +266,7 @@ async def test_generator_handler_ends_run_without_dead_letter() -> None:
     consumer = AsyncInMemoryConsumer(replace(POLICY, max_retries=0))
     consumer.send(b"x")
 
-    def handle(_message: pulsar.Message) -> Any:  # noqa: ANN401 - what a type checker refuses
+    def handle(_message: pulsar.Message) -> Any:  # noqa: ANN401 - a type checker refuses it
         yield
 
     with pytest.raises(NotRunError):
@@ -430,27 +430,27 @@ async def test_hung_settlement_delays_close_until_its_timeout() -> None:
 
 
 class AsksTheLoop(Middleware):
-    """Has the loop do something before a message is settled."""
+    """Runs a task in the event loop before a message is settled."""
 
     def __init__(self) -> None:
-        self.asked: list[bool] = []
+        self.results: list[bool] = []
         self._loop = asyncio.get_running_loop()
 
     def settle(self, settle: Settle) -> Settle:
         def ask(settlement: Settlement) -> pulsar.MessageId | None:
             asking = asyncio.run_coroutine_threadsafe(asyncio.sleep(0, result=True), self._loop)
-            self.asked.append(asking.result(10))
+            self.results.append(asking.result(10))
             return settle(settlement)
 
         return ask
 
 
 async def test_loop_runs_while_middleware_acknowledges() -> None:
-    asks = AsksTheLoop()
-    consumer = AsyncInMemoryConsumer(POLICY, middleware=[asks])
+    middleware = AsksTheLoop()
+    consumer = AsyncInMemoryConsumer(POLICY, middleware=[middleware])
     consumer.send(b"x")
     await consumer.acknowledge(await consumer.receive())
-    assert asks.asked == [True]
+    assert middleware.results == [True]
     assert consumer.broker.unsettled() == []
 
 

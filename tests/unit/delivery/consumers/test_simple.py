@@ -71,7 +71,7 @@ def test_invisible_duration_includes_the_time_spent(invisible: int, data: st.Dat
     spent = data.draw(st.integers(0, invisible - 1))
     flight = InFlight[str]()
     flight.begin("m", "m", 0, timedelta(seconds=invisible))
-    # Whoever fails at *spent* does nothing more; the message comes after what is left.
+    # A handler that fails at *spent* does nothing more; the message comes after the rest.
     end = flight.next_end()
     assert end is not None
     assert end - spent == invisible - spent
@@ -80,7 +80,7 @@ def test_invisible_duration_includes_the_time_spent(invisible: int, data: st.Dat
 
 
 class Flight(RuleBasedStateMachine):
-    """What is in flight, against a plain account of when each message's time ends."""
+    """Messages in flight, compared with a plain record of each end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,9 +121,9 @@ class Flight(RuleBasedStateMachine):
     @rule()
     def look_for_what_has_ended(self) -> None:
         over = {key: end for key, end in self.ends.items() if end <= self.now}
-        found = self.flight.expired(self.now)
-        assert [over[key] for key in found] == sorted(over.values())
-        for key in found:
+        expired = self.flight.expired(self.now)
+        assert [over[key] for key in expired] == sorted(over.values())
+        for key in expired:
             del self.ends[key]
         assert self.flight.expired(self.now) == []
 

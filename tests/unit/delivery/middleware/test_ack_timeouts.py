@@ -155,10 +155,10 @@ def test_settlement_with_invalid_cause_keeps_the_message() -> None:
 
 
 def test_close_waits_for_one_timed_out_message_not_for_all() -> None:
-    told: list[Event] = []
+    events: list[Event] = []
 
     def close(event: Event) -> None:
-        told.append(event)
+        events.append(event)
         consumer.close()
 
     consumer = InMemoryConsumer(POLICY, ack_timeout=TEN, on_event=close)
@@ -167,15 +167,15 @@ def test_close_waits_for_one_timed_out_message_not_for_all() -> None:
     for _ in range(3):
         receive(consumer)
     consumer.advance(TEN)
-    names = [event.event for event in told if event.event != "redrive.left_unsettled"]
+    names = [event.event for event in events if event.event != "redrive.left_unsettled"]
     assert names == ["redrive.attempt_failed", "redrive.retried"]
 
 
 def test_close_waits_for_one_expired_message_not_for_all() -> None:
-    told: list[Event] = []
+    events: list[Event] = []
 
     def close(event: Event) -> None:
-        told.append(event)
+        events.append(event)
         consumer.close()
 
     consumer = InMemorySimpleConsumer(POLICY, on_event=close)
@@ -183,5 +183,5 @@ def test_close_waits_for_one_expired_message_not_for_all() -> None:
         consumer.send(content)
     assert len(consumer.receive(3, TEN)) == 3
     consumer.advance(TEN)
-    names = [event.event for event in told if event.event != "redrive.left_unsettled"]
+    names = [event.event for event in events if event.event != "redrive.left_unsettled"]
     assert names == ["redrive.attempt_failed", "redrive.retried"]

@@ -1,4 +1,4 @@
-"""What a middleware is called for, in which order, and what it may change."""
+"""Stages of middleware: calls, order, and permitted changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Stage = Callable[..., Any]
 
 
 class Recorder(Middleware):
-    """Notes what it is called for, under a name."""
+    """Records its calls under a name."""
 
     def __init__(self, name: str, notes: list[str]) -> None:
         self.name = name
@@ -49,9 +49,9 @@ class Recorder(Middleware):
         self._notes = notes
 
     def _noted(self, stage: str, inner: Stage) -> Stage:
-        def noted(*given: Any) -> Any:  # noqa: ANN401 - as the stage has it
+        def noted(*arguments: Any) -> Any:  # noqa: ANN401 - as the stage has it
             self._notes.append(f"{self.name} {stage}")
-            return inner(*given)
+            return inner(*arguments)
 
         return noted
 
@@ -89,11 +89,11 @@ END = [*pairs("take", "receive"), *pairs("close")]
 
 
 def fail_once() -> Callable[[object], None]:
-    left = [LookupError()]
+    errors = [LookupError()]
 
     def handle(_message: object) -> None:
-        if left:
-            raise left.pop()
+        if errors:
+            raise errors.pop()
 
     return handle
 
@@ -123,7 +123,7 @@ async def test_middleware_also_serves_asyncio_consumers() -> None:
 
 
 class Bury(Middleware):
-    """Dead-letters at once what would be retried, with one more property."""
+    """Dead-letters retries immediately, with one more property."""
 
     def settle(self, settle: Settle) -> Settle:
         def bury(settlement: Settlement) -> pulsar.MessageId | None:
@@ -190,7 +190,7 @@ def test_middleware_sees_a_missing_receipt() -> None:
 
 def test_middleware_error_ends_the_run_and_settles_nothing() -> None:
     class Broken(Middleware):
-        def settle(self, settle: Settle) -> Settle:  # noqa: ARG002 - it never comes to that
+        def settle(self, settle: Settle) -> Settle:  # noqa: ARG002 - never called
             def fail(_settlement: Settlement) -> pulsar.MessageId | None:
                 raise ZeroDivisionError
 
@@ -239,7 +239,7 @@ def test_middleware_can_change_the_outcome() -> None:
 
 
 def test_typed_options_equal_the_accepted_ones() -> None:
-    """The types are for callers; the defaults are with the function that takes them."""
+    """The types are for callers; the defaults belong to the function."""
     taken = [
         name
         for name, parameter in inspect.signature(assemble).parameters.items()

@@ -41,7 +41,7 @@ HOUR = timedelta(hours=1)
 
 
 class Warehouse:
-    """What handlers depend on: down from one moment to another, in the time of its consumer."""
+    """A dependency of handlers: down for an interval in the time of its consumer."""
 
     def __init__(self, down: timedelta, up: timedelta) -> None:
         self.down, self.up = down, up
@@ -64,12 +64,12 @@ class Warehouse:
             raise ConnectionError
         self.handled.append(content)
 
-    def of(self, name: Name) -> list[Event]:
+    def events_named(self, name: Name) -> list[Event]:
         return [event for event in self.events if event.event is name]
 
     @property
     def burnt(self) -> int:
-        return len(self.of(Name.ATTEMPT_FAILED))
+        return len(self.events_named(Name.ATTEMPT_FAILED))
 
 
 def down_for(hours: float) -> Warehouse:
@@ -102,7 +102,9 @@ def test_outage_of_an_hour_costs_nine_attempts() -> None:
     assert consumer.dead_letters == []
     assert sorted(warehouse.handled) == sorted(contents)
     assert consumer.broker.unsettled() == []
-    assert [len(warehouse.of(name)) for name in (Name.OUTAGE_BEGAN, Name.OUTAGE_ENDED)] == [1, 1]
+    assert [
+        len(warehouse.events_named(name)) for name in (Name.OUTAGE_BEGAN, Name.OUTAGE_ENDED)
+    ] == [1, 1]
     assert consumer.outages == ()
 
 
@@ -143,7 +145,7 @@ def test_single_failing_message_is_no_outage() -> None:
     consumer = consumer_of(warehouse, replace(POLICY, max_retries=50))
     consumer.send(b"poison")
     consumer.run(warehouse.handle)
-    assert warehouse.of(Name.OUTAGE_BEGAN) == []
+    assert warehouse.events_named(Name.OUTAGE_BEGAN) == []
     assert len(consumer.dead_letters) == 1
 
 
@@ -152,7 +154,7 @@ def test_outage_counts_messages_that_share_an_origin(topic: str) -> None:
     warehouse = down_for(1)
     consumer = consumer_of(warehouse)
     carried = {"ORIGIN_MESSAGE_ID": "12:34:0", "RECONSUMETIMES": "1", "REDRIVE_FIRST_ID": "1:1:-1"}
-    if topic == "source":  # an application copies the properties of what it received
+    if topic == "source":  # an application copies the properties of a message
         contents = send(consumer, 300, properties=carried)
     else:  # a batch that was retried by a client in Go
         del carried["REDRIVE_FIRST_ID"]
@@ -178,7 +180,7 @@ def test_one_failure_in_twenty_never_pauses_a_consumer(seed: int) -> None:
         warehouse.handle(message)
 
     consumer.run(handle)
-    assert warehouse.of(Name.OUTAGE_BEGAN) == []
+    assert warehouse.events_named(Name.OUTAGE_BEGAN) == []
     assert len(warehouse.handled) + len(consumer.dead_letters) == len(contents)
 
 
@@ -199,7 +201,7 @@ def test_requested_retry_or_dead_letter_is_no_outage(error: Exception, rules: Fa
         raise error
 
     consumer.run(handle, rules=rules)
-    assert warehouse.of(Name.OUTAGE_BEGAN) == []
+    assert warehouse.events_named(Name.OUTAGE_BEGAN) == []
     assert len(consumer.dead_letters) == 100
 
 
@@ -237,7 +239,7 @@ def test_outage_pauses_only_its_own_dependency() -> None:
     consumer.run(handle)
     assert (len(south), max(south)) == (100, timedelta())
     assert len(warehouse.handled) == 100
-    (event,) = warehouse.of(Name.OUTAGE_BEGAN)
+    (event,) = warehouse.events_named(Name.OUTAGE_BEGAN)
     assert event.reason == "ConnectionError"
 
 
@@ -247,7 +249,7 @@ def test_cause_rule_excludes_failures_from_outages() -> None:
     consumer = consumer_of(warehouse, middleware=[breaker])
     send(consumer, 50)
     consumer.run(warehouse.handle)
-    assert warehouse.of(Name.OUTAGE_BEGAN) == []
+    assert warehouse.events_named(Name.OUTAGE_BEGAN) == []
     assert len(consumer.dead_letters) == 50
 
 
@@ -260,7 +262,7 @@ def test_failures_count_again_after_the_longest_pause() -> None:
     assert len(consumer.dead_letters) == 100
     assert HOUR <= warehouse.now < 2 * HOUR
     assert [event.event for event in warehouse.events if event.event.startswith("redrive.outage")]
-    assert len(warehouse.of(Name.OUTAGE_IGNORED)) == 1
+    assert len(warehouse.events_named(Name.OUTAGE_IGNORED)) == 1
     assert consumer.outages == ()
 
 
@@ -276,7 +278,7 @@ def test_success_after_an_ignored_outage_arms_the_breaker() -> None:
     consumer.broker.dead_letters.clear()
     send(consumer, 100)
     consumer.run(warehouse.handle)
-    assert len(warehouse.of(Name.OUTAGE_BEGAN)) == 2
+    assert len(warehouse.events_named(Name.OUTAGE_BEGAN)) == 2
     assert consumer.dead_letters == []
 
 
@@ -317,7 +319,7 @@ def test_policy_ignores_outages_and_arms_the_breaker_again(
     warehouse.up = warehouse.now + HOUR
     send(consumer, 100)
     consumer.run(warehouse.handle)
-    assert len(warehouse.of(Name.OUTAGE_BEGAN)) == 2
+    assert len(warehouse.events_named(Name.OUTAGE_BEGAN)) == 2
     assert len(consumer.dead_letters) == 100
 
 
@@ -342,7 +344,7 @@ def test_breaker_added_to_the_policy_later_takes_effect(
     send(consumer, 100)
     consumer.run(warehouse.handle)
     assert len(consumer.dead_letters) == 100
-    assert len(warehouse.of(Name.OUTAGE_BEGAN)) == 1
+    assert len(warehouse.events_named(Name.OUTAGE_BEGAN)) == 1
 
 
 def test_messages_of_a_key_keep_their_order_in_an_outage() -> None:
@@ -364,7 +366,9 @@ def test_ack_timeout_stops_while_a_message_is_held() -> None:
     consumer = consumer_of(warehouse, ack_timeout=timedelta(minutes=1))
     send(consumer, 100)
     consumer.run(warehouse.handle)
-    assert {event.reason for event in warehouse.of(Name.ATTEMPT_FAILED)} == {"ConnectionError"}
+    assert {event.reason for event in warehouse.events_named(Name.ATTEMPT_FAILED)} == {
+        "ConnectionError"
+    }
     assert len(warehouse.handled) == 100
 
 
@@ -402,10 +406,10 @@ def test_repeated_send_counts_its_failure_once() -> None:
         warehouse.handle(message)
 
     consumer.run(handle)
-    assert len(warehouse.of(Name.UNSENT)) > 8
+    assert len(warehouse.events_named(Name.UNSENT)) > 8
     consumer.broker.refused.clear()
     consumer.run(handle)
-    assert warehouse.of(Name.OUTAGE_BEGAN) == []
+    assert warehouse.events_named(Name.OUTAGE_BEGAN) == []
     assert sorted(warehouse.handled) == contents
 
 
@@ -468,7 +472,7 @@ BEACON_POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 
 
 class Producer:
-    """A producer of which a test sees that it is closed."""
+    """A producer that records its close."""
 
     def __init__(self) -> None:
         self.closed = threading.Event()
@@ -478,11 +482,11 @@ class Producer:
 
 
 class SilentClient:
-    """Its broker answers the first question once *answers* is set, and others at once."""
+    """A client whose broker answers the first call once *answers* is set, others immediately."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()
-        self.asked: queue.SimpleQueue[Producer] = queue.SimpleQueue()
+        self.producers: queue.SimpleQueue[Producer] = queue.SimpleQueue()
         self._silent = True
 
     def get_topic_partitions(self, topic: str) -> list[str]:
@@ -490,7 +494,7 @@ class SilentClient:
 
     def create_producer(self, _topic: str, **_options: object) -> Producer:
         producer, silent, self._silent = Producer(), self._silent, False
-        self.asked.put(producer)
+        self.producers.put(producer)
         if silent:
             assert self.answers.wait(30)
         return producer
@@ -503,9 +507,9 @@ def test_beacon_is_shown_despite_an_unanswered_first_call(
     client = SilentClient()
     beacon = OutageBeacon(cast("pulsar.Client", client), BEACON_POLICY)
     beacon.show("ConnectionError")
-    late = client.asked.get(timeout=30)
+    late = client.producers.get(timeout=30)
     beacon.show("TimeoutError")
-    shown = client.asked.get(timeout=30)  # the broker has still not answered the first time
+    shown = client.producers.get(timeout=30)  # the broker has still not answered the first time
     client.answers.set()
     assert late.closed.wait(30)
     assert not shown.closed.is_set()

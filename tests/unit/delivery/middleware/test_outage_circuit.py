@@ -25,7 +25,7 @@ class Copy:
 
 
 class Outages(RuleBasedStateMachine):
-    """A consumer of many workers, its broker, and what is decided in between."""
+    """A consumer of many workers, its broker, and the circuit between them."""
 
     @initialize()
     def begin(self) -> None:
@@ -60,7 +60,7 @@ class Outages(RuleBasedStateMachine):
         released = self.circuit.end(ignored=ignored)
         assert {copy.key for copy in released} | pending >= self.inside
         self.probes.clear()
-        self.inside.clear()  # what still has an alarm comes as any other message does
+        self.inside.clear()  # messages with an alarm come as any other
         for copy in released:
             heapq.heappush(self.again, (self.now, next(self.numbers), copy))
 

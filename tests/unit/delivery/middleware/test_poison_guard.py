@@ -32,14 +32,14 @@ from redrive.testing.consumers import InMemoryConsumer
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 SLICE = 0.25
-"""In such slices an asynchronous consumer waits."""
+"""The slices in which an asynchronous consumer waits."""
 
 
 SUBSCRIBING = Subscribing("in-memory", timedelta(), 1_000)
 
 
 class Guarded:
-    """Messages as they come through a guard, and go."""
+    """Messages that pass a guard."""
 
     def __init__(self, guard: PoisonGuard, parts: Parts) -> None:
         self.take = guard.receive(parts.incoming.take)
@@ -51,7 +51,7 @@ class Guarded:
 
 
 class Harness:
-    """Messages 0, 1, 2 …, some of which were in hand when a process was killed."""
+    """Messages 0, 1, 2 …, some of them in flight when a process was killed."""
 
     def __init__(self, notes: Path) -> None:
         self.broker = InMemoryBroker(POLICY)
@@ -62,7 +62,7 @@ class Harness:
         self.ids = [id_text(self._producer.send(f"{n}".encode())) for n in range(4)]
 
     def poison_guard(self, *numbers: int, parts: Parts | None = None) -> Guarded:
-        """Return what hands them out, *numbers* being suspects."""
+        """Return a guard that hands them out, *numbers* being suspects."""
         log_file = CrashLogFile(self._notes, POLICY)
         for number in numbers:
             log_file.begin(self.ids[number])
@@ -79,7 +79,7 @@ class Harness:
         pytest.fail(f"{message} {error}")
 
     def seconds_until(self, poison_guard: Guarded, content: bytes) -> float:
-        """Ask in slices until something comes, which is *content*."""
+        """Receive in slices until *content* comes; return the seconds."""
         began = self.clock.monotonic()
         while (message := poison_guard.take(SLICE)) is None:
             assert self.clock.monotonic() - began < 600
@@ -118,7 +118,7 @@ def test_suspect_blocks_receives_for_at_most_a_minute(
     poison_guard = harness.poison_guard(0)
     take(poison_guard)
     assert 60 <= harness.seconds_until(poison_guard, b"1") < 61
-    assert harness.seconds_until(poison_guard, b"2") == 0  # nothing was settled: it has been tried
+    assert harness.seconds_until(poison_guard, b"2") == 0  # nothing was settled: the wait is over
 
 
 def test_suspect_waits_for_others_at_most_a_minute(
@@ -139,7 +139,7 @@ def test_settlement_restarts_the_wait_of_a_suspect(harness: Harness) -> None:
 
 
 class Held:
-    """An incoming whose `sleep` lasts until a test lets it go on."""
+    """An incoming whose `sleep` lasts until a test ends it."""
 
     def __init__(self, incoming: Incoming) -> None:
         self._incoming = incoming
@@ -200,14 +200,14 @@ def open_log(tmp_path: Path) -> Iterator[Open]:
         yield lambda policy=POLICY: ending.enter_context(closing(CrashLogFile(tmp_path, policy)))
 
 
-def die(directory: Path, program: str = DIES, *given: str) -> None:
-    """Have a process be killed: with two messages in hand, or as *program* does it."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(directory), *given],
+def die(directory: Path, program: str = DIES, *arguments: str) -> None:
+    """Run a process that is killed with two messages in flight, or as *program* does it."""
+    process = subprocess.run(
+        [sys.executable, "-c", program, str(directory), *arguments],
         env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
         check=False,
     )
-    assert done.returncode == -9
+    assert process.returncode == -9
 
 
 def test_messages_in_flight_at_a_kill_count_as_crashed(tmp_path: Path, open_log: Open) -> None:
@@ -324,7 +324,7 @@ def test_kill_during_rewrite_loses_no_note(tmp_path: Path, open_log: Open, rewri
     log_file = open_log()
     assert [log_file.crashes(key) for key in ("1:0:-1", "1:2:-1")] == [1, 1]
     assert log_file.crashes("2:0:-1") == (1 if rewrites == 2 else 0)
-    assert len(list(tmp_path.iterdir())) == 2  # its own file and the lock: nothing is left over
+    assert len(list(tmp_path.iterdir())) == 2  # its own file and the lock
 
 
 def test_full_disk_loses_no_note(
@@ -380,14 +380,14 @@ def test_removed_directory_is_recreated_with_all_notes(
     for number in range(1, 4):
         log_file.begin(f"2:{number}:-1")
     (file,) = tmp_path.glob("*.notes")
-    known = {"1:0:-1": 1, "1:2:-1": 1}
-    assert crashes_in(file.read_text()) == known | {f"2:{number}:-1": 1 for number in range(4)}
+    crashes = {"1:0:-1": 1, "1:2:-1": 1}
+    assert crashes_in(file.read_text()) == crashes | {f"2:{number}:-1": 1 for number in range(4)}
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    # That no message is in hand any more is known to the next process too.
+    # The next process also sees that no message is in flight.
     shutil.rmtree(tmp_path)
     log_file.close()
     (file,) = tmp_path.glob("*.notes")
-    assert crashes_in(file.read_text()) == known
+    assert crashes_in(file.read_text()) == crashes
 
 
 ENDS = """

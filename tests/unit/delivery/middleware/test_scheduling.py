@@ -29,7 +29,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Consumer:
-    """What hands messages out in their order, and again."""
+    """A consumer that hands messages out in order, and again."""
 
     def __init__(self) -> None:
         self.incoming: deque[pulsar.Message] = deque()
@@ -45,10 +45,10 @@ class Consumer:
         self.incoming.append(message)
 
     def hold_new(self, holder: object, *, held: bool) -> None:
-        """Nothing new comes anyway."""
+        """No new message comes anyway."""
 
     def taken(self) -> list[bytes]:
-        """Take all that may go."""
+        """Take all messages that are permitted."""
         return [message.data() for message in iter(lambda: self.receive(0), None)]
 
     def handle(self, message: pulsar.Message, handler: Any) -> None:  # noqa: ANN401 - calls back
@@ -107,11 +107,11 @@ def test_retry_in_place_stays_first_of_its_key() -> None:
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 GO = {"RECONSUMETIMES": "1", "ORIGIN_MESSAGE_ID": "12:34:0", "REAL_TOPIC": str(POLICY.topic)}
-"""As the client in Go writes them, for all messages of a batch alike."""
+"""Properties as the client in Go writes them, equal for all messages of a batch."""
 
 
 class Again:
-    """An incoming that notes which messages are to be handed out again."""
+    """An incoming that records messages to be handed out again."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -121,7 +121,7 @@ class Again:
 
 
 class Desk:
-    """Takes and handles messages one inside the other, as several threads do beside each other."""
+    """Takes and handles messages one inside the other, as several threads do in parallel."""
 
     def __init__(self) -> None:
         self.broker = InMemoryBroker(POLICY)
@@ -139,7 +139,7 @@ class Desk:
         return self.broker.hand_out(self, None)
 
     def taken_beside(self, at_work: Any, *messages: Any, settled: bool) -> list[Any]:  # noqa: ANN401
-        """Return what of *messages* is taken while a handler has *at_work*."""
+        """Return the *messages* that are taken while a handler has *at_work*."""
         waiting, taken = list(messages), list[Any]()
         take = self.one_attempt.take(lambda: [waiting.pop(0)])
 
@@ -210,7 +210,7 @@ takings = st.lists(
 
 
 class Watch:
-    """A clock that a pace may put forward, and the moments at which something was taken."""
+    """A clock that a rate limit can advance."""
 
     def __init__(self, rate: float | None) -> None:
         self.clock = VirtualClock(datetime(2026, 1, 1, tzinfo=UTC))
@@ -220,7 +220,7 @@ class Watch:
         self.clock.advance(timedelta(seconds=seconds))
 
     def take(self, count: int = 1, took: float = 0) -> float:
-        """Take so many messages, which come after so many seconds; tell when they did."""
+        """Take *count* messages that come after *took* seconds; return the time."""
 
         def take() -> list[int]:
             self.sleep(took)

@@ -28,7 +28,7 @@ POLICY = Policy(
 
 
 def replay(consumer: InMemoryConsumer, *contents: bytes) -> None:
-    """Move dead letters to the retry topic, as a Replay does that selects some."""
+    """Move dead letters to the retry topic, as a Replay does."""
     letters = {letter.data(): letter for letter in consumer.dead_letters}
     for content in contents:
         headers = for_replay(letters[content].properties(), replay="shop/fix", source="test")
@@ -64,19 +64,19 @@ LONG = 30.0
 
 
 class Reader:
-    """Says that nothing is new, when it is allowed to."""
+    """A reader without new messages, which answers once the test permits it."""
 
     def __init__(self) -> None:
-        self.asked = 0
-        self.is_asked, self.may_answer = threading.Event(), threading.Event()
+        self.reads = 0
+        self.was_read, self.may_answer = threading.Event(), threading.Event()
         self.error: pulsar.PulsarException | None = None
 
     def create_reader(self, *_args: object, **_options: object) -> Reader:
         return self
 
     def has_message_available(self) -> bool:
-        self.asked += 1
-        self.is_asked.set()
+        self.reads += 1
+        self.was_read.set()
         assert self.may_answer.wait(LONG)
         if self.error is not None:
             raise self.error
@@ -105,7 +105,7 @@ def test_waiting_threads_share_one_read(
 
     first = threading.Thread(target=ask)
     first.start()
-    assert reader.is_asked.wait(LONG)  # this question may be too old for the others
+    assert reader.was_read.wait(LONG)  # this read may be too old for the others
     others = [threading.Thread(target=ask) for _ in range(THREADS)]
     for other in others:
         other.start()
@@ -113,7 +113,7 @@ def test_waiting_threads_share_one_read(
     for thread in (first, *others):
         thread.join(LONG)
     assert answers == [None if error is None else NotSentError] * (THREADS + 1)
-    assert reader.asked < THREADS  # two, unless a thread begins late
+    assert reader.reads < THREADS  # two, unless a thread begins late
 
 
 KEYS = st.sampled_from("ab")
