@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -27,26 +27,29 @@ from redrive.admin.model import RightsChange, TopicSubscriptions
 from redrive.policy.naming import TopicName
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace
 from tests.support.fake_admin import Topic as FakeTopic
+from tests.support.http_server import Answer, serving
 
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOPIC = TopicName("t", "n", "a")
 PRODUCE = frozenset({"produce"})
 
 
 @asynccontextmanager
-async def broker(answer: Answer) -> AsyncIterator[str]:
-    """Serve *answer* on a free port; yield the admin URL."""
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
+async def redirected(
+    answer: Answer, host: str = "127.0.0.1", hosts: tuple[str, ...] = ()
+) -> AsyncIterator[Admin]:
+    """Yield a client of a broker that redirects to a server with *answer*, addressed as *host*.
+
+    Args:
+        hosts: hosts that the client may send its credentials to.
+    """
+    async with serving(answer) as target:
+        location = target.replace("127.0.0.1", host)
+
+        async def redirect(request: web.Request) -> web.Response:
+            return web.Response(status=307, headers={"Location": f"{location}{request.raw_path}"})
+
+        async with serving(redirect) as url, Http.open() as http:
+            yield Admin(http, url, Access.bearer("the-token", hosts=hosts))
 
 
 @pytest.mark.parametrize(
@@ -62,16 +65,7 @@ async def test_redirect_sends_credentials_only_to_named_hosts(
         seen.append((request.method, request.headers.get("Authorization"), await request.text()))
         return web.Response(status=204)
 
-    async with AsyncExitStack() as stack:
-        target = await stack.enter_async_context(broker(owner))
-        elsewhere = target.replace("127.0.0.1", "localhost")
-
-        async def redirect(request: web.Request) -> web.Response:
-            return web.Response(status=307, headers={"Location": f"{elsewhere}{request.raw_path}"})
-
-        url = await stack.enter_async_context(broker(redirect))
-        http = await stack.enter_async_context(Http.open())
-        admin = Admin(http, url, Access.bearer("the-token", hosts=hosts))
+    async with redirected(owner, "localhost", hosts) as admin:
         if followed:
             await admin.create_topic(TOPIC, 3, {"k": "v"})
         else:
@@ -86,22 +80,15 @@ async def test_redirect_to_same_host_is_followed() -> None:
     async def owner(_: web.Request) -> web.Response:
         return web.json_response(["here"])
 
-    async with AsyncExitStack() as stack:
-        target = await stack.enter_async_context(broker(owner))
-
-        async def redirect(_: web.Request) -> web.Response:
-            return web.Response(status=307, headers={"Location": f"{target}/clusters"})
-
-        url = await stack.enter_async_context(broker(redirect))
-        http = await stack.enter_async_context(Http.open())
-        await Admin(http, url, Access.bearer("the-token", hosts=())).clusters()
+    async with redirected(owner) as admin:
+        assert await admin.clusters() == {"here"}
 
 
 async def test_endless_redirects_are_refused_without_token() -> None:
     async def redirect(request: web.Request) -> web.Response:
         return web.Response(status=307, headers={"Location": request.raw_path})
 
-    async with broker(redirect) as url, Http.open() as http:
+    async with serving(redirect) as url, Http.open() as http:
         with pytest.raises(RedirectRefusedError, match="more than 5 redirects") as caught:
             await Admin(http, url, Access.bearer("the-token")).metadata(TOPIC, partitioned=True)
     assert "the-token" not in str(caught.value)
@@ -110,7 +97,10 @@ async def test_endless_redirects_are_refused_without_token() -> None:
 @pytest.mark.parametrize("status", [200, 403, 503])
 @pytest.mark.parametrize("body", ["key: hidden", "<title>hidden</title>", '{"key": "hidden"}'])
 async def test_answer_of_redirect_target_is_not_shown(status: int, body: str) -> None:
-    async with redirected_to(status, body) as admin:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    async with redirected(answer) as admin:
         with pytest.raises(AdminError) as caught:
             await admin.namespace("t/n")
     assert "hidden" not in "".join(traceback.format_exception(caught.value))
@@ -120,27 +110,12 @@ async def test_answer_of_redirect_target_is_not_shown(status: int, body: str) ->
 
 
 async def test_reason_of_redirect_target_is_shown() -> None:
-    async with redirected_to(412, '{"reason": "The bundle is moving"}') as admin:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"reason": "The bundle is moving"}, status=412)
+
+    async with redirected(answer) as admin:
         with pytest.raises(BrokerRefusedError, match="412 The bundle is moving"):
             await admin.namespace("t/n")
-
-
-@asynccontextmanager
-async def redirected_to(status: int, body: str) -> AsyncIterator[Admin]:
-    """Give a client of a broker that redirects to a host which answers so."""
-
-    async def other(_: web.Request) -> web.Response:
-        return web.Response(status=status, text=body)
-
-    async with AsyncExitStack() as stack:
-        target = await stack.enter_async_context(broker(other))
-
-        async def redirect(_: web.Request) -> web.Response:
-            return web.Response(status=307, headers={"Location": f"{target}/secret"})
-
-        url = await stack.enter_async_context(broker(redirect))
-        http = await stack.enter_async_context(Http.open())
-        yield Admin(http, url, Access.bearer("the-token"))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +133,7 @@ async def test_redirect_to_invalid_url_is_refused_and_hidden() -> None:
     async def redirect(_: web.Request) -> web.Response:
         return web.Response(status=307, headers={"Location": "http://broker-7:99999/"})
 
-    async with broker(redirect) as url, Http.open() as http:
+    async with serving(redirect) as url, Http.open() as http:
         with pytest.raises(AdminUrlInvalidError) as caught:
             await Admin(http, url, Access.bearer("the-token")).clusters()
     assert "broker-7" not in str(caught.value)
@@ -180,7 +155,7 @@ async def test_answer_not_of_a_broker_is_refused_and_hidden(answer_text: str, sh
         body = answer_text.encode("utf-8", "surrogateescape")
         return web.Response(body=body, content_type="text/html", charset="utf-8")
 
-    async with broker(answer) as url, Http.open() as http:
+    async with serving(answer) as url, Http.open() as http:
         with pytest.raises(UnexpectedAnswerError) as caught:
             await Admin(http, url, Access.bearer("x")).namespace("t/n")
     assert str(caught.value) == (
@@ -193,7 +168,7 @@ async def test_partition_count_missing_in_answer_is_refused() -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"partitions": None})
 
-    async with broker(answer) as url, Http.open() as http:
+    async with serving(answer) as url, Http.open() as http:
         with pytest.raises(UnexpectedAnswerError, match="read the partitions of"):
             await Admin(http, url, Access.bearer("x")).partitions(TOPIC)
 
@@ -228,7 +203,7 @@ async def test_rights_without_batch_support_are_set_one_by_one() -> None:
         called.append((request.method, request.raw_path, json.loads(sent) if sent else None))
         return web.Response(status=204)
 
-    async with broker(answer) as url, Http.open() as http:
+    async with serving(answer) as url, Http.open() as http:
         admin = Admin(http, url, Access.bearer("x"))
         changes = [
             RightsChange(TOPIC.sibling("missing"), "r", PRODUCE),
@@ -273,7 +248,7 @@ async def namespace(
             return web.json_response({"auth_policies": {"destination_auth": granted}})
         return web.json_response([f"persistent://t/n/{name}" for name in topics])
 
-    async with broker(answer) as url, Http.open() as http:
+    async with serving(answer) as url, Http.open() as http:
         yield Admin(http, url, Access.bearer("x")), calls
 
 
@@ -389,13 +364,13 @@ class Partitions:
         return web.json_response(stats)
 
     async def subscriptions(self) -> TopicSubscriptions:
-        async with broker(self.answer) as url, Http.open() as http:
+        async with serving(self.answer) as url, Http.open() as http:
             admin = Admin(http, url, Access.bearer("x"))
             return await admin.subscriptions(TOPIC, partitioned=True)
 
     async def use(self) -> tuple[dict[str, int], int]:
         """Return backlogs, and the uncounted bytes of `s`."""
-        async with broker(self.answer) as url, Http.open() as http:
+        async with serving(self.answer) as url, Http.open() as http:
             admin = Admin(http, url, Access.bearer("x"))
             usage = await admin.usage(TOPIC, partitioned=True, subscription="s")
         backlogs = {name: stands.backlog for name, stands in usage.subscriptions.items()}
@@ -437,7 +412,7 @@ async def test_usage_reads_the_precise_backlog() -> None:
         precise = request.query.get("getPreciseBacklog") == "true"
         return web.json_response(part(s=1 if precise else 0))
 
-    async with broker(answer) as url, Http.open() as http:
+    async with serving(answer) as url, Http.open() as http:
         admin = Admin(http, url, Access.bearer("x"))
         usage = await admin.usage(TOPIC, partitioned=False, subscription="s")
     assert usage.subscriptions["s"].backlog == 1

@@ -236,11 +236,6 @@ def test_policy_spec_fields_reach_the_consumer_policy() -> None:
     assert policy.ladder.rungs == (timedelta(seconds=90), timedelta(days=10))
 
 
-def test_fixed_delay_repeats() -> None:
-    ladder = policy_spec(delayLadder={"fixed": "5s"}).to_policy("shop/orders", 1).ladder
-    assert [ladder.delay(retry) for retry in (1, 2, 99)] == [timedelta(seconds=5)] * 3
-
-
 @pytest.mark.parametrize(
     ("ladder", "first"),
     [

@@ -86,6 +86,7 @@ class ApiServer:
         self.version = 1
         self.watched = asyncio.Queue[web.BaseRequest]()
         self.missed = asyncio.Queue[web.BaseRequest]()
+        self.listed = asyncio.Queue[str]()
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer any request."""
@@ -96,6 +97,7 @@ class ApiServer:
             self.missed.put_nowait(request)
             return web.json_response({"kind": "Status", "message": "none"}, status=404)
         if request.query.get("watch") != "true":
+            self.listed.put_nowait(request.path)
             items = self.objects.get(request.path, [])
             listing = {"items": items, "metadata": {"resourceVersion": str(self.version)}}
             return web.json_response(_discovery(self.missing).get(request.path, listing))
@@ -110,6 +112,14 @@ class ApiServer:
         request = await self.missed.get()
         while request.path != path or request.query.get("watch") != "true":
             request = await self.missed.get()
+
+    async def until_listed(self, path: str, times: int) -> None:
+        """Wait until *path* was listed so many times more."""
+        while not self.listed.empty():
+            self.listed.get_nowait()
+        for _ in range(times):
+            while await self.listed.get() != path:
+                pass
 
     async def until_watched(self, *paths: str) -> dict[str, str]:
         """Wait until watches of all these began; return the label selector of each."""
@@ -183,21 +193,9 @@ def _discovery(missing: str) -> dict[str, dict[str, Any]]:
     return paths
 
 
-async def test_operator_starts_as_user_without_passwd_entry(tmp_path: Path) -> None:
+async def test_operator_as_unknown_user_watches_and_ends_cleanly(tmp_path: Path) -> None:
     api = ApiServer()
-    async with operator(api, tmp_path, before=BECOME_UNUSED_USER):
-        await api.until_watched(*(kind.path() for kind in WATCHED))
-
-
-async def test_sigterm_ends_operator_with_no_hung_task(tmp_path: Path) -> None:
-    api = ApiServer()
-    async with operator(api, tmp_path, before=EXIT_IF_ANYTHING_HANGS):
-        await api.until_watched(*(kind.path() for kind in WATCHED))
-
-
-async def test_operator_watches_other_kinds_by_its_label(tmp_path: Path) -> None:
-    api = ApiServer()
-    async with operator(api, tmp_path):
+    async with operator(api, tmp_path, before=BECOME_UNUSED_USER + EXIT_IF_ANYTHING_HANGS):
         selectors = await api.until_watched(*(kind.path() for kind in WATCHED))
     ours = "app.kubernetes.io/managed-by=redrive"
     for kind in (resources.CONFIG_MAPS, resources.SPARK_APPLICATIONS):
@@ -224,15 +222,24 @@ async def test_forbidden_namespace_is_retried_and_blocks_no_other(
         await api.until_watched(*(kind.path("gone") for kind in WATCHED))
 
 
-async def test_spark_applications_are_watched_once_installed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "launchers"),
+    [(resources.SPARK_APPLICATIONS, ()), (APACHE, ("Kubeflow", "Apache"))],
+    ids=["default", "second"],
+)
+async def test_spark_applications_are_watched_once_installed(
+    tmp_path: Path, kind: Resource, launchers: tuple[str, ...]
+) -> None:
     api = ApiServer()
-    api.missing = resources.SPARK_APPLICATIONS.group
-    others = [kind for kind in WATCHED if kind != resources.SPARK_APPLICATIONS]
-    async with operator(api, tmp_path, before=LOOK_AGAIN_SOON):
-        await api.until_watched(*(kind.path() for kind in others))
+    api.missing = kind.group
+    others = [other for other in WATCHED if other != kind]
+    arguments = [f"--replay-launcher={launcher}" for launcher in launchers]
+    async with operator(api, tmp_path, *arguments, before=LOOK_AGAIN_SOON):
+        await api.until_watched(*(other.path() for other in others))
         assert api.watched.empty()
         api.missing = ""
-        await api.until_watched(*(kind.path() for kind in WATCHED))
+        selectors = await api.until_watched(*(other.path() for other in {*WATCHED, kind}))
+    assert selectors[kind.path()] == "app.kubernetes.io/managed-by=redrive"
 
 
 async def test_spark_applications_are_watched_again_once_reinstalled(tmp_path: Path) -> None:
@@ -255,20 +262,6 @@ async def test_sigterm_during_reload_is_not_lost(tmp_path: Path) -> None:
         assert await process.wait() == 0
 
 
-async def test_second_spark_operator_is_watched_once_installed(
-    tmp_path: Path,
-) -> None:
-    api = ApiServer()
-    api.missing = APACHE.group
-    launchers = "--replay-launcher=Kubeflow", "--replay-launcher=Apache"
-    async with operator(api, tmp_path, *launchers, before=LOOK_AGAIN_SOON):
-        await api.until_watched(*(kind.path() for kind in WATCHED))
-        assert api.watched.empty()
-        api.missing = ""
-        selectors = await api.until_watched(*(kind.path() for kind in (*WATCHED, APACHE)))
-    assert selectors[APACHE.path()] == "app.kubernetes.io/managed-by=redrive"
-
-
 async def test_etcd_restore_relists_and_rewatches_all_kinds(tmp_path: Path) -> None:
     api = ApiServer()
     path = resources.CONFIG_MAPS.path()
@@ -276,12 +269,12 @@ async def test_etcd_restore_relists_and_rewatches_all_kinds(tmp_path: Path) -> N
     api.objects, api.version = {path: [{"metadata": metadata}]}, 1000
     async with operator(api, tmp_path, before=LOOK_AGAIN_SOON):
         await api.until_watched(*(kind.path() for kind in WATCHED))
-        await asyncio.sleep(1)
+        await api.until_listed(path, 3)
         assert api.watched.empty()
         api.objects[path] = [{"metadata": metadata | {"resourceVersion": "700"}}]
         api.version = 800
         await api.until_watched(*(kind.path() for kind in WATCHED))
-        await asyncio.sleep(1)
+        await api.until_listed(path, 3)
         assert api.watched.empty()
 
 

@@ -29,6 +29,7 @@ from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker
 from redrive.testing.consumers import InMemoryConsumer
+from tests.support.crash_notes import leave_notes
 from tests.support.fake_topics import FakeProducer, FakeTopics, Fate
 from tests.support.waiting import wait_until
 
@@ -479,12 +480,7 @@ def test_poison_message_keeps_its_notes_while_unsent(tmp_path: Path) -> None:
     consumer = InMemoryConsumer(POLICY)
     key = id_text(consumer.send(b"x"))
     for _ in range(2):
-        note = CrashLogFile(tmp_path, POLICY)
-        note.begin(key)
-        (file,) = tmp_path.glob("*.notes")
-        left_behind = file.read_text()
-        note.close()
-        file.write_text(left_behind)  # as a kill leaves it
+        leave_notes(tmp_path, POLICY, key)
 
     guarded = InMemoryConsumer(
         POLICY, broker=consumer.broker, crash_log=CrashLog(tmp_path, max_redeliveries=0)
@@ -498,12 +494,7 @@ def test_poison_message_keeps_its_notes_while_unsent(tmp_path: Path) -> None:
 
 def test_poison_message_loses_its_notes_when_dead_lettered(tmp_path: Path) -> None:
     consumer = InMemoryConsumer(POLICY)
-    note = CrashLogFile(tmp_path, POLICY)
-    note.begin(id_text(consumer.send(b"x")))
-    (file,) = tmp_path.glob("*.notes")
-    left_behind = file.read_text()
-    note.close()
-    file.write_text(left_behind)  # as a kill leaves it
+    leave_notes(tmp_path, POLICY, id_text(consumer.send(b"x")))
     guarded = InMemoryConsumer(
         POLICY, broker=consumer.broker, crash_log=CrashLog(tmp_path, max_redeliveries=0)
     )

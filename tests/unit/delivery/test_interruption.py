@@ -200,7 +200,7 @@ def test_hook_panic_changes_nothing_about_a_message(caplog: pytest.LogCaptureFix
     consumer.send(b"bad")
     consumer.run(fails(ValueError("secret"), []))
     assert names[-1] is Name.DEAD_LETTERED
-    assert "the hook for events failed" in caplog.text
+    assert "the hook for events failed at redrive.dead_lettered" in caplog.text
     (letter,) = consumer.dead_letters
     shown = letter.properties()["REDRIVE_CAUSE_MESSAGE"]
     assert shown == "[redacted, for the hook raised Panic]"

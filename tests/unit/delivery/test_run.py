@@ -281,25 +281,24 @@ def test_explicit_handler_succeeds_only_with_done(value: object) -> None:
     assert one(always(Done()), explicit=True)(["m"]) == [None]
 
 
-def test_batch_handler_answers_for_each_message() -> None:
-    failure = KeyError("b")
-    handle = batch_handler(always([None, failure, Done()]), explicit=False)
-    assert handle(["a", "b", "c"]) == [None, failure, None]
+FAILURE = KeyError("b")
 
 
-def test_batch_handler_that_returns_none_has_succeeded() -> None:
-    assert batch_handler(always(None), explicit=False)(["a", "b"]) == [None, None]
-
-
-def test_explicit_batch_without_done_fails_every_message() -> None:
-    for value in (None, [None, None]):
-        outcomes = batch_handler(always(value), explicit=True)(["a", "b"])
-        assert [type(outcome) for outcome in outcomes] == [NotDoneError] * 2
-
-
-def test_batch_answer_of_another_type_is_a_failure() -> None:
-    outcomes = batch_handler(always([False, True, ValueError]), explicit=False)(["a", "b", "c"])
-    assert [type(outcome) for outcome in outcomes] == [NotDoneError] * 3
+@pytest.mark.parametrize(
+    ("answer", "explicit", "outcomes"),
+    [
+        ([None, FAILURE, Done()], False, [None, FAILURE, None]),
+        (None, False, [None] * 3),
+        (None, True, [NotDoneError] * 3),
+        ([None] * 3, True, [NotDoneError] * 3),
+        ([False, True, ValueError], False, [NotDoneError] * 3),
+    ],
+)
+def test_batch_answer_decides_for_each_message(
+    answer: object, *, explicit: bool, outcomes: list[object]
+) -> None:
+    results = batch_handler(always(answer), explicit=explicit)(["a", "b", "c"])
+    assert [type(r) if isinstance(r, NotDoneError) else r for r in results] == outcomes
 
 
 @pytest.mark.parametrize("value", [[], [None], [None] * 3])

@@ -97,11 +97,6 @@ def test_topic_object_is_validated_by_the_policy() -> None:
         Policy(TopicName("shop", "prod/orders", "x"), "billing")
 
 
-def test_subscription_with_a_slash_is_refused() -> None:
-    with pytest.raises(InvalidSpecError, match="a subscription is"):
-        Policy(ORDERS, "a/b")
-
-
 def test_derived_topic_name_over_255_characters_is_refused() -> None:
     fits = 255 - len("orders--RETRY")
     assert len(Policy(ORDERS, "s" * fits).retry_topic.local) == 255

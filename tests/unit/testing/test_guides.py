@@ -16,7 +16,6 @@ import pytest
 
 import redrive
 from redrive import CrashLog
-from redrive.delivery.middleware.poison_guard import CrashLogFile
 from redrive.messages import id_text
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
@@ -27,6 +26,7 @@ from redrive.testing.consumers import (
     InMemoryConsumer,
     InMemorySimpleConsumer,
 )
+from tests.support.crash_notes import leave_notes
 from tests.support.documented import blocks
 
 GUIDES = [f"docs/howto/{name}.md" for name in ("consume", "handle", "outages")]
@@ -189,12 +189,7 @@ def test_killer_message_is_dead_lettered_by_the_crash_log(
 
     killer, *_ = harness.send(b"killer", *HOSTILE, GOOD)
     for _ in range(4):
-        notes = CrashLogFile(tmp_path, POLICY)
-        notes.begin(id_text(killer))
-        (file,) = tmp_path.glob("*.notes")
-        left_behind = file.read_text()
-        notes.close()
-        file.write_text(left_behind)  # as a kill leaves it
+        leave_notes(tmp_path, POLICY, id_text(killer))
     monkeypatch.setattr(redrive, "CrashLog", crash_log)
     harness.run("Survive messages that kill the process", handle=handle)
     assert harness.handled == [GOOD]

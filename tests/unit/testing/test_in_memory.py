@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import pulsar
 import pytest
 
-from redrive import Event, Policy, RetryConsumer, SimpleConsumer
+from redrive import Event, Policy, RetryConsumer
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
 from redrive.policy.ladder import Ladder
-from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 from redrive.testing.connection import NothingLeftError
@@ -87,19 +86,6 @@ def test_discarded_late_and_unsent_messages_have_own_events() -> None:
     ]
 
 
-def test_failing_hook_does_not_affect_the_message(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def broken(_event: Event) -> None:
-        raise RuntimeError
-
-    consumer = InMemoryConsumer(POLICY, on_event=broken)
-    consumer.send(b"x")
-    consumer.run(fail)
-    assert len(consumer.dead_letters) == 1
-    assert "the hook for events failed at redrive.dead_lettered" in caplog.text
-
-
 def test_run_ends_without_messages_and_can_be_repeated() -> None:
     consumer = InMemoryConsumer(POLICY)
     seen: list[bytes] = []
@@ -117,17 +103,6 @@ def test_receive_that_would_never_end_is_an_error() -> None:
     consumer.pause()
     with pytest.raises(NothingLeftError, match="got 'paused'"):
         consumer.receive()
-
-
-def test_handler_beyond_its_timeout_has_failed() -> None:
-    events: list[Event] = []
-    policy = Policy(POLICY.topic, "s", max_retries=0)
-    consumer = InMemoryConsumer(policy, on_event=events.append)
-    consumer.send(b"x")
-    consumer.run(lambda _: consumer.advance(timedelta(seconds=61)))
-    (dead,) = consumer.dead_letters
-    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "HandlerTimeoutError"
-    assert [event.event for event in events][-1] == "redrive.late_success"
 
 
 def test_rate_takes_virtual_time() -> None:
@@ -238,14 +213,6 @@ def test_rate_other_than_positive_is_refused() -> None:
     for rate in (0, -1, float("nan")):
         with pytest.raises(InvalidSpecError, match="positive number of messages"):
             InMemoryConsumer(POLICY).run(fail, max_rate=rate)
-
-
-def test_simple_consumer_refuses_an_ordered_policy() -> None:
-    ordered = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)
-    with pytest.raises(InvalidSpecError, match="keeps no order"):
-        InMemorySimpleConsumer(ordered)
-    with pytest.raises(InvalidSpecError, match="keeps no order"):
-        SimpleConsumer(cast("pulsar.Client", None), ordered)
 
 
 def test_consumer_durations_are_seconds_or_timedeltas() -> None:

@@ -107,7 +107,7 @@ class Delivery(RuleBasedStateMachine):
         self.settled.add(message.data().decode())
 
     @precondition(lambda self: self.in_hand)
-    @rule(asked=REQUESTS)
+    @rule(request=REQUESTS)
     def fail(self, request: dict[str, Any]) -> None:
         message = self.in_hand.pop()
         name = message.data().decode()
@@ -142,7 +142,7 @@ class Delivery(RuleBasedStateMachine):
         assert [*self.broker.unsettled(), *self.broker.dead_letters] == before
 
     @precondition(lambda self: self.in_hand)
-    @rule(asked=REQUESTS)
+    @rule(request=REQUESTS)
     def die_between_send_and_acknowledgement(self, request: dict[str, Any]) -> None:
         message = self.in_hand[0]
         self.broker.kills = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import cast
 
 import pulsar
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from redrive import Policy
+from redrive import Policy, SimpleConsumer
 from redrive.delivery.consumers.simple import (
     InFlight,
     NotInFlightError,
@@ -139,5 +140,9 @@ TestMessagesInFlight = Flight.TestCase
 def test_ordered_policy_is_refused_for_simple_consumers() -> None:
     policy = Policy(TopicName("shop", "prod", "orders"), "billing", SubscriptionType.KEY_SHARED)
     assert check_unordered(policy) is policy
-    with pytest.raises(InvalidSpecError, match=r"keeps no order.*got 'the ordered policy billing'"):
-        check_unordered(replace(policy, ordered=True))
+    ordered = replace(policy, ordered=True)
+    refusal = r"keeps no order.*got 'the ordered policy billing'"
+    with pytest.raises(InvalidSpecError, match=refusal):
+        InMemorySimpleConsumer(ordered)
+    with pytest.raises(InvalidSpecError, match=refusal):
+        SimpleConsumer(cast("pulsar.Client", None), ordered)

@@ -154,34 +154,26 @@ def test_settlement_with_invalid_cause_keeps_the_message() -> None:
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "AckTimeoutError"
 
 
-def test_close_waits_for_one_timed_out_message_not_for_all() -> None:
+@pytest.mark.parametrize("simple", [False, True], ids=["timed out", "expired"])
+def test_close_waits_for_one_late_message_not_for_all(*, simple: bool) -> None:
     events: list[Event] = []
 
     def close(event: Event) -> None:
         events.append(event)
         consumer.close()
 
-    consumer = InMemoryConsumer(POLICY, ack_timeout=TEN, on_event=close)
+    consumer: InMemoryConsumer | InMemorySimpleConsumer
+    if simple:
+        consumer = InMemorySimpleConsumer(POLICY, on_event=close)
+    else:
+        consumer = InMemoryConsumer(POLICY, ack_timeout=TEN, on_event=close)
     for content in (b"1", b"2", b"3"):
         consumer.send(content)
-    for _ in range(3):
-        receive(consumer)
-    consumer.advance(TEN)
-    names = [event.event for event in events if event.event != "redrive.left_unsettled"]
-    assert names == ["redrive.attempt_failed", "redrive.retried"]
-
-
-def test_close_waits_for_one_expired_message_not_for_all() -> None:
-    events: list[Event] = []
-
-    def close(event: Event) -> None:
-        events.append(event)
-        consumer.close()
-
-    consumer = InMemorySimpleConsumer(POLICY, on_event=close)
-    for content in (b"1", b"2", b"3"):
-        consumer.send(content)
-    assert len(consumer.receive(3, TEN)) == 3
+    if isinstance(consumer, InMemorySimpleConsumer):
+        assert len(consumer.receive(3, TEN)) == 3
+    else:
+        for _ in range(3):
+            receive(consumer)
     consumer.advance(TEN)
     names = [event.event for event in events if event.event != "redrive.left_unsettled"]
     assert names == ["redrive.attempt_failed", "redrive.retried"]

@@ -29,6 +29,7 @@ from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker
 from redrive.testing.connection import InMemoryConnection
 from redrive.testing.consumers import InMemoryConsumer
+from tests.support.crash_notes import leave_notes
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 SLICE = 0.25
@@ -63,13 +64,7 @@ class Harness:
 
     def poison_guard(self, *numbers: int, parts: Parts | None = None) -> Guarded:
         """Return a guard that hands them out, *numbers* being suspects."""
-        log_file = CrashLogFile(self._notes, POLICY)
-        for number in numbers:
-            log_file.begin(self.ids[number])
-        (file,) = self._notes.glob("*.notes")
-        left_behind = file.read_text()
-        log_file.close()
-        file.write_text(left_behind)  # as a kill leaves it
+        leave_notes(self._notes, POLICY, *(self.ids[number] for number in numbers))
         parts = parts or InMemoryConnection(self.broker).open(POLICY, SUBSCRIBING)
         guard = PoisonGuard(parts, CrashLog(self._notes), POLICY, self.bury)
         self.ending.callback(guard.close)
