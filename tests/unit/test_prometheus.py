@@ -72,9 +72,10 @@ def fail(_message: object) -> None:
     raise LookupError
 
 
-def generation(consumer: InMemoryConsumer) -> float | None:
-    labels = {**WHERE, "consumer": consumer.name}
-    return REGISTRY.get_sample_value("redrive_consumer_policy_generation", labels)
+def gauge(name: str, consumer: str, **labels: str) -> float | None:
+    """Return the value of a metric of the consumer of this name, or None without one."""
+    labels = {**WHERE, **labels, "consumer": consumer}
+    return REGISTRY.get_sample_value(f"redrive_consumer_{name}", labels)
 
 
 def test_failures_are_counted_by_result() -> None:
@@ -142,24 +143,23 @@ def test_successes_and_durations_are_counted() -> None:
 def test_in_flight_gauge_follows_receive_and_acknowledge() -> None:
     consumer = InMemoryConsumer(POLICY, name="in-hand")
     prometheus.follow(consumer)
-    labels = {**WHERE, "consumer": "in-hand"}
     consumer.send(b"x")
     message = consumer.receive()
-    assert REGISTRY.get_sample_value("redrive_consumer_messages_in_hand", labels) == 1
+    assert gauge("messages_in_hand", "in-hand") == 1
     consumer.acknowledge(message)
-    assert REGISTRY.get_sample_value("redrive_consumer_messages_in_hand", labels) == 0
+    assert gauge("messages_in_hand", "in-hand") == 0
 
 
 def test_dead_keys_gauge_counts_keys_of_sequenced_policy() -> None:
-    counts, labels = Counts(), {**WHERE, "consumer": "sequenced"}
+    counts = Counts()
     policy = replace(SEQUENCED, max_retries=0)
     consumer = InMemoryConsumer(policy, name="sequenced", on_event=prometheus.count)
     prometheus.follow(consumer)
     for key in "aab":
         consumer.send(b"x", partition_key=key)
-    assert REGISTRY.get_sample_value("redrive_consumer_dead_keys", labels) == 0
+    assert gauge("dead_keys", "sequenced") == 0
     consumer.run(fail)
-    assert REGISTRY.get_sample_value("redrive_consumer_dead_keys", labels) == 2
+    assert gauge("dead_keys", "sequenced") == 2
     assert counts.added() == {
         "failed_attempts_total LookupError": 2,
         "dead_lettered_messages_total RetriesExhausted": 2,
@@ -171,16 +171,16 @@ def test_generation_gauge_follows_the_policy_file(tmp_path: Path) -> None:
     file = tmp_path / "policy.json"
     file.write_text(codec.encode(replace(POLICY, generation=3)), encoding="utf-8")
     consumer = InMemoryConsumer(PolicyFile(file), name="followed")
-    assert generation(consumer) is None
+    assert gauge("policy_generation", consumer.name) is None
     prometheus.follow(consumer)
-    assert generation(consumer) == 3
+    assert gauge("policy_generation", consumer.name) == 3
 
     newer = tmp_path / "newer.json"
     newer.write_text(codec.encode(replace(POLICY, generation=4)), encoding="utf-8")
     os.replace(newer, file)  # noqa: PTH105 - one step
     consumer.advance(timedelta(seconds=2))
 
-    assert generation(consumer) == 4
+    assert gauge("policy_generation", consumer.name) == 4
 
 
 def test_outage_is_shown_while_it_lasts_and_counted() -> None:
@@ -188,11 +188,10 @@ def test_outage_is_shown_while_it_lasts_and_counted() -> None:
     policy = replace(POLICY, outage_breaker=OutageLimits(min_messages=2))
     consumer = InMemoryConsumer(policy, name="paused", on_event=prometheus.count)
     prometheus.follow(consumer)
-    labels = {**WHERE, "consumer": "paused"}
     seen = []
 
     def handle(_message: object) -> None:
-        seen.append(REGISTRY.get_sample_value("redrive_consumer_outages", labels))
+        seen.append(gauge("outages", "paused"))
         if len(seen) < 5:
             raise ConnectionError
 
@@ -201,7 +200,7 @@ def test_outage_is_shown_while_it_lasts_and_counted() -> None:
     consumer.run(handle)
 
     assert seen[:5] == [0, 0, 1, 1, 1]
-    assert REGISTRY.get_sample_value("redrive_consumer_outages", labels) == 0
+    assert gauge("outages", "paused") == 0
     assert counts.added() == {
         "failed_attempts_total ConnectionError": 1,
         "retried_messages_total": 1,
@@ -214,11 +213,10 @@ def test_outage_is_shown_while_it_lasts_and_counted() -> None:
 def test_deleted_consumer_has_no_metrics() -> None:
     consumer = InMemoryConsumer(POLICY, name="gone")
     prometheus.follow(consumer)
-    assert generation(consumer) == 0
-    labels = {**WHERE, "consumer": "gone"}
+    assert gauge("policy_generation", consumer.name) == 0
     del consumer
     gc.collect()
-    assert REGISTRY.get_sample_value("redrive_consumer_policy_generation", labels) is None
+    assert gauge("policy_generation", "gone") is None
 
 
 async def test_async_consumer_can_be_followed_before_it_opens(
@@ -228,25 +226,23 @@ async def test_async_consumer_can_be_followed_before_it_opens(
     opened = InMemoryConsumer(POLICY, name="entered")
     monkeypatch.setattr(consumer, "_open", lambda: opened)
     prometheus.follow(consumer)
-    assert generation(opened) is None
+    assert gauge("policy_generation", opened.name) is None
     async with consumer:
-        assert generation(opened) == 0
+        assert gauge("policy_generation", opened.name) == 0
 
 
 @pytest.mark.parametrize("name", ["", "orders", "/orders", "shop/", "a/b/c"])
 def test_policy_without_resource_name_has_empty_labels(name: str) -> None:
     consumer = InMemoryConsumer(replace(POLICY, name=name), name="by-hand")
     prometheus.follow(consumer)
-    labels = {**WHERE, "policy": "", "policy_namespace": "", "consumer": "by-hand"}
-    assert REGISTRY.get_sample_value("redrive_consumer_policy_generation", labels) == 0
+    assert gauge("policy_generation", "by-hand", policy="", policy_namespace="") == 0
 
 
 def test_connected_gauge_is_0_after_close() -> None:
     with InMemoryConsumer(POLICY, name="connected") as consumer:
         prometheus.follow(consumer)
-        labels = {**WHERE, "consumer": "connected"}
-        assert REGISTRY.get_sample_value("redrive_consumer_connected", labels) == 1
-    assert REGISTRY.get_sample_value("redrive_consumer_connected", labels) == 0
+        assert gauge("connected", "connected") == 1
+    assert gauge("connected", "connected") == 0
 
 
 @pytest.fixture(scope="module")

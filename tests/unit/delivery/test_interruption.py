@@ -24,12 +24,13 @@ from redrive.delivery.reporting import Name
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
-from redrive.testing.broker import InMemoryBroker, InMemoryMessage
+from redrive.testing.broker import InMemoryBroker
 from redrive.testing.consumers import (
     AsyncInMemoryConsumer,
     InMemoryConsumer,
     InMemorySimpleConsumer,
 )
+from tests.support.blocking_broker import BlockingBroker
 
 POLICY = Policy(
     TopicName("shop", "prod", "orders"), "billing", max_retries=1, ladder=Ladder.from_fixed("5s")
@@ -368,62 +369,40 @@ async def test_timeout_around_run_uses_up_no_attempt() -> None:
     assert [message.data() for message in consumer.broker.unsettled()] == [b"x"]
 
 
-PLAIN_POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
-
-
-class Slow(InMemoryBroker):
-    """A broker with a slow retry topic."""
-
-    def __init__(self) -> None:
-        super().__init__(PLAIN_POLICY)
-        self.storing, self.go_on = threading.Event(), threading.Event()
-
-    def store(
-        self, topic: TopicName, message: InMemoryMessage, deliver_after: timedelta | None = None
-    ) -> pulsar.MessageId:
-        if topic == PLAIN_POLICY.retry_topic:
-            self.storing.set()
-            self.go_on.wait(30)
-        return super().store(topic, message, deliver_after)
-
-
 def test_close_waits_for_settlements_of_other_threads() -> None:
-    broker = Slow()
-    consumer = InMemoryConsumer(PLAIN_POLICY, broker=broker)
+    broker = BlockingBroker(POLICY, "store")
+    consumer = InMemoryConsumer(POLICY, broker=broker)
     consumer.send(b"x")
     message = consumer.receive()
     with ThreadPoolExecutor() as threads:
         settling = threads.submit(consumer.reconsume_later, message)
-        assert broker.storing.wait(30)
-        threading.Timer(0.3, broker.go_on.set).start()
+        assert broker.blocked.wait(30)
+        threading.Timer(0.3, broker.release.set).start()
         consumer.close(timeout=30)
         settling.result()
-    assert [message.topic for message in broker.unsettled()] == [PLAIN_POLICY.retry_topic]
+    assert [message.topic for message in broker.unsettled()] == [POLICY.retry_topic]
 
 
 def test_close_waits_for_a_hung_settlement_until_its_timeout() -> None:
-    broker = Slow()
-    consumer = InMemoryConsumer(PLAIN_POLICY, broker=broker)
+    broker = BlockingBroker(POLICY, "store")
+    consumer = InMemoryConsumer(POLICY, broker=broker)
     consumer.send(b"x")
     message = consumer.receive()
     with ThreadPoolExecutor() as threads:
         settling = threads.submit(consumer.reconsume_later, message)
-        assert broker.storing.wait(30)
+        assert broker.blocked.wait(30)
         consumer.close(timeout=0.2)
         assert not settling.done()
-        broker.go_on.set()
+        broker.release.set()
         settling.result()
-    assert [message.topic for message in broker.unsettled()] == [
-        PLAIN_POLICY.topic,
-        PLAIN_POLICY.retry_topic,
-    ]
+    assert [message.topic for message in broker.unsettled()] == [POLICY.topic, POLICY.retry_topic]
 
 
 def test_hook_during_settlement_can_close_the_consumer() -> None:
-    consumer = InMemoryConsumer(PLAIN_POLICY, on_event=lambda _: consumer.close(timedelta.max))
+    consumer = InMemoryConsumer(POLICY, on_event=lambda _: consumer.close(timedelta.max))
     consumer.send(b"x")
     consumer.reconsume_later(consumer.receive())
-    assert [message.topic for message in consumer.broker.unsettled()] == [PLAIN_POLICY.retry_topic]
+    assert [message.topic for message in consumer.broker.unsettled()] == [POLICY.retry_topic]
 
 
 KINDS = [name for name in redrive.__all__ if name.endswith(("Consumer", "Producer"))]

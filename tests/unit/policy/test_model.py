@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
@@ -165,6 +165,7 @@ def test_outage_needs_a_share_of_outcomes_and_many_messages(
 
 
 @given(st.integers(0, 10_000))
+@settings(max_examples=20)
 def test_one_failure_in_twenty_is_no_outage(seed: int) -> None:
     luck, window = random.Random(seed), OutcomeWindow(LIMITS.window)  # noqa: S311 - a simulation
     for number in range(5_000):

@@ -23,7 +23,15 @@ from redrive.policy.verdict import (
     after_failure,
 )
 
-policies = st.from_type(Policy)
+policies = st.builds(
+    Policy,
+    topic=st.just(TopicName("shop", "prod", "orders")),
+    subscription=st.just("billing"),
+    max_retries=st.integers(0, 30) | st.integers(0, 1_000),
+    ladder=st.from_type(Ladder),
+    levels=st.from_type(Ladder).map(lambda ladder: Ladder(ladder.rungs)),
+    dead_letters=st.booleans(),
+)
 counts = st.integers(0, 2_000)
 delays = st.timedeltas(timedelta(seconds=1), timedelta(seconds=864_000))
 levels = st.integers(-50, 50)
