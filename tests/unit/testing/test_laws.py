@@ -261,7 +261,7 @@ class Delivery(RuleBasedStateMachine):
             assert count <= 1 + self.crashes[name]
 
     @invariant()
-    def no_message_is_in_hand_for_longer_than_its_time(self) -> None:
+    def no_message_is_in_flight_for_longer_than_its_time(self) -> None:
         now = self.broker.clock.monotonic()
         for message in self.in_hand:
             assert now - self.since[id_text(message.message_id())] < ACK_TIMEOUT.total_seconds()

@@ -499,7 +499,7 @@ class SilentClient:
         return producer
 
 
-def test_beacon_is_shown_despite_an_unanswered_first_call(
+def test_outage_is_shown_despite_an_unanswered_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reporting, "OPEN_SECONDS", 0.1)
