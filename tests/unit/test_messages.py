@@ -21,6 +21,7 @@ from redrive.delivery.forwarder import Producers
 from redrive.delivery.reporting import Name
 from redrive.messages import (
     NO_VERSION,
+    id_text,
     ordering_key,
     partition_key,
     raw_properties,
@@ -256,3 +257,15 @@ def test_hostile_metadata_does_not_end_a_run(fields: dict[str, Any], *, ordered:
 def test_schema_version_of_any_size_is_read(written: bytes, version: int | None) -> None:
     message = Hostile(POLICY.topic, pulsar.MessageId(-1, 0, 0), b"", EPOCH, version=written)
     assert schema_version(cast("pulsar.Message", message)) == version
+
+
+@pytest.mark.parametrize(
+    ("message_id", "text"),
+    [
+        (pulsar.MessageId(-1, 5, 0), "5:0:-1"),
+        (pulsar.MessageId(3, 5, 7), "5:7:3"),
+        (pulsar.MessageId(3, 5, 7, 0), "5:7:3:0"),
+    ],
+)
+def test_message_id_is_written_as_in_java(message_id: pulsar.MessageId, text: str) -> None:
+    assert id_text(message_id) == text

@@ -5,11 +5,9 @@ import subprocess
 import sys
 from importlib import resources
 
-import pulsar
 import pytest
 
 import redrive
-from redrive.messages import id_text
 
 OPTIONAL = {
     "aiohttp", "kopf", "kubernetes", "opentelemetry", "prometheus_client", "pydantic", "pyspark",
@@ -72,15 +70,3 @@ def test_consumer_imports_no_optional_module() -> None:
 
 def test_package_is_marked_as_typed() -> None:
     assert resources.files(redrive).joinpath("py.typed").is_file()
-
-
-@pytest.mark.parametrize(
-    ("message_id", "text"),
-    [
-        (pulsar.MessageId(-1, 5, 0), "5:0:-1"),
-        (pulsar.MessageId(3, 5, 7), "5:7:3"),
-        (pulsar.MessageId(3, 5, 7, 0), "5:7:3:0"),
-    ],
-)
-def test_message_id_is_written_as_in_java(message_id: pulsar.MessageId, text: str) -> None:
-    assert id_text(message_id) == text

@@ -47,17 +47,16 @@ def test_new_condition_transitions_now() -> None:
     assert merged.last_transition_time == NOW
 
 
-def test_transition_time_is_kept_when_only_reason_changes() -> None:
+@pytest.mark.parametrize(
+    ("status", "moment"), [(ConditionStatus.FALSE, BEFORE), (ConditionStatus.TRUE, NOW)]
+)
+def test_transition_time_changes_only_with_the_status(
+    status: ConditionStatus, moment: datetime
+) -> None:
     old = merge([], [ready(ConditionStatus.FALSE, "TopicNotFound")], BEFORE)
-    (merged,) = merge(old, [ready(ConditionStatus.FALSE, "BrokerUnreachable")], NOW)
+    (merged,) = merge(old, [ready(status, "BrokerUnreachable")], NOW)
     assert merged.reason == "BrokerUnreachable"
-    assert merged.last_transition_time == BEFORE
-
-
-def test_transition_time_changes_with_status() -> None:
-    old = merge([], [ready(ConditionStatus.FALSE)], BEFORE)
-    (merged,) = merge(old, [ready(ConditionStatus.TRUE)], NOW)
-    assert merged.last_transition_time == NOW
+    assert merged.last_transition_time == moment
 
 
 def test_transition_time_in_year_1_keeps_four_digits() -> None:

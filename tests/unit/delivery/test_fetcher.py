@@ -112,20 +112,27 @@ def watch(reports: list[tuple[str, bool]]) -> ConnectionWatch:
     return ConnectionWatch("orders", 30, lambda topic, back, _: reports.append((topic, back)))
 
 
-def test_short_connection_loss_is_not_reported(
-    watch: ConnectionWatch, reports: list[tuple[str, bool]], clock: list[float]
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([(0, True), (1, False), (30, False), (31, True), (90, True)], []),
+        (
+            [(1, False), (31, False), (500, False), (501, True), (502, True)],
+            [("orders", False), ("orders", True)],
+        ),
+    ],
+    ids=["short", "long"],
+)
+def test_only_a_long_connection_loss_is_reported_once(
+    watch: ConnectionWatch,
+    reports: list[tuple[str, bool]],
+    clock: list[float],
+    states: list[tuple[float, bool]],
+    expected: list[tuple[str, bool]],
 ) -> None:
-    for clock[0], connected in ((0, True), (1, False), (30, False), (31, True), (90, True)):
+    for clock[0], connected in states:
         watch.check(connected=connected)
-    assert reports == []
-
-
-def test_long_connection_loss_and_its_end_are_reported_once(
-    watch: ConnectionWatch, reports: list[tuple[str, bool]], clock: list[float]
-) -> None:
-    for clock[0], connected in ((1, False), (31, False), (500, False), (501, True), (502, True)):
-        watch.check(connected=connected)
-    assert reports == [("orders", False), ("orders", True)]
+    assert reports == expected
 
 
 def test_each_connection_loss_is_reported(

@@ -90,12 +90,6 @@ def test_policy_value_of_another_type_is_refused(key: str, value: Any) -> None: 
         codec.decode(json.dumps(changed))
 
 
-@pytest.mark.parametrize("value", [True, 1.0, "1", None, 2, 0])
-def test_policy_file_of_another_version_is_refused(value: object) -> None:
-    with pytest.raises(InvalidSpecError, match=f"version 1; got {value!r}; upgrade"):
-        codec.decode(json.dumps(document() | {"version": value}))
-
-
 @pytest.mark.parametrize("key", READ)
 def test_missing_policy_value_is_refused(key: str) -> None:
     changed = document()
@@ -104,34 +98,32 @@ def test_missing_policy_value_is_refused(key: str) -> None:
         codec.decode(json.dumps(changed))
 
 
-@pytest.mark.parametrize("key", ["maxRetries", "generation"])
-def test_true_is_refused_as_a_number(key: str) -> None:
-    with pytest.raises(InvalidSpecError, match=f"{key} in a policy file is of type int; got True"):
-        codec.decode(json.dumps(document() | {key: True}))
-
-
-def test_delay_other_than_string_is_refused() -> None:
-    with pytest.raises(InvalidSpecError, match="delays in a policy file holds strings; got 5"):
-        codec.decode(json.dumps(document() | {"delays": ["1s", 5]}))
-
-
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("key", "value", "message"),
     [
-        ("maxRetries", 1_001),
-        ("delays", []),
-        ("delays", ["0s"]),
-        ("jitter", 1.5),
-        ("delayLevels", []),
-        ("retryTopic", "persistent://shop/prod/orders"),
-        ("deadLetterTopic", "persistent://shop/test/orders-DLQ"),
-        ("topic", "persistent://shop/prod/orders-partition-1"),
-        ("subscription", "a/b"),
-        ("subscriptionType", "exclusive"),
+        *(
+            ("version", version, f"version 1; got {version!r}; upgrade")
+            for version in (True, 1.0, "1", None, 2, 0)
+        ),
+        *(
+            (key, True, f"{key} in a policy file is of type int; got True")
+            for key in ("maxRetries", "generation")
+        ),
+        ("delays", ["1s", 5], "delays in a policy file holds strings; got 5"),
+        ("maxRetries", 1_001, "; got "),
+        ("delays", [], "; got "),
+        ("delays", ["0s"], "; got "),
+        ("jitter", 1.5, "; got "),
+        ("delayLevels", [], "; got "),
+        ("retryTopic", "persistent://shop/prod/orders", "; got "),
+        ("deadLetterTopic", "persistent://shop/test/orders-DLQ", "; got "),
+        ("topic", "persistent://shop/prod/orders-partition-1", "; got "),
+        ("subscription", "a/b", "; got "),
+        ("subscriptionType", "exclusive", "; got "),
     ],
 )
-def test_policy_value_out_of_range_is_refused(key: str, value: object) -> None:
-    with pytest.raises(InvalidSpecError):
+def test_invalid_policy_value_is_refused(key: str, value: object, message: str) -> None:
+    with pytest.raises(InvalidSpecError, match=message):
         codec.decode(json.dumps(document() | {key: value}))
 
 
