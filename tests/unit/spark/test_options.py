@@ -1,15 +1,32 @@
-"""Options are understood or refused, with the nearest name that there is."""
+"""Options of the data source: defaults, limits and authentication."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from pathlib import Path
+
 import pytest
+import trustme
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.auth.files import CredentialsUnreadableError, SourceCredentials, source_credentials
+from redrive.auth.method import Plugin, SourceAuthentication
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.spark import options
-from redrive.spark.options import BATCH_OPTIONS, COLUMN_NAMES, InvalidOptionError
+from redrive.spark.options import (
+    BATCH_OPTIONS,
+    COLUMN_NAMES,
+    PARAMETERS,
+    PLUGIN,
+    TRUSTED,
+    InvalidAuthenticationError,
+    InvalidOptionError,
+    authentication_of_options,
+)
 
 LEAST = {"service.url": "pulsar://pulsar:6650", "topic": "persistent://shop/prod/orders"}
 
@@ -94,3 +111,155 @@ def test_columns_are_chosen_by_name_and_in_order() -> None:
     )
     assert "got ['key']" in refused(columns="value,key")
     assert "one twice" in refused(columns="value,value")
+
+
+AUTHORITY = trustme.CA()
+
+
+def credentials_of(
+    plugin: str = "", parameters: str = "", trusted: Path | None = None
+) -> SourceCredentials:
+    options = {PLUGIN: plugin, PARAMETERS: parameters} if plugin else {}
+    if trusted is not None:
+        options[TRUSTED] = str(trusted)
+    return SourceCredentials(authentication_of_options(options))
+
+
+def test_no_method_shows_nothing() -> None:
+    assert credentials_of().access().headers == {}
+    assert credentials_of().client("pulsar://p:6650") == {"authentication": None}
+
+
+def test_a_process_has_one_of_each() -> None:
+    token, other = (
+        authentication_of_options({PLUGIN: "AuthenticationToken", PARAMETERS: f"token:{value}"})
+        for value in ("one", "other")
+    )
+    assert source_credentials(token) is source_credentials(token) is not source_credentials(other)
+
+
+def test_a_token_of_a_file_may_change(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    given = credentials_of("AuthenticationToken", f"file://{file}")
+    assert given.access().headers == {"Authorization": "Bearer first"}
+    file.write_text("second")
+    assert given.access().headers == {"Authorization": "Bearer second"}
+    file.unlink()
+    with pytest.raises(CredentialsUnreadableError, match=str(file)):
+        given.access()
+
+
+def test_a_certificate_is_shown_and_authorities_are_trusted(tmp_path: Path) -> None:
+    issued = AUTHORITY.issue_cert(common_name="analyst")
+    files = [tmp_path / name for name in ("tls.crt", "tls.key", "ca.crt")]
+    files[0].write_bytes(issued.cert_chain_pems[0].bytes())
+    files[1].write_bytes(issued.private_key_pem.bytes())
+    files[2].write_bytes(AUTHORITY.cert_pem.bytes())
+    said = f"tlsCertFile:{files[0]},tlsKeyFile:{files[1]}"
+    given = credentials_of("AuthenticationTls", said, files[2])
+    tls = given.access().tls
+    assert tls is not None
+    assert len(tls.get_ca_certs()) == 1
+    options = given.client("pulsar+ssl://p:6651")
+    assert options["tls_trust_certs_file_path"] == str(files[2])
+    assert options["tls_validate_hostname"]
+    files[1].write_text("s3cret")
+    with pytest.raises(CredentialsUnreadableError, match="no certificate with its key") as error:
+        given.access()
+    assert "s3cret" not in str(error.value)
+
+
+async def test_an_issuer_gives_the_token(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"token_endpoint": str(request.url.with_path("/token"))})
+        form = await request.post()
+        return web.json_response(
+            {"access_token": str(form["client_id"]) + str(form["client_secret"])}
+        )
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    key = tmp_path / "client.json"
+    key.write_text(json.dumps({"client_id": "analyst", "client_secret": "right"}))
+    issuer = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    said = json.dumps({"issuerUrl": issuer, "privateKey": f"file://{key}"})
+    given = credentials_of("org.apache.pulsar.client.impl.auth.oauth2.AuthenticationOAuth2", said)
+    access = await asyncio.to_thread(given.access)
+    assert access.headers == {"Authorization": "Bearer analystright"}
+    key.write_text("{}")
+    other = credentials_of("AuthenticationOAuth2", said)
+    with pytest.raises(CredentialsUnreadableError, match="client_id and client_secret"):
+        await asyncio.to_thread(other.access)
+    await runner.cleanup()
+
+
+PACKAGE = "org.apache.pulsar.client.impl.auth."
+
+
+def authentication(plugin: str, parameters: str) -> SourceAuthentication:
+    return authentication_of_options({PLUGIN: plugin, PARAMETERS: parameters})
+
+
+def test_nothing_is_no_authentication() -> None:
+    assert authentication_of_options({}) == SourceAuthentication()
+    assert authentication("AuthenticationDisabled", "") == SourceAuthentication()
+
+
+def test_a_token_stands_in_the_option_or_in_a_file() -> None:
+    assert authentication(f"{PACKAGE}AuthenticationToken", "token:abc").token == "abc"  # noqa: S105
+    found = authentication("AuthenticationToken", "file:///var/run/token")
+    assert (found.token, found.files) == (None, {"token": "/var/run/token"})
+
+
+def test_a_certificate_and_its_key_are_files() -> None:
+    found = authentication(
+        f"{PACKAGE}AuthenticationTls", "tlsCertFile:/a/tls.crt,tlsKeyFile:/a/tls.key"
+    )
+    assert found.plugin is Plugin.TLS
+    assert found.files == {"certificate": "/a/tls.crt", "key": "/a/tls.key"}
+
+
+def test_a_client_of_an_issuer_has_its_secret_in_a_file() -> None:
+    said = {
+        "type": "client_credentials",
+        "issuerUrl": "https://issuer",
+        "privateKey": "file:///a/client.json",
+        "audience": "pulsar",
+    }
+    found = authentication(f"{PACKAGE}oauth2.AuthenticationOAuth2", json.dumps(said))
+    assert found.plugin is Plugin.OAUTH2
+    assert found.files == {"client": "/a/client.json"}
+    assert found.issuer == {"issuerUrl": "https://issuer", "audience": "pulsar"}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "parameters"),
+    [
+        ("AuthenticationToken", "s3cret"),  # Spark would show it
+        ("AuthenticationToken", "token:"),
+        ("AuthenticationToken", "token: s3cr€t"),
+        ("AuthenticationTls", "tlsCertFile:/a/s3cret"),
+        ("AuthenticationOAuth2", "s3cret"),
+        ("AuthenticationOAuth2", '["s3cret"]'),
+        ("AuthenticationOAuth2", '{"issuerUrl": "https://i", "privateKey": "data:;base64,s3cret"}'),
+        ("AuthenticationBasic", '{"userId": "a", "password": "s3cret"}'),
+    ],
+)
+def test_anything_else_is_refused_and_not_shown(plugin: str, parameters: str) -> None:
+    with pytest.raises(InvalidAuthenticationError) as error:
+        authentication(plugin, parameters)
+    assert "s3cr" not in str(error.value)
+
+
+def test_parameters_without_a_method_are_refused() -> None:
+    with pytest.raises(InvalidAuthenticationError, match="is given without"):
+        authentication_of_options({PARAMETERS: "token:s3cret"})
+
+
+def test_a_token_is_not_shown() -> None:
+    assert "s3cret" not in repr(authentication("AuthenticationToken", "token:s3cret"))
