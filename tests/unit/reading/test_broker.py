@@ -1,4 +1,4 @@
-"""The credentials of a job go to the broker of its connection, and where that may redirect."""
+"""Calls of a job to its broker: redirects of credentials, and retries of errors."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pulsar
 import pytest
 from aiohttp import web
 
+from redrive.admin import errors as admin
 from redrive.admin.errors import AdminNotFoundError, RedirectRefusedError
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
+from redrive.errors import RedriveError
+from redrive.messages import NotSentError, SchemaNotFoundError
 from redrive.policy.naming import TopicName
 from redrive.reading import broker
+from redrive.reading.broker import ReplayRoleRefusedError
+from redrive.replay.ledger import FencedError, LedgerUnavailableError
 from tests.support.http_server import serving
 
 TOPIC = TopicName("t", "n", "a")
@@ -34,24 +40,24 @@ async def redirecting(shown: list[str | None]) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def give_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Gives this process a token, and says where it may be redirected."""
     file = tmp_path / "credentials" / "token"
     file.parent.mkdir()
     file.write_text("the-token\n")
 
-    def give(*hosts: str) -> None:
+    def give_token(*hosts: str) -> None:
         access = BrokerAccess(Method.TOKEN, str(tmp_path), hosts)
         monkeypatch.setenv(ACCESS_VARIABLE, access.encode())
 
-    return give
+    return give_token
 
 
 @pytest.mark.parametrize("hosts", [(), ("broker-*.pulsar",)])
 async def test_the_token_of_a_job_is_redirected_to_no_host_that_the_connection_does_not_name(
-    give: Callable[..., None], hosts: tuple[str, ...]
+    give_token: Callable[..., None], hosts: tuple[str, ...]
 ) -> None:
-    give(*hosts)
+    give_token(*hosts)
     shown: list[str | None] = []
     async with redirecting(shown) as url:
         with pytest.raises(RedirectRefusedError, match="redirectHosts"):
@@ -60,11 +66,81 @@ async def test_the_token_of_a_job_is_redirected_to_no_host_that_the_connection_d
 
 
 async def test_the_token_of_a_job_is_redirected_to_hosts_that_the_connection_names(
-    give: Callable[..., None],
+    give_token: Callable[..., None],
 ) -> None:
-    give("broker-*.pulsar", "localhost")
+    give_token("broker-*.pulsar", "localhost")
     shown: list[str | None] = []
     async with redirecting(shown) as url:
         with pytest.raises(AdminNotFoundError, match="no such topic"):
             await broker.take_snapshot(url, TOPIC)
     assert shown == ["Bearer the-token"]
+
+
+def error_caused_by(kind: type[RedriveError], cause: type[Exception] | None = None) -> RedriveError:
+    error = kind("it does not work", remedy="look")
+    error.__cause__ = cause("by this") if cause else None
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        error_caused_by(ReplayRoleRefusedError, pulsar.Timeout),
+        error_caused_by(ReplayRoleRefusedError, pulsar.ConnectError),
+        error_caused_by(ReplayRoleRefusedError, pulsar.ProducerBusy),
+        error_caused_by(NotSentError, pulsar.Timeout),
+        error_caused_by(admin.BrokerUnreachableError),
+        error_caused_by(admin.BrokerDownError),
+        error_caused_by(admin.BrokerFailedError),
+        error_caused_by(admin.BrokerRefusedError),
+        error_caused_by(admin.AdminConflictError),
+    ],
+    ids=repr,
+)
+def test_a_broker_that_is_away_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, error: RedriveError
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    answers = [error, error, None]
+
+    def call() -> str:
+        if answer := answers.pop(0):
+            raise answer
+        return "there"
+
+    assert broker.waited(call) == "there"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        error_caused_by(ReplayRoleRefusedError, pulsar.AuthorizationError),
+        error_caused_by(ReplayRoleRefusedError, pulsar.ConsumerBusy),
+        error_caused_by(ReplayRoleRefusedError, pulsar.TopicNotFound),
+        error_caused_by(SchemaNotFoundError, pulsar.TopicNotFound),
+        error_caused_by(FencedError, pulsar.ProducerFenced),
+        error_caused_by(LedgerUnavailableError, pulsar.Timeout),  # it has waited already
+        error_caused_by(admin.AdminForbiddenError),
+        error_caused_by(admin.AuthenticationFailedError),
+        error_caused_by(admin.AdminNotFoundError),
+    ],
+    ids=repr,
+)
+def test_what_no_time_cures_is_raised_at_once(error: RedriveError) -> None:
+    calls = []
+
+    def call() -> None:
+        calls.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        broker.waited(call)
+    assert len(calls) == 1
+
+
+def test_a_call_that_is_interrupted_is_not_repeated() -> None:
+    def call() -> None:
+        raise pulsar.Interrupted
+
+    with pytest.raises(pulsar.Interrupted):
+        broker.opened("look", "consume", call)

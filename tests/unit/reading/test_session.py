@@ -1,4 +1,4 @@
-"""What a session makes of answers that the sandbox's broker never gives."""
+"""The session of the binary protocol, and its frames, with scripted brokers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from itertools import count
 from urllib.parse import urlsplit
 
 import pytest
+from google_crc32c import value as crc32c
+from hypothesis import given
+from hypothesis import strategies as st
 
 from redrive.auth.files import ShownCredentials
 from redrive.reading import frames
+from redrive.reading import frames as reading_frames
 from redrive.reading import session as reading_session
 from redrive.reading.frames import Command, OutgoingMessage
 from redrive.reading.positions import encode_nested, encode_number
@@ -26,11 +30,11 @@ CONNECTED = frames.frame(frames.CONNECTED, encode_nested(1, b"a broker"))
 MESSAGE = OutgoingMessage(1, b"order", {}, None, None, None)
 
 
-def opened(name: bytes = b"sender") -> bytes:
+def producer_success(name: bytes = b"sender") -> bytes:
     return frames.frame(frames.PRODUCER_SUCCESS, encode_number(1, 2) + encode_nested(2, name))
 
 
-def found(url: str, *, kind: int = 1, proxy: bool = False, tls: bool = False) -> bytes:
+def lookup_response(url: str, *, kind: int = 1, proxy: bool = False, tls: bool = False) -> bytes:
     body = (
         encode_nested(2 if tls else 1, url.encode()) + encode_number(3, kind) + encode_number(4, 1)
     )
@@ -100,7 +104,7 @@ OPENING = [frames.CONNECT, frames.LOOKUP, frames.PRODUCER]
 
 
 def test_a_broker_that_has_the_topic_is_asked_for_the_producer(broker: ScriptedBroker) -> None:
-    with serving(broker, [CONNECTED, found(broker.url), opened()]) as came:
+    with serving(broker, [CONNECTED, lookup_response(broker.url), producer_success()]) as came:
         with closing(session(broker.url)) as sending:
             assert sending.open(TOPIC, "sender").last_sequence_id == -1
         ((connect, lookup, producer),) = came.result()
@@ -114,7 +118,7 @@ def test_credentials_that_go_by_tls_go_by_nothing_else(
 ) -> None:
     monkeypatch.setattr(reading_session, "_connected", lambda _url, _shown: dial(broker.url))
     with (
-        serving(broker, [CONNECTED, found(broker.url, tls=True)]) as came,
+        serving(broker, [CONNECTED, lookup_response(broker.url, tls=True)]) as came,
         closing(session(broker.url.replace("pulsar", "pulsar+ssl"))) as sending,
         pytest.raises(ProtocolError, match="command 24"),
     ):
@@ -126,7 +130,7 @@ def test_one_of_several_hosts_may_be_away(broker: ScriptedBroker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         away = f"127.0.0.1:{closed.getsockname()[1]}"
     urls = broker.url.replace("://", f"://{away},") + "/"
-    with serving(broker, [CONNECTED, found(broker.url), opened()]) as came:
+    with serving(broker, [CONNECTED, lookup_response(broker.url), producer_success()]) as came:
         with closing(session(urls)) as sending:
             sending.open(TOPIC, "sender")
         assert [kinds(each) for each in came.result()] == [OPENING]
@@ -134,7 +138,10 @@ def test_one_of_several_hosts_may_be_away(broker: ScriptedBroker) -> None:
 
 def test_redirects_are_followed(broker: ScriptedBroker) -> None:
     other = broker.url.replace("127.0.0.1", "localhost")
-    scripts = [CONNECTED, found(other, kind=0)], [CONNECTED, found(other), opened()]
+    scripts = (
+        [CONNECTED, lookup_response(other, kind=0)],
+        [CONNECTED, lookup_response(other), producer_success()],
+    )
     with serving(broker, *scripts) as came:
         with closing(session(broker.url)) as sending:
             sending.open(TOPIC, "sender")
@@ -142,7 +149,7 @@ def test_redirects_are_followed(broker: ScriptedBroker) -> None:
 
 
 def test_redirects_without_end_are_given_up(broker: ScriptedBroker) -> None:
-    answers = [CONNECTED, *[found(broker.url, kind=0)] * MAX_REDIRECTS]
+    answers = [CONNECTED, *[lookup_response(broker.url, kind=0)] * MAX_REDIRECTS]
     with (
         serving(broker, answers),
         closing(session(broker.url)) as sending,
@@ -152,8 +159,8 @@ def test_redirects_without_end_are_given_up(broker: ScriptedBroker) -> None:
 
 
 def test_a_proxy_is_asked_to_pass_on_to_the_broker(broker: ScriptedBroker) -> None:
-    behind = found("pulsar://broker-1:6650", proxy=True)
-    with serving(broker, [CONNECTED, behind], [CONNECTED, opened()]) as came:
+    behind = lookup_response("pulsar://broker-1:6650", proxy=True)
+    with serving(broker, [CONNECTED, behind], [CONNECTED, producer_success()]) as came:
         with closing(session(broker.url)) as sending:
             sending.open(TOPIC, "sender")
         first, (connect, producer) = came.result()
@@ -165,13 +172,13 @@ def test_a_proxy_is_asked_to_pass_on_to_the_broker(broker: ScriptedBroker) -> No
 @pytest.mark.parametrize(
     "answer",
     [
-        found("", kind=2),
-        found("http://127.0.0.1:80"),
-        found("pulsar://"),
-        found("pulsar://127.0.0.1:no"),
-        found("pulsar://[bad"),
-        found("pulsar+ssl://127.0.0.1:6651"),
-        found("pulsar+ssl://127.0.0.1:6651", tls=True),  # to one who does not speak TLS
+        lookup_response("", kind=2),
+        lookup_response("http://127.0.0.1:80"),
+        lookup_response("pulsar://"),
+        lookup_response("pulsar://127.0.0.1:no"),
+        lookup_response("pulsar://[bad"),
+        lookup_response("pulsar+ssl://127.0.0.1:6651"),
+        lookup_response("pulsar+ssl://127.0.0.1:6651", tls=True),  # to one who does not speak TLS
         frames.frame(frames.LOOKUP_RESPONSE),
         frames.frame(
             frames.ERROR, encode_number(1, 1) + encode_number(2, 5) + encode_nested(3, b"no")
@@ -204,7 +211,9 @@ def test_no_answer_is_not_waited_for_without_end(
 def test_the_broker_is_answered_while_receipts_are_waited_for(broker: ScriptedBroker) -> None:
     asks = frames.frame(frames.PING) + frames.frame(frames.AUTH_CHALLENGE)
     tokens = count(1)
-    with serving(broker, [CONNECTED, found(broker.url), opened() + asks]) as came:
+    with serving(
+        broker, [CONNECTED, lookup_response(broker.url), producer_success() + asks]
+    ) as came:
         with closing(session(broker.url, lambda: f"token {next(tokens)}")) as sending:
             sending.open(TOPIC, "sender")
             assert sending.receive(0.3) == []
@@ -231,7 +240,7 @@ def test_all_but_receipts_of_what_was_sent_ends_the_session(
     broker: ScriptedBroker, answer: bytes
 ) -> None:
     with (
-        serving(broker, [CONNECTED, found(broker.url), opened(), answer]),
+        serving(broker, [CONNECTED, lookup_response(broker.url), producer_success(), answer]),
         closing(session(broker.url)) as sending,
     ):
         sending.open(TOPIC, "sender").send(MESSAGE, "a message")
@@ -255,7 +264,7 @@ def test_receipts_count_that_come_before_the_end(
 ) -> None:
     answer = ping + receipt(1, 1) + receipt(1, 2) + end
     with (
-        serving(broker, [CONNECTED, found(broker.url), opened(), answer]),
+        serving(broker, [CONNECTED, lookup_response(broker.url), producer_success(), answer]),
         closing(session(broker.url)) as sending,
     ):
         producer = sending.open(TOPIC, "sender")
@@ -287,7 +296,7 @@ def test_an_answer_has_one_deadline_whatever_else_comes(
 
 def test_a_producer_with_messages_on_their_way_is_not_waited_for(broker: ScriptedBroker) -> None:
     """The broker would answer when all of them are stored."""
-    with serving(broker, [CONNECTED, found(broker.url), opened()]) as came:
+    with serving(broker, [CONNECTED, lookup_response(broker.url), producer_success()]) as came:
         with closing(session(broker.url)) as sending:
             producer = sending.open(TOPIC, "sender")
             producer.send(MESSAGE, "a message")
@@ -310,7 +319,15 @@ def test_a_host_that_is_away_is_tried_once(
         return dialled(url, shown)
 
     monkeypatch.setattr(reading_session, "_connected", note)
-    answers = [CONNECTED, *[found(broker.url), opened(), found(broker.url), opened()]]
+    answers = [
+        CONNECTED,
+        *[
+            lookup_response(broker.url),
+            producer_success(),
+            lookup_response(broker.url),
+            producer_success(),
+        ],
+    ]
     with serving(broker, answers), closing(session(broker.url.replace("://", "://away,"))) as two:
         two.open(TOPIC, "sender")
         two.open(f"{TOPIC}-1", "sender")
@@ -318,10 +335,51 @@ def test_a_host_that_is_away_is_tried_once(
 
 
 def test_a_receipt_gives_back_what_it_is_for(broker: ScriptedBroker) -> None:
-    with serving(broker, [CONNECTED, found(broker.url), opened(), receipt(1, 1)]) as came:
+    with serving(
+        broker, [CONNECTED, lookup_response(broker.url), producer_success(), receipt(1, 1)]
+    ) as came:
         with closing(session(broker.url)) as sending:
             producer = sending.open(TOPIC, "sender")
             producer.send(MESSAGE, "a message")
             ((tags, stored),) = sending.receive(10)
         assert (tags, stored) == (("a message",), True)
         assert kinds(came.result()[0]) == [*OPENING, frames.SEND]
+
+
+@given(st.lists(st.integers(1, 60), max_size=5), st.data())
+def test_frames_are_taken_as_soon_as_they_are_whole(kinds: list[int], data: st.DataObject) -> None:
+    frames = [
+        reading_frames.frame(kind, encode_number(2, kind) + encode_nested(3, b"x" * kind))
+        for kind in kinds
+    ]
+    written = b"".join(frames)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(written)), max_size=6)))
+    received, taken = bytearray(), list[Command]()
+    for begin, end in zip([0, *cuts], [*cuts, len(written)], strict=True):
+        received += written[begin:end]
+        taken += reading_frames.take_frames(received)
+        assert sum(map(len, frames[: len(taken)])) + len(received) == end
+    assert taken == [Command(kind, {2: kind}, {3: b"x" * kind}) for kind in kinds]
+
+
+def test_command_with_entry_in_its_frame_keeps_its_bytes() -> None:
+    entry = reading_frames.payload(encode_number(2, 7), b"metadata", b"content")
+    received = bytearray(entry + reading_frames.frame(reading_frames.PING))
+    stored = b"\x00\x00\x00\x08metadatacontent"
+    checksum = crc32c(stored).to_bytes(4)
+    assert reading_frames.take_frames(received) == [
+        Command(reading_frames.SEND, {2: 7}, {}, b"\x0e\x01" + checksum + stored),
+        Command(reading_frames.PING, {}, {}),
+    ]
+
+
+@pytest.mark.parametrize("sizes", ["0000000000000004", "7fffffff7ffffff0", "485454502f312e31"])
+def test_what_is_no_frame_is_refused(sizes: str) -> None:
+    """Such as the answer of a web server."""
+    with pytest.raises(ValueError, match="a frame"):
+        reading_frames.take_frames(bytearray(bytes.fromhex(sizes)))
+
+
+def test_no_credentials_are_shown_without_a_method() -> None:
+    assert b"secret" in reading_frames.connect("token", b"secret")
+    assert b"secret" not in reading_frames.connect("", b"secret")
