@@ -1,4 +1,4 @@
-"""What no API server of the sandbox does: hanging up in the midst of a call. Over real sockets."""
+"""The client of the Kubernetes API, over real sockets, and the start of an operator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
 from redrive.kube import client, resources
-from redrive.kube.client import Kubernetes, UnavailableError, Versions
-from redrive.kube.resources import Key
+from redrive.kube.client import ForbiddenError, Kubernetes, UnavailableError, Versions
+from redrive.kube.context import Context, Settings
+from redrive.kube.resources import Key, Resource
 from tests.support.fake_kubernetes import FakeKubernetes
 
 
@@ -191,3 +192,79 @@ async def test_an_event_is_about_the_very_object_and_not_too_long() -> None:
     }
     assert (event["type"], event["reason"], event["message"]) == ("Normal", "Launched", "m" * 1024)
     assert {event["firstTimestamp"], event["lastTimestamp"]} == {"2026-01-01T12:00:00Z"}
+
+
+KINDS = (
+    resources.CONNECTIONS,
+    resources.POLICIES,
+    resources.REPLAYS,
+    resources.SPARK_APPLICATIONS,
+    resources.CONFIG_MAPS,
+)
+
+
+def two_namespaces(*forbidden: str) -> FakeKubernetes:
+    """Two namespaces with an object of each kind; those that are *forbidden* may not be listed."""
+
+    def refuse(verb: str, _resource: Resource, key: Key) -> None:
+        if verb == "list" and key.namespace in forbidden:
+            raise ForbiddenError("may not list", remedy="grant it")
+
+    api = FakeKubernetes()
+    for namespace in ("deleted", "shop"):
+        metadata = {"namespace": namespace, "name": "a", "uid": "1", "resourceVersion": "1"}
+        for resource in KINDS:
+            api.add(resource, {"metadata": metadata})
+    api.before = refuse
+    return api
+
+
+def connect_to(api: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def connect(_fence: object = None) -> AsyncIterator[Kubernetes]:
+        yield api
+
+    monkeypatch.setattr(Kubernetes, "connect", connect)
+
+
+def settings_for(*namespaces: str) -> Settings:
+    return Settings("here", namespaces, "image", "local:///job.py", "account")
+
+
+async def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connect_to(two_namespaces("deleted"), monkeypatch)
+    async with asyncio.timeout(60), Context.open(settings_for("deleted", "shop")) as ctx:
+        for cache in ctx.caches.values():
+            assert [Key.of(body) for body in cache] == [Key("shop", "a")]
+    assert caplog.text.count("left out for now: may not list") == 5
+
+
+async def test_an_operator_that_may_read_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_to(two_namespaces("deleted", "shop"), monkeypatch)
+    with pytest.raises(ForbiddenError, match="may not list"):
+        async with Context.open(settings_for("deleted", "shop")):
+            pass
+
+
+async def test_labels_that_a_connection_selects_by_are_known_from_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = FakeKubernetes()
+    identity = {"uid": "1", "resourceVersion": "1"}
+    selecting = {"namespaces": {"selector": {"matchLabels": {"team": "shop"}}}, "topics": []}
+    for name, allow in (("own", [{"topics": []}]), ("selecting", [selecting])):
+        metadata = {"namespace": "brokers", "name": name, **identity}
+        api.add(resources.CONNECTIONS, {"metadata": metadata, "spec": {"allow": allow}})
+        reference = {"connectionRef": {"namespace": "brokers", "name": name}}
+        metadata = {"namespace": f"uses-{name}", "name": "orders", **identity}
+        api.add(resources.POLICIES, {"metadata": metadata, "spec": reference})
+    read = list[Key]()
+    api.before = lambda verb, _, key: read.append(key) if verb == "get" else None
+    labelled = {"metadata": {"name": "uses-selecting", "labels": {"team": "shop"}}}
+    api.objects[resources.NAMESPACES][Key("", "uses-selecting")] = labelled
+    connect_to(api, monkeypatch)
+    async with asyncio.timeout(60), Context.open(settings_for()) as ctx:
+        assert ctx.namespaces.of("uses-selecting") == {"team": "shop"}
+        assert read == [Key("", "uses-selecting")]

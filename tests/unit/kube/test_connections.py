@@ -1,7 +1,8 @@
-"""How long deleted connections are remembered, and what listeners get to know of brokers."""
+"""Opened and remembered connections, their breakers, and labels of namespaces."""
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -14,17 +15,27 @@ from redrive.admin.guards import FAILURES
 from redrive.admin.http import Way
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError
+from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import (
     ConnectionInvalidError,
     ConnectionNotFoundError,
     ForbiddenError,
     NamespaceNotAllowedError,
+    NamespaceUnreadError,
     SecretNotFoundError,
+    UnavailableError,
 )
-from redrive.kube.connections import REMEMBERED, Connections, shown_to
+from redrive.kube.connections import (
+    READ_SECONDS,
+    REMEMBERED,
+    Connections,
+    NamespaceLabels,
+    following,
+    shown_to,
+)
 from redrive.kube.credentials import Material
-from redrive.kube.resources import Key
+from redrive.kube.resources import Key, Resource
 from tests.support.fake_kubernetes import FakeKubernetes
 
 REF = ConnectionRef(name="main", namespace=None)
@@ -103,19 +114,19 @@ def connections(
     return Connections(table, brokers, reader, clock, cast("Any", None))
 
 
-def at(admin_url: str, version: int) -> dict[str, Any]:
+def connection_at(admin_url: str, version: int) -> dict[str, Any]:
     """The connection with another broker."""
     metadata = BODY["metadata"] | {"resourceVersion": str(version), "generation": version}
     return {"metadata": metadata, "spec": BODY["spec"] | {"adminUrl": admin_url}}
 
 
-def shown() -> float | None:
+def breaker_metric() -> float | None:
     """What the metrics show of the connection's breaker; None where nothing."""
     labels = {"connection_namespace": "shop", "connection": "main"}
     return REGISTRY.get_sample_value("redrive_breaker_open", labels)
 
 
-async def fail(admin: Admin) -> None:
+async def open_breaker(admin: Admin) -> None:
     """Have a breaker open."""
     for _ in range(FAILURES):
         with pytest.raises(BrokerUnreachableError):
@@ -161,41 +172,41 @@ async def test_the_breaker_that_is_shown_is_that_of_the_broker_in_use(
 ) -> None:
     first, second = "http://first:8080", "http://second:8080"
     brokers.silent = frozenset({first})
-    table.put(at(first, 2))
+    table.put(connection_at(first, 2))
     before = await connections.open(KEY)
-    assert shown() == 0
-    await fail(before.admin)
-    assert shown() == 1
-    table.put(at(second, 3))
+    assert breaker_metric() == 0
+    await open_breaker(before.admin)
+    assert breaker_metric() == 1
+    table.put(connection_at(second, 3))
     await connections.open(KEY)
-    assert shown() == 0
-    table.put(at(first, 4))
+    assert breaker_metric() == 0
+    table.put(connection_at(first, 4))
     again = await connections.open(KEY)
-    assert shown() == 0  # nothing was asked there since
-    await fail(again.admin)
-    assert shown() == 1
+    assert breaker_metric() == 0  # nothing was asked there since
+    await open_breaker(again.admin)
+    assert breaker_metric() == 1
     brokers.silent = frozenset()
     await before.admin.clusters()
-    assert shown() == 1  # what another breaker lets through says nothing
+    assert breaker_metric() == 1  # what another breaker lets through says nothing
     await again.admin.clusters()
-    assert shown() == 0
+    assert breaker_metric() == 0
 
 
 async def test_nothing_is_shown_of_a_connection_that_is_gone(
     connections: Connections, table: Cache, reader: Reader, brokers: Brokers
 ) -> None:
     opened = await connections.open(KEY)
-    assert shown() == 0
+    assert breaker_metric() == 0
     table.drop(BODY)
-    assert shown() is None
+    assert breaker_metric() is None
     brokers.silent = frozenset({"http://pulsar:8080"})
-    await fail(opened.admin)  # by what is deleted with it
-    assert shown() is None
+    await open_breaker(opened.admin)  # by what is deleted with it
+    assert breaker_metric() is None
     table.put(BODY)
     reader.deletes = True
     while_it_went = await connections.open(KEY)
-    await fail(while_it_went.admin)
-    assert shown() is None
+    await open_breaker(while_it_went.admin)
+    assert breaker_metric() is None
 
 
 @pytest.mark.parametrize(
@@ -237,3 +248,80 @@ async def test_a_refused_read_of_a_secret_is_private() -> None:
         await api.read_secret_key(Key("shop", "pulsar-admin"), "token")
     assert refused.value.private
     assert not ForbiddenError("may not", remedy="grant it").private
+
+
+def set_labels(api: FakeKubernetes, **labels: str) -> None:
+    """Have the namespace `shop` with these labels."""
+    metadata = {"name": "shop", "labels": labels}
+    api.objects[resources.NAMESPACES][Key("", "shop")] = {"metadata": metadata}
+
+
+async def next_change(labels: NamespaceLabels) -> str:
+    """Wait for a namespace whose labels have changed."""
+    seen = asyncio.Queue[str]()
+    labels.listen(seen.put_nowait)
+    async with asyncio.timeout(READ_SECONDS + 1):
+        return await seen.get()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_labels_are_read_once_they_are_asked_for_and_again_from_then_on() -> None:
+    api = FakeKubernetes()
+    set_labels(api, team="shop")
+    loop = asyncio.get_running_loop()
+    async with following(api) as labels:
+        await asyncio.sleep(READ_SECONDS / 2)
+        begun = loop.time()
+        with pytest.raises(NamespaceUnreadError, match="got 'shop'"):
+            labels.of("shop")
+        assert await next_change(labels) == "shop"
+        assert loop.time() == begun
+        assert labels.of("shop") == {"team": "shop"}
+        set_labels(api, team="other")
+        assert await next_change(labels) == "shop"
+        assert labels.of("shop") == {"team": "other"}
+        set_labels(api)
+        assert await next_change(labels) == "shop"
+        assert labels.of("shop") == {}
+
+
+async def test_no_namespace_is_read_that_was_not_asked_for() -> None:
+    read = list[Key]()
+    api = FakeKubernetes()
+    set_labels(api, team="shop")
+    api.before = lambda _verb, _resource, key: read.append(key)
+    labels = NamespaceLabels(api)
+    await labels.read([])
+    assert read == []
+    await labels.read(["shop"])
+    assert read == [Key("", "shop")]
+
+
+async def test_labels_stay_in_use_while_the_api_server_is_away_and_no_longer() -> None:
+    api, failures = FakeKubernetes(), list[RedriveError]()
+
+    def fail(*_: object) -> None:
+        for failure in failures:
+            raise failure
+
+    set_labels(api, team="shop")
+    labels = NamespaceLabels(api)
+    await labels.read(["shop"])
+    api.before = fail
+    failures.append(UnavailableError("away", remedy="wait"))
+    await labels.read(["shop"])
+    assert labels.of("shop") == {"team": "shop"}
+    failures[:] = [ForbiddenError("may not read it", remedy="grant it")]
+    await labels.read(["shop"])
+    with pytest.raises(ForbiddenError, match="grant it"):
+        labels.of("shop")
+    failures.clear()
+    del api.objects[resources.NAMESPACES][Key("", "shop")]
+    await labels.read(["shop"])
+    with pytest.raises(NamespaceUnreadError):
+        labels.of("shop")
+
+
+def test_a_namespace_is_read_by_its_name() -> None:
+    kind: Resource = resources.NAMESPACES
+    assert kind.path(*Key("", "shop")) == "/api/v1/namespaces/shop"

@@ -1,0 +1,275 @@
+"""Metrics of conditions, liveness and log lines."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+import redrive
+from redrive.admin.granting import Batcher
+from redrive.api.conditions import PROGRESSING, Reason
+from redrive.errors import Requeue
+from redrive.kube import logs, resources
+from redrive.kube.cache import Cache
+from redrive.kube.controller import Controller
+from redrive.kube.observability import (
+    EVENT_LOOP,
+    STALL_SECONDS,
+    Liveness,
+    counting_objects,
+    reasons,
+)
+from redrive.kube.resources import Key
+
+POLICY = {
+    "policy": "orders",
+    "policy_namespace": "shop",
+    "source_topic": "persistent://shop/prod/orders",
+    "subscription": "fulfilment",
+}
+OTHER = {"type": "Reconciling", "status": "True", "reason": PROGRESSING}
+
+
+def policy(**more: Any) -> dict[str, Any]:  # noqa: ANN401  of a manifest
+    spec = {"topic": POLICY["source_topic"], "subscription": POLICY["subscription"]}
+    metadata = {"name": "orders", "namespace": "shop", "uid": "u"}
+    return {"metadata": metadata, "spec": spec, **more}
+
+
+def ready_condition(status: str) -> dict[str, str]:
+    return {"type": "Ready", "status": status, "reason": "InvalidSpec"}
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({"status": {"conditions": [ready_condition("True"), OTHER]}}, 1),
+        ({"status": {"conditions": [OTHER, ready_condition("False")]}}, 0),
+        ({"status": {"conditions": [ready_condition("Unknown")]}}, 0),
+        ({"status": {"conditions": [OTHER]}}, 0),
+        ({"status": {}}, 0),
+        ({}, 0),
+    ],
+)
+def test_each_policy_that_exists_is_shown_as_ready_or_not(
+    more: dict[str, Any], shown: float
+) -> None:
+    policies = Cache([policy(**more)])
+    with counting_objects({resources.POLICIES: policies}):
+        assert REGISTRY.get_sample_value("redrive_policy_ready", POLICY) == shown
+        policies.on_event({"type": "DELETED", "object": policy(**more)})
+        assert REGISTRY.get_sample_value("redrive_policy_ready", POLICY) is None
+
+
+def test_objects_are_counted_by_each_of_their_conditions() -> None:
+    def count(**labels: str) -> float | None:
+        return REGISTRY.get_sample_value("redrive_objects", {"kind": "RetryPolicy", **labels})
+
+    bodies = [policy(status={"conditions": [ready_condition("True"), OTHER]}), policy()]
+    bodies[1]["metadata"] = {"name": "another", "namespace": "shop"}
+    with counting_objects({resources.POLICIES: Cache(bodies)}):
+        assert count(condition="Ready", status="True", reason="InvalidSpec") == 1
+        assert count(condition="Reconciling", status="True", reason="Progressing") == 1
+        assert count(condition="Ready", status="False", reason="InvalidSpec") is None
+
+
+def test_what_no_operator_has_written_is_counted_as_other() -> None:
+    """Whoever may write a status must not make a time series of each text that it holds."""
+    forged: list[dict[str, Any]] = [
+        {"type": f"type-{n}", "status": "True", "reason": f"reason-{n}"} for n in range(5)
+    ]
+    forged += [{"type": "Ready", "status": "True", "reason": "Why"}, {}, {"type": "Ready"}]
+    bodies = [policy(status={"conditions": forged})]
+    with counting_objects({resources.POLICIES: Cache(bodies), resources.REPLAYS: Cache()}):
+        families = [f for f in REGISTRY.collect() if f.name == "redrive_objects"]
+    shown = {
+        (s.labels["condition"], s.labels["status"], s.labels["reason"]): s.value
+        for s in families[0].samples
+    }
+    assert shown == {
+        ("Other", "True", "Other"): 5,
+        ("Ready", "True", "Other"): 1,
+        ("Other", "Other", "Other"): 1,
+        ("Ready", "Other", "Other"): 1,
+    }
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/reasons.md"
+
+
+def test_every_reason_that_is_documented_of_conditions_is_shown() -> None:
+    handlers = ("redrive.provision.handlers", "redrive.replay.controller.handlers")
+    for journey in handlers:  # as the operator does
+        importlib.import_module(journey)
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    documented = {reason for reason, shown_as in rows if shown_as not in {"Event", "Log"}}
+    assert len(documented) > 80
+    assert documented - reasons() == set()
+    assert Reason.declared - documented == set()
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_gives_signs_of_life_lives() -> None:
+    clock = Clock()
+    health = Liveness(clock)
+    for _ in range(5):
+        health.beat("watch")
+        clock.now += STALL_SECONDS
+        assert not health.has_stalled()
+
+
+def test_what_gives_none_for_a_minute_has_stalled_and_may_come_back() -> None:
+    clock = Clock()
+    health = Liveness(clock)
+    health.beat("watch of a")
+    health.beat("watch of b")
+    clock.now += STALL_SECONDS
+    health.beat("watch of b")
+    clock.now += 1
+    assert health.silent_for() == {"watch of a": 61, "watch of b": 1}
+    assert health.has_stalled()
+    health.beat("watch of a")
+    assert not health.has_stalled()
+
+
+async def test_the_event_loop_gives_signs_of_life_while_it_turns() -> None:
+    clock = Clock()
+    health = Liveness(clock)
+    async with health.beating():
+        await asyncio.sleep(0)
+    clock.now += STALL_SECONDS + 1
+    assert health.silent_for() == {EVENT_LOOP: 61}
+    assert health.has_stalled()
+
+
+logger = logging.getLogger("redrive.test")
+
+
+def json_line(message: str, *arguments: object, fault: Exception | None = None) -> dict[str, str]:
+    """What the formatter makes of a record, here and now."""
+    exc_info = None if fault is None else (type(fault), fault, None)
+    record = logger.makeRecord("redrive.test", logging.INFO, "", 0, message, arguments, exc_info)
+    line = logs.JsonFormatter().format(record)
+    assert "\n" not in line
+    found: dict[str, str] = json.loads(line)
+    return found
+
+
+def test_a_line_is_one_object_whatever_it_says() -> None:
+    line = json_line("%s \n\u2028 %d", '"ü', 7, fault=ValueError("two\nlines"))
+    assert line["message"] == '"ü \n\u2028 7'
+    assert (line["level"], line["logger"]) == ("INFO", "redrive.test")
+    assert line["time"].endswith("+00:00")
+    assert "ValueError: two\nlines" in line["exception"]
+    assert not {"kind", "namespace", "name", "uid"} & line.keys()
+
+
+async def test_what_a_controller_does_is_about_its_object_and_gathered_calls_are_about_none() -> (
+    None
+):
+    lines: dict[str, dict[str, str]] = {}
+    ended = asyncio.Event()
+
+    async def call(_: object) -> None:
+        lines["gathered"] = json_line("call")
+
+    batcher: Batcher[Key, None] = Batcher(call)
+
+    async def reconcile(key: Key) -> Requeue:
+        lines["before"] = json_line("look")
+        logs.identify({"metadata": {"uid": "4711"}})
+        lines["after"] = json_line("look")
+        await batcher.submit(key)
+        ended.set()
+        return Requeue.ON_CHANGE
+
+    controller = Controller("RetryPolicy", reconcile)
+    controller.enqueue(Key("shop", "orders"))
+    await ended.wait()
+    await controller.stop()
+    identity = {"kind": "RetryPolicy", "namespace": "shop", "name": "orders"}
+    assert identity.items() <= lines["before"].items()
+    assert "uid" not in lines["before"]
+    assert {**identity, "uid": "4711"}.items() <= lines["after"].items()
+    assert "kind" not in lines["gathered"]
+    assert "kind" not in json_line("another task")
+
+
+def text_line(message: str, *arguments: object, fault: BaseException | None = None) -> str:
+    exc_info = None if fault is None else (type(fault), fault, fault.__traceback__)
+    record = logger.makeRecord("redrive.test", logging.INFO, "", 0, message, arguments, exc_info)
+    return logs.TextFormatter().format(record)
+
+
+def test_a_line_of_text_holds_what_users_wrote_and_no_more_than_that() -> None:
+    forged = "why\n2026-11-22T10:00:00+0000 INFO    forged\r\x1b[2J\x9b1m\u2028\u202e ü\t"
+    line = text_line("Replay shop/it: %s", forged)
+    assert line.isprintable()
+    assert line.endswith(
+        r"INFO    Replay shop/it: why\n2026-11-22T10:00:00+0000 INFO    forged"
+        r"\r\x1b[2J\x9b1m\u2028\u202e ü\t"
+    )
+
+
+def test_a_traceback_has_its_lines_and_none_of_them_passes_for_an_entry() -> None:
+    def fail() -> None:
+        raise ValueError("two\n2026-11-22T10:00:00+0000 INFO    forged\x1b[2J")
+
+    try:
+        fail()
+    except ValueError as error:
+        first, *rest = text_line("failed\nhere", fault=error).split("\n")
+    assert first.endswith(r"failed\nhere")
+    assert rest[0] == "  Traceback (most recent call last):"
+    assert any("in fail" in line for line in rest)
+    assert rest[-2:] == ["  ValueError: two", r"  2026-11-22T10:00:00+0000 INFO    forged\x1b[2J"]
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("debug", ["redrive DEBUG", "redrive WARNING", "library WARNING"]),
+        ("info", ["redrive WARNING", "library WARNING"]),
+        ("error", []),
+    ],
+)
+def test_log_level_leaves_out_less_severe_entries(level: str, expected: list[str]) -> None:
+    """Libraries have no debug entries at any level: they would contain Secrets."""
+    program = (
+        "import logging\n"
+        "from redrive.kube import logs\n"
+        f"logs.to_stderr('text', {level!r})\n"
+        "for name in ('redrive.kube', 'kubernetes.client.rest'):\n"
+        "    for entry in (logging.DEBUG, logging.WARNING):\n"
+        "        subject = 'redrive' if name.startswith('redrive') else 'library'\n"
+        "        logging.getLogger(name).log(entry, subject)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(Path(redrive.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    entries = [line.split() for line in run.stderr.splitlines()]
+    assert [f"{subject} {name}" for _, name, subject in entries] == expected
