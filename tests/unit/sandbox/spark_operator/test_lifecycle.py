@@ -1,13 +1,20 @@
+"""States of SparkApplications of both operators, and the stand-in's independence of redrive."""
+
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandbox.spark_operator import lifecycle
+from sandbox import spark_operator
+from sandbox.spark_operator import apache, lifecycle
+from sandbox.spark_operator.cluster import PodState
 from sandbox.spark_operator.lifecycle import (
     Delete,
     Move,
@@ -212,3 +219,162 @@ def test_only_suspend_and_ttl_change_without_another_run(application: MakeApplic
     app = application()
     assert application(suspend=True, timeToLiveSeconds=1).run_spec == app.run_spec
     assert application(arguments=["x"]).run_spec != app.run_spec
+
+
+BEGUN = datetime(2026, 11, 22, tzinfo=UTC)
+
+
+def apache_application(status: dict[str, Any] | None = None, **fields: object) -> Any:  # noqa: ANN401
+    spec = {"runtimeVersions": {"sparkVersion": "4.3.0"}, "pyFiles": "local:///job.py", **fields}
+    metadata = {"namespace": "shop", "name": "job", "uid": "1"}
+    return apache.read({"metadata": metadata, "spec": spec, "status": status or {}})
+
+
+def test_fields_mean_what_those_of_the_first_api_mean() -> None:
+    mount = {"name": "v", "mountPath": "/v"}
+    template = {
+        "spec": {
+            "volumes": [{"name": "v", "projected": {"sources": []}}],
+            "containers": [{"name": "c", "env": [{"name": "A"}], "volumeMounts": [mount]}],
+        }
+    }
+    app = apache_application(
+        driverArgs=["--run"],
+        sparkConf={"spark.kubernetes.authenticate.driver.serviceAccountName": "runner"},
+        applicationTolerations={
+            "restartConfig": {
+                "restartPolicy": "OnFailure",
+                "maxRestartAttempts": 2,
+                "restartBackoffMillis": 7000,
+            },
+            "ttlAfterStopMillis": 60_000,
+        },
+        driverSpec={"podTemplateSpec": template},
+        executorSpec={"podTemplateSpec": template},
+    )
+    assert app.service_account == "runner"
+    assert (app.spec["mainApplicationFile"], app.spec["arguments"]) == (
+        "local:///job.py",
+        ["--run"],
+    )
+    assert app.spec["timeToLiveSeconds"] == 60
+    assert app.spec["restartPolicy"]["onFailureRetries"] == 2
+    assert app.spec["restartPolicy"]["onFailureRetryInterval"] == 7
+    assert app.spec["volumes"] == [{"name": "v", "projected": {"sources": []}}]
+    for pod in ("driver", "executor"):
+        assert app.spec[pod]["env"] == [{"name": "A"}]
+        assert app.spec[pod]["volumeMounts"] == [mount]
+
+
+def went_through(*states: State) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    for number, state in enumerate(states):
+        error = "broker is down" if state is State.FAILING else ""
+        reached = Status(state=state, error_message=error)
+        written = apache.history(written, reached, BEGUN + timedelta(seconds=number))
+    return written
+
+
+def state_names(written: dict[str, Any]) -> list[str]:
+    history = written["stateTransitionHistory"]
+    return [history[str(number)]["currentStateSummary"] for number in range(len(history))]
+
+
+def test_a_run_that_succeeds_has_its_resources_released() -> None:
+    done = went_through(State.SUBMITTED, State.RUNNING, State.SUCCEEDING, State.COMPLETED)
+    assert state_names(done) == [
+        *("Submitted", "DriverRequested", "DriverStarted", "DriverReady", "RunningHealthy"),
+        *("Succeeded", "ResourceReleased"),
+    ]
+    assert done["currentState"]["currentStateSummary"] == "ResourceReleased"
+    found = apache_application(done).status
+    assert (found.state, found.termination) == (State.COMPLETED, BEGUN + timedelta(seconds=2))
+
+
+def test_a_failure_tells_its_cause_and_is_repeated() -> None:
+    again = went_through(
+        State.SUBMITTED, State.FAILING, State.PENDING_RERUN, State.SUBMITTED, State.FAILING
+    )
+    assert state_names(again) == [
+        *("Submitted", "DriverRequested", "Failed", "ScheduledToRestart", "DriverRequested"),
+        "Failed",
+    ]
+    assert again["currentState"]["message"] == "broker is down"
+    found = apache_application(again).status
+    assert (found.state, found.execution_attempts) == (State.FAILING, 2)
+    assert found.last_submission_attempt == BEGUN + timedelta(seconds=3)
+    ended = apache.history(again, Status(state=State.FAILED), BEGUN)
+    assert apache_application(ended).status.state is State.FAILED
+
+
+def test_a_submission_that_is_refused_is_tried_again() -> None:
+    again = went_through(State.SUBMISSION_FAILED, State.SUBMISSION_FAILED, State.SUBMITTED)
+    assert state_names(again) == [
+        *("Submitted", "SchedulingFailure", "ScheduledToRestart", "SchedulingFailure"),
+        *("ScheduledToRestart", "DriverRequested"),
+    ]
+
+
+def test_an_application_without_a_status_is_new() -> None:
+    assert apache_application().status == Status()
+
+
+def test_the_state_of_a_pod_holds_its_owner_its_run_and_its_end() -> None:
+    pod = {
+        "metadata": {
+            "ownerReferences": [{"uid": "1"}],
+            "labels": {"spark-app-selector": "spark-7"},
+        },
+        "status": {
+            "phase": "Failed",
+            "containerStatuses": [{"state": {"terminated": {"exitCode": 1, "reason": "Error"}}}],
+        },
+    }
+    assert PodState.read(pod) == PodState(("1",), "Failed", "spark-7", 1, "Error")
+
+
+def test_a_pod_that_no_node_has_taken_has_neither() -> None:
+    assert PodState.read({"metadata": {}, "status": {"phase": "Pending"}}) == PodState(
+        (), "Pending", "", None, ""
+    )
+
+
+def test_a_pod_that_was_evicted_says_so() -> None:
+    pod = {"metadata": {}, "status": {"phase": "Failed", "reason": "Evicted"}}
+    assert PodState.read(pod).reason == "Evicted"
+
+
+PACKAGE = Path(spark_operator.__file__).parent
+MODULES = sorted(PACKAGE.glob("*.py"))
+OTHERS = {"aiohttp", "kubernetes", "psutil"}
+
+
+def imported(module: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+def test_a_module_imports_only_its_siblings_the_clients_and_the_standard_library(
+    module: Path,
+) -> None:
+    foreign = {
+        name
+        for name in imported(module)
+        if (name.startswith("..") or not name.startswith("."))
+        and name.partition(".")[0] not in sys.stdlib_module_names | OTHERS
+    }
+    assert foreign == set()
+
+
+def test_nothing_in_it_knows_the_product() -> None:
+    telling = {
+        file.name: line
+        for file in [*MODULES, spark_operator.CRD]
+        for line in file.read_text().splitlines()
+        if "redrive" in line.replace("python -m sandbox.spark_operator", "")
+    }
+    assert telling == {}
