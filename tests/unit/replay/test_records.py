@@ -1,18 +1,22 @@
-"""A ledger is read as it was written, and the account drawn up from it is an equality."""
+"""Records of a ledger, its account, its audit, and the list of refused messages."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
+from redrive.api.replay import LetterId
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap
-from redrive.reading.positions import EntryId, Tail, TargetPartition
+from redrive.reading.positions import EntryId, Position, Source, Tail, TargetPartition
 from redrive.reading.ranges import Range
-from redrive.replay import records
+from redrive.replay import audit, records, refused
+from redrive.replay.audit import AuditFindings
 from redrive.replay.records import (
     Account,
     EntriesRead,
@@ -55,7 +59,7 @@ range_records = st.builds(
     unproven=st.dictionaries(st.tuples(places, st.none() | counts), st.integers(0, 40)),
     chunks=st.dictionaries(st.integers(0, 40), entries),
 )
-refused = st.lists(
+refused_entries = st.lists(
     st.builds(RefusedEntry, entries, st.integers(1, 9), st.just("Encrypted")), max_size=3
 ).map(tuple)
 plans = st.builds(
@@ -63,7 +67,7 @@ plans = st.builds(
     scanned=st.integers(0, 99),
     selected=bits,
     sizes=st.dictionaries(st.integers(0, 40), st.integers(2, 9)),
-    refused=refused,
+    refused=refused_entries,
     skipped=bits,
     done=st.booleans(),
     chunks=st.dictionaries(st.integers(0, 40), entries),
@@ -199,3 +203,76 @@ def test_other_plans_and_what_can_not_come_back_are_outdated(
     assert others == [records.header_key(UID), records.plan_key(UID, OF)]
     trimmed = list(ledger.outdated("uid-2", [(0, 8), (1, 7)]))
     assert trimmed == [records.range_key(OF), *others]
+
+
+FIRST, SECOND = Range(0, 7, 0, 9_999), Range(0, 8, 0, 9_999)
+HELD = {(0, 7), (0, 8)}
+
+
+def ledger_of(**found: RangeRecord) -> Records:
+    """Return a ledger with a record for `of`, for `other`."""
+    ledger = Records()
+    for name, record in found.items():
+        key = records.range_key({"of": FIRST, "other": SECOND}[name])
+        ledger.apply(key, json.dumps(record.to_json()).encode())
+    return ledger
+
+
+def sources(*entries: int, ledger: int = 7) -> Counter[Source]:
+    return Counter(Source("uid", 0, Position(ledger, entry, 0)) for entry in entries)
+
+
+def test_nothing_is_found_where_all_agrees() -> None:
+    ledger = ledger_of(of=RangeRecord(moved={"uid": 0b101}))
+    assert audit.compare(ledger, sources(0, 2), {FIRST: 0b010}, HELD) == AuditFindings()
+
+
+def test_each_disagreement_is_found_with_its_position() -> None:
+    ledger = ledger_of(of=RangeRecord(moved={"uid": 0b111}), other=RangeRecord(leased=True))
+    stored = sources(0, 0, 1, 5) + sources(3, ledger=8)
+    found = audit.compare(ledger, stored, {FIRST: 0b010}, HELD)
+    assert found == AuditFindings(
+        doubled=(Source("uid", 0, Position(7, 0, 0)),),
+        missing=((0, EntryId(7, 2)),),
+        unrecorded=((0, EntryId(7, 5)),),
+        returned=((0, EntryId(7, 1)),),
+        open=(SECOND,),
+    )
+
+
+def test_an_entry_that_is_moved_in_part_is_on_record() -> None:
+    ledger = ledger_of(of=RangeRecord(partly={"uid": {4: 0b1}}))
+    assert audit.compare(ledger, sources(4), {}, HELD) == AuditFindings()
+
+
+def test_what_the_dead_letter_topic_has_trimmed_needs_no_record() -> None:
+    assert audit.compare(Records(), sources(4), {}, {(0, 8)}) == AuditFindings()
+
+
+def plan_refusing(*entries: int) -> RangePlan:
+    found = tuple(RefusedEntry(EntryId(7, entry), 2, "PartOfBatch") for entry in entries)
+    return RangePlan(100, 0, {}, found)
+
+
+def test_more_than_the_status_shows_is_listed_and_each_line_begins_with_an_id() -> None:
+    records = Records()
+    records.headers["uid"] = Header("shop/again", 0)
+    records.plans["uid"] = {
+        Range(-1, 7, 10_000, 19_999): plan_refusing(*range(10_000, 10_150)),
+        Range(-1, 7, 0, 9_999): plan_refusing(8, 3),
+    }
+    found = list(refused.lines(records))
+    assert len(found) == 152
+    assert found[:3] == [
+        "7:3:-1 2 PartOfBatch shop/again",
+        "7:8:-1 2 PartOfBatch shop/again",
+        "7:10000:-1 2 PartOfBatch shop/again",
+    ]
+    for line in found:
+        TypeAdapter(LetterId).validate_python(line.split()[0])
+
+
+def test_a_plan_that_is_not_complete_is_left_out() -> None:
+    records = Records()
+    records.plans["uid"] = {Range(-1, 7, 0, 9_999): plan_refusing(3)}
+    assert list(refused.lines(records)) == []

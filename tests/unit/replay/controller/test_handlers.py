@@ -1,9 +1,12 @@
-"""What has a Replay looked at; all of it is tried at a real API server too."""
+"""Handlers of Replays, and the imports that an operator does without."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, cast
 
 import kopf
@@ -14,7 +17,7 @@ from redrive.kube.connections import NamespaceLabels
 from redrive.kube.context import Context
 from redrive.kube.controller import AT_ONCE
 from redrive.kube.resources import Key
-from redrive.replay.controller import handlers
+from redrive.replay.controller import handlers, launch
 from tests.unit.replay.controller.test_admission import connection, ctx, policy, replay
 
 
@@ -132,3 +135,22 @@ async def test_a_changed_connection_has_its_own_replays_looked_at_and_relabellin
     await rest()
     assert looked == [Key("one", "now")]
     await controller.stop()
+
+
+PROGRAM = """
+import sys
+import redrive.cli
+print(*sorted({"pyspark", "pyarrow"} & {name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_the_operator_needs_neither_spark_nor_arrow() -> None:
+    source_root = str(Path(launch.__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={"PYTHONPATH": source_root},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert done.stdout.strip() == ""

@@ -1,11 +1,15 @@
-"""A Replay becomes one SparkApplication that holds no secret."""
+"""SparkApplications that a Replay launches: template, driver and entrypoint."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.api.connection import ReplayIdentity
-from redrive.api.job import JobDefaults
+from redrive.api.job import JobDefaults, JobRequest, JobTemplate, is_open_property
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess
-from redrive.errors import InvalidSpecError
+from redrive.errors import InvalidSpecError, JobNotPermittedError
 from redrive.kube.context import Settings
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
-from redrive.replay.controller.launch import ACCESS_FOLDER, PodAccess, pod_access
+from redrive.replay.controller.launch import ACCESS_FOLDER, PodAccess, pod_access, resolve_template
 from redrive.replay.controller.spark_operators import kubeflow_manifest
 from redrive.replay.spec import ReplayJob
 
@@ -251,3 +255,259 @@ def test_a_dynamic_allocation_begins_within_its_bounds(executors: int | None, in
         "maxExecutors": 4,
     }
     assert spec["executor"]["instances"] == initial
+
+
+OWN = "registry/redrive-replay:1"
+TEMPLATE_SETTINGS = Settings("here", (), OWN, "local:///opt/redrive/replay.py", "redrive-replay")
+
+
+def settings_with(**said: object) -> Settings:
+    return replace(TEMPLATE_SETTINGS, replay_job=JobDefaults.model_validate(said))
+
+
+def resolved(
+    asked: dict[str, Any] | None = None,
+    connection: dict[str, Any] | None = None,
+    chart: Settings = TEMPLATE_SETTINGS,
+) -> JobDefaults:
+    return resolve_template(
+        chart,
+        None if connection is None else JobTemplate.model_validate(connection),
+        None if asked is None else JobRequest.model_validate(asked),
+    )
+
+
+def test_the_replay_comes_before_the_connection_and_that_before_the_chart() -> None:
+    chart = settings_with(
+        driver={"memory": "1g", "coreRequest": "100m"},
+        executors=1,
+        sparkConf={"spark.task.maxFailures": "1", "spark.rpc.message.maxSize": "1"},
+        labels={"team": "platform"},
+    )
+    connection = {
+        "driver": {"memory": "2g"},
+        "executors": 2,
+        "sparkConf": {"spark.task.maxFailures": "2"},
+        "overrides": {"maxExecutors": 4},
+    }
+    found = resolved({"executors": 3}, connection, chart).to_manifest()
+    assert found["driver"] == {"memory": "2g", "coreRequest": "100m"}
+    assert found["executors"] == 3
+    assert found["sparkConf"] == {"spark.task.maxFailures": "2", "spark.rpc.message.maxSize": "1"}
+    assert found["labels"] == {"team": "platform"}
+
+
+ASKED: list[dict[str, Any]] = [
+    {"image": "registry/other:1"},
+    {"driver": {"cores": 3}},
+    {"executor": {"cores": 3}},
+    {"executor": {"coreRequest": "2001m"}},
+    {"executor": {"coreRequest": "2.5"}},
+    {"driver": {"memory": "3g"}},
+    {"driver": {"memory": "2049m"}},
+    {"executors": 5},
+    {"dynamicAllocation": {"minExecutors": 1, "maxExecutors": 5}},
+    {"nodeSelector": {}},
+    {"nodeSelector": {"disk": "ssd"}},
+    {"tolerations": [{"operator": "Exists"}]},
+    {"sparkConf": {"spark.task.maxFailures": "9"}},
+]
+SOME_OVERRIDES = {
+    "images": ["registry/redrive-*:1"],
+    "maxCores": 2,
+    "maxMemory": "2g",
+    "maxExecutors": 4,
+    "sparkConf": ["spark.rpc.message.maxSize"],
+}
+
+
+@pytest.mark.parametrize("overrides", [None, {}, SOME_OVERRIDES], ids=["none", "empty", "some"])
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_a_replay_gets_no_more_than_its_connection_permits(
+    asked: dict[str, Any], overrides: dict[str, Any] | None
+) -> None:
+    chart = settings_with(images=["registry/*"])
+    with pytest.raises(JobNotPermittedError, match=f"got '.*{next(iter(asked))[:4]}"):
+        resolved(asked, {"overrides": overrides}, chart)
+
+
+def test_a_replay_gets_what_its_connection_permits() -> None:
+    asked = {
+        "image": "registry/redrive-replay:1",
+        "driver": {"cores": 2, "memory": "2048m", "coreRequest": "2"},
+        "executors": 4,
+        "nodeSelector": {"disk": "ssd"},
+        "sparkConf": {"spark.rpc.message.maxSize": "9"},
+        "timeToLiveSeconds": 60,
+    }
+    found = resolved(asked, {"overrides": {**SOME_OVERRIDES, "placement": True}}).to_manifest()
+    assert found.items() >= asked.items()
+
+
+def test_the_chart_permits_overrides_where_a_connection_says_nothing_of_them() -> None:
+    chart = settings_with(overrides={"maxExecutors": 4})
+    assert resolved({"executors": 4}, {"executors": 2}, chart).executors == 4
+    with pytest.raises(JobNotPermittedError):
+        resolved({"executors": 4}, {"overrides": {}}, chart)
+
+
+@pytest.mark.parametrize("asking", ["connection", "replay"])
+def test_an_image_is_one_that_the_operator_permits(asking: str) -> None:
+    """Whoever chooses it has the rights of the ServiceAccount in the namespace of the Replay."""
+
+    def ask(image: str, chart: Settings = TEMPLATE_SETTINGS) -> JobDefaults:
+        if asking == "connection":
+            return resolved(None, {"image": image}, chart)
+        return resolved({"image": image}, {"overrides": {"images": ["r*", "r*/*"]}}, chart)
+
+    assert ask(OWN).image == OWN
+    for image in ("registry/other:1", f"{OWN}1", f"r/{OWN}"):
+        with pytest.raises(JobNotPermittedError, match=r"replay\.job\.images"):
+            ask(image)
+    assert ask("r/the-charts:1", settings_with(image="r/the-charts:1")).image == "r/the-charts:1"
+    permitting = settings_with(images=["registry/redrive-*:2"])
+    assert ask("registry/redrive-x:2", permitting).image == "registry/redrive-x:2"
+    for image in ("registry/redrive-x:2/x:2", "registry/redrive-x/y:2", "registry/redrive-x:22"):
+        with pytest.raises(JobNotPermittedError):
+            ask(image, permitting)
+
+
+CLOSED = [
+    "spark.driver.extraJavaOptions",
+    "spark.executor.extraJavaOptions",
+    "spark.driver.defaultJavaOptions",
+    "spark.driver.extraClassPath",
+    "spark.executor.resource.gpu.discoveryScript",
+    "spark.executorEnv.REDRIVE_PULSAR_ACCESS",
+    "spark.extraListeners",
+    "spark.files",
+    "spark.jars",
+    "spark.jars.packages",
+    "spark.kubernetes.authenticate.driver.serviceAccountName",
+    "spark.kubernetes.allocation.pods.allocator",
+    "spark.kubernetes.container.image",
+    "spark.kubernetes.driver.annotation.iam",
+    "spark.kubernetes.driver.label.app",
+    "spark.kubernetes.driver.podTemplateFile",
+    "spark.kubernetes.driver.secretKeyRef.A",
+    "spark.kubernetes.driver.secrets.other",
+    "spark.kubernetes.driver.volumes.hostPath.a.mount.path",
+    "spark.kubernetes.driverEnv.A",
+    "spark.kubernetes.executor.disableConfigMap",
+    "spark.kubernetes.executor.podNamePrefix",
+    "spark.kubernetes.executor.secrets.other",
+    "spark.kubernetes.namespace",
+    "spark.master",
+    "spark.plugins",
+    "spark.pyspark.python",
+    "spark.python.worker.module",
+    "spark.speculation",
+    "spark.submit.pyFiles",
+    "spark.ui.filters",
+    "SPARK.TASK.cpus",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize("model", [JobTemplate, JobRequest])
+def test_no_property_of_connection_or_replay_runs_or_mounts_something(
+    name: str, model: type[JobRequest]
+) -> None:
+    with pytest.raises(ValueError, match="a Spark property is one that may be set here"):
+        model.model_validate({"sparkConf": {"spark.task.maxFailures": "1", name: "x"}})
+    with pytest.raises(ValueError, match="a Spark property is one that may be set here"):
+        JobTemplate.model_validate({"overrides": {"sparkConf": [name]}})
+
+
+@given(st.text(max_size=30))
+def test_only_properties_of_the_list_are_open(end: str) -> None:
+    for prefix in ("spark.kubernetes.driver.", "spark.kubernetes.executor.secrets.", "spark.jars"):
+        assert not is_open_property(prefix + end)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]},
+        {"volumes": [{"name": "a", "secret": {"secretName": "b"}}]},
+        {"volumes": [{"name": "../etc", "emptyDir": {}}]},
+        {"volumes": [{"name": "a"}]},
+        {"serviceAccount": "admin"},
+        {"env": []},
+        {"labels": {}},
+        {"annotations": {}},
+        {"images": ["*"]},
+        {"securityContext": {"privileged": True}},
+        {"securityContext": {"runAsUser": 0}},
+    ],
+    ids=str,
+)
+def test_a_connection_has_no_field_for_what_it_can_not_decide(field: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        JobTemplate.model_validate(field)
+
+
+@pytest.mark.parametrize("field", ["imagePullSecrets", "securityContext", "volumes", "overrides"])
+def test_a_replay_has_fewer_fields_than_its_connection(field: str) -> None:
+    with pytest.raises(ValueError, match="Extra inputs"):
+        JobRequest.model_validate({field: {}})
+
+
+ENTRYPOINT = Path(__file__).parents[4] / "images" / "replay-entrypoint.sh"
+DRIVER = (
+    "trap 'echo terminated; exit 9' TERM; echo begun; until [ -e end ]; do /bin/sleep 0.05; done; "
+    "exit 7"
+)
+
+
+@contextmanager
+def running_driver(folder: Path, grace: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a driver that ends when there is a file `end`, or by SIGTERM.
+
+    Args:
+        folder: of the test.
+        grace: the command that takes as long as the driver has after SIGTERM.
+    """
+    sleep = folder / "sleep"
+    sleep.write_text(f"#!/bin/sh\n{grace}\n")
+    sleep.chmod(0o755)
+    with subprocess.Popen(
+        ["/bin/bash", ENTRYPOINT, "drain", "/bin/bash", "-c", DRIVER],
+        cwd=folder,
+        env={"PATH": f"{folder}:/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        yield process
+
+
+def test_a_driver_that_ends_by_itself_gets_no_signal(tmp_path: Path) -> None:
+    with running_driver(
+        tmp_path, "touch asked; while [ -e asked ]; do /bin/sleep 0.05; done"
+    ) as process:
+        process.terminate()
+        while not (tmp_path / "asked").exists():
+            assert process.poll() is None
+        process.terminate()  # once more does not shorten its time
+        (tmp_path / "end").touch()
+        assert process.wait(30) == 7
+        (tmp_path / "asked").unlink()
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
+
+
+def test_a_driver_that_goes_on_gets_the_signal_in_the_end(tmp_path: Path) -> None:
+    with running_driver(tmp_path, "true") as process:
+        process.terminate()
+        assert process.wait(30) == 9
+        assert process.stdout is not None
+        assert process.stdout.read() == "terminated\n"
+
+
+def test_the_code_of_a_driver_is_that_of_its_container(tmp_path: Path) -> None:
+    with running_driver(tmp_path, "false") as process:
+        (tmp_path / "end").touch()
+        assert process.wait(30) == 7

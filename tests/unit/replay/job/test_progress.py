@@ -1,12 +1,15 @@
-"""Writes of a driver into the status of its Replay: each one passes a fence, or changes nothing."""
+"""Status writes of a driver, its rate and its causes of failure."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from redrive.errors import RedriveError
 from redrive.kube import resources
@@ -17,7 +20,7 @@ from redrive.policy.naming import TopicName
 from redrive.reading.positions import EntryId
 from redrive.replay.job.aftermath import Aftermath
 from redrive.replay.job.plan import RunPreview, Scanned, Wish
-from redrive.replay.job.progress import Progress, ReplayGoneError
+from redrive.replay.job.progress import WINDOW_SECONDS, Progress, ReplayGoneError, Speed, cause_of
 from redrive.replay.ledger import FencedError
 from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
@@ -187,3 +190,90 @@ def test_ended_replay_is_not_begun(api: FakeKubernetes) -> None:
     status(api)["phase"] = "Completed"
     with pytest.raises(RedriveError, match="has ended; got 'Completed'"):
         progress().begin()
+
+
+def test_nothing_is_known_at_first_nor_after_a_rest() -> None:
+    speed = Speed()
+    assert (speed.rate, speed.remaining(5)) == (None, None)
+    speed.note(10.0, 400)
+    assert (speed.rate, speed.remaining(5)) == (None, None)
+    speed.note(12.0, 600)
+    assert (speed.rate, speed.remaining(250)) == (100.0, timedelta(seconds=2))
+    speed.restart()
+    speed.note(500.0, 600)
+    assert speed.rate is None
+
+
+def test_a_run_that_does_not_move_has_no_end() -> None:
+    speed = Speed()
+    speed.note(0.0, 7)
+    speed.note(2.0, 7)
+    assert (speed.rate, speed.remaining(3)) == (0.0, None)
+    assert speed.remaining(0) is None
+
+
+@given(st.integers(1, 1_000), st.integers(1, 1_000), st.integers(1, 5))
+def test_what_is_long_ago_does_not_count(before: int, after: int, step: int) -> None:
+    speed, moved = Speed(), 0
+    for second in range(0, 200, step):
+        moved += step * (before if second <= 100 else after)
+        speed.note(float(second), moved)
+    assert speed.rate == pytest.approx(after)
+    assert 200 - 2 * step - WINDOW_SECONDS > 100
+
+
+CALL = "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
+ABORTED = (
+    ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 "
+    "failed 4 times, most recent failure: Lost task 0.3 in stage 3.0 (TID 9) (10.0.0.7 executor "
+    "1): "
+)
+JAVA = "\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.read(P.scala:1)\n"
+DRIVER = (
+    "\nDriver stacktrace:\n\tat org.apache.spark.scheduler.DAGScheduler.abortStage(D.scala:1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("the ledger is lost\nsecond line", "the ledger is lost"),
+        ("", ""),
+        pytest.param(
+            CALL
+            + ABORTED
+            + "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n"
+            + JAVA
+            + "Caused by: java.io.EOFException\n"
+            + JAVA
+            + DRIVER,
+            "Python worker exited unexpectedly (crashed)",
+            id="a worker that was killed",
+        ),
+        pytest.param(
+            CALL
+            + ABORTED
+            + "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+            + '  File "worker.py", line 1, in main\n    process()\n'
+            + "redrive.reading.reader.SourceSilentError: the broker has delivered nothing\n\n"
+            + JAVA
+            + DRIVER,
+            "SourceSilentError: the broker has delivered nothing",
+            id="an exception in Python",
+        ),
+        pytest.param(
+            CALL + ABORTED + "ExecutorLostFailure (executor 1 exited caused by one of the running "
+            "tasks) Reason: The executor with id 1 exited with exit code 137(SIGKILL)." + DRIVER,
+            "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: "
+            "The executor with id 1 exited with exit code 137(SIGKILL).",
+            id="an executor that was killed",
+        ),
+        pytest.param(
+            CALL + ": java.lang.OutOfMemoryError: Java heap space\n" + JAVA,
+            "OutOfMemoryError: Java heap space",
+            id="no task",
+        ),
+    ],
+)
+def test_cause_of_error_is_not_its_first_line(text: str, cause: str) -> None:
+    assert cause_of(text) == cause

@@ -1,0 +1,595 @@
+"""Prerequisites of a Replay: its target, pods and pull secrets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from redrive.admin.client import Admin
+from redrive.admin.http import Access, Http
+from redrive.admin.policies import Quotas
+from redrive.api.conditions import ObjectEvent
+from redrive.errors import (
+    Requeue,
+    TargetDeduplicationError,
+    TargetEvictsError,
+    TargetExpiresError,
+    TargetNotAllowedError,
+    TargetNotFoundError,
+    TargetNotSubscribedError,
+)
+from redrive.kube import resources
+from redrive.kube.client import ForbiddenError, UnavailableError
+from redrive.kube.context import wall_clock
+from redrive.kube.resources import Key, Resource
+from redrive.replay.controller import launch
+from redrive.replay.controller.prerequisites import (
+    MAX_REASON,
+    last_event,
+    missing_prerequisite,
+    prepare_target,
+)
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
+from tests.support.fake_kubernetes import FakeKubernetes
+from tests.unit.replay.controller.test_admission import connection, ctx, replay
+from tests.unit.replay.controller.test_reconciler import api as api  # noqa: PLC0414  a fixture
+from tests.unit.replay.controller.test_reconciler import application, look, shown, statuses
+
+NAMESPACE = "persistent://shop/prod"
+RETRY = f"{NAMESPACE}/orders-fulfilment-RETRY"
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[FakeBroker]:
+    """A broker that has the source topic, and topics of a RetryPolicy beside it."""
+    async with FakeBroker.serving() as broker:
+        broker.tenants = {"shop": []}
+        owned = {"redrive.io/owner": "here/billing/invoices"}
+        topics = {
+            "orders": Topic(2, {}),
+            "checked": Topic(0, {"team": "shop", "redrive.io/owner": ""}),
+            "theirs": Topic(0, owned),
+            "theirs-in-parts": Topic(3, owned),
+        }
+        for topic in topics.values():
+            topic.parts = {end: ["s"] for end in topic.parts}
+        broker.namespaces = {"shop/prod": Namespace(topics)}
+        yield broker
+
+
+async def prepare(
+    broker: FakeBroker,
+    roles: str = "*",
+    status: dict[str, str] | None = None,
+    **spec: Any,  # noqa: ANN401
+) -> tuple[ObjectEvent, ...]:
+    """Prepare the target of a Replay, and return what is told of it."""
+    allow = [{"topics": [f"{NAMESPACE}/*"], "roles": [roles]}]
+    body = replay(spec=spec, status=status or {})
+    context = ctx(connections=[connection(allow=allow)], replays=[body])
+    kubernetes = FakeKubernetes()
+    kubernetes.add(resources.REPLAYS, body)
+    async with aiohttp.ClientSession() as session:
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+
+        async def resolve(*_: object) -> Any:  # noqa: ANN401
+            return SimpleNamespace(admin=admin, key=Key("shop", "main"))
+
+        brokers = cast("Any", SimpleNamespace(resolve=resolve))
+        context = dataclasses.replace(context, brokers=brokers, kubernetes=kubernetes)
+        return await prepare_target(body, context)
+
+
+def rights(broker: FakeBroker, topic: str) -> dict[str, list[str]]:
+    """Return what each role may do on a topic."""
+    granted = broker.namespaces["shop/prod"].grants.get(f"{NAMESPACE}/{topic}", {})
+    return {role: sorted(actions) for role, actions in granted.items()}
+
+
+def deduplicate(broker: FakeBroker, topic: str) -> None:
+    broker.namespaces["shop/prod"].topics[topic].policies["deduplicationEnabled"] = True
+
+
+async def test_the_retry_topic_is_as_the_operator_made_it(broker: FakeBroker) -> None:
+    named = {"target": "Topic", "targetTopic": RETRY}
+    same: tuple[dict[str, Any], ...] = ({}, {"target": "Retry"}, named)
+    for spec in same:
+        await prepare(broker, **spec)
+    assert broker.calls == []
+
+
+async def test_a_run_that_was_launched_is_not_held_up(broker: FakeBroker) -> None:
+    """Its job finds by itself what has changed at the broker."""
+    await prepare(broker, target="Source", status={"sparkApplication": launch.name_of(replay())})
+    assert broker.calls == []
+
+
+async def test_the_application_of_another_replay_of_this_name_lets_no_target_pass(
+    broker: FakeBroker,
+) -> None:
+    """A status is written by name: it may have been meant for one that is gone."""
+    status = {"sparkApplication": "replay-now-of-before"}
+    with pytest.raises(TargetNotAllowedError):
+        await prepare(broker, target="Topic", targetTopic=f"{NAMESPACE}/theirs", status=status)
+
+
+@pytest.mark.parametrize("topic", ["orders", "checked"])
+async def test_a_target_that_deduplicates_gets_the_replay_role(
+    broker: FakeBroker, topic: str
+) -> None:
+    deduplicate(broker, topic)
+    grants = broker.namespaces["shop/prod"].grants
+    grants[f"{NAMESPACE}/{topic}"] = {"replayer": ["functions"], "fulfilment": ["consume"]}
+    asked: dict[str, Any] = {"target": "Topic", "targetTopic": f"{NAMESPACE}/{topic}"}
+    for spec in (asked, {"target": "Source"} if topic == "orders" else asked):
+        await prepare(broker, **spec)
+        assert rights(broker, topic) == {
+            "replayer": ["consume", "functions", "produce"],
+            "fulfilment": ["consume"],
+        }
+
+
+@pytest.mark.parametrize("topic", ["theirs", "theirs-in-parts"])
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_a_topic_that_redrive_keeps_for_a_policy_is_no_target(
+    broker: FakeBroker, topic: str, *, dry_run: bool
+) -> None:
+    deduplicate(broker, topic)
+    asked: dict[str, Any] = {"target": "Topic", "targetTopic": f"{NAMESPACE}/{topic}"}
+    for guarantee in ("ExactlyOnce", "AtLeastOnce"):
+        with pytest.raises(TargetNotAllowedError, match="keeps for a RetryPolicy"):
+            await prepare(broker, guarantee=guarantee, dryRun=dry_run, **asked)
+    assert rights(broker, topic) == {}
+
+
+async def test_a_source_topic_that_is_the_retry_topic_of_another_policy_is_no_target(
+    broker: FakeBroker,
+) -> None:
+    source = broker.namespaces["shop/prod"].topics["orders"]
+    source.properties["redrive.io/owner"] = "here/shop/first"
+    with pytest.raises(TargetNotAllowedError):
+        await prepare(broker, target="Source")
+
+
+async def test_what_can_not_be_kept_is_refused_with_both_edits(broker: FakeBroker) -> None:
+    with pytest.raises(TargetDeduplicationError) as refused:
+        await prepare(broker, target="Source")
+    assert f"set-deduplication-status --enable {NAMESPACE}/orders" in str(refused.value)
+    assert "guarantee: AtLeastOnce" in str(refused.value)
+    assert refused.value.requeue is Requeue.SLOW_BACKOFF
+    assert rights(broker, "orders") == {}
+    await prepare(broker, target="Source", guarantee="AtLeastOnce")
+    assert rights(broker, "orders") == {"replayer": ["consume", "produce"]}
+
+
+@pytest.mark.parametrize(
+    "parts", [{"-partition-0": ["s"], "-partition-1": []}, {"-partition-0": ["s"]}]
+)
+async def test_a_topic_that_would_keep_nothing_is_no_target(
+    broker: FakeBroker, parts: dict[str, list[str]]
+) -> None:
+    broker.namespaces["shop/prod"].topics["orders"].parts = parts
+    deduplicate(broker, "orders")
+    with pytest.raises(TargetNotSubscribedError, match="create-subscription"):
+        await prepare(broker, target="Source")
+    assert rights(broker, "orders") == {}
+
+
+async def test_a_topic_that_is_not_there_is_not_made(broker: FakeBroker) -> None:
+    with pytest.raises(TargetNotFoundError, match="create it"):
+        await prepare(broker, target="Topic", targetTopic=f"{NAMESPACE}/absent")
+    assert "absent" not in broker.namespaces["shop/prod"].topics
+
+
+@pytest.mark.parametrize("spec", [{"dryRun": True}, {"roles": "fulfilment"}])
+async def test_nothing_is_granted_for_a_dry_run_or_without_a_rule(
+    broker: FakeBroker, spec: dict[str, Any]
+) -> None:
+    deduplicate(broker, "orders")
+    await prepare(broker, target="Source", **spec)
+    assert rights(broker, "orders") == {}
+
+
+@pytest.mark.parametrize("only", ["reader-1a2b", "__compaction"])
+async def test_target_with_no_subscription_of_application_is_refused(
+    broker: FakeBroker, only: str
+) -> None:
+    deduplicate(broker, "orders")
+    topic = broker.namespaces["shop/prod"].topics["orders"]
+    topic.parts = {"-partition-0": ["s", only], "-partition-1": [only]}
+    with pytest.raises(TargetNotSubscribedError, match="those of readers"):
+        await prepare(broker, target="Source")
+    assert rights(broker, "orders") == {}
+    topic.parts["-partition-1"].append("s")
+    await prepare(broker, target="Source")
+
+
+EVICTS = {"policy": "consumer_backlog_eviction"}
+REFUSES = {"policy": "producer_request_hold"}
+SIZE, AGE = "destination_storage", "message_age"
+
+
+@pytest.mark.parametrize(
+    ("own", "inherited", "evicts"),
+    [
+        ({SIZE: {"limitSize": 10, **EVICTS}}, {}, True),
+        ({AGE: {"limitTime": 10, **EVICTS}}, {}, True),
+        ({}, {SIZE: {"limitSize": 10, **EVICTS}}, True),
+        ({}, {AGE: {"limitTime": 10, **EVICTS}}, True),
+        ({SIZE: {"limitSize": 10, **REFUSES}}, {AGE: {"limitTime": 10, **EVICTS}}, True),
+        ({SIZE: {"limitSize": 10, **REFUSES}}, {SIZE: {"limitSize": 10, **EVICTS}}, False),
+        ({SIZE: {"limitSize": -1, **EVICTS}}, {}, False),
+    ],
+)
+@pytest.mark.parametrize("guarantee", ["ExactlyOnce", "AtLeastOnce"])
+async def test_target_with_evicting_quota_in_force_is_refused(
+    broker: FakeBroker, own: Quotas, inherited: Quotas, guarantee: str, *, evicts: bool
+) -> None:
+    deduplicate(broker, "orders")
+    namespace = broker.namespaces["shop/prod"]
+    namespace.topics["orders"].quotas = dict(own)
+    namespace.policies["backlog_quota_map"] = inherited
+    if not evicts:
+        await prepare(broker, target="Source", guarantee=guarantee)
+        return
+    with pytest.raises(TargetEvictsError, match="set-backlog-quota --type"):
+        await prepare(broker, target="Source", guarantee=guarantee)
+    assert rights(broker, "orders") == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate", "outcome"),
+    [
+        (0, None, "passes"),
+        (10 * 86_400, None, "passes"),
+        (10 * 86_400 - 1, None, "warns"),
+        (3_600, None, "warns"),
+        (3_599, None, "refused"),
+        (1, None, "refused"),
+        (7_200, 0.5, "warns"),  # of no dead letters
+    ],
+)
+async def test_target_with_short_ttl_in_force_is_refused(
+    broker: FakeBroker, seconds: int, rate: float | None, outcome: str
+) -> None:
+    deduplicate(broker, "orders")
+    broker.in_force["messageTTL"] = seconds
+    dead_letters = Topic(0, {}, {"": ["redrive"]})
+    broker.namespaces["shop/prod"].topics["orders-fulfilment-DLQ"] = dead_letters
+    limit: dict[str, Any] = {} if rate is None else {"rateLimit": {"messagesPerSecond": rate}}
+    if outcome == "refused":
+        with pytest.raises(TargetExpiresError, match=f"got 'messageTTL of {seconds} s'"):
+            await prepare(broker, target="Source", **limit)
+        assert rights(broker, "orders") == {}
+        return
+    events = await prepare(broker, target="Source", **limit)
+    assert [event.reason for event in events] == ["TargetExpires"] * (outcome == "warns")
+
+
+async def test_target_whose_ttl_is_below_time_of_run_is_refused(
+    broker: FakeBroker,
+) -> None:
+    deduplicate(broker, "orders")
+    broker.in_force["messageTTL"] = 7_200
+    broker.namespaces["shop/prod"].topics["orders-fulfilment-DLQ"] = Topic(
+        0, {}, {"": ["redrive"]}, backlog=3_601
+    )
+    limit: dict[str, Any] = {"rateLimit": {"messagesPerSecond": 0.5}}
+    with pytest.raises(TargetExpiresError, match="which takes about 2h2s"):
+        await prepare(broker, target="Source", **limit)
+    few: dict[str, Any] = {"select": {"limit": 3_600}}
+    await prepare(broker, target="Source", **limit, **few)
+
+
+OF_RUN = f"sparkoperator.k8s.io/app-name={launch.name_of(replay())}"
+LABELS = f"{OF_RUN},spark-role=driver"
+PODS = replace(resources.PODS, selector=LABELS)
+EXECUTORS = replace(resources.PODS, selector=f"{OF_RUN},spark-role=executor")
+EVENTS = replace(resources.EVENTS, fields="involvedObject.uid=u")
+MOUNT = {
+    "metadata": {"name": "e", "namespace": "shop"},
+    "reason": "FailedMount",
+    "message": 'MountVolume.SetUp failed for volume "access":  secret "replayer" not found',
+    "lastTimestamp": "2026-11-22T10:00:00Z",
+}
+
+
+def submitted(seconds: int) -> dict[str, Any]:
+    """Return the application, as its driver was submitted so long ago."""
+    moment = wall_clock() - timedelta(seconds=seconds)
+    return application(
+        wall_clock() - timedelta(hours=1),
+        applicationState={"state": "SUBMITTED"},
+        lastSubmissionAttemptTime=moment.isoformat(),
+    )
+
+
+def pod(name: str = "the-driver", created: str = "10:00", **status: object) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "shop", "uid": "u"}
+    made = {"creationTimestamp": f"2026-11-22T{created}:00Z"}
+    return {"metadata": metadata | made, "status": {"phase": "Pending", **status}}
+
+
+def waiting_container(reason: str, message: str = "") -> dict[str, Any]:
+    """Return the status of a container that waits."""
+    said = {"message": message} if message else {}
+    return {"name": "spark-kubernetes-driver", "state": {"waiting": {"reason": reason} | said}}
+
+
+async def driver_message(api: FakeKubernetes) -> str:
+    """Return the message about a driver that has not started in time."""
+    assert await look(api, applications=[submitted(121)]) is Requeue.SLOW_BACKOFF
+    reason, message = shown(api)
+    assert reason == "DriverNotStarted"
+    return message
+
+
+async def test_it_is_shown_two_minutes_after_its_submission(api: FakeKubernetes) -> None:
+    assert await look(api, applications=[submitted(100)]) is Requeue.BACKOFF
+    assert shown(api)[0] == "Progressing"
+    assert f"`kubectl --namespace shop describe pod --selector {LABELS}`" in await driver_message(
+        api
+    )
+
+
+async def test_the_message_names_the_pod_and_why_its_container_waits(api: FakeKubernetes) -> None:
+    why = waiting_container("CreateContainerConfigError", 'secret "replayer" not found')
+    api.add(PODS, pod("of-the-last-run", "09:00"), pod(containerStatuses=[why]))
+    message = await driver_message(api)
+    assert 'was submitted: CreateContainerConfigError: secret "replayer" not found;' in message
+    assert "got 'pod the-driver'" in message
+    assert "`kubectl --namespace shop describe pod the-driver`" in message
+
+
+async def test_a_volume_that_is_missing_is_what_the_last_event_says(api: FakeKubernetes) -> None:
+    api.add(PODS, pod(containerStatuses=[waiting_container("ContainerCreating")]))
+    assert "after it was submitted; got 'pod the-driver'" in await driver_message(api)
+    earlier = {"metadata": {"name": "f", "namespace": "shop"}, "reason": "R", "message": "m"}
+    api.add(EVENTS, MOUNT, earlier)
+    assert (
+        'FailedMount: MountVolume.SetUp failed for volume "access": secret'
+        in await driver_message(api)
+    )
+
+
+@pytest.mark.parametrize("error", [ForbiddenError, UnavailableError])
+@pytest.mark.parametrize("kind", ["Pod", "Event"])
+async def test_without_the_right_to_look_the_message_says_how_to(
+    api: FakeKubernetes, error: type[ForbiddenError | UnavailableError], kind: str
+) -> None:
+    def refuse(_verb: str, resource: Resource, _key: Key) -> None:
+        if resource.kind == kind:
+            raise error("it is refused", remedy="none")
+
+    api.add(PODS, pod())
+    api.before = refuse
+    assert "kubectl --namespace shop describe pod" in await driver_message(api)
+
+
+async def test_what_is_shown_is_short_and_without_credentials(api: FakeKubernetes) -> None:
+    url = "https://me:hunter2@registry.test/layer?X-Amz-Signature=abc"
+    why = waiting_container("ErrImagePull", f'Get "{url}": 403 {"x" * 2000}')
+    api.add(PODS, pod(containerStatuses=[why]))
+    message = await driver_message(api)
+    assert 'ErrImagePull: Get "https://…registry.test/layer…": 403 xxx' in message
+    assert len(message) < MAX_REASON + 500
+
+
+def test_a_pod_that_no_node_has_room_for_says_so() -> None:
+    full = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/1 nodes are available: 1 Insufficient cpu.",
+    }
+    assert missing_prerequisite(pod(conditions=[full])) == f"Unschedulable: {full['message']}"
+    assert not missing_prerequisite(pod(conditions=[{**full, "status": "True"}]))
+
+
+def test_what_runs_or_was_never_looked_at_waits_for_nothing() -> None:
+    assert not missing_prerequisite({"metadata": {}})
+    assert not missing_prerequisite(pod(containerStatuses=[{"state": {"running": {}}}]))
+    assert not last_event([])
+
+
+def test_what_has_no_reason_or_no_message_is_shown_without() -> None:
+    assert last_event([{"message": "m"}]) == "m"
+    assert last_event([{"reason": "R"}]) == "R"
+    assert (
+        missing_prerequisite(pod(containerStatuses=[{"state": {"waiting": {"message": "m"}}}]))
+        == "m"
+    )
+
+
+async def test_a_submission_whose_time_somebody_forged_is_not_late(api: FakeKubernetes) -> None:
+    forged = submitted(121)
+    forged["status"]["lastSubmissionAttemptTime"] = "0000-01-01T00:00:00Z"
+    assert await look(api, applications=[forged]) is Requeue.BACKOFF
+
+
+def time_ago(seconds: int) -> str:
+    return (wall_clock() - timedelta(seconds=seconds)).isoformat()
+
+
+def driver(uid: str = "u", seconds: int = 600, ready: str = "True") -> dict[str, Any]:
+    """Return a driver that has run for so long."""
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": time_ago(seconds)}
+    found = pod(f"driver-{uid}", phase="Running", conditions=[condition])
+    found["metadata"] |= {"uid": uid, "creationTimestamp": time_ago(seconds)}
+    return found
+
+
+def executor(seconds: int, of: str = "u", **status: object) -> dict[str, Any]:
+    """Return an executor that a driver has made so long ago."""
+    found = pod(f"exec-{of}-{seconds}")
+    found["status"] |= status
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": f"driver-{of}", "uid": of}
+    found["metadata"] |= {"creationTimestamp": time_ago(seconds), "ownerReferences": [owner]}
+    return found
+
+
+async def look_at_run(
+    api: FakeKubernetes,
+    *executors: dict[str, Any],
+    launched: int = 3600,
+    requeue: Requeue = Requeue.SLOW_BACKOFF,
+    **reported: object,
+) -> tuple[str, str]:
+    """Look at a Replay whose application runs, with these executors; return what is shown."""
+    api.objects.pop(EXECUTORS, None)
+    api.add(EXECUTORS, *executors)
+    running = application(wall_clock(), applicationState={"state": "RUNNING"})
+    told: dict[str, Any] = {"startTime": time_ago(launched), **reported}
+    assert await look(api, applications=[running], **told) is requeue
+    return shown(api)
+
+
+FULL = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/1 nodes are available: 1 Insufficient cpu.",
+}
+
+
+async def test_executors_that_do_not_start_are_shown_with_a_pod_and_why_until_one_runs(
+    api: FakeKubernetes,
+) -> None:
+    api.add(PODS, driver())
+    waiting = executor(130, conditions=[FULL])
+    reason, message = await look_at_run(api, executor(140), waiting, phase="Suspended")
+    assert reason == "ExecutorsNotStarted"
+    assert f"runs, so nothing is moved: Unschedulable: {FULL['message']}" in message
+    assert "got 'pod exec-u-130'" in message
+    assert "`kubectl --namespace shop describe pod exec-u-130`" in message
+    status = statuses(api)[-1]
+    assert (status["phase"], status["sparkApplication"]) == ("Running", launch.name_of(replay()))
+    assert all(condition["type"] != "Stalled" for condition in status["conditions"])
+    assert await look_at_run(api, waiting, executor(1, phase="Running")) == (
+        "Progressing",
+        f"the SparkApplication {launch.name_of(replay())} is RUNNING",
+    )
+
+
+async def test_executors_have_two_minutes_to_start(api: FakeKubernetes) -> None:
+    api.add(PODS, driver())
+    assert (await look_at_run(api, executor(110)))[0] == "Progressing"
+    assert (await look_at_run(api, executor(130), executor(110)))[0] == "Progressing"
+
+
+async def test_executors_that_are_refused_to_the_driver_are_in_its_log(api: FakeKubernetes) -> None:
+    """As by a quota: there is no pod then, and no Event."""
+    assert (await look_at_run(api))[0] == "Progressing"
+    api.add(PODS, driver(seconds=110))
+    assert (await look_at_run(api))[0] == "Progressing"
+    api.add(PODS, driver(seconds=130))
+    reason, message = await look_at_run(api)
+    assert reason == "ExecutorsNotStarted"
+    assert "so nothing is moved: its driver has made none; got 'pod driver-u'" in message
+    assert "`kubectl --namespace shop logs driver-u`" in message
+
+
+async def test_executors_of_an_earlier_driver_do_not_count(api: FakeKubernetes) -> None:
+    api.add(PODS, driver("old"), driver("new", seconds=20))
+    assert (await look_at_run(api, executor(300, of="old")))[0] == "Progressing"
+    api.add(PODS, driver("new", seconds=200))
+    survivor = executor(100, of="old", phase="Running")
+    reason, message = await look_at_run(api, survivor, executor(150, of="new"))
+    assert reason == "ExecutorsNotStarted"
+    assert "got 'pod exec-new-150'" in message
+
+
+async def test_executors_end_with_their_driver(api: FakeKubernetes) -> None:
+    api.add(PODS, driver(ready="False"))
+    assert (await look_at_run(api, executor(300, phase="Succeeded")))[0] == "Progressing"
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {},
+        {"scanned": 10_000},
+        {"scanned": 10_000, "preview": {"causes": [{"cause": "TimeoutError", "messages": 9}]}},
+        {"rate": 0.0, "moved": 5, "left": 3},
+    ],
+)
+async def test_a_run_that_moves_nothing_has_its_executors_looked_at(
+    api: FakeKubernetes, numbers: dict[str, Any]
+) -> None:
+    """As while it plans, or its broker is away."""
+    api.add(PODS, driver())
+    assert (await look_at_run(api, executor(300, phase="Running"), **numbers))[0] == "Progressing"
+    assert (await look_at_run(api, executor(300), **numbers))[0] == "ExecutorsNotStarted"
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        {"rate": 0.1, "moved": 1, "left": 9},
+        {"suspended": True},
+        {"suspended": True, "awaitsApproval": True, "left": 9},
+        {"moved": 9, "left": 0},
+        {"finished": True},
+        {"left": 9, "preview": {"estimatedSeconds": 1}},
+    ],
+)
+async def test_a_run_that_moves_or_is_to_move_nothing_has_no_pod_looked_at(
+    api: FakeKubernetes, reported: dict[str, Any]
+) -> None:
+    api.add(PODS, driver())
+    listed = lists(api)
+    reason, _ = await look_at_run(api, executor(300), requeue=Requeue.ON_CHANGE, **reported)
+    assert reason == ("ApprovalRequired" if "awaitsApproval" in reported else "Progressing")
+    assert listed == []
+
+
+async def test_a_run_that_was_launched_just_now_has_no_pod_looked_at(api: FakeKubernetes) -> None:
+    listed = lists(api)
+    assert (await look_at_run(api, executor(300), launched=110))[0] == "Progressing"
+    assert listed == []
+
+
+def lists(api: FakeKubernetes) -> list[Resource]:
+    """Return what is listed from now on."""
+    listed: list[Resource] = []
+
+    def note(verb: str, resource: Resource, _key: Key) -> None:
+        if verb == "list":
+            listed.append(resource)
+
+    api.before = note
+    return listed
+
+
+@pytest.mark.parametrize("error", [ForbiddenError, UnavailableError])
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [(PODS, "Progressing"), (EXECUTORS, "Progressing"), (EVENTS, "ExecutorsNotStarted")],
+)
+async def test_without_the_right_to_look_nothing_is_said_of_executors(
+    api: FakeKubernetes,
+    error: type[ForbiddenError | UnavailableError],
+    refused: Resource,
+    reason: str,
+) -> None:
+    def refuse(_verb: str, resource: Resource, _key: Key) -> None:
+        if resource == refused:
+            raise error("it is refused", remedy="none")
+
+    api.add(PODS, driver())
+    api.before = refuse
+    assert (await look_at_run(api, executor(300)))[0] == reason
+
+
+async def test_times_of_pods_that_somebody_forged_say_nothing(api: FakeKubernetes) -> None:
+    forged = driver()
+    forged["status"]["conditions"][0]["lastTransitionTime"] = "0000-01-01T00:00:00Z"
+    api.add(PODS, forged)
+    assert (await look_at_run(api, executor(300)))[0] == "Progressing"
