@@ -1,15 +1,30 @@
+"""Desired topics, policies, rights and delays of a RetryPolicy."""
+
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from typing import Any
 
-from redrive.admin.policies import Holds, LimitsBacklog, Ttl
+import pytest
+from aiohttp import web
+
+from redrive.admin import client
+from redrive.admin.model import NamespaceState
+from redrive.admin.policies import Holds, KeepsBacklog, LimitsBacklog, Ttl
+from redrive.api import Body
+from redrive.api.conditions import find, is_ready
+from redrive.errors import Requeue
+from redrive.kube import resources
 from redrive.policy import codec
 from redrive.policy.naming import TopicName
 from redrive.provision.actions import CreateTopic
-from redrive.provision.desired import Observed, desired
+from redrive.provision.desired import Observed, delay_policy, desired, policies_in_force
 from redrive.provision.diff import diff
 from redrive.provision.request import Request
+from tests.support.fake_admin import Do, Topic
+from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.reconcile_harness import KEY, ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
@@ -206,3 +221,268 @@ def test_records_of_sequences_are_written_by_consumers_into_a_topic_like_a_ledge
     }
     assert created[wanted.sequences.name] == 0
     assert codec.decode(codec.encode(wanted.policy)).sequenced
+
+
+BY_SIZE = {"limitSize": 5, "policy": "consumer_backlog_eviction"}
+BY_AGE = {"limitTime": 60, "policy": "producer_exception"}
+Quotas = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("of_topic", "of_namespace", "in_force"),
+    [
+        (None, {}, {}),
+        (None, {"message_age": BY_AGE}, {"message_age": BY_AGE}),
+        ({}, {"message_age": BY_AGE}, {"message_age": BY_AGE}),
+        ({"message_age": BY_AGE}, {"message_age": {}}, {"message_age": BY_AGE}),
+        (
+            {"destination_storage": BY_SIZE},
+            {"message_age": BY_AGE},
+            {"destination_storage": BY_SIZE, "message_age": BY_AGE},
+        ),
+    ],
+)
+def test_backlog_quotas_that_a_topic_lacks_are_those_of_its_namespace(
+    of_topic: Quotas | None, of_namespace: Quotas, in_force: Quotas
+) -> None:
+    namespace = NamespaceState(frozenset(), frozenset(), {}, 0, of_namespace, None)
+    found = {KeepsBacklog.read: of_topic, Ttl.read: 60}
+    assert policies_in_force(found, namespace) == {KeepsBacklog.read: in_force, Ttl.read: 60}
+
+
+@pytest.mark.parametrize(
+    ("shortest", "release", "policy"),
+    [
+        (1, (4, 0, 8), "delayed delivery within 50 ms"),
+        (5, (4, 0), "delayed delivery within 250 ms"),
+        (20, (4, 0, 8), "delayed delivery within 1000 ms"),
+        (864_000, (3, 3, 1), "delayed delivery within 1000 ms"),
+        (1, (4, 1, 0), "delayedDelivery active True"),
+        (1, (4, 2, 4), "delayedDelivery active True"),
+        (1, (), "delayedDelivery active True"),
+    ],
+)
+def test_the_tick_is_a_small_part_of_the_shortest_delay_where_a_broker_can_keep_it(
+    shortest: int, release: tuple[int, ...], policy: str
+) -> None:
+    assert str(delay_policy(timedelta(seconds=shortest), release)) == policy
+
+
+IDLE = {"inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up",
+        "maxInactiveDurationSeconds": 86_400, "deleteWhileInactive": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(("release", "tick"), [("4.0.8", 50), ("4.2.4", 700)])
+async def test_new_topics_keep_broker_values_that_do_not_matter(
+    connection: dict[str, Any], policy: Callable[..., dict[str, Any]], release: str, tick: int
+) -> None:
+    async with reconcile_harness(connection, policy(), FakeKubernetes()) as harness:
+        harness.broker.version = release
+        harness.broker.in_force |= {
+            "inactiveTopicPolicies": IDLE,
+            "delayedDelivery": {
+                "active": False, "tickTime": 700, "maxDeliveryDelayInMillis": 60_000,
+            },
+        }  # fmt: skip
+        await harness.reconcile()
+        topics = harness.broker.namespaces["shop/prod"].topics
+        new = {
+            name: topic.policies
+            for name, topic in topics.items()
+            if name.startswith("orders-fulfilment")
+        }
+        assert len(new) == 3
+        for policies in new.values():
+            assert policies["inactiveTopicPolicies"] == IDLE | {"deleteWhileInactive": False}
+        assert new["orders-fulfilment-RETRY"]["delayedDelivery"] == {
+            "active": True, "tickTime": tick, "maxDeliveryDelayInMillis": 60_000,
+        }  # fmt: skip
+        writes = len(harness.broker.writes)
+        await harness.reconcile()
+        assert len(harness.broker.writes) == writes
+
+
+def test_no_read_has_the_broker_write_its_default_quota_into_the_namespace() -> None:
+    assert "applied" not in KeepsBacklog.read
+
+
+def change_spec(here: ReconcileHarness, body: Body) -> None:
+    """Have the spec of the policy changed."""
+    stored = here.kubernetes.objects[resources.POLICIES]
+    (key, before), *_ = stored.items()
+    metadata = {**before["metadata"], "generation": 8, "resourceVersion": "5000"}
+    stored[key] = {**before, "metadata": metadata, "spec": body["spec"]}
+    here.ctx.policies.put(stored[key])
+
+
+def rights_on(here: ReconcileHarness, topic: str) -> dict[str, set[str]]:
+    found = here.broker.namespaces["shop/prod"].grants.get(topic, {})
+    return {role: set(actions) for role, actions in found.items() if actions}
+
+
+async def test_roles_that_are_taken_out_of_a_policy_that_discards_lose_their_rights(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    before = policy(consumerRoles=["shop-a", "shop-b"], deadLetter={"readerRoles": ["shop-c"]})
+    async with reconcile_harness(connection, before, FakeKubernetes()) as here:
+        await here.reconcile()
+        grants = here.broker.namespaces["shop/prod"].grants
+        grants[DEAD_LETTER]["shop-b"].append("functions")  # by another
+        grants[DEAD_LETTER]["auditor"] = ["consume"]
+        change_spec(here, policy(consumerRoles=["shop-a"], deadLetter={"mode": "Discard"}))
+        await here.reconcile()
+        assert rights_on(here, DEAD_LETTER) == {
+            "shop-a": {"produce"},  # its consumers may still run with the policy before
+            "shop-b": {"functions"},
+            "auditor": {"consume"},
+            "replayer": {"consume"},
+        }
+        assert rights_on(here, RETRY) == {"shop-a": {"produce", "consume"}}
+        writes = len(here.broker.writes)
+        await here.reconcile()
+        assert len(here.broker.writes) == writes
+
+
+async def test_what_was_revoked_on_an_unused_topic_is_not_granted_again(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    async with reconcile_harness(connection, policy(), FakeKubernetes()) as here:
+        await here.reconcile()
+        here.broker.namespaces["shop/prod"].grants[DEAD_LETTER] = {"auditor": ["consume"]}
+        change_spec(here, policy(deadLetter={"mode": "Discard"}))
+        await here.reconcile()
+        assert rights_on(here, DEAD_LETTER) == {"auditor": {"consume"}}
+
+
+BY_DEFAULT = {"active": True, "maxDeliveryDelayInMillis": 0}
+
+
+@pytest.fixture
+async def harness(
+    connection: dict[str, Any], policy: MakeBody, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ReconcileHarness]:
+    """A policy whose shortest delay is 1 s, at a broker of 4.0 that is asked for its release."""
+    monkeypatch.setattr(client, "VERSION_SECONDS", 0)
+    async with reconcile_harness(connection, policy(), FakeKubernetes()) as made:
+        yield made
+
+
+def retry_topic(harness: ReconcileHarness) -> Topic:
+    return harness.broker.namespaces["shop/prod"].topics["orders-fulfilment-RETRY"]
+
+
+async def reconcile_with(harness: ReconcileHarness, **spec: object) -> dict[str, Any]:
+    """Have the policy reconciled, with another *spec* if one is given; return it."""
+    body = harness.kubernetes.objects[resources.POLICIES][KEY]
+    if spec:
+        metadata = body["metadata"] | {"generation": body["metadata"]["generation"] + 1}
+        body = body | {"spec": body["spec"] | spec, "metadata": metadata}
+        harness.kubernetes.add(resources.POLICIES, body)
+    harness.ctx.policies.put(body)
+    assert await harness.reconcile() is Requeue.ON_CHANGE
+    after: dict[str, Any] = harness.kubernetes.objects[resources.POLICIES][KEY]
+    return after
+
+
+async def test_the_tick_follows_the_shortest_delay(harness: ReconcileHarness) -> None:
+    await reconcile_with(harness)
+    assert retry_topic(harness).policies["delayedDelivery"] == BY_DEFAULT | {"tickTime": 50}
+    await reconcile_with(harness, delayLadder={"delays": ["5s", "10s"]})
+    assert retry_topic(harness).policies["delayedDelivery"] == BY_DEFAULT | {"tickTime": 250}
+    await reconcile_with(harness, delayLadder={"delays": ["5s", "10s"]}, delayLevels=["2s"])
+    assert retry_topic(harness).policies["delayedDelivery"] == BY_DEFAULT | {"tickTime": 100}
+    await reconcile_with(harness, delayLadder={"fixed": "2s"}, delayLevels=None)
+    assert retry_topic(harness).policies["delayedDelivery"] == BY_DEFAULT | {"tickTime": 100}
+    await reconcile_with(harness, delayLadder={"fixed": "1h"}, delayLevels=["1m"])
+    assert retry_topic(harness).policies["delayedDelivery"] == BY_DEFAULT | {"tickTime": 1_000}
+
+
+async def test_the_tick_is_taken_back_when_the_broker_is_upgraded_to_one_that_stalls_with_it(
+    harness: ReconcileHarness,
+) -> None:
+    await reconcile_with(harness)
+    assert retry_topic(harness).policies["delayedDelivery"]["tickTime"] == 50
+    harness.broker.version = "4.2.4"
+    await reconcile_with(harness)
+    assert "delayedDelivery" not in retry_topic(harness).policies
+    writes = len(harness.broker.writes)
+    await reconcile_with(harness)
+    assert len(harness.broker.writes) == writes
+    harness.broker.version = "4.0.8"
+    await reconcile_with(harness)
+    assert retry_topic(harness).policies["delayedDelivery"]["tickTime"] == 50
+
+
+@pytest.mark.parametrize("refusal", [403, 405, 412])
+async def test_a_broker_that_forbids_it_is_warned_of_and_all_else_is_done(
+    harness: ReconcileHarness, refusal: int
+) -> None:
+    async def forbid(request: web.Request, do: Do) -> web.StreamResponse:
+        if request.method == "POST" and request.path.endswith("/delayedDelivery"):
+            return web.json_response({"reason": "not allowed"}, status=refusal)
+        return await do()
+
+    harness.broker.fault = forbid
+    found = await reconcile_with(harness)
+    assert is_ready(found)
+    warning = find(found, "DelayedDeliveryRefused")
+    assert warning is not None
+    assert "so retries may come 1 s early, and the shortest delay is 1s" in warning.message
+    assert "not allowed" in warning.message
+    assert retry_topic(harness).subscriptions == ["fulfilment"]
+    retry_topic(harness).policies["delayedDelivery"] = {"active": False, "tickTime": 1_000}
+    found = await reconcile_with(harness)
+    warning = find(found, "DelayedDeliveryRefused")
+    assert warning is not None
+    assert "so retries come at once, whatever their delay" in warning.message
+    harness.broker.fault = None
+    found = await reconcile_with(harness)
+    assert find(found, "DelayedDeliveryRefused") is None
+    assert retry_topic(harness).policies["delayedDelivery"]["active"] is True
+
+
+@pytest.mark.parametrize("version", ["4.2.4", "not told"])
+async def test_a_delay_that_is_over_at_once_is_warned_of_where_no_tick_can_be_set(
+    harness: ReconcileHarness, version: str
+) -> None:
+    harness.broker.version = version
+    found = await reconcile_with(harness)
+    warning = find(found, "RetriesEarly")
+    assert warning is not None
+    assert "so one of 1s at once" in warning.message
+    assert "got a tick of 1 s on persistent://shop/prod/orders-fulfilment-RETRY" in warning.message
+    assert "set delayedDeliveryTickTimeMillis=50 in the configuration" in warning.message
+    assert is_ready(found)
+    found = await reconcile_with(harness)
+    assert find(found, "RetriesEarly") == warning
+    found = await reconcile_with(harness, delayLadder={"delays": ["2s", "10s"]})
+    assert find(found, "RetriesEarly") is None
+    found = await reconcile_with(harness, delayLevels=["1s"])
+    assert find(found, "RetriesEarly") is not None
+
+
+async def test_a_broker_of_a_finer_tick_is_not_warned_of_when_the_topic_is_new_either(
+    harness: ReconcileHarness,
+) -> None:
+    harness.broker.version = "4.2.4"
+    harness.broker.in_force["delayedDelivery"] = BY_DEFAULT | {"tickTime": 50}
+    found = await reconcile_with(harness)
+    assert is_ready(found)
+    assert find(found, "RetriesEarly") is None
+    harness.broker.in_force["delayedDelivery"] = BY_DEFAULT | {"tickTime": 1_000}
+    found = await reconcile_with(harness)
+    assert find(found, "RetriesEarly") is not None
+
+
+async def test_a_delay_of_which_the_tick_is_set_is_not_warned_of(
+    harness: ReconcileHarness,
+) -> None:
+    assert find(await reconcile_with(harness), "RetriesEarly") is None
+    assert find(await reconcile_with(harness), "RetriesEarly") is None
+
+
+async def test_a_policy_that_observes_is_not_warned_of_a_tick_that_is_not_known(
+    harness: ReconcileHarness,
+) -> None:
+    harness.broker.version = "4.2.4"
+    assert find(await reconcile_with(harness, managementPolicy="Observe"), "RetriesEarly") is None

@@ -1,40 +1,59 @@
+"""Deletion of a policy: waiting, abandoned cleanup, removal, and refused specs."""
+
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.guards import FAILURES, Breaker
 from redrive.admin.http import Access, Http
+from redrive.admin.model import RightsChange, SubscriptionStats, TopicUsage
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.policy_defaults import DeletionPolicy
-from redrive.errors import Requeue
+from redrive.errors import InUseError, InvalidSpecError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import ConflictError, ConnectionNotFoundError
 from redrive.kube.connections import Connection
-from redrive.kube.resources import Key, Resource
+from redrive.kube.resources import TOPIC_OWNER, Key, Resource
 from redrive.kube.status import Publisher
+from redrive.policy.naming import TopicName
+from redrive.provision import actions
 from redrive.provision.claims import Conflicts
 from redrive.provision.finalize import (
     CLEANUP_ABANDONED,
     LATE_WRITES,
     RETAINED,
     SKIP_CLEANUP,
+    Left,
+    Removal,
     finalize,
+    removal,
 )
 from redrive.provision.orphans import DeletionEvents
-from redrive.provision.outcome import FINALIZER, ensure_cleanup_finalizer, publish
-from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace
+from redrive.provision.outcome import (
+    FINALIZER,
+    ensure_cleanup_finalizer,
+    has_cleanup_finalizer,
+    publish,
+)
+from redrive.provision.ownership import GRANTED, OWNER_UID, Owner, OwnershipRecord
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.reconcile_harness import KEY, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -281,3 +300,276 @@ async def test_what_stays_of_a_policy_that_went_at_once_is_told_too(policy: Make
     ((_, reason, message),) = api.announced()
     assert reason == RETAINED
     assert message.startswith("r and d stay at the broker")
+
+
+OURS = Owner("here", Key("shop", "orders"), "uid-1", "orders/fulfilment")
+RETRY = TopicName("shop", "prod", "orders-fulfilment-RETRY")
+DEAD_LETTER = TopicName("shop", "prod", "orders-fulfilment-DLQ")
+WANTED = [DeletionPolicy.DELETE, DeletionPolicy.DELETE_IF_EMPTY]
+
+
+def stats(backlog: int = 0, consumers: int = 0) -> SubscriptionStats:
+    return SubscriptionStats(backlog, 0, consumers, durable=True, ack_holes=0, oldest=None)
+
+
+subscriptions = st.dictionaries(
+    st.sampled_from(["fulfilment", "others"]),
+    st.builds(stats, st.integers(0, 2), st.integers(0, 1)),
+)
+roles = st.sampled_from(["a", "b"])
+granted = st.dictionaries(roles, st.frozensets(st.sampled_from(["produce", "consume"]), min_size=1))
+topics = st.builds(
+    Left,
+    name=st.sampled_from([RETRY, DEAD_LETTER]),
+    subscription=st.sampled_from(["fulfilment", "redrive"]),
+    partitioned=st.booleans(),
+    properties=st.builds(
+        OwnershipRecord,
+        owner=st.sampled_from(["", str(OURS), "there/shop/orders", "here/shop/other"]),
+        uid=st.sampled_from(["", "uid-1", "uid-0"]),
+        source=st.sampled_from(["", "orders/fulfilment", "payroll/fulfilment"]),
+        created=st.booleans(),
+        granted=granted,
+        subscription=st.sampled_from(["", "fulfilment"]),
+    ).map(OwnershipRecord.to_properties),
+    usage=st.builds(TopicUsage, subscriptions, st.integers(0, 1), st.integers(0, 3)),
+    permissions=granted,
+    heir=st.none() | st.just(Key("shop", "heir")),
+)
+left_topics = st.lists(topics, max_size=2, unique_by=lambda topic: topic.name)
+
+
+def planned(policy: DeletionPolicy, found: list[Left]) -> Removal:
+    """What is planned once all clients are gone."""
+    try:
+        return removal(OURS, policy, found)
+    except InUseError:
+        return removal(OURS, policy, [without_clients(topic) for topic in found])
+
+
+def without_clients(topic: Left) -> Left:
+    gone = {name: replace(s, consumers=0) for name, s in topic.usage.subscriptions.items()}
+    return replace(topic, usage=replace(topic.usage, subscriptions=gone, producers=0))
+
+
+def touched(plan: Removal) -> set[TopicName]:
+    found = set()
+    for action in plan.actions:
+        if isinstance(action, actions.ChangeRights):
+            found |= {change.topic for change in action.changes}
+        else:
+            assert isinstance(
+                action, actions.DeleteTopic | actions.DeleteSubscription | actions.Mark
+            )
+            found.add(action.topic)
+    return found
+
+
+@given(st.sampled_from(WANTED), left_topics)
+def test_a_topic_is_touched_only_if_it_is_marked_as_ours_and_nobody_needs_it(
+    policy: DeletionPolicy, found: list[Left]
+) -> None:
+    ours = {
+        topic.name
+        for topic in found
+        if OwnershipRecord.of(topic.properties).is_of(OURS) and topic.heir is None
+    }
+    assert touched(planned(policy, found)) <= ours
+
+
+@given(st.sampled_from(WANTED), left_topics)
+def test_a_topic_is_deleted_only_if_redrive_made_it(
+    policy: DeletionPolicy, found: list[Left]
+) -> None:
+    made = {topic.name for topic in found if OwnershipRecord.of(topic.properties).created}
+    for action in planned(policy, found).actions:
+        assert not isinstance(action, actions.DeleteTopic) or action.topic in made
+
+
+@given(left_topics)
+def test_what_holds_messages_is_deleted_by_delete_alone(found: list[Left]) -> None:
+    by_name = {topic.name: topic.usage for topic in found}
+    for action in planned(DeletionPolicy.DELETE_IF_EMPTY, found).actions:
+        match action:
+            case actions.DeleteTopic(topic, _):
+                assert not any(s.backlog for s in by_name[topic].subscriptions.values())
+                assert not by_name[topic].uncounted
+            case actions.DeleteSubscription(topic, name):
+                assert not by_name[topic].subscriptions[name].backlog
+
+
+@given(st.sampled_from(WANTED), left_topics)
+def test_only_a_subscription_that_is_on_record_is_deleted_alone(
+    policy: DeletionPolicy, found: list[Left]
+) -> None:
+    recorded = {topic.name: OwnershipRecord.of(topic.properties).subscription for topic in found}
+    for action in planned(policy, found).actions:
+        assert not isinstance(action, actions.DeleteSubscription) or (
+            recorded[action.topic] == action.subscription
+        )
+
+
+@given(st.sampled_from(WANTED), left_topics)
+def test_only_rights_that_are_on_record_are_taken_back(
+    policy: DeletionPolicy, found: list[Left]
+) -> None:
+    by_name = {topic.name: topic for topic in found}
+    for action in planned(policy, found).actions:
+        for change in action.changes if isinstance(action, actions.ChangeRights) else ():
+            have = by_name[change.topic].permissions.get(change.role, frozenset())
+            ours = OwnershipRecord.of(by_name[change.topic].properties).granted[change.role]
+            assert change.on(have) == have - ours
+
+
+@given(st.sampled_from(WANTED), left_topics)
+def test_nothing_is_done_while_clients_use_what_would_go(
+    policy: DeletionPolicy, found: list[Left]
+) -> None:
+    try:
+        plan = removal(OURS, policy, found)
+    except InUseError:
+        assert found != [without_clients(topic) for topic in found]
+        return
+    for action in plan.actions:
+        for topic in found:
+            if isinstance(action, actions.DeleteTopic) and topic.name == action.topic:
+                assert topic == without_clients(topic)
+
+
+@given(st.sampled_from(WANTED), left_topics)
+def test_every_topic_that_stays_is_named(policy: DeletionPolicy, found: list[Left]) -> None:
+    plan = planned(policy, found)
+    gone = {action.topic for action in plan.actions if isinstance(action, actions.DeleteTopic)}
+    for topic in found:
+        assert (topic.name in gone) != any(str(topic.name) in said for said in plan.stays)
+
+
+def dead_letters_left(backlog: int, consumers: int = 0, uncounted: int = 0) -> Left:
+    """A dead-letter topic that redrive made."""
+    usage = TopicUsage({"redrive": stats(backlog, consumers)}, producers=0, uncounted=uncounted)
+    marks = OwnershipRecord(str(OURS), created=True).to_properties()
+    return Left(DEAD_LETTER, "redrive", False, marks, usage, {}, None)  # noqa: FBT003 - not partitioned
+
+
+def test_what_stays_says_why() -> None:
+    kept = removal(OURS, DeletionPolicy.DELETE_IF_EMPTY, [dead_letters_left(41)])
+    assert kept == Removal((), (f"{DEAD_LETTER} holds messages (41 for redrive)",))
+    assert removal(OURS, DeletionPolicy.DELETE, [dead_letters_left(41)]).stays == ()
+    kept = removal(OURS, DeletionPolicy.DELETE_IF_EMPTY, [dead_letters_left(0, uncounted=9)])
+    assert kept == Removal((), (f"{DEAD_LETTER} holds 9 bytes without a subscription redrive",))
+    assert removal(OURS, DeletionPolicy.DELETE, [dead_letters_left(0, uncounted=9)]).stays == ()
+    heir = replace(dead_letters_left(0), heir=Key("shop", "next"))
+    assert removal(OURS, DeletionPolicy.DELETE, [heir]).stays == (
+        f"{DEAD_LETTER} is needed by RetryPolicy shop/next",
+    )
+
+
+def test_clients_are_named() -> None:
+    with pytest.raises(InUseError, match=f"{DEAD_LETTER}: 2 consumers, 0 producers'; stop them"):
+        removal(OURS, DeletionPolicy.DELETE, [dead_letters_left(0, consumers=2)])
+
+
+PREFIX = "persistent://shop/prod"
+SYSTEM = "__transaction_buffer_snapshot"
+
+
+def refused_policy(policy: MakeBody, **metadata: object) -> dict[str, Any]:
+    """Return a policy that was Ready with a system topic before this release."""
+    body = policy(
+        naming={"retryTopic": f"{PREFIX}/{SYSTEM}"},
+        consumerRoles=["fulfilment"],
+        deletionPolicy="Delete",
+    )
+    body["status"] = {
+        "retryTopic": f"{PREFIX}/{SYSTEM}",
+        "deadLetterTopic": f"{PREFIX}/orders-fulfilment-DLQ",
+    }
+    body["metadata"] |= {"finalizers": [FINALIZER], **metadata}
+    return body
+
+
+def owned(body: dict[str, Any], actions: list[str]) -> Topic:
+    """Return a topic of *body* on which redrive granted *actions*."""
+    properties = {
+        TOPIC_OWNER: f"this-cluster/{KEY}",
+        OWNER_UID: body["metadata"]["uid"],
+        GRANTED: json.dumps({"fulfilment": actions}),
+    }
+    return Topic(0, properties)
+
+
+@pytest.mark.parametrize("local", [SYSTEM, "__change_events-partition-0", "%5F_change_events"])
+def test_rights_on_system_topic_are_taken_and_never_given(local: str) -> None:
+    topic = TopicName("shop", "prod", local)
+    RightsChange(topic, "fulfilment", take=frozenset({"produce"}))
+    with pytest.raises(InvalidSpecError, match="one of Pulsar's own"):
+        RightsChange(topic, "fulfilment", give=frozenset({"produce"}))
+
+
+async def test_policy_with_system_topic_is_invalid_and_grants_nothing(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = refused_policy(policy)
+    async with reconcile_harness(connection, body, FakeKubernetes()) as harness:
+        namespace = harness.broker.namespaces["shop/prod"]
+        namespace.topics[SYSTEM] = Topic(0, {})
+        await harness.reconcile()
+        (stored,) = harness.kubernetes.objects[resources.POLICIES].values()
+        ready = next(c for c in stored["status"]["conditions"] if c["type"] == "Ready")
+        assert ready["reason"] == "InvalidSpec"
+        assert "one of Pulsar's own" in ready["message"]
+        assert namespace.grants == {}
+        assert harness.broker.writes == []
+
+
+@pytest.mark.parametrize("deletion", ["Delete", "DeleteIfEmpty", "RevokeGrants"])
+async def test_deletion_of_policy_with_system_topic_revokes_its_grants(
+    connection: dict[str, Any], policy: MakeBody, deletion: str
+) -> None:
+    body = refused_policy(policy, deletionTimestamp="2026-01-01T00:00:00Z")
+    body["spec"]["deletionPolicy"] = deletion
+    dead_letters = "orders-fulfilment-DLQ"
+    async with reconcile_harness(connection, body, FakeKubernetes()) as harness:
+        namespace = harness.broker.namespaces["shop/prod"]
+        namespace.topics[SYSTEM] = owned(body, ["consume", "produce"])
+        namespace.topics[dead_letters] = owned(body, ["produce"])
+        namespace.grants = {
+            f"{PREFIX}/{SYSTEM}": {"fulfilment": ["consume", "produce"], "broker": ["produce"]},
+            f"{PREFIX}/{dead_letters}": {"fulfilment": ["consume", "produce"]},
+        }
+        harness.now += LATE_WRITES
+        await harness.reconcile()
+        assert namespace.grants == {
+            f"{PREFIX}/{SYSTEM}": {"broker": ["produce"]},
+            f"{PREFIX}/{dead_letters}": {"fulfilment": ["consume"]},
+        }
+        assert harness.topics == {"orders", SYSTEM, dead_letters}
+        assert not any(
+            map(has_cleanup_finalizer, harness.kubernetes.objects[resources.POLICIES].values())
+        )
+
+
+@pytest.mark.parametrize("deletion", ["Retain", "Delete"])
+async def test_rights_on_system_topic_are_taken_back_at_once(
+    connection: dict[str, Any], policy: MakeBody, deletion: str
+) -> None:
+    """Whoever has them can stop all producers of the namespace."""
+    body = refused_policy(policy)
+    body["spec"]["deletionPolicy"] = deletion
+    dead_letters = f"{PREFIX}/orders-fulfilment-DLQ"
+    async with reconcile_harness(connection, body, FakeKubernetes()) as harness:
+        namespace = harness.broker.namespaces["shop/prod"]
+        namespace.topics[SYSTEM] = owned(body, ["consume", "produce"])
+        namespace.topics["orders-fulfilment-DLQ"] = owned(body, ["produce"])
+        namespace.grants = {
+            f"{PREFIX}/{SYSTEM}": {"fulfilment": ["consume", "produce"], "broker": ["produce"]},
+            dead_letters: {"fulfilment": ["produce"]},
+        }
+        await harness.reconcile()
+        assert namespace.grants == {
+            f"{PREFIX}/{SYSTEM}": {"broker": ["produce"]},
+            dead_letters: {"fulfilment": ["produce"]},
+        }
+        writes = len(harness.broker.writes)
+        await harness.reconcile()
+        assert len(harness.broker.writes) == writes

@@ -1,24 +1,37 @@
+"""Checks of health: warnings, backlogs and counts of deliveries."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 from redrive.admin.model import AckPersistence, SubscriptionStats
 from redrive.api.conditions import StatusWarning
+from redrive.api.retrypolicy import Backlog
 from redrive.policy import naming
 from redrive.policy.model import Policy
 from redrive.policy.naming import Scheme, TopicName
 from redrive.provision.health_checks import (
+    BACKLOG_CHANGED_AFTER,
+    BACKLOG_UNCHANGED_AFTER,
     CHECKS,
     REASONS,
     THRESHOLDS,
+    WINDOW_SECONDS,
     CheckInput,
     Deliveries,
+    Findings,
+    Reading,
+    backlog_of,
+    backlog_patch,
     check,
+    is_backlog_worth_writing,
+    read_backlog,
 )
 
 TOPIC = TopicName("shop", "prod", "orders")
@@ -220,3 +233,159 @@ def test_a_dead_letter_topic_near_its_quota_is_warned_of_until_it_is_well_below(
     assert found([near], dead_letter=dead_letters(700), quota=1_000) == (near,)
     assert found([near], dead_letter=dead_letters(699), quota=1_000) == ()
     assert found(dead_letter=dead_letters(10**9), quota=None) == ()
+
+
+MOMENT = datetime(2026, 11, 21, 9, 0, 0, 700_000, tzinfo=UTC)
+AT_ONCE = timedelta(0)
+READ = MOMENT + timedelta(minutes=1)
+
+
+def subscription_with(count: int, oldest: datetime | None = None) -> SubscriptionStats:
+    """A subscription with so many messages."""
+    return SubscriptionStats(count, 0, 0, durable=True, ack_holes=0, oldest=oldest)
+
+
+def test_what_is_found_is_read_back_as_it_was_written() -> None:
+    found = backlog_of(
+        subscription_with(3), subscription_with(41, MOMENT), discards=False, now=READ
+    )
+    written = backlog_patch(found)
+    assert written == {
+        "backlog": {
+            "retry": 3,
+            "deadLetter": 41,
+            "oldestDeadLetter": "2026-11-21T09:00:00Z",
+            "observedAt": "2026-11-21T09:01:00Z",
+        }
+    }
+    assert read_backlog(written) == found
+
+
+def test_what_is_there_no_more_is_taken_away() -> None:
+    observed = {"observedAt": "2026-11-21T09:01:00Z"}
+    none = backlog_patch(backlog_of(None, subscription_with(0), discards=False, now=READ))[
+        "backlog"
+    ]
+    assert none == {"retry": 0, "deadLetter": 0, "oldestDeadLetter": None, **observed}
+    discards = backlog_patch(backlog_of(subscription_with(2), None, discards=True, now=READ))[
+        "backlog"
+    ]
+    assert discards == {"retry": 2, "deadLetter": None, "oldestDeadLetter": None, **observed}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "worth"),
+    [
+        ((0, 0), (0, 0), False),
+        ((0, 0), (1, 0), True),
+        ((0, 1), (0, 0), True),
+        ((100, 0), (110, 0), False),
+        ((100, 0), (111, 0), True),
+        ((0, 100), (0, 89), True),
+        ((0, 1), (0, 2), True),
+        ((0, None), (0, 0), True),
+    ],
+)
+def test_what_begins_or_ends_or_moves_much_is_written_at_once_and_the_rest_later(
+    before: tuple[int, int | None], now: tuple[int, int | None], *, worth: bool
+) -> None:
+    def is_worth(age: timedelta) -> bool:
+        written, found = (
+            Backlog(retry=r, dead_letter=d, observed_at=at)
+            for (r, d), at in ((before, MOMENT), (now, MOMENT + age))
+        )
+        return is_backlog_worth_writing(written, found)
+
+    assert is_worth(AT_ONCE) is worth
+    assert is_worth(BACKLOG_CHANGED_AFTER) is (before != now)
+
+
+def test_unchanged_figures_are_written_once_an_hour() -> None:
+    written = backlog_of(
+        subscription_with(3), subscription_with(41, MOMENT), discards=False, now=MOMENT
+    )
+    found = partial(backlog_of, subscription_with(3), subscription_with(41, MOMENT), discards=False)
+    assert not is_backlog_worth_writing(written, found(now=READ))
+    assert not is_backlog_worth_writing(written, found(now=MOMENT + BACKLOG_UNCHANGED_AFTER * 0.9))
+    assert is_backlog_worth_writing(written, found(now=MOMENT + BACKLOG_UNCHANGED_AFTER))
+
+
+def test_what_can_not_be_read_counts_as_not_written() -> None:
+    spoilt = {
+        "retry": 3,
+        "deadLetter": 41,
+        "oldestDeadLetter": "0000-01-01T00:00:00Z",
+        "observedAt": "2026-11-21T09:01:00Z",
+    }
+    assert read_backlog({"backlog": spoilt}) is None
+
+
+def test_the_first_look_is_written() -> None:
+    assert is_backlog_worth_writing(None, Backlog(retry=0, observed_at=MOMENT))
+
+
+def test_figures_of_an_operator_that_wrote_no_time_are_read_and_written_again() -> None:
+    before = read_backlog({"backlog": {"retry": 3, "deadLetter": 1}})
+    assert before is not None
+    assert is_backlog_worth_writing(before, Backlog(retry=3, dead_letter=1, observed_at=MOMENT))
+
+
+def test_the_first_look_counts_nothing_of_what_was_before() -> None:
+    window = Deliveries.begin(5.0, 1_000, 2_000)
+    assert (window.first, window.retries, window.last) == (0, 0, (0, 0))
+    assert not window.is_whole
+
+
+def test_what_came_between_looks_is_counted_and_goes_after_ten_minutes() -> None:
+    window = Deliveries.begin(0.0, 10, 20).seen(60.0, 15, 40).seen(120.0, 16, 41)
+    assert (window.first, window.retries, window.last) == (6, 21, (1, 1))
+    later = window.seen(60.0 + WINDOW_SECONDS, 16, 41)
+    assert (later.first, later.retries, later.last) == (1, 1, (0, 0))
+    assert later.is_whole
+
+
+def test_a_counter_that_was_set_back_counts_on_from_there() -> None:
+    window = Deliveries.begin(0.0, 100, 200).seen(60.0, 3, 5)
+    assert (window.first, window.retries) == (0, 0)
+    assert (window.seen(120.0, 5, 9).first, window.seen(120.0, 5, 9).retries) == (2, 4)
+
+
+def test_a_subscription_that_comes_later_counts_from_its_first_look() -> None:
+    window = Deliveries.begin(0.0, None, 0).seen(60.0, 70, 1).seen(120.0, 75, None)
+    assert (window.first, window.retries) == (5, 1)
+
+
+def test_a_window_does_not_grow_for_ever() -> None:
+    window = Deliveries.begin(0.0, 0, 0)
+    for look in range(1, 1_000):
+        window = window.seen(look * 60.0, look, look)
+    assert (window.first, window.retries) == (10, 10)
+
+
+POLICY = Policy(TopicName("shop", "prod", "orders"), "s")
+READ_AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
+
+
+def reading(seconds: float, *, requested: bool = False) -> Reading:
+    """A reading of topics of which the source alone has a consumer."""
+    source, retry = (
+        SubscriptionStats(2, 0, consumers, durable=True, ack_holes=0, oldest=None)
+        for consumers in (1, 0)
+    )
+    return Reading(POLICY, READ_AT, seconds, requested, None, {"s": source}, {"s": retry}, {})
+
+
+def test_a_requested_reading_is_no_second_finding_of_a_retry_topic_without_consumers() -> None:
+    first = Findings.of(reading(0), None, (), THRESHOLDS)
+    assert first.warnings == ()
+    requested = Findings.of(reading(1, requested=True), first, first.warnings, THRESHOLDS)
+    assert requested.warnings == ()
+    second = Findings.of(reading(61), requested, requested.warnings, THRESHOLDS)
+    assert [warning.reason for warning in second.warnings] == ["RetryTopicNotConsumed"]
+    third = Findings.of(reading(62, requested=True), second, second.warnings, THRESHOLDS)
+    assert third.warnings == second.warnings
+
+
+def test_a_backlog_says_when_its_reading_began() -> None:
+    assert reading(0).backlog.observed_at == READ_AT
+    assert (reading(0).backlog.retry, reading(0).backlog.dead_letter) == (2, 0)

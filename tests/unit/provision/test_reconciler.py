@@ -1,20 +1,23 @@
-"""How many calls to the broker a look at a settled policy takes."""
+"""Reconciles of a policy: their calls, repair of partitions, and pauses."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, BrokerFailedError, BrokerUnreachableError
 from redrive.admin.http import Access, Http
 from redrive.api import Body
+from redrive.api.conditions import ConditionStatus, StatusWarning
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import (
@@ -31,14 +34,17 @@ from redrive.kube.client import UnavailableError
 from redrive.kube.connections import Connection
 from redrive.kube.context import wall_clock
 from redrive.kube.resources import POLICIES, Key
-from redrive.provision import reconciler
+from redrive.policy.naming import TopicName
+from redrive.provision import outcome, reconciler
 from redrive.provision import reconciler as converging
+from redrive.provision.actions import Action, CreateSubscription, RestorePartitions
 from redrive.provision.claims import Conflicts, resolve
 from redrive.provision.orphans import LostPolicies
+from redrive.provision.outcome import describe_changes, observed_conditions, paused_conditions
 from redrive.provision.poller import CALLS_PER_LOOK
 from redrive.provision.reconciler import Converged, converge
 from redrive.provision.request import NameCollisionError
-from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
+from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes, edit
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -303,3 +309,167 @@ async def test_a_single_failure_of_a_server_leaves_what_is_settled_ready(  # noq
     assert again is error.requeue
     (written,) = ctx.kubernetes.objects[POLICIES].values()
     assert [c["status"] for c in written["status"]["conditions"] if c["type"] == "Ready"] == [ready]
+
+
+WHOLE = {f"-partition-{number}": ["fulfilment"] for number in range(3)}
+
+
+@dataclass(frozen=True)
+class Shop:
+    """A broker, and looks at the policy of one topic with three partitions."""
+
+    broker: FakeBroker
+    body: Body
+    look: Callable[[], Awaitable[Converged]]
+
+    @property
+    def retry(self) -> Topic:
+        return self.broker.namespaces["shop/prod"].topics["orders-fulfilment-RETRY"]
+
+
+@asynccontextmanager
+async def partitioned_shop(
+    connection: dict[str, Any], body: Body, **there: Topic
+) -> AsyncIterator[Shop]:
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        broker.tenants = {"shop": []}
+        topics = {"orders": Topic(3, {}), **there}
+        broker.namespaces = {"shop/prod": Namespace(topics)}
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+        ctx = make_world(admin, connection, body)
+        conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
+        yield Shop(
+            broker,
+            body,
+            lambda: converge(resolve(body, ctx), body, ctx, conflicts),
+        )
+
+
+async def test_a_subscription_that_could_not_be_made_on_one_partition_is_made_by_the_next_look(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    async with partitioned_shop(connection, policy()) as made:
+
+        async def fail_on_one(request: web.Request, do: Do) -> web.StreamResponse:
+            answer = await do()
+            if request.method == "PUT" and "RETRY/subscription" in request.path:
+                made.retry.parts["-partition-1"].clear()
+                return web.json_response({"reason": "not on one"}, status=500)
+            return answer
+
+        made.broker.fault = fail_on_one
+        with pytest.raises(BrokerFailedError, match="not on one"):
+            await made.look()
+        made.broker.fault = None
+        assert CreateSubscription in map(type, (await made.look()).actions)
+        assert made.retry.parts == WHOLE
+        assert not (await made.look()).actions
+
+
+async def test_a_subscription_that_one_partition_lost_is_made_anew(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy(adopt=True)
+    async with partitioned_shop(connection, body) as made:
+        await made.look()
+        body["status"] = {"observedGeneration": 7, "conditions": [READY]}
+        made.retry.parts["-partition-2"].clear()
+        assert list(map(type, (await made.look()).actions)) == [CreateSubscription]
+        assert made.retry.parts == WHOLE
+        assert not (await made.look()).actions
+
+
+async def test_a_partition_that_somebody_deleted_is_made_anew_with_its_subscription(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy(adopt=True)
+    async with partitioned_shop(connection, body) as made:
+        await made.look()
+        body["status"] = {"observedGeneration": 7, "conditions": [READY]}
+        del made.retry.parts["-partition-0"], made.retry.parts["-partition-1"]
+        actions = (await made.look()).actions
+        assert list(map(type, actions)) == [RestorePartitions, CreateSubscription]
+        assert str(actions[0]).endswith("orders-fulfilment-RETRY again: 0, 1")
+        assert made.retry.parts == WHOLE
+        assert not (await made.look()).actions
+
+
+async def test_who_only_observes_is_told_of_it_and_nothing_is_made(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    parts = {"-partition-0": ["fulfilment"], "-partition-1": ["fulfilment"]}
+    retry = Topic(3, {}, parts)
+    del retry.parts["-partition-2"]
+    body = policy(adopt=True, managementPolicy="Observe")
+    async with partitioned_shop(connection, body, **{"orders-fulfilment-RETRY": retry}) as made:
+        planned_changes = (await made.look()).planned_changes
+        assert {RestorePartitions, CreateSubscription} <= set(map(type, planned_changes))
+        assert not made.broker.writes
+        assert made.retry.parts == parts
+
+
+async def test_a_subscription_of_somebody_else_is_completed_and_not_noted_as_ours(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    retry = Topic(3, {}, {"-partition-0": ["fulfilment"]})
+    async with partitioned_shop(
+        connection, policy(adopt=True), **{"orders-fulfilment-RETRY": retry}
+    ) as made:
+        await made.look()
+        assert made.retry.parts == WHOLE
+        assert not made.retry.properties.get("redrive.io/subscription")
+
+
+TOPIC = TopicName("shop", "prod", "orders")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "is_paused"),
+    [(None, False), ({}, False), ({"redrive.io/paused": "true"}, True),
+     ({"redrive.io/paused": "false"}, False), ({"paused": "true"}, False)],
+)  # fmt: skip
+def test_an_annotation_pauses(
+    policy: MakeBody, annotations: dict[str, str] | None, *, is_paused: bool
+) -> None:
+    body = policy()
+    body["metadata"]["annotations"] = annotations
+    assert outcome.is_paused(body) is is_paused
+
+
+def conditions_of(*types: str) -> list[dict[str, str]]:
+    return [
+        {"type": t, "status": "True", "reason": "R", "message": "M",
+         "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        for t in types
+    ]  # fmt: skip
+
+
+def test_how_a_policy_stood_when_it_was_paused_stays_said(policy: MakeBody) -> None:
+    found = conditions_of("Ready", "Reconciling", "LadderDescends", "Paused")
+    body = policy() | {"status": {"observedGeneration": 7, "conditions": found}}
+    said = paused_conditions(body)
+    assert [c.type for c in said] == ["Ready", "LadderDescends", "Paused"]
+    assert said[0].status is ConditionStatus.TRUE
+    assert "remove the annotation" in said[2].message
+
+
+def test_of_a_spec_that_is_new_to_a_pause_nothing_is_known(policy: MakeBody) -> None:
+    body = policy() | {"status": {"observedGeneration": 6, "conditions": conditions_of("Ready")}}
+    said = {c.type: c.status for c in paused_conditions(body)}
+    assert said == {"Ready": ConditionStatus.UNKNOWN, "Paused": ConditionStatus.TRUE}
+
+
+def test_a_policy_that_observes_is_ready_and_says_what_planned_changes_been_done() -> None:
+    actions: list[Action] = [CreateSubscription(TOPIC, str(n) + "x" * 600) for n in range(40)]
+    ready, differs, other = observed_conditions(actions, [StatusWarning("Other", "m")])
+    assert (ready.type, ready.status, ready.reason) == ("Ready", ConditionStatus.TRUE, "Observed")
+    assert (differs.type, other.type) == ("DriftDetected", "Other")
+    assert "redrive would have created subscription 0x" in differs.message
+    assert differs.message.endswith("; and 35 more")
+    shown = describe_changes(actions)
+    assert len(shown) == 32
+    assert {len(action) for action in shown} == {512}
+
+
+def test_where_nothing_differs_an_observer_says_no_more_than_that() -> None:
+    assert [c.type for c in observed_conditions([], [])] == ["Ready"]

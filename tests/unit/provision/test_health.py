@@ -1,4 +1,4 @@
-"""When and how often topics are read; what is found there is tried at a real broker."""
+"""Health of topics: when they are read, how often, and the metrics of a policy."""
 
 from __future__ import annotations
 
@@ -11,25 +11,32 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiohttp import web
 from prometheus_client import REGISTRY
 
-from redrive.admin.errors import AdminForbiddenError
+from redrive.admin.client import Admin
+from redrive.admin.errors import AdminForbiddenError, AdminNotFoundError
+from redrive.admin.http import Access, Http
 from redrive.admin.model import AckPersistence, SubscriptionStats
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning
 from redrive.api.connection import BrokerConnectionSpec
+from redrive.api.retrypolicy import Backlog
 from redrive.kube.context import Context
 from redrive.kube.resources import POLICIES, Key
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
 from redrive.provision import health as provision_health
-from redrive.provision.health import INTERVAL_SECONDS, Health, Reader
+from redrive.provision.health import INTERVAL_SECONDS, Gauges, Health, Reader
+from redrive.provision.health_checks import Deliveries
 from redrive.provision.poller import RateLimit
 from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
 READY = {"type": "Ready", "status": "True", "reason": "Provisioned", "message": ""}
-pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
     ctx: Context,
     policy: MakeBody,
@@ -146,23 +153,25 @@ async def watching(cluster: Cluster) -> AsyncIterator[None]:
     assert len(cluster.kubernetes.writes) == cluster.seen
 
 
-def replay(phase: str, policy: str = "orders") -> dict[str, Any]:
+def replay_in_phase(phase: str, policy: str = "orders") -> dict[str, Any]:
     metadata = {"namespace": "shop", "name": "r", "uid": "r", "resourceVersion": "1"}
     spec = {"policyRef": {"name": policy}}
     return {"metadata": metadata, "spec": spec, "status": {"phase": phase}}
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_a_backlog_is_read_again_when_a_replay_of_the_policy_ends(
     cluster: Cluster,
 ) -> None:
     async with watching(cluster):
-        cluster.ctx.replays.put(replay("Running"))
-        cluster.ctx.replays.put(replay("Completed"))
+        cluster.ctx.replays.put(replay_in_phase("Running"))
+        cluster.ctx.replays.put(replay_in_phase("Completed"))
         assert await cluster.written() == "2026-11-21T09:00:01Z"
-        cluster.ctx.replays.put(replay("Completed"))
+        cluster.ctx.replays.put(replay_in_phase("Completed"))
         await asyncio.sleep(INTERVAL_SECONDS / 2)
 
 
+@pytest.mark.usefixtures("virtual_time")
 @pytest.mark.parametrize(
     "change",
     [
@@ -180,6 +189,7 @@ async def test_a_backlog_is_read_again_when_the_policy_becomes_ready(
         assert await cluster.written() == "2026-11-21T09:00:01Z"
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_a_backlog_is_read_again_when_a_reconcile_is_requested(
     cluster: Cluster,
 ) -> None:
@@ -190,12 +200,13 @@ async def test_a_backlog_is_read_again_when_a_reconcile_is_requested(
         assert await cluster.written() == "2026-11-21T09:00:01Z"
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_a_backlog_is_not_read_again_for_what_does_not_concern_it(
     cluster: Cluster,
 ) -> None:
     async with watching(cluster):
-        cluster.ctx.replays.put(replay("Running"))
-        cluster.ctx.replays.put(replay("Completed", policy="others"))
+        cluster.ctx.replays.put(replay_in_phase("Running"))
+        cluster.ctx.replays.put(replay_in_phase("Completed", policy="others"))
         cluster.change(cluster.ctx.policies.get(ORDERS) or {})
         await asyncio.sleep(INTERVAL_SECONDS / 2)
 
@@ -203,6 +214,7 @@ async def test_a_backlog_is_not_read_again_for_what_does_not_concern_it(
 NOT_READY = READY | {"status": "False", "reason": "BrokerFailed"}
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_a_policy_that_is_not_ready_any_more_keeps_its_series_until_it_is_gone(
     cluster: Cluster, policy: MakeBody
 ) -> None:
@@ -237,7 +249,7 @@ MEBIBYTE = 2**20
 QUOTA = {"destination_storage": {"limitSize": MEBIBYTE, "policy": "producer_exception"}}
 
 
-async def shown(health: Health, cluster: Cluster, enqueued: list[Key]) -> list[str]:
+async def reasons_shown(health: Health, cluster: Cluster, enqueued: list[Key]) -> list[str]:
     """Wait for two looks; return what they find, and forget for which policies they enqueued."""
     await asyncio.sleep(2 * INTERVAL_SECONDS + 1)
     body = cluster.ctx.policies.get(ORDERS) or {}
@@ -254,6 +266,7 @@ def _conditions(body: Body) -> list[StatusWarning]:
     return [StatusWarning(c["type"], c["message"]) for c in found if c["type"] != "Ready"]
 
 
+@pytest.mark.usefixtures("virtual_time")
 @pytest.mark.parametrize("by", ["policy", "topic", "namespace", "broker"])
 async def test_a_dead_letter_topic_nears_its_quota_whoever_has_set_it(
     cluster: Cluster, policy: MakeBody, by: str
@@ -274,17 +287,18 @@ async def test_a_dead_letter_topic_nears_its_quota_whoever_has_set_it(
     for percent, reasons in ((0, []), (79, []), (81, near), (71, near), (69, [])):
         size = percent * MEBIBYTE // 100
         cluster.found["redrive"] = dataclasses.replace(NOTHING_WAITS, bytes=size)
-        assert await shown(health, cluster, enqueued) == reasons, percent
+        assert await reasons_shown(health, cluster, enqueued) == reasons, percent
     await health.stop()
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_a_quota_that_is_lifted_or_can_not_be_read_warns_of_nothing(cluster: Cluster) -> None:
     cluster.of_broker = 1
     cluster.quotas["namespace"] = {"destination_storage": {"limitSize": -1}}
     cluster.found["redrive"] = dataclasses.replace(NOTHING_WAITS, bytes=MEBIBYTE)
     enqueued: list[Key] = []
     health = Health(cluster.ctx, enqueued.append)
-    assert await shown(health, cluster, enqueued) == []
+    assert await reasons_shown(health, cluster, enqueued) == []
     await health.stop()
 
     cluster.quotas["namespace"] = QUOTA
@@ -293,10 +307,11 @@ async def test_a_quota_that_is_lifted_or_can_not_be_read_warns_of_nothing(cluste
         NOTHING_WAITS, backlog=1, consumers=1, oldest=cluster.now - timedelta(days=1)
     )
     health = Health(cluster.ctx, enqueued.append)
-    assert await shown(health, cluster, enqueued) == ["RetriesOverdue"]
+    assert await reasons_shown(health, cluster, enqueued) == ["RetriesOverdue"]
     await health.stop()
 
 
+@pytest.mark.usefixtures("virtual_time")
 async def test_retries_that_are_due_and_not_delivered_are_overdue_until_they_are_delivered(
     cluster: Cluster,
 ) -> None:
@@ -316,5 +331,114 @@ async def test_retries_that_are_due_and_not_delivered_are_overdue_until_they_are
         (dataclasses.replace(due, delivered=1), []),
     ):  # fmt: skip
         cluster.found["fulfilment"] = found
-        assert await shown(health, cluster, enqueued) == reasons, found
+        assert await reasons_shown(health, cluster, enqueued) == reasons, found
     await health.stop()
+
+
+PLAIN, PARTS = TopicName("t", "n", "plain"), TopicName("t", "n", "parts")
+
+
+@asynccontextmanager
+async def serving_broker() -> AsyncIterator[tuple[Admin, list[str]]]:
+    """A broker with one topic of each kind, and the calls it got."""
+    calls = []
+
+    async def answer(request: web.Request) -> web.Response:
+        *_, topic, call = request.path.split("/")
+        calls.append(f"{topic}/{call}")
+        if calls[-1] not in {"plain/stats", "parts/partitioned-stats"}:
+            return web.json_response({"reason": "not found"}, status=404)
+        return web.json_response({"subscriptions": {}})
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with Http.open() as http:
+            yield (
+                Admin(http, f"http://127.0.0.1:{runner.addresses[0][1]}", Access.bearer("x")),
+                calls,
+            )
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_topic_is_read_once_within_the_interval_whoever_asks() -> None:
+    async with serving_broker() as (admin, calls):
+        reader = Reader(60.0, [RateLimit(0.001)])
+        for _ in range(3):
+            assert await reader.read(admin, PLAIN) == {}
+        assert calls == ["plain/stats"]
+
+
+async def test_a_fresh_answer_is_asked_for_at_once() -> None:
+    async with serving_broker() as (admin, calls):
+        reader = Reader(60.0, [RateLimit(0.001)])
+        for _ in range(2):
+            await reader.read(admin, PLAIN, fresh=True)
+        assert calls == ["plain/stats", "plain/stats"]
+
+
+async def test_of_what_kind_a_topic_is_has_to_be_found_out_once() -> None:
+    async with serving_broker() as (admin, calls):
+        reader = Reader(0.0, [RateLimit(0.001)])
+        for _ in range(2):
+            await reader.read(admin, PARTS)
+        assert calls == ["parts/stats", "parts/partitioned-stats", "parts/partitioned-stats"]
+
+
+async def test_a_topic_that_is_not_there_is_an_error() -> None:
+    async with serving_broker() as (admin, _):
+        with pytest.raises(AdminNotFoundError):
+            await Reader(60.0, [RateLimit(0.001)]).read(admin, TopicName("t", "n", "absent"))
+
+
+async def test_a_broker_is_asked_no_more_often_than_so_many_times_a_second() -> None:
+    async with serving_broker() as (admin, calls):
+        reader, loop = Reader(60.0, [RateLimit(0.02)]), asyncio.get_running_loop()
+        begun = loop.time()
+        await asyncio.gather(*(reader.read(admin, PLAIN.sibling(str(n))) for n in range(3)),
+                             return_exceptions=True)  # fmt: skip
+        assert len(calls) == 6
+        assert loop.time() - begun >= 5 / 50
+
+
+NOW = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
+KEY = Key("a-namespace", "gauged")
+TOPIC = "persistent://shop/prod/orders"
+POLICY = Policy(TopicName.parse(TOPIC), "fulfilment")
+WAITING = Backlog(
+    retry=3, dead_letter=2, oldest_dead_letter=NOW - timedelta(minutes=1), observed_at=NOW
+)
+DELIVERED = Deliveries.begin(0.0, 10, 20).seen(60.0, 15, 21)
+
+
+def gauge(metric: str, topic: str = TOPIC, **labels: str) -> float | None:
+    """A metric of the policy, with the labels that consumers have too."""
+    policy = {"policy": "gauged", "policy_namespace": "a-namespace"}
+    where = {"source_topic": topic, "subscription": "fulfilment"}
+    return REGISTRY.get_sample_value(metric, {**policy, **where, **labels})
+
+
+def test_the_metrics_of_a_policy_name_its_object_and_its_topic_and_subscription() -> None:
+    gauges = Gauges(lambda: NOW)
+    gauges.show(KEY, POLICY, WAITING, DELIVERED)
+    assert gauge("redrive_backlog_messages", role="retry") == 3
+    assert gauge("redrive_backlog_messages", role="dead-letter") == 2
+    assert gauge("redrive_oldest_dead_letter_age_seconds") == 60
+    assert gauge("redrive_deliveries_total", role="source") == 5
+    assert gauge("redrive_deliveries_total", role="retry") == 1
+    gauges.remove(KEY)
+    assert gauge("redrive_backlog_messages", role="retry") is None
+    assert gauge("redrive_oldest_dead_letter_age_seconds") is None
+
+
+def test_a_policy_made_again_for_another_topic_takes_the_place_of_the_first() -> None:
+    gauges = Gauges(lambda: NOW)
+    gauges.show(KEY, POLICY, WAITING, DELIVERED)
+    gauges.show(KEY, Policy(POLICY.topic.sibling("other"), "fulfilment"), WAITING, DELIVERED)
+    assert gauge("redrive_backlog_messages", role="retry") is None
+    assert gauge("redrive_backlog_messages", str(POLICY.topic.sibling("other")), role="retry")
+    gauges.remove(KEY)

@@ -1,3 +1,5 @@
+"""Warnings in the status of a policy."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,10 @@
-"""A deletion that runs while a policy is provisioned leaves none of its topics behind."""
+"""Orphaned policies: deleted while they are provisioned, or without an event."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,14 @@ from aiohttp import web
 from redrive.api import Body
 from redrive.errors import Requeue
 from redrive.kube import resources
+from redrive.kube.cache import Cache
 from redrive.kube.client import NotFoundError
 from redrive.kube.resources import Key
+from redrive.provision import connection, reconciler
+from redrive.provision.claims import Conflicts
 from redrive.provision.finalize import LATE_WRITES
-from redrive.provision.orphans import REQUEST
+from redrive.provision.health import Health
+from redrive.provision.orphans import REQUEST, LostPolicies
 from redrive.provision.outcome import FINALIZER
 from tests.support.fake_admin import Do, answering
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -210,3 +215,32 @@ async def test_a_policy_that_was_there_long_before_the_operator_is_never_lost(
     async with reconcile_harness(connection, body, FakeKubernetes()) as here:
         here.watch_shows_deletion()
         assert here.lost.get(KEY) is None
+
+
+def ctx(policies: Cache, connections: Cache) -> Any:  # noqa: ANN401 - what of a Context is used
+    return SimpleNamespace(
+        kubernetes=FakeKubernetes(),  # none of the objects is there any more
+        policies=policies,
+        connections=connections,
+        namespaces=None,
+        replays=Cache(),
+        clock=lambda: datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+async def test_an_object_that_went_unseen_is_forgotten_and_never_looked_at_again(
+    policy: MakeBody,
+) -> None:
+    body = policy()
+    policies, connections = Cache([body]), Cache([body | {"kind": "BrokerConnection"}])
+    emptied, key = ctx(policies, connections), Key.of(body)
+    conflicts, health = (
+        Conflicts(policies, connections, lambda _: None),
+        Health(emptied, lambda _: None),
+    )
+    lost = LostPolicies(policies, emptied.clock)
+    assert await reconciler.reconcile(key, emptied, conflicts, health, lost) is Requeue.ON_CHANGE
+    await health.stop()
+    assert await connection.reconcile(key, emptied) is Requeue.ON_CHANGE
+    assert policies.get(key) is None
+    assert connections.get(key) is None

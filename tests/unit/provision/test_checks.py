@@ -1,0 +1,474 @@
+"""Checks of a policy: admission, facts of the broker, and claims of older policies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from redrive.admin.model import NamespaceState, TopicSubscriptions
+from redrive.api import Body
+from redrive.policy.naming import TopicName
+from redrive.provision.checks import (
+    ADMISSION,
+    PREFLIGHT,
+    PreflightFacts,
+    is_of_the_other_kind,
+    namespace_expires_subscriptions,
+    prior_claim,
+)
+from redrive.provision.desired import Observed, TopicState, desired
+from redrive.provision.request import Request
+
+MakeBody = Callable[..., dict[str, Any]]
+MakeRequest = Callable[..., Request]
+SOURCE = "persistent://shop/prod/orders"
+
+
+def test_a_policy_within_what_its_connection_allows_is_admissible(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    assert ADMISSION.first_violation(requested(policy())) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "found"),
+    [
+        ({"name": "a" * 246}, "InvalidSpec", "246"),
+        (
+            {"topic": "persistent://other/prod/orders"},
+            "TopicNotAllowed",
+            "'persistent://other/prod/orders'",
+        ),
+        (
+            {"naming": {"retryTopic": "persistent://shop/prod/again"}},
+            "TopicNotAllowed",
+            "'persistent://shop/prod/again'",
+        ),
+        (
+            {"naming": {"deadLetterTopic": "persistent://shop/prod/dead"}},
+            "TopicNotAllowed",
+            "'persistent://shop/prod/dead'",
+        ),
+        ({"consumerRoles": ["fulfilment", "root"]}, "RoleNotAllowed", "'root'"),
+        ({"deadLetter": {"readerRoles": ["oncall"]}}, "RoleNotAllowed", "'oncall'"),
+    ],
+)
+def test_a_policy_that_may_not_be_obeyed_is_refused(
+    policy: MakeBody, requested: MakeRequest, changes: dict[str, Any], reason: str, found: str
+) -> None:
+    only = ["persistent://shop/*/orders*"]
+    violation = ADMISSION.first_violation(
+        requested(policy(**changes), allow=[{"topics": only, "roles": ["fulfilment"]}])
+    )
+    assert violation is not None
+    assert violation.reason == reason
+    assert f"got {found};" in str(violation)
+
+
+def test_a_refusal_names_a_few_of_many_that_are_allowed(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    topics = [f"persistent://shop/prod/{'t' * 900}-{n}" for n in range(256)]
+    roles = [f"{'r' * 200}-{n}" for n in range(256)]
+    for rule, last in (
+        ({"topics": topics}, topics[4]),
+        ({"topics": ["persistent://shop/*/*"], "roles": roles}, roles[4]),
+    ):
+        found = ADMISSION.first_violation(requested(policy(), allow=[rule]))
+        assert found is not None
+        assert f"{last}, and 251 more)" in str(found)
+        assert len(str(found)) < 6_000
+
+
+@pytest.mark.parametrize(
+    ("allowed", "kind", "found"),
+    [
+        ([], "retry topic", f"{SOURCE}-eu-billing-RETRY"),
+        ([f"{SOURCE}-eu-billing-RETRY"], "dead-letter topic", f"{SOURCE}-eu-billing-DLQ"),
+        ([f"{SOURCE}-eu-billing-DLQ"], "retry topic", f"{SOURCE}-eu-billing-RETRY"),
+    ],
+)
+def test_a_subscription_does_not_lead_to_topics_that_are_not_allowed(
+    policy: MakeBody, requested: MakeRequest, allowed: list[str], kind: str, found: str
+) -> None:
+    body = policy(topic=SOURCE, subscription="eu-billing")
+    violation = ADMISSION.first_violation(requested(body, allow=[{"topics": [SOURCE, *allowed]}]))
+    assert violation is not None
+    assert violation.reason == "TopicNotAllowed"
+    assert f"the {kind} that" in str(violation)
+    assert f"got '{found}'; add it to a rule" in str(violation)
+
+
+def test_derived_topics_may_be_allowed_by_a_pattern_of_their_own(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    rule = {"topics": [SOURCE, f"{SOURCE}-fulfilment-*"], "roles": ["fulfilment"]}
+    narrow = requested(policy(topic=SOURCE), allow=[rule])
+    assert ADMISSION.first_violation(narrow) is None
+
+
+def test_a_ledger_is_permitted_with_its_dead_letter_topic_and_no_role_needs_rights_on_it(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    own = [f"{SOURCE}-fulfilment-RETRY", f"{SOURCE}-fulfilment-DLQ"]
+    rules = [
+        {"topics": [SOURCE, *own], "roles": ["fulfilment", "shop-oncall"], "delete": True},
+    ]
+    body = policy(deletionPolicy="Delete", deadLetter={"readerRoles": ["shop-oncall"]})
+    request = requested(body, allow=rules)
+    assert request.policy.ledger_topic not in request.spec.permitted_topics
+    assert ADMISSION.first_violation(request) is None
+
+
+def test_a_role_of_one_rule_gets_no_rights_on_a_topic_of_another(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    rules = [
+        {"topics": ["persistent://shop/prod/*"], "roles": ["shop-*"]},
+        {"topics": ["persistent://shop/payroll/*"], "roles": ["fulfilment"]},
+    ]
+    violation = ADMISSION.first_violation(requested(policy(), allow=rules))
+    assert violation is not None
+    assert violation.reason == "RoleNotAllowed"
+    assert f"on {SOURCE}-fulfilment-RETRY (shop-*); got 'fulfilment'" in str(violation)
+    source_only = [{"topics": [SOURCE], "roles": ["fulfilment"]}, {"topics": [f"{SOURCE}-*"]}]
+    violation = ADMISSION.first_violation(requested(policy(), allow=source_only))
+    assert violation is not None
+    assert violation.reason == "RoleNotAllowed"
+
+
+def test_what_is_allowed_to_another_namespace_is_neither_allowed_nor_shown(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    rules = [
+        {"topics": ["persistent://shop/other/*"], "roles": ["fulfilment"]},
+        {
+            "namespaces": {"names": ["payments"]},
+            "topics": ["persistent://shop/prod/*"],
+            "roles": ["fulfilment"],
+        },
+    ]
+    violation = ADMISSION.first_violation(requested(policy(), allow=rules))
+    assert violation is not None
+    assert violation.reason == "TopicNotAllowed"
+    assert "to namespace shop (persistent://shop/other/*); got" in str(violation)
+
+
+def test_topics_are_deleted_only_as_the_connection_allows(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    rule = {"topics": ["persistent://shop/*/*"], "roles": ["fulfilment"]}
+    for choice, delete, allowed in (
+        ("Delete", False, False),
+        ("DeleteIfEmpty", False, False),
+        ("Retain", False, True),
+        ("Delete", True, True),
+    ):
+        request = requested(policy(deletionPolicy=choice), allow=[rule | {"delete": delete}])
+        violation = ADMISSION.first_violation(request)
+        assert (violation is None) is allowed
+        assert violation is None or violation.reason == "DeletionNotAllowed"
+
+
+NO_SUBSCRIPTIONS = TopicSubscriptions((frozenset(),))
+
+
+def buildable(
+    body: Body,
+    requested: Request,
+    *,
+    source: int,
+    retry: int | None,
+    config_map: Body | None = None,
+) -> PreflightFacts:
+    state = None if retry is None else TopicState(retry, NO_SUBSCRIPTIONS, {}, {})
+    observed = Observed(source, None, state, None, {}, {}, config_map)
+    return PreflightFacts(body, desired(requested, body, "here"), observed, requested)
+
+
+@pytest.mark.parametrize("topic", ["retry", "dead_letter", "ledger"])
+@pytest.mark.parametrize(
+    ("mark", "allowed"),
+    [
+        (None, True),
+        ("", True),
+        ("here/shop/orders", True),
+        ("here/shop/named", True),
+        ("here/shop/other", False),
+        ("here/elsewhere/named", False),
+        ("there/shop/named", False),
+        ("there/shop/orders", False),
+        ("by hand", False),
+        ("here//orders", False),
+    ],
+)
+def test_a_topic_of_another_policy_is_refused_unless_that_is_named_and_of_the_same_namespace(
+    policy: MakeBody, requested: MakeRequest, topic: str, mark: str | None, *, allowed: bool
+) -> None:
+    body = policy(adopt=True)
+    body["metadata"]["annotations"] = {"redrive.io/take-over-from": "named"}
+    facts = buildable(body, requested(body), source=0, retry=None)
+    created = {"redrive.io/created": "true"}
+    marks = created if mark is None else created | {"redrive.io/owner": mark}
+    marked = TopicState(0, NO_SUBSCRIPTIONS, {}, marks)
+    there: dict[str, Any] = {topic: marked}
+    observed = dataclasses.replace(facts.observed, **there)
+    facts = dataclasses.replace(facts, observed=observed)
+    violation = PREFLIGHT.first_violation(facts)
+    assert (violation is None) is allowed
+    if violation is not None:
+        assert violation.reason == "OwnerConflict"
+        assert f"got 'redrive.io/owner={mark}'" in str(violation)
+        ways = {
+            "here/shop/other": "kubectl annotate retrypolicy --namespace=shop orders "
+            "redrive.io/take-over-from=other",
+        }
+        removes = (
+            "pulsar-admin topics remove-properties -k redrive.io/owner persistent://shop/prod/"
+        )
+        assert ways.get(str(mark), removes) in str(violation)
+
+
+@pytest.mark.parametrize(
+    ("source", "retry"), [(0, None), (4, None), (0, 0), (4, 4), (4, 2), (2, 4)]
+)
+def test_a_retry_topic_of_the_kind_of_its_source_is_adopted(
+    policy: MakeBody, requested: MakeRequest, source: int, retry: int | None
+) -> None:
+    body = policy(adopt=True)
+    facts = buildable(body, requested(body), source=source, retry=retry)
+    assert PREFLIGHT.first_violation(facts) is None
+
+
+@pytest.mark.parametrize(
+    ("properties", "adopt", "allowed", "reason"),
+    [
+        ({}, False, True, "TopicExists"),
+        ({"team": "a"}, False, True, "TopicExists"),
+        ({}, True, False, "AdoptionNotAllowed"),
+        ({}, True, True, None),
+        ({"redrive.io/owner": "here/shop/orders"}, False, False, None),
+        ({"redrive.io/created": "true"}, False, False, None),
+        (None, False, False, None),
+    ],
+)
+def test_a_topic_that_others_created_is_adopted_only_if_policy_and_connection_say_so(  # noqa: PLR0913
+    policy: MakeBody,
+    requested: MakeRequest,
+    properties: dict[str, str] | None,
+    reason: str | None,
+    *,
+    adopt: bool,
+    allowed: bool,
+) -> None:
+    body = policy(adopt=adopt)
+    rule = {"topics": ["persistent://shop/*/*"], "roles": ["fulfilment"], "adopt": allowed}
+    request = requested(body, allow=[rule])
+    facts = buildable(body, request, source=0, retry=None)
+    found = TopicState(0, NO_SUBSCRIPTIONS, {}, properties)
+    observed = dataclasses.replace(facts.observed, dead_letter=found)
+    violation = PREFLIGHT.first_violation(dataclasses.replace(facts, observed=observed))
+    assert (violation and violation.reason) == reason
+
+
+def test_a_topic_that_others_created_never_becomes_a_ledger(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    body = policy(adopt=True)
+    facts = buildable(body, requested(body), source=0, retry=None)
+    found = TopicState(0, NO_SUBSCRIPTIONS, {}, {"team": "a"})
+    observed = dataclasses.replace(facts.observed, ledger=found)
+    violation = PREFLIGHT.first_violation(dataclasses.replace(facts, observed=observed))
+    assert violation is not None
+    assert violation.reason == "TopicExists"
+    assert "orders-fulfilment-DLQ-LEDGER exists" in str(violation)
+    ledger = facts.desired.policy.ledger_topic
+    begun = dataclasses.replace(facts.desired, creating=frozenset({str(ledger)}))
+    unmarked = dataclasses.replace(facts.observed, ledger=dataclasses.replace(found, properties={}))
+    facts = dataclasses.replace(facts, desired=begun, observed=unmarked)
+    assert PREFLIGHT.first_violation(facts) is None
+
+
+@pytest.mark.parametrize(
+    ("partitions", "asks", "says", "remedy"),
+    [
+        ((4, 0), {}, "4 partitions, as the source topic has; a topic can't change", "is drained"),
+        ((0, 4), {}, "no partitions, as the source topic has", "or set retry.partitions to 4"),
+        (
+            (0, 0),
+            {"partitions": 2},
+            "2 partitions, as asked for",
+            "or leave retry.partitions out",
+        ),
+    ],
+)
+def test_a_retry_topic_of_the_other_kind_is_refused(  # noqa: PLR0913 - each is a part of the case
+    policy: MakeBody,
+    requested: MakeRequest,
+    *,
+    partitions: tuple[int, int],
+    asks: dict[str, int],
+    says: str,
+    remedy: str,
+) -> None:
+    source, retry = partitions
+    body = policy(retry=asks)
+    facts = buildable(body, requested(body), source=source, retry=retry)
+    violation = PREFLIGHT.first_violation(facts)
+    assert violation is not None
+    assert violation.reason == "PartitionsDiffer"
+    assert says in str(violation)
+    assert f"got '{retry or 'no'} partitions'; delete it once it is drained" in str(violation)
+    assert remedy in str(violation)
+
+
+@pytest.mark.parametrize(
+    ("asks", "partitions", "refused"),
+    [({}, 0, False), ({}, 4, False), ({"partitions": 2}, 4, False), ({"partitions": 2}, 0, True)],
+)
+def test_a_dead_letter_topic_without_the_partitions_asked_for_is_refused(
+    policy: MakeBody,
+    requested: MakeRequest,
+    *,
+    asks: dict[str, int],
+    partitions: int,
+    refused: bool,
+) -> None:
+    body = policy(deadLetter=asks, adopt=True)
+    facts = buildable(body, requested(body), source=0, retry=None)
+    there = TopicState(partitions, NO_SUBSCRIPTIONS, {}, {})
+    facts = dataclasses.replace(
+        facts, observed=dataclasses.replace(facts.observed, dead_letter=there)
+    )
+    violation = PREFLIGHT.first_violation(facts)
+    assert (violation is not None) is refused
+    assert is_of_the_other_kind(facts.desired, facts.observed) is refused
+    if violation is not None:
+        assert violation.reason == "PartitionsDiffer"
+        assert "or leave deadLetter.partitions out" in str(violation)
+
+
+def test_a_namespace_that_deletes_idle_subscriptions_is_refused() -> None:
+    topic = TopicName("shop", "prod", "orders")
+    lasting = NamespaceState(frozenset(), frozenset(), {}, 0, {}, None)
+    assert namespace_expires_subscriptions(topic, lasting) is None
+    expiring = dataclasses.replace(lasting, subscription_expiry_minutes=5)
+    violation = namespace_expires_subscriptions(topic, expiring)
+    assert violation is not None
+    assert violation.reason == "SubscriptionExpiry"
+    assert "got 'subscriptionExpirationTime of 5 minutes'" in str(violation)
+    assert "set-subscription-expiration-time shop/prod -t 0" in str(violation)
+
+
+def test_a_config_map_that_somebody_else_made_is_left_alone(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    body = policy()
+    ours = desired(requested(body), body, "here").config_map
+    theirs = {**ours, "metadata": {"name": "orders-redrive", "namespace": "shop"}}
+    reborn = policy() | {"metadata": body["metadata"] | {"uid": "another"}}
+    read = requested(body)
+    for owner, found, allowed in ((body, ours, True), (body, theirs, False), (reborn, ours, False)):
+        facts = buildable(owner, read, source=0, retry=None, config_map=found)
+        violation = PREFLIGHT.first_violation(facts)
+        assert (violation is None) is allowed
+        assert violation is None or violation.reason == "ConfigMapNotOurs"
+
+
+def test_the_oldest_policy_of_a_subscription_keeps_it(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    oldest, middle, youngest = (
+        requested(policy(name, age=age)) for age, name in enumerate(["first", "second", "third"])
+    )
+    assert prior_claim(oldest, [middle, youngest]) is None
+    for loser, others in ((middle, [oldest, youngest]), (youngest, [middle, oldest])):
+        violation = prior_claim(loser, others)
+        assert violation is not None
+        assert violation.reason == "ResourceConflict"
+        assert "got 'RetryPolicy shop/first'" in str(violation)
+
+
+def test_of_two_policies_made_in_one_second_the_uid_decides(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    one, other = requested(policy("a")), requested(policy("b"))
+    assert prior_claim(one, [other]) is None
+    assert prior_claim(other, [one]) is not None
+
+
+def test_names_that_meet_for_different_subscriptions_are_a_collision(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    first = requested(policy("a", topic="persistent://shop/prod/orders-eu", subscription="billing"))
+    second = requested(
+        policy("b", topic="persistent://shop/prod/orders", subscription="eu-billing")
+    )
+    violation = prior_claim(second, [first])
+    assert violation is not None
+    assert violation.reason == "NameCollision"
+    assert "shop/a" in str(violation)
+
+
+@pytest.mark.parametrize("given", ["retryTopic", "deadLetterTopic"])
+def test_the_source_topic_of_an_older_policy_is_never_taken_for_an_own_topic(
+    policy: MakeBody, requested: MakeRequest, given: str
+) -> None:
+    source = "persistent://shop/prod/payments"
+    payments = requested(policy("payments", topic=source, age=1))
+    taking = policy("taking", naming={given: source}, age=2)
+    violation = prior_claim(requested(taking), [payments])
+    assert violation is not None
+    assert violation.reason == "NameCollision"
+    assert f"the source topic of an older RetryPolicy, {source}" in str(violation)
+    assert "got 'RetryPolicy shop/payments'" in str(violation)
+    assert prior_claim(payments, [requested(taking)]) is None
+    elsewhere = requested(taking, adminUrl="http://elsewhere:8080")
+    assert prior_claim(elsewhere, [payments]) is None
+
+
+@pytest.mark.parametrize("given", ["retryTopic", "deadLetterTopic"])
+def test_a_ledger_is_no_topic_of_another_policy_whichever_comes_first(
+    policy: MakeBody, requested: MakeRequest, given: str
+) -> None:
+    first = policy("first", age=1)
+    ledger = str(requested(first).policy.ledger_topic)
+    taking = policy("taking", subscription="billing", naming={given: ledger}, age=2)
+    found = prior_claim(requested(taking), [requested(first)])
+    assert found is not None
+    assert found.reason == "NameCollision"
+    # Replays of the first may be configured later.
+    assert prior_claim(requested(taking, replay=None), [requested(first, replay=None)]) is not None
+    first["metadata"]["creationTimestamp"] = "2026-01-01T00:00:03Z"
+    assert prior_claim(requested(taking), [requested(first)]) is None
+    assert prior_claim(requested(first), [requested(taking)]) is not None
+
+
+def test_dead_letters_may_have_a_younger_policy_of_their_own(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    first = requested(policy("first", age=1))
+    of_dead_letters = requested(policy("second", topic=str(first.spec.dead_letter_topic), age=2))
+    assert prior_claim(of_dead_letters, [first]) is None
+    assert prior_claim(first, [of_dead_letters]) is None
+
+
+def test_two_subscriptions_of_one_topic_are_no_rivals(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    first = requested(policy("first", age=1))
+    second = requested(policy("second", subscription="billing", age=2))
+    assert prior_claim(second, [first]) is None
+
+
+def test_policies_at_different_brokers_are_no_rivals(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    here = requested(policy("b"), adminUrl="http://here:8080")
+    same = requested(policy("a"), adminUrl="http://HERE:8080/")
+    there = requested(policy("a"), adminUrl="http://there:8080")
+    assert prior_claim(here, [there]) is None
+    assert prior_claim(here, [same]) is not None

@@ -1,0 +1,607 @@
+"""Claims of policies on topics: conflicts, priority, proof, and the specs behind them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from redrive.admin.model import broker_at
+from redrive.api.connection import BrokerConnectionSpec
+from redrive.api.model import InvalidFieldsError, parse_spec
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.errors import PartitionsDifferError, RedriveError
+from redrive.kube import connections
+from redrive.kube.cache import Cache
+from redrive.kube.client import SecretNotFoundError
+from redrive.kube.context import Context
+from redrive.kube.resources import Key
+from redrive.policy.model import OutageLimits
+from redrive.provision.checks import prior_claim
+from redrive.provision.claims import Conflicts, resolve
+from redrive.provision.outcome import Outcome
+from redrive.provision.reconciler import Converged, converge
+from redrive.provision.request import (
+    BROKER_DIGEST,
+    ContestedError,
+    Request,
+    ResourceConflictError,
+    Standing,
+    digest_of,
+)
+from tests.support.fake_admin import Do
+from tests.support.fake_kubernetes import edit
+from tests.unit.provision.test_faults import Shop, shop
+
+MakeBody = Callable[..., dict[str, Any]]
+TOPICS = {
+    "a": ("persistent://shop/prod/orders-eu", "billing"),
+    "b": ("persistent://shop/prod/orders", "eu-billing"),  # meets "a" in one name
+    "c": ("persistent://shop/prod/orders", "fulfilment"),
+    "d": ("persistent://shop/test/orders", "fulfilment"),
+    "e": ("persistent://shop/prod/orders", "short"),
+    "f": ("persistent://shop/prod/returns", "short"),  # meets "e" under a scheme without the topic
+    "g": ("persistent://shop/prod/orders", "short"),  # the subscription of "e" under other names
+    "h": ("persistent://shop/prod/gifts", "box"),  # its retry topic is the source of "f"
+    "i": ("persistent://shop/prod/bills", "box"),  # its dead-letter topic is the ledger of "c"
+    "j": ("persistent://shop/prod/fees", "box"),  # its ledger is the source of "k"
+    "k": ("persistent://shop/prod/rest-LEDGER", "box"),
+    "broken": ("persistent://shop/prod/orders-partition-3", "fulfilment"),
+}
+MEET = {
+    "a": "ab",
+    "b": "ab",
+    "c": "ci",
+    "d": "d",
+    "e": "efg",
+    "f": "efh",
+    "g": "eg",
+    "h": "fh",
+    "i": "ci",
+    "j": "jk",
+    "k": "jk",
+}
+NAMING = {
+    "e": {"scheme": "tdmq-2.7.2"},
+    "f": {"scheme": "tdmq-2.7.2"},
+    "h": {"retryTopic": "persistent://shop/prod/returns"},
+    "i": {"deadLetterTopic": "persistent://shop/prod/orders-fulfilment-DLQ-LEDGER"},
+    "j": {"deadLetterTopic": "persistent://shop/prod/rest"},
+}
+
+
+BROKERS = {"main": "http://Pulsar:8080/", "twin": "http://pulsar:8080", "stage": "http://stage"}
+
+
+def connection_body(name: str, url: str, generation: int = 1) -> dict[str, Any]:
+    metadata = {"namespace": "shop", "name": name, "uid": name, "generation": generation}
+    metadata["resourceVersion"] = str(generation)
+    return {"metadata": metadata, "spec": {"adminUrl": url}}
+
+
+def make_policy(
+    policy: MakeBody, name: str, pair: str, generation: int = 1, through: str = "main"
+) -> dict[str, Any]:
+    topic, subscription = TOPICS[pair]
+    naming = NAMING.get(pair, {})
+    spec = {"topic": topic, "subscription": subscription, "naming": naming}
+    return policy(name, generation=generation, connectionRef={"name": through}, **spec)
+
+
+def broker_named(through: str) -> str:
+    return "one" if through in {"main", "twin"} else through
+
+
+def rivals(pairs: dict[str, tuple[str, str]], name: str) -> set[Key]:
+    """What the index must say, found by comparing all with all."""
+    pair, through = pairs.get(name, ("", ""))
+    together = MEET.get(pair, "")
+    return {
+        Key("shop", n)
+        for n, (other, by) in pairs.items()
+        if other in together and broker_named(by) == broker_named(through) and n != name
+    }
+
+
+changes = st.lists(
+    st.tuples(
+        st.sampled_from("uvwxyz"),
+        st.sampled_from([*TOPICS, "going", "gone"]),
+        st.sampled_from([*BROKERS]),
+    ),
+    max_size=20,
+)
+
+
+@given(changes, changes)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_index_finds_the_rivals_and_wakes_all_whose_rivals_change(
+    policy: MakeBody, at_first: list[tuple[str, str, str]], later: list[tuple[str, str, str]]
+) -> None:
+    pairs = {name: (pair, through) for name, pair, through in at_first if pair in TOPICS}
+    table = Cache(make_policy(policy, name, pair, 1, by) for name, (pair, by) in pairs.items())
+    connections = Cache(connection_body(*each) for each in BROKERS.items())
+    woken: set[Key] = set()
+    conflicts = Conflicts(table, connections, woken.add)
+    for generation, (name, pair, through) in enumerate(later, start=2):
+        before = {other: rivals(pairs, other) for other in pairs}
+        woken.clear()
+        pairs.pop(name, None)
+        if pair == "gone":
+            table.drop(policy(name))
+        elif pair == "going":
+            body = make_policy(policy, name, "a", generation, through)
+            body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            table.put(body)
+            pairs[name] = "a", through  # until it is gone, its topics are not free
+        else:
+            pairs[name] = pair, through
+            table.put(make_policy(policy, name, pair, generation, through))
+        for other in pairs:
+            assert conflicts.rivals(Key("shop", other)) == rivals(pairs, other)
+            if other != name and before[other] != rivals(pairs, other):
+                assert Key("shop", other) in woken
+
+
+def test_a_policy_that_is_asked_anew_under_the_same_names_wakes_its_rivals(
+    policy: MakeBody,
+) -> None:
+    refused = policy("older", consumerRoles=["root"])
+    table = Cache([refused, policy("younger"), policy("other", subscription="another")])
+    woken: list[Key] = []
+    Conflicts(table, Cache(connection_body(*each) for each in BROKERS.items()), woken.append)
+    table.put(policy("older", generation=8, consumerRoles=["fulfilment"]))
+    table.put(policy("older", generation=9, connectionRef={"name": "stage"}))
+    assert woken == [Key("shop", "younger")] * 2
+
+
+def test_a_changed_status_wakes_rivals_only_where_the_claim_stands_otherwise(
+    policy: MakeBody,
+) -> None:
+    table = Cache([policy("a"), policy("b"), policy("c", subscription="another")])
+    woken: list[Key] = []
+    Conflicts(table, Cache([connection_body("main", "http://pulsar")]), woken.append)
+    table.put(policy("a") | {"status": {"maxRetries": 3}})
+    assert woken == []
+    table.put(policy("a") | {"status": {"retryTopic": "x"}})
+    assert woken == [Key("shop", "b")]
+    table.put(policy("a") | {"status": {"retryTopic": "x", "maxRetries": 4}})
+    assert woken == [Key("shop", "b")]
+    table.put(policy("a") | {"status": {"retryTopic": "x", "blockedBy": "shop/b"}})
+    assert woken == [Key("shop", "b")] * 2
+    for count, broker in enumerate(("one", "two"), start=3):
+        proven = {"retryTopic": "x", "connection": "shop/main", "brokerDigest": broker}
+        table.put(policy("a") | {"status": proven})
+        assert woken == [Key("shop", "b")] * count
+
+
+def test_names_shared_by_a_hundred_brokers_neither_meet_nor_wake_each_other(
+    policy: MakeBody,
+) -> None:
+    numbers = [str(number) for number in range(100)]
+    connections = Cache(connection_body(n, f"http://broker-{n}:8080") for n in numbers)
+    table = Cache(policy(n, connectionRef={"name": n}) for n in numbers)
+    woken: list[Key] = []
+    conflicts = Conflicts(table, connections, woken.append)
+    assert not any(conflicts.rivals(Key("shop", n)) for n in numbers)
+    table.put(policy("7", connectionRef={"name": "7"}, generation=8, maxRetries=3))
+    assert woken == []
+
+
+def test_policies_meet_and_part_as_their_connections_change_the_broker(policy: MakeBody) -> None:
+    connections = Cache([connection_body("main", "http://one")])
+    table = Cache([policy("a"), policy("b", connectionRef={"name": "late"})])
+    woken: set[str] = set()
+    conflicts = Conflicts(table, connections, lambda key: woken.add(key.name))
+    steps = [("http://two", set()), ("http://one", {"b"}), ("http://three", set())]
+    for generation, (url, met) in enumerate(steps, start=1):
+        woken.clear()
+        before = {key.name for key in conflicts.rivals(Key("shop", "a"))}
+        connections.put(connection_body("late", url, generation))
+        assert {key.name for key in conflicts.rivals(Key("shop", "a"))} == met
+        assert ("a" in woken) == (before != met)
+
+
+def test_a_policy_that_lost_its_connection_still_claims_what_it_has_at_that_broker(
+    policy: MakeBody,
+) -> None:
+    main = connection_body("main", "http://one")
+    connections = Cache([main, connection_body("twin", "http://one")])
+    table = Cache([policy("a"), policy("b", connectionRef={"name": "twin"})])
+    conflicts = Conflicts(table, connections, lambda _: None)
+    connections.drop(main)
+    assert conflicts.rivals(Key("shop", "b")) == {Key("shop", "a")}
+    table.drop(policy("a"))
+    assert not conflicts.rivals(Key("shop", "b"))
+
+
+MakeRequest = Callable[..., Request]
+FAULT = PartitionsDifferError("it can't be built", remedy="change it")
+POWERLESS = SecretNotFoundError("there is no such Secret", remedy="create it")
+
+
+@dataclass
+class Rivals:
+    """Policies for one subscription, the oldest first, and what a reconcile makes of each.
+
+    Attributes:
+        faulty: those that can't be built, for a reason of their own.
+        powerless: those that are not stalled, and whose connections open nothing.
+    """
+
+    policy: MakeBody
+    requested: MakeRequest
+    count: int
+    faulty: set[int] = field(default_factory=set)
+    powerless: set[int] = field(default_factory=set)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bodies = [self.policy(f"p{number}", age=number) for number in range(self.count)]
+
+    def settle(self) -> None:
+        """Reconcile all until nothing changes; fails if that never ends."""
+        for _ in range(10):
+            before = str(self.bodies)
+            for number in range(self.count):
+                self._reconcile(number)
+            if str(self.bodies) == before:
+                return
+        raise AssertionError(f"they never come to rest: {self.bodies}")
+
+    def standings(self) -> list[Standing]:
+        """How each stands."""
+        return [Standing.of(body) for body in self.bodies]
+
+    def move(self, number: int, namespace: str) -> None:
+        """Put one into another namespace; all use one connection."""
+        body = self.bodies[number]
+        body["metadata"]["namespace"] = namespace
+        body["spec"]["connectionRef"] = {"namespace": "shop", "name": "main"}
+
+    def admit(self, number: int) -> ContestedError | None:
+        """Find whose claim comes before that of one."""
+        requests = [self.requested(body) for body in self.bodies]
+        return prior_claim(requests[number], [r for r in requests if r is not requests[number]])
+
+    def _reconcile(self, number: int) -> None:
+        self.end(number, self.admit(number))
+
+    def end(self, number: int, prior: ContestedError | None) -> None:
+        """Write what a reconcile comes to that found *prior* when it began."""
+        faults: dict[int, RedriveError] = dict.fromkeys(self.faulty, FAULT)
+        error = prior or (faults | dict.fromkeys(self.powerless, POWERLESS)).get(number)
+        body = self.bodies[number]
+        if error is None:
+            body["status"] = provisioned()
+            return
+        outcome = Outcome.failed(error)
+        kind = "Stalled" if error.stalls else "Reconciling"
+        shown = [condition(kind, error.reason)]
+        body["status"] = {**body.get("status", {}), **outcome.fields, "conditions": shown}
+
+
+def provisioned(broker: str = "http://pulsar:8080") -> dict[str, Any]:
+    """Return the status of a policy that is Ready."""
+    return {
+        "retryTopic": "r",
+        "connection": "shop/main",
+        BROKER_DIGEST: digest_of(broker),
+        "conditions": [condition("Ready", "Provisioned")],
+    }
+
+
+def condition(kind: str, reason: str) -> dict[str, str]:
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(count=st.integers(1, 4), data=st.data())
+def test_of_rivals_one_works_if_any_can_and_keeps_what_it_has(
+    policy: MakeBody, requested: MakeRequest, count: int, data: st.DataObject
+) -> None:
+    rivals = Rivals(policy, requested, count)
+    numbers = st.sets(st.integers(0, count - 1))
+    holder = None
+    for _ in range(4):
+        rivals.faulty = data.draw(numbers)
+        rivals.settle()
+        holding = [n for n, each in enumerate(rivals.standings()) if each is Standing.HELD]
+        sound = set(range(count)) - rivals.faulty
+        assert len(holding) == (1 if sound else 0)
+        assert set(holding) <= sound
+        if holder in sound:
+            assert holding == [holder]
+        holder = holding[0] if holding else None
+
+
+def test_one_that_only_observes_gives_way(policy: MakeBody, requested: MakeRequest) -> None:
+    rivals = Rivals(policy, requested, 2)
+    rivals.bodies[0]["spec"]["managementPolicy"] = "Observe"
+    rivals._reconcile(1)  # noqa: SLF001
+    assert rivals.standings() == [Standing.DEAD, Standing.HELD]
+    rivals._reconcile(0)  # noqa: SLF001
+    assert rivals.bodies[0]["status"]["blockedBy"] == "shop/p1"
+    del rivals.bodies[0]["spec"]["managementPolicy"]
+    rivals.settle()
+    assert rivals.standings() == [Standing.OPEN, Standing.HELD]
+
+
+def test_one_that_was_provisioned_and_stalls_gives_way_within_its_namespace_alone(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    for namespace, standings in (
+        ("shop", [Standing.OPEN, Standing.HELD]),
+        ("other", [Standing.HELD, Standing.OPEN]),
+    ):
+        rivals = Rivals(policy, requested, 2)
+        rivals.move(1, namespace)
+        rivals.settle()
+        assert rivals.standings() == [Standing.HELD, Standing.OPEN]
+        for faulty in ({0}, set[int]()):
+            rivals.faulty = faulty
+            rivals.settle()
+        assert rivals.standings() == standings
+
+
+def test_of_two_that_hold_something_the_owner_of_a_topic_keeps_it(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    named = {"naming": {"deadLetterTopic": "persistent://shop/prod/dead"}}
+    older = policy("older", age=0, topic="persistent://shop/prod/other", **named)
+    younger = policy("younger", age=1, **named)
+    for body in (older, younger):
+        body["status"] = {"retryTopic": "r"}
+    for mine, theirs in ((older, younger), (younger, older)):
+        assert not requested(mine).yields_to(requested(theirs))
+
+
+@pytest.mark.parametrize(("mine", "theirs"), list(itertools.product(Standing, Standing)))
+def test_of_two_claims_at_most_one_comes_first(mine: Standing, theirs: Standing) -> None:
+    for is_older in (False, True):
+        before = mine.precedes(theirs, is_older=is_older)
+        after = theirs.precedes(mine, is_older=not is_older)
+        assert not (before and after)
+
+
+def test_a_policy_that_is_deleted_keeps_its_claim_until_it_is_gone(policy: MakeBody) -> None:
+    body = policy()
+    stalled = [condition("Stalled", "PartitionsDiffer")]
+    body["status"] = {"retryTopic": "r", "conditions": stalled}
+    assert Standing.of(body) is Standing.FAULTY
+    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert Standing.of(body) is Standing.HELD
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(count=st.integers(2, 5), data=st.data())
+def test_between_namespaces_only_what_was_proven_at_the_broker_counts(
+    policy: MakeBody, requested: MakeRequest, count: int, data: st.DataObject
+) -> None:
+    """Whichever is looked at first, and however many at once; each has a namespace of its own."""
+    rivals = Rivals(policy, requested, count)
+    for number in range(1, count):
+        rivals.move(number, f"tenant-{number}")
+    numbers = st.integers(0, count - 1)
+    honest = data.draw(st.sets(numbers, min_size=1))
+    rivals.powerless = set(range(count)) - honest
+    for at_once in data.draw(st.lists(st.sets(numbers), max_size=6)):
+        found = {number: rivals.admit(number) for number in at_once}
+        blockers = {str(each.rival) for each in found.values() if each is not None}
+        held = rivals.standings()
+        for number, body in enumerate(rivals.bodies):
+            if str(Key.of(body)) in blockers:
+                assert number in honest
+                assert held[number] is Standing.HELD
+        for number, prior in found.items():
+            rivals.end(number, prior)
+    working = [n for n, each in enumerate(rivals.standings()) if each is Standing.HELD]
+    rivals.settle()
+    (holder,) = [n for n, each in enumerate(rivals.standings()) if each is Standing.HELD]
+    # Of those that were provisioned at once the oldest keeps what it has.
+    assert holder == min(working, default=holder)
+    rivals.powerless = set(range(count))  # their credentials are gone
+    rivals.settle()
+    assert rivals.standings()[holder] is Standing.HELD
+
+
+@pytest.mark.parametrize("annotations", [{}, {"redrive.io/paused": "true"}])
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"conditions": [condition("Reconciling", "SecretNotFound")]},
+        provisioned("http://attacker:8080"),
+        provisioned() | {"connection": "shop/former"},
+    ],
+)
+def test_an_unproven_claim_of_another_namespace_keeps_no_name(
+    policy: MakeBody,
+    requested: MakeRequest,
+    status: dict[str, Any],
+    annotations: dict[str, str],
+) -> None:
+    """Of a policy that was never provisioned, or at another broker, or by others' rights."""
+    victim = policy("victim", age=5)
+    retry = str(requested(victim).spec.retry_topic)
+    for spec in ({}, {"topic": retry}, {"subscription": "s", "naming": {"retryTopic": retry}}):
+        squatter = policy("squatter", age=1, **spec)
+        squatter["metadata"] |= {"namespace": "other", "annotations": annotations}
+        squatter["spec"]["connectionRef"] = {"namespace": "shop", "name": "main"}
+        squatter["status"] = status
+        assert prior_claim(requested(victim), [requested(squatter)]) is None
+        squatter["status"] = provisioned()
+        assert prior_claim(requested(victim), [requested(squatter)]) is not None
+
+
+async def provision(
+    there: Shop,
+    ctx: Any,  # noqa: ANN401
+    read: BrokerConnectionSpec | None = None,
+) -> Converged:
+    """Reconcile the policy; *read* is what its connection was when the reconcile began."""
+    conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
+    request = resolve(there.stored, ctx)
+    if read is not None:
+        request = dataclasses.replace(request, connection=read)
+    return await converge(request, there.stored, ctx, conflicts)
+
+
+async def test_the_broker_that_is_proven_is_the_one_that_answered(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    """Not the one that the connection named a moment before, or names a moment later."""
+    async with shop(connection, policy()) as there:
+        elsewhere = connection | {"adminUrl": "http://elsewhere:8080"}
+        read = BrokerConnectionSpec.model_validate(elsewhere)
+        made = await provision(there, there.ctx(None), read)
+        assert made.broker == broker_at(connection["adminUrl"])
+
+
+async def test_a_rival_that_is_provisioned_while_the_broker_is_read_comes_first(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    """Of two namespaces that begin at once, the one that comes later writes nothing."""
+    lent = copy.deepcopy(connection)
+    lent["allow"][0]["namespaces"] = {"names": ["shop", "other"]}
+    rival = policy("rival", connectionRef={"namespace": "shop", "name": "main"})
+    rival["metadata"] |= {"namespace": "other", "creationTimestamp": "2025-01-01T00:00:00Z"}
+    async with shop(lent, policy()) as there:
+        ctx = there.ctx(None)
+        ctx.policies.put(rival)
+
+        async def meanwhile(_: web.Request, do: Do) -> web.StreamResponse:
+            ctx.policies.put(rival | {"status": provisioned()})
+            return await do()
+
+        there.broker.fault = meanwhile
+        with pytest.raises(ResourceConflictError, match="got 'RetryPolicy other/rival'"):
+            await provision(there, ctx)
+        assert {method for method, _ in there.broker.calls} == {"GET"}
+        assert there.stored["metadata"].get("finalizers", []) == []
+
+
+@pytest.fixture
+def parses(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The specs of policies that were parsed, in order."""
+    found: list[object] = []
+    real = parse_spec
+
+    def parse(model: Any, body: Any) -> Any:  # noqa: ANN401 - as the real one
+        if model is RetryPolicySpec:
+            found.append(body["spec"].get("maxRetries"))
+        return real(model, body)
+
+    monkeypatch.setattr(connections, "parse_spec", parse)
+    return found
+
+
+def connection_with(connection: dict[str, Any], generation: int = 1) -> dict[str, Any]:
+    metadata = {"namespace": "shop", "name": "main", "uid": "main", "generation": generation}
+    return {"metadata": metadata | {"resourceVersion": str(generation)}, "spec": connection}
+
+
+def test_each_generation_of_a_policy_is_parsed_once_for_its_names_and_all_that_resolve_it(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody, parses: list[object]
+) -> None:
+    body = policy(maxRetries=3)
+    ctx = dataclasses.replace(
+        ctx, policies=Cache([body]), connections=Cache([connection_with(connection)])
+    )
+    Conflicts(ctx.policies, ctx.connections, lambda _: None)
+    first = resolve(body, ctx).policy
+    shown = {**body, "status": {"maxRetries": 3}}
+    assert resolve(shown, ctx).policy is first
+    assert parses == [3]
+    edit(body, maxRetries=4)
+    assert resolve(body, ctx).policy.max_retries == 4
+    assert resolve(body, ctx).policy is resolve(body, ctx).policy
+    assert parses == [3, 4]
+
+
+def test_a_new_generation_of_the_connection_asks_for_something_else(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody, parses: list[object]
+) -> None:
+    body = policy()
+    ctx = dataclasses.replace(
+        ctx, policies=Cache([body]), connections=Cache([connection_with(connection)])
+    )
+    assert resolve(body, ctx).policy.max_retries == 16
+    ctx.connections.put(connection_with(connection | {"policyDefaults": {"maxRetries": 5}}, 2))
+    assert resolve(body, ctx).policy.max_retries == 5
+    assert len(parses) == 1
+
+
+def test_a_policy_can_have_no_outage_breaker_where_its_connection_gives_one(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody
+) -> None:
+    defaults = {"policyDefaults": {"outageBreaker": {"window": 50}}}
+    connections = Cache([connection_with(connection | defaults)])
+    for breaker, expected in (
+        ({}, OutageLimits(window=50)),
+        ({"outageBreaker": {"mode": "Pause"}}, OutageLimits()),
+        ({"outageBreaker": {"mode": "Never"}}, None),
+    ):
+        body = policy(**breaker)
+        ctx = dataclasses.replace(ctx, policies=Cache([body]), connections=connections)
+        assert resolve(body, ctx).policy.outage_breaker == expected
+
+
+def test_an_annotation_has_consumers_ignore_outages(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy(outageBreaker={"window": 50})
+    ctx = dataclasses.replace(
+        ctx, policies=Cache([body]), connections=Cache([connection_with(connection)])
+    )
+    assert resolve(body, ctx).policy.outage_breaker == OutageLimits(window=50)
+    assert not resolve(body, ctx).policy.ignore_outages
+    body["metadata"]["annotations"] = {"redrive.io/ignore-outages": "true"}
+    assert resolve(body, ctx).policy.ignore_outages
+    del body["metadata"]["annotations"]
+    assert not resolve(body, ctx).policy.ignore_outages
+
+
+def test_a_spec_that_is_refused_is_parsed_once_too_and_its_traceback_does_not_grow(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody, parses: list[object]
+) -> None:
+    body = policy(maxRetries=-1)
+    ctx = dataclasses.replace(
+        ctx, policies=Cache([body]), connections=Cache([connection_with(connection)])
+    )
+    depths = []
+    for _ in range(3):
+        with pytest.raises(InvalidFieldsError, match="maxRetries") as refused:
+            resolve(body, ctx)
+        depths.append(len(refused.traceback))
+    assert len(set(depths)) == 1
+    assert len(parses) == 1
+
+
+def test_nothing_is_kept_of_a_policy_that_is_gone(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody, parses: list[object]
+) -> None:
+    body = policy()
+    ctx = dataclasses.replace(
+        ctx, policies=Cache([body]), connections=Cache([connection_with(connection)])
+    )
+    first = resolve(body, ctx).policy
+    ctx.policies.drop(body)
+    assert resolve(body, ctx).policy is not first  # as it is being deleted, the last to read it
+    ctx.policies.put(policy(maxRetries=9))  # another one of its name, uid and generation
+    assert resolve(policy(maxRetries=9), ctx).policy.max_retries == 9
+    assert parses == [None, None, None, 9]

@@ -1,0 +1,683 @@
+"""Periodic checks: rotations, rate limits, and drift by facts of a namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from redrive.admin.client import Admin
+from redrive.admin.errors import BrokerUnreachableError
+from redrive.admin.http import Access, Http
+from redrive.admin.model import NamespaceState
+from redrive.api import Body
+from redrive.kube.cache import Cache
+from redrive.kube.context import Context
+from redrive.kube.resources import Key
+from redrive.policy.naming import TopicName
+from redrive.provision import poller
+from redrive.provision.claims import Conflicts, resolve
+from redrive.provision.desired import Desired, desired
+from redrive.provision.diff import config_map_actions
+from redrive.provision.poller import (
+    CALLS_PER_LOOK,
+    CALLS_PER_QUESTION,
+    CALLS_PER_SECOND,
+    CALLS_PER_SECOND_IN_ALL,
+    FACTS_SECONDS,
+    MANY_BEGUN,
+    ROTATION_SECONDS,
+    NamespaceFacts,
+    RateLimit,
+    RateLimits,
+    Resync,
+    StallChecks,
+    Turns,
+    has_drifted,
+    pause,
+)
+from redrive.provision.request import Request
+from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
+
+MakeBody = Callable[..., dict[str, Any]]
+NOTHING = cast("Any", None)
+THOUSAND = [Key("shop", f"orders-{number}") for number in range(1_000)]
+HOUR = 3600.0
+OVERHEAD_SECONDS = 0.03
+"""What a turn takes beside its pause, generously."""
+
+
+class StubbedFacts(NamespaceFacts):
+    """Finds drifted what it is given, and remembers what it was asked about."""
+
+    asked: asyncio.Queue[tuple[Key, list[str]]]
+    drifted_now: list[Key]
+    fails: list[Exception]
+
+    async def drifted(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
+        self.asked.put_nowait((connection, [Key.of(body).name for body in bodies]))
+        if self.fails:
+            raise self.fails.pop()
+        return self.drifted_now
+
+
+@pytest.fixture
+def facts(ctx: Context) -> StubbedFacts:
+    made = StubbedFacts(ctx, Conflicts(ctx.policies, ctx.connections, lambda _: None))
+    for name, value in (("asked", asyncio.Queue()), ("drifted_now", []), ("fails", [])):
+        object.__setattr__(made, name, value)
+    return made
+
+
+def ignore(_: Key) -> None:
+    """Enqueue nothing."""
+
+
+def connection_to(name: str, broker: str = "http://pulsar:8080", version: int = 1) -> Body:
+    metadata = {"namespace": "shop", "name": name, "uid": f"uid-{name}"}
+    metadata["resourceVersion"] = str(version)
+    return {"metadata": metadata, "spec": {"adminUrl": broker}}
+
+
+def settled_policy(
+    body: dict[str, Any], reason: str = "Provisioned", status: str = "True"
+) -> dict[str, Any]:
+    ready = {
+        "type": "Ready",
+        "status": status,
+        "reason": reason,
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    generation = body["metadata"]["generation"]
+    return body | {"status": {"observedGeneration": generation, "conditions": [ready]}}
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_too(
+    policy: MakeBody, facts: StubbedFacts
+) -> None:
+    woken: asyncio.Queue[str] = asyncio.Queue()
+    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    facts.ctx.connections.put(connection_to("main"))
+
+    async def only(*names: str) -> None:
+        async with asyncio.timeout(HOUR):
+            while {await woken.get() for _ in range(3 * len(names))} != {*names}:
+                pass
+
+    for name in "abc":
+        facts.ctx.policies.put(settled_policy(policy(name)))
+    facts.ctx.policies.put(policy("waits"))
+    facts.ctx.policies.put(settled_policy(policy("elsewhere", connectionRef={"name": "other"})))
+    await only("a", "b", "c")
+    facts.ctx.policies.drop(policy("b"))
+    await only("a", "c")
+    await walk.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_has_its_turn(
+    policy: MakeBody, facts: StubbedFacts
+) -> None:
+    woken: asyncio.Queue[str] = asyncio.Queue()
+    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    names = {f"of-many-{n}" for n in range(38)} | {"of-one", "of-another"}
+    for name in names:
+        through = "many" if name.startswith("of-many") else name.removeprefix("of-")
+        facts.ctx.policies.put(settled_policy(policy(name, connectionRef={"name": through})))
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for through, url in (("many", "http://pulsar:8080"), ("one", "http://pulsar:8080/")):
+        facts.ctx.connections.put(connection_to(through, url))
+    facts.ctx.connections.put(connection_to("another"))
+    async with asyncio.timeout(HOUR):
+        laps = [{await woken.get() for _ in names} for _ in range(2)]
+    assert laps == [names, names]
+    turn = CALLS_PER_LOOK / CALLS_PER_SECOND
+    assert loop.time() - begun == pytest.approx(2 * len(names) * turn)
+    await walk.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_policy_is_in_the_rotation_of_the_broker_that_its_connection_has_now(
+    policy: MakeBody, facts: StubbedFacts
+) -> None:
+    walk = Resync(facts, NOTHING, ignore, ignore)
+    facts.ctx.policies.put(settled_policy(policy("a")))
+
+    def rotations() -> set[str]:
+        names = (task.get_name() for task in asyncio.all_tasks() if not task.cancelling())
+        return {name for name in names if name.startswith("rotation ")}
+
+    facts.ctx.connections.put(connection_to("main", "http://first"))
+    facts.ctx.connections.put(connection_to("other", "http://first"))
+    assert rotations() == {"rotation http://first"}
+    facts.ctx.connections.put(connection_to("main", "http://second", version=2))
+    assert rotations() == {"rotation http://first", "rotation http://second"}
+    facts.ctx.connections.drop(connection_to("other", "http://first"))
+    assert rotations() == {"rotation http://second"}
+    await walk.stop()
+    assert rotations() == set()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_the_rotation_of_a_broker_rests_while_many_of_its_policies_are_new(
+    policy: MakeBody, facts: StubbedFacts
+) -> None:
+    new = [f"new-{number}" for number in range(MANY_BEGUN)]
+    for name in new:
+        facts.ctx.policies.put(settled_policy(policy(name), "Progressing", "Unknown"))
+    facts.ctx.policies.put(settled_policy(policy("a")))
+    elsewhere = policy("elsewhere", connectionRef={"name": "other"})
+    facts.ctx.policies.put(settled_policy(elsewhere))
+    woken: asyncio.Queue[str] = asyncio.Queue()
+    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    facts.ctx.connections.put(connection_to("main"))
+    facts.ctx.connections.put(connection_to("other", "http://elsewhere"))
+
+    async with asyncio.timeout(HOUR):
+        assert {await woken.get() for _ in range(5)} == {"elsewhere"}
+        facts.ctx.policies.drop(policy(new[0]))
+        while await woken.get() != "a":
+            pass
+    await walk.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_the_facts_of_a_connection_are_read_again_and_again_until_it_goes(
+    policy: MakeBody, facts: StubbedFacts, caplog: pytest.LogCaptureFixture
+) -> None:
+    facts.ctx.connections.put(connection_to("main"))
+    facts.ctx.policies.put(settled_policy(policy("a")))
+    facts.ctx.policies.put(policy("waits"))
+    facts.fails.extend(
+        [KeyError("surprise"), BrokerUnreachableError("no broker", remedy="start it")]
+    )
+    walk = Resync(facts, NOTHING, ignore, ignore)
+    async with asyncio.timeout(HOUR):
+        for _ in range(4):
+            assert await facts.asked.get() == (Key("shop", "main"), ["a"])
+    assert "facts of BrokerConnection shop/main: failed" in caplog.text
+    facts.ctx.connections.put(connection_to("other"))
+    async with asyncio.timeout(HOUR):
+        while await facts.asked.get() != (Key("shop", "other"), []):
+            pass
+    facts.ctx.connections.drop(connection_to("main"))
+    facts.ctx.connections.drop(connection_to("other"))
+    await asyncio.sleep(FACTS_SECONDS)
+    while not facts.asked.empty():
+        facts.asked.get_nowait()
+    await asyncio.sleep(2 * FACTS_SECONDS)
+    assert facts.asked.empty()
+    await walk.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_connection_is_looked_at_with_its_facts_also_where_that_fails(
+    facts: StubbedFacts,
+) -> None:
+    facts.fails.extend([BrokerUnreachableError("no broker", remedy="start it")] * 2)
+    woken: asyncio.Queue[Key] = asyncio.Queue()
+    walk = Resync(facts, NOTHING, ignore, woken.put_nowait)
+    facts.ctx.connections.put(connection_to("main"))
+    async with asyncio.timeout(HOUR):
+        for times in range(1, 4):
+            assert await woken.get() == Key("shop", "main")
+            assert facts.asked.qsize() >= times
+    await walk.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_rotation_goes_on_after_a_failure(
+    policy: MakeBody, facts: StubbedFacts, caplog: pytest.LogCaptureFixture
+) -> None:
+    woken: asyncio.Queue[str] = asyncio.Queue()
+    walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
+    surprises = dict[str, str]()
+    facts.ctx.policies.put(settled_policy(policy("a")))
+    facts.ctx.connections.put(connection_to("main"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(poller, "broker_of", lambda *_: surprises["one"])
+        await asyncio.sleep(2.5 * ROTATION_SECONDS)
+    assert woken.empty()
+    assert "rotation at http://pulsar:8080: failed" in caplog.text
+    async with asyncio.timeout(HOUR):
+        assert await woken.get() == "a"
+    await walk.stop()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_what_the_facts_show_drifted_is_looked_at(
+    policy: MakeBody, facts: StubbedFacts
+) -> None:
+    facts.ctx.policies.put(settled_policy(policy("a")))
+    facts.drifted_now.append(Key("shop", "a"))
+    woken: asyncio.Queue[Key] = asyncio.Queue()
+    walk = Resync(facts, NOTHING, woken.put_nowait, ignore)
+    facts.ctx.connections.put(connection_to("main"))
+    async with asyncio.timeout(ROTATION_SECONDS / 2):
+        assert await woken.get() == Key("shop", "a")
+    await walk.stop()
+
+
+class Questions(StallChecks):
+    """Finds everything over once it was asked twice about *surprise*, about which it fails."""
+
+    asked: list[str]
+    moments: list[float]
+
+    async def is_over(self, body: Body) -> bool:
+        name = Key.of(body).name
+        self.asked.append(name)
+        self.moments.append(asyncio.get_running_loop().time())
+        if name == "surprise":
+            raise KeyError(name)
+        return self.asked.count("surprise") > 1 and name != "stands"
+
+
+def asked_nothing_yet(ctx: Context) -> Questions:
+    questions = Questions(ctx)
+    for name in ("asked", "moments"):
+        object.__setattr__(questions, name, [])
+    return questions
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is_over(
+    policy: MakeBody, facts: StubbedFacts, caplog: pytest.LogCaptureFixture
+) -> None:
+    questions = asked_nothing_yet(facts.ctx)
+    for name, reason in (
+        ("owned", "OwnerConflict"),
+        ("surprise", "PartitionsDiffer"),
+        ("stands", "SubscriptionExpiry"),
+        ("room", "ConfigMapNotOurs"),
+        ("waits", "TopicNotFound"),
+        ("collides", "NameCollision"),
+    ):
+        facts.ctx.policies.put(settled_policy(policy(name), reason, "False"))
+    going = settled_policy(policy("going"), "OwnerConflict", "False")
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    elsewhere = policy("elsewhere", connectionRef={"name": "other"})
+    for body in (
+        going,
+        settled_policy(elsewhere, "OwnerConflict", "False"),
+        settled_policy(policy("ready")),
+    ):
+        facts.ctx.policies.put(body)
+    woken: asyncio.Queue[str] = asyncio.Queue()
+    walk = Resync(facts, questions, lambda key: woken.put_nowait(key.name), ignore)
+    facts.ctx.connections.put(connection_to("main"))
+    found = set[str]()
+    async with asyncio.timeout(HOUR):
+        while not {"owned", "room"} <= found:
+            found.add(await woken.get())
+    await walk.stop()
+    assert found == {"owned", "room", "ready"}
+    assert set(questions.asked) == {"owned", "surprise", "stands", "room"}
+    assert "RetryPolicy shop/surprise: whether it goes on could not be found out" in caplog.text
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_connections_to_one_broker_share_the_pace_of_questions(
+    policy: MakeBody, facts: StubbedFacts
+) -> None:
+    questions = asked_nothing_yet(facts.ctx)
+    for number in range(10):
+        name = f"stands-{number}"
+        facts.ctx.connections.put(connection_to(name))
+        body = policy(name, connectionRef={"name": name})
+        facts.ctx.policies.put(settled_policy(body, "OwnerConflict", "False"))
+    walk = Resync(facts, questions, ignore, ignore)
+    while len(questions.asked) < 30:  # noqa: ASYNC110 - a queue has no event for its length
+        await asyncio.sleep(1)
+    await walk.stop()
+    assert set(questions.asked) == {f"stands-{number}" for number in range(10)}
+    turn = CALLS_PER_QUESTION / CALLS_PER_SECOND
+    between = [after - before for before, after in itertools.pairwise(questions.moments)]
+    assert min(between) == pytest.approx(turn)
+
+
+@pytest.mark.parametrize("policies", [1, 10, 100, 1_000])
+def test_a_rotation_costs_at_most_twenty_calls_a_second_and_ends_within_fifteen_minutes(
+    policies: int,
+) -> None:
+    between = pause(policies, CALLS_PER_LOOK, of=policies)
+    assert CALLS_PER_LOOK / between <= 20
+    assert 15 <= policies * between <= 15 * 60
+
+
+@pytest.mark.parametrize("policies", [1, 10, 100, 1_000])
+def test_to_ask_stalled_policies_costs_at_most_twenty_calls_a_second_and_150_seconds(
+    policies: int,
+) -> None:
+    between = pause(policies, CALLS_PER_QUESTION, of=policies)
+    assert CALLS_PER_QUESTION / between <= 20
+    assert 15 <= policies * between <= 150
+
+
+def test_all_rotations_together_have_a_bound_of_calls_and_keep_small_brokers_no_busier() -> None:
+    hundred = pause(100, CALLS_PER_LOOK, of=10_000)
+    calls = 100 * CALLS_PER_LOOK / hundred
+    assert calls <= CALLS_PER_SECOND_IN_ALL + 1e-6
+    assert 100 * hundred == 10 * pause(10, CALLS_PER_LOOK, of=10_000)  # one period for all
+    assert pause(1, CALLS_PER_LOOK, of=1) == ROTATION_SECONDS
+
+
+def longest_gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> dict[Key, float]:
+    """The longest time that each policy went without a look, from its first turn or its coming on.
+
+    Args:
+        population: the policies that are there at each turn.
+    """
+    turns, now, last, longest = Turns(), 0.0, dict[Key, float](), dict[Key, float]()
+    for turn in range(laps * 1_000):
+        keys = list(population(turn))
+        for key in keys:
+            last.setdefault(key, now)
+        for gone in last.keys() - set(keys):
+            del last[gone]
+        (key,) = filter(None, [turns.next(keys)])
+        now += pause(len(keys), CALLS_PER_LOOK, of=len(keys)) + OVERHEAD_SECONDS
+        longest[key] = max(longest.get(key, 0.0), now - last[key])
+        last[key] = now
+    return longest
+
+
+def test_each_of_a_thousand_policies_is_polled_in_16_minutes() -> None:
+    found = longest_gaps(lambda _: THOUSAND)
+    assert found.keys() == set(THOUSAND)
+    assert max(found.values()) < 16 * 60
+
+
+def test_policies_that_come_and_go_keep_nobody_waiting() -> None:
+
+    def population(turn: int) -> Iterable[Key]:
+        """Every tenth turn one goes and another comes; a thousand are there at a time."""
+        return THOUSAND[turn // 10 :] + [Key("shop", f"new-{n}") for n in range(turn // 10)]
+
+    found = longest_gaps(population)
+    assert len(found) > 1_100  # but those who came last may have had no turn yet
+    assert max(found.values()) < 16 * 60
+
+
+def test_the_first_turns_are_in_random_order_and_the_next_in_the_same() -> None:
+    orders = []
+    for _ in range(5):
+        turns = Turns()
+        laps = [[turns.next(THOUSAND) for _ in THOUSAND] for _ in range(2)]
+        assert laps[0] == laps[1]
+        orders.append(tuple(laps[0]))
+    assert len(set(orders)) == 5
+
+
+def test_nobody_has_a_turn_where_nobody_is() -> None:
+    assert Turns().next([]) is None
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_turns_come_in_the_order_in_which_they_are_asked_for_and_so_far_apart() -> None:
+    pace, loop = RateLimit(0.02), asyncio.get_running_loop()
+    begun, had = loop.time(), list[tuple[str, float]]()
+
+    async def take(who: str) -> None:
+        await pace.turn()
+        had.append((who, loop.time() - begun))
+
+    await asyncio.gather(*(take(who) for who in "abc"))
+    assert [who for who, _ in had] == ["a", "b", "c"]
+    assert [at for _, at in had] == pytest.approx([0.0, 0.02, 0.04])
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_who_did_not_ask_for_long_has_no_turns_saved_up() -> None:
+    pace, loop = RateLimit(0.02), asyncio.get_running_loop()
+    await pace.turn()
+    await asyncio.sleep(0.06)
+    begun = loop.time()
+    for _ in range(3):
+        await pace.turn()
+    assert loop.time() - begun == pytest.approx(2 * 0.02)
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_all_who_ask_one_broker_share_a_pace_for_as_long_as_one_holds_it() -> None:
+    paces = RateLimits(60.0)
+    held = paces.of("http://first")
+    assert paces.of("http://first") is held
+    assert paces.of("http://second") is not held
+    await held.turn()
+    del held
+    gc.collect()
+    async with asyncio.timeout(5):
+        await paces.of("http://first").turn()
+
+
+MakeRequest = Callable[..., Request]
+MAIN = Key("shop", "main")
+NEW = {"uid": "c", "resourceVersion": "1", "generation": 1}
+NAMES = [f"orders-{number}" for number in range(30)]
+
+
+@pytest.fixture
+async def thirty_policies(
+    connection: dict[str, Any], policy: MakeBody
+) -> AsyncIterator[tuple[NamespaceFacts, FakeBroker]]:
+    """Thirty policies, ten to a Pulsar namespace, with no drift."""
+    through = {"metadata": {"namespace": "shop", "name": "main", **NEW}, "spec": connection}
+    bodies = [
+        policy(name, topic=f"persistent://shop/n{number % 3}/{name}")
+        for number, name in enumerate(NAMES)
+    ]
+    async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
+        admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
+
+        async def open_(key: Key) -> SimpleNamespace:
+            assert key == MAIN
+            return SimpleNamespace(admin=admin)
+
+        ctx: Any = SimpleNamespace(
+            policies=Cache(bodies),
+            connections=Cache([through]),
+            namespaces=None,
+            config_maps=Cache(),
+            brokers=SimpleNamespace(open=open_),
+            settings=SimpleNamespace(cluster_id="here", namespaces=()),
+        )
+        broker.tenants = {"shop": []}
+        broker.namespaces = {f"shop/n{number}": Namespace({}, {}) for number in range(3)}
+        for body in bodies:
+            wanted = desired(resolve(body, ctx), body, "here")
+            ctx.config_maps.put(
+                {**wanted.config_map, "metadata": {**wanted.config_map["metadata"], **NEW}}
+            )
+            there = broker.namespaces[wanted.policy.topic.namespace_name]
+            assert wanted.dead_letter is not None
+            assert wanted.ledger is not None
+            own = (wanted.retry.name, wanted.dead_letter.name, wanted.ledger.name)
+            for name in (wanted.policy.topic, *own):
+                there.topics[name.local] = Topic(0, {})
+            for grant in wanted.grants:
+                roles = there.grants.setdefault(str(grant.topic), {})
+                roles[grant.role] = sorted(grant.actions)
+        yield NamespaceFacts(ctx, Conflicts(ctx.policies, ctx.connections, lambda _: None)), broker
+
+
+async def drifted_of(facts: NamespaceFacts) -> set[str]:
+    return {key.name for key in await facts.drifted(MAIN, facts.ctx.policies)}
+
+
+async def test_facts_cost_three_calls_for_each_pulsar_namespace(
+    thirty_policies: tuple[NamespaceFacts, FakeBroker],
+) -> None:
+    facts, broker = thirty_policies
+    assert await drifted_of(facts) == set()
+    assert len(broker.calls) == 9
+
+
+async def test_what_is_missing_at_the_broker_or_beside_it_is_found(
+    thirty_policies: tuple[NamespaceFacts, FakeBroker],
+) -> None:
+    facts, broker = thirty_policies
+    del broker.namespaces["shop/n0"].topics["orders-0-fulfilment-RETRY"]
+    del broker.namespaces["shop/n1"].grants["persistent://shop/n1/orders-1-fulfilment-DLQ"]
+    (lost,) = (b for b in facts.ctx.config_maps if b["metadata"]["name"] == "orders-2-redrive")
+    facts.ctx.config_maps.drop(lost)
+    assert await drifted_of(facts) == {"orders-0", "orders-1", "orders-2"}
+    found = {body["metadata"]["name"]: body for body in facts.ctx.policies}
+    assert facts.lacks_config_map(found["orders-2"])
+    assert not facts.lacks_config_map(found["orders-3"])
+
+
+async def test_what_may_not_be_obeyed_any_more_is_found_without_asking_the_broker(
+    thirty_policies: tuple[NamespaceFacts, FakeBroker], connection: dict[str, Any], policy: MakeBody
+) -> None:
+    facts, broker = thirty_policies
+    changed = {"namespace": "shop", "name": "main", **NEW, "resourceVersion": "2", "generation": 2}
+    narrowed = {**connection, "allow": [{"topics": ["persistent://shop/n2/*"], "roles": ["*"]}]}
+    for table, body in (
+        (facts.ctx.connections, {"metadata": changed, "spec": narrowed}),
+        (facts.ctx.policies, policy("broken", maxRetries=-1, generation=8)),
+    ):
+        table.put(body)
+    found = await drifted_of(facts)
+    assert found == {"broken"} | {name for i, name in enumerate(NAMES) if i % 3 != 2}
+    assert len(broker.calls) == 3
+
+
+async def test_policies_that_only_observe_may_differ(
+    thirty_policies: tuple[NamespaceFacts, FakeBroker], policy: MakeBody
+) -> None:
+    facts, broker = thirty_policies
+    observes = {"topic": "persistent://shop/n0/other", "managementPolicy": "Observe"}
+    facts.ctx.policies.put(policy("observes", **observes))
+    assert await drifted_of(facts) == set()
+    assert len(broker.calls) == 9
+
+
+async def test_a_namespace_that_is_gone_is_for_its_policies_to_tell(
+    thirty_policies: tuple[NamespaceFacts, FakeBroker],
+) -> None:
+    facts, broker = thirty_policies
+    del broker.namespaces["shop/n1"]
+    assert await drifted_of(facts) == {name for i, name in enumerate(NAMES) if i % 3 == 1}
+
+
+async def test_a_broker_that_fails_for_once_sets_nobody_astir(
+    thirty_policies: tuple[NamespaceFacts, FakeBroker],
+) -> None:
+    facts, broker = thirty_policies
+    broker.fault = at_call(1, answering(500))
+    assert await drifted_of(facts) == set()
+
+
+ORDERS = "persistent://shop/prod/orders"
+RETRY, DEAD_LETTER = f"{ORDERS}-fulfilment-RETRY", f"{ORDERS}-fulfilment-DLQ"
+LEDGER = f"{DEAD_LETTER}-LEDGER"
+BOTH, PRODUCE, CONSUME = frozenset({"produce", "consume"}), frozenset({"produce"}), frozenset[str]()
+PERMISSIONS = {
+    RETRY: {"fulfilment": BOTH, "replayer": BOTH},
+    DEAD_LETTER: {"fulfilment": PRODUCE, "replayer": frozenset({"consume"})},
+    LEDGER: {"replayer": BOTH},
+}
+
+
+@pytest.fixture
+def wanted(policy: MakeBody, requested: MakeRequest) -> Desired:
+    body = policy()
+    return desired(requested(body), body, "here")
+
+
+def namespace_state(source: int = 0, retry: int = 0) -> NamespaceState:
+    """A namespace with all that the policy needs; the topics have so many partitions."""
+    counts = {ORDERS: source, RETRY: retry, DEAD_LETTER: 0, LEDGER: 0}
+    partitions = {f"{t}-partition-{i}" for t, count in counts.items() for i in range(count)}
+    return NamespaceState(
+        unpartitioned=frozenset({t for t, count in counts.items() if not count} | partitions),
+        partitioned=frozenset(t for t, count in counts.items() if count),
+        permissions=PERMISSIONS,
+        subscription_expiry_minutes=0,
+        backlog_quotas={},
+        delayed_delivery=None,
+    )
+
+
+def drifted(wanted: Desired, state: NamespaceState) -> bool:
+    return has_drifted(wanted, state, wanted.config_map)
+
+
+def lacks(wanted: Desired, config_map: Body | None) -> bool:
+    return any(config_map_actions(wanted.config_map, config_map))
+
+
+def test_a_topic_has_the_partitions_that_are_there() -> None:
+    state = namespace_state(source=12)
+    assert state.partitions(TopicName("shop", "prod", "orders")) == 12
+    assert state.partitions(TopicName("shop", "prod", "orders-fulfilment-RETRY")) == 0
+    assert state.partitions(TopicName("shop", "prod", "missing")) == 0
+
+
+@pytest.mark.parametrize(("source", "retry"), [(0, 0), (3, 3), (3, 5)])
+def test_there_is_no_drift_where_all_is_there(wanted: Desired, source: int, retry: int) -> None:
+    assert not drifted(wanted, namespace_state(source, retry))
+
+
+@pytest.mark.parametrize("missing", [ORDERS, RETRY, DEAD_LETTER])
+def test_a_missing_topic_is_drift(wanted: Desired, missing: str) -> None:
+    state = namespace_state()
+    rest = dataclasses.replace(state, unpartitioned=state.unpartitioned - {missing})
+    assert drifted(wanted, rest)
+
+
+def test_without_dead_letters_nobody_misses_their_topic(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    body = policy(deadLetter={"mode": "Discard"})
+    discards = desired(requested(body), body, "here")
+    state = namespace_state()
+    rest = dataclasses.replace(state, unpartitioned=state.unpartitioned - {DEAD_LETTER})
+    assert not drifted(discards, rest)
+
+
+@pytest.mark.parametrize(("source", "retry"), [(4, 3), (3, 0)])
+def test_a_source_topic_that_has_grown_is_drift(wanted: Desired, source: int, retry: int) -> None:
+    assert drifted(wanted, namespace_state(source, retry))
+
+
+@pytest.mark.parametrize(
+    "permissions",
+    [
+        {},
+        PERMISSIONS | {RETRY: {"fulfilment": BOTH}},
+        PERMISSIONS | {RETRY: {"fulfilment": PRODUCE, "replayer": PRODUCE}},
+    ],
+)
+def test_a_missing_right_is_drift(wanted: Desired, permissions: dict[str, Any]) -> None:
+    assert drifted(wanted, dataclasses.replace(namespace_state(), permissions=permissions))
+
+
+def test_more_rights_than_needed_are_no_drift(wanted: Desired) -> None:
+    more = PERMISSIONS | {DEAD_LETTER: {"fulfilment": BOTH, "replayer": BOTH, "auditor": BOTH}}
+    assert not drifted(wanted, dataclasses.replace(namespace_state(), permissions=more))
+
+
+def test_a_namespace_that_begins_to_expire_subscriptions_is_drift(wanted: Desired) -> None:
+    expiring = dataclasses.replace(namespace_state(), subscription_expiry_minutes=5)
+    assert drifted(wanted, expiring)
+
+
+def test_a_config_map_is_drift_when_missing_changed_or_without_the_label(wanted: Desired) -> None:
+    ours = wanted.config_map
+    assert not lacks(wanted, ours)
+    assert not lacks(wanted, {**ours, "data": {**ours["data"], "note": "mine"}})
+    assert lacks(wanted, None)
+    assert lacks(wanted, {**ours, "data": {"policy.json": "{}"}})
+    assert lacks(wanted, {**ours, "metadata": {"name": "orders-redrive"}})
