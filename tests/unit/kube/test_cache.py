@@ -30,7 +30,7 @@ def body(**metadata: object) -> Body:
     return {"metadata": {**defaults, **metadata}}
 
 
-def test_listeners_get_each_creation_change_and_deletion() -> None:
+def test_listeners_get_creation_change_and_deletion() -> None:
     cache = Cache()
     calls: list[tuple[Key, Body | None, Body | None]] = []
     cache.listen(lambda *change: calls.append(change))
@@ -42,27 +42,27 @@ def test_listeners_get_each_creation_change_and_deletion() -> None:
     assert calls == [(key, None, first), (key, first, second), (key, second, None)]
 
 
-def test_a_table_may_change_while_it_is_gone_through() -> None:
+def test_cache_may_change_during_iteration() -> None:
     cache = Cache([body(), body(name="b")])
-    for found in cache:
-        cache.drop(found)
+    for object_ in cache:
+        cache.drop(object_)
     assert list(cache) == []
 
 
-def test_an_older_state_does_not_replace_a_newer_one() -> None:
+def test_older_state_does_not_replace_newer_one() -> None:
     newer, cache = body(resourceVersion="10"), Cache([body()])
     cache.put(newer)
     cache.put(body())
     assert list(cache) == [newer]
 
 
-def test_a_write_to_what_was_recreated_meanwhile_is_left_to_the_watch() -> None:
+def test_write_to_recreated_object_is_left_to_the_watch() -> None:
     old, cache = body(), Cache([body()])
     cache.renew(body(uid="2", resourceVersion="10"))
     assert list(cache) == [old]
 
 
-def test_a_late_deletion_event_leaves_a_new_object_of_the_same_name() -> None:
+def test_late_deletion_event_keeps_new_object_of_same_name() -> None:
     cache, old, new = Cache(), body(), body(uid="2")
     cache.on_event({"type": "ADDED", "object": old})
     cache.put(new)
@@ -82,17 +82,17 @@ def test_a_late_deletion_event_leaves_a_new_object_of_the_same_name() -> None:
         (body(), body(deletionTimestamp="2026-01-01T00:00:00Z")),
     ],
 )
-def test_a_new_spec_a_new_object_and_a_deletion_need_a_reconcile(
+def test_new_spec_object_or_deletion_needs_reconcile(
     before: Body | None, after: Body | None
 ) -> None:
     assert needs_reconcile(before, after)
 
 
-def test_a_changed_status_or_label_needs_no_reconcile() -> None:
+def test_changed_status_or_label_needs_no_reconcile() -> None:
     assert not needs_reconcile(body(), {**body(labels={"a": "b"}), "status": {"x": 1}})
 
 
-def test_an_index_follows_what_comes_changes_and_goes_and_listeners_find_it_current() -> None:
+def test_index_follows_changes_before_listeners_run() -> None:
     def color(object_: Body) -> str:
         return str(object_["metadata"]["color"])
 
@@ -109,11 +109,11 @@ def test_an_index_follows_what_comes_changes_and_goes_and_listeners_find_it_curr
     table.drop(made("a", "red"))
     a, b, c = (Key("n", name) for name in "abc")
     assert seen == [(a, b), (a, b, c), (b, c)]
-    assert [each["metadata"]["resourceVersion"] for each in index.get("red")] == ["10", "9"]
+    assert [object_["metadata"]["resourceVersion"] for object_ in index.get("red")] == ["10", "9"]
     assert (index.count("red"), index.count("blue"), len(table)) == (2, 0, 2)
 
 
-def test_who_wrote_which_field_is_not_kept() -> None:
+def test_managed_fields_are_not_retained() -> None:
     written = body(managedFields=[{"manager": "kubectl"}])
     cache = Cache([written])
     cache.put(body(name="b", managedFields=[{"manager": "redrive"}]))
@@ -168,20 +168,20 @@ def long_objects(length: int) -> list[tuple[Resource, Body]]:
 
 def size_of(holder: object) -> int:
     """The bytes of all that *holder* keeps alive, code apart."""
-    sizes, found = dict[int, int](), [holder]
-    while found:
-        each = found.pop()
-        if id(each) not in sizes and not isinstance(each, type | ModuleType | FunctionType):
-            sizes[id(each)] = sys.getsizeof(each)
-            found += gc.get_referents(each)
+    sizes, holders = dict[int, int](), [holder]
+    while holders:
+        referent = holders.pop()
+        if id(referent) not in sizes and not isinstance(referent, type | ModuleType | FunctionType):
+            sizes[id(referent)] = sys.getsizeof(referent)
+            holders += gc.get_referents(referent)
     return sum(sizes.values())
 
 
 @pytest.mark.parametrize("kind", range(3), ids=["ConfigMap", "Kubeflow", "Apache"])
-def test_what_is_kept_of_others_objects_has_a_length_of_its_own(kind: int) -> None:
+def test_retained_fields_of_foreign_objects_are_bounded(kind: int) -> None:
     def held(length: int) -> int:
         resource, body = long_objects(length)[kind]
-        read = json.loads(json.dumps(body))  # what is read shares nothing with other objects
+        read = json.loads(json.dumps(body))  # an object from JSON shares nothing with other objects
         cache = Cache([read], keep_of(resource))
         assert len(cache) == 1
         return size_of(cache)
@@ -192,13 +192,13 @@ def test_what_is_kept_of_others_objects_has_a_length_of_its_own(kind: int) -> No
 
 
 @pytest.mark.parametrize("kind", range(3), ids=["ConfigMap", "Kubeflow", "Apache"])
-def test_what_was_kept_is_kept_as_it_is(kind: int) -> None:
+def test_retaining_fields_twice_changes_nothing(kind: int) -> None:
     resource, body = long_objects(20_000)[kind]
     once = keep_of(resource)(body)
     assert keep_of(resource)(once) == once
 
 
-def test_of_a_config_map_the_owners_the_label_and_a_digest_are_kept() -> None:
+def test_retained_config_map_has_owners_label_and_digest() -> None:
     label = {"app.kubernetes.io/managed-by": "redrive"}
     ours = retained_config_map(config_map({"policy.json": "{}"}, labels=label))
     assert ours["metadata"] == {**METADATA, "ownerReferences": [OWNER], "labels": label}
@@ -208,7 +208,7 @@ def test_of_a_config_map_the_owners_the_label_and_a_digest_are_kept() -> None:
     assert "data" not in retained_config_map(config_map({}))
 
 
-def test_that_a_config_map_holds_the_text_of_a_digest_is_no_match() -> None:
+def test_config_map_with_text_of_digest_does_not_match() -> None:
     digest = retained_config_map(config_map({"policy.json": "{}"}))["data"]["policy.json"]
     forged = retained_config_map(config_map({"policy.json": str(digest)}))
     assert forged["data"]["policy.json"] != digest
@@ -224,21 +224,21 @@ def test_that_a_config_map_holds_the_text_of_a_digest_is_no_match() -> None:
         {"stateTransitionHistory": {"1" * 5_000: {"message": "x"}}},
     ],
 )
-def test_what_is_not_of_the_form_of_a_spark_application_is_kept_without_it(status: object) -> None:
+def test_invalid_spark_status_is_not_retained(status: object) -> None:
     body = {"metadata": METADATA, "status": status}
     assert keep_of(SPARK_APPLICATIONS)(body) == {"metadata": METADATA, "status": {}}
 
 
-def test_a_failure_reads_as_it_would_of_the_whole_kubeflow_application() -> None:
-    said = "Exception in thread main a.B: it broke\n\tat c.D\n" + "Caused by: e.F: the disk\n"
-    state = {"state": "FAILED", "errorMessage": "\tat g.H\n" * 9_000 + said}
+def test_kubeflow_failure_reads_as_of_the_whole_object() -> None:
+    stack = "Exception in thread main a.B: it broke\n\tat c.D\n" + "Caused by: e.F: the disk\n"
+    state = {"state": "FAILED", "errorMessage": "\tat g.H\n" * 9_000 + stack}
     body = {"metadata": METADATA, "spec": {"type": "Python"}, "status": {"applicationState": state}}
     reduced = keep_of(SPARK_APPLICATIONS)(body)
     assert kubeflow_run(reduced) == kubeflow_run(body)
     assert "the disk" in kubeflow_run(reduced).error
 
 
-def test_a_failure_reads_as_it_would_of_the_whole_apache_application() -> None:
+def test_apache_failure_reads_as_of_the_whole_object() -> None:
     ended = {"currentStateSummary": "ResourceReleased", "message": "", "lastTransitionTime": "t"}
     history = {str(n): {"currentStateSummary": "Submitted", "message": "x"} for n in range(12)}
     history |= {"12": {"currentStateSummary": "Failed", "message": "e.F: the disk"}, "13": ended}
@@ -249,7 +249,7 @@ def test_a_failure_reads_as_it_would_of_the_whole_apache_application() -> None:
     assert "the disk" in apache_run(reduced).error
 
 
-def test_of_redrives_own_kinds_only_what_others_note_is_left_out() -> None:
+def test_own_objects_lose_only_foreign_metadata() -> None:
     metadata = {**METADATA, "generation": 2, "finalizers": ["redrive.io/cleanup"]}
     noted = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "redrive.io/paused": "true"}
     body = {

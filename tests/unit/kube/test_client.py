@@ -29,9 +29,17 @@ def write_kubeconfig(path: Path, port: int) -> None:
     path.write_text(json.dumps(written | {"current-context": "it"}), encoding="utf-8")
 
 
+@pytest.fixture
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Path of the kubeconfig of this process."""
+    path = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    return path
+
+
 @asynccontextmanager
 async def api_server(answer: bytes, asked: list[str] | None = None) -> AsyncIterator[int]:
-    """Serve *answer* to any call, then hang up; yield the port, and note what was *asked*."""
+    """Serve *answer* to any call, then hang up; yield the port, and record calls in *asked*."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         call = await reader.readuntil(b"\r\n\r\n")
@@ -51,11 +59,7 @@ async def api_server(answer: bytes, asked: list[str] | None = None) -> AsyncIter
     [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", b"no HTTP at all\r\n\r\n"],
     ids=["disconnected", "cut off", "garbled"],
 )
-async def test_a_server_that_hangs_up_is_unavailable(
-    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+async def test_server_that_hangs_up_is_unavailable(answer: bytes, kubeconfig: Path) -> None:
     async with api_server(answer) as port:
         write_kubeconfig(kubeconfig, port)
         async with Kubernetes.connect() as kubernetes:
@@ -63,11 +67,7 @@ async def test_a_server_that_hangs_up_is_unavailable(
                 await kubernetes.get(resources.POLICIES, Key("n", "a"))
 
 
-async def test_config_maps_are_selected_by_their_label_at_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+async def test_config_maps_are_selected_by_label(kubeconfig: Path) -> None:
     asked: list[str] = []
     page = b'{"items": [{"metadata": {"name": "a"}, "data": {}}], "metadata": {}}'
     async with api_server(b"HTTP/1.1 200 OK\r\n\r\n" + page, asked) as port:
@@ -81,11 +81,7 @@ async def test_config_maps_are_selected_by_their_label_at_the_server(
     assert unquote(query) == "limit=500&labelSelector=app.kubernetes.io/managed-by=redrive"
 
 
-async def test_long_lists_come_in_pages_and_versions_without_the_objects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+async def test_long_lists_are_paged_and_versions_have_metadata_only(kubeconfig: Path) -> None:
     asked: list[web.BaseRequest] = []
 
     async def answer(request: web.BaseRequest) -> web.Response:
@@ -100,8 +96,8 @@ async def test_long_lists_come_in_pages_and_versions_without_the_objects(
         write_kubeconfig(kubeconfig, server.port or 0)
         async with Kubernetes.connect() as kubernetes:
             assert len(await kubernetes.list(resources.POLICIES)) == 3
-            found = await kubernetes.versions(resources.POLICIES)
-    assert found == Versions(9, {"u1": 1, "u2": 2, "u3": 3})
+            versions = await kubernetes.versions(resources.POLICIES)
+    assert versions == Versions(9, {"u1": 1, "u2": 2, "u3": 3})
     assert [request.query["limit"] for request in asked] == ["500"] * 6
     accepted = [request.headers["Accept"] for request in asked]
     assert accepted[:3] == ["application/json"] * 3
@@ -113,22 +109,20 @@ async def test_long_lists_come_in_pages_and_versions_without_the_objects(
 @pytest.mark.parametrize(
     ("length", "sizes"), [(100_000, {500, 100, 20}), (10**6, {500, 100, 20, 4})]
 )
-async def test_of_long_objects_fewer_come_in_a_page(
-    length: int, sizes: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_pages_of_long_objects_get_smaller(
+    length: int, sizes: set[int], kubeconfig: Path
 ) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     pages: list[int] = []
-    there = 90
+    count = 90
     rest = f'"}}, "data": {{"long": "{"x" * length}"}}}}'
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         begin, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
         pages.append(limit)
-        end = min(begin + limit, there)
+        end = min(begin + limit, count)
         page = web.StreamResponse()
         await page.prepare(request)
-        going_on = f'"continue": "{end}"' if end < there else '"continue": ""'
+        going_on = f'"continue": "{end}"' if end < count else '"continue": ""'
         await page.write(f'{{"metadata": {{{going_on}}}, "items": ['.encode())
         for number in range(begin, end):
             item = f'{"," if number > begin else ""}{{"metadata": {{"name": "{number}{rest}'
@@ -141,18 +135,14 @@ async def test_of_long_objects_fewer_come_in_a_page(
     async with RawTestServer(answer) as server:
         write_kubeconfig(kubeconfig, server.port or 0)
         async with Kubernetes.connect() as kubernetes:
-            found = await kubernetes.list(resources.CONFIG_MAPS)
-    assert [body["metadata"]["name"] for body in found] == [str(n) for n in range(there)]
-    assert all("data" not in body for body in found)
+            objects = await kubernetes.list(resources.CONFIG_MAPS)
+    assert [body["metadata"]["name"] for body in objects] == [str(n) for n in range(count)]
+    assert all("data" not in body for body in objects)
     assert set(pages) == sizes
     assert pages == sorted(pages, reverse=True)
 
 
-async def test_one_object_is_read_however_long_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+async def test_long_object_is_read_alone(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LONGEST_PAGE", 100)
     item = {"metadata": {"name": "a"}, "data": {"long": "x" * 200}}
 
@@ -162,15 +152,11 @@ async def test_one_object_is_read_however_long_it_is(
     async with RawTestServer(answer) as server:
         write_kubeconfig(kubeconfig, server.port or 0)
         async with Kubernetes.connect() as kubernetes:
-            (found,) = await kubernetes.list(resources.CONFIG_MAPS)
-    assert found["metadata"] == {"name": "a"}
+            (object_,) = await kubernetes.list(resources.CONFIG_MAPS)
+    assert object_["metadata"] == {"name": "a"}
 
 
-async def test_a_list_of_versions_without_objects_has_null_in_their_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+async def test_empty_list_of_versions_is_accepted(kubeconfig: Path) -> None:
     page = b'{"items": null, "metadata": {"resourceVersion": "9"}}'
     async with api_server(b"HTTP/1.1 200 OK\r\n\r\n" + page, []) as port:
         write_kubeconfig(kubeconfig, port)
@@ -178,7 +164,7 @@ async def test_a_list_of_versions_without_objects_has_null_in_their_place(
             assert await kubernetes.versions(resources.POLICIES) == Versions(9, {})
 
 
-async def test_an_event_is_about_the_very_object_and_not_too_long() -> None:
+async def test_event_has_its_object_and_bounded_length() -> None:
     identity = {"namespace": "n", "name": "a" * 60, "uid": "1"}
     about = {"apiVersion": "redrive.io/v1beta1", "kind": "Replay", "metadata": identity}
     api, now = FakeKubernetes(), datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -231,7 +217,7 @@ def settings_for(*namespaces: str) -> Settings:
     return Settings("here", namespaces, "image", "local:///job.py", "account")
 
 
-async def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_served(
+async def test_forbidden_namespace_does_not_block_others_at_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     connect_to(two_namespaces("deleted"), monkeypatch)
@@ -241,14 +227,7 @@ async def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_served
     assert caplog.text.count("left out for now: may not list") == 5
 
 
-async def test_an_operator_that_may_read_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    connect_to(two_namespaces("deleted", "shop"), monkeypatch)
-    with pytest.raises(ForbiddenError, match="may not list"):
-        async with Context.open(settings_for("deleted", "shop")):
-            pass
-
-
-async def test_labels_that_a_connection_selects_by_are_known_from_the_start(
+async def test_namespace_labels_are_read_at_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api = FakeKubernetes()

@@ -121,7 +121,7 @@ def connection_at(admin_url: str, version: int) -> dict[str, Any]:
 
 
 def breaker_metric() -> float | None:
-    """What the metrics show of the connection's breaker; None where nothing."""
+    """Return the metric of the connection's breaker; None without one."""
     labels = {"connection_namespace": "shop", "connection": "main"}
     return REGISTRY.get_sample_value("redrive_breaker_open", labels)
 
@@ -133,7 +133,7 @@ async def open_breaker(admin: Admin) -> None:
             await admin.clusters()
 
 
-async def test_a_connection_that_is_gone_is_remembered_for_a_while_and_then_forgotten(
+async def test_deleted_connection_is_remembered_for_a_while(
     connections: Connections, table: Cache, clock: Clock
 ) -> None:
     opened = await connections.resolve(REF, "shop")
@@ -146,7 +146,7 @@ async def test_a_connection_that_is_gone_is_remembered_for_a_while_and_then_forg
     assert connections.remembered(REF, "shop") is None
 
 
-async def test_one_that_goes_while_it_is_opened_is_forgotten_too(
+async def test_connection_deleted_while_opened_is_forgotten(
     connections: Connections, reader: Reader, clock: Clock
 ) -> None:
     reader.deletes = True
@@ -156,7 +156,7 @@ async def test_one_that_goes_while_it_is_opened_is_forgotten_too(
     assert connections.remembered(REF, "shop") is None
 
 
-async def test_one_that_is_made_anew_is_no_longer_gone(
+async def test_recreated_connection_is_not_forgotten(
     connections: Connections, table: Cache, clock: Clock
 ) -> None:
     await connections.resolve(REF, "shop")
@@ -167,7 +167,7 @@ async def test_one_that_is_made_anew_is_no_longer_gone(
     assert connections.remembered(REF, "shop") is opened
 
 
-async def test_the_breaker_that_is_shown_is_that_of_the_broker_in_use(
+async def test_breaker_metric_is_that_of_current_broker(
     connections: Connections, table: Cache, brokers: Brokers
 ) -> None:
     first, second = "http://first:8080", "http://second:8080"
@@ -187,12 +187,12 @@ async def test_the_breaker_that_is_shown_is_that_of_the_broker_in_use(
     assert breaker_metric() == 1
     brokers.silent = frozenset()
     await before.admin.clusters()
-    assert breaker_metric() == 1  # what another breaker lets through says nothing
+    assert breaker_metric() == 1  # a call through another breaker changes nothing
     await again.admin.clusters()
     assert breaker_metric() == 0
 
 
-async def test_nothing_is_shown_of_a_connection_that_is_gone(
+async def test_breaker_metric_ends_with_its_connection(
     connections: Connections, table: Cache, reader: Reader, brokers: Brokers
 ) -> None:
     opened = await connections.open(KEY)
@@ -200,7 +200,7 @@ async def test_nothing_is_shown_of_a_connection_that_is_gone(
     table.drop(BODY)
     assert breaker_metric() is None
     brokers.silent = frozenset({"http://pulsar:8080"})
-    await open_breaker(opened.admin)  # by what is deleted with it
+    await open_breaker(opened.admin)  # through the breaker that is deleted with it
     assert breaker_metric() is None
     table.put(BODY)
     reader.deletes = True
@@ -217,7 +217,7 @@ async def test_nothing_is_shown_of_a_connection_that_is_gone(
         AdminUrlInvalidError("can't be called", got="http://pulsar-admin:99999", remedy="correct"),
     ],
 )
-def test_secrets_and_fields_of_a_connection_are_shown_in_its_own_namespace_only(
+def test_private_errors_are_shown_in_own_namespace_only(
     error: RedriveError,
 ) -> None:
     def policy(namespace: str) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def test_secrets_and_fields_of_a_connection_are_shown_in_its_own_namespace_only(
     assert shown_to(policy("other"), harmless) is harmless
 
 
-async def test_a_refused_read_of_a_secret_is_private() -> None:
+async def test_refused_read_of_secret_is_private() -> None:
     api = FakeKubernetes()
 
     def refuse(*_: object) -> None:
@@ -265,7 +265,7 @@ async def next_change(labels: NamespaceLabels) -> str:
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_labels_are_read_once_they_are_asked_for_and_again_from_then_on() -> None:
+async def test_requested_labels_are_read_at_once_and_periodically() -> None:
     api = FakeKubernetes()
     set_labels(api, team="shop")
     loop = asyncio.get_running_loop()
@@ -285,7 +285,7 @@ async def test_labels_are_read_once_they_are_asked_for_and_again_from_then_on() 
         assert labels.of("shop") == {}
 
 
-async def test_no_namespace_is_read_that_was_not_asked_for() -> None:
+async def test_unrequested_namespace_is_not_read() -> None:
     read = list[Key]()
     api = FakeKubernetes()
     set_labels(api, team="shop")
@@ -297,7 +297,7 @@ async def test_no_namespace_is_read_that_was_not_asked_for() -> None:
     assert read == [Key("", "shop")]
 
 
-async def test_labels_stay_in_use_while_the_api_server_is_away_and_no_longer() -> None:
+async def test_labels_stay_in_use_while_api_server_is_unavailable() -> None:
     api, failures = FakeKubernetes(), list[RedriveError]()
 
     def fail(*_: object) -> None:
@@ -322,6 +322,6 @@ async def test_labels_stay_in_use_while_the_api_server_is_away_and_no_longer() -
         labels.of("shop")
 
 
-def test_a_namespace_is_read_by_its_name() -> None:
+def test_namespace_is_read_by_its_name() -> None:
     kind: Resource = resources.NAMESPACES
     assert kind.path(*Key("", "shop")) == "/api/v1/namespaces/shop"

@@ -52,7 +52,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(1)
 
 
-async def test_a_settled_object_is_reconciled_once_for_each_change() -> None:
+async def test_settled_object_is_reconciled_once_per_change() -> None:
     looks = Looks(Requeue.ON_CHANGE)
     kept = Controller("Kind", looks)
     kept.enqueue(ORDERS)
@@ -64,7 +64,7 @@ async def test_a_settled_object_is_reconciled_once_for_each_change() -> None:
     await kept.stop()
 
 
-async def test_an_object_that_is_not_done_is_looked_at_again_until_it_is() -> None:
+async def test_unsettled_object_is_reconciled_until_it_settles() -> None:
     looks = Looks(Requeue.BACKOFF, Requeue.BACKOFF, Requeue.ON_CHANGE)
     kept = Controller("Kind", looks)
     kept.enqueue(ORDERS)
@@ -74,7 +74,7 @@ async def test_an_object_that_is_not_done_is_looked_at_again_until_it_is() -> No
     await kept.stop()
 
 
-async def test_an_exception_is_logged_with_the_object_and_never_ends_the_loop(
+async def test_exception_is_logged_and_does_not_end_the_loop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ours = InvalidSpecError("a thing is wrong", remedy="fix it")
@@ -84,14 +84,14 @@ async def test_an_exception_is_logged_with_the_object_and_never_ends_the_loop(
         kept.enqueue(ORDERS)
         await looks.reach(3)
     await kept.stop()
-    surprise, known = caplog.records
+    surprise, expected = caplog.records
     assert "Kind shop/orders" in surprise.getMessage()
     assert surprise.exc_info is not None
-    assert known.getMessage() == "Kind shop/orders: a thing is wrong; fix it"
-    assert known.exc_info is None
+    assert expected.getMessage() == "Kind shop/orders: a thing is wrong; fix it"
+    assert expected.exc_info is None
 
 
-async def test_a_change_during_a_look_leads_to_one_more_look() -> None:
+async def test_change_during_reconcile_causes_one_more() -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
     count = 0
 
@@ -114,7 +114,7 @@ async def test_a_change_during_a_look_leads_to_one_more_look() -> None:
     await kept.stop()
 
 
-async def test_the_task_of_an_object_that_is_done_ends_and_a_new_one_may_come() -> None:
+async def test_task_ends_with_its_object_and_may_come_again() -> None:
     looks = Looks(Requeue.ON_CHANGE)
     kept = Controller("Kind", looks)
     kept.enqueue(ORDERS)
@@ -128,11 +128,11 @@ async def test_the_task_of_an_object_that_is_done_ends_and_a_new_one_may_come() 
 
 
 def measured(name: str, **labels: str) -> float:
-    """What Prometheus reads."""
+    """Return a metric; 0 without one."""
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-async def test_looks_are_counted_by_how_they_end_and_timed() -> None:
+async def test_reconciles_are_counted_by_result_and_timed() -> None:
     looks = Looks(Requeue.BACKOFF, KeyError("surprise"), Requeue.ON_CHANGE)
     kept = Controller("Counted", looks)
     kept.enqueue(ORDERS)
@@ -147,7 +147,7 @@ async def test_looks_are_counted_by_how_they_end_and_timed() -> None:
     assert measured("redrive_reconcile_duration_seconds_count", kind="Counted") == 3
 
 
-async def test_the_queue_is_as_deep_as_there_are_objects_that_wait(
+async def test_queue_depth_counts_waiting_objects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controller, "AT_ONCE", 1)
@@ -168,7 +168,7 @@ async def test_the_queue_is_as_deep_as_there_are_objects_that_wait(
     await kept.stop()
 
 
-async def test_all_are_marked_progressing_while_they_wait_for_others(
+async def test_waiting_objects_are_marked_progressing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controller, "AT_ONCE", 1)
@@ -190,7 +190,7 @@ async def test_all_are_marked_progressing_while_they_wait_for_others(
     await kept.stop()
 
 
-async def test_without_the_mark_there_is_no_reconcile_but_another_attempt() -> None:
+async def test_failed_progress_mark_is_retried_before_reconcile() -> None:
     attempts = 0
     looks = Looks(Requeue.ON_CHANGE)
 
@@ -207,7 +207,7 @@ async def test_without_the_mark_there_is_no_reconcile_but_another_attempt() -> N
     await kept.stop()
 
 
-async def test_the_back_off_may_be_bounded_further() -> None:
+async def test_back_off_may_be_bounded_further() -> None:
     looks = Looks(Requeue.BACKOFF)
     kept = Controller("Kind", looks, longest_back_off=0.0)
     kept.enqueue(ORDERS)
@@ -217,7 +217,7 @@ async def test_the_back_off_may_be_bounded_further() -> None:
     await kept.stop()
 
 
-async def test_what_stays_backs_off_to_minutes_and_counts_how_often_it_failed(
+async def test_lasting_failures_back_off_to_minutes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[int, float]] = []
@@ -240,7 +240,7 @@ async def test_what_stays_backs_off_to_minutes_and_counts_how_often_it_failed(
     await kept.stop()
 
 
-async def test_no_more_objects_are_looked_at_at_once_than_allowed(
+async def test_concurrent_reconciles_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controller, "AT_ONCE", 3)
@@ -263,7 +263,7 @@ async def test_no_more_objects_are_looked_at_at_once_than_allowed(
     await kept.stop()
 
 
-async def test_objects_that_hang_hold_up_their_own_partition_alone() -> None:
+async def test_hanging_objects_block_only_their_partition() -> None:
     looked: asyncio.Queue[Key] = asyncio.Queue()
 
     async def look(key: Key) -> Requeue:
@@ -283,7 +283,7 @@ async def test_objects_that_hang_hold_up_their_own_partition_alone() -> None:
     await kept.stop()
 
 
-async def test_a_partition_key_that_raises_is_a_failed_reconcile(
+async def test_raising_partition_key_is_a_failed_reconcile(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     looks, asked = Looks(Requeue.ON_CHANGE), 0
@@ -302,7 +302,7 @@ async def test_a_partition_key_that_raises_is_a_failed_reconcile(
     await kept.stop()
 
 
-def test_the_back_off_doubles_from_1_s_to_15_s_and_is_shortened_by_at_most_half() -> None:
+def test_back_off_doubles_from_1_s_to_15_s_with_jitter() -> None:
     for failures, longest in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 15), (6, 15), (10_000, 15)]:
         for _ in range(20):
             assert longest / 2 <= controller.back_off(failures, 15.0) <= longest

@@ -30,7 +30,7 @@ class Clock:
 
 
 class Secret:
-    """What is read, how often, and how many seconds that takes."""
+    """A Secret that counts its reads, each of which takes some seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self.material: Material | RedriveError = Material(token="one")  # noqa: S106
@@ -71,7 +71,7 @@ def token(kept: KeptCredentials) -> str:
     return kept.held.headers["Authorization"]
 
 
-async def test_a_thousand_users_cost_a_read_every_15_s(
+async def test_thousand_users_cost_one_read_per_interval(
     kept: KeptCredentials, secret: Secret, clock: Clock
 ) -> None:
     for round_ in range(3):
@@ -80,7 +80,7 @@ async def test_a_thousand_users_cost_a_read_every_15_s(
         clock.now += KEPT_SECONDS
 
 
-async def test_what_has_changed_is_in_use_after_the_next_read_and_what_has_not_stays(
+async def test_changed_secret_is_in_use_after_next_read(
     kept: KeptCredentials, secret: Secret, clock: Clock
 ) -> None:
     await kept.refresh()
@@ -94,7 +94,7 @@ async def test_what_has_changed_is_in_use_after_the_next_read_and_what_has_not_s
     assert token(kept) == "Bearer two"
 
 
-async def test_what_a_broker_refuses_is_read_again_at_once_by_one_for_all(
+async def test_refused_credentials_are_read_again_once_for_all(
     kept: KeptCredentials, secret: Secret, clock: Clock
 ) -> None:
     await kept.refresh()
@@ -107,7 +107,7 @@ async def test_what_a_broker_refuses_is_read_again_at_once_by_one_for_all(
     assert secret.reads == 2
 
 
-async def test_what_stays_refused_is_not_read_more_than_once_a_second(
+async def test_refused_credentials_are_read_once_per_second(
     kept: KeptCredentials, secret: Secret, clock: Clock
 ) -> None:
     await kept.refresh()
@@ -117,7 +117,7 @@ async def test_what_stays_refused_is_not_read_more_than_once_a_second(
     assert secret.reads == 2
 
 
-async def test_what_can_not_be_read_is_told_to_all_and_tried_again_after_a_second(
+async def test_unreadable_secret_is_raised_and_retried_in_a_second(
     kept: KeptCredentials, secret: Secret, clock: Clock
 ) -> None:
     secret.material = GONE
@@ -131,7 +131,7 @@ async def test_what_can_not_be_read_is_told_to_all_and_tried_again_after_a_secon
     assert token(kept) == "Bearer one"
 
 
-async def test_a_token_that_ends_is_replaced_before_and_one_that_lasts_is_kept_longer(
+async def test_expiring_token_is_replaced_before_its_end(
     kept: KeptCredentials, secret: Secret, clock: Clock
 ) -> None:
     secret.material = Material(token="one", lifetime=100)  # noqa: S106
@@ -144,7 +144,7 @@ async def test_a_token_that_ends_is_replaced_before_and_one_that_lasts_is_kept_l
     assert secret.reads == 2
 
 
-async def test_a_read_that_fails_late_is_one_for_all_who_waited(
+async def test_late_read_failure_is_shared_by_all_waiters(
     kept: KeptCredentials, secret: Secret
 ) -> None:
     secret.material, secret.slow = AWAY, 30.0
@@ -154,7 +154,7 @@ async def test_a_read_that_fails_late_is_one_for_all_who_waited(
 
 
 @pytest.mark.parametrize("material", [AWAY, Material(token="one")])  # noqa: S106
-async def test_after_a_refusal_a_read_that_takes_long_is_one_for_all_who_waited(
+async def test_slow_read_after_refusal_is_shared_by_all_waiters(
     kept: KeptCredentials, secret: Secret, clock: Clock, material: Material | RedriveError
 ) -> None:
     await kept.refresh()
@@ -166,7 +166,7 @@ async def test_after_a_refusal_a_read_that_takes_long_is_one_for_all_who_waited(
     assert secret.reads == 2
 
 
-async def test_a_read_that_takes_longer_than_its_outcome_is_kept_is_one_for_all_who_waited(
+async def test_read_slower_than_its_lifetime_is_shared(
     kept: KeptCredentials, secret: Secret
 ) -> None:
     secret.slow = KEPT_SECONDS + 1
@@ -174,7 +174,7 @@ async def test_a_read_that_takes_longer_than_its_outcome_is_kept_is_one_for_all_
     assert secret.reads == 1
 
 
-async def test_a_token_outlives_a_failing_issuer_until_its_own_end(
+async def test_token_outlives_failing_issuer_until_its_expiry(
     kept: KeptCredentials, secret: Secret, clock: Clock
 ) -> None:
     secret.material = Material(token="one", lifetime=100)  # noqa: S106
@@ -192,7 +192,7 @@ async def test_a_token_outlives_a_failing_issuer_until_its_own_end(
         await kept.refresh()
 
 
-async def test_a_secret_stays_in_use_while_the_api_server_is_away_but_not_when_it_is_gone(
+async def test_secret_stays_in_use_only_while_api_is_unavailable(
     kept: KeptCredentials, secret: Secret, clock: Clock
 ) -> None:
     await kept.refresh()
@@ -206,7 +206,7 @@ async def test_a_secret_stays_in_use_while_the_api_server_is_away_but_not_when_i
         await kept.refresh()
 
 
-async def test_nobody_waits_for_a_renewal_while_what_is_held_is_good(
+async def test_valid_token_is_used_during_renewal(
     kept: KeptCredentials, secret: Secret, clock: Clock
 ) -> None:
     secret.material = Material(token="one", lifetime=100)  # noqa: S106
@@ -239,7 +239,7 @@ def spec(authentication: dict[str, Any]) -> BrokerConnectionSpec:
 FILE = {"token": {"file": "admin.token"}}
 
 
-async def test_a_file_is_read_in_the_folder_of_the_namespace_and_nowhere_else(
+async def test_token_file_is_read_in_folder_of_namespace_only(
     tmp_path: Path,
 ) -> None:
     unused: Any = None  # neither Kubernetes nor a broker is asked
@@ -254,14 +254,14 @@ async def test_a_file_is_read_in_the_folder_of_the_namespace_and_nowhere_else(
         await reader.read("shop", spec(FILE))
 
 
-async def test_without_a_folder_of_files_the_operator_says_so() -> None:
+async def test_token_file_without_folder_is_refused() -> None:
     unused: Any = None
     reader = CredentialReader(unused, unused, None)
     with pytest.raises(TokenFileError, match="no folder of credentials; start it with"):
         await reader.read("shop", spec(FILE))
 
 
-async def test_without_authentication_nothing_is_read_and_no_token_is_sent() -> None:
+async def test_no_authentication_reads_nothing_and_sends_no_token() -> None:
     unused: Any = None
     reader = CredentialReader(unused, unused, None)
     read = await reader.read("shop", spec({"none": {}}))

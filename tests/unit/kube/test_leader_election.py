@@ -58,7 +58,7 @@ def two(api: FakeKubernetes, clock: Clock) -> Operator:
     return Operator(api, clock, "two")
 
 
-async def test_the_first_gets_it_and_others_stand_by_while_it_renews(
+async def test_first_operator_leads_while_it_renews(
     one: Operator, two: Operator, clock: Clock
 ) -> None:
     assert await one.lease.try_to_take()
@@ -71,7 +71,7 @@ async def test_the_first_gets_it_and_others_stand_by_while_it_renews(
     assert not two.fence.is_open()
 
 
-async def test_it_is_taken_over_when_it_has_not_changed_for_as_long_as_it_lasts(
+async def test_unchanged_lease_is_taken_over_after_its_duration(
     one: Operator, two: Operator, api: FakeKubernetes, clock: Clock
 ) -> None:
     await one.lease.try_to_take()
@@ -91,7 +91,7 @@ async def test_it_is_taken_over_when_it_has_not_changed_for_as_long_as_it_lasts(
     assert not one.fence.is_open()
 
 
-async def test_a_fence_counts_from_before_the_renewal_so_it_closes_before_others_take_over(
+async def test_fence_closes_before_others_take_over(
     one: Operator, api: FakeKubernetes, clock: Clock
 ) -> None:
     slow = 3.0
@@ -109,7 +109,7 @@ async def test_a_fence_counts_from_before_the_renewal_so_it_closes_before_others
     assert FENCE_SECONDS < LEASE_SECONDS
 
 
-async def test_who_could_not_renew_for_long_goes_on_if_none_took_over(
+async def test_late_renewal_resumes_if_none_took_over(
     one: Operator, two: Operator, clock: Clock
 ) -> None:
     await one.lease.try_to_take()
@@ -120,7 +120,7 @@ async def test_who_could_not_renew_for_long_goes_on_if_none_took_over(
     assert not await two.lease.try_to_take()
 
 
-async def test_of_two_that_try_at_once_one_gets_it(
+async def test_concurrent_takeovers_have_one_winner(
     one: Operator, two: Operator, api: FakeKubernetes, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await Operator(api, clock, "dead").lease.try_to_take()
@@ -140,9 +140,7 @@ async def test_of_two_that_try_at_once_one_gets_it(
     assert not two.fence.is_open()
 
 
-async def test_a_lease_that_was_changed_or_deleted_is_made_good(
-    one: Operator, api: FakeKubernetes
-) -> None:
+async def test_changed_or_deleted_lease_is_restored(one: Operator, api: FakeKubernetes) -> None:
     await one.lease.try_to_take()
     await api.patch(resources.LEASES, KEY, {"spec": {"note": "by hand"}})
     await one.lease.renew()
@@ -152,7 +150,7 @@ async def test_a_lease_that_was_changed_or_deleted_is_made_good(
 
 
 @pytest.mark.parametrize("holder", [None, "", "three", "two"])
-async def test_a_standby_waits_when_the_lease_is_deleted_or_its_holder_replaced_by_hand(
+async def test_standby_waits_when_lease_is_deleted_or_reassigned(
     one: Operator, two: Operator, api: FakeKubernetes, clock: Clock, holder: str | None
 ) -> None:
     await one.lease.try_to_take()
@@ -170,7 +168,7 @@ async def test_a_standby_waits_when_the_lease_is_deleted_or_its_holder_replaced_
 
 
 @pytest.mark.parametrize("taken", [True, False])
-async def test_who_loses_the_lease_writes_nothing_more(
+async def test_lost_lease_closes_the_fence(
     one: Operator, api: FakeKubernetes, clock: Clock, *, taken: bool
 ) -> None:
     await one.lease.try_to_take()
@@ -185,7 +183,7 @@ async def test_who_loses_the_lease_writes_nothing_more(
     assert one.fence.is_open() is not taken
 
 
-async def test_who_starts_again_under_its_name_need_not_wait_and_others_need(
+async def test_restarted_operator_resumes_its_lease(
     one: Operator, api: FakeKubernetes, clock: Clock
 ) -> None:
     await one.lease.try_to_take()
@@ -194,7 +192,7 @@ async def test_who_starts_again_under_its_name_need_not_wait_and_others_need(
     assert not await Operator(api, clock, "two").lease.try_to_take()
 
 
-async def test_what_is_given_up_is_taken_at_once(one: Operator, two: Operator) -> None:
+async def test_released_lease_is_taken_at_once(one: Operator, two: Operator) -> None:
     await one.lease.try_to_take()
     assert not await two.lease.try_to_take()
     await one.lease.release()
@@ -202,7 +200,7 @@ async def test_what_is_given_up_is_taken_at_once(one: Operator, two: Operator) -
     assert await two.lease.try_to_take()
 
 
-async def test_it_is_given_up_though_the_answer_to_its_renewal_was_not_waited_for(
+async def test_lease_is_released_despite_unanswered_renewal(
     one: Operator, two: Operator, api: FakeKubernetes, clock: Clock
 ) -> None:
     await one.lease.try_to_take()

@@ -61,9 +61,7 @@ def ready_condition(status: str) -> dict[str, str]:
         ({}, 0),
     ],
 )
-def test_each_policy_that_exists_is_shown_as_ready_or_not(
-    more: dict[str, Any], shown: float
-) -> None:
+def test_policy_metric_shows_ready_or_not(more: dict[str, Any], shown: float) -> None:
     policies = Cache([policy(**more)])
     with counting_objects({resources.POLICIES: policies}):
         assert REGISTRY.get_sample_value("redrive_policy_ready", POLICY) == shown
@@ -71,7 +69,7 @@ def test_each_policy_that_exists_is_shown_as_ready_or_not(
         assert REGISTRY.get_sample_value("redrive_policy_ready", POLICY) is None
 
 
-def test_objects_are_counted_by_each_of_their_conditions() -> None:
+def test_objects_are_counted_by_condition() -> None:
     def count(**labels: str) -> float | None:
         return REGISTRY.get_sample_value("redrive_objects", {"kind": "RetryPolicy", **labels})
 
@@ -83,7 +81,7 @@ def test_objects_are_counted_by_each_of_their_conditions() -> None:
         assert count(condition="Ready", status="False", reason="InvalidSpec") is None
 
 
-def test_what_no_operator_has_written_is_counted_as_other() -> None:
+def test_unknown_conditions_are_counted_as_other() -> None:
     """Whoever may write a status must not make a time series of each text that it holds."""
     forged: list[dict[str, Any]] = [
         {"type": f"type-{n}", "status": "True", "reason": f"reason-{n}"} for n in range(5)
@@ -107,7 +105,7 @@ def test_what_no_operator_has_written_is_counted_as_other() -> None:
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/reasons.md"
 
 
-def test_every_reason_that_is_documented_of_conditions_is_shown() -> None:
+def test_documented_reasons_equal_shown_reasons() -> None:
     handlers = ("redrive.provision.handlers", "redrive.replay.controller.handlers")
     for journey in handlers:  # as the operator does
         importlib.import_module(journey)
@@ -128,7 +126,7 @@ class Clock:
         return self.now
 
 
-def test_what_gives_signs_of_life_lives() -> None:
+def test_component_with_signs_of_life_has_not_stalled() -> None:
     clock = Clock()
     health = Liveness(clock)
     for _ in range(5):
@@ -137,7 +135,7 @@ def test_what_gives_signs_of_life_lives() -> None:
         assert not health.has_stalled()
 
 
-def test_what_gives_none_for_a_minute_has_stalled_and_may_come_back() -> None:
+def test_silent_component_stalls_and_may_recover() -> None:
     clock = Clock()
     health = Liveness(clock)
     health.beat("watch of a")
@@ -151,7 +149,7 @@ def test_what_gives_none_for_a_minute_has_stalled_and_may_come_back() -> None:
     assert not health.has_stalled()
 
 
-async def test_the_event_loop_gives_signs_of_life_while_it_turns() -> None:
+async def test_running_event_loop_gives_signs_of_life() -> None:
     clock = Clock()
     health = Liveness(clock)
     async with health.beating():
@@ -165,16 +163,16 @@ logger = logging.getLogger("redrive.test")
 
 
 def json_line(message: str, *arguments: object, fault: Exception | None = None) -> dict[str, str]:
-    """What the formatter makes of a record, here and now."""
+    """Return the fields of a record that is formatted in this context."""
     exc_info = None if fault is None else (type(fault), fault, None)
     record = logger.makeRecord("redrive.test", logging.INFO, "", 0, message, arguments, exc_info)
     line = logs.JsonFormatter().format(record)
     assert "\n" not in line
-    found: dict[str, str] = json.loads(line)
-    return found
+    fields: dict[str, str] = json.loads(line)
+    return fields
 
 
-def test_a_line_is_one_object_whatever_it_says() -> None:
+def test_json_line_is_one_object() -> None:
     line = json_line("%s \n\u2028 %d", '"ü', 7, fault=ValueError("two\nlines"))
     assert line["message"] == '"ü \n\u2028 7'
     assert (line["level"], line["logger"]) == ("INFO", "redrive.test")
@@ -183,9 +181,7 @@ def test_a_line_is_one_object_whatever_it_says() -> None:
     assert not {"kind", "namespace", "name", "uid"} & line.keys()
 
 
-async def test_what_a_controller_does_is_about_its_object_and_gathered_calls_are_about_none() -> (
-    None
-):
+async def test_log_context_of_reconcile_ends_with_batched_calls() -> None:
     lines: dict[str, dict[str, str]] = {}
     ended = asyncio.Event()
 
@@ -220,7 +216,7 @@ def text_line(message: str, *arguments: object, fault: BaseException | None = No
     return logs.TextFormatter().format(record)
 
 
-def test_a_line_of_text_holds_what_users_wrote_and_no_more_than_that() -> None:
+def test_text_line_escapes_control_characters() -> None:
     forged = "why\n2026-11-22T10:00:00+0000 INFO    forged\r\x1b[2J\x9b1m\u2028\u202e ü\t"
     line = text_line("Replay shop/it: %s", forged)
     assert line.isprintable()
@@ -230,7 +226,7 @@ def test_a_line_of_text_holds_what_users_wrote_and_no_more_than_that() -> None:
     )
 
 
-def test_a_traceback_has_its_lines_and_none_of_them_passes_for_an_entry() -> None:
+def test_traceback_lines_are_indented_and_escaped() -> None:
     def fail() -> None:
         raise ValueError("two\n2026-11-22T10:00:00+0000 INFO    forged\x1b[2J")
 

@@ -54,7 +54,7 @@ def conditions(body: Body) -> dict[str, dict[str, Any]]:
     return {condition["type"]: condition for condition in body["status"]["conditions"]}
 
 
-async def test_a_first_look_is_progress_and_no_event(api: FakeKubernetes, out: Publisher) -> None:
+async def test_first_publish_is_progress_without_event(api: FakeKubernetes, out: Publisher) -> None:
     assert is_new(stored(api))
     after = await out.publish(stored(api), progressing("looking"))
     assert not is_new(after)
@@ -64,9 +64,7 @@ async def test_a_first_look_is_progress_and_no_event(api: FakeKubernetes, out: P
     assert api.announced() == []
 
 
-async def test_what_has_been_said_is_neither_written_nor_an_event_again(
-    api: FakeKubernetes, out: Publisher
-) -> None:
+async def test_unchanged_status_is_not_written_again(api: FakeKubernetes, out: Publisher) -> None:
     for _ in range(3):
         await out.publish(stored(api), failed(ERROR))
     assert len(api.writes) == 1
@@ -75,7 +73,7 @@ async def test_what_has_been_said_is_neither_written_nor_an_event_again(
     ]
 
 
-async def test_stalled_and_reconciling_are_there_only_while_true(
+async def test_stalled_and_reconciling_exist_only_while_true(
     api: FakeKubernetes, out: Publisher
 ) -> None:
     await out.publish(stored(api), failed(ERROR))
@@ -87,7 +85,7 @@ async def test_stalled_and_reconciling_are_there_only_while_true(
     assert api.announced()[-1] == ("Normal", "Provisioned", "all is there")
 
 
-async def test_a_caution_is_a_condition_of_its_own_and_an_event_when_it_says_something_new(
+async def test_warning_is_a_condition_and_event_when_it_changes(
     api: FakeKubernetes, out: Publisher
 ) -> None:
     for message in ("beware", "beware", "beware of more"):
@@ -105,9 +103,7 @@ async def test_a_caution_is_a_condition_of_its_own_and_an_event_when_it_says_som
     ]
 
 
-async def test_the_time_of_a_condition_is_that_of_its_last_change(
-    api: FakeKubernetes, out: Publisher
-) -> None:
+async def test_transition_time_is_that_of_last_change(api: FakeKubernetes, out: Publisher) -> None:
     await out.publish(stored(api), failed(ERROR))
     since = conditions(stored(api))["Ready"]["lastTransitionTime"]
     await out.publish(
@@ -118,7 +114,7 @@ async def test_the_time_of_a_condition_is_that_of_its_last_change(
     assert conditions(stored(api))["Ready"]["lastTransitionTime"] > since
 
 
-async def test_fields_beside_the_conditions_are_written_when_they_differ(
+async def test_other_fields_are_written_when_they_differ(
     api: FakeKubernetes, out: Publisher
 ) -> None:
     ready = api_conditions.ready("Provisioned", "all is there")
@@ -129,25 +125,25 @@ async def test_fields_beside_the_conditions_are_written_when_they_differ(
     assert stored(api)["status"]["retryTopic"] == "b"
 
 
-async def test_a_look_before_the_watch_tells_of_the_last_one_starts_from_what_that_wrote(
+async def test_publish_before_watch_event_builds_on_last_write(
     api: FakeKubernetes, out: Publisher
 ) -> None:
-    def known() -> Body:
+    def cached() -> Body:
         body = out.table.get(KEY)
         assert body is not None
         return body
 
     ready, unseen = api_conditions.ready("Provisioned", "all is there"), []
-    for said in (ready, waiting(ERROR), ready):
-        await out.publish(known(), said)
+    for outcome in (ready, waiting(ERROR), ready):
+        await out.publish(cached(), outcome)
         unseen.append(stored(api))
     assert conditions(stored(api))["Ready"]["status"] == "True"
     for body in unseen:
         out.table.on_event({"type": "MODIFIED", "object": body})
-        assert known() == stored(api)
+        assert cached() == stored(api)
 
 
-async def test_a_message_without_room_in_a_condition_is_cut_and_what_is_cut_is_not_written_again(
+async def test_long_message_is_cut_and_not_written_again(
     api: FakeKubernetes, out: Publisher
 ) -> None:
     error = InvalidSpecError("a field is wrong", got="x" * 40_000, remedy="fix it")
@@ -158,10 +154,10 @@ async def test_a_message_without_room_in_a_condition_is_cut_and_what_is_cut_is_n
     await out.publish(stored(api), ready("Provisioned", "all is there", [caution]))
     assert conditions(stored(api))["NameCollision"]["message"] == "ü" * 32_766 + " …"
     await out.publish(stored(api), failed(error))
-    told = conditions(stored(api))["Stalled"]["message"]
-    assert told.startswith("a field is wrong; got 'xxx")
-    assert told.endswith("xxx …")
-    assert len(told) == 32_768
+    message = conditions(stored(api))["Stalled"]["message"]
+    assert message.startswith("a field is wrong; got 'xxx")
+    assert message.endswith("xxx …")
+    assert len(message) == 32_768
 
 
 @pytest.mark.parametrize(
@@ -173,7 +169,7 @@ async def test_a_message_without_room_in_a_condition_is_cut_and_what_is_cut_is_n
         "2026-01-01T00:00:00+99:00",
     ],
 )
-async def test_a_condition_whose_time_is_none_is_left_out_and_written_again(
+async def test_condition_with_invalid_time_is_written_again(
     api: FakeKubernetes, out: Publisher, since: str
 ) -> None:
     await out.publish(
@@ -189,7 +185,7 @@ async def test_a_condition_whose_time_is_none_is_left_out_and_written_again(
     assert conditions(stored(api))["Ready"]["lastTransitionTime"] == "2026-01-01T00:00:03Z"
 
 
-async def test_an_object_that_went_during_a_write_stays_gone(
+async def test_object_deleted_during_write_stays_deleted(
     api: FakeKubernetes, out: Publisher
 ) -> None:
     body = stored(api)

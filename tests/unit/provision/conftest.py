@@ -75,7 +75,7 @@ def policy() -> MakeBody:
 
 @pytest.fixture
 def requested(connection: dict[str, Any]) -> MakeRequest:
-    """Reads what a RetryPolicy object asks for; keywords change its connection."""
+    """Reads the request of a RetryPolicy object; keywords change its connection."""
 
     def read(body: Body, **changes: object) -> Request:
         key = Key.of(body)
@@ -100,7 +100,7 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
 
 @pytest.fixture
 def ctx() -> Context:
-    """What the watches have shown, which is nothing yet; no client can be asked for more."""
+    """A context with empty caches, and without clients."""
     none = cast("Any", None)
     tables = ("connections", "policies", "replays", "config_maps")
     return Context(

@@ -27,14 +27,12 @@ MakeRequest = Callable[..., Request]
 SOURCE = "persistent://shop/prod/orders"
 
 
-def test_a_policy_within_what_its_connection_allows_is_admissible(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_policy_within_allowed_limits_is_admitted(policy: MakeBody, requested: MakeRequest) -> None:
     assert ADMISSION.first_violation(requested(policy())) is None
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason", "found"),
+    ("changes", "reason", "value"),
     [
         ({"name": "a" * 246}, "InvalidSpec", "246"),
         (
@@ -56,8 +54,8 @@ def test_a_policy_within_what_its_connection_allows_is_admissible(
         ({"deadLetter": {"readerRoles": ["oncall"]}}, "RoleNotAllowed", "'oncall'"),
     ],
 )
-def test_a_policy_that_may_not_be_obeyed_is_refused(
-    policy: MakeBody, requested: MakeRequest, changes: dict[str, Any], reason: str, found: str
+def test_policy_beyond_allowed_limits_is_refused(
+    policy: MakeBody, requested: MakeRequest, changes: dict[str, Any], reason: str, value: str
 ) -> None:
     only = ["persistent://shop/*/orders*"]
     violation = ADMISSION.first_violation(
@@ -65,44 +63,42 @@ def test_a_policy_that_may_not_be_obeyed_is_refused(
     )
     assert violation is not None
     assert violation.reason == reason
-    assert f"got {found};" in str(violation)
+    assert f"got {value};" in str(violation)
 
 
-def test_a_refusal_names_a_few_of_many_that_are_allowed(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_refusal_lists_only_first_allowed_values(policy: MakeBody, requested: MakeRequest) -> None:
     topics = [f"persistent://shop/prod/{'t' * 900}-{n}" for n in range(256)]
     roles = [f"{'r' * 200}-{n}" for n in range(256)]
     for rule, last in (
         ({"topics": topics}, topics[4]),
         ({"topics": ["persistent://shop/*/*"], "roles": roles}, roles[4]),
     ):
-        found = ADMISSION.first_violation(requested(policy(), allow=[rule]))
-        assert found is not None
-        assert f"{last}, and 251 more)" in str(found)
-        assert len(str(found)) < 6_000
+        violation = ADMISSION.first_violation(requested(policy(), allow=[rule]))
+        assert violation is not None
+        assert f"{last}, and 251 more)" in str(violation)
+        assert len(str(violation)) < 6_000
 
 
 @pytest.mark.parametrize(
-    ("allowed", "kind", "found"),
+    ("allowed", "kind", "topic"),
     [
         ([], "retry topic", f"{SOURCE}-eu-billing-RETRY"),
         ([f"{SOURCE}-eu-billing-RETRY"], "dead-letter topic", f"{SOURCE}-eu-billing-DLQ"),
         ([f"{SOURCE}-eu-billing-DLQ"], "retry topic", f"{SOURCE}-eu-billing-RETRY"),
     ],
 )
-def test_a_subscription_does_not_lead_to_topics_that_are_not_allowed(
-    policy: MakeBody, requested: MakeRequest, allowed: list[str], kind: str, found: str
+def test_derived_topic_outside_rules_is_refused(
+    policy: MakeBody, requested: MakeRequest, allowed: list[str], kind: str, topic: str
 ) -> None:
     body = policy(topic=SOURCE, subscription="eu-billing")
     violation = ADMISSION.first_violation(requested(body, allow=[{"topics": [SOURCE, *allowed]}]))
     assert violation is not None
     assert violation.reason == "TopicNotAllowed"
     assert f"the {kind} that" in str(violation)
-    assert f"got '{found}'; add it to a rule" in str(violation)
+    assert f"got '{topic}'; add it to a rule" in str(violation)
 
 
-def test_derived_topics_may_be_allowed_by_a_pattern_of_their_own(
+def test_derived_topics_within_pattern_are_admitted(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     rule = {"topics": [SOURCE, f"{SOURCE}-fulfilment-*"], "roles": ["fulfilment"]}
@@ -110,9 +106,7 @@ def test_derived_topics_may_be_allowed_by_a_pattern_of_their_own(
     assert ADMISSION.first_violation(narrow) is None
 
 
-def test_a_ledger_is_permitted_with_its_dead_letter_topic_and_no_role_needs_rights_on_it(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_ledger_needs_no_rule_or_role_of_its_own(policy: MakeBody, requested: MakeRequest) -> None:
     own = [f"{SOURCE}-fulfilment-RETRY", f"{SOURCE}-fulfilment-DLQ"]
     rules = [
         {"topics": [SOURCE, *own], "roles": ["fulfilment", "shop-oncall"], "delete": True},
@@ -123,7 +117,7 @@ def test_a_ledger_is_permitted_with_its_dead_letter_topic_and_no_role_needs_righ
     assert ADMISSION.first_violation(request) is None
 
 
-def test_a_role_of_one_rule_gets_no_rights_on_a_topic_of_another(
+def test_role_of_one_rule_gets_no_rights_on_other_topics(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     rules = [
@@ -140,7 +134,7 @@ def test_a_role_of_one_rule_gets_no_rights_on_a_topic_of_another(
     assert violation.reason == "RoleNotAllowed"
 
 
-def test_what_is_allowed_to_another_namespace_is_neither_allowed_nor_shown(
+def test_rules_of_other_namespaces_are_not_applied_or_shown(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     rules = [
@@ -157,7 +151,7 @@ def test_what_is_allowed_to_another_namespace_is_neither_allowed_nor_shown(
     assert "to namespace shop (persistent://shop/other/*); got" in str(violation)
 
 
-def test_topics_are_deleted_only_as_the_connection_allows(
+def test_deletion_policy_without_delete_permission_is_refused(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     rule = {"topics": ["persistent://shop/*/*"], "roles": ["fulfilment"]}
@@ -205,7 +199,7 @@ def buildable(
         ("here//orders", False),
     ],
 )
-def test_a_topic_of_another_policy_is_refused_unless_that_is_named_and_of_the_same_namespace(
+def test_topic_of_other_owner_is_refused_unless_named(
     policy: MakeBody, requested: MakeRequest, topic: str, mark: str | None, *, allowed: bool
 ) -> None:
     body = policy(adopt=True)
@@ -214,8 +208,8 @@ def test_a_topic_of_another_policy_is_refused_unless_that_is_named_and_of_the_sa
     created = {"redrive.io/created": "true"}
     marks = created if mark is None else created | {"redrive.io/owner": mark}
     marked = TopicState(0, NO_SUBSCRIPTIONS, {}, marks)
-    there: dict[str, Any] = {topic: marked}
-    observed = dataclasses.replace(facts.observed, **there)
+    states: dict[str, Any] = {topic: marked}
+    observed = dataclasses.replace(facts.observed, **states)
     facts = dataclasses.replace(facts, observed=observed)
     violation = PREFLIGHT.first_violation(facts)
     assert (violation is None) is allowed
@@ -235,7 +229,7 @@ def test_a_topic_of_another_policy_is_refused_unless_that_is_named_and_of_the_sa
 @pytest.mark.parametrize(
     ("source", "retry"), [(0, None), (4, None), (0, 0), (4, 4), (4, 2), (2, 4)]
 )
-def test_a_retry_topic_of_the_kind_of_its_source_is_adopted(
+def test_retry_topic_of_same_kind_is_adopted(
     policy: MakeBody, requested: MakeRequest, source: int, retry: int | None
 ) -> None:
     body = policy(adopt=True)
@@ -255,7 +249,7 @@ def test_a_retry_topic_of_the_kind_of_its_source_is_adopted(
         (None, False, False, None),
     ],
 )
-def test_a_topic_that_others_created_is_adopted_only_if_policy_and_connection_say_so(  # noqa: PLR0913
+def test_existing_topic_is_adopted_only_if_permitted(  # noqa: PLR0913
     policy: MakeBody,
     requested: MakeRequest,
     properties: dict[str, str] | None,
@@ -268,26 +262,26 @@ def test_a_topic_that_others_created_is_adopted_only_if_policy_and_connection_sa
     rule = {"topics": ["persistent://shop/*/*"], "roles": ["fulfilment"], "adopt": allowed}
     request = requested(body, allow=[rule])
     facts = buildable(body, request, source=0, retry=None)
-    found = TopicState(0, NO_SUBSCRIPTIONS, {}, properties)
-    observed = dataclasses.replace(facts.observed, dead_letter=found)
+    state = TopicState(0, NO_SUBSCRIPTIONS, {}, properties)
+    observed = dataclasses.replace(facts.observed, dead_letter=state)
     violation = PREFLIGHT.first_violation(dataclasses.replace(facts, observed=observed))
     assert (violation and violation.reason) == reason
 
 
-def test_a_topic_that_others_created_never_becomes_a_ledger(
+def test_existing_topic_of_others_never_becomes_a_ledger(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(adopt=True)
     facts = buildable(body, requested(body), source=0, retry=None)
-    found = TopicState(0, NO_SUBSCRIPTIONS, {}, {"team": "a"})
-    observed = dataclasses.replace(facts.observed, ledger=found)
+    state = TopicState(0, NO_SUBSCRIPTIONS, {}, {"team": "a"})
+    observed = dataclasses.replace(facts.observed, ledger=state)
     violation = PREFLIGHT.first_violation(dataclasses.replace(facts, observed=observed))
     assert violation is not None
     assert violation.reason == "TopicExists"
     assert "orders-fulfilment-DLQ-LEDGER exists" in str(violation)
     ledger = facts.desired.policy.ledger_topic
     begun = dataclasses.replace(facts.desired, creating=frozenset({str(ledger)}))
-    unmarked = dataclasses.replace(facts.observed, ledger=dataclasses.replace(found, properties={}))
+    unmarked = dataclasses.replace(facts.observed, ledger=dataclasses.replace(state, properties={}))
     facts = dataclasses.replace(facts, desired=begun, observed=unmarked)
     assert PREFLIGHT.first_violation(facts) is None
 
@@ -305,7 +299,7 @@ def test_a_topic_that_others_created_never_becomes_a_ledger(
         ),
     ],
 )
-def test_a_retry_topic_of_the_other_kind_is_refused(  # noqa: PLR0913 - each is a part of the case
+def test_retry_topic_of_other_kind_is_refused(  # noqa: PLR0913 - each is a part of the case
     policy: MakeBody,
     requested: MakeRequest,
     *,
@@ -329,7 +323,7 @@ def test_a_retry_topic_of_the_other_kind_is_refused(  # noqa: PLR0913 - each is 
     ("asks", "partitions", "refused"),
     [({}, 0, False), ({}, 4, False), ({"partitions": 2}, 4, False), ({"partitions": 2}, 0, True)],
 )
-def test_a_dead_letter_topic_without_the_partitions_asked_for_is_refused(
+def test_dead_letter_topic_of_other_kind_is_refused(
     policy: MakeBody,
     requested: MakeRequest,
     *,
@@ -339,9 +333,9 @@ def test_a_dead_letter_topic_without_the_partitions_asked_for_is_refused(
 ) -> None:
     body = policy(deadLetter=asks, adopt=True)
     facts = buildable(body, requested(body), source=0, retry=None)
-    there = TopicState(partitions, NO_SUBSCRIPTIONS, {}, {})
+    state = TopicState(partitions, NO_SUBSCRIPTIONS, {}, {})
     facts = dataclasses.replace(
-        facts, observed=dataclasses.replace(facts.observed, dead_letter=there)
+        facts, observed=dataclasses.replace(facts.observed, dead_letter=state)
     )
     violation = PREFLIGHT.first_violation(facts)
     assert (violation is not None) is refused
@@ -351,7 +345,7 @@ def test_a_dead_letter_topic_without_the_partitions_asked_for_is_refused(
         assert "or leave deadLetter.partitions out" in str(violation)
 
 
-def test_a_namespace_that_deletes_idle_subscriptions_is_refused() -> None:
+def test_namespace_with_subscription_expiry_is_refused() -> None:
     topic = TopicName("shop", "prod", "orders")
     lasting = NamespaceState(frozenset(), frozenset(), {}, 0, {}, None)
     assert namespace_expires_subscriptions(topic, lasting) is None
@@ -363,22 +357,24 @@ def test_a_namespace_that_deletes_idle_subscriptions_is_refused() -> None:
     assert "set-subscription-expiration-time shop/prod -t 0" in str(violation)
 
 
-def test_a_config_map_that_somebody_else_made_is_left_alone(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_foreign_config_map_is_refused(policy: MakeBody, requested: MakeRequest) -> None:
     body = policy()
     ours = desired(requested(body), body, "here").config_map
     theirs = {**ours, "metadata": {"name": "orders-redrive", "namespace": "shop"}}
     reborn = policy() | {"metadata": body["metadata"] | {"uid": "another"}}
     read = requested(body)
-    for owner, found, allowed in ((body, ours, True), (body, theirs, False), (reborn, ours, False)):
-        facts = buildable(owner, read, source=0, retry=None, config_map=found)
+    for owner, config_map, allowed in (
+        (body, ours, True),
+        (body, theirs, False),
+        (reborn, ours, False),
+    ):
+        facts = buildable(owner, read, source=0, retry=None, config_map=config_map)
         violation = PREFLIGHT.first_violation(facts)
         assert (violation is None) is allowed
         assert violation is None or violation.reason == "ConfigMapNotOurs"
 
 
-def test_the_oldest_policy_of_a_subscription_keeps_it(
+def test_oldest_policy_of_subscription_has_priority(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     oldest, middle, youngest = (
@@ -392,15 +388,13 @@ def test_the_oldest_policy_of_a_subscription_keeps_it(
         assert "got 'RetryPolicy shop/first'" in str(violation)
 
 
-def test_of_two_policies_made_in_one_second_the_uid_decides(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_uid_decides_between_policies_of_same_age(policy: MakeBody, requested: MakeRequest) -> None:
     one, other = requested(policy("a")), requested(policy("b"))
     assert prior_claim(one, [other]) is None
     assert prior_claim(other, [one]) is not None
 
 
-def test_names_that_meet_for_different_subscriptions_are_a_collision(
+def test_names_that_collide_are_refused_for_younger_policy(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     first = requested(policy("a", topic="persistent://shop/prod/orders-eu", subscription="billing"))
@@ -413,13 +407,13 @@ def test_names_that_meet_for_different_subscriptions_are_a_collision(
     assert "shop/a" in str(violation)
 
 
-@pytest.mark.parametrize("given", ["retryTopic", "deadLetterTopic"])
-def test_the_source_topic_of_an_older_policy_is_never_taken_for_an_own_topic(
-    policy: MakeBody, requested: MakeRequest, given: str
+@pytest.mark.parametrize("name", ["retryTopic", "deadLetterTopic"])
+def test_source_topic_of_older_policy_is_no_derived_topic(
+    policy: MakeBody, requested: MakeRequest, name: str
 ) -> None:
     source = "persistent://shop/prod/payments"
     payments = requested(policy("payments", topic=source, age=1))
-    taking = policy("taking", naming={given: source}, age=2)
+    taking = policy("taking", naming={name: source}, age=2)
     violation = prior_claim(requested(taking), [payments])
     assert violation is not None
     assert violation.reason == "NameCollision"
@@ -430,16 +424,16 @@ def test_the_source_topic_of_an_older_policy_is_never_taken_for_an_own_topic(
     assert prior_claim(elsewhere, [payments]) is None
 
 
-@pytest.mark.parametrize("given", ["retryTopic", "deadLetterTopic"])
-def test_a_ledger_is_no_topic_of_another_policy_whichever_comes_first(
-    policy: MakeBody, requested: MakeRequest, given: str
+@pytest.mark.parametrize("name", ["retryTopic", "deadLetterTopic"])
+def test_ledger_of_policy_is_never_topic_of_another(
+    policy: MakeBody, requested: MakeRequest, name: str
 ) -> None:
     first = policy("first", age=1)
     ledger = str(requested(first).policy.ledger_topic)
-    taking = policy("taking", subscription="billing", naming={given: ledger}, age=2)
-    found = prior_claim(requested(taking), [requested(first)])
-    assert found is not None
-    assert found.reason == "NameCollision"
+    taking = policy("taking", subscription="billing", naming={name: ledger}, age=2)
+    violation = prior_claim(requested(taking), [requested(first)])
+    assert violation is not None
+    assert violation.reason == "NameCollision"
     # Replays of the first may be configured later.
     assert prior_claim(requested(taking, replay=None), [requested(first, replay=None)]) is not None
     first["metadata"]["creationTimestamp"] = "2026-01-01T00:00:03Z"
@@ -447,7 +441,7 @@ def test_a_ledger_is_no_topic_of_another_policy_whichever_comes_first(
     assert prior_claim(requested(first), [requested(taking)]) is not None
 
 
-def test_dead_letters_may_have_a_younger_policy_of_their_own(
+def test_dead_letter_topic_may_have_a_younger_policy(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     first = requested(policy("first", age=1))
@@ -456,7 +450,7 @@ def test_dead_letters_may_have_a_younger_policy_of_their_own(
     assert prior_claim(first, [of_dead_letters]) is None
 
 
-def test_two_subscriptions_of_one_topic_are_no_rivals(
+def test_two_subscriptions_of_a_topic_do_not_conflict(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     first = requested(policy("first", age=1))
@@ -464,11 +458,11 @@ def test_two_subscriptions_of_one_topic_are_no_rivals(
     assert prior_claim(second, [first]) is None
 
 
-def test_policies_at_different_brokers_are_no_rivals(
+def test_policies_at_different_brokers_do_not_conflict(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     here = requested(policy("b"), adminUrl="http://here:8080")
     same = requested(policy("a"), adminUrl="http://HERE:8080/")
-    there = requested(policy("a"), adminUrl="http://there:8080")
-    assert prior_claim(here, [there]) is None
+    elsewhere = requested(policy("a"), adminUrl="http://there:8080")
+    assert prior_claim(here, [elsewhere]) is None
     assert prior_claim(here, [same]) is not None

@@ -101,7 +101,7 @@ def broker_named(through: str) -> str:
 
 
 def rivals(pairs: dict[str, tuple[str, str]], name: str) -> set[Key]:
-    """What the index must say, found by comparing all with all."""
+    """Expected rivals of a policy, by comparison with every other policy."""
     pair, through = pairs.get(name, ("", ""))
     together = MEET.get(pair, "")
     return {
@@ -123,12 +123,12 @@ changes = st.lists(
 
 @given(changes, changes)
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_index_finds_the_rivals_and_wakes_all_whose_rivals_change(
+def test_conflicts_index_finds_rivals_and_enqueues_changes(
     policy: MakeBody, at_first: list[tuple[str, str, str]], later: list[tuple[str, str, str]]
 ) -> None:
     pairs = {name: (pair, through) for name, pair, through in at_first if pair in TOPICS}
     table = Cache(make_policy(policy, name, pair, 1, by) for name, (pair, by) in pairs.items())
-    connections = Cache(connection_body(*each) for each in BROKERS.items())
+    connections = Cache(connection_body(*item) for item in BROKERS.items())
     woken: set[Key] = set()
     conflicts = Conflicts(table, connections, woken.add)
     for generation, (name, pair, through) in enumerate(later, start=2):
@@ -151,19 +151,19 @@ def test_the_index_finds_the_rivals_and_wakes_all_whose_rivals_change(
                 assert Key("shop", other) in woken
 
 
-def test_a_policy_that_is_asked_anew_under_the_same_names_wakes_its_rivals(
+def test_changed_spec_with_same_names_enqueues_rivals(
     policy: MakeBody,
 ) -> None:
     refused = policy("older", consumerRoles=["root"])
     table = Cache([refused, policy("younger"), policy("other", subscription="another")])
     woken: list[Key] = []
-    Conflicts(table, Cache(connection_body(*each) for each in BROKERS.items()), woken.append)
+    Conflicts(table, Cache(connection_body(*item) for item in BROKERS.items()), woken.append)
     table.put(policy("older", generation=8, consumerRoles=["fulfilment"]))
     table.put(policy("older", generation=9, connectionRef={"name": "stage"}))
     assert woken == [Key("shop", "younger")] * 2
 
 
-def test_a_changed_status_wakes_rivals_only_where_the_claim_stands_otherwise(
+def test_changed_status_enqueues_rivals_if_claim_changes(
     policy: MakeBody,
 ) -> None:
     table = Cache([policy("a"), policy("b"), policy("c", subscription="another")])
@@ -183,7 +183,7 @@ def test_a_changed_status_wakes_rivals_only_where_the_claim_stands_otherwise(
         assert woken == [Key("shop", "b")] * count
 
 
-def test_names_shared_by_a_hundred_brokers_neither_meet_nor_wake_each_other(
+def test_same_names_at_different_brokers_do_not_conflict(
     policy: MakeBody,
 ) -> None:
     numbers = [str(number) for number in range(100)]
@@ -196,7 +196,7 @@ def test_names_shared_by_a_hundred_brokers_neither_meet_nor_wake_each_other(
     assert woken == []
 
 
-def test_policies_meet_and_part_as_their_connections_change_the_broker(policy: MakeBody) -> None:
+def test_changed_broker_of_connection_updates_conflicts(policy: MakeBody) -> None:
     connections = Cache([connection_body("main", "http://one")])
     table = Cache([policy("a"), policy("b", connectionRef={"name": "late"})])
     woken: set[str] = set()
@@ -210,7 +210,7 @@ def test_policies_meet_and_part_as_their_connections_change_the_broker(policy: M
         assert ("a" in woken) == (before != met)
 
 
-def test_a_policy_that_lost_its_connection_still_claims_what_it_has_at_that_broker(
+def test_policy_without_connection_keeps_its_claim(
     policy: MakeBody,
 ) -> None:
     main = connection_body("main", "http://one")
@@ -230,11 +230,11 @@ POWERLESS = SecretNotFoundError("there is no such Secret", remedy="create it")
 
 @dataclass
 class Rivals:
-    """Policies for one subscription, the oldest first, and what a reconcile makes of each.
+    """Policies for one subscription, the oldest first, and the results of their reconciles.
 
     Attributes:
         faulty: those that can't be built, for a reason of their own.
-        powerless: those that are not stalled, and whose connections open nothing.
+        powerless: those that are not stalled, and whose connections can't be opened.
     """
 
     policy: MakeBody
@@ -257,8 +257,8 @@ class Rivals:
                 return
         raise AssertionError(f"they never come to rest: {self.bodies}")
 
-    def standings(self) -> list[Standing]:
-        """How each stands."""
+    def priorities(self) -> list[Standing]:
+        """Return the priority of each policy."""
         return [Standing.of(body) for body in self.bodies]
 
     def move(self, number: int, namespace: str) -> None:
@@ -268,7 +268,7 @@ class Rivals:
         body["spec"]["connectionRef"] = {"namespace": "shop", "name": "main"}
 
     def admit(self, number: int) -> ContestedError | None:
-        """Find whose claim comes before that of one."""
+        """Return the error of a policy whose claim has no priority, if so."""
         requests = [self.requested(body) for body in self.bodies]
         return prior_claim(requests[number], [r for r in requests if r is not requests[number]])
 
@@ -276,7 +276,7 @@ class Rivals:
         self.end(number, self.admit(number))
 
     def end(self, number: int, prior: ContestedError | None) -> None:
-        """Write what a reconcile comes to that found *prior* when it began."""
+        """Write the status of a reconcile that found *prior* at its begin."""
         faults: dict[int, RedriveError] = dict.fromkeys(self.faulty, FAULT)
         error = prior or (faults | dict.fromkeys(self.powerless, POWERLESS)).get(number)
         body = self.bodies[number]
@@ -311,7 +311,7 @@ def condition(kind: str, reason: str) -> dict[str, str]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(count=st.integers(1, 4), data=st.data())
-def test_of_rivals_one_works_if_any_can_and_keeps_what_it_has(
+def test_rivals_settle_with_one_holder_that_stays(
     policy: MakeBody, requested: MakeRequest, count: int, data: st.DataObject
 ) -> None:
     rivals = Rivals(policy, requested, count)
@@ -320,7 +320,7 @@ def test_of_rivals_one_works_if_any_can_and_keeps_what_it_has(
     for _ in range(4):
         rivals.faulty = data.draw(numbers)
         rivals.settle()
-        holding = [n for n, each in enumerate(rivals.standings()) if each is Standing.HELD]
+        holding = [n for n, standing in enumerate(rivals.priorities()) if standing is Standing.HELD]
         sound = set(range(count)) - rivals.faulty
         assert len(holding) == (1 if sound else 0)
         assert set(holding) <= sound
@@ -329,19 +329,19 @@ def test_of_rivals_one_works_if_any_can_and_keeps_what_it_has(
         holder = holding[0] if holding else None
 
 
-def test_one_that_only_observes_gives_way(policy: MakeBody, requested: MakeRequest) -> None:
+def test_observing_policy_yields_to_managed_rival(policy: MakeBody, requested: MakeRequest) -> None:
     rivals = Rivals(policy, requested, 2)
     rivals.bodies[0]["spec"]["managementPolicy"] = "Observe"
     rivals._reconcile(1)  # noqa: SLF001
-    assert rivals.standings() == [Standing.DEAD, Standing.HELD]
+    assert rivals.priorities() == [Standing.DEAD, Standing.HELD]
     rivals._reconcile(0)  # noqa: SLF001
     assert rivals.bodies[0]["status"]["blockedBy"] == "shop/p1"
     del rivals.bodies[0]["spec"]["managementPolicy"]
     rivals.settle()
-    assert rivals.standings() == [Standing.OPEN, Standing.HELD]
+    assert rivals.priorities() == [Standing.OPEN, Standing.HELD]
 
 
-def test_one_that_was_provisioned_and_stalls_gives_way_within_its_namespace_alone(
+def test_stalled_holder_yields_only_within_its_namespace(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     for namespace, standings in (
@@ -351,14 +351,14 @@ def test_one_that_was_provisioned_and_stalls_gives_way_within_its_namespace_alon
         rivals = Rivals(policy, requested, 2)
         rivals.move(1, namespace)
         rivals.settle()
-        assert rivals.standings() == [Standing.HELD, Standing.OPEN]
+        assert rivals.priorities() == [Standing.HELD, Standing.OPEN]
         for faulty in ({0}, set[int]()):
             rivals.faulty = faulty
             rivals.settle()
-        assert rivals.standings() == standings
+        assert rivals.priorities() == standings
 
 
-def test_of_two_that_hold_something_the_owner_of_a_topic_keeps_it(
+def test_holder_of_topics_does_not_yield_to_another_holder(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     named = {"naming": {"deadLetterTopic": "persistent://shop/prod/dead"}}
@@ -371,14 +371,14 @@ def test_of_two_that_hold_something_the_owner_of_a_topic_keeps_it(
 
 
 @pytest.mark.parametrize(("mine", "theirs"), list(itertools.product(Standing, Standing)))
-def test_of_two_claims_at_most_one_comes_first(mine: Standing, theirs: Standing) -> None:
+def test_claims_never_precede_each_other(mine: Standing, theirs: Standing) -> None:
     for is_older in (False, True):
         before = mine.precedes(theirs, is_older=is_older)
         after = theirs.precedes(mine, is_older=not is_older)
         assert not (before and after)
 
 
-def test_a_policy_that_is_deleted_keeps_its_claim_until_it_is_gone(policy: MakeBody) -> None:
+def test_deleted_policy_keeps_claim_until_it_is_gone(policy: MakeBody) -> None:
     body = policy()
     stalled = [condition("Stalled", "PartitionsDiffer")]
     body["status"] = {"retryTopic": "r", "conditions": stalled}
@@ -389,7 +389,7 @@ def test_a_policy_that_is_deleted_keeps_its_claim_until_it_is_gone(policy: MakeB
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(count=st.integers(2, 5), data=st.data())
-def test_between_namespaces_only_what_was_proven_at_the_broker_counts(
+def test_rivals_of_other_namespaces_need_proof_to_block(
     policy: MakeBody, requested: MakeRequest, count: int, data: st.DataObject
 ) -> None:
     """Whichever is looked at first, and however many at once; each has a namespace of its own."""
@@ -400,23 +400,23 @@ def test_between_namespaces_only_what_was_proven_at_the_broker_counts(
     honest = data.draw(st.sets(numbers, min_size=1))
     rivals.powerless = set(range(count)) - honest
     for at_once in data.draw(st.lists(st.sets(numbers), max_size=6)):
-        found = {number: rivals.admit(number) for number in at_once}
-        blockers = {str(each.rival) for each in found.values() if each is not None}
-        held = rivals.standings()
+        priors = {number: rivals.admit(number) for number in at_once}
+        blockers = {str(standing.rival) for standing in priors.values() if standing is not None}
+        held = rivals.priorities()
         for number, body in enumerate(rivals.bodies):
             if str(Key.of(body)) in blockers:
                 assert number in honest
                 assert held[number] is Standing.HELD
-        for number, prior in found.items():
+        for number, prior in priors.items():
             rivals.end(number, prior)
-    working = [n for n, each in enumerate(rivals.standings()) if each is Standing.HELD]
+    working = [n for n, standing in enumerate(rivals.priorities()) if standing is Standing.HELD]
     rivals.settle()
-    (holder,) = [n for n, each in enumerate(rivals.standings()) if each is Standing.HELD]
-    # Of those that were provisioned at once the oldest keeps what it has.
+    (holder,) = [n for n, standing in enumerate(rivals.priorities()) if standing is Standing.HELD]
+    # The oldest of those that were provisioned at once keeps its topics.
     assert holder == min(working, default=holder)
     rivals.powerless = set(range(count))  # their credentials are gone
     rivals.settle()
-    assert rivals.standings()[holder] is Standing.HELD
+    assert rivals.priorities()[holder] is Standing.HELD
 
 
 @pytest.mark.parametrize("annotations", [{}, {"redrive.io/paused": "true"}])
@@ -429,13 +429,13 @@ def test_between_namespaces_only_what_was_proven_at_the_broker_counts(
         provisioned() | {"connection": "shop/former"},
     ],
 )
-def test_an_unproven_claim_of_another_namespace_keeps_no_name(
+def test_unproven_claim_of_other_namespace_does_not_block(
     policy: MakeBody,
     requested: MakeRequest,
     status: dict[str, Any],
     annotations: dict[str, str],
 ) -> None:
-    """Of a policy that was never provisioned, or at another broker, or by others' rights."""
+    """A policy that was never provisioned, or at another broker, or by another connection."""
     victim = policy("victim", age=5)
     retry = str(requested(victim).spec.retry_topic)
     for spec in ({}, {"topic": retry}, {"subscription": "s", "naming": {"retryTopic": retry}}):
@@ -449,65 +449,65 @@ def test_an_unproven_claim_of_another_namespace_keeps_no_name(
 
 
 async def provision(
-    there: Shop,
+    made: Shop,
     ctx: Any,  # noqa: ANN401
     read: BrokerConnectionSpec | None = None,
 ) -> Converged:
-    """Reconcile the policy; *read* is what its connection was when the reconcile began."""
+    """Reconcile the policy; *read* is its connection as of the begin of the reconcile."""
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-    request = resolve(there.stored, ctx)
+    request = resolve(made.stored, ctx)
     if read is not None:
         request = dataclasses.replace(request, connection=read)
-    return await converge(request, there.stored, ctx, conflicts)
+    return await converge(request, made.stored, ctx, conflicts)
 
 
-async def test_the_broker_that_is_proven_is_the_one_that_answered(
+async def test_converge_proves_the_broker_that_answered(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     """Not the one that the connection named a moment before, or names a moment later."""
-    async with shop(connection, policy()) as there:
+    async with shop(connection, policy()) as harness:
         elsewhere = connection | {"adminUrl": "http://elsewhere:8080"}
         read = BrokerConnectionSpec.model_validate(elsewhere)
-        made = await provision(there, there.ctx(None), read)
-        assert made.broker == broker_at(connection["adminUrl"])
+        converged = await provision(harness, harness.ctx(None), read)
+        assert converged.broker == broker_at(connection["adminUrl"])
 
 
-async def test_a_rival_that_is_provisioned_while_the_broker_is_read_comes_first(
+async def test_rival_provisioned_during_reconcile_has_priority(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    """Of two namespaces that begin at once, the one that comes later writes nothing."""
+    """The later of two namespaces that begin at once writes nothing."""
     lent = copy.deepcopy(connection)
     lent["allow"][0]["namespaces"] = {"names": ["shop", "other"]}
     rival = policy("rival", connectionRef={"namespace": "shop", "name": "main"})
     rival["metadata"] |= {"namespace": "other", "creationTimestamp": "2025-01-01T00:00:00Z"}
-    async with shop(lent, policy()) as there:
-        ctx = there.ctx(None)
+    async with shop(lent, policy()) as harness:
+        ctx = harness.ctx(None)
         ctx.policies.put(rival)
 
         async def meanwhile(_: web.Request, do: Do) -> web.StreamResponse:
             ctx.policies.put(rival | {"status": provisioned()})
             return await do()
 
-        there.broker.fault = meanwhile
+        harness.broker.fault = meanwhile
         with pytest.raises(ResourceConflictError, match="got 'RetryPolicy other/rival'"):
-            await provision(there, ctx)
-        assert {method for method, _ in there.broker.calls} == {"GET"}
-        assert there.stored["metadata"].get("finalizers", []) == []
+            await provision(harness, ctx)
+        assert {method for method, _ in harness.broker.calls} == {"GET"}
+        assert harness.stored["metadata"].get("finalizers", []) == []
 
 
 @pytest.fixture
 def parses(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The specs of policies that were parsed, in order."""
-    found: list[object] = []
+    specs: list[object] = []
     real = parse_spec
 
     def parse(model: Any, body: Any) -> Any:  # noqa: ANN401 - as the real one
         if model is RetryPolicySpec:
-            found.append(body["spec"].get("maxRetries"))
+            specs.append(body["spec"].get("maxRetries"))
         return real(model, body)
 
     monkeypatch.setattr(connections, "parse_spec", parse)
-    return found
+    return specs
 
 
 def connection_with(connection: dict[str, Any], generation: int = 1) -> dict[str, Any]:
@@ -515,7 +515,7 @@ def connection_with(connection: dict[str, Any], generation: int = 1) -> dict[str
     return {"metadata": metadata | {"resourceVersion": str(generation)}, "spec": connection}
 
 
-def test_each_generation_of_a_policy_is_parsed_once_for_its_names_and_all_that_resolve_it(
+def test_policy_spec_is_parsed_once_per_generation(
     ctx: Context, connection: dict[str, Any], policy: MakeBody, parses: list[object]
 ) -> None:
     body = policy(maxRetries=3)
@@ -533,7 +533,7 @@ def test_each_generation_of_a_policy_is_parsed_once_for_its_names_and_all_that_r
     assert parses == [3, 4]
 
 
-def test_a_new_generation_of_the_connection_asks_for_something_else(
+def test_changed_connection_defaults_change_resolved_policy(
     ctx: Context, connection: dict[str, Any], policy: MakeBody, parses: list[object]
 ) -> None:
     body = policy()
@@ -546,7 +546,7 @@ def test_a_new_generation_of_the_connection_asks_for_something_else(
     assert len(parses) == 1
 
 
-def test_a_policy_can_have_no_outage_breaker_where_its_connection_gives_one(
+def test_outage_breaker_of_policy_overrides_connection(
     ctx: Context, connection: dict[str, Any], policy: MakeBody
 ) -> None:
     defaults = {"policyDefaults": {"outageBreaker": {"window": 50}}}
@@ -561,7 +561,7 @@ def test_a_policy_can_have_no_outage_breaker_where_its_connection_gives_one(
         assert resolve(body, ctx).policy.outage_breaker == expected
 
 
-def test_an_annotation_has_consumers_ignore_outages(
+def test_ignore_outages_annotation_reaches_resolved_policy(
     ctx: Context, connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(outageBreaker={"window": 50})
@@ -576,7 +576,7 @@ def test_an_annotation_has_consumers_ignore_outages(
     assert not resolve(body, ctx).policy.ignore_outages
 
 
-def test_a_spec_that_is_refused_is_parsed_once_too_and_its_traceback_does_not_grow(
+def test_refused_spec_is_parsed_once_with_constant_traceback(
     ctx: Context, connection: dict[str, Any], policy: MakeBody, parses: list[object]
 ) -> None:
     body = policy(maxRetries=-1)
@@ -592,7 +592,7 @@ def test_a_spec_that_is_refused_is_parsed_once_too_and_its_traceback_does_not_gr
     assert len(parses) == 1
 
 
-def test_nothing_is_kept_of_a_policy_that_is_gone(
+def test_deleted_policy_leaves_no_parsed_spec(
     ctx: Context, connection: dict[str, Any], policy: MakeBody, parses: list[object]
 ) -> None:
     body = policy()

@@ -40,7 +40,7 @@ KEY = Key("shop", "main")
 MakeBody = Callable[..., dict[str, Any]]
 
 
-async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
+async def test_unchanged_connection_costs_two_calls_and_no_write(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     policies = Cache([policy("orders"), policy("elsewhere", connectionRef={"name": "other"})])
@@ -85,7 +85,7 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
 
 
 @pytest.mark.parametrize(
-    ("said", "warned"),
+    ("version", "message"),
     [
         ("4.0.8", ""),
         ("4.2.4", ""),
@@ -96,18 +96,18 @@ async def test_a_connection_that_stands_as_before_costs_two_calls_and_no_write(
         ("10.11.12.13", ""),
     ],
 )
-async def test_a_broker_outside_of_the_support_matrix_is_warned_about(
-    said: str, warned: str
-) -> None:
+async def test_broker_outside_support_matrix_is_warned_about(version: str, message: str) -> None:
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
-        broker.version = said
+        broker.version = version
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        found = unsupported(await admin.version())
-    assert (found is not None) is bool(warned)
-    assert found is None or (found.reason == "BrokerNotSupported" and warned in found.message)
+        warning = unsupported(await admin.version())
+    assert (warning is not None) is bool(message)
+    assert warning is None or (
+        warning.reason == "BrokerNotSupported" and message in warning.message
+    )
 
 
-async def test_a_broker_that_does_not_tell_its_version_is_none_to_warn_about() -> None:
+async def test_broker_without_version_is_not_warned_about() -> None:
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         broker.fault = answering(403)
@@ -124,7 +124,7 @@ class Life:
 
     Attributes:
         stale: whether an operator that starts after a crash knows the connection as it was before.
-        states: what is stored after each part of it.
+        states: the stored connection after each part.
     """
 
     admin: Admin
@@ -144,7 +144,7 @@ class Life:
         return self.kubernetes.objects[CONNECTIONS].get(KEY)
 
     async def lived(self) -> Life:
-        """Live it, in three parts."""
+        """Reconcile the connection through the three parts of its life."""
         await self._part([self.policy])
         assert self.stored is not None
         self.stored["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -153,27 +153,27 @@ class Life:
         return self
 
     async def _part(self, policies: Sequence[Body]) -> None:
-        known = copy.deepcopy([self.stored] if self.stored else [])
+        cached = copy.deepcopy([self.stored] if self.stored else [])
         try:
-            await self._reconcile(known, policies)
+            await self._reconcile(cached, policies)
         except Crash:
             if self.stale:
                 with suppress(RedriveError):
-                    await self._reconcile(known, policies)
+                    await self._reconcile(cached, policies)
             await self._reconcile([self.stored] if self.stored else [], policies)
         state = copy.deepcopy(self.stored)
         if state is not None:
             del state["metadata"]["resourceVersion"]
         self.states.append(state)
 
-    async def _reconcile(self, known: Sequence[Body], policies: Sequence[Body]) -> None:
+    async def _reconcile(self, cached: Sequence[Body], policies: Sequence[Body]) -> None:
         async def open_(key: Key) -> Connection:
             spec = BrokerConnectionSpec.model_validate(self.connection["spec"])
             return Connection(key, spec, self.admin)
 
         ctx: Any = SimpleNamespace(
             kubernetes=self.kubernetes,
-            connections=Cache(copy.deepcopy(list(known))),
+            connections=Cache(copy.deepcopy(list(cached))),
             policies=Cache(policies),
             namespaces=None,
             brokers=SimpleNamespace(open=open_),
@@ -202,7 +202,7 @@ async def live(connection: dict[str, Any], policy: MakeBody) -> AsyncIterator[Ma
 
 @pytest.mark.parametrize("stale", [False, True], ids=["seen", "stale"])
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-async def test_a_crash_at_any_write_ends_as_peace_does_and_repeats_little(
+async def test_connection_crash_at_any_write_ends_in_same_state(
     live: MakeLife, *, done: bool, stale: bool
 ) -> None:
     peace = await live().lived()
@@ -228,7 +228,7 @@ ALIEN = "example.com/other"
 
 @dataclass(frozen=True)
 class Lent:
-    """A connection that is for namespaces `shop` and `payments`, and what there is of policies."""
+    """A connection for the namespaces `shop` and `payments`, and its policies."""
 
     kubernetes: FakeKubernetes
     ctx: Any
@@ -245,14 +245,14 @@ class Lent:
         return list(self.stored["metadata"].get("finalizers", []))
 
     async def reconcile(self, *policies: Body) -> str:
-        """Reconcile it with these policies; return what its deletion waits for."""
+        """Reconcile it with these policies; return the reason that blocks its deletion."""
         for body in tuple(self.ctx.policies):
             self.ctx.policies.drop(body)
         for body in policies:
             self.ctx.policies.put(body)
         assert await reconcile(KEY, self.ctx) is Requeue.ON_CHANGE
-        found = None if self.stored is None else find(self.stored, DELETION_BLOCKED)
-        return "" if found is None else found.message
+        condition = None if self.stored is None else find(self.stored, DELETION_BLOCKED)
+        return "" if condition is None else condition.message
 
     def delete(self) -> None:
         """Ask for its deletion, as the API server does where there are finalizers."""
@@ -303,9 +303,7 @@ def policy_in(namespace: str, body: dict[str, Any]) -> dict[str, Any]:
     return body | {"metadata": metadata, "spec": body["spec"] | {"connectionRef": ref}}
 
 
-async def test_a_connection_has_the_finalizer_while_policies_use_it(
-    lent: Lent, policy: MakeBody
-) -> None:
+async def test_connection_has_finalizer_while_policies_use_it(lent: Lent, policy: MakeBody) -> None:
     await lent.reconcile()
     assert lent.finalizers == []
     for used in ((policy(),), (policy_in("payments", policy()),), (policy("a"), policy("b"))):
@@ -321,19 +319,17 @@ async def test_a_connection_has_the_finalizer_while_policies_use_it(
     assert lent.finalizers == []
 
 
-async def test_a_deletion_waits_for_the_last_policy_and_names_those_of_its_namespace(
-    lent: Lent, policy: MakeBody
-) -> None:
+async def test_deletion_in_use_names_policies_and_waits(lent: Lent, policy: MakeBody) -> None:
     own = [policy(f"own-{number}") for number in range(6)]
     others = [policy_in("payments", policy(f"hidden-{number}")) for number in range(2)]
     await lent.reconcile(*own, *others)
     lent.delete()
-    said = await lent.reconcile(*own, *others)
+    message = await lent.reconcile(*own, *others)
     named = ", ".join(f"RetryPolicy own-{number}" for number in range(5))
-    assert f"got {named}, 1 more, 2 of other namespaces; delete them, or have them use" in said
+    assert f"got {named}, 1 more, 2 of other namespaces; delete them, or have them use" in message
     stored = lent.stored
     assert stored is not None
-    assert reason(stored) == "Connected"  # those policies go on
+    assert reason(stored) == "Connected"  # its policies continue to work
     assert stored["status"]["warnings"] == DELETION_BLOCKED
     assert "got 2 of other namespaces; delete" in await lent.reconcile(*others)
     assert "hidden" not in str(lent.stored)
@@ -343,7 +339,7 @@ async def test_a_deletion_waits_for_the_last_policy_and_names_those_of_its_names
     assert lent.stored is None
 
 
-async def test_a_namespace_that_a_connection_is_not_for_can_not_keep_it(
+async def test_policy_of_foreign_namespace_does_not_block_deletion(
     lent: Lent, policy: MakeBody
 ) -> None:
     await lent.reconcile(policy_in("stranger", policy()))
@@ -354,7 +350,7 @@ async def test_a_namespace_that_a_connection_is_not_for_can_not_keep_it(
     assert lent.stored is None
 
 
-async def test_finalizers_of_others_stay_and_a_change_meanwhile_is_seen(
+async def test_foreign_finalizers_stay_and_conflicts_are_raised(
     lent: Lent, policy: MakeBody
 ) -> None:
     await lent.reconcile(policy())
@@ -374,7 +370,7 @@ async def test_finalizers_of_others_stay_and_a_change_meanwhile_is_seen(
     assert lent.finalizers == [ALIEN]
 
 
-def test_a_connection_is_looked_at_when_its_first_policy_comes_and_its_last_goes() -> None:
+def test_protection_is_due_for_first_and_last_policy() -> None:
     def made(**metadata: object) -> dict[str, Any]:
         return {"metadata": {"name": "main", "namespace": "shop", **metadata}}
 

@@ -37,7 +37,7 @@ def granted(requested: Request, body: dict[str, Any]) -> dict[tuple[str, str], s
     return {(str(g.topic), g.role): set(g.actions) for g in desired(requested, body, "here").grants}
 
 
-def test_a_policy_needs_two_topics_with_a_subscription_each(
+def test_policy_gets_topics_subscriptions_and_policies(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy()
@@ -71,9 +71,7 @@ def test_a_policy_needs_two_topics_with_a_subscription_each(
     ]
 
 
-def test_what_is_kept_and_for_how_long_is_as_the_policy_says(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_ttl_retention_and_quota_follow_the_spec(policy: MakeBody, requested: MakeRequest) -> None:
     body = policy(
         retry={"messageTTL": "11d"},
         deadLetter={
@@ -90,7 +88,7 @@ def test_what_is_kept_and_for_how_long_is_as_the_policy_says(
     assert Holds("retention", retention) in wanted.dead_letter.policies
 
 
-def test_dead_letters_have_the_partitions_and_the_subscription_asked_for(
+def test_dead_letter_partitions_and_subscription_follow_spec(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(deadLetter={"partitions": 3, "subscription": "triage"})
@@ -101,7 +99,7 @@ def test_dead_letters_have_the_partitions_and_the_subscription_asked_for(
     assert written.dead_letter_subscription == "triage"
 
 
-def test_consumers_read_and_write_retries_and_only_write_dead_letters(
+def test_consumer_role_gets_retry_and_dead_letter_rights(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(consumerRoles=["shop-a", "shop-b"])
@@ -113,7 +111,7 @@ def test_consumers_read_and_write_retries_and_only_write_dead_letters(
     }
 
 
-def test_a_policy_that_discards_needs_no_dead_letter_topic_and_no_rights_on_one(
+def test_discarding_policy_needs_no_dead_letter_topic(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(deadLetter={"mode": "Discard"})
@@ -123,14 +121,16 @@ def test_a_policy_that_discards_needs_no_dead_letter_topic_and_no_rights_on_one(
     assert not codec.decode(written).dead_letters
 
 
-def test_readers_only_read_dead_letters(policy: MakeBody, requested: MakeRequest) -> None:
+def test_reader_role_gets_consume_on_dead_letters_only(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
     body = policy(consumerRoles=[], deadLetter={"readerRoles": ["shop-oncall"]})
     assert granted(requested(body, replay=None), body) == {
         (DEAD_LETTER, "shop-oncall"): {"consume"}
     }
 
 
-def test_replays_read_dead_letters_and_have_a_ledger_of_their_own(
+def test_replay_role_gets_ledger_and_dead_letter_rights(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(consumerRoles=[])
@@ -144,7 +144,7 @@ def test_replays_read_dead_letters_and_have_a_ledger_of_their_own(
     assert without.grants == ()
 
 
-def test_a_role_that_consumes_and_replays_gets_both_rights_in_one_grant(
+def test_role_that_consumes_and_replays_gets_one_grant(
     policy: MakeBody, requested: MakeRequest, connection: dict[str, Any]
 ) -> None:
     body = policy(consumerRoles=["fulfilment", "fulfilment"])
@@ -156,9 +156,7 @@ def test_a_role_that_consumes_and_replays_gets_both_rights_in_one_grant(
     }
 
 
-def test_the_config_map_holds_the_policy_and_belongs_to_it(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_config_map_contains_policy_and_owner(policy: MakeBody, requested: MakeRequest) -> None:
     body = policy(maxRetries=3)
     config_map = desired(requested(body), body, "here").config_map
     assert config_map["metadata"]["name"] == "orders-redrive"
@@ -178,9 +176,7 @@ def test_the_config_map_holds_the_policy_and_belongs_to_it(
     assert (written.name, written.generation, written.max_retries) == ("shop/orders", 7, 3)
 
 
-def test_a_ledger_has_no_partitions_whatever_the_dead_letter_topic_has(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_ledger_has_no_partitions(policy: MakeBody, requested: MakeRequest) -> None:
     body = policy(deadLetter={"partitions": 3})
     wanted = desired(requested(body), body, "here")
     assert wanted.ledger is not None
@@ -196,9 +192,7 @@ def test_a_ledger_has_no_partitions_whatever_the_dead_letter_topic_has(
     }
 
 
-def test_records_of_sequences_are_written_by_consumers_into_a_topic_like_a_ledger(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_sequence_records_get_topic_like_a_ledger(policy: MakeBody, requested: MakeRequest) -> None:
     body = policy(
         subscriptionType="Key_Shared",
         ordering="PerKey",
@@ -242,12 +236,12 @@ Quotas = dict[str, Any]
         ),
     ],
 )
-def test_backlog_quotas_that_a_topic_lacks_are_those_of_its_namespace(
+def test_missing_quotas_of_topic_come_from_its_namespace(
     of_topic: Quotas | None, of_namespace: Quotas, in_force: Quotas
 ) -> None:
     namespace = NamespaceState(frozenset(), frozenset(), {}, 0, of_namespace, None)
-    found = {KeepsBacklog.read: of_topic, Ttl.read: 60}
-    assert policies_in_force(found, namespace) == {KeepsBacklog.read: in_force, Ttl.read: 60}
+    policies = {KeepsBacklog.read: of_topic, Ttl.read: 60}
+    assert policies_in_force(policies, namespace) == {KeepsBacklog.read: in_force, Ttl.read: 60}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +256,7 @@ def test_backlog_quotas_that_a_topic_lacks_are_those_of_its_namespace(
         (1, (), "delayedDelivery active True"),
     ],
 )
-def test_the_tick_is_a_small_part_of_the_shortest_delay_where_a_broker_can_keep_it(
+def test_delay_tick_is_fraction_of_shortest_delay(
     shortest: int, release: tuple[int, ...], policy: str
 ) -> None:
     assert str(delay_policy(timedelta(seconds=shortest), release)) == policy
@@ -302,7 +296,7 @@ async def test_new_topics_keep_broker_values_that_do_not_matter(
         assert len(harness.broker.writes) == writes
 
 
-def test_no_read_has_the_broker_write_its_default_quota_into_the_namespace() -> None:
+def test_quota_read_never_requests_applied_values() -> None:
     assert "applied" not in KeepsBacklog.read
 
 
@@ -316,11 +310,11 @@ def change_spec(here: ReconcileHarness, body: Body) -> None:
 
 
 def rights_on(here: ReconcileHarness, topic: str) -> dict[str, set[str]]:
-    found = here.broker.namespaces["shop/prod"].grants.get(topic, {})
-    return {role: set(actions) for role, actions in found.items() if actions}
+    grants = here.broker.namespaces["shop/prod"].grants.get(topic, {})
+    return {role: set(actions) for role, actions in grants.items() if actions}
 
 
-async def test_roles_that_are_taken_out_of_a_policy_that_discards_lose_their_rights(
+async def test_discarding_policy_revokes_rights_of_removed_roles(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     before = policy(consumerRoles=["shop-a", "shop-b"], deadLetter={"readerRoles": ["shop-c"]})
@@ -343,7 +337,7 @@ async def test_roles_that_are_taken_out_of_a_policy_that_discards_lose_their_rig
         assert len(here.broker.writes) == writes
 
 
-async def test_what_was_revoked_on_an_unused_topic_is_not_granted_again(
+async def test_revoked_right_on_unused_topic_is_not_granted_again(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     async with reconcile_harness(connection, policy(), FakeKubernetes()) as here:
@@ -384,7 +378,7 @@ async def reconcile_with(harness: ReconcileHarness, **spec: object) -> dict[str,
     return after
 
 
-async def test_the_tick_follows_the_shortest_delay(harness: ReconcileHarness) -> None:
+async def test_tick_follows_shortest_delay(harness: ReconcileHarness) -> None:
     await reconcile_with(harness)
     assert retry_topic(harness).policies["delayedDelivery"] == BY_DEFAULT | {"tickTime": 50}
     await reconcile_with(harness, delayLadder={"delays": ["5s", "10s"]})
@@ -397,7 +391,7 @@ async def test_the_tick_follows_the_shortest_delay(harness: ReconcileHarness) ->
     assert retry_topic(harness).policies["delayedDelivery"] == BY_DEFAULT | {"tickTime": 1_000}
 
 
-async def test_the_tick_is_taken_back_when_the_broker_is_upgraded_to_one_that_stalls_with_it(
+async def test_tick_is_removed_after_broker_upgrade(
     harness: ReconcileHarness,
 ) -> None:
     await reconcile_with(harness)
@@ -414,7 +408,7 @@ async def test_the_tick_is_taken_back_when_the_broker_is_upgraded_to_one_that_st
 
 
 @pytest.mark.parametrize("refusal", [403, 405, 412])
-async def test_a_broker_that_forbids_it_is_warned_of_and_all_else_is_done(
+async def test_refused_delay_policy_warns_and_provisions_the_rest(
     harness: ReconcileHarness, refusal: int
 ) -> None:
     async def forbid(request: web.Request, do: Do) -> web.StreamResponse:
@@ -423,65 +417,65 @@ async def test_a_broker_that_forbids_it_is_warned_of_and_all_else_is_done(
         return await do()
 
     harness.broker.fault = forbid
-    found = await reconcile_with(harness)
-    assert is_ready(found)
-    warning = find(found, "DelayedDeliveryRefused")
+    body = await reconcile_with(harness)
+    assert is_ready(body)
+    warning = find(body, "DelayedDeliveryRefused")
     assert warning is not None
     assert "so retries may come 1 s early, and the shortest delay is 1s" in warning.message
     assert "not allowed" in warning.message
     assert retry_topic(harness).subscriptions == ["fulfilment"]
     retry_topic(harness).policies["delayedDelivery"] = {"active": False, "tickTime": 1_000}
-    found = await reconcile_with(harness)
-    warning = find(found, "DelayedDeliveryRefused")
+    body = await reconcile_with(harness)
+    warning = find(body, "DelayedDeliveryRefused")
     assert warning is not None
     assert "so retries come at once, whatever their delay" in warning.message
     harness.broker.fault = None
-    found = await reconcile_with(harness)
-    assert find(found, "DelayedDeliveryRefused") is None
+    body = await reconcile_with(harness)
+    assert find(body, "DelayedDeliveryRefused") is None
     assert retry_topic(harness).policies["delayedDelivery"]["active"] is True
 
 
 @pytest.mark.parametrize("version", ["4.2.4", "not told"])
-async def test_a_delay_that_is_over_at_once_is_warned_of_where_no_tick_can_be_set(
+async def test_early_delay_without_settable_tick_is_warned_about(
     harness: ReconcileHarness, version: str
 ) -> None:
     harness.broker.version = version
-    found = await reconcile_with(harness)
-    warning = find(found, "RetriesEarly")
+    body = await reconcile_with(harness)
+    warning = find(body, "RetriesEarly")
     assert warning is not None
     assert "so one of 1s at once" in warning.message
     assert "got a tick of 1 s on persistent://shop/prod/orders-fulfilment-RETRY" in warning.message
     assert "set delayedDeliveryTickTimeMillis=50 in the configuration" in warning.message
-    assert is_ready(found)
-    found = await reconcile_with(harness)
-    assert find(found, "RetriesEarly") == warning
-    found = await reconcile_with(harness, delayLadder={"delays": ["2s", "10s"]})
-    assert find(found, "RetriesEarly") is None
-    found = await reconcile_with(harness, delayLevels=["1s"])
-    assert find(found, "RetriesEarly") is not None
+    assert is_ready(body)
+    body = await reconcile_with(harness)
+    assert find(body, "RetriesEarly") == warning
+    body = await reconcile_with(harness, delayLadder={"delays": ["2s", "10s"]})
+    assert find(body, "RetriesEarly") is None
+    body = await reconcile_with(harness, delayLevels=["1s"])
+    assert find(body, "RetriesEarly") is not None
 
 
-async def test_a_broker_of_a_finer_tick_is_not_warned_of_when_the_topic_is_new_either(
+async def test_broker_with_finer_tick_is_not_warned_about(
     harness: ReconcileHarness,
 ) -> None:
     harness.broker.version = "4.2.4"
     harness.broker.in_force["delayedDelivery"] = BY_DEFAULT | {"tickTime": 50}
-    found = await reconcile_with(harness)
-    assert is_ready(found)
-    assert find(found, "RetriesEarly") is None
+    body = await reconcile_with(harness)
+    assert is_ready(body)
+    assert find(body, "RetriesEarly") is None
     harness.broker.in_force["delayedDelivery"] = BY_DEFAULT | {"tickTime": 1_000}
-    found = await reconcile_with(harness)
-    assert find(found, "RetriesEarly") is not None
+    body = await reconcile_with(harness)
+    assert find(body, "RetriesEarly") is not None
 
 
-async def test_a_delay_of_which_the_tick_is_set_is_not_warned_of(
+async def test_delay_with_tick_set_is_not_warned_about(
     harness: ReconcileHarness,
 ) -> None:
     assert find(await reconcile_with(harness), "RetriesEarly") is None
     assert find(await reconcile_with(harness), "RetriesEarly") is None
 
 
-async def test_a_policy_that_observes_is_not_warned_of_a_tick_that_is_not_known(
+async def test_observing_policy_with_unknown_tick_is_not_warned(
     harness: ReconcileHarness,
 ) -> None:
     harness.broker.version = "4.2.4"

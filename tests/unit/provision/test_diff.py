@@ -39,7 +39,7 @@ STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),))
 KEEPS = KeepsBacklog()
 RETAINS, LIMITS = Holds("retention", (("minutes", 5),)), LimitsBacklog(9)
 ASKED: tuple[TopicPolicy, ...] = (RETAINS, LIMITS)
-"""What a field of the spec asks for."""
+"""Policies that a field of the spec asks for."""
 roles = st.sampled_from(["a", "b", "c"])
 rights = st.frozensets(st.sampled_from(["produce", "consume", "functions"]), min_size=1)
 names = st.frozensets(st.sampled_from(["fulfilment", "redrive", "other"]))
@@ -151,7 +151,7 @@ def subscriptions_of(state: TopicState) -> TopicSubscriptions:
 def done(  # noqa: C901 - a case for each action
     planned: Iterable[actions.Action], before: Observed
 ) -> Observed:
-    """What a broker and an API server make of *planned*."""
+    """Return the state after a broker and an API server have applied *planned*."""
     topics = {RETRY: before.retry, DEAD_LETTER: before.dead_letter}
     granted: dict[str, dict[str, frozenset[str]]] = {
         topic: dict(by_role) for topic, by_role in before.permissions.items()
@@ -187,17 +187,17 @@ def done(  # noqa: C901 - a case for each action
             case actions.RestoreTopicPolicy(topic, name, write):
                 state = topics[topic]
                 assert state is not None
-                read = next(each.read for each in ASKED if each.name == name)
+                read = next(asked.read for asked in ASKED if asked.name == name)
                 inherits = {**OF_BROKER, **before.inherited} if write.method == "DELETE" else {}
-                found = written(state.policies or {}, write, read, inherits)
-                topics[topic] = change(state, policies=found)
+                policies_after = written(state.policies or {}, write, read, inherits)
+                topics[topic] = change(state, policies=policies_after)
             case actions.ChangeRights(changes):
-                for each in changes:
-                    assert topics[each.topic] is not None
-                    by_role = granted.setdefault(str(each.topic), {})
-                    by_role[each.role] = each.on(by_role.get(each.role, frozenset()))
-                    if not by_role[each.role]:
-                        del by_role[each.role]
+                for right in changes:
+                    assert topics[right.topic] is not None
+                    by_role = granted.setdefault(str(right.topic), {})
+                    by_role[right.role] = right.on(by_role.get(right.role, frozenset()))
+                    if not by_role[right.role]:
+                        del by_role[right.role]
             case actions.CreateConfigMap(body):
                 assert config_map is None
                 config_map = body
@@ -220,7 +220,7 @@ def repartitioned(
     state: TopicState,
     action: actions.AddPartitions | actions.RestorePartitions | actions.CreateSubscription,
 ) -> TopicState:
-    """What a broker makes of a topic, by partition."""
+    """Return a topic after an action on its partitions or subscriptions."""
     parts, after = subscriptions_of(state).parts, subscriptions_of(state).parts
     match action:
         case actions.RestorePartitions(_, missing):
@@ -240,7 +240,7 @@ def repartitioned(
 
 
 def tuned(state: TopicState | None, action: actions.SetTopicPolicy) -> TopicState:
-    """Make the write of *action*, or those that follow from what is in force."""
+    """Make the write of *action*, or those that follow from the policies in force."""
     assert state is not None
     has, read = state.policies or {}, action.policy.read
     writes = action.policy.writes(has[read]) if action.write is None else [action.write]
@@ -252,7 +252,7 @@ def tuned(state: TopicState | None, action: actions.SetTopicPolicy) -> TopicStat
 def written(
     before: Mapping[str, Any], write: Write, read: str, inherited: Mapping[str, Any] = NO_POLICIES
 ) -> dict[str, Any]:
-    """What a broker has of its policies after *write*; where it deletes, what is *inherited*."""
+    """Return the policies of a topic after *write*; a deletion restores those *inherited*."""
     path, _, query = write.path.partition("?")
     value: Any = int(query.removeprefix("messageTTL=")) if path == "messageTTL" else write.body
     if write.method == "DELETE":
@@ -260,7 +260,11 @@ def written(
     if path == "backlogQuota":
         kind = query.removeprefix("backlogQuotaType=")
         quota = (value or {}).get(kind) if write.method == "DELETE" else write.body
-        rest = {name: each for name, each in (before[read] or {}).items() if name != kind}
+        rest = {
+            name: quota_of_kind
+            for name, quota_of_kind in (before[read] or {}).items()
+            if name != kind
+        }
         value = rest if quota is None else {**rest, kind: quota}
     return {**before, read: value}
 
@@ -271,14 +275,14 @@ def change(state: TopicState | None, **fields: Any) -> TopicState:  # noqa: ANN4
 
 
 @given(wanted, observed)
-def test_what_was_not_read_of_a_topic_needs_no_action(desired: Desired, before: Observed) -> None:
+def test_partly_read_topic_needs_no_action(desired: Desired, before: Observed) -> None:
     states = [
         None if s is None else TopicState(s.partitions) for s in (before.retry, before.dead_letter)
     ]
     partial = dataclasses.replace(
         before, retry=states[0], dead_letter=states[1], source_schema=None
     )
-    there = {topic for topic, state in zip((RETRY, DEAD_LETTER), states, strict=True) if state}
+    existing = {topic for topic, state in zip((RETRY, DEAD_LETTER), states, strict=True) if state}
     for action in diff(desired, partial):
         if isinstance(
             action,
@@ -290,16 +294,16 @@ def test_what_was_not_read_of_a_topic_needs_no_action(desired: Desired, before: 
                 actions.CreateSubscription,
             ),
         ):
-            assert action.topic not in there
+            assert action.topic not in existing
 
 
 @given(wanted, observed)
-def test_after_the_steps_nothing_is_left_to_do(desired: Desired, before: Observed) -> None:
+def test_applied_actions_leave_no_diff(desired: Desired, before: Observed) -> None:
     assert diff(desired, done(diff(desired, before), before)) == ()
 
 
 @given(wanted, observed)
-def test_what_others_wrote_into_our_config_map_stays(desired: Desired, before: Observed) -> None:
+def test_foreign_data_in_config_map_is_kept(desired: Desired, before: Observed) -> None:
     after = done(diff(desired, before), before).config_map
     assert after is not None
     kept = dict((before.config_map or {}).get("data") or {})
@@ -307,9 +311,7 @@ def test_what_others_wrote_into_our_config_map_stays(desired: Desired, before: O
 
 
 @given(wanted, observed)
-def test_no_role_loses_a_right_but_one_that_is_on_record_as_ours(
-    desired: Desired, before: Observed
-) -> None:
+def test_only_recorded_rights_are_revoked(desired: Desired, before: Observed) -> None:
     lost = flat(before.permissions) - flat(done(diff(desired, before), before).permissions)
     ours = {
         (str(topic), role, action)
@@ -322,7 +324,7 @@ def test_no_role_loses_a_right_but_one_that_is_on_record_as_ours(
 
 
 @given(wanted, wanted, observed)
-def test_what_redrive_granted_is_taken_back_and_what_stood_before_is_back(
+def test_grants_taken_back_restore_original_rights(
     first: Desired, second: Desired, before: Observed
 ) -> None:
     fresh = dataclasses.replace(
@@ -335,7 +337,7 @@ def test_what_redrive_granted_is_taken_back_and_what_stood_before_is_back(
 
 
 @given(wanted, observed)
-def test_what_a_field_asked_for_is_gone_with_the_field(desired: Desired, before: Observed) -> None:
+def test_removed_field_restores_original_policy(desired: Desired, before: Observed) -> None:
     def asking(asked: tuple[TopicPolicy, ...]) -> Desired:
         topic = DesiredTopic(DEAD_LETTER, "redrive", (TTL, STAYS, KEEPS, *asked))
         return dataclasses.replace(desired, dead_letter=topic)
@@ -347,12 +349,14 @@ def test_what_a_field_asked_for_is_gone_with_the_field(desired: Desired, before:
     assert state.dead_letter is not None
     assert expected is not None
     assert state.dead_letter.policies == expected.policies
-    found, right = (OwnershipRecord.of(properties_of(s)) for s in (state.dead_letter, expected))
-    assert found == right
+    record, expected_record = (
+        OwnershipRecord.of(properties_of(s)) for s in (state.dead_letter, expected)
+    )
+    assert record == expected_record
 
 
 @given(wanted, observed, st.data())
-def test_a_crash_between_two_steps_changes_nothing_in_the_end(
+def test_crash_between_actions_restores_original_rights(
     desired: Desired, before: Observed, data: st.DataObject
 ) -> None:
     fresh = dataclasses.replace(
@@ -367,9 +371,7 @@ def test_a_crash_between_two_steps_changes_nothing_in_the_end(
 
 
 @given(wanted, observed)
-def test_a_topic_is_created_with_its_mark_and_one_that_was_there_is_never_called_ours(
-    desired: Desired, before: Observed
-) -> None:
+def test_topic_record_has_owner_and_created_mark(desired: Desired, before: Observed) -> None:
     after = done(diff(desired, before), before)
     for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
         assert now is not None
@@ -383,7 +385,7 @@ def test_a_topic_is_created_with_its_mark_and_one_that_was_there_is_never_called
 
 
 @given(wanted, observed)
-def test_a_subscription_is_on_record_only_where_redrive_added_it_to_the_topic_of_somebody_else(
+def test_subscription_is_recorded_only_if_redrive_added_it(
     desired: Desired, before: Observed
 ) -> None:
     after = done(diff(desired, before), before)
@@ -392,19 +394,17 @@ def test_a_subscription_is_on_record_only_where_redrive_added_it_to_the_topic_of
         (before.dead_letter, after.dead_letter, "redrive"),
     ):
         assert now is not None
-        known = OwnershipRecord() if was is None else OwnershipRecord.of(properties_of(was))
+        record = OwnershipRecord() if was is None else OwnershipRecord.of(properties_of(was))
         added = (
-            was is not None and not subscriptions_of(was).has_some_of(name) and not known.created
+            was is not None and not subscriptions_of(was).has_some_of(name) and not record.created
         )
         assert OwnershipRecord.of(properties_of(now)).subscription == (
-            name if added else known.subscription
+            name if added else record.subscription
         )
 
 
 @given(wanted, observed)
-def test_topics_have_the_schema_of_their_source_and_none_where_that_has_none(
-    desired: Desired, before: Observed
-) -> None:
+def test_schema_of_source_is_copied_to_topics(desired: Desired, before: Observed) -> None:
     copied = [s.schema for s in diff(desired, before) if isinstance(s, actions.CopySchema)]
     if before.source_schema is None:
         assert copied == []
@@ -417,7 +417,7 @@ def test_topics_have_the_schema_of_their_source_and_none_where_that_has_none(
 
 
 @given(wanted, observed)
-def test_properties_of_others_stay(desired: Desired, before: Observed) -> None:
+def test_foreign_properties_are_kept(desired: Desired, before: Observed) -> None:
     after = done(diff(desired, before), before)
     for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
         assert now is not None
@@ -425,7 +425,7 @@ def test_properties_of_others_stay(desired: Desired, before: Observed) -> None:
 
 
 @given(wanted, observed)
-def test_only_the_rights_that_are_needed_are_added(desired: Desired, before: Observed) -> None:
+def test_only_needed_rights_are_added(desired: Desired, before: Observed) -> None:
     after = done(diff(desired, before), before)
     needed = {
         (str(grant.topic), grant.role, action)
@@ -436,9 +436,7 @@ def test_only_the_rights_that_are_needed_are_added(desired: Desired, before: Obs
 
 
 @given(wanted, observed)
-def test_topics_come_before_rights_then_subscriptions_and_what_tunes_comes_last(
-    desired: Desired, before: Observed
-) -> None:
+def test_actions_are_planned_in_dependency_order(desired: Desired, before: Observed) -> None:
     order = {
         actions.CreateTopic: 0,
         actions.Mark: 0,
@@ -459,28 +457,26 @@ def test_topics_come_before_rights_then_subscriptions_and_what_tunes_comes_last(
         for place, action in enumerate(planned)
         if isinstance(action, actions.Mark) and place and max(places[:place])
     ]
-    for place in marks_again:  # what is no longer so, or has been added, is noted after the fact
+    for place in marks_again:  # removed and added values are recorded after the fact
         places[place] = 3.5
     assert places == sorted(places)
 
 
 @given(wanted, observed)
-def test_rights_of_one_namespace_are_one_step(desired: Desired, before: Observed) -> None:
+def test_rights_of_namespace_are_one_action(desired: Desired, before: Observed) -> None:
     planned = diff(desired, before)
     assert sum(isinstance(action, actions.ChangeRights) for action in planned) <= 1
 
 
 @given(wanted, observed.filter(lambda before: before.retry is None))
-def test_a_new_retry_topic_has_the_partitions_of_its_source(
-    desired: Desired, before: Observed
-) -> None:
+def test_new_retry_topic_has_partitions_of_its_source(desired: Desired, before: Observed) -> None:
     assert created(diff(desired, before))[RETRY] == before.source_partitions
     other = dataclasses.replace(desired, retry_partitions=7)
     assert created(diff(other, before))[RETRY] == 7
 
 
 @given(wanted, observed, st.none() | st.integers(1, 5))
-def test_partitions_are_added_until_they_are_enough_and_never_taken_away(
+def test_partitions_are_added_and_never_removed(
     desired: Desired, before: Observed, asked: int | None
 ) -> None:
     desired = dataclasses.replace(desired, retry_partitions=asked)
@@ -493,8 +489,8 @@ def test_partitions_are_added_until_they_are_enough_and_never_taken_away(
         assert after.retry.partitions == 0
 
 
-def test_what_was_done_is_told_in_one_line() -> None:
-    told = actions.in_words(
+def test_actions_are_described_in_one_line() -> None:
+    line = actions.in_words(
         (
             actions.CreateTopic(RETRY, 0, {}),
             actions.Mark(RETRY, {"redrive.io/owner": "here/shop/orders"}),
@@ -514,7 +510,7 @@ def test_what_was_done_is_told_in_one_line() -> None:
             actions.PatchConfigMap(CONFIG_MAP),
         )
     )
-    assert told == (
+    assert line == (
         f"created {RETRY} with no partitions; marked {RETRY} as kept by here/shop/orders; "
         "noted on orders-fulfilment-RETRY what redrive added; "
         f"created missing partitions of {RETRY} again: 0, 2; "

@@ -54,7 +54,7 @@ from tests.support.reconcile_harness import KEY, NOW, ReconcileHarness, reconcil
 
 MakeBody = Callable[..., dict[str, Any]]
 
-HASTY = aiohttp.ClientTimeout(total=0.5)
+HASTY = aiohttp.ClientTimeout(total=0.1)
 QUOTAS = {
     "message_age": {
         "limit": -1,
@@ -79,7 +79,7 @@ def deleted(policy: Body) -> Body:
 
 @dataclass(frozen=True)
 class Shop:
-    """A broker with a source topic and what others own, and a policy to provision."""
+    """A broker with a source topic and a foreign topic, and a policy to provision."""
 
     broker: FakeBroker
     http: Http
@@ -94,7 +94,7 @@ class Shop:
         return await converge(resolve(self.stored, ctx), self.stored, ctx, conflicts)
 
     async def finalize(self, http: Http | None = None) -> Requeue:
-        """Do what the deletion of the policy asks for, as a restarted operator would."""
+        """Clean up the deleted policy as a restarted operator does."""
         ctx = self.ctx(http)
         conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         out = Publisher(self.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
@@ -114,12 +114,12 @@ class Shop:
 
     @property
     def config_maps(self) -> dict[Key, Any]:
-        """What consumers find in Kubernetes."""
-        found = self.kubernetes.objects[resources.CONFIG_MAPS]
-        return {key: config_map["data"] for key, config_map in found.items()}
+        """Data of the ConfigMaps for consumers, by key."""
+        config_maps = self.kubernetes.objects[resources.CONFIG_MAPS]
+        return {key: config_map["data"] for key, config_map in config_maps.items()}
 
     def ctx(self, http: Http | None) -> Any:  # noqa: ANN401
-        """What a reconcile needs of the world."""
+        """Return the context of a reconcile."""
 
         async def resolve(ref: ConnectionRef, namespace: str) -> Connection:
             admin = Admin(
@@ -158,7 +158,7 @@ async def shop(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
+async def test_failed_broker_call_is_repaired_by_next_reconcile(
     connection: dict[str, Any], policy: MakeBody, fault: str
 ) -> None:
     async with shop(connection, policy()) as undisturbed:
@@ -169,7 +169,7 @@ async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
     for number in range(1, calls + 1):
         async with shop(connection, policy()) as disturbed:
             disturbed.broker.fault = at_call(number, FAULTS[fault])
-            with suppress(AdminError):  # where a policy works without what is refused
+            with suppress(AdminError):  # a policy may work without the refused call
                 # Only where nothing else ends the call: a busy machine is slow with others too.
                 limit = HASTY if FAULTS[fault] is hanging else aiohttp.ClientTimeout()
                 async with aiohttp.ClientSession(timeout=limit) as session:
@@ -183,24 +183,24 @@ async def test_a_call_that_fails_is_made_up_for_by_the_next_look(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
+async def test_failed_deletion_call_is_repaired_by_next_reconcile(
     connection: dict[str, Any], policy: MakeBody, fault: str
 ) -> None:
     body = policy(deletionPolicy="Delete", adopt=True)
-    async with standing(connection, body) as undisturbed:
+    async with deleted_shop(connection, body) as undisturbed:
         before = len(undisturbed.broker.calls)
         assert await undisturbed.finalize() is Requeue.ON_CHANGE
         calls = len(undisturbed.broker.calls) - before
-        left = undisturbed.broker.namespaces["shop/prod"].topics
-        # A ledger stays with its dead-letter topic: it holds what was moved, and may not be again.
+        topics = undisturbed.broker.namespaces["shop/prod"].topics
+        # A ledger stays with its dead-letter topic: it records moves that must not be repeated.
         kept = {"orders-fulfilment-DLQ", "orders-fulfilment-DLQ-LEDGER"}
-        assert left.keys() == {"orders", "others"} | kept
-        assert left["orders-fulfilment-DLQ"].subscriptions == []
-        assert left["orders-fulfilment-DLQ"].policies == {"messageTTL": 3600}
-        assert left["orders-fulfilment-DLQ"].quotas == QUOTAS
+        assert topics.keys() == {"orders", "others"} | kept
+        assert topics["orders-fulfilment-DLQ"].subscriptions == []
+        assert topics["orders-fulfilment-DLQ"].policies == {"messageTTL": 3600}
+        assert topics["orders-fulfilment-DLQ"].quotas == QUOTAS
         assert calls > 10
     for number in range(1, calls + 1):
-        async with standing(connection, body) as disturbed:
+        async with deleted_shop(connection, body) as disturbed:
             broker, policies = disturbed.broker, disturbed.kubernetes.objects[resources.POLICIES]
             broker.fault = at_call(number, FAULTS[fault])
             limit = HASTY if FAULTS[fault] is hanging else aiohttp.ClientTimeout()
@@ -216,7 +216,7 @@ async def test_a_call_that_fails_in_a_deletion_is_made_up_for_by_the_next_look(
 
 
 @asynccontextmanager
-async def standing(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
+async def deleted_shop(connection: dict[str, Any], policy: Body) -> AsyncIterator[Shop]:
     """A shop with a policy that is provisioned and being deleted.
 
     Its dead-letter topic was there before.
@@ -247,7 +247,7 @@ def created_in_part(made: Shop) -> BrokerFault:
     return befall
 
 
-async def test_a_topic_that_was_created_and_whose_properties_were_lost_is_redrives_own(
+async def test_created_topic_without_properties_is_owned_by_redrive(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(deletionPolicy="Delete")
@@ -261,7 +261,7 @@ async def test_a_topic_that_was_created_and_whose_properties_were_lost_is_redriv
         assert disturbed.broker.namespaces == undisturbed.broker.namespaces
 
 
-async def test_a_deletion_takes_a_topic_whose_properties_were_lost_when_it_was_created(
+async def test_deletion_removes_created_topic_without_properties(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     async with shop(connection, policy(deletionPolicy="Delete")) as disturbed:
@@ -276,7 +276,7 @@ async def test_a_deletion_takes_a_topic_whose_properties_were_lost_when_it_was_c
 @pytest.mark.parametrize(
     "theirs", [Topic(0, {"team": "a"}), Topic(0, {}, {"": ["theirs"]})], ids=str
 )
-async def test_a_topic_that_others_create_first_is_not_called_redrives(
+async def test_topic_created_first_by_others_is_not_owned(
     connection: dict[str, Any], policy: MakeBody, theirs: Topic
 ) -> None:
     async with shop(connection, policy()) as contested:
@@ -333,7 +333,7 @@ def restart(here: ReconcileHarness, shown: list[Body]) -> None:
 
 
 def stored_state(here: ReconcileHarness) -> dict[str, Any]:
-    """All that there is in the end, without what counts versions and tells times."""
+    """Return all stored objects, without versions and times."""
     objects = copy.deepcopy(here.kubernetes.objects)
     for by_key in objects.values():
         for body in by_key.values():
@@ -345,14 +345,14 @@ def stored_state(here: ReconcileHarness) -> dict[str, Any]:
 
 
 def count_writes(here: ReconcileHarness) -> Counter[tuple[str, str]]:
-    """How often each write was made, in Kubernetes and at the broker."""
+    """Return the number of each write, in Kubernetes and at the broker."""
     in_kubernetes = ((write.verb, write.resource.kind) for write in here.kubernetes.writes)
     return Counter([*here.broker.writes, *in_kubernetes])
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["seen", "stale"])
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-async def test_a_crash_at_any_write_ends_as_peace_does_and_repeats_only_that_write(
+async def test_crash_at_any_write_repeats_only_that_write(
     connection: dict[str, Any], policy: MakeBody, *, done: bool, stale: bool
 ) -> None:
     body = policy(deletionPolicy="Delete")
@@ -376,7 +376,7 @@ async def test_a_crash_at_any_write_ends_as_peace_does_and_repeats_only_that_wri
             await run(here, Fault(0, done=False))
             assert stored_state(here) == right, f"write {number}"
             more = count_writes(here) - before
-            at_the_broker = {each: count for each, count in more.items() if each[0].isupper()}
+            at_the_broker = {write: count for write, count in more.items() if write[0].isupper()}
             assert sum(at_the_broker.values()) <= 1, f"write {number}: {more}"
             # A stale cache shows no progress and no intent: both are written again.
             assert more.keys() - at_the_broker <= {STATUS_WRITE, FINALIZER_WRITE}, (
@@ -463,7 +463,7 @@ class Watched(FakeKubernetes):
 
 
 class Run:
-    """An operator, started again where it ends, that follows what a user does."""
+    """An operator, started again after a crash, that follows the changes of a user."""
 
     def __init__(self, here: ReconcileHarness, kubernetes: Watched) -> None:
         self.here, self.kubernetes = here, kubernetes
@@ -471,7 +471,7 @@ class Run:
         self.start({})
 
     def start(self, objects: Objects) -> None:
-        """Start the operator with what a list shows it."""
+        """Start the operator with the objects of a list."""
         ctx = self.here.ctx
         ctx.policies = Cache(objects.get(resources.POLICIES, {}).values())
         ctx.config_maps = Cache(objects.get(resources.CONFIG_MAPS, {}).values())
@@ -486,7 +486,7 @@ class Run:
         self.caches[resource].on_event({"type": kind, "object": body})
 
     async def begin_again(self, shown: Objects) -> None:
-        """Start the operator an hour later, with *shown*, and then show what is there."""
+        """Start the operator an hour later with *shown*, then with the stored objects."""
         self.kubernetes.crash = None
         self.here.now += LATER
         self.start(shown)
@@ -497,9 +497,9 @@ class Run:
 
     @property
     def is_going(self) -> bool:
-        """Whether the policy is being deleted."""
-        there = self.kubernetes.objects[resources.POLICIES].values()
-        return any("deletionTimestamp" in body["metadata"] for body in there)
+        """True while the policy is being deleted."""
+        policies = self.kubernetes.objects[resources.POLICIES].values()
+        return any("deletionTimestamp" in body["metadata"] for body in policies)
 
     @property
     def caches(self) -> dict[Resource, Cache]:
@@ -517,7 +517,7 @@ class Run:
                 self.show(resources.CONFIG_MAPS, "DELETED", body)
 
     async def relist(self) -> None:
-        """Show all that is there, as a watch that begins does, then look for what is not."""
+        """Show all stored objects, as a new watch does, then relist to find deleted ones."""
         for resource in WATCHED:
             for body in await self.kubernetes.list(resource):
                 self.show(resource, "ADDED", body)
@@ -551,7 +551,7 @@ async def started(connection: Body, body: Body, kubernetes: Watched) -> AsyncIte
 
 
 def story(run: Run, body: Body) -> list[Callable[[], Awaitable[None]]]:
-    """What the user does, step by step."""
+    """Changes of the user, step by step."""
     users = run.kubernetes
     again = copy.deepcopy(dict(body))
     again["metadata"] |= {"uid": "another", "creationTimestamp": "2026-01-01T00:30:00Z"}
@@ -565,7 +565,7 @@ def story(run: Run, body: Body) -> list[Callable[[], Awaitable[None]]]:
 
 
 def state_of_run(run: Run) -> dict[str, Any]:
-    """All that there is, without what counts versions and tells times."""
+    """Return all stored objects, without versions and times."""
     objects = copy.deepcopy({kind.kind: dict(run.kubernetes.objects[kind]) for kind in WATCHED})
     for by_key in objects.values():
         for body in by_key.values():
@@ -578,13 +578,13 @@ def state_of_run(run: Run) -> dict[str, Any]:
 
 
 def writes_of_run(run: Run) -> Counter[tuple[str, str]]:
-    """How often each write was made, in Kubernetes and at the broker."""
+    """Return the number of each write, in Kubernetes and at the broker."""
     in_kubernetes = ((write.verb, write.resource.kind) for write in run.kubernetes.writes)
     return Counter([*run.here.broker.writes, *in_kubernetes])
 
 
 def deletions(writes: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
-    """Those that take something away."""
+    """Return the deletions among *writes*."""
     return Counter({write: count for write, count in writes.items() if write[0] == "DELETE"})
 
 
@@ -602,7 +602,7 @@ async def peace(connection: Body, body: Body) -> tuple[dict[str, Any], Counter[A
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["repaired at once", "repaired in the end"])
-async def test_whatever_event_a_watch_misses_a_relist_repairs_it(
+async def test_relist_repairs_any_missed_watch_event(
     connection: dict[str, Any], body: Body, *, late: bool
 ) -> None:
     right, before, states = await peace(connection, body)
@@ -621,7 +621,7 @@ async def test_whatever_event_a_watch_misses_a_relist_repairs_it(
             assert not writes_of_run(run) - before, f"event {missed}"
 
 
-async def test_an_operator_that_begins_with_what_was_there_before_takes_nothing_away(
+async def test_stale_start_after_crash_deletes_nothing_more(
     connection: dict[str, Any], body: Body
 ) -> None:
     right, before, states = await peace(connection, body)

@@ -130,11 +130,11 @@ async def look(
     brokers: Gone = Gone(),  # noqa: B008  it never changes
     began: timedelta = timedelta(0),
 ) -> Requeue:
-    """One look at the only policy, so long after its deletion, with no connection there.
+    """Finalize the only policy, so long after its deletion, without its connection.
 
     The operator *began* so long after the deletion.
     """
-    (known,) = table
+    (body,) = table
     settings = SimpleNamespace(cluster_id="here", namespaces=())
     ctx: Any = SimpleNamespace(
         brokers=brokers,
@@ -146,12 +146,12 @@ async def look(
         settings=settings,
         kubernetes=api,
     )
-    outcome = await finalize(known, ctx, Conflicts(table, ctx.connections, lambda _: None))
-    await publish(known, outcome, out_of(api, table))
+    outcome = await finalize(body, ctx, Conflicts(table, ctx.connections, lambda _: None))
+    await publish(body, outcome, out_of(api, table))
     return outcome.requeue
 
 
-async def test_a_deletion_waits_for_its_connection_and_says_since_when_and_how_long(
+async def test_deletion_without_connection_waits_with_deadline(
     policy: MakeBody,
 ) -> None:
     body = deleted(policy(deletionPolicy="Delete"))
@@ -159,14 +159,14 @@ async def test_a_deletion_waits_for_its_connection_and_says_since_when_and_how_l
     assert await look(api, table, timedelta(minutes=9, seconds=59)) is Requeue.BACKOFF
     ready = ready_condition(api)
     assert ready["reason"] == "ConnectionNotFound"
-    said = ready["message"]
-    assert said.startswith("being deleted since 2026-01-01T00:00:00Z: no connection; got")
-    assert "at 2026-01-01T00:10:00Z the policy goes all the same" in said
-    assert "with the annotation redrive.io/skip-cleanup=true it goes now" in said
+    message = ready["message"]
+    assert message.startswith("being deleted since 2026-01-01T00:00:00Z: no connection; got")
+    assert "at 2026-01-01T00:10:00Z the policy goes all the same" in message
+    assert "with the annotation redrive.io/skip-cleanup=true it goes now" in message
     assert FINALIZER in stored(api)["metadata"]["finalizers"]
 
 
-async def test_a_deletion_gives_up_in_the_end_and_says_what_may_be_left(policy: MakeBody) -> None:
+async def test_deletion_past_deadline_is_abandoned_with_event(policy: MakeBody) -> None:
     body = deleted(policy(deletionPolicy="Delete"))
     api, table = storing(body), Cache([body])
     assert await look(api, table, timedelta(minutes=10)) is Requeue.ON_CHANGE
@@ -177,20 +177,20 @@ async def test_a_deletion_gives_up_in_the_end_and_says_what_may_be_left(policy: 
     assert message.endswith("what there is of r and d stays at the broker")
 
 
-async def test_an_outage_of_the_operator_does_not_count(policy: MakeBody) -> None:
+async def test_operator_outage_does_not_count_for_deadline(policy: MakeBody) -> None:
     body = deleted(policy(deletionPolicy="Delete"))
     api, table = storing(body), Cache([body])
     began = timedelta(hours=1)
     almost = began + timedelta(minutes=9, seconds=59)
     assert await look(api, table, almost, began=began) is Requeue.BACKOFF
-    said = ready_condition(api)["message"]
-    assert said.startswith("being deleted since 2026-01-01T00:00:00Z: ")
-    assert "at 2026-01-01T01:10:00Z the policy goes all the same" in said
+    message = ready_condition(api)["message"]
+    assert message.startswith("being deleted since 2026-01-01T00:00:00Z: ")
+    assert "at 2026-01-01T01:10:00Z the policy goes all the same" in message
     over = began + timedelta(minutes=10)
     assert await look(api, table, over, began=began) is Requeue.ON_CHANGE
 
 
-async def test_a_fault_of_our_own_holds_up_no_deletion_for_ever(
+async def test_internal_error_past_deadline_releases_policy(
     policy: MakeBody, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = deleted(policy(deletionPolicy="Delete"))
@@ -207,7 +207,7 @@ async def test_a_fault_of_our_own_holds_up_no_deletion_for_ever(
     assert "KeyError: 'partitions'" in caplog.text
 
 
-async def test_an_annotation_has_a_deletion_give_up_at_once(policy: MakeBody) -> None:
+async def test_skip_cleanup_annotation_releases_policy_at_once(policy: MakeBody) -> None:
     body = deleted(policy(deletionPolicy="Delete"), **{"skip-cleanup": "true"})
     api, table = storing(body), Cache([body])
     assert SKIP_CLEANUP in body["metadata"]["annotations"]
@@ -216,7 +216,7 @@ async def test_an_annotation_has_a_deletion_give_up_at_once(policy: MakeBody) ->
     assert [reason for _, reason, _ in api.announced()] == [CLEANUP_ABANDONED]
 
 
-async def test_what_stays_is_told_once_however_often_letting_go_is_tried(policy: MakeBody) -> None:
+async def test_abandoned_cleanup_is_announced_once_over_retries(policy: MakeBody) -> None:
     body = deleted(policy(), **{"skip-cleanup": "true"})
     api, table = storing(body), Cache([body])
     attempts = itertools.count(1)
@@ -235,7 +235,7 @@ async def test_what_stays_is_told_once_however_often_letting_go_is_tried(policy:
     assert stored(api)["metadata"]["finalizers"] == ["others"]
 
 
-async def test_a_status_that_is_written_meanwhile_repeats_no_cleanup(policy: MakeBody) -> None:
+async def test_concurrent_status_write_repeats_no_cleanup(policy: MakeBody) -> None:
     body = deleted(policy(), **{"skip-cleanup": "true"})
     body["metadata"]["finalizers"] = [FINALIZER]
     api, table = storing(body), Cache([body])
@@ -244,7 +244,7 @@ async def test_a_status_that_is_written_meanwhile_repeats_no_cleanup(policy: Mak
     assert api.objects[resources.POLICIES] == {}
 
 
-async def test_a_deletion_asks_the_broker_of_a_connection_that_is_gone_for_a_sign_of_life(
+async def test_deletion_probes_broker_of_deleted_connection(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     async def silent() -> None:
@@ -278,7 +278,7 @@ async def test_a_deletion_asks_the_broker_of_a_connection_that_is_gone_for_a_sig
     ],
 )
 @pytest.mark.parametrize("before", [[], ["others"], ["others", FINALIZER]])
-async def test_only_a_deletion_with_work_to_do_holds_the_api_server_up(
+async def test_cleanup_finalizer_depends_on_deletion_policy(
     policy: MakeBody, before: list[str], choice: DeletionPolicy, *, held: bool
 ) -> None:
     body = policy()
@@ -289,13 +289,13 @@ async def test_only_a_deletion_with_work_to_do_holds_the_api_server_up(
     assert ("others" in after["metadata"]["finalizers"]) is ("others" in before)
 
 
-async def test_what_stays_of_a_policy_that_went_at_once_is_told_too(policy: MakeBody) -> None:
+async def test_deletion_without_finalizer_announces_kept_topics(policy: MakeBody) -> None:
     body = policy() | {"status": {"retryTopic": "r", "deadLetterTopic": "d"}}
     table = Cache([body, policy("unmade"), deleted(policy("told"))])
     api = storing(body)
     events = DeletionEvents(out_of(api, table))
-    for each in table:
-        table.drop(each)
+    for deleted_body in table:
+        table.drop(deleted_body)
     await events.idle()
     ((_, reason, message),) = api.announced()
     assert reason == RETAINED
@@ -339,12 +339,12 @@ topics = st.builds(
 left_topics = st.lists(topics, max_size=2, unique_by=lambda topic: topic.name)
 
 
-def planned(policy: DeletionPolicy, found: list[Left]) -> Removal:
-    """What is planned once all clients are gone."""
+def planned(policy: DeletionPolicy, topics: list[Left]) -> Removal:
+    """Return the removal that is planned once all clients have disconnected."""
     try:
-        return removal(OURS, policy, found)
+        return removal(OURS, policy, topics)
     except InUseError:
-        return removal(OURS, policy, [without_clients(topic) for topic in found])
+        return removal(OURS, policy, [without_clients(topic) for topic in topics])
 
 
 def without_clients(topic: Left) -> Left:
@@ -353,43 +353,43 @@ def without_clients(topic: Left) -> Left:
 
 
 def touched(plan: Removal) -> set[TopicName]:
-    found = set()
+    topics = set()
     for action in plan.actions:
         if isinstance(action, actions.ChangeRights):
-            found |= {change.topic for change in action.changes}
+            topics |= {change.topic for change in action.changes}
         else:
             assert isinstance(
                 action, actions.DeleteTopic | actions.DeleteSubscription | actions.Mark
             )
-            found.add(action.topic)
-    return found
+            topics.add(action.topic)
+    return topics
 
 
 @given(st.sampled_from(WANTED), left_topics)
-def test_a_topic_is_touched_only_if_it_is_marked_as_ours_and_nobody_needs_it(
-    policy: DeletionPolicy, found: list[Left]
+def test_removal_touches_only_own_unneeded_topics(
+    policy: DeletionPolicy, topics: list[Left]
 ) -> None:
     ours = {
         topic.name
-        for topic in found
+        for topic in topics
         if OwnershipRecord.of(topic.properties).is_of(OURS) and topic.heir is None
     }
-    assert touched(planned(policy, found)) <= ours
+    assert touched(planned(policy, topics)) <= ours
 
 
 @given(st.sampled_from(WANTED), left_topics)
-def test_a_topic_is_deleted_only_if_redrive_made_it(
-    policy: DeletionPolicy, found: list[Left]
+def test_removal_deletes_only_topics_created_by_redrive(
+    policy: DeletionPolicy, topics: list[Left]
 ) -> None:
-    made = {topic.name for topic in found if OwnershipRecord.of(topic.properties).created}
-    for action in planned(policy, found).actions:
+    made = {topic.name for topic in topics if OwnershipRecord.of(topic.properties).created}
+    for action in planned(policy, topics).actions:
         assert not isinstance(action, actions.DeleteTopic) or action.topic in made
 
 
 @given(left_topics)
-def test_what_holds_messages_is_deleted_by_delete_alone(found: list[Left]) -> None:
-    by_name = {topic.name: topic.usage for topic in found}
-    for action in planned(DeletionPolicy.DELETE_IF_EMPTY, found).actions:
+def test_only_delete_policy_removes_stored_messages(topics: list[Left]) -> None:
+    by_name = {topic.name: topic.usage for topic in topics}
+    for action in planned(DeletionPolicy.DELETE_IF_EMPTY, topics).actions:
         match action:
             case actions.DeleteTopic(topic, _):
                 assert not any(s.backlog for s in by_name[topic].subscriptions.values())
@@ -399,22 +399,20 @@ def test_what_holds_messages_is_deleted_by_delete_alone(found: list[Left]) -> No
 
 
 @given(st.sampled_from(WANTED), left_topics)
-def test_only_a_subscription_that_is_on_record_is_deleted_alone(
-    policy: DeletionPolicy, found: list[Left]
+def test_removal_deletes_only_recorded_subscriptions(
+    policy: DeletionPolicy, topics: list[Left]
 ) -> None:
-    recorded = {topic.name: OwnershipRecord.of(topic.properties).subscription for topic in found}
-    for action in planned(policy, found).actions:
+    recorded = {topic.name: OwnershipRecord.of(topic.properties).subscription for topic in topics}
+    for action in planned(policy, topics).actions:
         assert not isinstance(action, actions.DeleteSubscription) or (
             recorded[action.topic] == action.subscription
         )
 
 
 @given(st.sampled_from(WANTED), left_topics)
-def test_only_rights_that_are_on_record_are_taken_back(
-    policy: DeletionPolicy, found: list[Left]
-) -> None:
-    by_name = {topic.name: topic for topic in found}
-    for action in planned(policy, found).actions:
+def test_removal_revokes_only_recorded_rights(policy: DeletionPolicy, topics: list[Left]) -> None:
+    by_name = {topic.name: topic for topic in topics}
+    for action in planned(policy, topics).actions:
         for change in action.changes if isinstance(action, actions.ChangeRights) else ():
             have = by_name[change.topic].permissions.get(change.role, frozenset())
             ours = OwnershipRecord.of(by_name[change.topic].properties).granted[change.role]
@@ -422,26 +420,24 @@ def test_only_rights_that_are_on_record_are_taken_back(
 
 
 @given(st.sampled_from(WANTED), left_topics)
-def test_nothing_is_done_while_clients_use_what_would_go(
-    policy: DeletionPolicy, found: list[Left]
-) -> None:
+def test_removal_waits_for_connected_clients(policy: DeletionPolicy, topics: list[Left]) -> None:
     try:
-        plan = removal(OURS, policy, found)
+        plan = removal(OURS, policy, topics)
     except InUseError:
-        assert found != [without_clients(topic) for topic in found]
+        assert topics != [without_clients(topic) for topic in topics]
         return
     for action in plan.actions:
-        for topic in found:
+        for topic in topics:
             if isinstance(action, actions.DeleteTopic) and topic.name == action.topic:
                 assert topic == without_clients(topic)
 
 
 @given(st.sampled_from(WANTED), left_topics)
-def test_every_topic_that_stays_is_named(policy: DeletionPolicy, found: list[Left]) -> None:
-    plan = planned(policy, found)
+def test_removal_names_every_topic_that_stays(policy: DeletionPolicy, topics: list[Left]) -> None:
+    plan = planned(policy, topics)
     gone = {action.topic for action in plan.actions if isinstance(action, actions.DeleteTopic)}
-    for topic in found:
-        assert (topic.name in gone) != any(str(topic.name) in said for said in plan.stays)
+    for topic in topics:
+        assert (topic.name in gone) != any(str(topic.name) in reason for reason in plan.stays)
 
 
 def dead_letters_left(backlog: int, consumers: int = 0, uncounted: int = 0) -> Left:
@@ -451,7 +447,7 @@ def dead_letters_left(backlog: int, consumers: int = 0, uncounted: int = 0) -> L
     return Left(DEAD_LETTER, "redrive", False, marks, usage, {}, None)  # noqa: FBT003 - not partitioned
 
 
-def test_what_stays_says_why() -> None:
+def test_removal_gives_reason_for_topics_that_stay() -> None:
     kept = removal(OURS, DeletionPolicy.DELETE_IF_EMPTY, [dead_letters_left(41)])
     assert kept == Removal((), (f"{DEAD_LETTER} holds messages (41 for redrive)",))
     assert removal(OURS, DeletionPolicy.DELETE, [dead_letters_left(41)]).stays == ()
@@ -464,7 +460,7 @@ def test_what_stays_says_why() -> None:
     )
 
 
-def test_clients_are_named() -> None:
+def test_removal_error_names_connected_clients() -> None:
     with pytest.raises(InUseError, match=f"{DEAD_LETTER}: 2 consumers, 0 producers'; stop them"):
         removal(OURS, DeletionPolicy.DELETE, [dead_letters_left(0, consumers=2)])
 
@@ -499,14 +495,14 @@ def owned(body: dict[str, Any], actions: list[str]) -> Topic:
 
 
 @pytest.mark.parametrize("local", [SYSTEM, "__change_events-partition-0", "%5F_change_events"])
-def test_rights_on_system_topic_are_taken_and_never_given(local: str) -> None:
+def test_system_topic_rights_are_revoked_and_never_granted(local: str) -> None:
     topic = TopicName("shop", "prod", local)
     RightsChange(topic, "fulfilment", take=frozenset({"produce"}))
     with pytest.raises(InvalidSpecError, match="one of Pulsar's own"):
         RightsChange(topic, "fulfilment", give=frozenset({"produce"}))
 
 
-async def test_policy_with_system_topic_is_invalid_and_grants_nothing(
+async def test_policy_with_system_topic_is_invalid_without_grants(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = refused_policy(policy)
@@ -523,7 +519,7 @@ async def test_policy_with_system_topic_is_invalid_and_grants_nothing(
 
 
 @pytest.mark.parametrize("deletion", ["Delete", "DeleteIfEmpty", "RevokeGrants"])
-async def test_deletion_of_policy_with_system_topic_revokes_its_grants(
+async def test_deletion_with_system_topic_revokes_its_grants(
     connection: dict[str, Any], policy: MakeBody, deletion: str
 ) -> None:
     body = refused_policy(policy, deletionTimestamp="2026-01-01T00:00:00Z")
@@ -550,7 +546,7 @@ async def test_deletion_of_policy_with_system_topic_revokes_its_grants(
 
 
 @pytest.mark.parametrize("deletion", ["Retain", "Delete"])
-async def test_rights_on_system_topic_are_taken_back_at_once(
+async def test_system_topic_rights_of_invalid_policy_are_revoked(
     connection: dict[str, Any], policy: MakeBody, deletion: str
 ) -> None:
     """Whoever has them can stop all producers of the namespace."""

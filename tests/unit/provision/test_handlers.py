@@ -64,7 +64,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
 @pytest.fixture
 async def ctx(looks: Looks) -> AsyncIterator[Context]:  # noqa: ARG001 - looks in place of real ones
-    """What the watches tell of, and who answers."""
+    """A context with handlers registered, and `looks` in place of reconciles."""
     tables = {name: Cache() for name in ("connections", "policies", "replays", "config_maps")}
     made = Context(
         settings=NOTHING,
@@ -79,11 +79,11 @@ async def ctx(looks: Looks) -> AsyncIterator[Context]:  # noqa: ARG001 - looks i
     )
     working = handlers.register(kopf.OperatorRegistry(), made)
     yield made
-    for each in working:
-        await each.stop()
+    for controller in working:
+        await controller.stop()
 
 
-async def test_policies_of_a_broker_that_hangs_keep_no_others_waiting(
+async def test_policies_of_hanging_broker_do_not_delay_others(
     ctx: Context, looks: Looks, policy: MakeBody
 ) -> None:
     for number in TIMES_AT_ONCE:
@@ -93,7 +93,7 @@ async def test_policies_of_a_broker_that_hangs_keep_no_others_waiting(
     await looks.reach("orders")
 
 
-async def test_connections_whose_brokers_hang_keep_no_others_waiting(
+async def test_connections_of_hanging_brokers_do_not_delay_others(
     ctx: Context, looks: Looks
 ) -> None:
     for name in (*(f"slow-{number}" for number in TIMES_AT_ONCE), "main"):
@@ -103,7 +103,7 @@ async def test_connections_whose_brokers_hang_keep_no_others_waiting(
     await looks.reach("main")
 
 
-async def test_policies_are_looked_at_when_their_broker_is_upgraded(
+async def test_broker_upgrade_enqueues_its_policies(
     ctx: Context, looks: Looks, policy: MakeBody
 ) -> None:
     def main(version: int, release: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ async def test_policies_are_looked_at_when_their_broker_is_upgraded(
     assert looks.begun.empty()
 
 
-async def test_a_connection_that_becomes_ready_has_those_looked_at_that_failed_without_it(
+async def test_ready_connection_enqueues_policies_that_failed(
     ctx: Context, looks: Looks, policy: MakeBody
 ) -> None:
     def main(version: int, ready: str) -> dict[str, Any]:
@@ -182,8 +182,8 @@ async def started(*policies: Body) -> AsyncIterator[FakeKubernetes]:
         async with asyncio.timeout(SECONDS):
             yield kubernetes
     finally:
-        for each in begun:
-            await each.stop()
+        for controller in begun:
+            await controller.stop()
 
 
 def ready(body: dict[str, Any], since: str = "2026-01-01T00:00:00Z") -> dict[str, Any]:
@@ -199,7 +199,7 @@ def ready(body: dict[str, Any], since: str = "2026-01-01T00:00:00Z") -> dict[str
     return body | {"status": {"observedGeneration": generation, "conditions": [condition]}}
 
 
-async def test_a_policy_whose_connection_went_while_no_operator_ran_is_ready_no_more(
+async def test_policy_without_connection_at_start_is_not_ready(
     policy: MakeBody,
 ) -> None:
     async with started(ready(policy())) as kubernetes:
@@ -207,9 +207,7 @@ async def test_a_policy_whose_connection_went_while_no_operator_ran_is_ready_no_
 
 
 @pytest.mark.parametrize("since", ["0000-01-01T00:00:00Z", "2026-01-01T00:00:00+99:00"])
-async def test_a_status_that_cannot_be_read_does_not_end_the_operator_and_is_written_again(
-    policy: MakeBody, since: str
-) -> None:
+async def test_unreadable_status_at_start_is_written_again(policy: MakeBody, since: str) -> None:
     spoilt = ready(policy("spoilt"), since)
     async with started(spoilt, policy("new")) as kubernetes:
         reasons = dict[str, str]()

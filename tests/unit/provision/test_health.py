@@ -37,7 +37,7 @@ READY = {"type": "Ready", "status": "True", "reason": "Provisioned", "message": 
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
+async def test_connections_to_one_broker_share_its_rate_limit(
     ctx: Context,
     policy: MakeBody,
     connection: dict[str, Any],
@@ -49,9 +49,9 @@ async def test_connections_to_one_broker_share_the_pace_of_its_statistics(
     class Noting(Reader):
         """A reader that tells its pace."""
 
-        def __init__(self, interval: float, given: Sequence[RateLimit]) -> None:
-            super().__init__(interval, given)
-            paces.append(given[0])
+        def __init__(self, interval: float, limits: Sequence[RateLimit]) -> None:
+            super().__init__(interval, limits)
+            paces.append(limits[0])
             if len(paces) == 3:
                 all_begun.set()
 
@@ -142,7 +142,7 @@ def cluster(ctx: Context, policy: MakeBody, connection: dict[str, Any]) -> Clust
 
 @asynccontextmanager
 async def watching(cluster: Cluster) -> AsyncIterator[None]:
-    """Watch over the policy's topics, and move on by a second after the first look."""
+    """Poll the topics of the policy, and advance the clock by a second after the first poll."""
     health = Health(cluster.ctx, lambda _: None)
     try:
         assert await cluster.written() == "2026-11-21T09:00:00Z"
@@ -160,7 +160,7 @@ def replay_in_phase(phase: str, policy: str = "orders") -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_backlog_is_read_again_when_a_replay_of_the_policy_ends(
+async def test_finished_replay_has_the_backlog_read_again(
     cluster: Cluster,
 ) -> None:
     async with watching(cluster):
@@ -179,7 +179,7 @@ async def test_a_backlog_is_read_again_when_a_replay_of_the_policy_ends(
         {"status": {"conditions": []}},
     ],
 )
-async def test_a_backlog_is_read_again_when_the_policy_becomes_ready(
+async def test_ready_policy_has_its_backlog_read_again(
     cluster: Cluster, change: dict[str, Any]
 ) -> None:
     async with watching(cluster):
@@ -190,7 +190,7 @@ async def test_a_backlog_is_read_again_when_the_policy_becomes_ready(
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_backlog_is_read_again_when_a_reconcile_is_requested(
+async def test_requested_reconcile_has_the_backlog_read_again(
     cluster: Cluster,
 ) -> None:
     async with watching(cluster):
@@ -201,7 +201,7 @@ async def test_a_backlog_is_read_again_when_a_reconcile_is_requested(
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_backlog_is_not_read_again_for_what_does_not_concern_it(
+async def test_unrelated_changes_do_not_read_the_backlog(
     cluster: Cluster,
 ) -> None:
     async with watching(cluster):
@@ -215,7 +215,7 @@ NOT_READY = READY | {"status": "False", "reason": "BrokerFailed"}
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_policy_that_is_not_ready_any_more_keeps_its_series_until_it_is_gone(
+async def test_failed_policy_keeps_its_series_until_deletion(
     cluster: Cluster, policy: MakeBody
 ) -> None:
     labels = {
@@ -250,25 +250,25 @@ QUOTA = {"destination_storage": {"limitSize": MEBIBYTE, "policy": "producer_exce
 
 
 async def reasons_shown(health: Health, cluster: Cluster, enqueued: list[Key]) -> list[str]:
-    """Wait for two looks; return what they find, and forget for which policies they enqueued."""
+    """Wait for two reads; return the reasons of their warnings, and clear *enqueued*."""
     await asyncio.sleep(2 * INTERVAL_SECONDS + 1)
     body = cluster.ctx.policies.get(ORDERS) or {}
-    found = health.warnings(body)
-    assert (ORDERS in enqueued) == (set(found) != set(_conditions(body)))
-    conditions = [READY, *({**READY, "type": w.reason, "message": w.message} for w in found)]
+    warnings = health.warnings(body)
+    assert (ORDERS in enqueued) == (set(warnings) != set(_conditions(body)))
+    conditions = [READY, *({**READY, "type": w.reason, "message": w.message} for w in warnings)]
     cluster.change({**body, "status": {**body["status"], "conditions": conditions}})
     enqueued.clear()
-    return [warning.reason for warning in found]
+    return [warning.reason for warning in warnings]
 
 
 def _conditions(body: Body) -> list[StatusWarning]:
-    found = body["status"]["conditions"]
-    return [StatusWarning(c["type"], c["message"]) for c in found if c["type"] != "Ready"]
+    conditions = body["status"]["conditions"]
+    return [StatusWarning(c["type"], c["message"]) for c in conditions if c["type"] != "Ready"]
 
 
 @pytest.mark.usefixtures("virtual_time")
 @pytest.mark.parametrize("by", ["policy", "topic", "namespace", "broker"])
-async def test_a_dead_letter_topic_nears_its_quota_whoever_has_set_it(
+async def test_quota_warning_applies_to_quotas_of_any_level(
     cluster: Cluster, policy: MakeBody, by: str
 ) -> None:
     if by == "policy":
@@ -277,7 +277,7 @@ async def test_a_dead_letter_topic_nears_its_quota_whoever_has_set_it(
     elif by == "broker":
         cluster.of_broker = MEBIBYTE
     else:
-        # What a topic has goes before what its namespace has, and that before the broker's.
+        # A quota of the topic precedes that of its namespace, and that the broker's.
         cluster.of_broker = 1
         cluster.quotas["namespace"] = {"destination_storage": {"limitSize": 1}}
         cluster.quotas[by] = QUOTA
@@ -292,7 +292,7 @@ async def test_a_dead_letter_topic_nears_its_quota_whoever_has_set_it(
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_quota_that_is_lifted_or_can_not_be_read_warns_of_nothing(cluster: Cluster) -> None:
+async def test_lifted_or_unreadable_quota_warns_of_nothing(cluster: Cluster) -> None:
     cluster.of_broker = 1
     cluster.quotas["namespace"] = {"destination_storage": {"limitSize": -1}}
     cluster.found["redrive"] = dataclasses.replace(NOTHING_WAITS, bytes=MEBIBYTE)
@@ -312,7 +312,7 @@ async def test_a_quota_that_is_lifted_or_can_not_be_read_warns_of_nothing(cluste
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_retries_that_are_due_and_not_delivered_are_overdue_until_they_are_delivered(
+async def test_overdue_retries_are_warned_about_until_delivery(
     cluster: Cluster,
 ) -> None:
     due = dataclasses.replace(
@@ -320,7 +320,7 @@ async def test_retries_that_are_due_and_not_delivered_are_overdue_until_they_are
     )
     enqueued: list[Key] = []
     health = Health(cluster.ctx, enqueued.append)
-    for found, reasons in (
+    for statistics, reasons in (
         (NOTHING_WAITS, []),
         (dataclasses.replace(due, consumers=0), []),
         (due, ["RetriesOverdue"]),
@@ -330,8 +330,8 @@ async def test_retries_that_are_due_and_not_delivered_are_overdue_until_they_are
         (due, ["RetriesOverdue"]),
         (dataclasses.replace(due, delivered=1), []),
     ):  # fmt: skip
-        cluster.found["fulfilment"] = found
-        assert await reasons_shown(health, cluster, enqueued) == reasons, found
+        cluster.found["fulfilment"] = statistics
+        assert await reasons_shown(health, cluster, enqueued) == reasons, statistics
     await health.stop()
 
 
@@ -365,7 +365,7 @@ async def serving_broker() -> AsyncIterator[tuple[Admin, list[str]]]:
         await runner.cleanup()
 
 
-async def test_a_topic_is_read_once_within_the_interval_whoever_asks() -> None:
+async def test_topic_is_read_once_within_the_interval() -> None:
     async with serving_broker() as (admin, calls):
         reader = Reader(60.0, [RateLimit(0.001)])
         for _ in range(3):
@@ -373,7 +373,7 @@ async def test_a_topic_is_read_once_within_the_interval_whoever_asks() -> None:
         assert calls == ["plain/stats"]
 
 
-async def test_a_fresh_answer_is_asked_for_at_once() -> None:
+async def test_fresh_read_is_not_cached() -> None:
     async with serving_broker() as (admin, calls):
         reader = Reader(60.0, [RateLimit(0.001)])
         for _ in range(2):
@@ -381,7 +381,7 @@ async def test_a_fresh_answer_is_asked_for_at_once() -> None:
         assert calls == ["plain/stats", "plain/stats"]
 
 
-async def test_of_what_kind_a_topic_is_has_to_be_found_out_once() -> None:
+async def test_topic_kind_is_detected_once() -> None:
     async with serving_broker() as (admin, calls):
         reader = Reader(0.0, [RateLimit(0.001)])
         for _ in range(2):
@@ -389,13 +389,13 @@ async def test_of_what_kind_a_topic_is_has_to_be_found_out_once() -> None:
         assert calls == ["parts/stats", "parts/partitioned-stats", "parts/partitioned-stats"]
 
 
-async def test_a_topic_that_is_not_there_is_an_error() -> None:
+async def test_missing_topic_raises_not_found() -> None:
     async with serving_broker() as (admin, _):
         with pytest.raises(AdminNotFoundError):
             await Reader(60.0, [RateLimit(0.001)]).read(admin, TopicName("t", "n", "absent"))
 
 
-async def test_a_broker_is_asked_no_more_often_than_so_many_times_a_second() -> None:
+async def test_reader_keeps_to_its_rate_limit() -> None:
     async with serving_broker() as (admin, calls):
         reader, loop = Reader(60.0, [RateLimit(0.02)]), asyncio.get_running_loop()
         begun = loop.time()
@@ -422,7 +422,7 @@ def gauge(metric: str, topic: str = TOPIC, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(metric, {**policy, **where, **labels})
 
 
-def test_the_metrics_of_a_policy_name_its_object_and_its_topic_and_subscription() -> None:
+def test_metrics_have_labels_of_policy_topic_and_subscription() -> None:
     gauges = Gauges(lambda: NOW)
     gauges.show(KEY, POLICY, WAITING, DELIVERED)
     assert gauge("redrive_backlog_messages", role="retry") == 3
@@ -435,7 +435,7 @@ def test_the_metrics_of_a_policy_name_its_object_and_its_topic_and_subscription(
     assert gauge("redrive_oldest_dead_letter_age_seconds") is None
 
 
-def test_a_policy_made_again_for_another_topic_takes_the_place_of_the_first() -> None:
+def test_recreated_policy_replaces_series_of_its_predecessor() -> None:
     gauges = Gauges(lambda: NOW)
     gauges.show(KEY, POLICY, WAITING, DELIVERED)
     gauges.show(KEY, Policy(POLICY.topic.sibling("other"), "fulfilment"), WAITING, DELIVERED)

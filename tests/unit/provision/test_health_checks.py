@@ -52,12 +52,12 @@ def policy(max_retries: int = 16) -> Policy:
 
 
 def stats(consumers: int = 0, ack_holes: int = 0, *, durable: bool = True) -> SubscriptionStats:
-    """How a subscription stands that nothing waits in."""
+    """Statistics of a subscription without a backlog."""
     return SubscriptionStats(0, 0, consumers, durable=durable, ack_holes=ack_holes, oldest=None)
 
 
 def found(published: Iterable[StatusWarning] = (), **changes: Any) -> tuple[StatusWarning, ...]:  # noqa: ANN401
-    """What is found of a policy that fares well, but for *changes*."""
+    """Return the warnings about a healthy policy with *changes*."""
     well: dict[str, Any] = {
         "policy": policy(),
         "source": stats(consumers=1),
@@ -71,7 +71,7 @@ def found(published: Iterable[StatusWarning] = (), **changes: Any) -> tuple[Stat
     return check(CheckInput(**(well | changes)), THRESHOLDS)
 
 
-def test_a_policy_that_fares_well_needs_no_caution() -> None:
+def test_healthy_policy_has_no_warnings() -> None:
     assert found() == ()
     assert len(REASONS) == len(CHECKS)
 
@@ -86,7 +86,7 @@ def test_a_policy_that_fares_well_needs_no_caution() -> None:
         (1, 60, 100, "until there are 100 (managedLedgerMaxUnackedRangesToPersist, as it is con"),
     ],
 )
-def test_where_whole_ledgers_are_stored_messages_count(
+def test_stored_whole_ledgers_count_acknowledged_messages(
     holes: int, acknowledged: int, limit: int, warned: str | None
 ) -> None:
     persistence = AckPersistence(limit, whole_ledgers=True, configured=True)
@@ -96,24 +96,24 @@ def test_where_whole_ledgers_are_stored_messages_count(
     assert warned is None or warned in warnings[0].message
 
 
-def test_many_holes_are_told_once_and_taken_back_when_they_are_clearly_fewer() -> None:
+def test_ack_holes_warning_ends_below_hysteresis() -> None:
     def with_holes(
         count: int, published: Iterable[StatusWarning] = ()
     ) -> tuple[StatusWarning, ...]:
         return found(published, retry={"s": stats(consumers=1, ack_holes=count)})
 
     assert with_holes(4_999) == ()
-    told = with_holes(5_000)
-    [warning] = told
+    warnings = with_holes(5_000)
+    [warning] = warnings
     assert warning.reason == "AckHoles"
     assert "remembers at most 10000 (managedLedgerMaxUnackedRangesToPersist, " in warning.message
     assert "got 5000; make the delays more alike, " in warning.message
-    assert with_holes(9_000, told) == told
-    assert with_holes(4_500, told) == told
-    assert with_holes(4_499, told) == ()
+    assert with_holes(9_000, warnings) == warnings
+    assert with_holes(4_500, warnings) == warnings
+    assert with_holes(4_499, warnings) == ()
 
 
-def test_subscriptions_that_are_not_the_policys_are_named() -> None:
+def test_foreign_subscriptions_are_named() -> None:
     reader, broker = stats(durable=False), stats()
     retry = {"s": stats(consumers=1), "all-orders": stats(), "__compaction": broker}
     dead_letter = {"redrive": stats(), "reader-1": reader, "s": stats()}
@@ -124,21 +124,21 @@ def test_subscriptions_that_are_not_the_policys_are_named() -> None:
     )
 
 
-def test_of_many_foreign_subscriptions_the_first_are_named() -> None:
+def test_foreign_subscriptions_beyond_limit_are_counted() -> None:
     retry = {"s": stats(consumers=1)} | {f"f{number}": stats() for number in range(7)}
     [warning] = found(retry=retry)
     assert "f4 on orders-s-RETRY, 2 more; have" in warning.message
 
 
-def test_a_retry_topic_without_consumers_twice_in_a_row_is_warned_of() -> None:
+def test_unconsumed_retry_topic_is_warned_about_on_second_read() -> None:
     alone: dict[str, Any] = {"retry": {"s": stats()}}
     assert found(**alone) == ()
-    told = found(**alone, unconsumed_before=True)
-    [warning] = told
+    warnings = found(**alone, unconsumed_before=True)
+    [warning] = warnings
     assert warning.reason == "RetryTopicNotConsumed"
     assert "consumers on orders and none on orders-s-RETRY" in warning.message
-    assert found(told, **alone) == told  # said before a restart, and still so
-    assert found(told, unconsumed_before=True) == ()
+    assert found(warnings, **alone) == warnings  # said before a restart, and still so
+    assert found(warnings, unconsumed_before=True) == ()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_retry_topic_without_consumers_twice_in_a_row_is_warned_of() -> None:
         {"policy": policy(max_retries=0)},
     ],
 )
-def test_a_retry_topic_that_needs_no_consumers_is_not_warned_of(changes: dict[str, Any]) -> None:
+def test_retry_topic_without_need_of_consumers_is_not_warned(changes: dict[str, Any]) -> None:
     assert found(**({"retry": {"s": stats()}} | changes), unconsumed_before=True) == ()
 
 
@@ -158,7 +158,7 @@ def test_a_retry_topic_that_needs_no_consumers_is_not_warned_of(changes: dict[st
     ("first", "retries", "storm"),
     [(49, 51, True), (50, 50, False), (40, 59, False), (0, 100, True), (999, 1, False)],
 )
-def test_a_storm_is_more_than_half_of_at_least_a_hundred_deliveries(
+def test_retry_storm_needs_most_of_a_hundred_deliveries(
     first: int, retries: int, *, storm: bool
 ) -> None:
     warnings = found(deliveries=QUIET.seen(60.0, first, retries))
@@ -167,13 +167,13 @@ def test_a_storm_is_more_than_half_of_at_least_a_hundred_deliveries(
         assert f"got {retries} retries among {first + retries} deliveries" in warning.message
 
 
-def test_a_storm_keeps_its_words_and_is_over_when_enough_was_seen() -> None:
-    told = found(deliveries=QUIET.seen(60.0, 0, 100))
-    assert found(told, deliveries=QUIET.seen(60.0, 0, 200)) == told
-    assert found(told, deliveries=QUIET.seen(60.0, 150, 50)) == ()
+def test_retry_storm_warning_ends_after_enough_deliveries() -> None:
+    warnings = found(deliveries=QUIET.seen(60.0, 0, 100))
+    assert found(warnings, deliveries=QUIET.seen(60.0, 0, 200)) == warnings
+    assert found(warnings, deliveries=QUIET.seen(60.0, 150, 50)) == ()
     restarted = Deliveries.begin(0.0, 500, 500)
-    assert found(told, deliveries=restarted) == told
-    assert found(told, deliveries=restarted.seen(600.0, 501, 510)) == ()
+    assert found(warnings, deliveries=restarted) == warnings
+    assert found(warnings, deliveries=restarted.seen(600.0, 501, 510)) == ()
 
 
 def waiting(since: timedelta, **changes: Any) -> SubscriptionStats:  # noqa: ANN401
@@ -184,7 +184,7 @@ def waiting(since: timedelta, **changes: Any) -> SubscriptionStats:  # noqa: ANN
 LATE = timedelta(hours=2, minutes=6)
 
 
-def test_retries_that_are_due_and_are_not_delivered_to_consumers_are_overdue() -> None:
+def test_due_retries_without_delivery_are_overdue() -> None:
     (overdue,) = found(retry={"s": waiting(LATE)}, deliveries=STILL)
     assert overdue.reason == "RetriesOverdue"
     assert "a longest delay of 2h" in overdue.message
@@ -204,7 +204,7 @@ def test_retries_that_are_due_and_are_not_delivered_to_consumers_are_overdue() -
         (stats(consumers=1), STILL),  # nothing waits
     ],
 )
-def test_retries_that_may_not_be_due_or_are_being_delivered_are_not_overdue(
+def test_retries_not_due_or_in_delivery_are_not_overdue(
     retry: SubscriptionStats, deliveries: Deliveries
 ) -> None:
     assert found(retry={"s": retry}, deliveries=deliveries, source=None) == ()
@@ -214,7 +214,7 @@ def dead_letters(size: int) -> dict[str, SubscriptionStats]:
     return {"redrive": replace(stats(), bytes=size)}
 
 
-def test_consumers_that_have_paused_are_warned_of_by_their_causes() -> None:
+def test_paused_consumers_are_warned_about_with_causes() -> None:
     [warning] = found(outages=("TimeoutError", "ConnectionError", "ConnectionError"))
     assert warning.reason == "OutageSuspected"
     assert "got ConnectionError, TimeoutError; fix what they depend on" in warning.message
@@ -225,7 +225,7 @@ def test_consumers_that_have_paused_are_warned_of_by_their_causes() -> None:
     assert "995 more" in hostile.message
 
 
-def test_a_dead_letter_topic_near_its_quota_is_warned_of_until_it_is_well_below() -> None:
+def test_quota_warning_ends_below_hysteresis() -> None:
     assert found(dead_letter=dead_letters(799), quota=1_000) == ()
     (near,) = found(dead_letter=dead_letters(800), quota=1_000)
     assert near.reason == "QuotaNearlyReached"
@@ -245,11 +245,11 @@ def subscription_with(count: int, oldest: datetime | None = None) -> Subscriptio
     return SubscriptionStats(count, 0, 0, durable=True, ack_holes=0, oldest=oldest)
 
 
-def test_what_is_found_is_read_back_as_it_was_written() -> None:
-    found = backlog_of(
+def test_backlog_is_read_as_it_was_written() -> None:
+    backlog = backlog_of(
         subscription_with(3), subscription_with(41, MOMENT), discards=False, now=READ
     )
-    written = backlog_patch(found)
+    written = backlog_patch(backlog)
     assert written == {
         "backlog": {
             "retry": 3,
@@ -258,10 +258,10 @@ def test_what_is_found_is_read_back_as_it_was_written() -> None:
             "observedAt": "2026-11-21T09:01:00Z",
         }
     }
-    assert read_backlog(written) == found
+    assert read_backlog(written) == backlog
 
 
-def test_what_is_there_no_more_is_taken_away() -> None:
+def test_backlog_without_messages_clears_its_fields() -> None:
     observed = {"observedAt": "2026-11-21T09:01:00Z"}
     none = backlog_patch(backlog_of(None, subscription_with(0), discards=False, now=READ))[
         "backlog"
@@ -286,31 +286,35 @@ def test_what_is_there_no_more_is_taken_away() -> None:
         ((0, None), (0, 0), True),
     ],
 )
-def test_what_begins_or_ends_or_moves_much_is_written_at_once_and_the_rest_later(
+def test_changed_backlog_is_written_at_once_if_large(
     before: tuple[int, int | None], now: tuple[int, int | None], *, worth: bool
 ) -> None:
     def is_worth(age: timedelta) -> bool:
-        written, found = (
+        written, backlog = (
             Backlog(retry=r, dead_letter=d, observed_at=at)
             for (r, d), at in ((before, MOMENT), (now, MOMENT + age))
         )
-        return is_backlog_worth_writing(written, found)
+        return is_backlog_worth_writing(written, backlog)
 
     assert is_worth(AT_ONCE) is worth
     assert is_worth(BACKLOG_CHANGED_AFTER) is (before != now)
 
 
-def test_unchanged_figures_are_written_once_an_hour() -> None:
+def test_unchanged_backlog_is_written_hourly() -> None:
     written = backlog_of(
         subscription_with(3), subscription_with(41, MOMENT), discards=False, now=MOMENT
     )
-    found = partial(backlog_of, subscription_with(3), subscription_with(41, MOMENT), discards=False)
-    assert not is_backlog_worth_writing(written, found(now=READ))
-    assert not is_backlog_worth_writing(written, found(now=MOMENT + BACKLOG_UNCHANGED_AFTER * 0.9))
-    assert is_backlog_worth_writing(written, found(now=MOMENT + BACKLOG_UNCHANGED_AFTER))
+    backlog = partial(
+        backlog_of, subscription_with(3), subscription_with(41, MOMENT), discards=False
+    )
+    assert not is_backlog_worth_writing(written, backlog(now=READ))
+    assert not is_backlog_worth_writing(
+        written, backlog(now=MOMENT + BACKLOG_UNCHANGED_AFTER * 0.9)
+    )
+    assert is_backlog_worth_writing(written, backlog(now=MOMENT + BACKLOG_UNCHANGED_AFTER))
 
 
-def test_what_can_not_be_read_counts_as_not_written() -> None:
+def test_unreadable_backlog_counts_as_not_written() -> None:
     spoilt = {
         "retry": 3,
         "deadLetter": 41,
@@ -320,23 +324,23 @@ def test_what_can_not_be_read_counts_as_not_written() -> None:
     assert read_backlog({"backlog": spoilt}) is None
 
 
-def test_the_first_look_is_written() -> None:
+def test_first_backlog_is_written() -> None:
     assert is_backlog_worth_writing(None, Backlog(retry=0, observed_at=MOMENT))
 
 
-def test_figures_of_an_operator_that_wrote_no_time_are_read_and_written_again() -> None:
+def test_backlog_without_time_is_written_again() -> None:
     before = read_backlog({"backlog": {"retry": 3, "deadLetter": 1}})
     assert before is not None
     assert is_backlog_worth_writing(before, Backlog(retry=3, dead_letter=1, observed_at=MOMENT))
 
 
-def test_the_first_look_counts_nothing_of_what_was_before() -> None:
+def test_first_read_counts_no_deliveries() -> None:
     window = Deliveries.begin(5.0, 1_000, 2_000)
     assert (window.first, window.retries, window.last) == (0, 0, (0, 0))
     assert not window.is_whole
 
 
-def test_what_came_between_looks_is_counted_and_goes_after_ten_minutes() -> None:
+def test_deliveries_expire_after_ten_minutes() -> None:
     window = Deliveries.begin(0.0, 10, 20).seen(60.0, 15, 40).seen(120.0, 16, 41)
     assert (window.first, window.retries, window.last) == (6, 21, (1, 1))
     later = window.seen(60.0 + WINDOW_SECONDS, 16, 41)
@@ -344,18 +348,18 @@ def test_what_came_between_looks_is_counted_and_goes_after_ten_minutes() -> None
     assert later.is_whole
 
 
-def test_a_counter_that_was_set_back_counts_on_from_there() -> None:
+def test_deliveries_after_counter_reset_count_from_there() -> None:
     window = Deliveries.begin(0.0, 100, 200).seen(60.0, 3, 5)
     assert (window.first, window.retries) == (0, 0)
     assert (window.seen(120.0, 5, 9).first, window.seen(120.0, 5, 9).retries) == (2, 4)
 
 
-def test_a_subscription_that_comes_later_counts_from_its_first_look() -> None:
+def test_later_subscription_counts_from_its_first_read() -> None:
     window = Deliveries.begin(0.0, None, 0).seen(60.0, 70, 1).seen(120.0, 75, None)
     assert (window.first, window.retries) == (5, 1)
 
 
-def test_a_window_does_not_grow_for_ever() -> None:
+def test_deliveries_window_stays_bounded() -> None:
     window = Deliveries.begin(0.0, 0, 0)
     for look in range(1, 1_000):
         window = window.seen(look * 60.0, look, look)
@@ -375,7 +379,7 @@ def reading(seconds: float, *, requested: bool = False) -> Reading:
     return Reading(POLICY, READ_AT, seconds, requested, None, {"s": source}, {"s": retry}, {})
 
 
-def test_a_requested_reading_is_no_second_finding_of_a_retry_topic_without_consumers() -> None:
+def test_requested_read_does_not_confirm_unconsumed_topic() -> None:
     first = Findings.of(reading(0), None, (), THRESHOLDS)
     assert first.warnings == ()
     requested = Findings.of(reading(1, requested=True), first, first.warnings, THRESHOLDS)
@@ -386,6 +390,6 @@ def test_a_requested_reading_is_no_second_finding_of_a_retry_topic_without_consu
     assert third.warnings == second.warnings
 
 
-def test_a_backlog_says_when_its_reading_began() -> None:
+def test_backlog_has_time_and_counts_of_its_read() -> None:
     assert reading(0).backlog.observed_at == READ_AT
     assert (reading(0).backlog.retry, reading(0).backlog.dead_letter) == (2, 0)

@@ -41,7 +41,7 @@ class Racing(FakeKubernetes):
     """An API server with a DELETE under way that began before the finalizer is added."""
 
     async def patch(self, resource: resources.Resource, key: Key, patch: Body) -> Body:
-        """Answer that the finalizer is there, then delete the object all the same."""
+        """Answer that the finalizer is there, then delete the object anyway."""
         after = await super().patch(resource, key, patch)
         if resource is resources.POLICIES:
             del self.objects[resource][key]
@@ -67,13 +67,13 @@ def is_lost(here: ReconcileHarness) -> None:
     here.watch_shows_deletion()
 
 
-async def test_a_policy_that_is_deleted_while_its_finalizer_is_added_is_cleaned_up_after(
+async def test_policy_deleted_while_finalizer_is_added_is_cleaned_up(
     here: ReconcileHarness,
 ) -> None:
     here.broker.fault = at_first_creation(lambda: is_lost(here))
     await here.reconcile()
     assert here.topics > {SOURCE}  # it was too late to stop
-    assert await here.reconcile() is Requeue.BACKOFF  # what was sent may be done late
+    assert await here.reconcile() is Requeue.BACKOFF  # a call that was sent may take effect late
     here.now += LATE_WRITES
     assert await here.reconcile() is Requeue.ON_CHANGE
     assert here.topics == {SOURCE}
@@ -81,7 +81,7 @@ async def test_a_policy_that_is_deleted_while_its_finalizer_is_added_is_cleaned_
     assert here.lost.get(KEY) is None
 
 
-async def test_a_policy_whose_deletion_is_seen_before_the_finalizer_is_answered_creates_nothing(
+async def test_policy_seen_deleted_before_finalizer_creates_nothing(
     connection: Body, policy: MakeBody
 ) -> None:
     class Seen(Racing):
@@ -96,7 +96,7 @@ async def test_a_policy_whose_deletion_is_seen_before_the_finalizer_is_answered_
         assert seeing.broker.writes == []
 
 
-async def test_a_policy_that_retains_and_one_that_went_long_after_leave_their_topics(
+async def test_retaining_or_long_gone_policy_leaves_its_topics(
     connection: Body, policy: MakeBody
 ) -> None:
     for choice, age in (("Retain", timedelta(0)), ("Delete", REQUEST + timedelta(seconds=1))):
@@ -112,7 +112,7 @@ async def test_a_policy_that_retains_and_one_that_went_long_after_leave_their_to
 
 
 @pytest.mark.parametrize("shown", [True, False], ids=["shown", "not shown yet"])
-async def test_a_new_policy_of_the_name_keeps_the_topics_of_one_that_was_lost(
+async def test_successor_keeps_topics_of_orphaned_policy(
     here: ReconcileHarness, policy: MakeBody, *, shown: bool
 ) -> None:
     here.broker.fault = at_first_creation(lambda: is_lost(here))
@@ -128,9 +128,7 @@ async def test_a_new_policy_of_the_name_keeps_the_topics_of_one_that_was_lost(
     assert here.topics == made > {SOURCE}
 
 
-async def test_a_topic_that_the_broker_creates_after_the_cleanup_is_deleted_too(
-    connection: Body, policy: MakeBody
-) -> None:
+async def test_topic_created_after_cleanup_is_deleted(connection: Body, policy: MakeBody) -> None:
     """The leader before sent the call, and was killed; this one finds nothing to delete."""
     body = policy(deletionPolicy="Delete")
     async with reconcile_harness(connection, body, FakeKubernetes()) as former:
@@ -148,19 +146,19 @@ async def test_a_topic_that_the_broker_creates_after_the_cleanup_is_deleted_too(
 
 
 @pytest.mark.parametrize(("condition", "status"), [("Ready", "True"), ("Stalled", "True")])
-async def test_a_policy_for_which_nothing_is_under_way_goes_at_once(
+async def test_policy_with_nothing_under_way_is_deleted_at_once(
     connection: Body, policy: MakeBody, condition: str, status: str
 ) -> None:
     body = policy(deletionPolicy="Delete")
     body["metadata"] |= {"finalizers": [FINALIZER], "deletionTimestamp": NOW.isoformat()}
-    said = {"reason": "Any", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    body["status"] = {"conditions": [{"type": condition, "status": status, **said}]}
+    fields = {"reason": "Any", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    body["status"] = {"conditions": [{"type": condition, "status": status, **fields}]}
     async with reconcile_harness(connection, body, FakeKubernetes()) as here:
         assert await here.reconcile() is Requeue.ON_CHANGE
         assert here.kubernetes.objects[resources.POLICIES] == {}
 
 
-async def test_a_broker_that_fails_in_such_a_cleanup_is_asked_again(
+async def test_failed_cleanup_of_orphan_is_retried(
     here: ReconcileHarness,
 ) -> None:
     here.broker.fault = at_first_creation(lambda: is_lost(here))
@@ -173,7 +171,7 @@ async def test_a_broker_that_fails_in_such_a_cleanup_is_asked_again(
     assert here.topics == {SOURCE}
 
 
-async def test_a_policy_that_is_there_after_all_keeps_its_topics(
+async def test_policy_still_stored_keeps_its_topics(
     here: ReconcileHarness,
 ) -> None:
     await here.reconcile()
@@ -186,9 +184,7 @@ async def test_a_policy_that_is_there_after_all_keeps_its_topics(
     assert here.topics == made > {SOURCE}
 
 
-async def test_while_the_api_server_does_not_serve_policies_none_counts_as_lost(
-    connection: Body, policy: MakeBody
-) -> None:
+async def test_unserved_api_makes_no_policy_an_orphan(connection: Body, policy: MakeBody) -> None:
     def unserved(*_: object) -> None:
         raise NotFoundError("the server could not find the requested resource", remedy="wait")
 
@@ -206,7 +202,7 @@ async def test_while_the_api_server_does_not_serve_policies_none_counts_as_lost(
         assert here.topics == made > {SOURCE}
 
 
-async def test_a_policy_that_was_there_long_before_the_operator_is_never_lost(
+async def test_policy_older_than_the_operator_is_no_orphan(
     connection: Body, policy: MakeBody
 ) -> None:
     body = policy(deletionPolicy="Delete")
@@ -217,7 +213,7 @@ async def test_a_policy_that_was_there_long_before_the_operator_is_never_lost(
         assert here.lost.get(KEY) is None
 
 
-def ctx(policies: Cache, connections: Cache) -> Any:  # noqa: ANN401 - what of a Context is used
+def ctx(policies: Cache, connections: Cache) -> Any:  # noqa: ANN401 - the used part of a Context
     return SimpleNamespace(
         kubernetes=FakeKubernetes(),  # none of the objects is there any more
         policies=policies,
@@ -228,7 +224,7 @@ def ctx(policies: Cache, connections: Cache) -> Any:  # noqa: ANN401 - what of a
     )
 
 
-async def test_an_object_that_went_unseen_is_forgotten_and_never_looked_at_again(
+async def test_object_gone_without_event_is_dropped(
     policy: MakeBody,
 ) -> None:
     body = policy()

@@ -55,12 +55,12 @@ records = st.builds(
 
 
 @given(records)
-def test_a_record_is_read_as_it_was_written(record: OwnershipRecord) -> None:
+def test_record_is_read_as_it_was_written(record: OwnershipRecord) -> None:
     assert OwnershipRecord.of(record.to_properties()) == record
 
 
 @given(records, records)
-def test_the_changes_between_two_records_lead_from_the_one_to_the_other(
+def test_record_changes_lead_to_the_other_record(
     before: OwnershipRecord, after: OwnershipRecord
 ) -> None:
     properties = before.to_properties() | {"x": "y"}
@@ -71,11 +71,11 @@ def test_the_changes_between_two_records_lead_from_the_one_to_the_other(
 
 
 @pytest.mark.parametrize("text", ["no json", "[]", "3", '{"a": 3}', '{"a": null}', "null"])
-def test_a_record_of_grants_that_somebody_else_wrote_tells_nothing(text: str) -> None:
+def test_invalid_grants_record_is_ignored(text: str) -> None:
     assert OwnershipRecord.of({"redrive.io/granted": text}) == OwnershipRecord()
 
 
-def test_an_owner_is_read_as_it_was_written_and_nothing_else_is_one() -> None:
+def test_owner_is_parsed_as_it_was_written() -> None:
     owner = Owner("a/b", Key("shop", "orders"))
     assert Owner.parse(str(owner)) == owner
     for text in ("", "shop/orders", "/shop/orders", "here//orders", "by hand"):
@@ -102,9 +102,7 @@ def owned_by(owner: Owner) -> OwnershipRecord:
         (replace(OURS, key=Key("other", "orders")), False),
     ],
 )
-def test_a_topic_is_that_of_one_object_or_of_the_same_policy_made_again(
-    owner: Owner, *, ours: bool
-) -> None:
+def test_topic_belongs_to_its_policy_or_its_recreation(owner: Owner, *, ours: bool) -> None:
     assert owned_by(owner).is_of(OURS) is ours
     assert owned_by(owner).may_pass_to(OURS, ()) is ours
 
@@ -116,7 +114,7 @@ def test_a_topic_is_that_of_one_object_or_of_the_same_policy_made_again(
     st.sampled_from(["uid-1", "uid-0"]),
     st.sampled_from(["orders/fulfilment", "payroll/fulfilment"]),
 )
-def test_a_topic_passes_to_a_policy_that_names_its_owner_and_never_to_another_namespace(
+def test_topic_passes_only_to_named_owner_in_namespace(
     cluster: str, namespace: str, name: str, uid: str, source: str
 ) -> None:
     record = owned_by(Owner(cluster, Key(namespace, name), uid, source))
@@ -124,7 +122,7 @@ def test_a_topic_passes_to_a_policy_that_names_its_owner_and_never_to_another_na
     assert passes is ((cluster, namespace) == ("here", "shop") and name != "unnamed")
 
 
-def test_a_policy_names_those_it_takes_over_from_in_an_annotation() -> None:
+def test_take_over_annotation_lists_former_owners() -> None:
     body: dict[str, dict[str, object]] = {"metadata": {}}
     assert named_in(body) == frozenset()
     body["metadata"]["annotations"] = {TAKE_OVER_FROM: " old, older,,"}
@@ -132,12 +130,10 @@ def test_a_policy_names_those_it_takes_over_from_in_an_annotation() -> None:
 
 
 @given(granted, granted, granted)
-def test_rights_are_what_is_needed_beside_what_others_gave(
-    needed: Granted, have: Granted, recorded: Granted
-) -> None:
+def test_rights_keep_grants_of_others(needed: Granted, have: Granted, recorded: Granted) -> None:
     change = rights(TOPIC, needed, have, recorded)
-    given = {each.role: each.on(have.get(each.role, frozenset())) for each in change.changes}
-    after = {**have, **given}
+    changed = {right.role: right.on(have.get(right.role, frozenset())) for right in change.changes}
+    after = {**have, **changed}
     for role in {*needed, *have, *recorded}:
         may, had = after.get(role, frozenset()), have.get(role, frozenset())
         need, ours = needed.get(role, frozenset()), recorded.get(role, frozenset())
@@ -147,7 +143,7 @@ def test_rights_are_what_is_needed_beside_what_others_gave(
 
 
 @given(granted, granted, granted)
-def test_only_rights_that_differ_are_set(needed: Granted, have: Granted, recorded: Granted) -> None:
+def test_only_changed_rights_are_set(needed: Granted, have: Granted, recorded: Granted) -> None:
     for change in rights(TOPIC, needed, have, recorded).changes:
         may = have.get(change.role, frozenset())
         assert change.on(may) != may
@@ -195,7 +191,7 @@ class Operator:
         return {self.made.topics[name].properties[OWNER] for name in TOPICS}
 
 
-async def test_a_policy_that_is_refused_at_first_has_no_finalizer(
+async def test_policy_refused_at_first_has_no_finalizer(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     async with shop(connection, policy(deletionPolicy="Delete")) as made:
@@ -208,7 +204,7 @@ async def test_a_policy_that_is_refused_at_first_has_no_finalizer(
         assert operator.finalizers == [FINALIZER]
 
 
-async def test_a_policy_that_was_provisioned_gets_its_finalizer_although_it_is_refused_now(
+async def test_provisioned_policy_refused_later_gets_finalizer(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     async with shop(connection, policy()) as made:
@@ -220,7 +216,7 @@ async def test_a_policy_that_was_provisioned_gets_its_finalizer_although_it_is_r
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-async def test_a_policy_for_a_topic_of_redrive_itself_is_refused_unless_it_says_so(
+async def test_chained_policy_needs_explicit_permission(
     connection: dict[str, Any], policy: MakeBody, partitions: int
 ) -> None:
     async with shop(connection, policy()) as made:
@@ -229,11 +225,11 @@ async def test_a_policy_for_a_topic_of_redrive_itself_is_refused_unless_it_says_
         assert await operator.reconcile() == "ChainedPolicy"
         assert made.broker.writes == []
         assert await operator.reconcile(chained=True) == "Provisioned"
-        # What works is not stopped by a later word.
+        # A provisioned policy is not stopped by a later refusal.
         assert await operator.reconcile(chained=False) == "Provisioned"
 
 
-async def test_topics_are_handed_over_to_another_cluster_by_their_owner_alone(
+async def test_topics_are_handed_over_only_by_their_owner(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     async with shop(connection, policy()) as made:
@@ -263,7 +259,7 @@ async def test_topics_are_handed_over_to_another_cluster_by_their_owner_alone(
         assert made.topics[TOPICS[0]].properties["redrive.io/owner-uid"] == "uid-orders"
 
 
-async def test_a_ledger_that_replays_need_later_is_not_taken_from_another_policy(
+async def test_ledger_of_other_policy_is_not_taken_over(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     replay = connection.pop("replay")
@@ -285,7 +281,7 @@ async def test_a_ledger_that_replays_need_later_is_not_taken_from_another_policy
         assert made.stored["status"]["ledgerTopic"] == f"persistent://shop/prod/{LEDGER}"
 
 
-async def test_a_policy_that_is_led_to_another_broker_is_refused_and_says_what_is_left(
+async def test_policy_moved_to_other_broker_is_refused(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     async with shop(connection, policy(deletionPolicy="Delete")) as made:
@@ -296,19 +292,19 @@ async def test_a_policy_that_is_led_to_another_broker_is_refused_and_says_what_i
         for name in TOPICS:
             del made.topics[name]
         assert await operator.reconcile(connectionRef={"name": "other"}) == "BrokerChanged"
-        said = find(made.stored, "Ready")
-        assert said is not None
-        assert f"{TOPICS[0]} and persistent://shop/prod/{TOPICS[1]} are where" in said.message
-        assert "BrokerConnection shop/alias leads" in said.message
+        ready = find(made.stored, "Ready")
+        assert ready is not None
+        assert f"{TOPICS[0]} and persistent://shop/prod/{TOPICS[1]} are where" in ready.message
+        assert "BrokerConnection shop/alias leads" in ready.message
         assert made.topics.keys() == {"orders", "others"}
 
         made.kubernetes.add(resources.POLICIES, deleted(made.stored))
         await made.finalize()
-        ((_, _, told),) = [e for e in made.kubernetes.announced() if e[1] == "Retained"]
-        assert told.endswith("where BrokerConnection shop/alias leads")
+        ((_, _, message),) = [e for e in made.kubernetes.announced() if e[1] == "Retained"]
+        assert message.endswith("where BrokerConnection shop/alias leads")
 
 
-async def test_revoke_grants_takes_back_what_redrive_granted_and_nothing_else(
+async def test_revoke_grants_takes_back_only_own_grants(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     async with shop(connection, policy(deletionPolicy="RevokeGrants")) as made:
@@ -349,7 +345,7 @@ def written_for_consumers(made: Shop) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(data["policy.json"]))
 
 
-async def test_the_scheme_of_the_connection_names_new_policies_and_never_renames_old_ones(
+async def test_naming_scheme_of_connection_never_renames_topics(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     name_by(connection, "tdmq-2.7.2")
@@ -366,9 +362,9 @@ async def test_the_scheme_of_the_connection_names_new_policies_and_never_renames
             assert await operator.reconcile(maxRetries=len(later or "")) == "Provisioned"
             assert own_topics(made) == SHORT
             assert find(made.stored, "NamingSchemeKept") is not None
-            found = written_for_consumers(made)
-            assert found["retryTopic"] == "persistent://shop/prod/fulfilment-RETRY"
-            assert found["maxRetries"] == len(later or "")
+            file = written_for_consumers(made)
+            assert file["retryTopic"] == "persistent://shop/prod/fulfilment-RETRY"
+            assert file["maxRetries"] == len(later or "")
         assert await operator.reconcile(naming={"scheme": "tdmq-2.7.2"}) == "Provisioned"
         assert find(made.stored, "NamingSchemeKept") is None
 
@@ -378,7 +374,7 @@ async def test_the_scheme_of_the_connection_names_new_policies_and_never_renames
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-async def test_a_crash_before_the_first_topic_is_ready_does_not_change_its_name(
+async def test_crash_before_first_topic_keeps_its_name(
     connection: dict[str, Any], policy: MakeBody, partitions: int
 ) -> None:
     name_by(connection, "tdmq-2.7.2")
@@ -399,7 +395,7 @@ async def test_a_crash_before_the_first_topic_is_ready_does_not_change_its_name(
         assert own_topics(made) == SHORT
 
 
-async def test_what_is_not_provisioned_yet_follows_the_connection(
+async def test_unprovisioned_policy_follows_naming_of_connection(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     name_by(connection, "tdmq-2.7.2")
@@ -412,7 +408,7 @@ async def test_what_is_not_provisioned_yet_follows_the_connection(
         assert "fulfilment-retry" in own_topics(made)
 
 
-async def test_a_policy_that_holds_a_default_of_the_schema_from_before_works_unchanged(
+async def test_stored_default_of_older_schema_changes_nothing(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     stored = {
@@ -439,7 +435,7 @@ async def test_a_policy_that_holds_a_default_of_the_schema_from_before_works_unc
             }
 
 
-def test_claims_know_the_scheme_of_each_connection_and_what_policies_keep(
+def test_conflicts_follow_naming_scheme_of_connection(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     def through(name: str, generation: int, scheme: str | None) -> dict[str, Any]:

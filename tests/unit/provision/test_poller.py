@@ -49,13 +49,14 @@ from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, an
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING = cast("Any", None)
 THOUSAND = [Key("shop", f"orders-{number}") for number in range(1_000)]
+HUNDRED = THOUSAND[:100]
 HOUR = 3600.0
 OVERHEAD_SECONDS = 0.03
-"""What a turn takes beside its pause, generously."""
+"""Duration of a poll beside its pause, generously."""
 
 
 class StubbedFacts(NamespaceFacts):
-    """Finds drifted what it is given, and remembers what it was asked about."""
+    """Returns the given drifted policies, and records the policies of each call."""
 
     asked: asyncio.Queue[tuple[Key, list[str]]]
     drifted_now: list[Key]
@@ -101,9 +102,7 @@ def settled_policy(
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_too(
-    policy: MakeBody, facts: StubbedFacts
-) -> None:
+async def test_settled_policies_are_polled_in_turn(policy: MakeBody, facts: StubbedFacts) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
     walk = Resync(facts, NOTHING, lambda key: woken.put_nowait(key.name), ignore)
     facts.ctx.connections.put(connection_to("main"))
@@ -124,7 +123,7 @@ async def test_every_settled_policy_is_looked_at_in_turn_those_that_come_and_go_
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_has_its_turn(
+async def test_connections_to_one_broker_share_a_rotation(
     policy: MakeBody, facts: StubbedFacts
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
@@ -147,7 +146,7 @@ async def test_connections_to_one_broker_share_a_rotation_in_which_each_policy_h
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_policy_is_in_the_rotation_of_the_broker_that_its_connection_has_now(
+async def test_policy_moves_to_rotation_of_its_broker(
     policy: MakeBody, facts: StubbedFacts
 ) -> None:
     walk = Resync(facts, NOTHING, ignore, ignore)
@@ -169,7 +168,7 @@ async def test_a_policy_is_in_the_rotation_of_the_broker_that_its_connection_has
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_the_rotation_of_a_broker_rests_while_many_of_its_policies_are_new(
+async def test_rotation_pauses_while_many_policies_are_new(
     policy: MakeBody, facts: StubbedFacts
 ) -> None:
     new = [f"new-{number}" for number in range(MANY_BEGUN)]
@@ -192,7 +191,7 @@ async def test_the_rotation_of_a_broker_rests_while_many_of_its_policies_are_new
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_the_facts_of_a_connection_are_read_again_and_again_until_it_goes(
+async def test_facts_are_read_until_their_connection_is_deleted(
     policy: MakeBody, facts: StubbedFacts, caplog: pytest.LogCaptureFixture
 ) -> None:
     facts.ctx.connections.put(connection_to("main"))
@@ -221,7 +220,7 @@ async def test_the_facts_of_a_connection_are_read_again_and_again_until_it_goes(
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_connection_is_looked_at_with_its_facts_also_where_that_fails(
+async def test_connection_is_polled_even_if_facts_fail(
     facts: StubbedFacts,
 ) -> None:
     facts.fails.extend([BrokerUnreachableError("no broker", remedy="start it")] * 2)
@@ -236,7 +235,7 @@ async def test_a_connection_is_looked_at_with_its_facts_also_where_that_fails(
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_a_rotation_goes_on_after_a_failure(
+async def test_rotation_continues_after_a_failure(
     policy: MakeBody, facts: StubbedFacts, caplog: pytest.LogCaptureFixture
 ) -> None:
     woken: asyncio.Queue[str] = asyncio.Queue()
@@ -255,9 +254,7 @@ async def test_a_rotation_goes_on_after_a_failure(
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_what_the_facts_show_drifted_is_looked_at(
-    policy: MakeBody, facts: StubbedFacts
-) -> None:
+async def test_drifted_policy_is_enqueued(policy: MakeBody, facts: StubbedFacts) -> None:
     facts.ctx.policies.put(settled_policy(policy("a")))
     facts.drifted_now.append(Key("shop", "a"))
     woken: asyncio.Queue[Key] = asyncio.Queue()
@@ -291,7 +288,7 @@ def asked_nothing_yet(ctx: Context) -> Questions:
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is_over(
+async def test_stalled_policies_are_checked_and_enqueued_in_turn(
     policy: MakeBody, facts: StubbedFacts, caplog: pytest.LogCaptureFixture
 ) -> None:
     questions = asked_nothing_yet(facts.ctx)
@@ -316,18 +313,18 @@ async def test_stalled_policies_are_asked_about_in_turn_and_looked_at_once_it_is
     woken: asyncio.Queue[str] = asyncio.Queue()
     walk = Resync(facts, questions, lambda key: woken.put_nowait(key.name), ignore)
     facts.ctx.connections.put(connection_to("main"))
-    found = set[str]()
+    names = set[str]()
     async with asyncio.timeout(HOUR):
-        while not {"owned", "room"} <= found:
-            found.add(await woken.get())
+        while not {"owned", "room"} <= names:
+            names.add(await woken.get())
     await walk.stop()
-    assert found == {"owned", "room", "ready"}
+    assert names == {"owned", "room", "ready"}
     assert set(questions.asked) == {"owned", "surprise", "stands", "room"}
     assert "RetryPolicy shop/surprise: whether it goes on could not be found out" in caplog.text
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_connections_to_one_broker_share_the_pace_of_questions(
+async def test_connections_to_one_broker_share_stall_check_rate(
     policy: MakeBody, facts: StubbedFacts
 ) -> None:
     questions = asked_nothing_yet(facts.ctx)
@@ -347,7 +344,7 @@ async def test_connections_to_one_broker_share_the_pace_of_questions(
 
 
 @pytest.mark.parametrize("policies", [1, 10, 100, 1_000])
-def test_a_rotation_costs_at_most_twenty_calls_a_second_and_ends_within_fifteen_minutes(
+def test_rotation_keeps_to_call_rate_and_15_minutes(
     policies: int,
 ) -> None:
     between = pause(policies, CALLS_PER_LOOK, of=policies)
@@ -356,7 +353,7 @@ def test_a_rotation_costs_at_most_twenty_calls_a_second_and_ends_within_fifteen_
 
 
 @pytest.mark.parametrize("policies", [1, 10, 100, 1_000])
-def test_to_ask_stalled_policies_costs_at_most_twenty_calls_a_second_and_150_seconds(
+def test_stall_checks_keep_to_call_rate_and_150_seconds(
     policies: int,
 ) -> None:
     between = pause(policies, CALLS_PER_QUESTION, of=policies)
@@ -364,7 +361,7 @@ def test_to_ask_stalled_policies_costs_at_most_twenty_calls_a_second_and_150_sec
     assert 15 <= policies * between <= 150
 
 
-def test_all_rotations_together_have_a_bound_of_calls_and_keep_small_brokers_no_busier() -> None:
+def test_rotations_together_keep_to_total_call_rate() -> None:
     hundred = pause(100, CALLS_PER_LOOK, of=10_000)
     calls = 100 * CALLS_PER_LOOK / hundred
     assert calls <= CALLS_PER_SECOND_IN_ALL + 1e-6
@@ -373,10 +370,10 @@ def test_all_rotations_together_have_a_bound_of_calls_and_keep_small_brokers_no_
 
 
 def longest_gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> dict[Key, float]:
-    """The longest time that each policy went without a look, from its first turn or its coming on.
+    """Return the longest time between polls of each policy, from its first poll or its creation.
 
     Args:
-        population: the policies that are there at each turn.
+        population: the existing policies, by the number of the poll.
     """
     turns, now, last, longest = Turns(), 0.0, dict[Key, float](), dict[Key, float]()
     for turn in range(laps * 1_000):
@@ -392,39 +389,39 @@ def longest_gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> d
     return longest
 
 
-def test_each_of_a_thousand_policies_is_polled_in_16_minutes() -> None:
-    found = longest_gaps(lambda _: THOUSAND)
-    assert found.keys() == set(THOUSAND)
-    assert max(found.values()) < 16 * 60
+def test_thousand_policies_are_each_polled_in_16_minutes() -> None:
+    gaps = longest_gaps(lambda _: THOUSAND)
+    assert gaps.keys() == set(THOUSAND)
+    assert max(gaps.values()) < 16 * 60
 
 
-def test_policies_that_come_and_go_keep_nobody_waiting() -> None:
+def test_changing_policies_do_not_delay_others() -> None:
 
     def population(turn: int) -> Iterable[Key]:
         """Every tenth turn one goes and another comes; a thousand are there at a time."""
         return THOUSAND[turn // 10 :] + [Key("shop", f"new-{n}") for n in range(turn // 10)]
 
-    found = longest_gaps(population)
-    assert len(found) > 1_100  # but those who came last may have had no turn yet
-    assert max(found.values()) < 16 * 60
+    gaps = longest_gaps(population)
+    assert len(gaps) > 1_100  # but those who came last may have had no turn yet
+    assert max(gaps.values()) < 16 * 60
 
 
-def test_the_first_turns_are_in_random_order_and_the_next_in_the_same() -> None:
+def test_first_turns_are_random_and_later_turns_repeat() -> None:
     orders = []
     for _ in range(5):
         turns = Turns()
-        laps = [[turns.next(THOUSAND) for _ in THOUSAND] for _ in range(2)]
+        laps = [[turns.next(HUNDRED) for _ in HUNDRED] for _ in range(2)]
         assert laps[0] == laps[1]
         orders.append(tuple(laps[0]))
     assert len(set(orders)) == 5
 
 
-def test_nobody_has_a_turn_where_nobody_is() -> None:
+def test_turns_without_policies_have_no_next() -> None:
     assert Turns().next([]) is None
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_turns_come_in_the_order_in_which_they_are_asked_for_and_so_far_apart() -> None:
+async def test_rate_limit_gives_turns_in_order_and_interval() -> None:
     pace, loop = RateLimit(0.02), asyncio.get_running_loop()
     begun, had = loop.time(), list[tuple[str, float]]()
 
@@ -438,7 +435,7 @@ async def test_turns_come_in_the_order_in_which_they_are_asked_for_and_so_far_ap
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_who_did_not_ask_for_long_has_no_turns_saved_up() -> None:
+async def test_rate_limit_saves_up_no_turns() -> None:
     pace, loop = RateLimit(0.02), asyncio.get_running_loop()
     await pace.turn()
     await asyncio.sleep(0.06)
@@ -449,7 +446,7 @@ async def test_who_did_not_ask_for_long_has_no_turns_saved_up() -> None:
 
 
 @pytest.mark.usefixtures("virtual_time")
-async def test_all_who_ask_one_broker_share_a_pace_for_as_long_as_one_holds_it() -> None:
+async def test_rate_limit_of_broker_is_shared_while_held() -> None:
     paces = RateLimits(60.0)
     held = paces.of("http://first")
     assert paces.of("http://first") is held
@@ -499,14 +496,14 @@ async def thirty_policies(
             ctx.config_maps.put(
                 {**wanted.config_map, "metadata": {**wanted.config_map["metadata"], **NEW}}
             )
-            there = broker.namespaces[wanted.policy.topic.namespace_name]
+            namespace = broker.namespaces[wanted.policy.topic.namespace_name]
             assert wanted.dead_letter is not None
             assert wanted.ledger is not None
             own = (wanted.retry.name, wanted.dead_letter.name, wanted.ledger.name)
             for name in (wanted.policy.topic, *own):
-                there.topics[name.local] = Topic(0, {})
+                namespace.topics[name.local] = Topic(0, {})
             for grant in wanted.grants:
-                roles = there.grants.setdefault(str(grant.topic), {})
+                roles = namespace.grants.setdefault(str(grant.topic), {})
                 roles[grant.role] = sorted(grant.actions)
         yield NamespaceFacts(ctx, Conflicts(ctx.policies, ctx.connections, lambda _: None)), broker
 
@@ -515,7 +512,7 @@ async def drifted_of(facts: NamespaceFacts) -> set[str]:
     return {key.name for key in await facts.drifted(MAIN, facts.ctx.policies)}
 
 
-async def test_facts_cost_three_calls_for_each_pulsar_namespace(
+async def test_facts_cost_three_calls_per_pulsar_namespace(
     thirty_policies: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
     facts, broker = thirty_policies
@@ -523,7 +520,7 @@ async def test_facts_cost_three_calls_for_each_pulsar_namespace(
     assert len(broker.calls) == 9
 
 
-async def test_what_is_missing_at_the_broker_or_beside_it_is_found(
+async def test_missing_topic_grant_or_config_map_is_drift(
     thirty_policies: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
     facts, broker = thirty_policies
@@ -532,12 +529,12 @@ async def test_what_is_missing_at_the_broker_or_beside_it_is_found(
     (lost,) = (b for b in facts.ctx.config_maps if b["metadata"]["name"] == "orders-2-redrive")
     facts.ctx.config_maps.drop(lost)
     assert await drifted_of(facts) == {"orders-0", "orders-1", "orders-2"}
-    found = {body["metadata"]["name"]: body for body in facts.ctx.policies}
-    assert facts.lacks_config_map(found["orders-2"])
-    assert not facts.lacks_config_map(found["orders-3"])
+    bodies = {body["metadata"]["name"]: body for body in facts.ctx.policies}
+    assert facts.lacks_config_map(bodies["orders-2"])
+    assert not facts.lacks_config_map(bodies["orders-3"])
 
 
-async def test_what_may_not_be_obeyed_any_more_is_found_without_asking_the_broker(
+async def test_forbidden_policy_drifts_without_broker_call(
     thirty_policies: tuple[NamespaceFacts, FakeBroker], connection: dict[str, Any], policy: MakeBody
 ) -> None:
     facts, broker = thirty_policies
@@ -548,12 +545,12 @@ async def test_what_may_not_be_obeyed_any_more_is_found_without_asking_the_broke
         (facts.ctx.policies, policy("broken", maxRetries=-1, generation=8)),
     ):
         table.put(body)
-    found = await drifted_of(facts)
-    assert found == {"broken"} | {name for i, name in enumerate(NAMES) if i % 3 != 2}
+    names = await drifted_of(facts)
+    assert names == {"broken"} | {name for i, name in enumerate(NAMES) if i % 3 != 2}
     assert len(broker.calls) == 3
 
 
-async def test_policies_that_only_observe_may_differ(
+async def test_observing_policy_never_drifts(
     thirty_policies: tuple[NamespaceFacts, FakeBroker], policy: MakeBody
 ) -> None:
     facts, broker = thirty_policies
@@ -563,7 +560,7 @@ async def test_policies_that_only_observe_may_differ(
     assert len(broker.calls) == 9
 
 
-async def test_a_namespace_that_is_gone_is_for_its_policies_to_tell(
+async def test_deleted_namespace_drifts_all_its_policies(
     thirty_policies: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
     facts, broker = thirty_policies
@@ -571,7 +568,7 @@ async def test_a_namespace_that_is_gone_is_for_its_policies_to_tell(
     assert await drifted_of(facts) == {name for i, name in enumerate(NAMES) if i % 3 == 1}
 
 
-async def test_a_broker_that_fails_for_once_sets_nobody_astir(
+async def test_single_broker_failure_is_no_drift(
     thirty_policies: tuple[NamespaceFacts, FakeBroker],
 ) -> None:
     facts, broker = thirty_policies
@@ -618,7 +615,7 @@ def lacks(wanted: Desired, config_map: Body | None) -> bool:
     return any(config_map_actions(wanted.config_map, config_map))
 
 
-def test_a_topic_has_the_partitions_that_are_there() -> None:
+def test_partitions_of_topic_come_from_the_listing() -> None:
     state = namespace_state(source=12)
     assert state.partitions(TopicName("shop", "prod", "orders")) == 12
     assert state.partitions(TopicName("shop", "prod", "orders-fulfilment-RETRY")) == 0
@@ -626,18 +623,18 @@ def test_a_topic_has_the_partitions_that_are_there() -> None:
 
 
 @pytest.mark.parametrize(("source", "retry"), [(0, 0), (3, 3), (3, 5)])
-def test_there_is_no_drift_where_all_is_there(wanted: Desired, source: int, retry: int) -> None:
+def test_complete_namespace_is_no_drift(wanted: Desired, source: int, retry: int) -> None:
     assert not drifted(wanted, namespace_state(source, retry))
 
 
 @pytest.mark.parametrize("missing", [ORDERS, RETRY, DEAD_LETTER])
-def test_a_missing_topic_is_drift(wanted: Desired, missing: str) -> None:
+def test_missing_topic_is_drift(wanted: Desired, missing: str) -> None:
     state = namespace_state()
     rest = dataclasses.replace(state, unpartitioned=state.unpartitioned - {missing})
     assert drifted(wanted, rest)
 
 
-def test_without_dead_letters_nobody_misses_their_topic(
+def test_missing_dead_letter_topic_is_no_drift_if_discarding(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(deadLetter={"mode": "Discard"})
@@ -648,7 +645,7 @@ def test_without_dead_letters_nobody_misses_their_topic(
 
 
 @pytest.mark.parametrize(("source", "retry"), [(4, 3), (3, 0)])
-def test_a_source_topic_that_has_grown_is_drift(wanted: Desired, source: int, retry: int) -> None:
+def test_grown_source_topic_is_drift(wanted: Desired, source: int, retry: int) -> None:
     assert drifted(wanted, namespace_state(source, retry))
 
 
@@ -660,21 +657,21 @@ def test_a_source_topic_that_has_grown_is_drift(wanted: Desired, source: int, re
         PERMISSIONS | {RETRY: {"fulfilment": PRODUCE, "replayer": PRODUCE}},
     ],
 )
-def test_a_missing_right_is_drift(wanted: Desired, permissions: dict[str, Any]) -> None:
+def test_missing_right_is_drift(wanted: Desired, permissions: dict[str, Any]) -> None:
     assert drifted(wanted, dataclasses.replace(namespace_state(), permissions=permissions))
 
 
-def test_more_rights_than_needed_are_no_drift(wanted: Desired) -> None:
+def test_additional_rights_are_no_drift(wanted: Desired) -> None:
     more = PERMISSIONS | {DEAD_LETTER: {"fulfilment": BOTH, "replayer": BOTH, "auditor": BOTH}}
     assert not drifted(wanted, dataclasses.replace(namespace_state(), permissions=more))
 
 
-def test_a_namespace_that_begins_to_expire_subscriptions_is_drift(wanted: Desired) -> None:
+def test_new_subscription_expiry_is_drift(wanted: Desired) -> None:
     expiring = dataclasses.replace(namespace_state(), subscription_expiry_minutes=5)
     assert drifted(wanted, expiring)
 
 
-def test_a_config_map_is_drift_when_missing_changed_or_without_the_label(wanted: Desired) -> None:
+def test_config_map_changes_are_drift(wanted: Desired) -> None:
     ours = wanted.config_map
     assert not lacks(wanted, ours)
     assert not lacks(wanted, {**ours, "data": {**ours["data"], "note": "mine"}})

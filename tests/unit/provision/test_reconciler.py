@@ -69,7 +69,7 @@ READY = {
 HAS_LEDGER = {"ledgerTopic": "persistent://shop/prod/orders-fulfilment-DLQ-LEDGER"}
 
 
-async def test_a_look_at_a_settled_policy_takes_no_more_calls_than_the_rotation_allows_for(
+async def test_settled_reconcile_takes_no_more_calls_than_planned(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(**ALL)
@@ -87,7 +87,7 @@ async def test_a_look_at_a_settled_policy_takes_no_more_calls_than_the_rotation_
         assert "orders-fulfilment-DLQ" in broker.namespaces["shop/prod"].topics
 
 
-async def test_a_look_at_a_policy_that_only_observes_reads_once_though_all_differs(
+async def test_observing_reconcile_reads_once_despite_differences(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(**ALL)
@@ -106,7 +106,7 @@ async def test_a_look_at_a_policy_that_only_observes_reads_once_though_all_diffe
         assert len(broker.calls) - before == CALLS_PER_LOOK
 
 
-async def test_a_look_at_a_policy_whose_schema_is_refused_reads_once_and_tries_again(
+async def test_refused_schema_is_retried_with_one_read(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(**ALL)
@@ -134,7 +134,7 @@ async def test_a_look_at_a_policy_whose_schema_is_refused_reads_once_and_tries_a
     ("reason", "calls"),
     [("TopicNotFound", 4), ("NamespaceNotFound", 5), ("TenantNotFound", 5)],
 )
-async def test_a_hundred_policies_that_wait_for_a_source_topic_share_what_one_reads(
+async def test_policies_awaiting_one_topic_share_its_reads(
     connection: dict[str, Any],
     policy: MakeBody,
     monkeypatch: pytest.MonkeyPatch,
@@ -158,7 +158,7 @@ async def test_a_hundred_policies_that_wait_for_a_source_topic_share_what_one_re
         assert (await look()).actions
 
 
-async def test_a_policy_that_is_new_is_never_told_of_a_missing_topic_by_what_was_read_before(
+async def test_new_policy_ignores_cached_missing_topic(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy()
@@ -171,7 +171,7 @@ async def test_a_policy_that_is_new_is_never_told_of_a_missing_topic_by_what_was
         assert (await look()).actions
 
 
-async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_read(
+async def test_subscription_expiry_is_detected_before_topic_reads(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy()
@@ -206,7 +206,7 @@ async def test_that_idle_subscriptions_are_deleted_is_found_before_any_topic_is_
         ),
     ],
 )
-async def test_only_what_no_watch_shows_the_end_of_is_looked_at_again(
+async def test_refusals_without_watch_are_retried(
     connection: dict[str, Any],
     policy: MakeBody,
     monkeypatch: pytest.MonkeyPatch,
@@ -230,7 +230,7 @@ async def test_only_what_no_watch_shows_the_end_of_is_looked_at_again(
 async def serving(
     connection: dict[str, Any], body: Body
 ) -> AsyncIterator[tuple[FakeBroker, Callable[[], Awaitable[Converged]]]]:
-    """A broker with a replicated source topic, and what looks at a policy for it."""
+    """A broker with a replicated source topic, and a function that reconciles a policy."""
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
         replicated = {"replication_clusters": ["here", "there"]}
@@ -246,7 +246,7 @@ async def serving(
 
 
 def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # noqa: ANN401
-    """What a reconcile needs of the world."""
+    """Return the context of a reconcile."""
     spec = BrokerConnectionSpec.model_validate(connection)
     through = {"metadata": {"namespace": "shop", "name": "main", "uid": "u"}, "spec": connection}
 
@@ -283,7 +283,7 @@ GONE = TopicNotFoundError("the topic is gone", remedy="create it")
         (AdminForbiddenError("403", remedy="grant"), True, 0, "False"),  # will not pass
     ],
 )
-async def test_a_single_failure_of_a_server_leaves_what_is_settled_ready(  # noqa: PLR0913, PLR0917
+async def test_single_server_failure_keeps_settled_policy_ready(  # noqa: PLR0913, PLR0917
     connection: dict[str, Any],
     policy: MakeBody,
     monkeypatch: pytest.MonkeyPatch,
@@ -329,11 +329,11 @@ class Shop:
 
 @asynccontextmanager
 async def partitioned_shop(
-    connection: dict[str, Any], body: Body, **there: Topic
+    connection: dict[str, Any], body: Body, **existing: Topic
 ) -> AsyncIterator[Shop]:
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
-        topics = {"orders": Topic(3, {}), **there}
+        topics = {"orders": Topic(3, {}), **existing}
         broker.namespaces = {"shop/prod": Namespace(topics)}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         ctx = make_world(admin, connection, body)
@@ -345,7 +345,7 @@ async def partitioned_shop(
         )
 
 
-async def test_a_subscription_that_could_not_be_made_on_one_partition_is_made_by_the_next_look(
+async def test_failed_subscription_on_partition_is_retried(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     async with partitioned_shop(connection, policy()) as made:
@@ -366,7 +366,7 @@ async def test_a_subscription_that_could_not_be_made_on_one_partition_is_made_by
         assert not (await made.look()).actions
 
 
-async def test_a_subscription_that_one_partition_lost_is_made_anew(
+async def test_lost_subscription_on_partition_is_created_again(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(adopt=True)
@@ -379,7 +379,7 @@ async def test_a_subscription_that_one_partition_lost_is_made_anew(
         assert not (await made.look()).actions
 
 
-async def test_a_partition_that_somebody_deleted_is_made_anew_with_its_subscription(
+async def test_deleted_partition_is_restored_with_subscription(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     body = policy(adopt=True)
@@ -394,7 +394,7 @@ async def test_a_partition_that_somebody_deleted_is_made_anew_with_its_subscript
         assert not (await made.look()).actions
 
 
-async def test_who_only_observes_is_told_of_it_and_nothing_is_made(
+async def test_observing_policy_reports_lost_partition_only(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     parts = {"-partition-0": ["fulfilment"], "-partition-1": ["fulfilment"]}
@@ -408,7 +408,7 @@ async def test_who_only_observes_is_told_of_it_and_nothing_is_made(
         assert made.retry.parts == parts
 
 
-async def test_a_subscription_of_somebody_else_is_completed_and_not_noted_as_ours(
+async def test_completed_foreign_subscription_is_not_recorded(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
     retry = Topic(3, {}, {"-partition-0": ["fulfilment"]})
@@ -428,7 +428,7 @@ TOPIC = TopicName("shop", "prod", "orders")
     [(None, False), ({}, False), ({"redrive.io/paused": "true"}, True),
      ({"redrive.io/paused": "false"}, False), ({"paused": "true"}, False)],
 )  # fmt: skip
-def test_an_annotation_pauses(
+def test_paused_annotation_pauses_policy(
     policy: MakeBody, annotations: dict[str, str] | None, *, is_paused: bool
 ) -> None:
     body = policy()
@@ -444,22 +444,22 @@ def conditions_of(*types: str) -> list[dict[str, str]]:
     ]  # fmt: skip
 
 
-def test_how_a_policy_stood_when_it_was_paused_stays_said(policy: MakeBody) -> None:
-    found = conditions_of("Ready", "Reconciling", "LadderDescends", "Paused")
-    body = policy() | {"status": {"observedGeneration": 7, "conditions": found}}
-    said = paused_conditions(body)
-    assert [c.type for c in said] == ["Ready", "LadderDescends", "Paused"]
-    assert said[0].status is ConditionStatus.TRUE
-    assert "remove the annotation" in said[2].message
+def test_paused_policy_keeps_its_last_conditions(policy: MakeBody) -> None:
+    before = conditions_of("Ready", "Reconciling", "LadderDescends", "Paused")
+    body = policy() | {"status": {"observedGeneration": 7, "conditions": before}}
+    after = paused_conditions(body)
+    assert [c.type for c in after] == ["Ready", "LadderDescends", "Paused"]
+    assert after[0].status is ConditionStatus.TRUE
+    assert "remove the annotation" in after[2].message
 
 
-def test_of_a_spec_that_is_new_to_a_pause_nothing_is_known(policy: MakeBody) -> None:
+def test_paused_policy_with_new_spec_is_unknown(policy: MakeBody) -> None:
     body = policy() | {"status": {"observedGeneration": 6, "conditions": conditions_of("Ready")}}
-    said = {c.type: c.status for c in paused_conditions(body)}
-    assert said == {"Ready": ConditionStatus.UNKNOWN, "Paused": ConditionStatus.TRUE}
+    statuses = {c.type: c.status for c in paused_conditions(body)}
+    assert statuses == {"Ready": ConditionStatus.UNKNOWN, "Paused": ConditionStatus.TRUE}
 
 
-def test_a_policy_that_observes_is_ready_and_says_what_planned_changes_been_done() -> None:
+def test_observing_policy_is_ready_and_shows_planned_changes() -> None:
     actions: list[Action] = [CreateSubscription(TOPIC, str(n) + "x" * 600) for n in range(40)]
     ready, differs, other = observed_conditions(actions, [StatusWarning("Other", "m")])
     assert (ready.type, ready.status, ready.reason) == ("Ready", ConditionStatus.TRUE, "Observed")
@@ -471,5 +471,5 @@ def test_a_policy_that_observes_is_ready_and_says_what_planned_changes_been_done
     assert {len(action) for action in shown} == {512}
 
 
-def test_where_nothing_differs_an_observer_says_no_more_than_that() -> None:
+def test_observing_policy_without_differences_is_only_ready() -> None:
     assert [c.type for c in observed_conditions([], [])] == ["Ready"]

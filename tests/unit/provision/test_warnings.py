@@ -33,7 +33,7 @@ def found(  # noqa: PLR0913 - each is a part of the case
     delayed: object = None,
     refused: Sequence[Refused] = (),
 ) -> tuple[StatusWarning, ...]:
-    """What is found where the source topic has two partitions and the retry topic *retry*."""
+    """Return the warnings for a source topic of two and a retry topic of *retry* partitions."""
     state = TopicState(retry, NO_SUBSCRIPTIONS, {"delayedDelivery?applied=true": delayed}, {})
     observed = Observed(2, None, state, None, {}, {}, None)
     return warnings(
@@ -41,9 +41,7 @@ def found(  # noqa: PLR0913 - each is a part of the case
     )
 
 
-def test_a_policy_that_nobody_contests_needs_no_caution(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_uncontested_policy_has_no_warnings(policy: MakeBody, requested: MakeRequest) -> None:
     assert found(policy(), requested(policy())) == ()
 
 
@@ -57,7 +55,7 @@ def test_a_policy_that_nobody_contests_needs_no_caution(
         ({"retryTopic": f"{OWN}-r", "deadLetterTopic": f"{OWN}-d"}, {}, False),
     ],
 )
-def test_a_policy_that_keeps_its_names_while_new_ones_get_others_needs_caution(
+def test_kept_naming_scheme_is_warned_about(
     policy: MakeBody,
     requested: MakeRequest,
     naming: dict[str, str],
@@ -67,12 +65,14 @@ def test_a_policy_that_keeps_its_names_while_new_ones_get_others_needs_caution(
 ) -> None:
     body = policy(naming=naming) | {"status": {"namingScheme": "tdmq-2.7.2"}}
     seen = found(body, requested(body, policyDefaults=by_connection))
-    assert [each.reason for each in seen] == ["NamingSchemeKept"] * warns
-    for each in seen:
-        assert "got status.namingScheme tdmq-2.7.2; set naming.scheme to tdmq-2.7.2" in each.message
+    assert [warning.reason for warning in seen] == ["NamingSchemeKept"] * warns
+    for warning in seen:
+        assert (
+            "got status.namingScheme tdmq-2.7.2; set naming.scheme to tdmq-2.7.2" in warning.message
+        )
 
 
-def test_a_descending_ladder_needs_caution(policy: MakeBody, requested: MakeRequest) -> None:
+def test_descending_ladder_is_warned_about(policy: MakeBody, requested: MakeRequest) -> None:
     body = policy(delayLadder={"delays": ["2s", "1s"]})
     [caution] = found(body, requested(body))
     assert caution.reason == "LadderDescends"
@@ -87,7 +87,7 @@ def test_a_descending_ladder_needs_caution(policy: MakeBody, requested: MakeRequ
         (("here", "there"), ("here", "there"), ["RETRY to here+there", "DLQ to here+there"]),
     ],
 )
-def test_topics_that_are_replicated_to_other_clusters_need_caution(
+def test_replicated_topics_are_warned_about(
     policy: MakeBody,
     requested: MakeRequest,
     retry: tuple[str, ...],
@@ -108,9 +108,7 @@ def test_topics_that_are_replicated_to_other_clusters_need_caution(
         assert caution.message.count(" to here+there") == len(named)
 
 
-def test_a_schema_that_the_broker_refuses_needs_caution(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_refused_schema_is_warned_about(policy: MakeBody, requested: MakeRequest) -> None:
     names = requested(policy()).policy
     topic = names.retry_topic
     error = AdminConflictError("no", got="409 Incompatible", remedy="none")
@@ -130,7 +128,7 @@ def test_a_schema_that_the_broker_refuses_needs_caution(
         ("KEY_VALUE", False, "consume it with Java"),
     ],
 )
-def test_a_schema_that_python_cannot_send_needs_caution(
+def test_schema_unsupported_by_python_is_warned_about(
     policy: MakeBody, requested: MakeRequest, *, kind: str, enforced: bool, remedy: str | None
 ) -> None:
     body = policy()
@@ -148,7 +146,7 @@ def test_a_schema_that_python_cannot_send_needs_caution(
     ("asks", "have", "want"), [({}, 2, None), ({}, 3, 2), ({"partitions": 4}, 4, None),
                                ({"partitions": 4}, 5, 4)],
 )  # fmt: skip
-def test_a_retry_topic_that_planned_changes_to_shrink_needs_caution(
+def test_shrinking_retry_topic_is_warned_about(
     policy: MakeBody, requested: MakeRequest, asks: dict[str, int], have: int, want: int | None
 ) -> None:
     body = policy(retry=asks)
@@ -171,7 +169,7 @@ def test_a_retry_topic_that_planned_changes_to_shrink_needs_caution(
     ],
 )
 @pytest.mark.parametrize("retry", [2, 3])
-def test_a_dead_letter_topic_that_would_have_to_shrink_needs_caution(  # noqa: PLR0913
+def test_shrinking_dead_letter_topic_is_warned_about(  # noqa: PLR0913
     policy: MakeBody,
     requested: MakeRequest,
     asks: dict[str, Any],
@@ -192,7 +190,7 @@ def test_a_dead_letter_topic_that_would_have_to_shrink_needs_caution(  # noqa: P
 
 
 @pytest.mark.parametrize(("limit", "cautious"), [(0, False), (9_000, True), (10_000, False)])
-def test_a_broker_that_delays_for_a_shorter_time_than_the_ladder_needs_caution(
+def test_short_delivery_delay_limit_is_warned_about(
     policy: MakeBody, requested: MakeRequest, *, limit: int, cautious: bool
 ) -> None:
     body = policy(delayLadder={"delays": ["1s", "10s"]})
@@ -203,9 +201,7 @@ def test_a_broker_that_delays_for_a_shorter_time_than_the_ladder_needs_caution(
         assert "the ladder, 10s; got a maxDeliveryDelay of 9 s" in caution.message
 
 
-def test_the_oldest_names_the_younger_policies_that_it_keeps_from_their_topics(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_blocked_younger_policies_are_named(policy: MakeBody, requested: MakeRequest) -> None:
     older = requested(policy("old", naming=SHORT))
     same = requested(policy("same", age=2, naming=SHORT))
     other = requested(policy("other", age=1, topic="persistent://shop/prod/returns", naming=SHORT))
@@ -217,9 +213,7 @@ def test_the_oldest_names_the_younger_policies_that_it_keeps_from_their_topics(
     assert found(policy(), other, [older]) == ()
 
 
-def test_of_many_younger_policies_the_oldest_are_named(
-    policy: MakeBody, requested: MakeRequest
-) -> None:
+def test_many_blocked_policies_are_counted(policy: MakeBody, requested: MakeRequest) -> None:
     many = [requested(policy(f"p{age}", age=age)) for age in range(1, 9)]
     [caution] = found(policy(), requested(policy("old")), many[::-1])
     assert "got RetryPolicy shop/p1, " in caution.message

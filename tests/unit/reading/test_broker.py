@@ -54,7 +54,7 @@ def give_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 @pytest.mark.parametrize("hosts", [(), ("broker-*.pulsar",)])
-async def test_the_token_of_a_job_is_redirected_to_no_host_that_the_connection_does_not_name(
+async def test_token_is_not_redirected_to_unnamed_host(
     give_token: Callable[..., None], hosts: tuple[str, ...]
 ) -> None:
     give_token(*hosts)
@@ -65,7 +65,7 @@ async def test_the_token_of_a_job_is_redirected_to_no_host_that_the_connection_d
     assert shown == []
 
 
-async def test_the_token_of_a_job_is_redirected_to_hosts_that_the_connection_names(
+async def test_token_is_redirected_to_named_hosts(
     give_token: Callable[..., None],
 ) -> None:
     give_token("broker-*.pulsar", "localhost")
@@ -97,7 +97,7 @@ def error_caused_by(kind: type[RedriveError], cause: type[Exception] | None = No
     ],
     ids=repr,
 )
-def test_a_broker_that_is_away_is_waited_for(
+def test_unavailable_broker_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, error: RedriveError
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
@@ -126,7 +126,7 @@ def test_a_broker_that_is_away_is_waited_for(
     ],
     ids=repr,
 )
-def test_what_no_time_cures_is_raised_at_once(error: RedriveError) -> None:
+def test_permanent_error_is_raised_at_once(error: RedriveError) -> None:
     calls = []
 
     def call() -> None:
@@ -138,7 +138,7 @@ def test_what_no_time_cures_is_raised_at_once(error: RedriveError) -> None:
     assert len(calls) == 1
 
 
-def test_a_call_that_is_interrupted_is_not_repeated() -> None:
+def test_interrupted_call_is_not_repeated() -> None:
     def call() -> None:
         raise pulsar.Interrupted
 

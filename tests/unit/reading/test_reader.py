@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from redrive.policy.envelope import CAUSE_TYPE, RECONSUMETIMES, REPLAYS
 from redrive.policy.naming import TopicName
 from redrive.reading import broker, reader, rows
-from redrive.reading.positions import EntryId, Position, encode_nested, place_of
+from redrive.reading.positions import EntryId, Position, encode_nested
 from redrive.reading.ranges import LOOK_BACK, Span
 from redrive.reading.reader import ReadableTopic, SourceSilentError
 from redrive.reading.rows import DeadLetterRow
@@ -33,11 +33,11 @@ as a negative number."""
 class Read:
     """A message with a place alone."""
 
-    given: Place
+    key: Place
 
     @property
     def place(self) -> MessagePlace:
-        ledger, entry, index = self.given
+        ledger, entry, index = self.key
         if index >= -1:
             return MessagePlace(-1, ((ledger, entry),), index, 2)
         return MessagePlace(-1, ((ledger, -index), (ledger, entry)))
@@ -72,8 +72,8 @@ class Readers:
 
     def read(self, after: EntryId, *wanted: Span) -> list[Place]:
         topic = ReadableTopic(cast("broker.ReadingClient", self), "http://p", NAME, lambda *_: FAR)
-        found = reader.read_messages(topic, -1, after, wanted, 10)
-        return [cast("Read", each).given for each in found]
+        messages = reader.read_messages(topic, -1, after, wanted, 10)
+        return [cast("Read", message).key for message in messages]
 
 
 FAR = EntryId(99, 0)
@@ -89,16 +89,16 @@ FAR = EntryId(99, 0)
         pytest.param(5e6, 10, id="chunks, of which a client has to have room for some"),
     ],
 )
-def test_large_messages_are_prefetched_in_small_numbers(average: float, ahead: int) -> None:
+def test_prefetch_of_large_messages_is_small(average: float, ahead: int) -> None:
     assert reader.prefetch(average) == ahead
 
 
-def test_each_message_comes_once_in_the_order_they_were_written() -> None:
+def test_reader_yields_each_message_once_in_order() -> None:
     batch = [(7, 3, 0), (7, 3, 1)]
     places = [(7, 2, 0), (7, 2, 1), *batch, (7, 4, -1), (7, 3, 1), (7, 4, -1), (8, 0, -1)]
     readers = Readers([[*places, (8, 1, -1)]])
-    found = readers.read(EntryId(7, 2), Span(7, 3, 4), Span(8, 0, 0))
-    assert found == [*batch, (7, 4, -1), (8, 0, -1)]
+    messages = readers.read(EntryId(7, 2), Span(7, 3, 4), Span(8, 0, 0))
+    assert messages == [*batch, (7, 4, -1), (8, 0, -1)]
     assert readers.closed == 1
 
 
@@ -117,32 +117,35 @@ def test_each_message_comes_once_in_the_order_they_were_written() -> None:
         pytest.param([], [1, 2, 3, 4], [0], id="none came"),
     ],
 )
-def test_what_no_message_came_of_is_read_once_more(
+def test_missing_entries_are_read_once_more(
     first: list[int | tuple[int, int]], again: list[int | tuple[int, int]], begins: list[int]
 ) -> None:
     """A client loses messages in chunks when it is connected again in the midst of one."""
 
-    def places(of: list[int | tuple[int, int]]) -> list[Place]:
-        return [(7, each, -1) if isinstance(each, int) else (7, each[0], -each[1]) for each in of]
+    def places(entries: list[int | tuple[int, int]]) -> list[Place]:
+        return [
+            (7, entry, -1) if isinstance(entry, int) else (7, entry[0], -entry[1])
+            for entry in entries
+        ]
 
     readers = Readers([places(first), places(again)])
-    found = readers.read(EntryId(7, 0), Span(7, 1, 4))
+    messages = readers.read(EntryId(7, 0), Span(7, 1, 4))
     seen = {entry for _, entry, _ in places(first)}
-    late = [each for each in places(again) if each[1] not in seen]
-    assert found == [each for each in places(first) if each[1] < 5] + late
+    late = [place for place in places(again) if place[1] not in seen]
+    assert messages == [place for place in places(first) if place[1] < 5] + late
     assert [entry for _, entry, _ in readers.begun[1:]] == begins
     assert readers.closed == 1 + len(begins)
 
 
-def test_no_more_is_read_again_than_the_chunks_of_what_is_missing_may_reach_back() -> None:
-    there = [(7, entry, -1) for entry in range(1_000) if entry != 500]
-    readers = Readers([list(there), [(7, 500, -1), (7, 501, -1)]])
-    assert readers.read(EntryId(6, 9), Span(7, 0, 999)) == [*there, (7, 500, -1)]
+def test_second_read_reaches_back_for_missing_chunks_only() -> None:
+    stored_places = [(7, entry, -1) for entry in range(1_000) if entry != 500]
+    readers = Readers([list(stored_places), [(7, 500, -1), (7, 501, -1)]])
+    assert readers.read(EntryId(6, 9), Span(7, 0, 999)) == [*stored_places, (7, 500, -1)]
     assert readers.begun[1] == (7, 500 - LOOK_BACK - 1, -1)
 
 
 class Silent(Readers):
-    """Gives no message; of what lies behind an open transaction it says that it is not there."""
+    """Yields no message, and reports none available, as behind an open transaction."""
 
     def read_next(self, _timeout: int) -> Read:
         raise pulsar.Timeout
@@ -152,16 +155,16 @@ class Silent(Readers):
 
 
 @pytest.mark.parametrize(("sent", "ends"), [(EntryId(7, 9), True), (EntryId(7, 3), False)])
-def test_a_reading_ends_where_the_broker_has_sent_all(
+def test_read_ends_where_the_broker_has_sent_all(
     monkeypatch: pytest.MonkeyPatch, sent: EntryId, *, ends: bool
 ) -> None:
     """Not where the client says that no more is available."""
     monkeypatch.setattr(reader, "SILENCE_SECONDS", 0.1)
     client = cast("broker.ReadingClient", Silent([[], []]))
     topic = ReadableTopic(client, "http://p", NAME, lambda *_: sent)
-    found = reader.read_messages(topic, -1, EntryId(7, 2), [Span(7, 3, 9)], 10)
+    messages = reader.read_messages(topic, -1, EntryId(7, 2), [Span(7, 3, 9)], 10)
     with nullcontext() if ends else pytest.raises(SourceSilentError):
-        assert not list(found)
+        assert not list(messages)
 
 
 text = st.text(max_size=20)
@@ -188,37 +191,37 @@ letters = st.builds(
 
 
 def spark_time(milliseconds: int) -> int:
-    """Return what Spark has room for, which compares with written moments as the time does."""
+    """Return the time in the range of Spark, which compares with written moments as the time."""
     return min(milliseconds * 1_000, 2**63 - 1)
 
 
 @given(st.lists(letters, max_size=5))
-def test_a_row_has_all_that_a_selection_may_ask_for(some: list[DeadLetterRow]) -> None:
+def test_row_has_all_columns_of_a_selection(some: list[DeadLetterRow]) -> None:
     batch = rows.to_batch(some, rows.COLUMNS)
     # Python's own moments end with the year 9999.
-    found = batch.drop_columns(["publish_time", "event_time"]).to_pylist()
-    assert [Position(r["ledger"], r["entry"], r["batch_index"]) for r in found] == [
+    table = batch.drop_columns(["publish_time", "event_time"]).to_pylist()
+    assert [Position(r["ledger"], r["entry"], r["batch_index"]) for r in table] == [
         letter.position for letter in some
     ]
     for name in ("key", "ordering_key", "value", "encrypted", "unreadable"):
-        assert [row[name] for row in found] == [getattr(letter, name) for letter in some]
-    assert [row["first_chunk"] for row in found] == [
+        assert [row[name] for row in table] == [getattr(letter, name) for letter in some]
+    assert [row["first_chunk"] for row in table] == [
         letter.first_chunk and str(letter.first_chunk) for letter in some
     ]
-    assert [row["schema_version"] for row in found] == [
+    assert [row["schema_version"] for row in table] == [
         None if letter.schema_version is None else min(letter.schema_version, 2**63 - 1)
         for letter in some
     ]
-    assert [row["published"] for row in found] == [
+    assert [row["published"] for row in table] == [
         min(letter.publish_time, 2**63 - 1) for letter in some
     ]
-    assert [dict(row["properties"]) for row in found] == [letter.properties for letter in some]
+    assert [dict(row["properties"]) for row in table] == [letter.properties for letter in some]
     published = batch["publish_time"].cast(pa.int64()).to_pylist()
     assert published == [spark_time(letter.publish_time) for letter in some]
-    assert [row["size"] for row in found] == [len(letter.value or b"") for letter in some]
+    assert [row["size"] for row in table] == [len(letter.value or b"") for letter in some]
 
 
-def test_only_the_columns_that_are_asked_for_are_written() -> None:
+def test_row_has_only_requested_columns() -> None:
     carried = {CAUSE_TYPE: "TimeoutError", REPLAYS: "2", RECONSUMETIMES: "not a number"}
     letter = DeadLetterRow.of(read_alone(), -1)._replace(properties=carried)
     names = ("replays", "cause_type", "reconsume_times")
@@ -228,7 +231,7 @@ def test_only_the_columns_that_are_asked_for_are_written() -> None:
     assert rows.ddl(names) == "replays INT, cause_type STRING, reconsume_times INT"
 
 
-def test_keys_that_are_no_text_are_read_as_the_base64_that_consumers_send_on_too() -> None:
+def test_binary_keys_are_read_as_base64() -> None:
     letter = DeadLetterRow.of(
         read_alone(encode_nested(6, NO_TEXT) + encode_nested(18, NO_TEXT)), -1
     )
@@ -237,7 +240,7 @@ def test_keys_that_are_no_text_are_read_as_the_base64_that_consumers_send_on_too
     assert (letter.key, letter.ordering_key) == ("größe", None)
 
 
-def test_properties_that_are_no_text_do_not_end_the_reading() -> None:
+def test_binary_properties_make_the_row_unreadable() -> None:
     letter = DeadLetterRow.of(
         read_alone(encode_nested(4, encode_nested(1, b"a") + encode_nested(2, NO_TEXT))), -1
     )
@@ -248,9 +251,3 @@ def test_properties_that_are_no_text_do_not_end_the_reading() -> None:
     )
     assert not letter.unreadable
     assert letter.properties == {"a": "ä"}
-
-
-@pytest.mark.parametrize("broken", ["08", "08ff", "0d00000000"])
-def test_what_is_no_message_id_is_refused(broken: str) -> None:
-    with pytest.raises(ValueError, match="no message"):
-        place_of(bytes.fromhex(broken))

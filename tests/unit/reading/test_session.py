@@ -49,23 +49,23 @@ class ScriptedBroker:
         self.url = f"pulsar://127.0.0.1:{self.listener.getsockname()[1]}"
 
     def serve(self, *scripts: Sequence[bytes]) -> list[list[Command]]:
-        """Return what came in by each connection, once all of them have ended."""
+        """Return the commands of each connection, once all of them have ended."""
         with ThreadPoolExecutor() as pool:
-            each = [
+            conversations = [
                 pool.submit(converse, self.listener.accept()[0], answers) for answers in scripts
             ]
-            return [came.result() for came in each]
+            return [came.result() for came in conversations]
 
 
 def converse(client: socket.socket, answers: Sequence[bytes]) -> list[Command]:
-    received, came, left = bytearray(), list[Command](), list(answers)
+    received, came, remaining = bytearray(), list[Command](), list(answers)
     with client:
         while data := client.recv(65_536):
             received += data
             for command in frames.take_frames(received):
                 came.append(command)
-                if left:
-                    answer = left.pop(0)
+                if remaining:
+                    answer = remaining.pop(0)
                     client.sendall(answer.removesuffix(HANG_UP))
                     if answer.endswith(HANG_UP):
                         client.shutdown(socket.SHUT_WR)
@@ -103,7 +103,7 @@ def kinds(came: Sequence[Command]) -> list[int]:
 OPENING = [frames.CONNECT, frames.LOOKUP, frames.PRODUCER]
 
 
-def test_a_broker_that_has_the_topic_is_asked_for_the_producer(broker: ScriptedBroker) -> None:
+def test_producer_is_opened_at_broker_of_its_topic(broker: ScriptedBroker) -> None:
     with serving(broker, [CONNECTED, lookup_response(broker.url), producer_success()]) as came:
         with closing(session(broker.url)) as sending:
             assert sending.open(TOPIC, "sender").last_sequence_id == -1
@@ -113,7 +113,7 @@ def test_a_broker_that_has_the_topic_is_asked_for_the_producer(broker: ScriptedB
     assert producer.nested[4] == b"sender"
 
 
-def test_credentials_that_go_by_tls_go_by_nothing_else(
+def test_tls_credentials_are_not_sent_without_tls(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading_session, "_connected", lambda _url, _shown: dial(broker.url))
@@ -123,17 +123,17 @@ def test_credentials_that_go_by_tls_go_by_nothing_else(
         pytest.raises(ProtocolError, match="command 24"),
     ):
         sending.open(TOPIC, "sender")
-    assert [kinds(each) for each in came.result()] == [OPENING[:2]]
+    assert [kinds(commands) for commands in came.result()] == [OPENING[:2]]
 
 
-def test_one_of_several_hosts_may_be_away(broker: ScriptedBroker) -> None:
+def test_unavailable_host_of_several_is_skipped(broker: ScriptedBroker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         away = f"127.0.0.1:{closed.getsockname()[1]}"
     urls = broker.url.replace("://", f"://{away},") + "/"
     with serving(broker, [CONNECTED, lookup_response(broker.url), producer_success()]) as came:
         with closing(session(urls)) as sending:
             sending.open(TOPIC, "sender")
-        assert [kinds(each) for each in came.result()] == [OPENING]
+        assert [kinds(commands) for commands in came.result()] == [OPENING]
 
 
 def test_redirects_are_followed(broker: ScriptedBroker) -> None:
@@ -145,10 +145,10 @@ def test_redirects_are_followed(broker: ScriptedBroker) -> None:
     with serving(broker, *scripts) as came:
         with closing(session(broker.url)) as sending:
             sending.open(TOPIC, "sender")
-        assert [kinds(each) for each in came.result()] == [OPENING[:2], OPENING]
+        assert [kinds(commands) for commands in came.result()] == [OPENING[:2], OPENING]
 
 
-def test_redirects_without_end_are_given_up(broker: ScriptedBroker) -> None:
+def test_endless_redirects_are_refused(broker: ScriptedBroker) -> None:
     answers = [CONNECTED, *[lookup_response(broker.url, kind=0)] * MAX_REDIRECTS]
     with (
         serving(broker, answers),
@@ -158,7 +158,7 @@ def test_redirects_without_end_are_given_up(broker: ScriptedBroker) -> None:
         sending.open(TOPIC, "sender")
 
 
-def test_a_proxy_is_asked_to_pass_on_to_the_broker(broker: ScriptedBroker) -> None:
+def test_proxy_connects_to_the_owning_broker(broker: ScriptedBroker) -> None:
     behind = lookup_response("pulsar://broker-1:6650", proxy=True)
     with serving(broker, [CONNECTED, behind], [CONNECTED, producer_success()]) as came:
         with closing(session(broker.url)) as sending:
@@ -187,7 +187,7 @@ def test_a_proxy_is_asked_to_pass_on_to_the_broker(broker: ScriptedBroker) -> No
         frames.frame(frames.LOOKUP_RESPONSE)[:4] + b"\xff" * 20,
     ],
 )
-def test_what_leads_nowhere_ends_the_session(broker: ScriptedBroker, answer: bytes) -> None:
+def test_invalid_lookup_ends_the_session(broker: ScriptedBroker, answer: bytes) -> None:
     with (
         serving(broker, [CONNECTED, answer]),
         closing(session(broker.url)) as sending,
@@ -196,7 +196,7 @@ def test_what_leads_nowhere_ends_the_session(broker: ScriptedBroker, answer: byt
         sending.open(TOPIC, "sender")
 
 
-def test_no_answer_is_not_waited_for_without_end(
+def test_missing_answer_ends_the_session(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading_session, "ANSWER_SECONDS", 0.2)
@@ -208,7 +208,7 @@ def test_no_answer_is_not_waited_for_without_end(
         sending.open(TOPIC, "sender")
 
 
-def test_the_broker_is_answered_while_receipts_are_waited_for(broker: ScriptedBroker) -> None:
+def test_ping_and_challenge_are_answered_while_waiting(broker: ScriptedBroker) -> None:
     asks = frames.frame(frames.PING) + frames.frame(frames.AUTH_CHALLENGE)
     tokens = count(1)
     with serving(
@@ -236,9 +236,7 @@ def test_the_broker_is_answered_while_receipts_are_waited_for(broker: ScriptedBr
         b"\0" * 8,
     ],
 )
-def test_all_but_receipts_of_what_was_sent_ends_the_session(
-    broker: ScriptedBroker, answer: bytes
-) -> None:
+def test_unexpected_answer_ends_the_session(broker: ScriptedBroker, answer: bytes) -> None:
     with (
         serving(broker, [CONNECTED, lookup_response(broker.url), producer_success(), answer]),
         closing(session(broker.url)) as sending,
@@ -259,7 +257,7 @@ CLOSED = frames.frame(frames.CLOSE_PRODUCER, encode_number(1, 1) + encode_number
 
 @pytest.mark.parametrize("end", [CLOSED, HANG_UP], ids=["producer closed", "hung up"])
 @pytest.mark.parametrize("ping", [b"", frames.frame(frames.PING)], ids=["", "after a ping"])
-def test_receipts_count_that_come_before_the_end(
+def test_receipts_before_the_end_are_counted(
     broker: ScriptedBroker, ping: bytes, end: bytes
 ) -> None:
     answer = ping + receipt(1, 1) + receipt(1, 2) + end
@@ -279,7 +277,7 @@ def test_receipts_count_that_come_before_the_end(
             sending.open(TOPIC, "another")
 
 
-def test_an_answer_has_one_deadline_whatever_else_comes(
+def test_answer_has_one_deadline_despite_pings(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading_session, "ANSWER_SECONDS", 0.5)
@@ -294,7 +292,7 @@ def test_an_answer_has_one_deadline_whatever_else_comes(
         assert time.monotonic() - begun < 5
 
 
-def test_a_producer_with_messages_on_their_way_is_not_waited_for(broker: ScriptedBroker) -> None:
+def test_producer_with_unsettled_sends_is_not_closed(broker: ScriptedBroker) -> None:
     """The broker would answer when all of them are stored."""
     with serving(broker, [CONNECTED, lookup_response(broker.url), producer_success()]) as came:
         with closing(session(broker.url)) as sending:
@@ -305,7 +303,7 @@ def test_a_producer_with_messages_on_their_way_is_not_waited_for(broker: Scripte
         assert kinds(came.result()[0]) == OPENING
 
 
-def test_a_host_that_is_away_is_tried_once(
+def test_unavailable_host_is_tried_once(
     broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = list[str]()
@@ -334,7 +332,7 @@ def test_a_host_that_is_away_is_tried_once(
     assert tried == ["pulsar://away", broker.url]
 
 
-def test_a_receipt_gives_back_what_it_is_for(broker: ScriptedBroker) -> None:
+def test_receipt_returns_tags_of_its_message(broker: ScriptedBroker) -> None:
     with serving(
         broker, [CONNECTED, lookup_response(broker.url), producer_success(), receipt(1, 1)]
     ) as came:
@@ -347,7 +345,7 @@ def test_a_receipt_gives_back_what_it_is_for(broker: ScriptedBroker) -> None:
 
 
 @given(st.lists(st.integers(1, 60), max_size=5), st.data())
-def test_frames_are_taken_as_soon_as_they_are_whole(kinds: list[int], data: st.DataObject) -> None:
+def test_frames_are_taken_once_they_are_complete(kinds: list[int], data: st.DataObject) -> None:
     frames = [
         reading_frames.frame(kind, encode_number(2, kind) + encode_nested(3, b"x" * kind))
         for kind in kinds
@@ -374,12 +372,12 @@ def test_command_with_entry_in_its_frame_keeps_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("sizes", ["0000000000000004", "7fffffff7ffffff0", "485454502f312e31"])
-def test_what_is_no_frame_is_refused(sizes: str) -> None:
+def test_invalid_frame_is_refused(sizes: str) -> None:
     """Such as the answer of a web server."""
     with pytest.raises(ValueError, match="a frame"):
         reading_frames.take_frames(bytearray(bytes.fromhex(sizes)))
 
 
-def test_no_credentials_are_shown_without_a_method() -> None:
+def test_connect_without_method_has_no_credentials() -> None:
     assert b"secret" in reading_frames.connect("token", b"secret")
     assert b"secret" not in reading_frames.connect("", b"secret")

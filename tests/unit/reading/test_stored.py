@@ -1,4 +1,4 @@
-"""Entries as a broker stores them, and what else a producer may write."""
+"""Entries as a broker stores them, and malformed entries of producers."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ outgoing = st.builds(
 
 def read(*entries: RawEntry, partition: int = -1) -> list[ReadMessage]:
     """Read entries as a reader does, each at the place behind the one before."""
-    chunks, found = ChunksRead(), list[ReadMessage]()
+    chunks, messages = ChunksRead(), list[ReadMessage]()
     for index, raw in enumerate(entries):
         entry, place = StoredEntry.read(bytes_of(raw)), (PLACE[0], PLACE[1] + index)
         part = entry.chunk
         if part is None:
-            found += entry.of(entry.content, (place,), partition)
+            messages += entry.of(entry.content, (place,), partition)
         elif (whole := chunks.add(part, place, entry.content)) is not None:
-            found += entry.of(whole.content, whole.entries, partition)
-    return found
+            messages += entry.of(whole.content, whole.entries, partition)
+    return messages
 
 
 def shown(message: ReadMessage) -> OutgoingMessage:
@@ -71,10 +71,12 @@ def test_messages_of_a_batch_are_read_with_all_they_have(sent: list[OutgoingMess
     content, compression = frames.compressed(b"".join(map(frames.in_batch, sent)))
     version = encode_nested(16, (5).to_bytes(8))
     metadata = frames.batch(sent[-1].sequence_id, len(sent)) + compression + version
-    found = read(RawEntry(metadata, content))
-    assert [shown(each) for each in found] == [each._replace(sequence_id=0) for each in sent]
-    assert [each.message_id().batch_index() for each in found] == list(range(len(sent)))
-    assert {schema_version(each) for each in found} == {5}
+    messages = read(RawEntry(metadata, content))
+    assert [shown(message) for message in messages] == [
+        message._replace(sequence_id=0) for message in sent
+    ]
+    assert [message.message_id().batch_index() for message in messages] == list(range(len(sent)))
+    assert {schema_version(message) for message in messages} == {5}
 
 
 def test_message_in_chunks_is_read_with_its_last_one() -> None:
@@ -87,7 +89,7 @@ def test_message_in_chunks_is_read_with_its_last_one() -> None:
     assert id_text(message.message_id()) == "7:7:-1"
 
 
-def test_message_ids_have_what_other_clients_read_in_them() -> None:
+def test_message_ids_have_fields_of_other_clients() -> None:
     """The size of a batch, and the first chunk: as protobuf writes them."""
     batched = MessagePlace(-1, ((300, 7),), 2, 5).message_id().serialize()
     assert batched.endswith(bytes.fromhex("3005"))
@@ -97,7 +99,7 @@ def test_message_ids_have_what_other_clients_read_in_them() -> None:
 
 @pytest.mark.parametrize("codec", ["lz4_raw", "zstd", "snappy", "zlib"])
 @pytest.mark.parametrize("content", [b"", b"x", bytes(100_000)])
-def test_compressed_content_has_just_the_size_of_its_metadata(codec: str, content: bytes) -> None:
+def test_compressed_content_must_match_its_size(codec: str, content: bytes) -> None:
     kind = {"lz4_raw": 1, "zlib": 2, "zstd": 3, "snappy": 4}[codec]
     compress = zlib.compress if codec == "zlib" else pa.Codec(codec).compress
     small = bytes(compress(content))
@@ -116,7 +118,7 @@ def test_encrypted_content_stays_as_it_is_stored() -> None:
     assert message.encryption_context() is not None
     key = encode_nested(13, b"key")
     parts = [chunk("e", part, 2, 4, b"xyz...") for part in range(2)]
-    (message,) = read(*(RawEntry(each.metadata + key, each.content) for each in parts))
+    (message,) = read(*(RawEntry(part.metadata + key, part.content) for part in parts))
     assert message.data() == b"xyz...xyz..."
 
 
@@ -146,7 +148,7 @@ def test_broken_entry_is_malformed(broken: bytes) -> None:
         StoredEntry.read(broken)
 
 
-def test_metadata_of_the_broker_is_passed_over() -> None:
+def test_broker_metadata_is_skipped() -> None:
     plain = bytes_of(RawEntry(b""), with_checksum=False)
     for entry in (plain, b"\x0e\x02\0\0\0\3abc" + plain):
         assert StoredEntry.read(entry).content == b"raw"
@@ -158,15 +160,15 @@ def test_random_bytes_are_read_or_malformed(metadata: bytes, content: bytes) -> 
         try:
             read_one = StoredEntry.read(entry)
             part = read_one.chunk
-            found = [] if part else read_one.of(read_one.content, (PLACE,), -1)
+            messages = [] if part else read_one.of(read_one.content, (PLACE,), -1)
         except MalformedEntryError:
             continue
-        for message in found:
+        for message in messages:
             assert read_properties(message) is None or partition_key(message) is not None
             assert 0 <= (schema_version(message) or 0) < 2**63
 
 
-def test_chunks_that_do_not_belong_together_make_no_message() -> None:
+def test_mismatched_chunks_make_no_message() -> None:
     wrong = [
         [chunk("a", 1, 2, 4, b"ab")],
         [chunk("a", 0, 3, 6, b"ab"), chunk("a", 2, 3, 6, b"ab")],

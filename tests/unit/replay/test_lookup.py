@@ -23,27 +23,27 @@ TARGET = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 0)
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int] | AdminError]:
-    """What the broker tells each time: entries written, and pending; or why it does not."""
-    told: list[tuple[int, int] | AdminError] = []
+    """Answers of the broker in order: entries written and pending, or an error."""
+    answers: list[tuple[int, int] | AdminError] = []
 
     def look_at(*_: object) -> Partition:
-        found = told.pop(0)
-        if isinstance(found, AdminError):
-            raise found
-        written, pending = found
+        answer = answers.pop(0)
+        if isinstance(answer, AdminError):
+            raise answer
+        written, pending = answer
         return Partition(0, (), written=written, pending=pending)
 
     monkeypatch.setattr(broker, "read_partition", look_at)
     monkeypatch.setattr(lookup, "POLL_SECONDS", 0.0)
-    return told
+    return answers
 
 
 @pytest.mark.parametrize(
-    ("told", "left"),
+    ("answers", "remaining"),
     [
         pytest.param([(7, 0), (7, 9)], 1, id="nothing is pending"),
         pytest.param([(7, 3), (7, 3), (10, 0), (10, 9)], 1, id="it is done"),
-        # Of others, which go on: what was pending at first is done once as many are written.
+        # Others continue to write: the first pending ones are done once as many are written.
         pytest.param([(7, 3), (8, 4), (9, 5), (10, 6), (11, 4), (12, 4)], 1, id="others write"),
         pytest.param(
             [(7, 3), (7, 3), (0, 2), (1, 2), (2, 2), (3, 2), (9, 9)], 1, id="it is loaded again"
@@ -51,17 +51,17 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int] | AdminError]
         pytest.param([(7, 3), AWAY, (7, 2), AWAY, (0, 0), (9, 9)], 1, id="it is restarted"),
     ],
 )
-def test_all_that_was_received_is_written(
+def test_pending_writes_are_waited_for(
     looks: list[tuple[int, int] | AdminError],
-    told: list[tuple[int, int] | AdminError],
-    left: int,
+    answers: list[tuple[int, int] | AdminError],
+    remaining: int,
 ) -> None:
-    looks.extend(told)
+    looks.extend(answers)
     lookup.wait_for_writes("http://broker", TARGET)
-    assert len(looks) == left
+    assert len(looks) == remaining
 
 
-def test_a_storage_that_never_answers_is_an_error(
+def test_pending_writes_past_deadline_are_an_error(
     looks: list[tuple[int, int] | AdminError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "WRITE_SECONDS", 0.0)
@@ -70,7 +70,7 @@ def test_a_storage_that_never_answers_is_an_error(
         lookup.wait_for_writes("http://broker", TARGET)
 
 
-def test_a_broker_that_refuses_to_tell_is_not_asked_again(
+def test_forbidden_read_of_writes_is_not_repeated(
     looks: list[tuple[int, int] | AdminError],
 ) -> None:
     looks.extend([AdminForbiddenError("403", remedy="grant"), (7, 0)])
@@ -79,16 +79,16 @@ def test_a_broker_that_refuses_to_tell_is_not_asked_again(
 
 
 @pytest.mark.parametrize(
-    ("left", "lost", "trimmed"),
+    ("remaining", "lost", "trimmed"),
     [
         ({5, 6}, [Span(5, 4, 9)], set()),
         ({6}, [Span(5, 4, 9)], {TARGET}),
         pytest.param({6}, [], set(), id="all of it was read before"),
     ],
 )
-def test_what_is_trimmed_while_it_is_read_may_have_been_there(
+def test_ledger_trimmed_during_read_may_have_had_entries(
     monkeypatch: pytest.MonkeyPatch,
-    left: set[int],
+    remaining: set[int],
     lost: list[Span],
     trimmed: set[TargetPartition],
 ) -> None:
@@ -98,32 +98,32 @@ def test_what_is_trimmed_while_it_is_read_may_have_been_there(
         cast("list[Span]", arguments[-1]).extend(lost)
         return iter(())
 
-    def told(ledgers: set[int]) -> Partition:
+    def partition_of(ledgers: set[int]) -> Partition:
         held = tuple((ledger, 10) for ledger in sorted(ledgers))
         return Partition(0, held, held=frozenset(ledgers))
 
     monkeypatch.setattr(lookup, "wait_for_writes", lambda *_: None)
     monkeypatch.setattr(reader, "read_messages", read)
-    monkeypatch.setattr(broker, "read_partitions", lambda *_: [told({5, 6})])
-    monkeypatch.setattr(broker, "read_partition", lambda *_: told(left))
-    found = Found()
+    monkeypatch.setattr(broker, "read_partitions", lambda *_: [partition_of({5, 6})])
+    monkeypatch.setattr(broker, "read_partition", lambda *_: partition_of(remaining))
+    stored = Found()
     topic = reader.ReadableTopic(cast("broker.ReadingClient", None), "http://p", TARGET.topic)
-    lookup.find_in_target(found, topic, {TARGET: Tail(EntryId(5, 3))}, Range(0, 7, 0, 9))
-    assert found.trimmed == trimmed
+    lookup.find_in_target(stored, topic, {TARGET: Tail(EntryId(5, 3))}, Range(0, 7, 0, 9))
+    assert stored.trimmed == trimmed
 
 
 OF = Range(0, 7, 0, 9_999)
 
 
 def found(*positions: tuple[int, int]) -> Found:
-    """Return what Replay `first` has stored: entries, and indexes in them."""
+    """Return the messages stored by Replay `first`: entries, and indexes in them."""
     result = Found()
     for entry, index in positions:
         result.add(OF, Source("first", 0, Position(7, entry, index)))
     return result
 
 
-def test_what_another_replay_has_stored_stays_its_own() -> None:
+def test_entries_stored_by_another_replay_stay_its_own() -> None:
     second = RangeOutcome({}, "second")
     second.found(found((3, 0), (5, 0)))
     second.store((4, 0), 1)
@@ -138,16 +138,16 @@ def test_what_another_replay_has_stored_stays_its_own() -> None:
     assert third.result(OF, {}).moved == {"first": 1 << 3}
 
 
-def test_an_entry_may_be_moved_by_several_replays() -> None:
+def test_entry_may_be_moved_by_several_replays() -> None:
     second = RangeOutcome({"first": {3: 0b001}}, "second")
     assert not second.store((3, 1), 3)
     assert second.result(OF, {}).partly == {"first": {3: 0b001}, "second": {3: 0b010}}
 
 
-def test_what_another_replay_has_sent_to_a_replicated_target_is_none_of_this_topic() -> None:
-    known, any_of_them = Found(frozenset({"first"})), Found()
-    for found in (known, any_of_them):
+def test_entries_of_foreign_replay_in_replica_are_ignored() -> None:
+    own, any_of_them = Found(frozenset({"first"})), Found()
+    for entries in (own, any_of_them):
         for uid, entry in (("first", 3), ("of another cluster", 4)):
-            found.add(OF, Source(uid, 0, Position(7, entry, 0)))
-    assert known.by == {3: {0: "first"}}
+            entries.add(OF, Source(uid, 0, Position(7, entry, 0)))
+    assert own.by == {3: {0: "first"}}
     assert any_of_them.by.keys() == {3, 4}

@@ -36,7 +36,7 @@ HEADER = Header(
     ticket="OPS-1432",
     began={TargetPartition(TopicName("shop", "prod", "ü-RETRY"), -1): EntryId(7, -1)},
 )
-bits = st.sets(st.integers(0, 40)).map(lambda found: bitmap.of(found, 41))
+bits = st.sets(st.integers(0, 40)).map(lambda numbers: bitmap.of(numbers, 41))
 entries = st.builds(EntryId, st.integers(0, 99), st.integers(-1, 99))
 uids = st.sampled_from([UID, "uid-2", "uid-3"])
 counts = st.integers(0, 9)
@@ -76,7 +76,7 @@ plans = st.builds(
 
 
 def with_records(record: RangeRecord, plan: RangePlan) -> Records:
-    """Return what a ledger with these two says, read from what was written."""
+    """Return a ledger with these two, read from their JSON."""
     ledger = Records()
     written: Mapping[str, object] = {
         records.range_key(OF): record.to_json(),
@@ -89,7 +89,7 @@ def with_records(record: RangeRecord, plan: RangePlan) -> Records:
 
 
 @given(range_records, plans)
-def test_a_record_is_read_as_it_was_written_and_taken_away_by_nothing(
+def test_record_is_read_as_written_and_removed_by_tombstone(
     record: RangeRecord, plan: RangePlan
 ) -> None:
     ledger = with_records(record, plan)
@@ -102,16 +102,14 @@ def test_a_record_is_read_as_it_was_written_and_taken_away_by_nothing(
 
 
 @given(range_records, plans)
-def test_all_records_are_written_again_as_they_were_read(
-    record: RangeRecord, plan: RangePlan
-) -> None:
+def test_records_are_written_again_as_they_were_read(record: RangeRecord, plan: RangePlan) -> None:
     ledger, again = with_records(record, plan), Records()
     for key, value in ledger.items():
         again.apply(key, json.dumps(value).encode())
     assert vars(again) == vars(ledger)
 
 
-def test_what_an_older_image_wrote_leaves_open_who_has_sent() -> None:
+def test_record_of_older_image_has_no_sender() -> None:
     place = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 1)
     record = RangeRecord(3, leased=True, tails={place: Tail(EntryId(7, 8), 3, 2, 40)})
     written = record.to_json()
@@ -121,7 +119,7 @@ def test_what_an_older_image_wrote_leaves_open_who_has_sent() -> None:
     assert (read.tails, read.replays) == ({place: Tail(EntryId(7, 8), 0, None, None)}, None)
 
 
-def test_the_last_id_of_batches_that_an_older_image_sent_tells_nothing() -> None:
+def test_last_id_of_older_batches_is_ignored() -> None:
     place = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 1)
     record = RangeRecord(3, leased=True, tails={place: Tail(EntryId(7, 8), 3, 2, 40)})
     written = record.to_json()
@@ -130,20 +128,20 @@ def test_the_last_id_of_batches_that_an_older_image_sent_tells_nothing() -> None
 
 
 @given(range_records, plans)
-def test_what_was_matched_is_moved_or_skipped_or_refused_or_left(
+def test_matched_messages_equal_the_sum_of_the_account(
     record: RangeRecord, plan: RangePlan
 ) -> None:
     account = Account.of(UID, with_records(record, plan))
     together = account.moved + account.skipped + account.refused + account.left
     assert account.matched == together
-    assert account.refused == sum(each.messages for each in plan.refused)
+    assert account.refused == sum(entry.messages for entry in plan.refused)
     others = record.moved_by_any & ~record.moved.get(UID, 0)
-    left = plan.selected & ~record.moved.get(UID, 0) & ~plan.skipped & ~others
-    assert account.left == plan.messages(left)
+    remaining = plan.selected & ~record.moved.get(UID, 0) & ~plan.skipped & ~others
+    assert account.left == plan.messages(remaining)
 
 
 @given(range_records, plans, bits)
-def test_what_a_task_has_acknowledged_counts_as_moved_while_its_lease_lasts(
+def test_acknowledged_entries_count_as_moved_during_lease(
     record: RangeRecord, plan: RangePlan, acknowledged: int
 ) -> None:
     ledger = with_records(record, plan)
@@ -156,7 +154,7 @@ def test_what_a_task_has_acknowledged_counts_as_moved_while_its_lease_lasts(
 
 
 @given(range_records, plans, st.sets(st.integers(0, 40)), bits)
-def test_what_turns_out_to_be_refused_stays_in_the_account(
+def test_refused_entries_found_later_stay_in_the_account(
     record: RangeRecord, plan: RangePlan, offsets: set[int], gone: int
 ) -> None:
     before = Account.of(UID, with_records(record, plan))
@@ -169,7 +167,7 @@ def test_what_turns_out_to_be_refused_stays_in_the_account(
 
 
 @given(range_records, bits, bits, st.data())
-def test_what_tasks_read_of_an_unread_plan_changes_its_numbers_and_keeps_them_equal(
+def test_entries_read_by_tasks_keep_the_account_equal(
     record: RangeRecord, unread: int, seen: int, data: st.DataObject
 ) -> None:
     read = unread & seen
@@ -191,15 +189,15 @@ def test_what_tasks_read_of_an_unread_plan_changes_its_numbers_and_keeps_them_eq
 
 
 @given(range_records, plans)
-def test_other_plans_and_what_can_not_come_back_are_outdated(
+def test_outdated_records_are_other_plans_and_trimmed_ranges(
     record: RangeRecord, plan: RangePlan
 ) -> None:
     ledger = with_records(record, plan)
     assert list(ledger.outdated(UID, [(0, 7)])) == []
-    # The account of a run that goes on tells of what it has moved.
+    # The account of a run that continues contains its moved messages.
     assert list(ledger.outdated(UID, [(0, 8), (1, 7)])) == []
     others = list(ledger.outdated("uid-2", [(0, 7)]))
-    # The header first: what is left after a crash in between must not pass for a plan.
+    # The header first: a rest after a crash in between must not pass for a plan.
     assert others == [records.header_key(UID), records.plan_key(UID, OF)]
     trimmed = list(ledger.outdated("uid-2", [(0, 8), (1, 7)]))
     assert trimmed == [records.range_key(OF), *others]
@@ -209,10 +207,10 @@ FIRST, SECOND = Range(0, 7, 0, 9_999), Range(0, 8, 0, 9_999)
 HELD = {(0, 7), (0, 8)}
 
 
-def ledger_of(**found: RangeRecord) -> Records:
+def ledger_of(**range_records_by_name: RangeRecord) -> Records:
     """Return a ledger with a record for `of`, for `other`."""
     ledger = Records()
-    for name, record in found.items():
+    for name, record in range_records_by_name.items():
         key = records.range_key({"of": FIRST, "other": SECOND}[name])
         ledger.apply(key, json.dumps(record.to_json()).encode())
     return ledger
@@ -222,16 +220,16 @@ def sources(*entries: int, ledger: int = 7) -> Counter[Source]:
     return Counter(Source("uid", 0, Position(ledger, entry, 0)) for entry in entries)
 
 
-def test_nothing_is_found_where_all_agrees() -> None:
+def test_audit_of_consistent_ledger_has_no_findings() -> None:
     ledger = ledger_of(of=RangeRecord(moved={"uid": 0b101}))
     assert audit.compare(ledger, sources(0, 2), {FIRST: 0b010}, HELD) == AuditFindings()
 
 
-def test_each_disagreement_is_found_with_its_position() -> None:
+def test_audit_reports_each_disagreement_with_position() -> None:
     ledger = ledger_of(of=RangeRecord(moved={"uid": 0b111}), other=RangeRecord(leased=True))
     stored = sources(0, 0, 1, 5) + sources(3, ledger=8)
-    found = audit.compare(ledger, stored, {FIRST: 0b010}, HELD)
-    assert found == AuditFindings(
+    findings = audit.compare(ledger, stored, {FIRST: 0b010}, HELD)
+    assert findings == AuditFindings(
         doubled=(Source("uid", 0, Position(7, 0, 0)),),
         missing=((0, EntryId(7, 2)),),
         unrecorded=((0, EntryId(7, 5)),),
@@ -240,39 +238,39 @@ def test_each_disagreement_is_found_with_its_position() -> None:
     )
 
 
-def test_an_entry_that_is_moved_in_part_is_on_record() -> None:
+def test_audit_accepts_partly_moved_entry() -> None:
     ledger = ledger_of(of=RangeRecord(partly={"uid": {4: 0b1}}))
     assert audit.compare(ledger, sources(4), {}, HELD) == AuditFindings()
 
 
-def test_what_the_dead_letter_topic_has_trimmed_needs_no_record() -> None:
+def test_audit_ignores_trimmed_entries() -> None:
     assert audit.compare(Records(), sources(4), {}, {(0, 8)}) == AuditFindings()
 
 
 def plan_refusing(*entries: int) -> RangePlan:
-    found = tuple(RefusedEntry(EntryId(7, entry), 2, "PartOfBatch") for entry in entries)
-    return RangePlan(100, 0, {}, found)
+    refusals = tuple(RefusedEntry(EntryId(7, entry), 2, "PartOfBatch") for entry in entries)
+    return RangePlan(100, 0, {}, refusals)
 
 
-def test_more_than_the_status_shows_is_listed_and_each_line_begins_with_an_id() -> None:
+def test_refused_list_has_an_id_on_every_line() -> None:
     records = Records()
     records.headers["uid"] = Header("shop/again", 0)
     records.plans["uid"] = {
         Range(-1, 7, 10_000, 19_999): plan_refusing(*range(10_000, 10_150)),
         Range(-1, 7, 0, 9_999): plan_refusing(8, 3),
     }
-    found = list(refused.lines(records))
-    assert len(found) == 152
-    assert found[:3] == [
+    lines = list(refused.lines(records))
+    assert len(lines) == 152
+    assert lines[:3] == [
         "7:3:-1 2 PartOfBatch shop/again",
         "7:8:-1 2 PartOfBatch shop/again",
         "7:10000:-1 2 PartOfBatch shop/again",
     ]
-    for line in found:
+    for line in lines:
         TypeAdapter(LetterId).validate_python(line.split()[0])
 
 
-def test_a_plan_that_is_not_complete_is_left_out() -> None:
+def test_refused_list_omits_incomplete_plans() -> None:
     records = Records()
     records.plans["uid"] = {Range(-1, 7, 0, 9_999): plan_refusing(3)}
     assert list(refused.lines(records)) == []

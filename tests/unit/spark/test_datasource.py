@@ -35,7 +35,7 @@ WRITE = {"service.url": "pulsar://p:6650", "topic": "orders"}
 VALUE = StructType().add("value", "binary")
 
 
-def test_readers_and_writers_are_sent_to_workers() -> None:
+def test_readers_and_writers_are_picklable() -> None:
     source = PulsarSource(dict(READ))
     batch = source.reader(VALUE)
     filters = [EqualTo(("__partition",), 1), Not(EqualTo(("__entry",), 1)), IsNotNull(("value",))]
@@ -45,7 +45,7 @@ def test_readers_and_writers_are_sent_to_workers() -> None:
     pickle.loads(pickle.dumps(PulsarSource(dict(WRITE)).writer(VALUE, overwrite=False)))  # noqa: S301
 
 
-def test_the_schema_follows_the_columns() -> None:
+def test_schema_follows_the_columns() -> None:
     assert PulsarSource(dict(READ)).schema() == "`value` BINARY"
     with pytest.raises(InvalidOptionError, match="schema of a read"):
         PulsarSource(dict(READ)).reader(StructType().add("value", "string").add("key", "string"))
@@ -53,7 +53,7 @@ def test_the_schema_follows_the_columns() -> None:
     assert all(f"`{name}`" in whole for name in COLUMN_NAMES)
 
 
-def test_options_of_a_stream_are_refused_in_a_batch_and_those_of_a_batch_in_a_stream() -> None:
+def test_batch_and_stream_options_are_not_mixed() -> None:
     with pytest.raises(InvalidOptionError, match="predefinedSubscription"):
         PulsarSource(READ | {"predefinedSubscription": "s"}).reader(VALUE)
     with pytest.raises(InvalidOptionError, match="endingOffsets"):
@@ -84,7 +84,7 @@ def test_rows_that_are_no_messages_are_refused(schema: StructType) -> None:
         PulsarSource(dict(WRITE)).writer(schema, overwrite=False)
 
 
-def test_a_topic_is_not_overwritten() -> None:
+def test_overwrite_of_topic_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="overwritten"):
         PulsarSource(dict(WRITE)).writer(VALUE, overwrite=True)
 
@@ -119,7 +119,7 @@ NAMES = (*COLUMN_NAMES, *MORE_COLUMN_NAMES)
 text = st.text(max_size=10)
 
 
-def test_all_columns_have_the_types_that_spark_expects() -> None:
+def test_columns_have_the_types_of_spark() -> None:
     assert set(COLUMNS) == set(NAMES)
     schema = StructType()
     for name in NAMES:
@@ -138,7 +138,7 @@ def test_all_columns_have_the_types_that_spark_expects() -> None:
     st.dictionaries(text, text, max_size=3),
     st.none() | st.integers(1, 2**42),
 )
-def test_what_was_read_is_written_as_it_was(
+def test_written_row_equals_the_read_one(
     value: bytes | None, key: str | None, properties: dict[str, str], event: int | None
 ) -> None:
     row = ROW._replace(value=value, key=key, properties=properties, event_time=event)
@@ -152,7 +152,7 @@ def test_what_was_read_is_written_as_it_was(
     }
 
 
-def test_text_is_written_as_utf8_and_a_key_that_is_none_is_refused() -> None:
+def test_text_is_written_as_utf8_and_binary_key_refused() -> None:
     batch = pa.RecordBatch.from_pydict({"value": ["ü"], "__topic": ["orders"]})
     (message,) = messages_of_batch(batch)
     assert (message["value"], message["__topic"]) == ("ü".encode(), "orders")

@@ -32,13 +32,13 @@ LEAST = {"service.url": "pulsar://pulsar:6650", "topic": "persistent://shop/prod
 
 
 def refused(**others: str) -> str:
-    given = {name.replace("_", "."): value for name, value in others.items()}
+    values = {name.replace("_", "."): value for name, value in others.items()}
     with pytest.raises(RedriveError) as error:
-        options.read_options(LEAST | given, BATCH_OPTIONS)
+        options.read_options(LEAST | values, BATCH_OPTIONS)
     return str(error.value)
 
 
-def test_what_is_left_out_has_the_defaults_of_the_jvm_connector() -> None:
+def test_omitted_options_have_defaults_of_jvm_connector() -> None:
     read = options.read_options(LEAST, BATCH_OPTIONS)
     assert read.topics.names == (TopicName("shop", "prod", "orders"),)
     assert read.columns == COLUMN_NAMES
@@ -46,13 +46,13 @@ def test_what_is_left_out_has_the_defaults_of_the_jvm_connector() -> None:
     assert (read.starting, read.ending, read.connection.admin_url) == (None, None, None)
 
 
-def test_names_are_compared_as_spark_does() -> None:
+def test_option_names_ignore_case() -> None:
     lower = {name.lower(): value for name, value in LEAST.items()} | {"failondataloss": "FALSE"}
     assert not options.read_options(lower, BATCH_OPTIONS).fail_on_data_loss
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("name", "nearest"),
     [
         ("serviceurl", "service.url"),
         ("startingoffset", "startingOffsets"),
@@ -61,29 +61,27 @@ def test_names_are_compared_as_spark_does() -> None:
         ("pulsar.client.authParam", "pulsar.client.authParams"),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_nearest_and_without_its_value(
-    given: str, meant: str
-) -> None:
-    with pytest.raises(InvalidOptionError, match=rf"did you mean {meant}\?") as error:
-        options.read_options(LEAST | {given: "s3cret"}, BATCH_OPTIONS)
+def test_unknown_option_is_refused_with_nearest_name(name: str, nearest: str) -> None:
+    with pytest.raises(InvalidOptionError, match=rf"did you mean {nearest}\?") as error:
+        options.read_options(LEAST | {name: "s3cret"}, BATCH_OPTIONS)
     assert "s3cret" not in str(error.value)
 
 
 @given(st.sampled_from(BATCH_OPTIONS), st.text(max_size=30))
-def test_no_value_is_a_crash(name: str, value: str) -> None:
+def test_arbitrary_option_value_never_crashes(name: str, value: str) -> None:
     try:
         options.read_options(LEAST | {name: value}, BATCH_OPTIONS)
     except RedriveError as error:
         assert "; " in str(error)  # noqa: PT017  most values are refused, some are not
 
 
-def test_exactly_one_option_says_which_topics() -> None:
+def test_exactly_one_option_names_the_topics() -> None:
     assert "exactly one of topic, topics and topicsPattern" in refused(topics="a,b")
     with pytest.raises(InvalidOptionError, match="exactly one"):
         options.read_options({"service.url": "pulsar://p"}, BATCH_OPTIONS)
 
 
-def test_short_names_are_those_of_the_default_namespace() -> None:
+def test_short_topic_names_use_default_namespace() -> None:
     names = options.read_options(
         {"service.url": "pulsar://p", "topics": "orders, persistent://shop/prod/bills,orders"},
         BATCH_OPTIONS,
@@ -91,20 +89,20 @@ def test_short_names_are_those_of_the_default_namespace() -> None:
     assert names == (TopicName("public", "default", "orders"), TopicName("shop", "prod", "bills"))
 
 
-def test_a_pattern_needs_the_admin_api_and_lies_in_one_namespace() -> None:
-    given = {"service.url": "pulsar://p", "topicsPattern": "persistent://shop/prod/orders-.*"}
+def test_topic_pattern_needs_admin_url_and_one_namespace() -> None:
+    values = {"service.url": "pulsar://p", "topicsPattern": "persistent://shop/prod/orders-.*"}
     with pytest.raises(InvalidOptionError, match="topicsPattern needs"):
-        options.read_options(given, BATCH_OPTIONS)
-    found = options.read_options(given | {"admin.url": "http://p:8080"}, BATCH_OPTIONS).topics
-    assert found.namespace == "shop/prod"
-    assert found.pattern is not None
-    assert found.pattern.fullmatch("persistent://shop/prod/orders-eu")
+        options.read_options(values, BATCH_OPTIONS)
+    topics = options.read_options(values | {"admin.url": "http://p:8080"}, BATCH_OPTIONS).topics
+    assert topics.namespace == "shop/prod"
+    assert topics.pattern is not None
+    assert topics.pattern.fullmatch("persistent://shop/prod/orders-eu")
     for wrong in ("persistent://shop/.*/orders", "persistent://shop/prod/(", "persistent://.*"):
         with pytest.raises(InvalidOptionError, match="topicsPattern is"):
-            options.read_options(given | {"topicsPattern": wrong}, BATCH_OPTIONS)
+            options.read_options(values | {"topicsPattern": wrong}, BATCH_OPTIONS)
 
 
-def test_columns_are_chosen_by_name_and_in_order() -> None:
+def test_columns_are_chosen_by_name_in_order() -> None:
     assert options.read_options(LEAST | {"columns": "__ENTRY, value"}, BATCH_OPTIONS).columns == (
         "__entry",
         "value",
@@ -125,12 +123,12 @@ def credentials_of(
     return SourceCredentials(authentication_of_options(options))
 
 
-def test_no_method_shows_nothing() -> None:
+def test_no_method_has_no_credentials() -> None:
     assert credentials_of().access().headers == {}
     assert credentials_of().client("pulsar://p:6650") == {"authentication": None}
 
 
-def test_a_process_has_one_of_each() -> None:
+def test_credentials_are_shared_per_process() -> None:
     token, other = (
         authentication_of_options({PLUGIN: "AuthenticationToken", PARAMETERS: f"token:{value}"})
         for value in ("one", "other")
@@ -138,39 +136,39 @@ def test_a_process_has_one_of_each() -> None:
     assert source_credentials(token) is source_credentials(token) is not source_credentials(other)
 
 
-def test_a_token_of_a_file_may_change(tmp_path: Path) -> None:
+def test_token_file_is_read_for_each_use(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")
-    given = credentials_of("AuthenticationToken", f"file://{file}")
-    assert given.access().headers == {"Authorization": "Bearer first"}
+    credentials = credentials_of("AuthenticationToken", f"file://{file}")
+    assert credentials.access().headers == {"Authorization": "Bearer first"}
     file.write_text("second")
-    assert given.access().headers == {"Authorization": "Bearer second"}
+    assert credentials.access().headers == {"Authorization": "Bearer second"}
     file.unlink()
     with pytest.raises(CredentialsUnreadableError, match=str(file)):
-        given.access()
+        credentials.access()
 
 
-def test_a_certificate_is_shown_and_authorities_are_trusted(tmp_path: Path) -> None:
+def test_certificate_files_and_authorities_are_used(tmp_path: Path) -> None:
     issued = AUTHORITY.issue_cert(common_name="analyst")
     files = [tmp_path / name for name in ("tls.crt", "tls.key", "ca.crt")]
     files[0].write_bytes(issued.cert_chain_pems[0].bytes())
     files[1].write_bytes(issued.private_key_pem.bytes())
     files[2].write_bytes(AUTHORITY.cert_pem.bytes())
-    said = f"tlsCertFile:{files[0]},tlsKeyFile:{files[1]}"
-    given = credentials_of("AuthenticationTls", said, files[2])
-    tls = given.access().tls
+    parameters = f"tlsCertFile:{files[0]},tlsKeyFile:{files[1]}"
+    credentials = credentials_of("AuthenticationTls", parameters, files[2])
+    tls = credentials.access().tls
     assert tls is not None
     assert len(tls.get_ca_certs()) == 1
-    options = given.client("pulsar+ssl://p:6651")
+    options = credentials.client("pulsar+ssl://p:6651")
     assert options["tls_trust_certs_file_path"] == str(files[2])
     assert options["tls_validate_hostname"]
     files[1].write_text("s3cret")
     with pytest.raises(CredentialsUnreadableError, match="no certificate with its key") as error:
-        given.access()
+        credentials.access()
     assert "s3cret" not in str(error.value)
 
 
-async def test_an_issuer_gives_the_token(tmp_path: Path) -> None:
+async def test_oauth2_token_comes_from_the_issuer(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.Response:
         if request.method == "GET":
             return web.json_response({"token_endpoint": str(request.url.with_path("/token"))})
@@ -187,12 +185,14 @@ async def test_an_issuer_gives_the_token(tmp_path: Path) -> None:
     key = tmp_path / "client.json"
     key.write_text(json.dumps({"client_id": "analyst", "client_secret": "right"}))
     issuer = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    said = json.dumps({"issuerUrl": issuer, "privateKey": f"file://{key}"})
-    given = credentials_of("org.apache.pulsar.client.impl.auth.oauth2.AuthenticationOAuth2", said)
-    access = await asyncio.to_thread(given.access)
+    parameters = json.dumps({"issuerUrl": issuer, "privateKey": f"file://{key}"})
+    credentials = credentials_of(
+        "org.apache.pulsar.client.impl.auth.oauth2.AuthenticationOAuth2", parameters
+    )
+    access = await asyncio.to_thread(credentials.access)
     assert access.headers == {"Authorization": "Bearer analystright"}
     key.write_text("{}")
-    other = credentials_of("AuthenticationOAuth2", said)
+    other = credentials_of("AuthenticationOAuth2", parameters)
     with pytest.raises(CredentialsUnreadableError, match="client_id and client_secret"):
         await asyncio.to_thread(other.access)
     await runner.cleanup()
@@ -205,36 +205,36 @@ def authentication(plugin: str, parameters: str) -> SourceAuthentication:
     return authentication_of_options({PLUGIN: plugin, PARAMETERS: parameters})
 
 
-def test_nothing_is_no_authentication() -> None:
+def test_missing_authentication_is_empty() -> None:
     assert authentication_of_options({}) == SourceAuthentication()
     assert authentication("AuthenticationDisabled", "") == SourceAuthentication()
 
 
-def test_a_token_stands_in_the_option_or_in_a_file() -> None:
+def test_token_comes_from_option_or_file() -> None:
     assert authentication(f"{PACKAGE}AuthenticationToken", "token:abc").token == "abc"  # noqa: S105
-    found = authentication("AuthenticationToken", "file:///var/run/token")
-    assert (found.token, found.files) == (None, {"token": "/var/run/token"})
+    method = authentication("AuthenticationToken", "file:///var/run/token")
+    assert (method.token, method.files) == (None, {"token": "/var/run/token"})
 
 
-def test_a_certificate_and_its_key_are_files() -> None:
-    found = authentication(
+def test_certificate_and_key_are_files() -> None:
+    method = authentication(
         f"{PACKAGE}AuthenticationTls", "tlsCertFile:/a/tls.crt,tlsKeyFile:/a/tls.key"
     )
-    assert found.plugin is Plugin.TLS
-    assert found.files == {"certificate": "/a/tls.crt", "key": "/a/tls.key"}
+    assert method.plugin is Plugin.TLS
+    assert method.files == {"certificate": "/a/tls.crt", "key": "/a/tls.key"}
 
 
-def test_a_client_of_an_issuer_has_its_secret_in_a_file() -> None:
-    said = {
+def test_oauth2_client_secret_is_a_file() -> None:
+    parameters = {
         "type": "client_credentials",
         "issuerUrl": "https://issuer",
         "privateKey": "file:///a/client.json",
         "audience": "pulsar",
     }
-    found = authentication(f"{PACKAGE}oauth2.AuthenticationOAuth2", json.dumps(said))
-    assert found.plugin is Plugin.OAUTH2
-    assert found.files == {"client": "/a/client.json"}
-    assert found.issuer == {"issuerUrl": "https://issuer", "audience": "pulsar"}
+    method = authentication(f"{PACKAGE}oauth2.AuthenticationOAuth2", json.dumps(parameters))
+    assert method.plugin is Plugin.OAUTH2
+    assert method.files == {"client": "/a/client.json"}
+    assert method.issuer == {"issuerUrl": "https://issuer", "audience": "pulsar"}
 
 
 @pytest.mark.parametrize(
@@ -250,16 +250,16 @@ def test_a_client_of_an_issuer_has_its_secret_in_a_file() -> None:
         ("AuthenticationBasic", '{"userId": "a", "password": "s3cret"}'),
     ],
 )
-def test_anything_else_is_refused_and_not_shown(plugin: str, parameters: str) -> None:
+def test_invalid_authentication_is_refused_without_secret(plugin: str, parameters: str) -> None:
     with pytest.raises(InvalidAuthenticationError) as error:
         authentication(plugin, parameters)
     assert "s3cr" not in str(error.value)
 
 
-def test_parameters_without_a_method_are_refused() -> None:
+def test_parameters_without_method_are_refused() -> None:
     with pytest.raises(InvalidAuthenticationError, match="is given without"):
         authentication_of_options({PARAMETERS: "token:s3cret"})
 
 
-def test_a_token_is_not_shown() -> None:
+def test_token_is_not_in_the_representation() -> None:
     assert "s3cret" not in repr(authentication("AuthenticationToken", "token:s3cret"))

@@ -51,14 +51,14 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 def extent_of(*ledgers: tuple[int, int], complete: bool = True) -> Extent:
     held = frozenset(ledger for ledger, _ in ledgers)
-    filled = tuple(each for each in ledgers if each[1])
+    filled = tuple(ledger for ledger in ledgers if ledger[1])
     newest, entries = max(ledgers, default=(-1, 0))
     tail = EntryId(newest, entries - 1)
     return Extent(PARTITION, Partition(2, filled, tail=tail, held=held), complete=complete)
 
 
 ledgers = st.dictionaries(st.integers(0, 12), st.integers(0, 40), max_size=6).map(
-    lambda found: extent_of(*sorted(found.items()))
+    lambda sizes: extent_of(*sorted(sizes.items()))
 )
 small = st.integers(-1, 13)
 bounds = st.builds(Position, small, st.integers(-1, 42), st.sampled_from([0, 1, WHOLE]))
@@ -86,40 +86,46 @@ def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wanted(position: Position, asked: list[PushedFilter]) -> bool:
     has = {"__ledger": position.ledger, "__entry": position.entry, "__partition": 2}
-    return all(COMPARE[each.kind](has[each.column], each.value) for each in asked)
+    return all(
+        COMPARE[condition.kind](has[condition.column], condition.value) for condition in asked
+    )
 
 
 @pytest.mark.usefixtures("_small_slices")
 @given(ledgers, bounds | st.just(BEGINNING), bounds | st.just(END), conditions)
-def test_each_message_is_in_one_slice_if_it_is_asked_for(
-    of: Extent, behind: Position, through: Position, asked: list[PushedFilter]
+def test_wanted_message_is_in_exactly_one_slice(
+    extent: Extent, behind: Position, through: Position, asked: list[PushedFilter]
 ) -> None:
-    found = list(slices.cut(of, behind, through, Filters(asked)))
-    for ledger, entries in of.partition.ledgers:
+    pieces = list(slices.cut(extent, behind, through, Filters(asked)))
+    for ledger, entries in extent.partition.ledgers:
         for entry in range(entries):
             for index in (0, 1):  # a batch of two
                 position = Position(ledger, entry, index)
-                times = sum(each.holds(position) for each in found)
+                times = sum(piece.holds(position) for piece in pieces)
                 within = behind < position <= through
                 assert times <= within
                 assert times or not (within and wanted(position, asked))
-    for each in found:
-        assert each.begin < each.behind or each.behind == BEGINNING or each.begin == each.behind[:2]
-        assert 0 < sum(span.size for span in each.spans) < 20
-        assert each.spans[-1].end == each.through.entry_id
-        assert each.through.entry_id <= of.partition.end
+    for piece in pieces:
+        assert (
+            piece.begin < piece.behind
+            or piece.behind == BEGINNING
+            or piece.begin == piece.behind[:2]
+        )
+        assert 0 < sum(span.size for span in piece.spans) < 20
+        assert piece.spans[-1].end == piece.through.entry_id
+        assert piece.through.entry_id <= extent.partition.end
 
 
 @pytest.mark.usefixtures("_small_slices")
-@given(ledgers, st.sampled_from([each for each in COMPARE if each != "In"]), small)
-def test_no_ledger_is_read_that_a_condition_excludes(of: Extent, kind: str, value: int) -> None:
+@given(ledgers, st.sampled_from([piece for piece in COMPARE if piece != "In"]), small)
+def test_excluded_ledgers_are_not_read(extent: Extent, kind: str, value: int) -> None:
     filters = Filters([PushedFilter("__ledger", kind, value)])
-    for each in slices.cut(of, BEGINNING, END, filters):
-        assert all(COMPARE[kind](ledger, value) for ledger, *_ in each.spans)
+    for piece in slices.cut(extent, BEGINNING, END, filters):
+        assert all(COMPARE[kind](ledger, value) for ledger, *_ in piece.spans)
 
 
 @pytest.mark.usefixtures("_small_slices")
-def test_a_partition_is_skipped_by_its_name_or_its_number() -> None:
+def test_partition_is_skipped_by_name_or_number() -> None:
     for condition in (
         PushedFilter("__topic", "EqualTo", str(PARTITION.without_partition())),
         PushedFilter("__topic", "In", ("a", "b")),
@@ -134,22 +140,22 @@ def test_a_partition_is_skipped_by_its_name_or_its_number() -> None:
 
 
 @pytest.mark.usefixtures("_small_slices")
-def test_without_ledgers_there_is_one_slice_that_begins_early_enough_for_chunks() -> None:
-    of = extent_of((9, 500), complete=False)
-    (found,) = slices.cut(of, Position(9, 300, WHOLE), END, Filters())
-    assert (found.begin, found.behind, found.through) == (
+def test_open_topic_has_one_slice_with_room_for_chunks() -> None:
+    extent = extent_of((9, 500), complete=False)
+    (piece,) = slices.cut(extent, Position(9, 300, WHOLE), END, Filters())
+    assert (piece.begin, piece.behind, piece.through) == (
         EntryId(9, 200),
         Position(9, 300, WHOLE),
         Position(9, 499, WHOLE),
     )
-    assert found.spans == (Span(9, 301, 499),)
-    (found,) = slices.cut(of, BEGINNING, END, Filters())
-    assert found.begin == NOWHERE
-    assert found.spans == (Span(9, 0, 499),)
+    assert piece.spans == (Span(9, 301, 499),)
+    (piece,) = slices.cut(extent, BEGINNING, END, Filters())
+    assert piece.begin == NOWHERE
+    assert piece.spans == (Span(9, 0, 499),)
 
 
 @pytest.mark.usefixtures("_small_slices")
-def test_what_is_gone_before_its_first_batch_was_read_is_found() -> None:
+def test_loss_before_first_batch_is_detected() -> None:
     begin = extent_of((3, 5), (4, 2)).begin
     slices.check_held(extent_of((3, 5), (4, 2)), begin)
     with pytest.raises(DataLossError):
@@ -158,13 +164,13 @@ def test_what_is_gone_before_its_first_batch_was_read_is_found() -> None:
 
 
 @pytest.mark.usefixtures("_small_slices")
-def test_what_is_gone_is_found() -> None:
-    of = extent_of((3, 5), (4, 0))
+def test_lost_entries_are_detected() -> None:
+    extent = extent_of((3, 5), (4, 0))
     for ledger, entry in [NOWHERE, (3, -1), (3, 4), (4, -1)]:
-        slices.check_held(of, Position(ledger, entry, WHOLE))
+        slices.check_held(extent, Position(ledger, entry, WHOLE))
     for ledger, entry in [(2, 7), (4, 0), (5, 0)]:
         with pytest.raises(DataLossError, match="does not hold what follows on"):
-            slices.check_held(of, Position(ledger, entry, WHOLE))
+            slices.check_held(extent, Position(ledger, entry, WHOLE))
     slices.check_held(extent_of((3, 5), complete=False), Position(2, 7, WHOLE))
 
 
@@ -173,17 +179,15 @@ def test_what_is_gone_is_found() -> None:
     ("passed", "lost"),
     [((2, 7), False), ((2, 5), False), ((3, -1), True), ((2, 8), True), ((3, 0), True)],
 )
-def test_nothing_is_lost_that_a_subscription_stands_before(
-    passed: tuple[int, int], *, lost: bool
-) -> None:
-    of = extent_of((3, 5))
-    kept = replace(of.partition, acknowledged=Acknowledged(EntryId(*passed)))
+def test_acknowledged_entries_are_not_lost(passed: tuple[int, int], *, lost: bool) -> None:
+    extent = extent_of((3, 5))
+    kept = replace(extent.partition, acknowledged=Acknowledged(EntryId(*passed)))
     with pytest.raises(DataLossError) if lost else nullcontext():
-        slices.check_held(replace(of, partition=kept), Position(2, 7, WHOLE))
+        slices.check_held(replace(extent, partition=kept), Position(2, 7, WHOLE))
 
 
 @pytest.mark.usefixtures("_small_slices")
-def test_a_time_that_no_calendar_has_is_left_to_spark() -> None:
+def test_time_beyond_calendar_is_left_to_spark() -> None:
     """Whoever sends a message sets its event time: in nanoseconds, too."""
     filters = Filters(
         [PushedFilter("__eventTime", "GreaterThan", datetime(2026, 1, 1, tzinfo=UTC))]
@@ -198,19 +202,19 @@ positions = st.builds(Position, numbers, numbers, st.integers(0, 1_000) | st.jus
 
 
 @given(st.dictionaries(st.sampled_from([ORDERS, ORDERS.partition(0)]), positions))
-def test_what_has_been_read_survives_a_checkpoint(read: dict[TopicName, Position]) -> None:
+def test_offset_survives_a_checkpoint(read: dict[TopicName, Position]) -> None:
     written = json.loads(json.dumps(offset_to_json(read)))
     assert offset_from_json(written) == read
 
 
 @given(numbers, numbers, st.integers(-1, 1_000))
-def test_a_message_id_names_its_place(ledger: int, entry: int, index: int) -> None:
+def test_message_id_has_its_place(ledger: int, entry: int, index: int) -> None:
     written = pulsar.MessageId(3, ledger, entry, index).serialize()
     assert place_of(written) == (EntryId(ledger, entry), index)
 
 
 @given(numbers, numbers, st.none() | st.integers(0, 1_000), st.booleans())
-def test_a_read_begins_with_the_message_that_starts_it_and_ends_with_the_one_that_ends_it(
+def test_starting_and_ending_messages_are_included(
     ledger: int,
     entry: int,
     index: int | None,
@@ -220,8 +224,8 @@ def test_a_read_begins_with_the_message_that_starts_it_and_ends_with_the_one_tha
     if as_bytes:
         whole = pulsar.MessageId(-1, ledger, entry, -1 if index is None else index).serialize()
         text = [byte - 256 if byte > 127 else byte for byte in whole]  # as Java writes bytes
-    given_ = json.dumps({str(ORDERS): text})
-    behind, through = starting_offsets(given_).of(ORDERS), ending_offsets(given_).of(ORDERS)
+    offsets = json.dumps({str(ORDERS): text})
+    behind, through = starting_offsets(offsets).of(ORDERS), ending_offsets(offsets).of(ORDERS)
     named = Position(ledger, entry, index or 0)
     assert behind < named <= through
     before = Position(ledger, entry, index - 1) if index else Position(ledger, entry - 1, WHOLE)
@@ -230,7 +234,7 @@ def test_a_read_begins_with_the_message_that_starts_it_and_ends_with_the_one_tha
     assert (Position(ledger, entry, (index or 0) + 1) <= through) == (index is None)
 
 
-def test_words_and_what_is_not_named() -> None:
+def test_named_offsets_and_unnamed_topics_have_defaults() -> None:
     assert starting_offsets("earliest").of(ORDERS) == BEGINNING
     assert starting_offsets("latest").of(ORDERS) == END
     assert ending_offsets("latest").of(ORDERS) == END
@@ -255,25 +259,25 @@ def test_words_and_what_is_not_named() -> None:
         json.dumps({"a": list(pulsar.MessageId.earliest.serialize())}),
     ],
 )
-def test_anything_else_is_refused(text: str) -> None:
+def test_invalid_offset_is_refused(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="startingOffsets is neither"):
         starting_offsets(text)
 
 
-def test_a_name_that_is_no_partition_of_what_is_read_is_refused() -> None:
+def test_offset_of_unread_topic_is_refused() -> None:
     """Else its position would be ignored, and all of the topic be read."""
-    given = starting_offsets(json.dumps({str(ORDERS): "12:0"}))
-    given.check("startingOffsets", [ORDERS])
+    offsets = starting_offsets(json.dumps({str(ORDERS): "12:0"}))
+    offsets.check("startingOffsets", [ORDERS])
     with pytest.raises(InvalidOptionError, match=r"startingOffsets names .*got '.*/orders'"):
-        given.check("startingOffsets", [ORDERS.partition(0), ORDERS.partition(1)])
+        offsets.check("startingOffsets", [ORDERS.partition(0), ORDERS.partition(1)])
 
 
-def test_an_end_is_not_the_beginning() -> None:
+def test_ending_offset_earliest_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="endingOffsets is neither latest, nor"):
         ending_offsets("earliest")
 
 
-def test_the_offset_of_another_source_is_refused() -> None:
+def test_checkpoint_of_other_source_is_refused() -> None:
     with pytest.raises(InvalidCheckpointError):
         offset_from_json({str(ORDERS): "17"})
 
@@ -282,7 +286,7 @@ def partition_extent(index: int, *ledgers: tuple[int, int], entry_bytes: float =
     newest, entries = max(ledgers, default=(-1, 0))
     partition = Partition(
         index,
-        tuple(each for each in ledgers if each[1]),
+        tuple(ledger for ledger in ledgers if ledger[1]),
         tail=EntryId(newest, entries - 1),
         held=frozenset(ledger for ledger, _ in ledgers),
         entry_bytes=entry_bytes,
@@ -293,23 +297,23 @@ def partition_extent(index: int, *ledgers: tuple[int, int], entry_bytes: float =
 topics = st.lists(
     st.dictionaries(st.integers(0, 9), st.integers(0, 30), max_size=4), min_size=1, max_size=3
 ).map(
-    lambda found: [
-        partition_extent(index, *sorted(each.items())) for index, each in enumerate(found)
+    lambda topics: [
+        partition_extent(index, *sorted(sizes.items())) for index, sizes in enumerate(topics)
     ]
 )
 
 
 def entries(extents: Sequence[Extent]) -> list[tuple[TopicName, int, int]]:
     return [
-        (each.topic, ledger, entry)
-        for each in extents
-        for ledger, count in each.partition.ledgers
+        (extent.topic, ledger, entry)
+        for extent in extents
+        for ledger, count in extent.partition.ledgers
         for entry in range(count)
     ]
 
 
 @given(topics, st.none() | st.integers(1, 5_000))
-def test_every_entry_is_read_once_and_a_batch_keeps_to_its_limit(
+def test_stream_reads_each_entry_once_within_its_limit(
     extents: list[Extent], limit: int | None
 ) -> None:
     read: Offset = {}
@@ -317,12 +321,12 @@ def test_every_entry_is_read_once_and_a_batch_keeps_to_its_limit(
     for _ in range(400):
         ahead = advance_offset(extents, read, limit)
         batch = [
-            (each.topic, ledger, entry)
-            for each in extents
+            (extent.topic, ledger, entry)
+            for extent in extents
             for piece in slices.cut(
-                each, read.get(each.topic, BEGINNING), ahead[each.topic], Filters()
+                extent, read.get(extent.topic, BEGINNING), ahead[extent.topic], Filters()
             )
-            for _, ledger, entry in entries([each])
+            for _, ledger, entry in entries([extent])
             if piece.holds(Position(ledger, entry, 0))
         ]
         # Each partition advances by one entry at least, so it may exceed its share by one.
@@ -335,28 +339,28 @@ def test_every_entry_is_read_once_and_a_batch_keeps_to_its_limit(
     assert advance_offset(extents, ahead, limit) == ahead
 
 
-def test_an_entry_that_was_read_in_part_is_read_to_its_end() -> None:
-    of = partition_extent(0, (4, 3))
-    read = {of.topic: Position(4, 2, 5)}
-    assert advance_offset([of], read)[of.topic] == Position(4, 2, WHOLE)
+def test_partly_read_entry_is_read_to_its_end() -> None:
+    extent = partition_extent(0, (4, 3))
+    read = {extent.topic: Position(4, 2, 5)}
+    assert advance_offset([extent], read)[extent.topic] == Position(4, 2, WHOLE)
 
 
-def test_without_anything_new_nothing_moves() -> None:
-    of = partition_extent(0, (4, 3), (5, 0))
+def test_stream_without_new_entries_does_not_advance() -> None:
+    extent = partition_extent(0, (4, 3), (5, 0))
     for behind in (Position(4, 2, WHOLE), Position(5, -1, WHOLE)):
-        assert advance_offset([of], {of.topic: behind}) == {of.topic: behind}
+        assert advance_offset([extent], {extent.topic: behind}) == {extent.topic: behind}
 
 
-def test_another_topic_of_the_same_name_is_read_from_its_beginning() -> None:
-    of = partition_extent(0, (4, 3))
-    ahead = advance_offset([of], {of.topic: Position(9, 9, WHOLE)})
-    assert ahead[of.topic] == Position(4, 2, WHOLE)
+def test_recreated_topic_is_read_from_its_beginning() -> None:
+    extent = partition_extent(0, (4, 3))
+    ahead = advance_offset([extent], {extent.topic: Position(9, 9, WHOLE)})
+    assert ahead[extent.topic] == Position(4, 2, WHOLE)
 
 
-def test_a_topic_that_is_gone_is_a_loss() -> None:
-    of = partition_extent(0, (4, 3))
-    check_unread([of], {of.topic: Position(4, 2, WHOLE)})
+def test_missing_topic_of_stream_is_a_loss() -> None:
+    extent = partition_extent(0, (4, 3))
+    check_unread([extent], {extent.topic: Position(4, 2, WHOLE)})
     with pytest.raises(DataLossError, match="not there any more"):
-        check_unread([of], {ORDERS.partition(1): BEGINNING})
+        check_unread([extent], {ORDERS.partition(1): BEGINNING})
     with pytest.raises(DataLossError, match="does not hold"):
-        check_unread([of], {of.topic: Position(3, 2, WHOLE)})
+        check_unread([extent], {extent.topic: Position(3, 2, WHOLE)})

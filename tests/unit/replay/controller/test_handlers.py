@@ -21,7 +21,7 @@ from redrive.replay.controller import handlers, launch
 from tests.unit.replay.controller.test_admission import connection, ctx, policy, replay
 
 
-async def test_a_replay_is_looked_at_when_its_job_begins_or_ceases_to_move_and_not_for_its_numbers(
+async def test_replay_is_reconciled_when_job_starts_or_stops_moving(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: asyncio.Queue[Key] = asyncio.Queue()
@@ -74,7 +74,7 @@ def tenants() -> Context:
     return dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
 
 
-async def test_replays_that_wait_for_a_broker_hold_up_those_of_no_other_connection(
+async def test_replays_of_hanging_broker_do_not_delay_others(
     tenants: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: asyncio.Queue[Key] = asyncio.Queue()
@@ -98,7 +98,7 @@ async def test_replays_that_wait_for_a_broker_hold_up_those_of_no_other_connecti
     await controller.stop()
 
 
-async def test_a_changed_connection_has_its_own_replays_looked_at_and_relabelling_it_none(
+async def test_changed_connection_enqueues_only_its_replays(
     tenants: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Key] = []
@@ -144,7 +144,7 @@ print(*sorted({"pyspark", "pyarrow"} & {name.partition(".")[0] for name in sys.m
 """
 
 
-def test_the_operator_needs_neither_spark_nor_arrow() -> None:
+def test_operator_imports_neither_spark_nor_arrow() -> None:
     source_root = str(Path(launch.__file__).parents[3])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -35,9 +35,9 @@ TOKEN = {"secretRef": {"name": "pulsar-replayer", "key": "token"}}
 HOSTS = ("broker-*.pulsar", "other")
 
 
-def identity(method: str, given: object, **fields: object) -> ReplayIdentity:
+def identity(method: str, value: object, **fields: object) -> ReplayIdentity:
     return ReplayIdentity.model_validate(
-        {"role": "replayer", "authentication": {method: given}, **fields}
+        {"role": "replayer", "authentication": {method: value}, **fields}
     )
 
 
@@ -61,18 +61,18 @@ def replay(name: str = "after-fix", uid: str = "uid-1") -> dict[str, Any]:
 
 
 @given(st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", fullmatch=True), st.uuids())
-def test_every_replay_has_a_name_that_spark_can_build_on(name: str, uid: object) -> None:
+def test_application_name_is_valid_for_spark(name: str, uid: object) -> None:
     made = launch.name_of(replay(name, str(uid)))
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", made)
     assert len(made) <= 45
     assert made == launch.name_of(replay(name, str(uid)))
 
 
-def test_a_replay_made_anew_gets_another_application() -> None:
+def test_recreated_replay_gets_another_application() -> None:
     assert launch.name_of(replay(uid="uid-1")) != launch.name_of(replay(uid="uid-2"))
 
 
-def test_the_application_is_owned_by_the_replay() -> None:
+def test_application_is_owned_by_its_replay() -> None:
     (owner,) = manifest()["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Replay", "after-fix", "uid-1")
     assert owner["controller"] is True
@@ -89,7 +89,7 @@ CLIENT = {
 
 
 @pytest.mark.parametrize(
-    ("of", "sources"),
+    ("role", "sources"),
     [
         (identity("token", TOKEN), [("secret", "pulsar-replayer", {"token": "credentials/token"})]),
         (
@@ -118,10 +118,10 @@ CLIENT = {
         (identity("none", {}), []),
     ],
 )
-def test_driver_and_executors_mount_the_credentials_of_the_replay_role_and_no_other_key(
-    of: ReplayIdentity, sources: list[tuple[str, str, dict[str, str]]]
+def test_pods_mount_only_credentials_of_replay_role(
+    role: ReplayIdentity, sources: list[tuple[str, str, dict[str, str]]]
 ) -> None:
-    spec = manifest(access=pod_access(of, HOSTS))["spec"]
+    spec = manifest(access=pod_access(role, HOSTS))["spec"]
     mounted = [
         (kind, by["name"], {item["key"]: item["path"] for item in by["items"]})
         for volume in spec.get("volumes", [])
@@ -132,22 +132,22 @@ def test_driver_and_executors_mount_the_credentials_of_the_replay_role_and_no_ot
     mount = {"name": "redrive-access", "mountPath": ACCESS_FOLDER, "readOnly": True}
     for pod in (spec["driver"], spec["executor"]):
         assert pod.get("volumeMounts", []) == [mount] * bool(sources)
-        ((name, value),) = [(each["name"], each["value"]) for each in pod["env"]]
+        ((name, value),) = [(variable["name"], variable["value"]) for variable in pod["env"]]
         assert name == ACCESS_VARIABLE
         assert "$" not in value  # a kubelet would put in variables
-        told = BrokerAccess.decode(value)
-        assert (told.folder, told.redirect_hosts) == (ACCESS_FOLDER, HOSTS)
-        assert told.issuer_url == (CLIENT["issuerUrl"] if told.method == "oauth2" else None)
+        decoded = BrokerAccess.decode(value)
+        assert (decoded.folder, decoded.redirect_hosts) == (ACCESS_FOLDER, HOSTS)
+        assert decoded.issuer_url == (CLIENT["issuerUrl"] if decoded.method == "oauth2" else None)
     assert "pulsar-replayer" not in json.dumps(spec["arguments"])
 
 
 @pytest.mark.parametrize("wrong", ["", "{}", "[]", "null", '{"method": "magic"}'])
-def test_an_access_that_the_operator_did_not_write_is_refused(wrong: str) -> None:
+def test_invalid_access_document_is_refused(wrong: str) -> None:
     with pytest.raises(InvalidSpecError, match=ACCESS_VARIABLE):
         BrokerAccess.decode(wrong)
 
 
-def test_the_job_runs_as_the_operator_was_told() -> None:
+def test_job_runs_with_image_and_account_of_the_operator() -> None:
     spec = manifest()["spec"]
     assert spec["image"] == "registry/redrive:1"
     assert spec["mainApplicationFile"] == "local:///opt/redrive/replay.py"
@@ -155,17 +155,17 @@ def test_the_job_runs_as_the_operator_was_told() -> None:
     assert spec["sparkConf"]["spark.speculation"] == "false"
 
 
-def test_the_version_asked_for_is_the_one_that_the_tests_run() -> None:
+def test_spark_version_is_the_tested_one() -> None:
     spec = manifest()["spec"]
     assert spec["sparkVersion"] == metadata.version("pyspark")
 
 
-def test_the_argument_tells_the_whole_job() -> None:
+def test_argument_contains_the_whole_job() -> None:
     (argument,) = manifest()["spec"]["arguments"]
     assert ReplayJob.decode(argument) == JOB
 
 
-def test_a_selection_cannot_have_a_kubelet_put_a_variable_into_the_arguments() -> None:
+def test_argument_contains_no_kubelet_variables() -> None:
     """`$(NAME)` in a container's arguments stands for a variable."""
     job = replace(JOB, where="key > '$(REDRIVE_PULSAR_ACCESS)'")
     (argument,) = manifest(job=job)["spec"]["arguments"]
@@ -174,7 +174,7 @@ def test_a_selection_cannot_have_a_kubelet_put_a_variable_into_the_arguments() -
 
 
 @pytest.mark.parametrize("wrong", ["", "{}", "[]", "null", '{"namespace": 1}'])
-def test_any_other_argument_is_refused(wrong: str) -> None:
+def test_invalid_job_argument_is_refused(wrong: str) -> None:
     with pytest.raises(InvalidSpecError, match="the JSON document that the operator writes"):
         ReplayJob.decode(wrong)
 
@@ -187,7 +187,7 @@ RESTRICTED = {
 }
 
 
-def test_pods_pass_the_restricted_pod_security_whatever_is_said_about_them() -> None:
+def test_pods_pass_restricted_pod_security() -> None:
     spec = manifest()["spec"]
     assert [spec[pod]["securityContext"] for pod in ("driver", "executor")] == [RESTRICTED] * 2
     user = {"runAsUser": 185, "runAsGroup": 185, "fsGroup": 1000}
@@ -197,14 +197,14 @@ def test_pods_pass_the_restricted_pod_security_whatever_is_said_about_them() -> 
         assert pod["podSecurityContext"] == {"fsGroup": 1000}
 
 
-def test_nothing_that_is_said_about_pods_replaces_what_redrive_sets() -> None:
-    said = {
+def test_template_cannot_replace_settings_of_redrive() -> None:
+    properties = {
         "spark.speculation": "true",
         "spark.kubernetes.executor.podNamePrefix": "theirs",
         "spark.kubernetes.executor.disableConfigMap": "false",
         "spark.task.maxFailures": "8",
     }
-    assert manifest({"sparkConf": said})["spec"]["sparkConf"] == {
+    assert manifest({"sparkConf": properties})["spec"]["sparkConf"] == {
         "spark.speculation": "false",
         "spark.kubernetes.executor.podNamePrefix": launch.name_of(replay()),
         "spark.kubernetes.executor.disableConfigMap": "true",
@@ -212,7 +212,7 @@ def test_nothing_that_is_said_about_pods_replaces_what_redrive_sets() -> None:
     }
 
 
-def test_what_is_said_about_pods_reaches_them() -> None:
+def test_template_fields_reach_the_pods() -> None:
     taint = {"key": "spot", "operator": "Exists"}
     spec = manifest(
         {
@@ -240,14 +240,14 @@ def test_what_is_said_about_pods_reaches_them() -> None:
         assert pod["nodeSelector"] == {"disk": "ssd"}
         assert pod["tolerations"] == [taint]
         assert (pod["labels"], pod["annotations"]) == ({"team": "shop"}, {"sidecar": "no"})
-        mounted = {each["name"]: each["mountPath"] for each in pod["volumeMounts"]}
+        mounted = {mount["name"]: mount["mountPath"] for mount in pod["volumeMounts"]}
         assert mounted == {"job-scratch": "/mnt/scratch", "redrive-access": ACCESS_FOLDER}
 
 
 @pytest.mark.parametrize(("executors", "initial"), [(None, 2), (3, 3), (9, 4)])
-def test_a_dynamic_allocation_begins_within_its_bounds(executors: int | None, initial: int) -> None:
-    said = {"dynamicAllocation": {"minExecutors": 2, "maxExecutors": 4}, "executors": executors}
-    spec = manifest(said)["spec"]
+def test_dynamic_allocation_begins_within_its_bounds(executors: int | None, initial: int) -> None:
+    template = {"dynamicAllocation": {"minExecutors": 2, "maxExecutors": 4}, "executors": executors}
+    spec = manifest(template)["spec"]
     assert spec["dynamicAllocation"] == {
         "enabled": True,
         "initialExecutors": initial,
@@ -261,8 +261,8 @@ OWN = "registry/redrive-replay:1"
 TEMPLATE_SETTINGS = Settings("here", (), OWN, "local:///opt/redrive/replay.py", "redrive-replay")
 
 
-def settings_with(**said: object) -> Settings:
-    return replace(TEMPLATE_SETTINGS, replay_job=JobDefaults.model_validate(said))
+def settings_with(**template: object) -> Settings:
+    return replace(TEMPLATE_SETTINGS, replay_job=JobDefaults.model_validate(template))
 
 
 def resolved(
@@ -277,7 +277,7 @@ def resolved(
     )
 
 
-def test_the_replay_comes_before_the_connection_and_that_before_the_chart() -> None:
+def test_replay_precedes_connection_and_connection_chart() -> None:
     chart = settings_with(
         driver={"memory": "1g", "coreRequest": "100m"},
         executors=1,
@@ -290,11 +290,14 @@ def test_the_replay_comes_before_the_connection_and_that_before_the_chart() -> N
         "sparkConf": {"spark.task.maxFailures": "2"},
         "overrides": {"maxExecutors": 4},
     }
-    found = resolved({"executors": 3}, connection, chart).to_manifest()
-    assert found["driver"] == {"memory": "2g", "coreRequest": "100m"}
-    assert found["executors"] == 3
-    assert found["sparkConf"] == {"spark.task.maxFailures": "2", "spark.rpc.message.maxSize": "1"}
-    assert found["labels"] == {"team": "platform"}
+    template = resolved({"executors": 3}, connection, chart).to_manifest()
+    assert template["driver"] == {"memory": "2g", "coreRequest": "100m"}
+    assert template["executors"] == 3
+    assert template["sparkConf"] == {
+        "spark.task.maxFailures": "2",
+        "spark.rpc.message.maxSize": "1",
+    }
+    assert template["labels"] == {"team": "platform"}
 
 
 ASKED: list[dict[str, Any]] = [
@@ -323,7 +326,7 @@ SOME_OVERRIDES = {
 
 @pytest.mark.parametrize("overrides", [None, {}, SOME_OVERRIDES], ids=["none", "empty", "some"])
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_a_replay_gets_no_more_than_its_connection_permits(
+def test_replay_beyond_permitted_overrides_is_refused(
     asked: dict[str, Any], overrides: dict[str, Any] | None
 ) -> None:
     chart = settings_with(images=["registry/*"])
@@ -331,7 +334,7 @@ def test_a_replay_gets_no_more_than_its_connection_permits(
         resolved(asked, {"overrides": overrides}, chart)
 
 
-def test_a_replay_gets_what_its_connection_permits() -> None:
+def test_replay_within_permitted_overrides_is_granted() -> None:
     asked = {
         "image": "registry/redrive-replay:1",
         "driver": {"cores": 2, "memory": "2048m", "coreRequest": "2"},
@@ -340,11 +343,11 @@ def test_a_replay_gets_what_its_connection_permits() -> None:
         "sparkConf": {"spark.rpc.message.maxSize": "9"},
         "timeToLiveSeconds": 60,
     }
-    found = resolved(asked, {"overrides": {**SOME_OVERRIDES, "placement": True}}).to_manifest()
-    assert found.items() >= asked.items()
+    template = resolved(asked, {"overrides": {**SOME_OVERRIDES, "placement": True}}).to_manifest()
+    assert template.items() >= asked.items()
 
 
-def test_the_chart_permits_overrides_where_a_connection_says_nothing_of_them() -> None:
+def test_chart_overrides_apply_if_connection_has_none() -> None:
     chart = settings_with(overrides={"maxExecutors": 4})
     assert resolved({"executors": 4}, {"executors": 2}, chart).executors == 4
     with pytest.raises(JobNotPermittedError):
@@ -352,7 +355,7 @@ def test_the_chart_permits_overrides_where_a_connection_says_nothing_of_them() -
 
 
 @pytest.mark.parametrize("asking", ["connection", "replay"])
-def test_an_image_is_one_that_the_operator_permits(asking: str) -> None:
+def test_image_must_be_permitted_by_the_operator(asking: str) -> None:
     """Whoever chooses it has the rights of the ServiceAccount in the namespace of the Replay."""
 
     def ask(image: str, chart: Settings = TEMPLATE_SETTINGS) -> JobDefaults:
@@ -411,9 +414,7 @@ CLOSED = [
 
 @pytest.mark.parametrize("name", CLOSED)
 @pytest.mark.parametrize("model", [JobTemplate, JobRequest])
-def test_no_property_of_connection_or_replay_runs_or_mounts_something(
-    name: str, model: type[JobRequest]
-) -> None:
+def test_closed_spark_properties_are_refused(name: str, model: type[JobRequest]) -> None:
     with pytest.raises(ValueError, match="a Spark property is one that may be set here"):
         model.model_validate({"sparkConf": {"spark.task.maxFailures": "1", name: "x"}})
     with pytest.raises(ValueError, match="a Spark property is one that may be set here"):
@@ -421,7 +422,7 @@ def test_no_property_of_connection_or_replay_runs_or_mounts_something(
 
 
 @given(st.text(max_size=30))
-def test_only_properties_of_the_list_are_open(end: str) -> None:
+def test_only_listed_spark_properties_are_open(end: str) -> None:
     for prefix in ("spark.kubernetes.driver.", "spark.kubernetes.executor.secrets.", "spark.jars"):
         assert not is_open_property(prefix + end)
 
@@ -443,13 +444,13 @@ def test_only_properties_of_the_list_are_open(end: str) -> None:
     ],
     ids=str,
 )
-def test_a_connection_has_no_field_for_what_it_can_not_decide(field: dict[str, Any]) -> None:
+def test_connection_template_has_no_dangerous_fields(field: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         JobTemplate.model_validate(field)
 
 
 @pytest.mark.parametrize("field", ["imagePullSecrets", "securityContext", "volumes", "overrides"])
-def test_a_replay_has_fewer_fields_than_its_connection(field: str) -> None:
+def test_replay_template_has_fewer_fields_than_connection(field: str) -> None:
     with pytest.raises(ValueError, match="Extra inputs"):
         JobRequest.model_validate({field: {}})
 
@@ -484,7 +485,7 @@ def running_driver(folder: Path, grace: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_a_driver_that_ends_by_itself_gets_no_signal(tmp_path: Path) -> None:
+def test_driver_that_ends_in_time_gets_no_signal(tmp_path: Path) -> None:
     with running_driver(
         tmp_path, "touch asked; while [ -e asked ]; do /bin/sleep 0.05; done"
     ) as process:
@@ -499,7 +500,7 @@ def test_a_driver_that_ends_by_itself_gets_no_signal(tmp_path: Path) -> None:
         assert process.stdout.read() == ""
 
 
-def test_a_driver_that_goes_on_gets_the_signal_in_the_end(tmp_path: Path) -> None:
+def test_driver_past_its_grace_period_is_terminated(tmp_path: Path) -> None:
     with running_driver(tmp_path, "true") as process:
         process.terminate()
         assert process.wait(30) == 9
@@ -507,7 +508,7 @@ def test_a_driver_that_goes_on_gets_the_signal_in_the_end(tmp_path: Path) -> Non
         assert process.stdout.read() == "terminated\n"
 
 
-def test_the_code_of_a_driver_is_that_of_its_container(tmp_path: Path) -> None:
+def test_exit_code_of_driver_is_that_of_container(tmp_path: Path) -> None:
     with running_driver(tmp_path, "false") as process:
         (tmp_path / "end").touch()
         assert process.wait(30) == 7

@@ -1,4 +1,4 @@
-"""What is measured of Replays."""
+"""Metrics of Replays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,15 @@ def value(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-def test_replays_are_counted_by_phase_and_dry_runs_are_not() -> None:
+def application_in(state: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the SparkApplication of a Replay in *state*."""
+    application = named("SparkApplication", launch.name_of(body), {})
+    application["metadata"]["ownerReferences"] = [{"uid": body["metadata"]["uid"]}]
+    application["status"] = {"applicationState": {"state": state}}
+    return application
+
+
+def test_replays_are_counted_by_phase_without_dry_runs() -> None:
     done = {"phase": "Completed", "completionTime": "2026-11-22T10:00:00Z"}
     later = {"phase": "Completed", "completionTime": "2026-11-22T11:00:00Z"}
     failed = {"phase": "Failed", "completionTime": "2026-11-22T12:00:00Z"}
@@ -50,8 +58,8 @@ def test_replays_are_counted_by_phase_and_dry_runs_are_not() -> None:
     assert had_failed == datetime.fromisoformat("2026-11-22T12:00:00Z").timestamp()
 
 
-def test_progress_is_shown_of_the_replay_that_is_under_way() -> None:
-    """Also before its job has written a number; not of one that waits, rests or is finished."""
+def test_progress_is_shown_only_of_running_replay() -> None:
+    """A new job shows 0; a pending, suspended or finished one shows nothing."""
 
     def progress(**status: object) -> float | None:
         with counting(Cache([replay("it", status=status)]), Cache()):
@@ -74,14 +82,11 @@ def test_progress_is_shown_of_the_replay_that_is_under_way() -> None:
         ({}, {"failure": {"reason": "Why", "message": "so"}}),  # ReplayFailed
     ],
 )
-async def test_a_replay_that_fails_for_whatever_reason_shows_when(
+async def test_failed_replay_shows_time_of_failure(
     spec: dict[str, Any], reported: dict[str, Any]
 ) -> None:
     body = replay(spec=spec, status=reported)
-    application = named("SparkApplication", launch.name_of(body), {})
-    application["metadata"]["ownerReferences"] = [{"uid": body["metadata"]["uid"]}]
-    state = "RUNNING" if spec else "FAILED"
-    application["status"] = {"applicationState": {"state": state}}
+    application = application_in("RUNNING" if spec else "FAILED", body)
     api = FakeKubernetes()
     api.add(resources.REPLAYS, body)
     context = ctx(replays=[body], applications=[application])
@@ -95,18 +100,14 @@ async def test_a_replay_that_fails_for_whatever_reason_shows_when(
 
 
 @pytest.mark.parametrize(("state", "outcome"), [("COMPLETED", "Completed"), ("FAILED", "Failed")])
-async def test_what_became_of_messages_is_counted_once_when_a_replay_ends(
-    state: str, outcome: str
-) -> None:
+async def test_ended_replay_counts_its_messages_once(state: str, outcome: str) -> None:
     reported: dict[str, Any] = {
         "matched": 9, "moved": 4, "skipped": 3, "refused": 2, "left": 0,
         "finished": state == "COMPLETED",
         "startTime": "2026-01-01T00:00:00Z",
     }  # fmt: skip
     body = replay(status=reported)
-    application = named("SparkApplication", launch.name_of(body), {})
-    application["metadata"]["ownerReferences"] = [{"uid": body["metadata"]["uid"]}]
-    application["status"] = {"applicationState": {"state": state}}
+    application = application_in(state, body)
     api = FakeKubernetes()
     api.add(resources.REPLAYS, body)
     context = ctx(replays=[body], applications=[application])
@@ -114,8 +115,8 @@ async def test_what_became_of_messages_is_counted_once_when_a_replay_ends(
 
     def counted() -> list[float]:
         messages = [
-            value("redrive_replay_messages_total", **POLICY, outcome=each)
-            for each in ("moved", "skipped", "refused", "left")
+            value("redrive_replay_messages_total", **POLICY, outcome=result)
+            for result in ("moved", "skipped", "refused", "left")
         ]
         return [*messages, value("redrive_replay_duration_seconds_count", outcome=outcome)]
 
@@ -136,7 +137,7 @@ FORGED: tuple[dict[str, Any], ...] = (
 """The API server lets all of these pass."""
 
 
-def test_a_status_that_somebody_forged_spoils_no_scrape() -> None:
+def test_forged_status_does_not_break_the_scrape() -> None:
     good = {"phase": "Completed", "completionTime": "2026-11-22T10:00:00Z"}
     forged = [replay(f"forged-{n}", status=status) for n, status in enumerate(FORGED)]
     with counting(Cache([*forged, replay("good", status=good)]), Cache()):
@@ -156,11 +157,9 @@ def test_a_status_that_somebody_forged_spoils_no_scrape() -> None:
         {"startTime": "9999-01-01T00:00:00Z", "finished": True},
     ],
 )
-async def test_numbers_that_somebody_forged_are_none(reported: dict[str, Any]) -> None:
+async def test_forged_numbers_are_not_counted(reported: dict[str, Any]) -> None:
     body = replay(status={"finished": True, **reported})
-    application = named("SparkApplication", launch.name_of(body), {})
-    application["metadata"]["ownerReferences"] = [{"uid": body["metadata"]["uid"]}]
-    application["status"] = {"applicationState": {"state": "COMPLETED"}}
+    application = application_in("COMPLETED", body)
     api = FakeKubernetes()
     api.add(resources.REPLAYS, body)
     context = dataclasses.replace(ctx(replays=[body], applications=[application]), kubernetes=api)
@@ -180,7 +179,7 @@ def counted_policies() -> set[str]:
     }
 
 
-async def test_replays_of_policies_that_do_not_exist_leave_nothing_behind() -> None:
+async def test_replay_of_missing_policy_leaves_no_metric() -> None:
     before = counted_policies()
     for number in range(3):
         spec = {"policyRef": {"name": f"random-{number}"}, "select": {"where": "no sql"}}
@@ -193,7 +192,7 @@ async def test_replays_of_policies_that_do_not_exist_leave_nothing_behind() -> N
     assert counted_policies() == before
 
 
-async def test_what_was_counted_of_a_policy_goes_with_it() -> None:
+async def test_deleted_policy_takes_its_metrics_along() -> None:
     body = replay(spec={"select": {"where": "no sql"}})
     api = FakeKubernetes()
     api.add(resources.REPLAYS, body)

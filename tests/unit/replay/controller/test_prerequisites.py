@@ -70,7 +70,7 @@ async def prepare(
     status: dict[str, str] | None = None,
     **spec: Any,  # noqa: ANN401
 ) -> tuple[ObjectEvent, ...]:
-    """Prepare the target of a Replay, and return what is told of it."""
+    """Prepare the target of a Replay, and return its events."""
     allow = [{"topics": [f"{NAMESPACE}/*"], "roles": [roles]}]
     body = replay(spec=spec, status=status or {})
     context = ctx(connections=[connection(allow=allow)], replays=[body])
@@ -88,7 +88,7 @@ async def prepare(
 
 
 def rights(broker: FakeBroker, topic: str) -> dict[str, list[str]]:
-    """Return what each role may do on a topic."""
+    """Return the rights of each role on a topic."""
     granted = broker.namespaces["shop/prod"].grants.get(f"{NAMESPACE}/{topic}", {})
     return {role: sorted(actions) for role, actions in granted.items()}
 
@@ -97,7 +97,7 @@ def deduplicate(broker: FakeBroker, topic: str) -> None:
     broker.namespaces["shop/prod"].topics[topic].policies["deduplicationEnabled"] = True
 
 
-async def test_the_retry_topic_is_as_the_operator_made_it(broker: FakeBroker) -> None:
+async def test_retry_topic_target_needs_no_broker_call(broker: FakeBroker) -> None:
     named = {"target": "Topic", "targetTopic": RETRY}
     same: tuple[dict[str, Any], ...] = ({}, {"target": "Retry"}, named)
     for spec in same:
@@ -105,13 +105,13 @@ async def test_the_retry_topic_is_as_the_operator_made_it(broker: FakeBroker) ->
     assert broker.calls == []
 
 
-async def test_a_run_that_was_launched_is_not_held_up(broker: FakeBroker) -> None:
-    """Its job finds by itself what has changed at the broker."""
+async def test_launched_replay_skips_target_checks(broker: FakeBroker) -> None:
+    """Its job detects changes at the broker."""
     await prepare(broker, target="Source", status={"sparkApplication": launch.name_of(replay())})
     assert broker.calls == []
 
 
-async def test_the_application_of_another_replay_of_this_name_lets_no_target_pass(
+async def test_application_of_namesake_does_not_skip_target_checks(
     broker: FakeBroker,
 ) -> None:
     """A status is written by name: it may have been meant for one that is gone."""
@@ -121,7 +121,7 @@ async def test_the_application_of_another_replay_of_this_name_lets_no_target_pas
 
 
 @pytest.mark.parametrize("topic", ["orders", "checked"])
-async def test_a_target_that_deduplicates_gets_the_replay_role(
+async def test_deduplicating_target_gets_grant_of_replay_role(
     broker: FakeBroker, topic: str
 ) -> None:
     deduplicate(broker, topic)
@@ -138,7 +138,7 @@ async def test_a_target_that_deduplicates_gets_the_replay_role(
 
 @pytest.mark.parametrize("topic", ["theirs", "theirs-in-parts"])
 @pytest.mark.parametrize("dry_run", [False, True])
-async def test_a_topic_that_redrive_keeps_for_a_policy_is_no_target(
+async def test_topic_owned_by_policy_is_refused_as_target(
     broker: FakeBroker, topic: str, *, dry_run: bool
 ) -> None:
     deduplicate(broker, topic)
@@ -149,7 +149,7 @@ async def test_a_topic_that_redrive_keeps_for_a_policy_is_no_target(
     assert rights(broker, topic) == {}
 
 
-async def test_a_source_topic_that_is_the_retry_topic_of_another_policy_is_no_target(
+async def test_source_owned_by_other_policy_is_refused_as_target(
     broker: FakeBroker,
 ) -> None:
     source = broker.namespaces["shop/prod"].topics["orders"]
@@ -158,7 +158,7 @@ async def test_a_source_topic_that_is_the_retry_topic_of_another_policy_is_no_ta
         await prepare(broker, target="Source")
 
 
-async def test_what_can_not_be_kept_is_refused_with_both_edits(broker: FakeBroker) -> None:
+async def test_target_without_deduplication_is_refused(broker: FakeBroker) -> None:
     with pytest.raises(TargetDeduplicationError) as refused:
         await prepare(broker, target="Source")
     assert f"set-deduplication-status --enable {NAMESPACE}/orders" in str(refused.value)
@@ -172,7 +172,7 @@ async def test_what_can_not_be_kept_is_refused_with_both_edits(broker: FakeBroke
 @pytest.mark.parametrize(
     "parts", [{"-partition-0": ["s"], "-partition-1": []}, {"-partition-0": ["s"]}]
 )
-async def test_a_topic_that_would_keep_nothing_is_no_target(
+async def test_target_without_subscription_is_refused(
     broker: FakeBroker, parts: dict[str, list[str]]
 ) -> None:
     broker.namespaces["shop/prod"].topics["orders"].parts = parts
@@ -182,14 +182,14 @@ async def test_a_topic_that_would_keep_nothing_is_no_target(
     assert rights(broker, "orders") == {}
 
 
-async def test_a_topic_that_is_not_there_is_not_made(broker: FakeBroker) -> None:
+async def test_missing_target_is_not_created(broker: FakeBroker) -> None:
     with pytest.raises(TargetNotFoundError, match="create it"):
         await prepare(broker, target="Topic", targetTopic=f"{NAMESPACE}/absent")
     assert "absent" not in broker.namespaces["shop/prod"].topics
 
 
 @pytest.mark.parametrize("spec", [{"dryRun": True}, {"roles": "fulfilment"}])
-async def test_nothing_is_granted_for_a_dry_run_or_without_a_rule(
+async def test_dry_run_or_missing_rule_grants_nothing(
     broker: FakeBroker, spec: dict[str, Any]
 ) -> None:
     deduplicate(broker, "orders")
@@ -198,7 +198,7 @@ async def test_nothing_is_granted_for_a_dry_run_or_without_a_rule(
 
 
 @pytest.mark.parametrize("only", ["reader-1a2b", "__compaction"])
-async def test_target_with_no_subscription_of_application_is_refused(
+async def test_target_with_only_system_subscriptions_is_refused(
     broker: FakeBroker, only: str
 ) -> None:
     deduplicate(broker, "orders")
@@ -273,7 +273,7 @@ async def test_target_with_short_ttl_in_force_is_refused(
     assert [event.reason for event in events] == ["TargetExpires"] * (outcome == "warns")
 
 
-async def test_target_whose_ttl_is_below_time_of_run_is_refused(
+async def test_target_with_ttl_below_run_time_is_refused(
     broker: FakeBroker,
 ) -> None:
     deduplicate(broker, "orders")
@@ -302,7 +302,7 @@ MOUNT = {
 
 
 def submitted(seconds: int) -> dict[str, Any]:
-    """Return the application, as its driver was submitted so long ago."""
+    """Return the application with a driver submitted so long ago."""
     moment = wall_clock() - timedelta(seconds=seconds)
     return application(
         wall_clock() - timedelta(hours=1),
@@ -319,8 +319,8 @@ def pod(name: str = "the-driver", created: str = "10:00", **status: object) -> d
 
 def waiting_container(reason: str, message: str = "") -> dict[str, Any]:
     """Return the status of a container that waits."""
-    said = {"message": message} if message else {}
-    return {"name": "spark-kubernetes-driver", "state": {"waiting": {"reason": reason} | said}}
+    details = {"message": message} if message else {}
+    return {"name": "spark-kubernetes-driver", "state": {"waiting": {"reason": reason} | details}}
 
 
 async def driver_message(api: FakeKubernetes) -> str:
@@ -331,7 +331,7 @@ async def driver_message(api: FakeKubernetes) -> str:
     return message
 
 
-async def test_it_is_shown_two_minutes_after_its_submission(api: FakeKubernetes) -> None:
+async def test_pending_driver_is_shown_after_two_minutes(api: FakeKubernetes) -> None:
     assert await look(api, applications=[submitted(100)]) is Requeue.BACKOFF
     assert shown(api)[0] == "Progressing"
     assert f"`kubectl --namespace shop describe pod --selector {LABELS}`" in await driver_message(
@@ -339,7 +339,7 @@ async def test_it_is_shown_two_minutes_after_its_submission(api: FakeKubernetes)
     )
 
 
-async def test_the_message_names_the_pod_and_why_its_container_waits(api: FakeKubernetes) -> None:
+async def test_pending_driver_message_names_pod_and_reason(api: FakeKubernetes) -> None:
     why = waiting_container("CreateContainerConfigError", 'secret "replayer" not found')
     api.add(PODS, pod("of-the-last-run", "09:00"), pod(containerStatuses=[why]))
     message = await driver_message(api)
@@ -348,7 +348,7 @@ async def test_the_message_names_the_pod_and_why_its_container_waits(api: FakeKu
     assert "`kubectl --namespace shop describe pod the-driver`" in message
 
 
-async def test_a_volume_that_is_missing_is_what_the_last_event_says(api: FakeKubernetes) -> None:
+async def test_pending_driver_message_has_its_last_event(api: FakeKubernetes) -> None:
     api.add(PODS, pod(containerStatuses=[waiting_container("ContainerCreating")]))
     assert "after it was submitted; got 'pod the-driver'" in await driver_message(api)
     earlier = {"metadata": {"name": "f", "namespace": "shop"}, "reason": "R", "message": "m"}
@@ -361,7 +361,7 @@ async def test_a_volume_that_is_missing_is_what_the_last_event_says(api: FakeKub
 
 @pytest.mark.parametrize("error", [ForbiddenError, UnavailableError])
 @pytest.mark.parametrize("kind", ["Pod", "Event"])
-async def test_without_the_right_to_look_the_message_says_how_to(
+async def test_unreadable_pods_leave_the_kubectl_command(
     api: FakeKubernetes, error: type[ForbiddenError | UnavailableError], kind: str
 ) -> None:
     def refuse(_verb: str, resource: Resource, _key: Key) -> None:
@@ -373,7 +373,7 @@ async def test_without_the_right_to_look_the_message_says_how_to(
     assert "kubectl --namespace shop describe pod" in await driver_message(api)
 
 
-async def test_what_is_shown_is_short_and_without_credentials(api: FakeKubernetes) -> None:
+async def test_pending_driver_message_is_short_without_secrets(api: FakeKubernetes) -> None:
     url = "https://me:hunter2@registry.test/layer?X-Amz-Signature=abc"
     why = waiting_container("ErrImagePull", f'Get "{url}": 403 {"x" * 2000}')
     api.add(PODS, pod(containerStatuses=[why]))
@@ -382,24 +382,18 @@ async def test_what_is_shown_is_short_and_without_credentials(api: FakeKubernete
     assert len(message) < MAX_REASON + 500
 
 
-def test_a_pod_that_no_node_has_room_for_says_so() -> None:
-    full = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": "0/1 nodes are available: 1 Insufficient cpu.",
-    }
-    assert missing_prerequisite(pod(conditions=[full])) == f"Unschedulable: {full['message']}"
-    assert not missing_prerequisite(pod(conditions=[{**full, "status": "True"}]))
+def test_unschedulable_pod_shows_its_condition() -> None:
+    assert missing_prerequisite(pod(conditions=[FULL])) == f"Unschedulable: {FULL['message']}"
+    assert not missing_prerequisite(pod(conditions=[{**FULL, "status": "True"}]))
 
 
-def test_what_runs_or_was_never_looked_at_waits_for_nothing() -> None:
+def test_running_or_unknown_pod_misses_nothing() -> None:
     assert not missing_prerequisite({"metadata": {}})
     assert not missing_prerequisite(pod(containerStatuses=[{"state": {"running": {}}}]))
     assert not last_event([])
 
 
-def test_what_has_no_reason_or_no_message_is_shown_without() -> None:
+def test_missing_reason_or_message_is_left_out() -> None:
     assert last_event([{"message": "m"}]) == "m"
     assert last_event([{"reason": "R"}]) == "R"
     assert (
@@ -408,7 +402,7 @@ def test_what_has_no_reason_or_no_message_is_shown_without() -> None:
     )
 
 
-async def test_a_submission_whose_time_somebody_forged_is_not_late(api: FakeKubernetes) -> None:
+async def test_forged_submission_time_is_not_late(api: FakeKubernetes) -> None:
     forged = submitted(121)
     forged["status"]["lastSubmissionAttemptTime"] = "0000-01-01T00:00:00Z"
     assert await look(api, applications=[forged]) is Requeue.BACKOFF
@@ -421,18 +415,18 @@ def time_ago(seconds: int) -> str:
 def driver(uid: str = "u", seconds: int = 600, ready: str = "True") -> dict[str, Any]:
     """Return a driver that has run for so long."""
     condition = {"type": "Ready", "status": ready, "lastTransitionTime": time_ago(seconds)}
-    found = pod(f"driver-{uid}", phase="Running", conditions=[condition])
-    found["metadata"] |= {"uid": uid, "creationTimestamp": time_ago(seconds)}
-    return found
+    body = pod(f"driver-{uid}", phase="Running", conditions=[condition])
+    body["metadata"] |= {"uid": uid, "creationTimestamp": time_ago(seconds)}
+    return body
 
 
-def executor(seconds: int, of: str = "u", **status: object) -> dict[str, Any]:
+def executor(seconds: int, owner_uid: str = "u", **status: object) -> dict[str, Any]:
     """Return an executor that a driver has made so long ago."""
-    found = pod(f"exec-{of}-{seconds}")
-    found["status"] |= status
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": f"driver-{of}", "uid": of}
-    found["metadata"] |= {"creationTimestamp": time_ago(seconds), "ownerReferences": [owner]}
-    return found
+    body = pod(f"exec-{owner_uid}-{seconds}")
+    body["status"] |= status
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": f"driver-{owner_uid}", "uid": owner_uid}
+    body["metadata"] |= {"creationTimestamp": time_ago(seconds), "ownerReferences": [owner]}
+    return body
 
 
 async def look_at_run(
@@ -442,12 +436,12 @@ async def look_at_run(
     requeue: Requeue = Requeue.SLOW_BACKOFF,
     **reported: object,
 ) -> tuple[str, str]:
-    """Look at a Replay whose application runs, with these executors; return what is shown."""
+    """Reconcile a Replay whose application runs with these executors; return its Ready reason."""
     api.objects.pop(EXECUTORS, None)
     api.add(EXECUTORS, *executors)
     running = application(wall_clock(), applicationState={"state": "RUNNING"})
-    told: dict[str, Any] = {"startTime": time_ago(launched), **reported}
-    assert await look(api, applications=[running], **told) is requeue
+    fields: dict[str, Any] = {"startTime": time_ago(launched), **reported}
+    assert await look(api, applications=[running], **fields) is requeue
     return shown(api)
 
 
@@ -459,7 +453,7 @@ FULL = {
 }
 
 
-async def test_executors_that_do_not_start_are_shown_with_a_pod_and_why_until_one_runs(
+async def test_pending_executors_are_shown_until_one_runs(
     api: FakeKubernetes,
 ) -> None:
     api.add(PODS, driver())
@@ -484,7 +478,7 @@ async def test_executors_have_two_minutes_to_start(api: FakeKubernetes) -> None:
     assert (await look_at_run(api, executor(130), executor(110)))[0] == "Progressing"
 
 
-async def test_executors_that_are_refused_to_the_driver_are_in_its_log(api: FakeKubernetes) -> None:
+async def test_missing_executors_are_shown_with_driver_log(api: FakeKubernetes) -> None:
     """As by a quota: there is no pod then, and no Event."""
     assert (await look_at_run(api))[0] == "Progressing"
     api.add(PODS, driver(seconds=110))
@@ -496,17 +490,17 @@ async def test_executors_that_are_refused_to_the_driver_are_in_its_log(api: Fake
     assert "`kubectl --namespace shop logs driver-u`" in message
 
 
-async def test_executors_of_an_earlier_driver_do_not_count(api: FakeKubernetes) -> None:
+async def test_executors_of_earlier_driver_do_not_count(api: FakeKubernetes) -> None:
     api.add(PODS, driver("old"), driver("new", seconds=20))
-    assert (await look_at_run(api, executor(300, of="old")))[0] == "Progressing"
+    assert (await look_at_run(api, executor(300, owner_uid="old")))[0] == "Progressing"
     api.add(PODS, driver("new", seconds=200))
-    survivor = executor(100, of="old", phase="Running")
-    reason, message = await look_at_run(api, survivor, executor(150, of="new"))
+    survivor = executor(100, owner_uid="old", phase="Running")
+    reason, message = await look_at_run(api, survivor, executor(150, owner_uid="new"))
     assert reason == "ExecutorsNotStarted"
     assert "got 'pod exec-new-150'" in message
 
 
-async def test_executors_end_with_their_driver(api: FakeKubernetes) -> None:
+async def test_executors_of_ended_driver_are_not_checked(api: FakeKubernetes) -> None:
     api.add(PODS, driver(ready="False"))
     assert (await look_at_run(api, executor(300, phase="Succeeded")))[0] == "Progressing"
 
@@ -520,7 +514,7 @@ async def test_executors_end_with_their_driver(api: FakeKubernetes) -> None:
         {"rate": 0.0, "moved": 5, "left": 3},
     ],
 )
-async def test_a_run_that_moves_nothing_has_its_executors_looked_at(
+async def test_run_that_moves_nothing_has_executors_checked(
     api: FakeKubernetes, numbers: dict[str, Any]
 ) -> None:
     """As while it plans, or its broker is away."""
@@ -540,7 +534,7 @@ async def test_a_run_that_moves_nothing_has_its_executors_looked_at(
         {"left": 9, "preview": {"estimatedSeconds": 1}},
     ],
 )
-async def test_a_run_that_moves_or_is_to_move_nothing_has_no_pod_looked_at(
+async def test_run_that_progresses_or_waits_has_no_pod_checked(
     api: FakeKubernetes, reported: dict[str, Any]
 ) -> None:
     api.add(PODS, driver())
@@ -550,14 +544,14 @@ async def test_a_run_that_moves_or_is_to_move_nothing_has_no_pod_looked_at(
     assert listed == []
 
 
-async def test_a_run_that_was_launched_just_now_has_no_pod_looked_at(api: FakeKubernetes) -> None:
+async def test_run_launched_just_now_has_no_pod_checked(api: FakeKubernetes) -> None:
     listed = lists(api)
     assert (await look_at_run(api, executor(300), launched=110))[0] == "Progressing"
     assert listed == []
 
 
 def lists(api: FakeKubernetes) -> list[Resource]:
-    """Return what is listed from now on."""
+    """Return the resources that are listed from now on."""
     listed: list[Resource] = []
 
     def note(verb: str, resource: Resource, _key: Key) -> None:
@@ -573,7 +567,7 @@ def lists(api: FakeKubernetes) -> list[Resource]:
     ("refused", "reason"),
     [(PODS, "Progressing"), (EXECUTORS, "Progressing"), (EVENTS, "ExecutorsNotStarted")],
 )
-async def test_without_the_right_to_look_nothing_is_said_of_executors(
+async def test_unreadable_executors_show_no_warning(
     api: FakeKubernetes,
     error: type[ForbiddenError | UnavailableError],
     refused: Resource,
@@ -588,7 +582,7 @@ async def test_without_the_right_to_look_nothing_is_said_of_executors(
     assert (await look_at_run(api, executor(300)))[0] == reason
 
 
-async def test_times_of_pods_that_somebody_forged_say_nothing(api: FakeKubernetes) -> None:
+async def test_forged_pod_times_are_ignored(api: FakeKubernetes) -> None:
     forged = driver()
     forged["status"]["conditions"][0]["lastTransitionTime"] = "0000-01-01T00:00:00Z"
     api.add(PODS, forged)

@@ -40,13 +40,30 @@ SECRET = Key("shop", "pulsar-replayer")
 @pytest.fixture
 def api() -> FakeKubernetes:
     """An API server with one Replay."""
+    return storing(replay())
+
+
+def storing(body: dict[str, Any]) -> FakeKubernetes:
+    """Return an API server with one Replay."""
     api = FakeKubernetes()
-    api.add(resources.REPLAYS, replay())
+    api.add(resources.REPLAYS, body)
     return api
 
 
+async def reconcile_cached(
+    api: FakeKubernetes,
+    body: dict[str, Any],
+    *applications: dict[str, Any],
+    **changes: Any,  # noqa: ANN401  of a Context
+) -> Requeue:
+    """Reconcile a Replay once, with *body* and its applications in the caches."""
+    context = ctx(replays=[body], applications=list(applications))
+    context = dataclasses.replace(context, kubernetes=api, **changes)
+    return await reconcile(Key.of(body), context, asyncio.Lock())
+
+
 def provide(api: FakeKubernetes) -> None:
-    """Add what jobs need."""
+    """Add the service account and the Secret of jobs."""
     api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
     api.add(resources.SECRETS, {"metadata": SECRET._asdict()})
 
@@ -57,13 +74,11 @@ async def look(
     applications: Sequence[dict[str, Any]] = (),
     **reported: object,
 ) -> Requeue:
-    """Reconcile the Replay once, of which the status says what is *reported*."""
+    """Reconcile the Replay once, with *reported* in its status."""
     body = replay(status=reported)
     stored = api.objects[resources.REPLAYS].get(Key.of(body), body)
     body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
-    context = ctx(replays=[body], applications=list(applications))
-    context = dataclasses.replace(context, kubernetes=api, settings=settings)
-    return await reconcile(Key.of(body), context, asyncio.Lock())
+    return await reconcile_cached(api, body, *applications, settings=settings)
 
 
 def statuses(api: FakeKubernetes) -> list[dict[str, Any]]:
@@ -71,7 +86,7 @@ def statuses(api: FakeKubernetes) -> list[dict[str, Any]]:
     return [write.body["status"] for write in api.writes if write.verb == "patch_status"]
 
 
-async def test_a_replay_without_its_service_account_waits_and_looks_again(
+async def test_missing_service_account_is_waited_for(
     api: FakeKubernetes,
 ) -> None:
     read: list[tuple[Resource, Key]] = []
@@ -94,7 +109,7 @@ async def test_a_replay_without_its_service_account_waits_and_looks_again(
     assert all(c["type"] != "Stalled" for c in status["conditions"])
 
 
-async def test_a_replay_without_the_secret_of_its_job_waits_and_looks_again(
+async def test_missing_job_secret_is_waited_for(
     api: FakeKubernetes,
 ) -> None:
     api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
@@ -123,7 +138,7 @@ CLAIMED = {
         (MOUNTED, resources.CONFIG_MAPS, "our-ca", "ConfigMap that the pods of replay jobs mount"),
     ],
 )
-async def test_a_replay_waits_for_what_the_template_of_its_pods_names(
+async def test_missing_template_reference_is_waited_for(
     api: FakeKubernetes, job: dict[str, Any], resource: Resource, name: str, use: str
 ) -> None:
     provide(api)
@@ -139,7 +154,7 @@ async def test_a_replay_waits_for_what_the_template_of_its_pods_names(
     assert shown(api)[0] == "Progressing"
 
 
-async def test_volumes_that_the_operator_may_not_look_for_keep_no_replay_from_its_launch(
+async def test_unreadable_volumes_do_not_block_launch(
     api: FakeKubernetes,
 ) -> None:
     provide(api)
@@ -149,13 +164,10 @@ async def test_volumes_that_the_operator_may_not_look_for_keep_no_replay_from_it
     assert [write.resource.kind for write in api.writes if write.verb == "create"]
 
 
-async def test_a_replay_in_a_cluster_without_a_spark_operator_says_so(api: FakeKubernetes) -> None:
+async def test_missing_spark_operator_is_reported(api: FakeKubernetes) -> None:
     body = replay()
-    context = dataclasses.replace(
-        ctx(replays=[body]), kubernetes=api, missing=(resources.SPARK_APPLICATIONS,)
-    )
-    # Looked at again, as all is, when the kind is installed.
-    await reconcile(Key.of(body), context, asyncio.Lock())
+    # The Replay is reconciled again when the kind is installed.
+    await reconcile_cached(api, body, missing=(resources.SPARK_APPLICATIONS,))
     assert [write.verb for write in api.writes] == ["patch_status"]
     reason, message = shown(api)
     assert reason == "SparkOperatorNotFound"
@@ -163,7 +175,7 @@ async def test_a_replay_in_a_cluster_without_a_spark_operator_says_so(api: FakeK
 
 
 @pytest.mark.parametrize("forbidden", [False, True])
-async def test_a_replay_is_launched_when_what_it_needs_exists_or_may_not_be_read(
+async def test_replay_with_prerequisites_is_launched(
     api: FakeKubernetes, *, forbidden: bool
 ) -> None:
     def refuse(_verb: str, resource: Resource, _key: Key) -> None:
@@ -181,7 +193,7 @@ async def test_a_replay_is_launched_when_what_it_needs_exists_or_may_not_be_read
 
 
 def application(created: datetime, **status: object) -> dict[str, Any]:
-    """Return what the Spark operator shows of the Replay's application."""
+    """Return the application of the Replay with a status of the Spark operator."""
     return {
         "metadata": {
             "name": launch.name_of(replay()),
@@ -199,7 +211,7 @@ def shown(api: FakeKubernetes) -> tuple[str, str]:
     return ready["reason"], ready["message"]
 
 
-async def test_an_application_that_no_spark_operator_runs_is_shown_after_a_minute(
+async def test_application_without_spark_operator_is_reported(
     api: FakeKubernetes,
 ) -> None:
     fresh = application(wall_clock())
@@ -212,14 +224,14 @@ async def test_an_application_that_no_spark_operator_runs_is_shown_after_a_minut
     assert "serve the namespace shop (spark.jobNamespaces" in message
 
 
-async def test_an_application_with_a_state_is_followed_by_its_watch(api: FakeKubernetes) -> None:
+async def test_application_with_state_is_followed_by_watch(api: FakeKubernetes) -> None:
     old = wall_clock() - timedelta(hours=1)
     running = application(old, applicationState={"state": "RUNNING"})
     assert await look(api, applications=[running], rate=0.1) is Requeue.ON_CHANGE
     assert shown(api)[0] == "Progressing"
 
 
-async def test_an_operator_without_an_image_for_replays_says_so(api: FakeKubernetes) -> None:
+async def test_operator_without_replay_image_disables_replays(api: FakeKubernetes) -> None:
     await look(api, settings=dataclasses.replace(SETTINGS, replay_image=""))
     assert shown(api)[0] == "ReplaysDisabled"
     assert all(write.verb != "create" for write in api.writes)
@@ -228,11 +240,11 @@ async def test_an_operator_without_an_image_for_replays_says_so(api: FakeKuberne
 async def ended(api: FakeKubernetes, state: str, **reported: object) -> dict[str, Any]:
     """Reconcile the Replay once its application is in *state*; return the status that is written.
 
-    The operator's cache has not seen yet what the job reported last.
+    The operator's cache does not have the last report of the job yet.
     """
     body = replay()
-    (known,) = api.objects[resources.REPLAYS].values()
-    known["status"] = reported
+    (stored,) = api.objects[resources.REPLAYS].values()
+    stored["status"] = reported
     application = {
         "metadata": {
             "name": launch.name_of(body),
@@ -242,20 +254,18 @@ async def ended(api: FakeKubernetes, state: str, **reported: object) -> dict[str
         },
         "status": {"applicationState": {"state": state, "errorMessage": "ExitCode: 1"}},
     }
-    context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
-    context.applications[resources.SPARK_APPLICATIONS].put(application)
-    await reconcile(Key.of(body), context, asyncio.Lock())
+    await reconcile_cached(api, body, application)
     return statuses(api)[-1]
 
 
-async def test_a_run_that_was_cut_off_never_reads_completed(api: FakeKubernetes) -> None:
+async def test_run_cut_off_is_failed_and_not_completed(api: FakeKubernetes) -> None:
     status = await ended(api, "COMPLETED", matched=8, moved=5, left=3)
     assert status["phase"] == "Failed"
     ready = next(c for c in status["conditions"] if c["type"] == "Ready")
     assert "has ended before its run" in ready["message"]
 
 
-async def test_a_run_is_completed_by_the_word_of_its_job(api: FakeKubernetes) -> None:
+async def test_run_reported_finished_is_completed(api: FakeKubernetes) -> None:
     status = await ended(
         api, "COMPLETED", matched=8, moved=5, skipped=2, refused=1, left=0, finished=True
     )
@@ -263,18 +273,17 @@ async def test_a_run_is_completed_by_the_word_of_its_job(api: FakeKubernetes) ->
     assert shown(api)[1] == ("of 8 dead letters 5 were moved, 2 needed no move, 1 can't be moved")
 
 
-async def test_end_of_run_tells_of_unevaluated_messages() -> None:
+async def test_completion_message_counts_unevaluated_messages() -> None:
     api, body = FakeKubernetes(), replay()
     body["status"] = {"finished": True, "matched": 1, "moved": 1, "skipped": 0, "refused": 0}
     body["status"] |= {"unevaluated": 4, "sparkApplication": "it"}
     api.add(resources.REPLAYS, body)
     done = application(wall_clock(), applicationState={"state": "COMPLETED"})
-    context = dataclasses.replace(ctx(replays=[body], applications=[done]), kubernetes=api)
-    await reconcile(Key.of(body), context, asyncio.Lock())
+    await reconcile_cached(api, body, done)
     assert shown(api)[1].endswith("moved; for 4 others select.where can't be computed")
 
 
-async def test_a_run_that_was_followed_says_what_became_of_its_messages(
+async def test_completion_message_has_outcome_of_messages(
     api: FakeKubernetes,
 ) -> None:
     after = {"handled": 3, "waiting": 0, "diedAgain": 2, "settled": True}
@@ -284,13 +293,13 @@ async def test_a_run_that_was_followed_says_what_became_of_its_messages(
     assert shown(api)[1].endswith("that were moved 3 were handled, 2 died again, 0 wait")
 
 
-async def test_a_dry_run_says_what_it_would_do(api: FakeKubernetes) -> None:
+async def test_dry_run_completion_shows_planned_moves(api: FakeKubernetes) -> None:
     numbers = {"scanned": 9, "matched": 8, "moved": 0, "refused": 1, "left": 7}
     await ended(api, "COMPLETED", **numbers, preview={"estimatedSeconds": 1}, finished=True)
     assert shown(api)[1] == "a dry run: 7 of 9 dead letters would be moved, 1 can't be"
 
 
-async def test_a_failure_tells_the_error_that_the_job_wrote(api: FakeKubernetes) -> None:
+async def test_failure_message_has_error_of_the_job(api: FakeKubernetes) -> None:
     failure = {"reason": "DeduplicationOff", "message": "deduplication is off on the topic"}
     status = await ended(api, "FAILED", failure=failure)
     ready = next(c for c in status["conditions"] if c["type"] == "Ready")
@@ -299,24 +308,23 @@ async def test_a_failure_tells_the_error_that_the_job_wrote(api: FakeKubernetes)
     assert "ExitCode" not in ready["message"]
 
 
-async def test_a_run_that_ended_has_no_rate_any_more(api: FakeKubernetes) -> None:
+async def test_ended_run_has_no_rate(api: FakeKubernetes) -> None:
     status = await ended(api, "FAILED", moved=5, rate=80.5, remaining="3s")
     assert {"rate", "remaining"}.isdisjoint(status)
     assert status["moved"] == 5
 
 
-async def test_the_event_of_a_launch_says_why_the_replay_was_made() -> None:
+async def test_launch_event_has_reason_and_ticket() -> None:
     api = FakeKubernetes()
     body = replay(spec={"reason": "the warehouse is up", "ticket": "OPS-1"})
     api.add(resources.REPLAYS, body)
     provide(api)
-    context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
-    await reconcile(Key.of(body), context, asyncio.Lock())
-    said = [str(event) for event in api.events]
-    assert any("runs this Replay: the warehouse is up: OPS-1" in each for each in said)
+    await reconcile_cached(api, body)
+    events = [str(event) for event in api.events]
+    assert any("runs this Replay: the warehouse is up: OPS-1" in event for event in events)
 
 
-async def test_a_broker_that_hangs_holds_no_launch_of_others_up(api: FakeKubernetes) -> None:
+async def test_hanging_broker_does_not_block_other_launches(api: FakeKubernetes) -> None:
     body, launching = replay(spec={"target": "Source"}), asyncio.Lock()
     asked = []
 
@@ -337,16 +345,14 @@ def running() -> dict[str, Any]:
     return application(wall_clock(), applicationState={"state": "RUNNING"})
 
 
-async def test_a_run_that_rests_is_suspended(api: FakeKubernetes) -> None:
+async def test_suspended_run_has_phase_suspended(api: FakeKubernetes) -> None:
     body = replay(spec={"suspend": True}, status={"suspended": True})
-    context = ctx(replays=[body], applications=[running()])
-    context = dataclasses.replace(context, kubernetes=api)
-    await reconcile(Key.of(body), context, asyncio.Lock())
+    await reconcile_cached(api, body, running())
     assert statuses(api)[-1]["phase"] == "Suspended"
     assert shown(api) == ("Progressing", "the run is suspended: nothing is sent")
 
 
-async def test_a_run_that_needs_approval_says_how_to_give_it(api: FakeKubernetes) -> None:
+async def test_run_above_approval_bound_asks_for_approval(api: FakeKubernetes) -> None:
     await look(api, applications=[running()], suspended=True, awaitsApproval=True, left=5_000)
     assert statuses(api)[-1]["phase"] == "Suspended"
     reason, message = shown(api)
@@ -354,7 +360,7 @@ async def test_a_run_that_needs_approval_says_how_to_give_it(api: FakeKubernetes
     assert "got 5000; set the annotation redrive.io/approved-by of this Replay" in message
 
 
-async def test_a_run_whose_target_is_full_says_so_and_runs(api: FakeKubernetes) -> None:
+async def test_run_with_full_target_reports_it(api: FakeKubernetes) -> None:
     await look(
         api, applications=[running()], fullTopic="persistent://shop/prod/retry", moved=3, left=5_000
     )
@@ -385,13 +391,11 @@ def finished(seconds_ago: int, **spec: object) -> dict[str, Any]:
         ),
     ],
 )
-async def test_a_replay_that_has_ended_is_deleted_when_its_time_is_over(
+async def test_ended_replay_is_deleted_after_its_ttl(
     body: dict[str, Any], requeue: Requeue, *, stays: bool
 ) -> None:
-    api = FakeKubernetes()
-    api.add(resources.REPLAYS, body)
-    context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
-    assert await reconcile(Key.of(body), context, asyncio.Lock()) is requeue
+    api = storing(body)
+    assert await reconcile_cached(api, body) is requeue
     assert (Key.of(body) in api.objects[resources.REPLAYS]) is stays
 
 
@@ -406,14 +410,13 @@ async def test_a_replay_that_has_ended_is_deleted_when_its_time_is_over(
     ],
 )
 @pytest.mark.parametrize("ttl", ["1m", None])
-async def test_an_end_whose_time_cannot_be_is_now(forged: str | None, ttl: str | None) -> None:
-    """So that such a Replay is neither deleted at once nor kept for ever."""
+async def test_invalid_completion_time_counts_as_now(forged: str | None, ttl: str | None) -> None:
+    """Such a Replay is neither deleted at once nor kept permanently."""
     status = {"phase": "Completed", "moved": 3}
     body = replay(spec=(ttl and {"ttlAfterFinished": ttl}) or {}, status=status)
     if forged is not None:
         body["status"]["completionTime"] = forged
-    api = FakeKubernetes()
-    api.add(resources.REPLAYS, body)
+    api = storing(body)
     now = wall_clock().replace(microsecond=0)
     context = ctx(replays=[body])
     for seconds in (0, 59, 60):
@@ -424,7 +427,7 @@ async def test_an_end_whose_time_cannot_be_is_now(forged: str | None, ttl: str |
         waits = ttl is not None and not deleted
         assert requeue is (Requeue.SLOW_BACKOFF if waits else Requeue.ON_CHANGE)
         assert (Key.of(body) in api.objects[resources.REPLAYS]) is not deleted
-    assert [datetime.fromisoformat(each["completionTime"]) for each in statuses(api)] == [now]
+    assert [datetime.fromisoformat(written["completionTime"]) for written in statuses(api)] == [now]
     assert statuses(api)[0]["moved"] == 3
 
 
@@ -440,35 +443,33 @@ async def test_an_end_whose_time_cannot_be_is_now(forged: str | None, ttl: str |
                          "lastTransitionTime": "0000-01-01T00:00:00Z"}]},
     ],
 )  # fmt: skip
-async def test_a_field_of_the_status_that_cannot_be_read_is_as_one_that_is_not_there(
+async def test_invalid_status_field_counts_as_missing(
     forged: dict[str, Any],
 ) -> None:
     reported = {"sparkApplication": "it", "matched": 5, "finished": True, **forged}
-    api, body = FakeKubernetes(), replay(spec={"deadline": "1h"}, status=reported)
-    api.add(resources.REPLAYS, body)
+    body = replay(spec={"deadline": "1h"}, status=reported)
+    api = storing(body)
     runs = application(wall_clock(), applicationState={"state": "COMPLETED"})
-    context = dataclasses.replace(ctx(replays=[body], applications=[runs]), kubernetes=api)
-    await reconcile(Key.of(body), context, asyncio.Lock())
+    await reconcile_cached(api, body, runs)
     (status,) = statuses(api)
     assert status["phase"] == "Completed"
     assert "of 5 dead letters" in shown(api)[1]
     assert ReplayStatus.of({"status": status}).completion_time is not None
 
 
-async def test_a_replay_that_was_changed_meanwhile_is_not_deleted() -> None:
+async def test_replay_changed_meanwhile_is_not_deleted() -> None:
     api = FakeKubernetes()
-    known = finished(61, ttlAfterFinished="1m")
+    cached = finished(61, ttlAfterFinished="1m")
     changed = finished(61)
     changed["metadata"]["resourceVersion"] = "2"
     api.add(resources.REPLAYS, changed)
-    context = dataclasses.replace(ctx(replays=[known]), kubernetes=api)
     with pytest.raises(ConflictError):
-        await reconcile(Key.of(known), context, asyncio.Lock())
-    assert Key.of(known) in api.objects[resources.REPLAYS]
+        await reconcile_cached(api, cached)
+    assert Key.of(cached) in api.objects[resources.REPLAYS]
 
 
 @pytest.mark.parametrize("state", ["", "SUBMITTED", "RUNNING", "PENDING_RERUN"])
-async def test_a_run_without_a_word_of_its_job_fails_at_its_deadline(state: str) -> None:
+async def test_silent_run_fails_at_its_deadline(state: str) -> None:
     def launched(minutes: int) -> dict[str, Any]:
         started = (wall_clock() - timedelta(minutes=minutes)).isoformat()
         return replay(
@@ -477,12 +478,10 @@ async def test_a_run_without_a_word_of_its_job_fails_at_its_deadline(state: str)
         )
 
     for minutes, phase in ((61, "Submitted"), (63, "Failed")):
-        api, body = FakeKubernetes(), launched(minutes)
-        api.add(resources.REPLAYS, body)
+        body = launched(minutes)
+        api = storing(body)
         runs = application(wall_clock(), applicationState={"state": state})
-        context = ctx(replays=[body], applications=[runs])
-        context = dataclasses.replace(context, kubernetes=api)
-        requeue = await reconcile(Key.of(body), context, asyncio.Lock())
+        requeue = await reconcile_cached(api, body, runs)
         assert requeue is not Requeue.ON_CHANGE
         status = statuses(api)[-1]
         running = "Running" if state == "RUNNING" and phase == "Submitted" else phase
@@ -491,22 +490,20 @@ async def test_a_run_without_a_word_of_its_job_fails_at_its_deadline(state: str)
     assert "completionTime" in status
 
 
-async def test_a_run_whose_application_is_gone_fails_at_its_deadline_too() -> None:
+async def test_run_without_application_fails_at_its_deadline() -> None:
     for minutes, phase in ((61, None), (63, "Failed")):
         started = (wall_clock() - timedelta(minutes=minutes)).isoformat()
         body = replay(spec={"deadline": "1h", "suspend": True})
         body["status"] = {"startTime": started, "sparkApplication": launch.name_of(body)}
-        api = FakeKubernetes()
-        api.add(resources.REPLAYS, body)
-        context = dataclasses.replace(ctx(replays=[body]), kubernetes=api)
-        requeue = await reconcile(Key.of(body), context, asyncio.Lock())
+        api = storing(body)
+        requeue = await reconcile_cached(api, body)
         assert (requeue is Requeue.SLOW_BACKOFF) is (phase is None)
         assert statuses(api)[-1].get("phase") == phase
     assert shown(api)[0] == "DeadlineExceeded"
 
 
 @pytest.mark.parametrize("phase", [None, "Completed"])
-async def test_end_of_run_hides_nothing_written_meanwhile(phase: str | None) -> None:
+async def test_completion_overwrites_no_concurrent_status(phase: str | None) -> None:
     """By its job, or by another operator."""
     api, body = FakeKubernetes(), replay(status={"sparkApplication": "it", "moved": 5})
     reported = {"finished": True, "moved": 8} | ({"phase": phase} if phase else {})
@@ -520,8 +517,7 @@ async def test_end_of_run_hides_nothing_written_meanwhile(phase: str | None) -> 
     api.add(resources.REPLAYS, body)
     api.before = report
     failed = application(wall_clock(), applicationState={"state": "FAILED"})
-    context = dataclasses.replace(ctx(replays=[body], applications=[failed]), kubernetes=api)
-    assert await reconcile(Key.of(body), context, asyncio.Lock()) is Requeue.BACKOFF
+    assert await reconcile_cached(api, body, failed) is Requeue.BACKOFF
     assert api.writes == []
     assert api.objects[resources.REPLAYS][Key.of(body)]["status"] == reported
 
@@ -532,8 +528,7 @@ async def test_replay_ended_by_another_operator_stays_ended() -> None:
     ended = replay(status={"sparkApplication": "it", "phase": "Completed", "finished": True})
     api.add(resources.REPLAYS, ended)
     failed = application(wall_clock(), applicationState={"state": "FAILED"})
-    context = dataclasses.replace(ctx(replays=[body], applications=[failed]), kubernetes=api)
-    assert await reconcile(Key.of(body), context, asyncio.Lock()) is Requeue.BACKOFF
+    assert await reconcile_cached(api, body, failed) is Requeue.BACKOFF
     assert api.writes == []
 
 
@@ -543,48 +538,42 @@ def another() -> dict[str, Any]:
     return {**body, "metadata": body["metadata"] | {"uid": "another", "resourceVersion": "9"}}
 
 
-async def test_the_end_of_a_run_is_not_written_to_another_replay_of_its_name() -> None:
-    api, body = FakeKubernetes(), replay()
-    api.add(resources.REPLAYS, another())
+async def test_completion_is_not_written_to_namesake() -> None:
+    api, body = storing(another()), replay()
     failed = application(wall_clock(), applicationState={"state": "FAILED"})
-    context = dataclasses.replace(ctx(replays=[body], applications=[failed]), kubernetes=api)
-    await reconcile(Key.of(body), context, asyncio.Lock())
+    await reconcile_cached(api, body, failed)
     assert api.writes == []
 
 
-async def test_a_replay_that_is_replaced_while_the_broker_is_asked_is_not_launched() -> None:
-    api, body = FakeKubernetes(), replay(spec={"target": "Source"})
-    api.add(resources.REPLAYS, another())
-    known = ctx(replays=[body])
+async def test_replay_replaced_during_broker_call_is_not_launched() -> None:
+    api, body = storing(another()), replay(spec={"target": "Source"})
+    cached = ctx(replays=[body])
 
     async def resolve(*_: object) -> None:
-        known.replays.drop(body)
-        known.replays.put(another())
+        cached.replays.drop(body)
+        cached.replays.put(another())
         raise BrokerDownError("the broker does not answer", remedy="wait")
 
     brokers = cast("Any", SimpleNamespace(resolve=resolve))
-    context = dataclasses.replace(known, kubernetes=api, brokers=brokers)
+    context = dataclasses.replace(cached, kubernetes=api, brokers=brokers)
     await reconcile(Key.of(body), context, asyncio.Lock())
     assert api.writes == []
 
 
 @pytest.mark.parametrize(("minutes", "phase"), [(61, "Running"), (63, "Completed")])
-async def test_a_run_that_is_finished_and_follows_is_completed_at_its_deadline(
-    minutes: int, phase: str
-) -> None:
+async def test_finished_run_that_follows_completes_at_deadline(minutes: int, phase: str) -> None:
     started = (wall_clock() - timedelta(minutes=minutes)).isoformat()
     reported = {"startTime": started, "sparkApplication": "it", "finished": True}
-    api, body = FakeKubernetes(), replay(spec={"deadline": "1h"}, status=reported)
-    api.add(resources.REPLAYS, body)
+    body = replay(spec={"deadline": "1h"}, status=reported)
+    api = storing(body)
     runs = running()
-    context = dataclasses.replace(ctx(replays=[body], applications=[runs]), kubernetes=api)
-    await reconcile(Key.of(body), context, asyncio.Lock())
+    await reconcile_cached(api, body, runs)
     assert statuses(api)[-1]["phase"] == phase
-    told = {"Running": "all is moved; the job looks at what becomes of it"}
-    assert shown(api)[1].startswith(told.get(phase, "of "))
+    messages = {"Running": "all is moved; the job looks at what becomes of it"}
+    assert shown(api)[1].startswith(messages.get(phase, "of "))
 
 
-async def test_a_run_that_is_finished_is_completed_however_its_job_ends(
+async def test_finished_run_completes_even_if_its_job_fails(
     api: FakeKubernetes,
 ) -> None:
     status = await ended(api, "FAILED", matched=5, moved=5, left=0, finished=True)
@@ -597,20 +586,17 @@ FAILURE = {"reason": "DeduplicationOff", "message": "deduplication is off on the
 async def look_without_its_application(
     api: FakeKubernetes, seconds: int | None, **reported: object
 ) -> list[str]:
-    """Reconcile a Replay that was launched, whose application is gone; return what is created."""
+    """Reconcile a launched Replay without its application; return the kinds created."""
     body = replay(status={"sparkApplication": launch.name_of(replay())})  # the cache is behind
-    (known,) = api.objects[resources.REPLAYS].values()
-    known["status"] = body["status"] | reported
+    (stored,) = api.objects[resources.REPLAYS].values()
+    stored["status"] = body["status"] | reported
     provide(api)
     job = JobDefaults(time_to_live_seconds=seconds)
-    context = dataclasses.replace(
-        ctx(replays=[body]), kubernetes=api, settings=dataclasses.replace(SETTINGS, replay_job=job)
-    )
-    await reconcile(Key.of(body), context, asyncio.Lock())
+    await reconcile_cached(api, body, settings=dataclasses.replace(SETTINGS, replay_job=job))
     return [write.resource.kind for write in api.writes if write.verb == "create"]
 
 
-async def test_a_run_that_has_ended_is_not_launched_again_because_its_application_is_gone(
+async def test_ended_run_without_application_is_not_relaunched(
     api: FakeKubernetes,
 ) -> None:
     account = {"matched": 8, "moved": 8, "skipped": 0, "refused": 0, "left": 0}
@@ -619,7 +605,7 @@ async def test_a_run_that_has_ended_is_not_launched_again_because_its_applicatio
     assert shown(api)[1].startswith("of 8 dead letters 8 were moved")
 
 
-async def test_a_run_that_failed_is_not_launched_again_once_its_application_outlived_its_time(
+async def test_failed_run_without_application_is_not_relaunched(
     api: FakeKubernetes,
 ) -> None:
     assert await look_without_its_application(api, 60, failure=FAILURE) == []
@@ -628,7 +614,7 @@ async def test_a_run_that_failed_is_not_launched_again_once_its_application_outl
 
 
 @pytest.mark.parametrize(("seconds", "reported"), [(60, {}), (None, {"failure": FAILURE})])
-async def test_an_application_that_was_deleted_by_hand_is_made_again(
+async def test_application_deleted_by_hand_is_created_again(
     api: FakeKubernetes, seconds: int | None, reported: dict[str, Any]
 ) -> None:
     assert await look_without_its_application(api, seconds, **reported) == ["SparkApplication"]
@@ -646,7 +632,7 @@ class Life:
 
     Attributes:
         stale: whether an operator that starts after a crash knows everything as it was before.
-        states: what is stored after each part of it.
+        states: the stored objects after each part.
     """
 
     spec: Body = field(default_factory=lambda: {"ttlAfterFinished": "1d"})
@@ -671,8 +657,8 @@ class Life:
         return self
 
     async def reaches(self, part: str) -> None:
-        """Have happen what leads to *part* of its life, and the operator see it."""
-        known = self._all()
+        """Bring the Replay to *part* of its life, and have the operator reconcile it."""
+        cached = self._all()
         if part == "Running":
             self._spark("RUNNING")
         elif part == "Completed":
@@ -686,7 +672,7 @@ class Life:
         except Crash:
             if self.stale:
                 with suppress(RedriveError):
-                    await self._reconcile(known)
+                    await self._reconcile(cached)
             await self.look()
         self.states.append(self.state())
 
@@ -705,16 +691,16 @@ class Life:
             status["suspended"] = True
 
     def state(self) -> Body:
-        """All there is, without what counts writes and changes."""
-        found = copy.deepcopy(self._all())
-        for bodies in found.values():
+        """Return all stored objects, without versions and generations."""
+        objects = copy.deepcopy(self._all())
+        for bodies in objects.values():
             for body in bodies:
                 for counts in ("resourceVersion", "generation", "uid"):
                     body["metadata"].pop(counts, None)
                 body.get("status", {}).pop("observedGeneration", None)
                 for condition in body.get("status", {}).get("conditions", []):
                     del condition["observedGeneration"]
-        return found
+        return objects
 
     @property
     def history(self) -> Counter[str]:
@@ -730,22 +716,20 @@ class Life:
         for body in self.kubernetes.objects[resources.SPARK_APPLICATIONS].values():
             body["status"] = {"applicationState": {"state": state}}
 
-    async def _reconcile(self, known: dict[str, list[Body]]) -> None:
+    async def _reconcile(self, cached: dict[str, list[Body]]) -> None:
         context = dataclasses.replace(
-            ctx(replays=copy.deepcopy([dict(body) for body in known["Replay"]])),
+            ctx(replays=copy.deepcopy([dict(body) for body in cached["Replay"]])),
             kubernetes=self.kubernetes,
             settings=SETTINGS,
             clock=lambda: self.now,
-            applications={resources.SPARK_APPLICATIONS: Cache(known["SparkApplication"])},
+            applications={resources.SPARK_APPLICATIONS: Cache(cached["SparkApplication"])},
         )
         await reconcile(KEY, context, asyncio.Lock())
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["seen", "stale"])
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-async def test_a_crash_at_any_write_ends_as_peace_does_and_launches_one_run(
-    *, done: bool, stale: bool
-) -> None:
+async def test_replay_crash_at_any_write_launches_one_run(*, done: bool, stale: bool) -> None:
     peace = await Life().lived()
     assert [phase_of(state) for state in peace.states] == [*PARTS[:-1], None]
     writes = peace.fault.count
@@ -760,15 +744,13 @@ async def test_a_crash_at_any_write_ends_as_peace_does_and_launches_one_run(
         assert more.total() <= 2, f"write {number}: {more}"
 
 
-def test_suspension_and_time_to_live_are_what_can_change() -> None:
+def test_only_suspend_and_ttl_are_mutable() -> None:
     assert [str(leaf) for leaf in CHANGEABLE] == ["suspend", "ttlAfterFinished"]
 
 
 @pytest.mark.parametrize("leaf", CHANGEABLE, ids=str)
 @pytest.mark.parametrize("during", ["Pending", *PARTS[:-1]])
-async def test_a_field_that_is_changed_and_changed_back_leaves_no_trace(
-    leaf: SpecField, during: str
-) -> None:
+async def test_field_changed_and_reverted_leaves_no_trace(leaf: SpecField, during: str) -> None:
     base = {"policyRef": {"name": "orders"}}
     for spec in FIELDS.specs(leaf, base, 3):
         never, changed = Life(base), Life(base)

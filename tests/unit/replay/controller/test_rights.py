@@ -82,12 +82,12 @@ class Rights:
 
     @property
     def granted(self) -> dict[str, list[str]]:
-        """Return what each role may do on `checked`."""
-        found = self.broker.namespaces["shop/prod"].grants.get(f"{PREFIX}/checked", {})
-        return {role: sorted(actions) for role, actions in found.items()}
+        """Return the rights of each role on `checked`."""
+        grants = self.broker.namespaces["shop/prod"].grants.get(f"{PREFIX}/checked", {})
+        return {role: sorted(actions) for role, actions in grants.items()}
 
     def restart(self) -> None:
-        """Start another operator, which lists what there is."""
+        """Start another operator, which lists the stored Replays."""
         stored = self.kubernetes.objects[resources.REPLAYS].values()
         self.ctx = dataclasses.replace(self.ctx, replays=Cache(stored))
 
@@ -170,7 +170,7 @@ async def test_right_ends_with_deleted_replay(place: Rights, *, restart: bool) -
     assert body is None or not has_finalizer(body, rights.FINALIZER)
 
 
-async def test_right_that_others_had_granted_stays(place: Rights) -> None:
+async def test_right_granted_by_others_stays(place: Rights) -> None:
     place.broker.namespaces["shop/prod"].grants[f"{PREFIX}/checked"]["replayer"] = ["consume"]
     place.add("first")
     await place.prepare("first")
@@ -180,7 +180,7 @@ async def test_right_that_others_had_granted_stays(place: Rights) -> None:
     assert place.granted["replayer"] == ["consume"]
 
 
-async def test_right_that_needs_no_grant_leaves_no_record(place: Rights) -> None:
+async def test_right_without_need_of_grant_leaves_no_record(place: Rights) -> None:
     place.broker.namespaces["shop/prod"].grants[f"{PREFIX}/checked"]["replayer"] = BOTH
     place.add("first")
     await place.prepare("first")
@@ -207,7 +207,7 @@ async def test_shared_right_ends_with_last_replay(place: Rights, earlier: str, l
     assert place.granted == {"billing": ["consume"]}
 
 
-async def test_shared_right_ends_with_replays_that_end_at_once(place: Rights) -> None:
+async def test_shared_right_ends_with_replays_ending_at_once(place: Rights) -> None:
     other = policy(subscription="billing")
     other["metadata"] |= {"name": "billing", "uid": "uid-billing"}
     place.ctx.policies.put(other)
@@ -222,7 +222,7 @@ async def test_shared_right_ends_with_replays_that_end_at_once(place: Rights) ->
 
 
 async def test_right_on_topic_of_policy_stays(place: Rights) -> None:
-    """That policy needs it by now, and grants it itself."""
+    """The policy needs the right by now, and grants it."""
     place.add("first")
     await place.prepare("first")
     naming = {"retryTopic": f"{PREFIX}/checked"}
@@ -234,7 +234,7 @@ async def test_right_on_topic_of_policy_stays(place: Rights) -> None:
     assert place.granted["replayer"] == BOTH
 
 
-async def test_deletion_waits_for_broker_and_gives_up_in_the_end(place: Rights) -> None:
+async def test_deletion_waits_for_broker_until_its_deadline(place: Rights) -> None:
     place.add("first")
     await place.prepare("first")
     place.delete("first")
@@ -258,7 +258,7 @@ async def test_ended_replay_waits_for_broker(place: Rights) -> None:
     assert place.granted == {"billing": ["consume"]}
 
 
-async def test_right_goes_with_topic_that_is_deleted(place: Rights) -> None:
+async def test_right_on_deleted_topic_leaves_no_record(place: Rights) -> None:
     place.add("first")
     await place.prepare("first")
     del place.broker.namespaces["shop/prod"].topics["checked"]
@@ -278,7 +278,7 @@ async def test_right_goes_with_topic_that_is_deleted(place: Rights) -> None:
         {"connection": "main"},
     ],
 )
-async def test_forged_record_takes_no_other_right(place: Rights, forged: dict[str, str]) -> None:
+async def test_forged_record_revokes_no_other_right(place: Rights, forged: dict[str, str]) -> None:
     """A job may write the status of its Replay."""
     place.broker.namespaces["bank/prod"] = Namespace({"accounts": Topic(0, {})})
     accounts = "persistent://bank/prod/accounts"
@@ -298,9 +298,11 @@ async def test_forged_record_takes_no_other_right(place: Rights, forged: dict[st
     assert place.broker.namespaces["bank/prod"].grants == {accounts: {"replayer": ["produce"]}}
 
 
-@pytest.mark.parametrize("there", [True, False])
-async def test_next_replay_has_right_at_target_of_failed_one(place: Rights, *, there: bool) -> None:
-    """What that left there without a record has to be found."""
+@pytest.mark.parametrize("exists", [True, False])
+async def test_next_replay_has_right_at_target_of_failed_one(
+    place: Rights, *, exists: bool
+) -> None:
+    """Messages that the failed Replay left there without a record have to be found."""
     place.add("first")
     await place.prepare("first")
     failed = place.body("first")
@@ -309,14 +311,14 @@ async def test_next_replay_has_right_at_target_of_failed_one(place: Rights, *, t
     await place.end("first", "Failed")
     await place.reconcile("first")
     assert place.granted == {"billing": ["consume"]}
-    if not there:
+    if not exists:
         del place.broker.namespaces["shop/prod"].topics["checked"]
     place.add("next", target="Retry", targetTopic=None)
     body = place.kubernetes.objects[resources.REPLAYS][Key("shop", "next")]
     del body["spec"]["targetTopic"]
     place.ctx.replays.put(body)
     await place.prepare("next")
-    assert place.granted.get("replayer") == (BOTH if there else None)
+    assert place.granted.get("replayer") == (BOTH if exists else None)
     await place.end("next", "Completed")
     await place.reconcile("next")
     assert place.granted == {"billing": ["consume"]}

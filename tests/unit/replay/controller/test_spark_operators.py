@@ -36,11 +36,11 @@ def apache_spec(**template: object) -> dict[str, Any]:
     made = apache_manifest(launch.application(launched_replay(), JOB, ACCESS, pods, SETTINGS))
     assert (made["apiVersion"], made["kind"]) == ("spark.apache.org/v1", "SparkApplication")
     assert made["metadata"]["name"] == launch.name_of(launched_replay())
-    found: dict[str, Any] = made["spec"]
-    return found
+    spec: dict[str, Any] = made["spec"]
+    return spec
 
 
-def test_program_argument_image_and_account_stand_where_it_reads_them() -> None:
+def test_apache_manifest_has_program_image_and_account() -> None:
     made = apache_spec()
     assert made["pyFiles"] == "local:///opt/redrive/replay.py"
     assert made["driverArgs"] == [JOB.encode()]
@@ -52,7 +52,7 @@ def test_program_argument_image_and_account_stand_where_it_reads_them() -> None:
     assert all(isinstance(value, str) for value in conf.values())
 
 
-def test_a_failed_run_is_repeated_and_an_ended_one_is_deleted_in_time() -> None:
+def test_apache_manifest_restarts_failures_and_expires() -> None:
     restarts = {
         "restartPolicy": "OnFailure",
         "maxRestartAttempts": 3,
@@ -63,7 +63,7 @@ def test_a_failed_run_is_repeated_and_an_ended_one_is_deleted_in_time() -> None:
     assert lasting == {"restartConfig": restarts, "ttlAfterStopMillis": 600_000}
 
 
-def test_what_is_said_about_pods_reaches_them() -> None:
+def test_apache_manifest_has_template_of_pods() -> None:
     made = apache_spec(
         driver={"memory": "2g", "coreRequest": "100m"},
         executor={"cores": 2},
@@ -105,7 +105,7 @@ def test_what_is_said_about_pods_reaches_them() -> None:
         assert mounted == ["job-scratch", "redrive-access"]
 
 
-def test_no_property_that_the_chart_sets_replaces_what_redrive_writes() -> None:
+def test_apache_manifest_keeps_settings_of_redrive() -> None:
     theirs = {
         "spark.kubernetes.authenticate.driver.serviceAccountName": "admin",
         "spark.kubernetes.container.image": "other",
@@ -161,15 +161,15 @@ AGAIN = ("Failed", "ScheduledToRestart", "DriverRequested", "DriverStarted", "Dr
         (("Submitted", "SchedulingFailure", "ResourceReleased"), Phase.FAILED),
         (("ResourceReleased",), Phase.FAILED),
     ],
-    ids=lambda given: given.value if isinstance(given, Phase) else "-".join(given[-3:]),
+    ids=lambda value: value.value if isinstance(value, Phase) else "-".join(value[-3:]),
 )  # fmt: skip
-def test_a_run_is_what_its_history_says(states: tuple[str, ...], phase: Phase) -> None:
-    found = run_through(*states)
-    assert found.phase is phase
-    assert found.state == (states[-1] if states else "")
+def test_apache_phase_follows_the_state_history(states: tuple[str, ...], phase: Phase) -> None:
+    run = run_through(*states)
+    assert run.phase is phase
+    assert run.state == (states[-1] if states else "")
 
 
-def test_a_failed_run_tells_why_although_its_last_state_is_another() -> None:
+def test_apache_failure_has_cause_of_earlier_state() -> None:
     failed = run_through(*BEGUN, "Failed", "ResourceReleased", Failed="exit code 1")
     assert failed.error == "exit code 1"
     both = run_through(
@@ -180,7 +180,7 @@ def test_a_failed_run_tells_why_although_its_last_state_is_another() -> None:
     assert run_through(*BEGUN, "Succeeded", "ResourceReleased", ResourceReleased="done").error == ""
 
 
-def test_a_driver_that_was_requested_and_does_not_run_shows_since_when() -> None:
+def test_apache_pending_driver_shows_time_of_submission() -> None:
     requested = run_through("Submitted", "DriverRequested")
     assert requested.submitted is not None
     assert requested.submitted.second == 1
@@ -188,7 +188,7 @@ def test_a_driver_that_was_requested_and_does_not_run_shows_since_when() -> None
     assert run_through(*BEGUN).submitted is None
 
 
-def test_a_state_that_somebody_forged_is_read_as_far_as_it_can_be() -> None:
+def test_forged_apache_state_is_read_safely() -> None:
     forged = {
         "currentStateSummary": "DriverRequested",
         "lastTransitionTime": "0000-01-01T00:00:00Z",
@@ -235,14 +235,14 @@ HOOKS = "\n26/11/22 10:11:14 INFO ShutdownHookManager: Shutdown hook called\n"
 REST = " (the rest is in .status of the SparkApplication)"
 
 
-def shown_cause(said: str) -> str:
-    """Return what is shown of *said*, a message that has more."""
-    shown = root_cause(said, ".status")
+def shown_cause(text: str) -> str:
+    """Return the cause that is shown of *text*, a longer message."""
+    shown = root_cause(text, ".status")
     assert shown.endswith(REST)
     return shown.removesuffix(REST)
 
 
-def test_of_a_refused_pod_the_answer_of_the_api_server_is_shown() -> None:
+def test_cause_of_refused_pod_is_the_api_answer() -> None:
     thrown = f'{SUBMIT}{LOGGED}Exception in thread "main" {ANSWERED}\n{FRAMES}'
     assert len(thrown) > 11_000
     assert shown_cause(thrown + HOOKS) == QUOTA
@@ -254,13 +254,13 @@ def test_of_a_refused_pod_the_answer_of_the_api_server_is_shown() -> None:
     assert shown_cause(wrapped + HOOKS) == QUOTA
 
 
-def test_an_answer_on_a_line_of_its_own_is_shown() -> None:
+def test_cause_on_its_own_line_is_shown() -> None:
     broken = ANSWERED.replace("Message: ", "Message:\n")
     assert shown_cause(f'{SUBMIT}{LOGGED}Exception in thread "main" {broken}\n{FRAMES}') == QUOTA
 
 
-def test_of_other_stacks_the_root_cause_is_shown() -> None:
-    said = (
+def test_cause_of_nested_stack_is_its_root() -> None:
+    text = (
         f'{SUBMIT}{LOGGED}Exception in thread "main" io.fabric8.kubernetes.client.'
         "KubernetesClientException: Operation: [create] for kind: [Pod] with name: [null] failed.\n"
         f"{FRAMES}\nCaused by: java.io.IOException: unreachable\n{FRAMES}\n\t... 8 more\n"
@@ -268,28 +268,28 @@ def test_of_other_stacks_the_root_cause_is_shown() -> None:
         f"known\n{FRAMES}\n\t... 3 more{HOOKS}"
     )
     root = "java.net.UnknownHostException: kubernetes.default.svc: Name or service not known"
-    assert shown_cause(said) == root
+    assert shown_cause(text) == root
 
 
-def test_a_stack_that_was_only_logged_is_not_the_one_that_ended_it() -> None:
+def test_cause_ignores_stacks_that_were_only_logged() -> None:
     logged = f"26/11/22 10:11:12 WARN a: tried\nCaused by: java.io.IOException: x\n{FRAMES}\n"
     last = f'Exception in thread "main" java.lang.IllegalArgumentException: no image\n{FRAMES}'
     assert shown_cause(SUBMIT + logged + last) == "java.lang.IllegalArgumentException: no image"
 
 
-def test_a_message_of_several_lines_becomes_one() -> None:
-    said = f'Exception in thread "main" java.lang.Error: one\n  two\n\nthree\n{FRAMES}{HOOKS}'
-    assert shown_cause(said) == "java.lang.Error: one two three"
+def test_cause_of_several_lines_becomes_one() -> None:
+    text = f'Exception in thread "main" java.lang.Error: one\n  two\n\nthree\n{FRAMES}{HOOKS}'
+    assert shown_cause(text) == "java.lang.Error: one two three"
 
 
 @pytest.mark.parametrize("before", ["", LOGGED])
-def test_what_spark_submit_says_itself_is_shown_and_its_usage_is_not(before: str) -> None:
+def test_cause_of_spark_submit_error_has_no_usage(before: str) -> None:
     usage = "\n\nUsage: spark-submit [options] <app jar | python file> [app arguments]\nOptions:\n"
-    said = f"{SUBMIT}{before}Error: Unrecognized option: --bad{usage}  --master MASTER_URL  x\n"
-    assert shown_cause(said) == "Error: Unrecognized option: --bad"
+    text = f"{SUBMIT}{before}Error: Unrecognized option: --bad{usage}  --master MASTER_URL  x\n"
+    assert shown_cause(text) == "Error: Unrecognized option: --bad"
 
 
-def test_without_any_of_that_the_last_line_that_is_no_log_is_shown() -> None:
+def test_cause_without_stack_is_last_line_beside_logs() -> None:
     java = "/opt/spark/bin/spark-class: line 71: /opt/java/bin/java: No such file or directory"
     assert shown_cause(f"{SUBMIT}{LOGGED}{java}{HOOKS}") == java
     logged = "26/11/22 10:11:13 ERROR Client: the API server refused"
@@ -298,7 +298,7 @@ def test_without_any_of_that_the_last_line_that_is_no_log_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "",
         "driver container failed with ExitCode: 1, Reason: Error",
@@ -308,11 +308,11 @@ def test_without_any_of_that_the_last_line_that_is_no_log_is_shown() -> None:
         "Failed to request resource for driver with kind: ConfigMap, name: a-spark-conf",
     ],
 )
-def test_one_line_is_shown_as_it_is(said: str) -> None:
-    assert root_cause(said, ".status") == said
+def test_cause_of_one_line_is_unchanged(text: str) -> None:
+    assert root_cause(text, ".status") == text
 
 
-def test_no_line_is_long() -> None:
+def test_cause_is_limited_in_length() -> None:
     shown = root_cause(f"{SUBMIT}{'x' * 20_000}", ".status")
     assert len(shown) <= MAX_LENGTH + len(REST) + 1
     assert shown.endswith(f"x…{REST}")
@@ -323,22 +323,22 @@ def application_with(status: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": metadata, "status": status}
 
 
-def test_a_run_by_kubeflow_says_where_the_rest_is() -> None:
-    said = f'{SUBMIT}{LOGGED}Exception in thread "main" {ANSWERED}\n{FRAMES}'
-    state = {"state": "SUBMISSION_FAILED", "errorMessage": said}
+def test_kubeflow_cause_names_its_status_field() -> None:
+    text = f'{SUBMIT}{LOGGED}Exception in thread "main" {ANSWERED}\n{FRAMES}'
+    state = {"state": "SUBMISSION_FAILED", "errorMessage": text}
     place = "(the rest is in .status.applicationState.errorMessage of the SparkApplication)"
     assert kubeflow_run(application_with({"applicationState": state})).error == f"{QUOTA} {place}"
 
 
-def test_a_run_by_apache_says_where_the_rest_is() -> None:
-    said = f"Failed to request driver from scheduler backend. StackTrace: {ANSWERED}\n{FRAMES}"
+def test_apache_cause_names_its_status_field() -> None:
+    text = f"Failed to request driver from scheduler backend. StackTrace: {ANSWERED}\n{FRAMES}"
     tried = "The maximum number of restart attempts (3) has been exceeded."
-    failed = {"currentStateSummary": "SchedulingFailure", "message": said}
+    failed = {"currentStateSummary": "SchedulingFailure", "message": text}
     ended = {"currentStateSummary": "ResourceReleased", "message": tried}
     history = {"0": failed, "1": ended}
-    found = apache_run(application_with({"currentState": ended, "stateTransitionHistory": history}))
+    run = apache_run(application_with({"currentState": ended, "stateTransitionHistory": history}))
     place = "(the rest is in .status.stateTransitionHistory of the SparkApplication)"
-    assert found.error == f"{QUOTA} {place}; {tried}"
+    assert run.error == f"{QUOTA} {place}; {tried}"
 
 
 KUBEFLOW, APACHE = resources.SPARK_APPLICATIONS, resources.APACHE_SPARK_APPLICATIONS
@@ -359,14 +359,14 @@ def context_with(*kinds: Resource, missing: tuple[Resource, ...] = ()) -> Contex
         (LauncherName.APACHE, (KUBEFLOW,), LauncherName.APACHE),
     ],
 )
-def test_the_connection_chooses_else_what_is_installed(
+def test_connection_chooses_operator_or_the_installed_one(
     wanted: LauncherName | None, missing: tuple[Resource, ...], chosen: LauncherName
 ) -> None:
     context = context_with(KUBEFLOW, APACHE, missing=missing)
     assert choose_operator(wanted, context).name is chosen
 
 
-def test_one_that_is_not_installed_is_waited_for() -> None:
+def test_missing_spark_operator_is_waited_for() -> None:
     for wanted, missing in ((None, (KUBEFLOW, APACHE)), (LauncherName.APACHE, (APACHE,))):
         context = context_with(KUBEFLOW, APACHE, missing=missing)
         with pytest.raises(SparkOperatorNotFoundError, match=r"spark\.apache\.org") as refusal:
@@ -374,7 +374,7 @@ def test_one_that_is_not_installed_is_waited_for() -> None:
         assert not refusal.value.stalls
 
 
-def test_a_spark_operator_that_is_not_enabled_is_never_used() -> None:
+def test_disabled_spark_operator_is_never_used() -> None:
     assert choose_operator(None, context_with(APACHE)).name is LauncherName.APACHE
     with pytest.raises(LauncherDisabledError, match=r"replay\.launchers\.kubeflow"):
         choose_operator(LauncherName.KUBEFLOW, context_with(APACHE))
@@ -388,22 +388,20 @@ def owned_application(*owners: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [KUBEFLOW, APACHE])
-def test_a_replay_that_was_launched_is_found_whatever_would_be_chosen_now(kind: Resource) -> None:
+def test_launched_replay_is_found_with_any_operator(kind: Resource) -> None:
     context = context_with(KUBEFLOW, APACHE)
     assert find_application(replay(), context) is None
     context.applications[kind].put(owned_application())
-    found = find_application(replay(), context)
-    assert found is not None
-    assert found.launcher.resource == kind
+    application = find_application(replay(), context)
+    assert application is not None
+    assert application.launcher.resource == kind
 
 
 @pytest.mark.parametrize(("own", "other"), [(KUBEFLOW, APACHE), (APACHE, KUBEFLOW)])
-def test_an_application_of_others_hides_none_of_a_replays_own(
-    own: Resource, other: Resource
-) -> None:
+def test_foreign_application_does_not_hide_own_one(own: Resource, other: Resource) -> None:
     context = context_with(KUBEFLOW, APACHE)
     context.applications[other].put(owned_application("another"))
     context.applications[own].put(owned_application(replay()["metadata"]["uid"]))
-    found = find_application(replay(), context)
-    assert found is not None
-    assert found.launcher.resource == own
+    application = find_application(replay(), context)
+    assert application is not None
+    assert application.launcher.resource == own

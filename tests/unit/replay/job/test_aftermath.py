@@ -32,7 +32,7 @@ BEGAN = {TargetPartition(topic, 0): EntryId(7, 0) for topic in (SOURCE, RETRY, D
 
 @dataclass
 class Message:
-    """What is read of a message."""
+    """The fields of a message that are read."""
 
     id: pulsar.MessageId
     carried: dict[str, str]
@@ -46,7 +46,7 @@ class Message:
 
 @dataclass
 class Topics:
-    """A broker of topics with one partition each: what they hold, and what is acknowledged."""
+    """A broker of topics with one partition each: their messages and acknowledged entries."""
 
     held: dict[TopicName, list[dict[str, str]]] = field(default_factory=dict)
     acknowledged: dict[TopicName, set[int]] = field(default_factory=dict)
@@ -70,30 +70,30 @@ class Topics:
         return (Partition(0, ((7, count),), Acknowledged(ranges=ranges)),)
 
     def messages(
-        self, of: reader.ReadableTopic, _: int, after: EntryId, wanted: list[Span], __: int
+        self, readable: reader.ReadableTopic, _: int, after: EntryId, wanted: list[Span], __: int
     ) -> Any:  # noqa: ANN401 - a generator
-        for entry in [each for _, first, last in wanted for each in range(first, last + 1)]:
+        for entry in [number for _, first, last in wanted for number in range(first, last + 1)]:
             assert entry > after.entry
             if entry == self.breaks_at:
                 self.breaks_at = None
                 raise pulsar.ConnectError
-            yield Message(pulsar.MessageId(0, 7, entry, -1), self.held[of.topic][entry])
+            yield Message(pulsar.MessageId(0, 7, entry, -1), self.held[readable.topic][entry])
 
 
 @pytest.fixture
 def topics(monkeypatch: pytest.MonkeyPatch) -> Topics:
     """A broker, and the ledger of a run that has moved three messages."""
-    found = Topics()
+    made = Topics()
     records = Records()
-    of = Range(0, 3, 0, 9_999)
+    piece = Range(0, 3, 0, 9_999)
     records.headers["uid"] = Header("shop/again", 0, began=BEGAN)
-    records.plans["uid"] = {of: RangePlan(3, 0b111, {}, ())}
-    records.ranges[of] = RangeRecord(moved={"uid": 0b111})
+    records.plans["uid"] = {piece: RangePlan(3, 0b111, {}, ())}
+    records.ranges[piece] = RangeRecord(moved={"uid": 0b111})
     monkeypatch.setattr(ledger, "read", lambda *_: records)
     monkeypatch.setattr(broker, "connect", lambda _: nullcontext())
-    monkeypatch.setattr(broker, "read_partitions", found.look)
-    monkeypatch.setattr(reader, "read_messages", found.messages)
-    return found
+    monkeypatch.setattr(broker, "read_partitions", made.look)
+    monkeypatch.setattr(reader, "read_messages", made.messages)
+    return made
 
 
 def looking(job: ReplayJob = JOB) -> AftermathLook:
@@ -101,11 +101,11 @@ def looking(job: ReplayJob = JOB) -> AftermathLook:
     return AftermathLook(job, client, lambda: None)
 
 
-def numbers(found: Aftermath) -> tuple[int, int, int, bool]:
-    return found.handled, found.waiting, found.dead, found.settled
+def numbers(result: Aftermath) -> tuple[int, int, int, bool]:
+    return result.handled, result.waiting, result.dead, result.settled
 
 
-def test_a_message_is_followed_from_retry_to_retry_to_its_end(topics: Topics) -> None:
+def test_message_is_followed_through_retries_to_its_end(topics: Topics) -> None:
     look = looking()
     handled, retried, dead = (topics.put(RETRY) for _ in range(3))
     topics.put(RETRY, replay="shop/other")
@@ -116,14 +116,14 @@ def test_a_message_is_followed_from_retry_to_retry_to_its_end(topics: Topics) ->
     topics.settle(RETRY, retried)
     topics.put(DEAD, "TimeoutError")
     topics.settle(RETRY, dead)
-    found = look.take()
-    assert numbers(found) == (1, 1, 1, False)
-    assert found.causes == {"TimeoutError": 1}
+    result = look.take()
+    assert numbers(result) == (1, 1, 1, False)
+    assert result.causes == {"TimeoutError": 1}
     topics.settle(RETRY, again)
     assert numbers(look.take()) == (2, 0, 1, True)
 
 
-def test_what_a_consumer_does_during_a_look_is_never_missed(
+def test_look_counts_messages_moved_during_it(
     topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends a message on, and acknowledges it, between any two questions to the broker."""
@@ -138,39 +138,39 @@ def test_what_a_consumer_does_during_a_look_is_never_missed(
             topics.put(SOURCE)  # stay
         asked = 0
 
-        def goes_on(url: str, topic: TopicName, subscription: str = "") -> tuple[Partition, ...]:
+        def forwards(url: str, topic: TopicName, subscription: str = "") -> tuple[Partition, ...]:
             nonlocal asked, entry
-            found = topics.look(url, topic, subscription)
+            partitions = topics.look(url, topic, subscription)
             if step <= asked and len(places) > 1:  # noqa: B023 - within this round
-                here, there = places[0], places[1]  # noqa: B023
-                after = topics.put(there)
-                topics.settle(here, entry)
+                source, target = places[0], places[1]  # noqa: B023
+                after = topics.put(target)
+                topics.settle(source, entry)
                 del places[0]  # noqa: B023
                 entry = after
             asked += 1
-            return found
+            return partitions
 
-        monkeypatch.setattr(broker, "read_partitions", goes_on)
-        found = look.take()
-        assert found.waiting + found.dead == 3, step
-        assert found.handled == 0
+        monkeypatch.setattr(broker, "read_partitions", forwards)
+        result = look.take()
+        assert result.waiting + result.dead == 3, step
+        assert result.handled == 0
 
 
-def test_messages_of_a_partition_that_was_added_during_a_look_wait(
+def test_look_counts_messages_of_added_partition(
     topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
         topics.put(RETRY)
 
     def added(url: str, topic: TopicName, subscription: str = "") -> tuple[Partition, ...]:
-        found = topics.look(url, topic, subscription)
-        return found if topic == DEAD or not subscription else ()
+        partitions = topics.look(url, topic, subscription)
+        return partitions if topic == DEAD or not subscription else ()
 
     monkeypatch.setattr(broker, "read_partitions", added)
     assert looking().take().waiting == 2
 
 
-def test_what_the_broker_has_forgotten_to_be_acknowledged_waits_again(topics: Topics) -> None:
+def test_unacknowledged_messages_wait_again(topics: Topics) -> None:
     look = looking()
     for entry in [topics.put(RETRY) for _ in range(3)]:
         topics.settle(RETRY, entry)
@@ -180,20 +180,18 @@ def test_what_the_broker_has_forgotten_to_be_acknowledged_waits_again(topics: To
 
 
 @pytest.mark.parametrize("topic", [RETRY, DEAD])
-def test_a_look_that_breaks_off_is_taken_again_and_counts_nothing_twice(
-    topics: Topics, topic: TopicName
-) -> None:
+def test_interrupted_look_counts_nothing_twice(topics: Topics, topic: TopicName) -> None:
     look = looking()
     for _ in range(3):
         topics.put(topic, "ValueError")
     topics.breaks_at = 3
     with pytest.raises(pulsar.ConnectError):
         look.take()
-    found = look.take()
-    assert found.waiting + found.dead == 3
+    result = look.take()
+    assert result.waiting + result.dead == 3
 
 
-def test_the_older_cause_of_a_dead_letter_by_a_java_consumer_is_not_taken_for_its_own(
+def test_cause_of_java_dead_letter_is_not_inherited(
     topics: Topics,
 ) -> None:
     topics.put(DEAD, "ValueError")
@@ -202,7 +200,7 @@ def test_the_older_cause_of_a_dead_letter_by_a_java_consumer_is_not_taken_for_it
     assert looking().take().causes == {"ValueError": 1, "": 1}
 
 
-def test_messages_of_a_batch_count_each_until_all_of_it_is_acknowledged() -> None:
+def test_batch_messages_wait_until_all_are_acknowledged() -> None:
     live = LiveMessages()
     for index in (1, 4, 4):  # the other ones are of another Replay, or none
         live.add(0, pulsar.MessageId(0, 7, 5, index))
@@ -216,14 +214,14 @@ def test_messages_of_a_batch_count_each_until_all_of_it_is_acknowledged() -> Non
 
 
 class Notes:
-    """Takes note of what is reported."""
+    """Records the reported outcomes."""
 
     def __init__(self) -> None:
         self.wishes = [Wish.RUN]
         self.found: list[Aftermath] = []
 
-    def report_aftermath(self, found: Aftermath) -> None:
-        self.found.append(found)
+    def report_aftermath(self, result: Aftermath) -> None:
+        self.found.append(result)
 
     def wish(self) -> Wish:
         return self.wishes.pop(0) if len(self.wishes) > 1 else self.wishes[0]
@@ -238,7 +236,7 @@ LONG = replace(JOB, follow_for=3_600.0)
 
 
 @pytest.mark.parametrize("wish", [Wish.END, Wish.EXPIRE])
-def test_it_ends_with_its_replay_also_while_it_reads(topics: Topics, wish: Wish) -> None:
+def test_follow_ends_with_its_replay(topics: Topics, wish: Wish) -> None:
     for _ in range(3):
         topics.put(RETRY)
     notes = Notes()
@@ -247,24 +245,24 @@ def test_it_ends_with_its_replay_also_while_it_reads(topics: Topics, wish: Wish)
     assert notes.found == []
     notes.wishes = [*[Wish.RUN] * 4, wish]
     aftermath.follow(LONG, notes)
-    assert [numbers(found) for found in notes.found] == [(0, 3, 0, False)]
+    assert [numbers(result) for result in notes.found] == [(0, 3, 0, False)]
 
 
-def test_it_ends_when_its_time_is_over(topics: Topics) -> None:
+def test_follow_ends_after_its_time(topics: Topics) -> None:
     topics.put(RETRY)
     notes = Notes()
     aftermath.follow(replace(JOB, follow_for=0.0), notes)
     assert len(notes.found) == 1
 
 
-def test_it_ends_when_all_is_settled(topics: Topics) -> None:
+def test_follow_ends_when_all_is_settled(topics: Topics) -> None:
     topics.settle(RETRY, topics.put(RETRY))
     notes = Notes()
     aftermath.follow(LONG, notes)
     assert notes.found[-1].settled
 
 
-def test_a_broker_or_an_api_server_that_is_away_is_asked_again(
+def test_follow_retries_unavailable_servers(
     topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.away = True

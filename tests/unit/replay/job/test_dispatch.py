@@ -102,7 +102,7 @@ class InStep:
 
 
 class Silent:
-    """Has the run go on; or end, after so many reports."""
+    """Lets the run continue, or ends it after so many reports."""
 
     def __init__(self, reports: float = math.inf) -> None:
         self._reports = reports
@@ -123,7 +123,7 @@ class Silent:
 
 @pytest.fixture(autouse=True)
 def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a dispatch asks the broker for, besides what is in the ledger."""
+    """Answers to the calls that a dispatch makes to the broker."""
     monkeypatch.setattr(lookup, "target_ends", lambda *_: {})
     monkeypatch.setattr(broker, "is_subscribed", lambda *_: True)
     monkeypatch.setattr(broker, "read_partition", lambda _, __, index, ___: partition(index))
@@ -138,12 +138,12 @@ def run(  # noqa: PLR0913, PLR0917  one each
     engine: InStep,
     partitions: int,
     rate: float | None = None,
-    left: int = 99,
+    existing: int = 99,
     reporter: Silent | None = None,
 ) -> InMemory:
-    """Have *engine* move all ranges of some partitions, of which the topic has so many *left*."""
+    """Have *engine* move all ranges of *partitions*, of which so many are *existing*."""
     ledger = InMemory(partitions)
-    resting = [partition(index) for index in range(min(left, partitions))]
+    resting = [partition(index) for index in range(min(existing, partitions))]
     dispatched(policy, engine, ledger, resting, reporter or Silent(), rate)
     account = Account.of("uid", ledger.records)
     assert account.moved == len(resting) * RANGES
@@ -169,24 +169,24 @@ def dispatched(  # noqa: PLR0913, PLR0917  one each
     Dispatch(job, route, engine, cast("Ledger", ledger), resting, reporter).run()
 
 
-def test_of_an_ordered_policy_one_range_of_a_partition_is_under_way_at_a_time() -> None:
+def test_ordered_policy_moves_one_range_per_partition() -> None:
     """The partitions are moved beside each other, each in the order of its positions."""
     engine = InStep(slots=5, beside=3)
     run(ORDERED, engine, partitions=3)
     assert set(engine.most.values()) == {1}
     for index in range(3):
-        own = [of for of in engine.moved if of.partition == index]
+        own = [piece for piece in engine.moved if piece.partition == index]
         assert own == sorted(own)
         assert len(own) == RANGES
 
 
-def test_of_another_policy_ranges_of_one_partition_are_under_way_beside_each_other() -> None:
+def test_unordered_policy_moves_ranges_concurrently() -> None:
     engine = InStep(slots=RANGES, beside=RANGES)
     run(POLICY, engine, partitions=1)
     assert engine.most[0] == RANGES
 
 
-def test_the_tasks_that_are_under_way_have_all_of_the_rate_between_them() -> None:
+def test_rate_is_shared_by_running_tasks() -> None:
     ledger = run(POLICY, InStep(slots=RANGES, beside=RANGES), partitions=1, rate=400.0)
     assert ledger.permits[0] == Permit(100.0)
 
@@ -206,9 +206,7 @@ class Growing(InStep):
 
 
 @pytest.mark.parametrize("rate", [None, 400.0])
-def test_executors_that_come_later_get_ranges_too(
-    monkeypatch: pytest.MonkeyPatch, rate: float | None
-) -> None:
+def test_later_executors_get_ranges(monkeypatch: pytest.MonkeyPatch, rate: float | None) -> None:
     monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.01)
     engine = Growing(most=RANGES)
     ledger = run(POLICY, engine, partitions=1, rate=rate)
@@ -217,7 +215,7 @@ def test_executors_that_come_later_get_ranges_too(
         assert Permit(rate / RANGES) in ledger.permits
 
 
-def test_of_a_rate_no_task_has_a_share_that_only_waits_to_begin() -> None:
+def test_waiting_task_has_no_share_of_the_rate() -> None:
     engine = InStep(slots=1, beside=1)
     engine.capacity = 3
     ledger = run(POLICY, engine, partitions=1, rate=400.0)
@@ -225,16 +223,16 @@ def test_of_a_rate_no_task_has_a_share_that_only_waits_to_begin() -> None:
     assert engine.most[0] == 1
 
 
-def test_of_partitions_that_are_gone_nothing_is_left() -> None:
+def test_deleted_partitions_leave_nothing_to_move() -> None:
     engine = InStep(slots=RANGES, beside=RANGES)
-    run(POLICY, engine, partitions=3, left=1)
-    assert {of.partition for of in engine.moved} == {0}
+    run(POLICY, engine, partitions=3, existing=1)
+    assert {piece.partition for piece in engine.moved} == {0}
 
 
-def test_what_others_acknowledge_before_a_lease_is_known_to_the_task(
+def test_task_knows_entries_acknowledged_before_its_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a backlog that was cleared while the run was suspended would be sent all the same."""
+    """A backlog that was cleared while the run was suspended must not be sent."""
     passed = Acknowledged(EntryId(0, RANGES * RANGE_ENTRIES - 1))
     cleared = replace(partition(0), acknowledged=passed)
     monkeypatch.setattr(broker, "read_partition", lambda *_: cleared)
@@ -258,7 +256,7 @@ class InOneRange:
         raise AssertionError(scans)
 
     def look_at(self, *_: object) -> Partition:
-        """Have one more entry acknowledged at each look since the lease."""
+        """Have one more entry acknowledged at each poll since the lease."""
         self._looks += 1
         return replace(partition(0), acknowledged=Acknowledged(EntryId(0, self._looks - 2)))
 
@@ -280,7 +278,7 @@ class InOneRange:
         return RangeResult({"uid": task.entries}, {}, (), 0, {})
 
 
-def test_what_a_task_has_acknowledged_is_reported_while_it_goes_on(
+def test_progress_shows_entries_acknowledged_by_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert dispatch.LOOK_SECONDS < 5, "so often progress is shown, also where a look takes a second"
@@ -289,8 +287,8 @@ def test_what_a_task_has_acknowledged_is_reported_while_it_goes_on(
     tasks = InOneRange()
     monkeypatch.setattr(broker, "read_partition", tasks.look_at)
     ledger = InMemory(1)
-    of = min(ledger.records.plans["uid"])
-    ledger.records.plans["uid"] = {of: RangePlan(3, 0b111, {}, ())}
+    first = min(ledger.records.plans["uid"])
+    ledger.records.plans["uid"] = {first: RangePlan(3, 0b111, {}, ())}
     dispatched(POLICY, tasks, ledger, [partition(0)], tasks)
     assert sorted(set(tasks.reported)) == [0, 1, 2, 3]
 
@@ -315,7 +313,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_range_is_leased_later_when_the_broker_is_away(
+def test_range_is_leased_once_the_broker_is_back(
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     monkeypatch.setattr(lookup, "target_ends", Away(times).marks)
@@ -323,7 +321,7 @@ def test_a_range_is_leased_later_when_the_broker_is_away(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_range_is_leased_once_its_subscription_is_made_again(
+def test_range_is_leased_once_its_subscription_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = 0
@@ -340,7 +338,7 @@ def test_a_range_is_leased_once_its_subscription_is_made_again(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_broker_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_broker_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "target_ends", Away(math.inf).marks)
     monkeypatch.setattr(broker, "WAIT_SECONDS", 0.1)
     with pytest.raises(BrokerUnreachableError):
@@ -362,7 +360,7 @@ class SuspendedOnce(Silent):
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_run_that_was_suspended_while_the_broker_was_away_waits_for_it_again(
+def test_suspended_run_waits_for_broker_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lookup, "target_ends", Away(2).marks)
@@ -371,7 +369,7 @@ def test_a_run_that_was_suspended_while_the_broker_was_away_waits_for_it_again(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_run_ends_while_the_broker_is_away_if_its_replay_is_deleted(
+def test_deleted_replay_ends_run_during_broker_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lookup, "target_ends", Away(math.inf).marks)
@@ -381,7 +379,7 @@ def test_a_run_ends_while_the_broker_is_away_if_its_replay_is_deleted(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_role_that_may_not_look_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_read_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> dict[TargetPartition, EntryId]:
         raise AdminForbiddenError("it may not", remedy="let it")
 
@@ -427,7 +425,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch, at_once: None) -> None:  # noqa: ARG0
 
 
 @pytest.mark.usefixtures("_soon")
-def test_a_target_that_is_full_is_waited_for_and_one_range_tries_from_time_to_time() -> None:
+def test_full_target_is_probed_with_one_range() -> None:
     status, began = Noted(), time.monotonic()
     run(POLICY, Full(5), partitions=1, reporter=status)
     assert time.monotonic() - began > 4 * dispatch.FULL_SECONDS  # two, then one at a time
@@ -436,10 +434,10 @@ def test_a_target_that_is_full_is_waited_for_and_one_range_tries_from_time_to_ti
     assert sum(a != b for a, b in itertools.pairwise(status.rests)) == 2
 
 
-class OneGoesOn(InStep):
-    """An engine with one task that moves all beside others that the target lets in no more.
+class OneContinues(InStep):
+    """An engine with one task that moves all beside others at a full target.
 
-    Until that is through, which the broker shows meanwhile.
+    The others are accepted once it has ended; the broker shows its progress.
     """
 
     def __init__(self) -> None:
@@ -460,7 +458,7 @@ class OneGoesOn(InStep):
         return super().move(task)
 
     def look_at(self, *_: object) -> Partition:
-        """Have one more entry acknowledged at each look, then let the first task end."""
+        """Have one more entry acknowledged at each poll, then let the first task end."""
         self.looks += 1
         if self.looks > 9:
             self._through.set()
@@ -468,23 +466,23 @@ class OneGoesOn(InStep):
 
 
 @pytest.mark.usefixtures("_soon")
-def test_a_run_whose_last_open_task_ends_while_its_target_is_full_waits_on(
+def test_run_waits_after_last_task_at_full_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.5)
-    tasks = OneGoesOn()
+    tasks = OneContinues()
     monkeypatch.setattr(broker, "read_partition", tasks.look_at)
     run(POLICY, tasks, partitions=1)
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_run_ends_while_its_target_is_full_if_its_replay_is_deleted() -> None:
+def test_deleted_replay_ends_run_at_full_target() -> None:
     with pytest.raises(RunEndedError):
         run(POLICY, Full(math.inf), partitions=1, reporter=Silent(reports=9))
 
 
 class Unsubscribed(Silent):
-    """A target without a subscription, until that was reported so often; notes what rests."""
+    """A target without a subscription, until *reports* reports of it; records the reports."""
 
     def __init__(self, reports: int) -> None:
         super().__init__()
@@ -528,7 +526,7 @@ class LosesSubscription(InStep):
 
 
 @pytest.mark.usefixtures("at_once")
-def test_task_that_target_gave_up_is_leased_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_that_lost_its_target_is_leased_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.0)
     target = Unsubscribed(0)
     engine = LosesSubscription(slots=1, beside=1)
@@ -567,13 +565,13 @@ def test_entries_that_kill_are_refused_and_others_move(harmful: list[int]) -> No
     account = Account.of("uid", ledger.records)
     assert (account.moved, account.left) == (100 - len(harmful), 0)
     (plan,) = ledger.records.plans["uid"].values()
-    assert sorted(each.entry.entry for each in plan.refused) == harmful
-    assert {each.cause for each in plan.refused} == {"NotDelivered"}
+    assert sorted(entry.entry.entry for entry in plan.refused) == harmful
+    assert {entry.cause for entry in plan.refused} == {"NotDelivered"}
     assert plan.done
     assert engine.losses <= dispatch.TRIES + len(harmful) * (7 + dispatch.TRIES)
 
 
-def test_tasks_that_are_lost_without_entries_fail_the_run() -> None:
+def test_lost_tasks_without_entries_fail_the_run() -> None:
     ledger, engine = of_one_range(0b1), KilledBy(always=True)
     with pytest.raises(RuntimeError, match="killed"):
         dispatched(POLICY, engine, ledger, [partition(0)], Silent())

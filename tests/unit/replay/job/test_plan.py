@@ -52,7 +52,7 @@ class Place(NamedTuple):
 Entries = Mapping[Place, Sequence[DeadLetterRow]]
 
 
-def letter(
+def dead_letter(
     partition: int, position: Position, size: int, key: str | None, at: int
 ) -> DeadLetterRow:
     """Make a message that was replayed as often as its publish time says."""
@@ -73,29 +73,29 @@ places = st.builds(
 
 @st.composite
 def topics(draw: st.DrawFn) -> Entries:
-    """Return what rests, entry by entry."""
-    found = {}
+    """Return the dead letters by entry."""
+    entries = {}
     for place in sorted(draw(st.sets(places, max_size=10))):
         messages = draw(
             st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 5)), min_size=1, max_size=3)
         )
-        found[place] = [
-            letter(place.partition, Position(*place.entry, index), len(messages), key, at)
+        entries[place] = [
+            dead_letter(place.partition, Position(*place.entry, index), len(messages), key, at)
             for index, (key, at) in enumerate(messages)
         ]
-    return found
+    return entries
 
 
 def ids(letters: Iterable[DeadLetterRow]) -> list[str]:
     """Name each message in every form, some with an index of all."""
     return [
         text
-        for each in letters
-        for ledger, entry, index in [each.position]
+        for row in letters
+        for ledger, entry, index in [row.position]
         for text in (
             f"{ledger}:{entry}",
-            f"{ledger}:{entry}:{each.partition}",
-            f"{ledger}:{entry}:{each.partition}:{index}",
+            f"{ledger}:{entry}:{row.partition}",
+            f"{ledger}:{entry}:{row.partition}:{index}",
             f"{ledger}:{entry}:-1:-1",
         )
     ]
@@ -114,43 +114,45 @@ def choices(draw: st.DrawFn, letters: Sequence[DeadLetterRow]) -> Choice:
     )
 
 
-def takes(choice: Choice, each: DeadLetterRow) -> bool:
-    """Whether a message is selected: the oracle."""
-    ledger, entry, index = each.position
+def takes(choice: Choice, candidate: DeadLetterRow) -> bool:
+    """Return True if a message is selected: the oracle."""
+    ledger, entry, index = candidate.position
     forms = {
         f"{ledger}:{entry}",
-        f"{ledger}:{entry}:{each.partition}",
+        f"{ledger}:{entry}:{candidate.partition}",
         f"{ledger}:{entry}:-1:-1",
-        f"{ledger}:{entry}:{each.partition}:{index}",
+        f"{ledger}:{entry}:{candidate.partition}:{index}",
     }
     return (
         (not choice.ids or not forms.isdisjoint(choice.ids))
-        and (not choice.keys or each.key in choice.keys)
-        and (choice.since is None or each.publish_time >= choice.since)
-        and (choice.until is None or each.publish_time < choice.until)
+        and (not choice.keys or candidate.key in choice.keys)
+        and (choice.since is None or candidate.publish_time >= choice.since)
+        and (choice.until is None or candidate.publish_time < choice.until)
     )
 
 
 def expected(choice: Choice, rests: Entries) -> dict[Place, str]:
     """Return which entries are selected, and why some are refused: the oracle."""
-    found = {}
+    causes = {}
     room = choice.limit or 1_000
     for (partition, entry), letters in sorted(rests.items()):
-        count = sum(takes(choice, each) for each in letters)
+        count = sum(takes(choice, candidate) for candidate in letters)
         if count > room:
             break
         room -= count
         if count:
-            often = max(each.publish_time for each in letters) >= (choice.max_replays or 9)
+            often = max(candidate.publish_time for candidate in letters) >= (
+                choice.max_replays or 9
+            )
             cause = "ReplayedTooOften" if often else ""
             whole = count == len(letters)
-            found[Place(partition, entry)] = cause if whole else "PartOfBatch"
-    return found
+            causes[Place(partition, entry)] = cause if whole else "PartOfBatch"
+    return causes
 
 
 @dataclass
 class Held:
-    """An engine whose topic is in memory; it notes what is read."""
+    """An engine whose topic is in memory; it counts the entries read."""
 
     rests: Entries
     slots: int
@@ -162,31 +164,31 @@ class Held:
         return self.slots
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
-        for each in reversed(scans):  # in whatever order
-            yield plan.scanned(each, self._letters(each), lambda _version: "")
+        for scan in reversed(scans):  # in whatever order
+            yield plan.scanned(scan, self._rows(scan), lambda _version: "")
 
     def move(self, task: RangeTask) -> RangeResult:
         raise AssertionError(task)
 
-    def _letters(self, what: Scan) -> Iterable[DeadLetterRow]:
-        of = what.piece.range
+    def _rows(self, scan: Scan) -> Iterable[DeadLetterRow]:
+        piece = scan.piece.range
         for (partition, entry), letters in sorted(self.rests.items()):
-            here = partition == of.partition and of.holds(letters[0].position)
-            resting = what.piece.resting & ~what.moved
-            if here and bitmap.contains(resting, entry.entry - of.first):
-                assert entry > what.piece.after
+            here = partition == piece.partition and piece.holds(letters[0].position)
+            resting = scan.piece.resting & ~scan.moved
+            if here and bitmap.contains(resting, entry.entry - piece.first):
+                assert entry > scan.piece.after
                 self.read += 1
                 yield from letters
 
 
 def partitions(rests: Entries) -> list[Partition]:
-    found = []
+    result = []
     for index, group in itertools.groupby(sorted(rests), key=lambda place: place[0]):
         sizes: dict[int, int] = {}
         for _, entry in group:
             sizes[entry.ledger] = max(sizes.get(entry.ledger, 0), entry.entry + 1)
-        found.append(Partition(index, tuple(sorted(sizes.items())), Acknowledged(NOWHERE)))
-    return found
+        result.append(Partition(index, tuple(sorted(sizes.items())), Acknowledged(NOWHERE)))
+    return result
 
 
 def job(choice: Choice) -> ReplayJob:
@@ -194,21 +196,19 @@ def job(choice: Choice) -> ReplayJob:
 
 
 @given(topics(), st.integers(1, 3), st.data())
-def test_a_selection_takes_what_the_oracle_takes(
-    rests: Entries, slots: int, data: st.DataObject
-) -> None:
-    choice = data.draw(choices([each for letters in rests.values() for each in letters]))
+def test_selection_matches_the_oracle(rests: Entries, slots: int, data: st.DataObject) -> None:
+    choice = data.draw(choices([row for letters in rests.values() for row in letters]))
     assert ReplayJob.decode(job(choice).encode()).choice == choice
 
-    found = {}
-    for each in plan_ranges(job(choice), Held(rests, slots), Records(), partitions(rests)):
-        of = each.range
-        for offset in bitmap.members(each.plan.selected):
-            found[Place(of.partition, of.entry_id(offset))] = ""
-        for refused in each.plan.refused:
-            found[Place(of.partition, refused.entry)] = refused.cause
+    causes = {}
+    for planned_range in plan_ranges(job(choice), Held(rests, slots), Records(), partitions(rests)):
+        piece = planned_range.range
+        for offset in bitmap.members(planned_range.plan.selected):
+            causes[Place(piece.partition, piece.entry_id(offset))] = ""
+        for refused in planned_range.plan.refused:
+            causes[Place(piece.partition, refused.entry)] = refused.cause
 
-    assert found == expected(choice, rests)
+    assert causes == expected(choice, rests)
 
 
 @pytest.fixture
@@ -216,37 +216,40 @@ def long() -> Entries:
     """A topic of a hundred ranges."""
     places = [Place(0, EntryId(1, number * RANGE_ENTRIES)) for number in range(100)]
     return {
-        place: [letter(place.partition, Position(*place.entry, 0), 1, None, 0)] for place in places
+        place: [dead_letter(place.partition, Position(*place.entry, 0), 1, None, 0)]
+        for place in places
     }
 
 
-def test_with_ids_only_their_entries_are_read(long: Entries) -> None:
+def test_selection_by_ids_reads_only_their_entries(long: Entries) -> None:
     held = Held(long, slots=2)
     choice = Choice(ids=(f"1:{70 * RANGE_ENTRIES}", f"1:{80 * RANGE_ENTRIES}:0:0"))
     (first, second) = plan_ranges(job(choice), held, Records(), partitions(long))
-    assert [each.plan.matched for each in (first, second)] == [1, 1]
+    assert [planned_range.plan.matched for planned_range in (first, second)] == [1, 1]
     assert held.read == 2
 
 
-def test_with_a_limit_no_more_is_read_than_about_twice_as_much(long: Entries) -> None:
+def test_selection_with_limit_reads_about_twice_as_much(long: Entries) -> None:
     held = Held(long, slots=2)
-    found = list(plan_ranges(job(Choice(limit=10)), held, Records(), partitions(long)))
-    assert sum(each.plan.matched for each in found) == 10
+    ranges = list(plan_ranges(job(Choice(limit=10)), held, Records(), partitions(long)))
+    assert sum(planned_range.plan.matched for planned_range in ranges) == 10
     assert held.read == 2 + 4 + 8
 
 
-def test_what_is_moved_has_no_part_in_a_limit(long: Entries) -> None:
+def test_moved_entries_do_not_count_for_limit(long: Entries) -> None:
     records = Records()
     for number in range(3):
         records.ranges[Range.of(0, Position(1, number * RANGE_ENTRIES, 0))] = RangeRecord(
             moved={"other": 1}
         )
-    found = plan_ranges(job(Choice(limit=1)), Held(long, slots=1), records, partitions(long))
-    assert [each.range.first for each in found if each.plan.selected] == [3 * RANGE_ENTRIES]
+    ranges = plan_ranges(job(Choice(limit=1)), Held(long, slots=1), records, partitions(long))
+    assert [
+        planned_range.range.first for planned_range in ranges if planned_range.plan.selected
+    ] == [3 * RANGE_ENTRIES]
 
 
 @given(topics(), st.none() | st.integers(1, 5))
-def test_what_tasks_read_of_an_unread_plan_is_what_a_scan_would_have_planned(
+def test_unread_plan_read_by_tasks_equals_scanned_plan(
     rests: Entries, max_replays: int | None
 ) -> None:
     of_all, resting = job(Choice(max_replays=max_replays)), partitions(rests)
@@ -255,30 +258,32 @@ def test_what_tasks_read_of_an_unread_plan_is_what_a_scan_would_have_planned(
     def cause_of(entry: Sequence[DeadLetterRow]) -> str:
         return refusal(entry, len(entry), max_replays)
 
-    scanned = {each.range: each.plan for each in plan_ranges(of_all, held, Records(), resting)}
+    scanned = {row.range: row.plan for row in plan_ranges(of_all, held, Records(), resting)}
     unread = dict(unread_ranges(Records(), resting))
     assert takes_all(of_all)
     assert unread.keys() == scanned.keys()
-    for of, by_scan in scanned.items():
+    for piece, by_scan in scanned.items():
         outcome = RangeOutcome({}, "uid")
-        there = [each for letters in rests.values() for each in letters if is_in(of, each)]
-        there.sort(key=lambda each: each.position)
-        for entry in by_entry(there):
-            offset = entry[0].position.entry - of.first
+        messages = [row for letters in rests.values() for row in letters if is_in(piece, row)]
+        messages.sort(key=lambda row: row.position)
+        for entry in by_entry(messages):
+            offset = entry[0].position.entry - piece.first
             if read_first(entry, offset, outcome, bitmap.EMPTY, cause_of):
-                for each in entry:
-                    outcome.store((offset, each.position.batch_index), each.batch_size)
-        outcome.miss(bitmap.EMPTY, bitmap.EMPTY, outcome.unseen(unread[of].unread, of))
-        result = outcome.result(of, {})
-        by_task = unread[of].read(result.read).after(of, result.refused, result.gone, done=True)
+                for row in entry:
+                    outcome.store((offset, row.position.batch_index), row.batch_size)
+        outcome.miss(bitmap.EMPTY, bitmap.EMPTY, outcome.unseen(unread[piece].unread, piece))
+        result = outcome.result(piece, {})
+        by_task = (
+            unread[piece].read(result.read).after(piece, result.refused, result.gone, done=True)
+        )
         assert (by_task.scanned, by_task.matched) == (by_scan.scanned, by_scan.matched)
         assert (by_task.selected, by_task.unread) == (by_scan.selected, bitmap.EMPTY)
         assert by_task.refused == by_scan.refused
         assert result.moved.get("uid", bitmap.EMPTY) == by_scan.selected
 
 
-def is_in(of: Range, each: DeadLetterRow) -> bool:
-    return each.partition == of.partition and of.holds(each.position)
+def is_in(piece: Range, message: DeadLetterRow) -> bool:
+    return message.partition == piece.partition and piece.holds(message.position)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +298,7 @@ def is_in(of: Range, each: DeadLetterRow) -> bool:
         {"choice": Choice(limit=1)},
     ],
 )
-def test_what_selects_or_needs_a_number_has_all_read_first(changed: dict[str, Any]) -> None:
+def test_selective_run_is_scanned_first(changed: dict[str, Any]) -> None:
     assert not takes_all(replace(job(Choice(max_replays=3)), **changed))
 
 
@@ -319,40 +324,40 @@ def sighting(entry: int, cause: str = "", **more: object) -> Sighting:
 
 
 def planned(*seen: Sighting, first: int = 0) -> PlannedRange:
-    of = Range(0, 7, first, first + 9_999)
-    return plan_range(of, seen, lambda version: "SchemaNotFound" if version == 5 else "")
+    piece = Range(0, 7, first, first + 9_999)
+    return plan_range(piece, seen, lambda version: "SchemaNotFound" if version == 5 else "")
 
 
 def preview_of(
     *ranges: PlannedRange, slots: int = 2, rate: float | None = None, policy: Policy = POLICY
 ) -> RunPreview:
     records = Records()
-    records.plans[UID] = {each.range: each.plan for each in ranges}
+    records.plans[UID] = {planned_range.range: planned_range.plan for planned_range in ranges}
     job = ReplayJob("shop", "a", UID, policy, "pulsar://p", "http://p", None, rate_limit=rate)
     return RunPreview.of(Account.of(UID, records), ranges, job, slots)
 
 
 def test_unevaluated_messages_are_counted_and_not_planned() -> None:
-    of = planned(
+    planned_range = planned(
         sighting(0),
         sighting(1, selected=False, evaluated=False),
         sighting(2, selected=False),
         sighting(3, selected=False, evaluated=False),
     )
-    account = preview_of(of).account
+    account = preview_of(planned_range).account
     assert (account.scanned, account.matched, account.unevaluated, account.left) == (4, 1, 2, 1)
     assert account.to_status()["unevaluated"] == 2
-    assert (Scanned.of(of) + Scanned.of(of)).unevaluated == 4
+    assert (Scanned.of(planned_range) + Scanned.of(planned_range)).unevaluated == 4
 
 
 def test_batch_with_an_unevaluated_message_is_refused_in_part() -> None:
-    of = planned(
+    planned_range = planned(
         sighting(0, batch_size=2),
         sighting(0, position=Position(7, 0, 1), batch_size=2, selected=False, evaluated=False),
     )
-    account = preview_of(of).account
+    account = preview_of(planned_range).account
     assert (account.matched, account.unevaluated, account.refused) == (1, 1, 1)
-    assert [each.cause for each in account.refusals] == ["PartOfBatch"]
+    assert [refused.cause for refused in account.refusals] == ["PartOfBatch"]
 
 
 def test_unevaluated_messages_behind_a_limit_do_not_count() -> None:
@@ -362,7 +367,7 @@ def test_unevaluated_messages_behind_a_limit_do_not_count() -> None:
     assert (limited.plan.matched, limited.plan.unevaluated) == (1, 1)
 
 
-def test_what_would_be_moved_and_what_not_is_counted_by_cause() -> None:
+def test_preview_counts_messages_by_cause() -> None:
     first = planned(
         sighting(0, "TimeoutError"),
         sighting(1, "ValueError", selected=False),
@@ -373,19 +378,19 @@ def test_what_would_be_moved_and_what_not_is_counted_by_cause() -> None:
         sighting(10_000, "TimeoutError"), sighting(10_001, schema_version=5), first=10_000
     )
 
-    found = preview_of(first, second)
+    preview = preview_of(first, second)
 
-    account = found.account
+    account = preview.account
     assert (account.scanned, account.matched, account.refused, account.left) == (6, 5, 2, 3)
-    assert found.causes == {"TimeoutError": 2, "": 1}
-    assert found.refused == {"Encrypted": 1, "SchemaNotFound": 1}
-    assert found.samples == ("7:0:0:0", "7:3:0:0", "7:10000:0:0")
-    shown = ReplayStatus.model_validate(found.to_status())
+    assert preview.causes == {"TimeoutError": 2, "": 1}
+    assert preview.refused == {"Encrypted": 1, "SchemaNotFound": 1}
+    assert preview.samples == ("7:0:0:0", "7:3:0:0", "7:10000:0:0")
+    shown = ReplayStatus.model_validate(preview.to_status())
     assert shown.preview is not None
     assert shown.preview.causes[0].cause == "TimeoutError"
 
 
-def test_a_status_holds_so_much_whatever_producers_have_written() -> None:
+def test_preview_in_status_is_bounded() -> None:
     ranges = [
         planned(
             *(sighting(first + entry, f"{entry}{'x' * 5_000}", size=2**20) for entry in range(500)),
@@ -393,45 +398,45 @@ def test_a_status_holds_so_much_whatever_producers_have_written() -> None:
         )
         for first in (0, 10_000)
     ]
-    found = preview_of(*ranges)
-    written = found.to_status()["preview"]
+    preview = preview_of(*ranges)
+    written = preview.to_status()["preview"]
     assert len(written["causes"]) == 20
     assert len(written["samples"]) == 10
-    assert max(len(each["cause"]) for each in written["causes"]) == 256
-    ReplayStatus.model_validate(found.to_status())
-    assert found.seconds == 50  # 1 000 MiB by two slots of 10 MiB a second
+    assert max(len(cause["cause"]) for cause in written["causes"]) == 256
+    ReplayStatus.model_validate(preview.to_status())
+    assert preview.seconds == 50  # 1 000 MiB by two slots of 10 MiB a second
     assert preview_of(*ranges, slots=1).seconds == 100
     assert preview_of(*ranges, policy=ORDERED).seconds == 100, "one range after the other"
 
 
-def test_what_scans_find_holds_so_much_whatever_producers_have_written() -> None:
+def test_scan_counts_are_bounded() -> None:
     often = Counter(TimeoutError=10_000)
-    found = Scanned()
+    total = Scanned()
     for first in range(0, 5_000, 100):
         rare = Counter({f"x{number}": 1 for number in range(first, first + 99)})
-        found += Scanned(10_099, often + rare, Counter(Encrypted=1))
-    assert found.messages == 50 * 10_099
-    assert len(found.causes) == 100
-    assert found.causes["TimeoutError"] == 500_000
-    assert found.refused == {"Encrypted": 50}
+        total += Scanned(10_099, often + rare, Counter(Encrypted=1))
+    assert total.messages == 50 * 10_099
+    assert len(total.causes) == 100
+    assert total.causes["TimeoutError"] == 500_000
+    assert total.refused == {"Encrypted": 50}
 
 
-def test_a_rate_that_is_limited_bounds_the_time() -> None:
-    found = planned(*(sighting(entry) for entry in range(500)))
-    assert preview_of(found).seconds == 1
-    assert preview_of(found, rate=10.0).seconds == 50
+def test_rate_limit_bounds_the_estimated_time() -> None:
+    planned_range = planned(*(sighting(entry) for entry in range(500)))
+    assert preview_of(planned_range).seconds == 1
+    assert preview_of(planned_range, rate=10.0).seconds == 50
 
 
-def test_a_limit_takes_the_first_ones_whatever_came_late() -> None:
+def test_limit_takes_first_positions_in_any_order() -> None:
     """As a message in chunks that a reader has lost."""
     seen = [sighting(1), sighting(2), sighting(0)]
-    found = plan_range(Range(0, 7, 0, 9_999), seen, lambda _version: "", Choice(limit=2))
-    assert found.plan.selected == 0b11
+    planned_range = plan_range(Range(0, 7, 0, 9_999), seen, lambda _version: "", Choice(limit=2))
+    assert planned_range.plan.selected == 0b11
 
 
-def test_of_a_message_in_chunks_the_plan_notes_where_it_begins() -> None:
-    found = planned(sighting(5, first_chunk=EntryId(6, 49_999)))
-    assert found.plan.chunks == {5: EntryId(6, 49_999)}
+def test_plan_notes_first_chunk_of_message() -> None:
+    planned_range = planned(sighting(5, first_chunk=EntryId(6, 49_999)))
+    assert planned_range.plan.chunks == {5: EntryId(6, 49_999)}
 
 
 WAIT_SECONDS = 60.0
@@ -453,7 +458,7 @@ class Counted:
 
 
 class Status:
-    """Notes what is reported; the API server refuses the first report."""
+    """Records reports; the API server refuses the first one."""
 
     def __init__(self) -> None:
         self.written: list[Scanned] = []
@@ -481,7 +486,7 @@ class Status:
             )
 
 
-def test_what_scans_find_is_reported_while_the_run_is_planned(
+def test_scan_progress_is_reported_while_planning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert REPORT_SECONDS <= 1
@@ -499,6 +504,6 @@ def test_what_scans_find_is_reported_while_the_run_is_planned(
     assert more.causes == {"TimeoutError": 13_999, "ValueError": 1}
 
 
-def test_an_error_of_the_scan_is_the_one_that_is_raised() -> None:
+def test_scan_error_is_raised_unchanged() -> None:
     with pytest.raises(ZeroDivisionError), reporting_progress(Counted(), Status()):
         raise ZeroDivisionError

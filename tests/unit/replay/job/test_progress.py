@@ -69,8 +69,8 @@ def run(token: EntryId) -> Progress:
 
 
 def status(api: FakeKubernetes) -> dict[str, Any]:
-    found: dict[str, Any] = api.objects[resources.REPLAYS][KEY]["status"]
-    return found
+    stored: dict[str, Any] = api.objects[resources.REPLAYS][KEY]["status"]
+    return stored
 
 
 def write_between(api: FakeKubernetes, change: Callable[[dict[str, Any]], object]) -> None:
@@ -153,14 +153,14 @@ def test_write_beside_the_operator_is_repeated(api: FakeKubernetes) -> None:
     assert (status(api)["phase"], status(api)["moved"]) == ("Running", 1)
 
 
-def test_failure_before_the_takeover_is_written(api: FakeKubernetes) -> None:
+def test_failure_before_takeover_is_written(api: FakeKubernetes) -> None:
     begun = progress()
     begun.begin()
     begun.fail(RuntimeError("no broker"))
     assert status(api)["failure"]["message"] == "no broker"
 
 
-def test_failure_before_the_takeover_hides_no_later_run(api: FakeKubernetes) -> None:
+def test_failure_before_takeover_hides_no_later_run(api: FakeKubernetes) -> None:
     begun = progress()
     begun.begin()
     run(FIRST).report(Account())
@@ -174,7 +174,7 @@ def test_runs_without_a_ledger_are_fenced_by_the_next(
     api: FakeKubernetes,
     dry_run: bool,  # noqa: FBT001
 ) -> None:
-    """Dry runs, and drivers that only look at what becomes of the messages."""
+    """Dry runs, and drivers that only follow moved messages."""
     status(api)["finished"] = not dry_run
     first, second = progress(dry_run=dry_run), progress(dry_run=dry_run)
     first.begin()
@@ -192,7 +192,7 @@ def test_ended_replay_is_not_begun(api: FakeKubernetes) -> None:
         progress().begin()
 
 
-def test_nothing_is_known_at_first_nor_after_a_rest() -> None:
+def test_speed_is_unknown_at_first_and_after_restart() -> None:
     speed = Speed()
     assert (speed.rate, speed.remaining(5)) == (None, None)
     speed.note(10.0, 400)
@@ -204,7 +204,7 @@ def test_nothing_is_known_at_first_nor_after_a_rest() -> None:
     assert speed.rate is None
 
 
-def test_a_run_that_does_not_move_has_no_end() -> None:
+def test_speed_of_idle_run_has_no_remaining_time() -> None:
     speed = Speed()
     speed.note(0.0, 7)
     speed.note(2.0, 7)
@@ -213,7 +213,7 @@ def test_a_run_that_does_not_move_has_no_end() -> None:
 
 
 @given(st.integers(1, 1_000), st.integers(1, 1_000), st.integers(1, 5))
-def test_what_is_long_ago_does_not_count(before: int, after: int, step: int) -> None:
+def test_speed_counts_only_its_window(before: int, after: int, step: int) -> None:
     speed, moved = Speed(), 0
     for second in range(0, 200, step):
         moved += step * (before if second <= 100 else after)
@@ -275,5 +275,5 @@ DRIVER = (
         ),
     ],
 )
-def test_cause_of_error_is_not_its_first_line(text: str, cause: str) -> None:
+def test_cause_of_py4j_error_is_its_root(text: str, cause: str) -> None:
     assert cause_of(text) == cause

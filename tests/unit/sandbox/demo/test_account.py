@@ -12,10 +12,8 @@ ids = st.frozensets(st.integers(0, 999).map("order-{:06}".format), min_size=1)
 
 
 @given(ids, st.data())
-def test_an_account_balances_when_each_id_is_done_once_or_rests(
-    produced: frozenset[str], data: st.DataObject
-) -> None:
-    """Any split of the ids into done and resting is in order."""
+def test_account_with_each_id_once_balances(produced: frozenset[str], data: st.DataObject) -> None:
+    """Any split of the ids into done ones and dead letters balances."""
     resting = data.draw(st.frozensets(st.sampled_from(sorted(produced))))
     account = Account.of(produced=produced, done=produced - resting, resting=resting)
     assert account.balanced
@@ -23,10 +21,8 @@ def test_an_account_balances_when_each_id_is_done_once_or_rests(
 
 
 @given(ids, st.data())
-def test_one_id_missing_from_the_handlers_log_is_lost(
-    produced: frozenset[str], data: st.DataObject
-) -> None:
-    """The id that is neither done nor resting is named."""
+def test_id_missing_from_handler_log_is_lost(produced: frozenset[str], data: st.DataObject) -> None:
+    """An id that is neither done nor a dead letter is named."""
     missing = data.draw(st.sampled_from(sorted(produced)))
     account = Account.of(produced=produced, done=produced - {missing}, resting=[])
     assert not account.balanced
@@ -34,29 +30,29 @@ def test_one_id_missing_from_the_handlers_log_is_lost(
 
 
 @given(ids, st.data())
-def test_one_id_missing_from_the_producers_log_is_unknown(
+def test_id_missing_from_producer_log_is_unknown(
     produced: frozenset[str], data: st.DataObject
 ) -> None:
-    """What was handled but never produced is named."""
+    """An id handled but never produced is named."""
     missing = data.draw(st.sampled_from(sorted(produced)))
     account = Account.of(produced=produced - {missing}, done=produced, resting=[])
     assert not account.balanced
     assert account.faults.get("never produced", frozenset()) == {missing}
 
 
-def test_an_id_done_twice_is_named() -> None:
+def test_id_done_twice_is_named() -> None:
     """A message processed twice unbalances the account even though no id is missing."""
     account = Account.of(produced=["a", "b"], done=["a", "b", "a"], resting=[])
     assert account.faults == {"processed more than once": {"a"}}
 
 
-def test_an_id_done_that_still_rests_is_named() -> None:
+def test_id_done_and_still_a_dead_letter_is_named() -> None:
     """A dead letter replayed but not acknowledged would be replayed again."""
     account = Account.of(produced=["a", "b"], done=["a", "b"], resting=["b"])
     assert account.faults == {"processed, and still a dead letter": {"b"}}
 
 
 @pytest.mark.parametrize("resting", [[], ["a"]])
-def test_nothing_produced_never_balances(resting: list[str]) -> None:
+def test_empty_account_never_balances(resting: list[str]) -> None:
     """An empty log is a demo that did not run."""
     assert not Account.of(produced=[], done=[], resting=resting).balanced

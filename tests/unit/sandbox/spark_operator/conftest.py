@@ -14,7 +14,7 @@ MakeApplication = Callable[..., Application]
 
 @pytest.fixture
 def application() -> MakeApplication:
-    """Make an application from the fields of its spec, with what the API server fills in."""
+    """Make an application from the fields of its spec, with defaults of the API server."""
 
     def make(status: dict[str, Any] | None = None, **fields: Any) -> Application:  # noqa: ANN401 - spec fields
         spec = {

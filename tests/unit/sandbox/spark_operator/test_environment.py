@@ -20,7 +20,7 @@ DATA = Data({SECRET: {"token": "s3cret"}, CONFIG: {"LEVEL": "info", "A.B": "dott
 TOKEN_REF = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "pulsar", "key": "token"}}}
 
 
-def test_every_way_to_name_a_secret_or_a_config_map_is_found(
+def test_all_references_to_secrets_and_config_maps_are_listed(
     application: Callable[..., Application],
 ) -> None:
     app = application(
@@ -42,7 +42,7 @@ def test_every_way_to_name_a_secret_or_a_config_map_is_found(
     }
 
 
-def test_values_come_from_the_object_its_secrets_and_its_config_maps(
+def test_variables_come_from_spec_secrets_and_config_maps(
     application: Callable[..., Application],
 ) -> None:
     app = application(
@@ -64,7 +64,7 @@ def test_values_come_from_the_object_its_secrets_and_its_config_maps(
     }
 
 
-def test_the_more_explicit_way_wins(application: Callable[..., Application]) -> None:
+def test_explicit_variable_has_priority(application: Callable[..., Application]) -> None:
     app = application(
         driver={
             "envFrom": [{"configMapRef": {"name": "settings"}}],
@@ -77,7 +77,7 @@ def test_the_more_explicit_way_wins(application: Callable[..., Application]) -> 
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("written", "expected"),
     [
         ("$(FIRST)/x", "one/x"),
         ("$$(FIRST)", "$(FIRST)"),
@@ -87,8 +87,8 @@ def test_the_more_explicit_way_wins(application: Callable[..., Application]) -> 
         ("$(FIRST", "$(FIRST"),
     ],
 )
-def test_a_value_may_refer_to_variables_before_it(
-    application: Callable[..., Application], written: str, meant: str
+def test_variable_may_refer_to_earlier_variables(
+    application: Callable[..., Application], written: str, expected: str
 ) -> None:
     app = application(
         driver={
@@ -99,10 +99,10 @@ def test_a_value_may_refer_to_variables_before_it(
             ]
         }
     )
-    assert resolve(app, DATA)["IT"] == meant
+    assert resolve(app, DATA)["IT"] == expected
 
 
-def test_a_value_out_of_a_secret_is_not_expanded(application: Callable[..., Application]) -> None:
+def test_value_of_secret_is_not_expanded(application: Callable[..., Application]) -> None:
     app = application(driver={"env": [{"name": "A", "value": "1"}, TOKEN_REF]})
     data = Data({SECRET: {"token": "$(A)"}})
     assert resolve(app, data) == {"A": "1", "TOKEN": "$(A)"}
@@ -123,7 +123,7 @@ def test_a_value_out_of_a_secret_is_not_expanded(application: Callable[..., Appl
         ({"envSecretKeyRefs": {"T": {"name": "no", "key": "k"}}}, 'secret "no" not found'),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_reference_is_named(
     application: Callable[..., Application], pod: dict[str, object], message: str
 ) -> None:
     with pytest.raises(MissingConfigError) as raised:
@@ -131,7 +131,7 @@ def test_what_is_missing_is_named(
     assert str(raised.value) == message
 
 
-def test_what_is_optional_may_be_missing(application: Callable[..., Application]) -> None:
+def test_optional_reference_may_be_missing(application: Callable[..., Application]) -> None:
     ref = {"name": "no", "key": "k", "optional": True}
     app = application(
         driver={
@@ -142,7 +142,7 @@ def test_what_is_optional_may_be_missing(application: Callable[..., Application]
     assert resolve(app, DATA) == {}
 
 
-def test_executors_share_the_environment_of_the_driver(
+def test_executors_share_environment_of_driver(
     application: Callable[..., Application],
 ) -> None:
     app = application(
@@ -152,7 +152,7 @@ def test_executors_share_the_environment_of_the_driver(
     assert resolve(app, DATA) == {"BOTH": "v", "D": "d", "E": "e"}
 
 
-def test_driver_and_executors_that_contradict_each_other_are_refused_without_showing_values(
+def test_contradicting_variables_are_refused_without_values(
     application: Callable[..., Application],
 ) -> None:
     app = application(
@@ -164,11 +164,11 @@ def test_driver_and_executors_that_contradict_each_other_are_refused_without_sho
     assert "other" not in str(raised.value)
 
 
-def test_data_never_shows_what_it_holds() -> None:
+def test_data_representation_hides_values() -> None:
     assert "s3cret" not in repr(DATA)
 
 
-def test_the_command_line_holds_the_program_and_its_arguments_and_no_property(
+def test_command_has_program_and_arguments(
     application: Callable[..., Application],
 ) -> None:
     app = application(arguments=["--run", "a b"], sparkConf={"spark.x": "y"})
@@ -177,21 +177,21 @@ def test_the_command_line_holds_the_program_and_its_arguments_and_no_property(
     ]
 
 
-def test_a_program_on_the_jvm_names_its_class(application: Callable[..., Application]) -> None:
+def test_jvm_program_names_its_class(application: Callable[..., Application]) -> None:
     app = application(type="Scala", mainClass="a.B")
     assert command.arguments(app, Path("/w/p"), {})[2:4] == ["--class", "a.B"]
 
 
-def test_arguments_name_variables_as_a_kubelet_reads_them(
+def test_arguments_expand_variables_as_a_kubelet(
     application: Callable[..., Application],
 ) -> None:
     """`$(NAME)` is the driver's variable, `$$` a plain dollar; a name that is unknown stays."""
     app = application(arguments=["$(A)-$(B)", "$$(A)", "$A ${A}"])
-    given = command.arguments(app, Path("/w/p"), {"A": "1"})
-    assert given[-3:] == ["1-$(B)", "$(A)", "$A ${A}"]
+    arguments = command.arguments(app, Path("/w/p"), {"A": "1"})
+    assert arguments[-3:] == ["1-$(B)", "$(A)", "$A ${A}"]
 
 
-def test_fields_of_the_spec_become_properties(application: Callable[..., Application]) -> None:
+def test_spec_fields_become_properties(application: Callable[..., Application]) -> None:
     app = application(
         sparkConf={"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "9g"},
         hadoopConf={"fs.a": "b"},
@@ -224,13 +224,13 @@ def test_fields_of_the_spec_become_properties(application: Callable[..., Applica
         ({"dynamicAllocation": {"minExecutors": 5}}, "local[1,4]"),
     ],
 )
-def test_local_mode_has_the_threads_of_all_executors_and_retries_tasks_as_a_cluster_does(
+def test_local_master_has_threads_of_all_executors(
     application: Callable[..., Application], fields: dict[str, object], master: str
 ) -> None:
     assert command.master(application(**fields)) == master
 
 
-def test_property_files_are_escaped_as_java_reads_them() -> None:
+def test_property_files_are_escaped_for_java() -> None:
     written = command.properties_file({"a b": "1=2", "c": "back\\slash\nline # no comment"})
     assert written == "a\\ b=1\\=2\nc=back\\\\slash\\nline\\ \\#\\ no\\ comment\n"
 
@@ -258,7 +258,7 @@ def test_property_files_are_escaped_as_java_reads_them() -> None:
         ({"sparkConf": {"spark.kubernetes.namespace": "else"}}, "it must be shop"),
     ],
 )
-def test_what_cannot_be_done_without_containers_is_refused(
+def test_unsupported_fields_without_containers_are_refused(
     application: Callable[..., Application], fields: dict[str, object], message: str
 ) -> None:
     with pytest.raises(RefusedError) as raised:
@@ -266,7 +266,7 @@ def test_what_cannot_be_done_without_containers_is_refused(
     assert message in str(raised.value)
 
 
-def test_what_only_places_or_packs_pods_is_passed_over(
+def test_placement_fields_are_ignored(
     application: Callable[..., Application],
 ) -> None:
     pod = {
@@ -306,7 +306,7 @@ def mounting(application: MakeApplication) -> Application:
     return application(volumes=[ACCESS_VOLUME], driver=MOUNTING, executor=MOUNTING)
 
 
-def test_keys_of_secrets_and_config_maps_are_mounted(mounting: Application) -> None:
+def test_mounted_keys_become_files(mounting: Application) -> None:
     command.check(mounting)
     assert mounts.references(mounting) == {MOUNTED_SECRET, MOUNTED_CONFIG}
     data = Data({MOUNTED_SECRET: {"token": "s3cret", "other": "x"}, MOUNTED_CONFIG: {"ca": "PEM"}})
@@ -316,13 +316,13 @@ def test_keys_of_secrets_and_config_maps_are_mounted(mounting: Application) -> N
     }
 
 
-def test_a_missing_key_is_waited_for(mounting: Application) -> None:
+def test_missing_mounted_key_is_waited_for(mounting: Application) -> None:
     for data in (Data({}), Data({MOUNTED_SECRET: {}, MOUNTED_CONFIG: {"ca": "PEM"}})):
         with pytest.raises(MissingConfigError, match='"pulsar"'):
             mounts.files(mounting, data)
 
 
-def test_values_of_the_environment_lead_to_what_is_mounted(mounting: Application) -> None:
+def test_variables_point_to_mounted_files(mounting: Application) -> None:
     variables = {"ACCESS": '{"folder": "/etc/access"}', "PLAIN": "/etc"}
     assert mounts.environment(variables, mounting, Path("/pod")) == {
         "ACCESS": '{"folder": "/pod/etc/access"}',
@@ -335,7 +335,7 @@ TOKEN_MOUNT = {"name": "token", "mountPath": "/etc/token", "readOnly": True}
 TOKEN_VOLUME = {"name": "token", "projected": {"sources": [{"secret": {"name": "role"}}]}}
 
 
-def test_fields_of_the_spec_become_properties_of_pods(
+def test_spec_fields_become_pod_properties(
     application: Callable[..., Application],
 ) -> None:
     app = application(
@@ -359,7 +359,7 @@ def test_fields_of_the_spec_become_properties_of_pods(
 
 
 @pytest.mark.parametrize("role", template.ROLES)
-def test_what_has_no_property_stands_in_the_template(
+def test_fields_without_property_are_in_the_template(
     application: Callable[..., Application], role: str
 ) -> None:
     pod: dict[str, Any] = {
@@ -379,14 +379,14 @@ def test_what_has_no_property_stands_in_the_template(
     assert made["spec"]["securityContext"] == {"fsGroup": 185}
 
 
-def test_the_application_owns_its_driver(application: Callable[..., Application]) -> None:
-    """And the driver what Spark makes for it: one deletion takes all."""
+def test_driver_is_owned_by_its_application(application: Callable[..., Application]) -> None:
+    """The driver owns the pods of Spark: one deletion takes all."""
     owners = template.template(application(), "driver")["metadata"]["ownerReferences"]
     assert [(owner["name"], owner["uid"]) for owner in owners] == [("job", "1")]
     assert "ownerReferences" not in template.template(application(), "executor")["metadata"]
 
 
-def test_what_is_not_known_is_refused_by_name(application: Callable[..., Application]) -> None:
+def test_unknown_field_is_refused_by_name(application: Callable[..., Application]) -> None:
     secrets = [{"name": "role", "path": "/etc", "secretType": "Generic"}]
     with pytest.raises(RefusedError, match=r"spec\.driver\.secrets"):
         template.check(application(driver={"secrets": secrets}))

@@ -48,7 +48,7 @@ def at(state: State, **fields: Any) -> Status:  # noqa: ANN401 - fields of a sta
 
 
 @pytest.mark.parametrize("state", [State.NEW, State.PENDING_RERUN, State.RESUMING])
-def test_what_is_new_or_due_again_is_submitted(application: MakeApplication, state: State) -> None:
+def test_new_or_due_application_is_submitted(application: MakeApplication, state: State) -> None:
     assert decide(application(), Status(state=state), None, NOW) == Submit()
 
 
@@ -71,7 +71,7 @@ def test_what_is_new_or_due_again_is_submitted(application: MakeApplication, sta
         ),
     ],
 )
-def test_the_state_follows_the_driver(
+def test_state_follows_the_driver(
     application: MakeApplication,
     state: State,
     driver: Observation,
@@ -81,9 +81,7 @@ def test_the_state_follows_the_driver(
 
 
 @pytest.mark.parametrize("state", [State.SUBMITTED, State.RUNNING])
-def test_a_lost_driver_is_a_failed_run_and_never_a_second_one(
-    application: MakeApplication, state: State
-) -> None:
+def test_lost_driver_is_a_failed_run(application: MakeApplication, state: State) -> None:
     assert decide(application(), at(state), None, NOW) == Move(
         at(State.FAILING, termination=NOW, error_message="driver pod not found")
     )
@@ -93,21 +91,21 @@ def test_a_lost_driver_is_a_failed_run_and_never_a_second_one(
     ("state", "end"),
     [(State.SUCCEEDING, State.COMPLETED), (State.FAILING, State.FAILED)],
 )
-def test_without_a_restart_policy_a_run_is_the_last_one(
+def test_run_without_restart_policy_is_the_last(
     application: MakeApplication, state: State, end: State
 ) -> None:
     status = at(state, termination=NOW)
     assert decide(application(), status, SUCCEEDED, NOW) == Move(replace(status, state=end))
 
 
-def test_a_refused_submission_ends_as_a_failure_with_a_time(application: MakeApplication) -> None:
+def test_refused_submission_fails_with_a_time(application: MakeApplication) -> None:
     status = at(State.SUBMISSION_FAILED, error_message="no")
     assert decide(application(), status, None, NOW) == Move(
         replace(status, state=State.FAILED, termination=NOW)
     )
 
 
-def test_always_runs_again_at_once_after_a_success(application: MakeApplication) -> None:
+def test_always_policy_reruns_after_success(application: MakeApplication) -> None:
     app = application(restartPolicy={"type": "Always"})
     step = decide(app, at(State.SUCCEEDING, termination=NOW), SUCCEEDED, NOW)
     assert isinstance(step, Move)
@@ -115,7 +113,7 @@ def test_always_runs_again_at_once_after_a_success(application: MakeApplication)
     assert step.status == at(State.PENDING_RERUN, driver_pod="", spark_application_id="")
 
 
-def test_a_failed_run_is_repeated_after_the_interval_times_the_attempts(
+def test_failed_run_is_repeated_after_growing_interval(
     application: MakeApplication,
 ) -> None:
     policy = {"type": "OnFailure", "onFailureRetries": 2, "onFailureRetryInterval": 10}
@@ -128,7 +126,7 @@ def test_a_failed_run_is_repeated_after_the_interval_times_the_attempts(
     assert (step.status.state, step.stop_driver) == (State.PENDING_RERUN, True)
 
 
-def test_a_run_is_repeated_as_often_as_the_policy_says(application: MakeApplication) -> None:
+def test_repeats_are_limited_by_the_policy(application: MakeApplication) -> None:
     app = application(restartPolicy={"type": "OnFailure", "onFailureRetries": 2})
     later = NOW + timedelta(hours=1)
     ends = []
@@ -139,14 +137,14 @@ def test_a_run_is_repeated_as_often_as_the_policy_says(application: MakeApplicat
     assert ends == [State.PENDING_RERUN, State.PENDING_RERUN, State.FAILED]
 
 
-def test_without_a_count_on_failure_repeats_nothing(application: MakeApplication) -> None:
+def test_on_failure_without_count_repeats_nothing(application: MakeApplication) -> None:
     app = application(restartPolicy={"type": "OnFailure"})
     step = decide(app, at(State.FAILING), FAILED, NOW + timedelta(hours=1))
     assert isinstance(step, Move)
     assert step.status.state is State.FAILED
 
 
-def test_a_refused_submission_is_repeated_too(application: MakeApplication) -> None:
+def test_refused_submission_is_repeated(application: MakeApplication) -> None:
     policy = {"type": "OnFailure", "onSubmissionFailureRetries": 1}
     app = application(restartPolicy=policy)
     status = at(State.SUBMISSION_FAILED)
@@ -154,14 +152,14 @@ def test_a_refused_submission_is_repeated_too(application: MakeApplication) -> N
     assert decide(app, status, None, NOW + timedelta(seconds=4)) == Submit()
 
 
-def test_a_changed_application_forgets_its_run_and_is_submitted_again(
+def test_changed_application_is_submitted_again(
     application: MakeApplication,
 ) -> None:
     step = decide(application(), at(State.INVALIDATING), RUNNING, NOW)
     assert step == Move(Status(state=State.PENDING_RERUN), stop_driver=True)
 
 
-def test_suspending_stops_the_driver_and_resuming_submits_again(
+def test_suspend_stops_the_driver_and_resume_submits(
     application: MakeApplication,
 ) -> None:
     suspended, resumed = application(suspend=True), application(suspend=False)
@@ -175,7 +173,7 @@ def test_suspending_stops_the_driver_and_resuming_submits_again(
     assert decide(resumed, at(State.SUSPENDED), None, NOW) == Move(at(State.RESUMING))
 
 
-def test_an_application_suspended_from_the_start_does_not_start(
+def test_suspended_application_does_not_start(
     application: MakeApplication,
 ) -> None:
     step = decide(application(suspend=True), Status(), None, NOW)
@@ -183,7 +181,7 @@ def test_an_application_suspended_from_the_start_does_not_start(
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
-def test_what_has_ended_is_not_suspended_and_is_deleted_when_its_time_is_over(
+def test_ended_application_is_deleted_after_its_ttl(
     application: MakeApplication, state: State
 ) -> None:
     app = application(timeToLiveSeconds=60, suspend=True)
@@ -194,7 +192,7 @@ def test_what_has_ended_is_not_suspended_and_is_deleted_when_its_time_is_over(
     assert decide(application(), status, None, due) == Rest()
 
 
-def test_a_submission_counts_from_the_moment_it_is_tried(application: MakeApplication) -> None:
+def test_submission_counts_from_its_attempt(application: MakeApplication) -> None:
     attempt = lifecycle.attempted(application(), Status(), "id", NOW)
     assert attempt == Status(
         submission_id="id",
@@ -209,13 +207,13 @@ def test_a_submission_counts_from_the_moment_it_is_tried(application: MakeApplic
     assert refused.execution_attempts == 0
 
 
-def test_a_status_is_read_as_it_was_written(application: MakeApplication) -> None:
+def test_status_is_read_as_it_was_written(application: MakeApplication) -> None:
     status = at(State.FAILED, termination=NOW, error_message="it broke", submission_id="s")
     assert application(status=status.written()).status == status
     assert Status().written() == {"applicationState": {"state": ""}, "driverInfo": {}}
 
 
-def test_only_suspend_and_ttl_change_without_another_run(application: MakeApplication) -> None:
+def test_only_suspend_and_ttl_change_without_rerun(application: MakeApplication) -> None:
     app = application()
     assert application(suspend=True, timeToLiveSeconds=1).run_spec == app.run_spec
     assert application(arguments=["x"]).run_spec != app.run_spec
@@ -230,7 +228,7 @@ def apache_application(status: dict[str, Any] | None = None, **fields: object) -
     return apache.read({"metadata": metadata, "spec": spec, "status": status or {}})
 
 
-def test_fields_mean_what_those_of_the_first_api_mean() -> None:
+def test_apache_fields_match_those_of_kubeflow() -> None:
     mount = {"name": "v", "mountPath": "/v"}
     template = {
         "spec": {
@@ -280,18 +278,18 @@ def state_names(written: dict[str, Any]) -> list[str]:
     return [history[str(number)]["currentStateSummary"] for number in range(len(history))]
 
 
-def test_a_run_that_succeeds_has_its_resources_released() -> None:
+def test_apache_success_releases_resources() -> None:
     done = went_through(State.SUBMITTED, State.RUNNING, State.SUCCEEDING, State.COMPLETED)
     assert state_names(done) == [
         *("Submitted", "DriverRequested", "DriverStarted", "DriverReady", "RunningHealthy"),
         *("Succeeded", "ResourceReleased"),
     ]
     assert done["currentState"]["currentStateSummary"] == "ResourceReleased"
-    found = apache_application(done).status
-    assert (found.state, found.termination) == (State.COMPLETED, BEGUN + timedelta(seconds=2))
+    status = apache_application(done).status
+    assert (status.state, status.termination) == (State.COMPLETED, BEGUN + timedelta(seconds=2))
 
 
-def test_a_failure_tells_its_cause_and_is_repeated() -> None:
+def test_apache_failure_has_cause_and_is_repeated() -> None:
     again = went_through(
         State.SUBMITTED, State.FAILING, State.PENDING_RERUN, State.SUBMITTED, State.FAILING
     )
@@ -300,14 +298,14 @@ def test_a_failure_tells_its_cause_and_is_repeated() -> None:
         "Failed",
     ]
     assert again["currentState"]["message"] == "broker is down"
-    found = apache_application(again).status
-    assert (found.state, found.execution_attempts) == (State.FAILING, 2)
-    assert found.last_submission_attempt == BEGUN + timedelta(seconds=3)
+    status = apache_application(again).status
+    assert (status.state, status.execution_attempts) == (State.FAILING, 2)
+    assert status.last_submission_attempt == BEGUN + timedelta(seconds=3)
     ended = apache.history(again, Status(state=State.FAILED), BEGUN)
     assert apache_application(ended).status.state is State.FAILED
 
 
-def test_a_submission_that_is_refused_is_tried_again() -> None:
+def test_apache_refused_submission_is_repeated() -> None:
     again = went_through(State.SUBMISSION_FAILED, State.SUBMISSION_FAILED, State.SUBMITTED)
     assert state_names(again) == [
         *("Submitted", "SchedulingFailure", "ScheduledToRestart", "SchedulingFailure"),
@@ -315,11 +313,11 @@ def test_a_submission_that_is_refused_is_tried_again() -> None:
     ]
 
 
-def test_an_application_without_a_status_is_new() -> None:
+def test_apache_application_without_status_is_new() -> None:
     assert apache_application().status == Status()
 
 
-def test_the_state_of_a_pod_holds_its_owner_its_run_and_its_end() -> None:
+def test_pod_state_has_owner_run_and_exit() -> None:
     pod = {
         "metadata": {
             "ownerReferences": [{"uid": "1"}],
@@ -333,13 +331,13 @@ def test_the_state_of_a_pod_holds_its_owner_its_run_and_its_end() -> None:
     assert PodState.read(pod) == PodState(("1",), "Failed", "spark-7", 1, "Error")
 
 
-def test_a_pod_that_no_node_has_taken_has_neither() -> None:
+def test_pending_pod_has_no_owner_or_run() -> None:
     assert PodState.read({"metadata": {}, "status": {"phase": "Pending"}}) == PodState(
         (), "Pending", "", None, ""
     )
 
 
-def test_a_pod_that_was_evicted_says_so() -> None:
+def test_evicted_pod_has_its_reason() -> None:
     pod = {"metadata": {}, "status": {"phase": "Failed", "reason": "Evicted"}}
     assert PodState.read(pod).reason == "Evicted"
 
@@ -358,7 +356,7 @@ def imported(module: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
-def test_a_module_imports_only_its_siblings_the_clients_and_the_standard_library(
+def test_modules_import_only_siblings_and_clients(
     module: Path,
 ) -> None:
     foreign = {
@@ -370,7 +368,7 @@ def test_a_module_imports_only_its_siblings_the_clients_and_the_standard_library
     assert foreign == set()
 
 
-def test_nothing_in_it_knows_the_product() -> None:
+def test_stand_in_never_mentions_the_product() -> None:
     telling = {
         file.name: line
         for file in [*MODULES, spark_operator.CRD]
