@@ -622,16 +622,53 @@ def test_partitions_of_topic_come_from_the_listing() -> None:
     assert state.partitions(TopicName("shop", "prod", "missing")) == 0
 
 
-@pytest.mark.parametrize(("source", "retry"), [(0, 0), (3, 3), (3, 5)])
-def test_complete_namespace_is_no_drift(wanted: Desired, source: int, retry: int) -> None:
-    assert not drifted(wanted, namespace_state(source, retry))
+def with_rights(permissions: dict[str, Any]) -> NamespaceState:
+    return dataclasses.replace(namespace_state(), permissions=permissions)
 
 
-@pytest.mark.parametrize("missing", [ORDERS, RETRY, DEAD_LETTER])
-def test_missing_topic_is_drift(wanted: Desired, missing: str) -> None:
+def without(topic: str) -> NamespaceState:
     state = namespace_state()
-    rest = dataclasses.replace(state, unpartitioned=state.unpartitioned - {missing})
-    assert drifted(wanted, rest)
+    return dataclasses.replace(state, unpartitioned=state.unpartitioned - {topic})
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        pytest.param(namespace_state(), False, id="complete"),
+        pytest.param(namespace_state(3, 3), False, id="partitions of the source"),
+        pytest.param(namespace_state(3, 5), False, id="more partitions"),
+        pytest.param(namespace_state(4, 3), True, id="source has grown"),
+        pytest.param(namespace_state(3, 0), True, id="source has partitions"),
+        pytest.param(without(ORDERS), True, id="no source topic"),
+        pytest.param(without(RETRY), True, id="no retry topic"),
+        pytest.param(without(DEAD_LETTER), True, id="no dead-letter topic"),
+        pytest.param(with_rights({}), True, id="no rights"),
+        pytest.param(
+            with_rights(PERMISSIONS | {RETRY: {"fulfilment": BOTH}}), True, id="no replay role"
+        ),
+        pytest.param(
+            with_rights(PERMISSIONS | {RETRY: {"fulfilment": PRODUCE, "replayer": PRODUCE}}),
+            True,
+            id="half of the rights",
+        ),
+        pytest.param(
+            with_rights(
+                PERMISSIONS | {DEAD_LETTER: dict.fromkeys(("fulfilment", "replayer", "x"), BOTH)}
+            ),
+            False,
+            id="more rights",
+        ),
+        pytest.param(
+            dataclasses.replace(namespace_state(), subscription_expiry_minutes=5),
+            True,
+            id="subscriptions expire",
+        ),
+    ],
+)
+def test_drift_is_detected_in_namespace_state(
+    wanted: Desired, state: NamespaceState, *, expected: bool
+) -> None:
+    assert drifted(wanted, state) is expected
 
 
 def test_missing_dead_letter_topic_is_no_drift_if_discarding(
@@ -639,36 +676,7 @@ def test_missing_dead_letter_topic_is_no_drift_if_discarding(
 ) -> None:
     body = policy(deadLetter={"mode": "Discard"})
     discards = desired(requested(body), body, "here")
-    state = namespace_state()
-    rest = dataclasses.replace(state, unpartitioned=state.unpartitioned - {DEAD_LETTER})
-    assert not drifted(discards, rest)
-
-
-@pytest.mark.parametrize(("source", "retry"), [(4, 3), (3, 0)])
-def test_grown_source_topic_is_drift(wanted: Desired, source: int, retry: int) -> None:
-    assert drifted(wanted, namespace_state(source, retry))
-
-
-@pytest.mark.parametrize(
-    "permissions",
-    [
-        {},
-        PERMISSIONS | {RETRY: {"fulfilment": BOTH}},
-        PERMISSIONS | {RETRY: {"fulfilment": PRODUCE, "replayer": PRODUCE}},
-    ],
-)
-def test_missing_right_is_drift(wanted: Desired, permissions: dict[str, Any]) -> None:
-    assert drifted(wanted, dataclasses.replace(namespace_state(), permissions=permissions))
-
-
-def test_additional_rights_are_no_drift(wanted: Desired) -> None:
-    more = PERMISSIONS | {DEAD_LETTER: {"fulfilment": BOTH, "replayer": BOTH, "auditor": BOTH}}
-    assert not drifted(wanted, dataclasses.replace(namespace_state(), permissions=more))
-
-
-def test_new_subscription_expiry_is_drift(wanted: Desired) -> None:
-    expiring = dataclasses.replace(namespace_state(), subscription_expiry_minutes=5)
-    assert drifted(wanted, expiring)
+    assert not drifted(discards, without(DEAD_LETTER))
 
 
 def test_config_map_changes_are_drift(wanted: Desired) -> None:

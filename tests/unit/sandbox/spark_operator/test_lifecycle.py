@@ -47,62 +47,49 @@ def at(state: State, **fields: Any) -> Status:  # noqa: ANN401 - fields of a sta
     return replace(once, state=state, **fields)
 
 
-@pytest.mark.parametrize("state", [State.NEW, State.PENDING_RERUN, State.RESUMING])
-def test_new_or_due_application_is_submitted(application: MakeApplication, state: State) -> None:
-    assert decide(application(), Status(state=state), None, NOW) == Submit()
+LOST = {"termination": NOW, "error_message": "driver pod not found"}
+BROKEN = {"termination": NOW, "error_message": "it broke"}
 
 
 @pytest.mark.parametrize(
-    ("state", "driver", "step"),
+    ("status", "driver", "step"),
     [
-        (State.SUBMITTED, PENDING, Rest()),
-        (State.SUBMITTED, RUNNING, Move(at(State.RUNNING))),
-        (State.RUNNING, RUNNING, Rest()),
-        (State.RUNNING, SUCCEEDED, Move(at(State.SUCCEEDING, termination=NOW))),
+        (Status(state=State.NEW), None, Submit()),
+        (Status(state=State.PENDING_RERUN), None, Submit()),
+        (Status(state=State.RESUMING), None, Submit()),
+        (at(State.SUBMITTED), PENDING, Rest()),
+        (at(State.SUBMITTED), RUNNING, Move(at(State.RUNNING))),
+        (at(State.SUBMITTED), FAILED, Move(at(State.FAILING, **BROKEN))),
+        (at(State.SUBMITTED), None, Move(at(State.FAILING, **LOST))),
+        (at(State.RUNNING), RUNNING, Rest()),
+        (at(State.RUNNING), SUCCEEDED, Move(at(State.SUCCEEDING, termination=NOW))),
+        (at(State.RUNNING), FAILED, Move(at(State.FAILING, **BROKEN))),
+        (at(State.RUNNING), None, Move(at(State.FAILING, **LOST))),
         (
-            State.RUNNING,
-            FAILED,
-            Move(at(State.FAILING, termination=NOW, error_message="it broke")),
+            at(State.SUCCEEDING, termination=NOW),
+            SUCCEEDED,
+            Move(at(State.COMPLETED, termination=NOW)),
+        ),
+        (at(State.FAILING, termination=NOW), SUCCEEDED, Move(at(State.FAILED, termination=NOW))),
+        (
+            at(State.SUBMISSION_FAILED, error_message="no"),
+            None,
+            Move(at(State.FAILED, error_message="no", termination=NOW)),
         ),
         (
-            State.SUBMITTED,
-            FAILED,
-            Move(at(State.FAILING, termination=NOW, error_message="it broke")),
+            at(State.INVALIDATING),
+            RUNNING,
+            Move(Status(state=State.PENDING_RERUN), stop_driver=True),
         ),
     ],
 )
 def test_state_follows_the_driver(
     application: MakeApplication,
-    state: State,
-    driver: Observation,
+    status: Status,
+    driver: Observation | None,
     step: lifecycle.Decision,
 ) -> None:
-    assert decide(application(), at(state), driver, NOW) == step
-
-
-@pytest.mark.parametrize("state", [State.SUBMITTED, State.RUNNING])
-def test_lost_driver_is_a_failed_run(application: MakeApplication, state: State) -> None:
-    assert decide(application(), at(state), None, NOW) == Move(
-        at(State.FAILING, termination=NOW, error_message="driver pod not found")
-    )
-
-
-@pytest.mark.parametrize(
-    ("state", "end"),
-    [(State.SUCCEEDING, State.COMPLETED), (State.FAILING, State.FAILED)],
-)
-def test_run_without_restart_policy_is_the_last(
-    application: MakeApplication, state: State, end: State
-) -> None:
-    status = at(state, termination=NOW)
-    assert decide(application(), status, SUCCEEDED, NOW) == Move(replace(status, state=end))
-
-
-def test_refused_submission_fails_with_a_time(application: MakeApplication) -> None:
-    status = at(State.SUBMISSION_FAILED, error_message="no")
-    assert decide(application(), status, None, NOW) == Move(
-        replace(status, state=State.FAILED, termination=NOW)
-    )
+    assert decide(application(), status, driver, NOW) == step
 
 
 def test_always_policy_reruns_after_success(application: MakeApplication) -> None:
@@ -150,13 +137,6 @@ def test_refused_submission_is_repeated(application: MakeApplication) -> None:
     status = at(State.SUBMISSION_FAILED)
     assert decide(app, status, None, NOW) == Rest(NOW + timedelta(seconds=4))
     assert decide(app, status, None, NOW + timedelta(seconds=4)) == Submit()
-
-
-def test_changed_application_is_submitted_again(
-    application: MakeApplication,
-) -> None:
-    step = decide(application(), at(State.INVALIDATING), RUNNING, NOW)
-    assert step == Move(Status(state=State.PENDING_RERUN), stop_driver=True)
 
 
 def test_suspend_stops_the_driver_and_resume_submits(
