@@ -8,6 +8,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,7 @@ def test_crash_is_counted_while_a_forked_child_lives(tmp_path: Path) -> None:
         child = int(process.stdout.readline())
         try:
             process.wait(30)
-            assert CrashLogFile(tmp_path, POLICY).crashes("1:0:-1") == 1
+            with closing(CrashLogFile(tmp_path, POLICY)) as log_file:
+                assert log_file.crashes("1:0:-1") == 1
         finally:
             os.kill(child, signal.SIGKILL)
