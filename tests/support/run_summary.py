@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +20,8 @@ def tier_seconds(reports: Iterable[pytest.TestReport]) -> dict[str, float]:
 
 def started_processes(folder: Path) -> Counter[str]:
     """Count the processes of all sandboxes below *folder* by name: each has a log."""
-    return Counter(log.stem for log in folder.rglob("logs/*.log"))
+    logs = (log.stem for log in folder.rglob("logs/*.log"))
+    return Counter(name for name in logs if not re.match("pulsar[-_]", name))  # Pulsar's own
 
 
 def write_summary(terminal: pytest.TerminalReporter, started: Counter[str]) -> None:

@@ -1,4 +1,4 @@
-"""Upgrades from the chart before this one, and uninstalls while policies are in use."""
+"""Upgrades from an older chart, and uninstalls while policies are in use."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from sandbox import CHECKOUT, chart, installation
+from sandbox import chart, installation
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import Shop, redrive, rest_path
 from tests.support.documented import INSTALL, commands
 
 pytestmark = pytest.mark.xdist_group("own sandbox")
 
-PREVIOUS = Path(__file__).with_name("previous.tgz")
-"""The chart as it was before; `helm package` made it."""
 OPERATOR = "upgraded-operator"
 
 
@@ -39,9 +37,6 @@ def shop(sandbox: Sandbox) -> Iterator[Shop]:
     made.request("PUT", f"{rest_path(made.topic('orders'))}/subscription/fulfilment")
     yield made
     processes.stop(OPERATOR)
-    # Should the test end early, those of the previous chart would fail all tests after it.
-    crds = str(CHECKOUT / "crds")
-    sandbox.cluster.kubectl("apply", "--server-side", "--force-conflicts", "--filename", crds)
     sandbox.cluster.objects.delete("namespace", name)
     if serves_all:
         installation.start_operator(sandbox)
@@ -75,21 +70,14 @@ def of_the_user(shop: Shop, *more: str) -> dict[str, Any]:
 
 
 def test_policies_outlive_an_upgrade_and_an_uninstall_and_then_nothing_hangs(
-    sandbox: Sandbox, shop: Shop
+    sandbox: Sandbox, shop: Shop, tmp_path: Path
 ) -> None:
     cluster, release = sandbox.cluster, shop.namespace
-    before = {
-        **values(shop),
-        "image": {"repository": "sandbox"},
-        "replay": {"image": "job", "application": "local:///replay.py"},
-    }
-    chart.install(cluster, "redrive", release, before, PREVIOUS)
+    chart.helm("package", str(chart.CHART), "--version=0.0.1", f"--destination={tmp_path}")
+    (older,) = tmp_path.iterdir()
+    chart.install(cluster, "redrive", release, values(shop), older)
     shop.secret("pulsar-admin", token=shop.token(shop.role))
-    lists: dict[str, Any] = {  # as the previous release has them
-        "allowedTopics": [f"persistent://{shop.tenant}/*/*"],
-        "allowedRoles": ["fulfilment"],
-    }
-    shop.connection(allow=None, **lists)
+    shop.connection()
     shop.policies({"kept": {}, "deleted": {"subscription": "b", "deletionPolicy": "Delete"}})
     shop.apply({"waits": redrive("Replay", {"policyRef": {"name": "to-come"}})})
     made = of_the_user(shop)
