@@ -259,6 +259,12 @@ class JobSecretNotFoundError(RedriveError):
     reason = "JobSecretNotFound"
 
 
+class JobImageNotFoundError(RedriveError):
+    """The operator's PodTemplate, which has the image of replay jobs, does not exist."""
+
+    reason = "JobImageNotFound"
+
+
 class ReplaysDisabledError(RedriveError):
     """The operator was started without an image for replay jobs."""
 

@@ -35,9 +35,10 @@ def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_the_installation_uses_the_images_that_the_guide_builds() -> None:
     built = dict(BUILDS)
-    operator = container(rendered())
-    assert operator["image"] == built["images/operator.Dockerfile"]
-    assert f"--replay-image={built['images/replay.Dockerfile']}" in operator["args"]
+    objects = rendered()
+    assert container(objects)["image"] == built["images/operator.Dockerfile"]
+    (template,) = (body["template"] for body in objects if body["kind"] == "PodTemplate")
+    assert template["spec"]["containers"][0]["image"] == built["images/replay.Dockerfile"]
 
 
 def test_the_chart_has_every_value_that_the_guide_names() -> None:

@@ -138,9 +138,7 @@ def test_the_documented_kustomization_replaces_both_images_and_nothing_else(
     plain, built = kustomized(cluster, base), kustomized(cluster, overlay)
     deployment = ("Deployment", manifests.NAMESPACE, "redrive")
     (container,) = plain[deployment]["spec"]["template"]["spec"]["containers"]
-    replaced = f"--replay-image={manifests.IMAGE}-replay:{__version__}"
-    container["args"][container["args"].index(replaced)] = (
-        "--replay-image=ours.example/redrive-replay:1"
-    )
     container["image"] = "ours.example/redrive:1"
+    template = plain["PodTemplate", manifests.NAMESPACE, "redrive-replay"]
+    template["template"]["spec"]["containers"][0]["image"] = "ours.example/redrive-replay:1"
     assert built == plain

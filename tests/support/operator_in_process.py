@@ -32,7 +32,7 @@ async def operator_in_process(
     known, labels = Cache(await kubernetes.list(resources.CONNECTIONS)), NamespaceLabels(kubernetes)
     reader = CredentialReader(kubernetes, http, None)
     ctx = Context(
-        settings=Settings("here", (), "", "", ""),
+        settings=Settings("here", (), None, "", ""),
         kubernetes=kubernetes,
         connections=known,
         policies=Cache(await kubernetes.list(resources.POLICIES)),

@@ -76,6 +76,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- include "redrive.reference" (dict "image" .Values.image "registry" "" "tag" .Chart.AppVersion "root" .) }}
 {{- end }}
 
+{{- define "redrive.replayTemplate" -}}
+{{ include "redrive.name" . }}-replay
+{{- end }}
+
 {{- define "redrive.replayImage" -}}
 {{- $tag := default .Chart.AppVersion .Values.image.tag }}
 {{- include "redrive.reference" (dict "image" .Values.replay.image "registry" .Values.image.registry "tag" $tag "root" .) }}

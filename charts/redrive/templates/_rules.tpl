@@ -78,8 +78,8 @@
   verbs: [list]
 {{- end }}
 
-{{- /* What it may do in the namespace of the release: hold the Lease, and nothing else. */ -}}
-{{- define "redrive.leaseRules" -}}
+{{- /* What it may do in the namespace of the release: hold the Lease, and read the image of replay jobs. */ -}}
+{{- define "redrive.releaseRules" -}}
 # A name can't be part of the right to create.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
@@ -88,6 +88,12 @@
   resources: [leases]
   resourceNames: [{{ include "redrive.name" . }}]
   verbs: [get, patch]
+{{- if .Values.replay.enabled }}
+- apiGroups: [""]
+  resources: [podtemplates]
+  resourceNames: [{{ include "redrive.replayTemplate" . }}]
+  verbs: [get]
+{{- end }}
 {{- end }}
 
 {{- /* What the drivers of replay jobs may do in the namespace of their Replay. */ -}}
@@ -124,7 +130,7 @@ template).
 {{- range include "redrive.replayNamespaces" . | fromJsonArray }}
 {{- $grants = append $grants (dict "kind" "Role" "namespace" . "rules" "redrive.driverRules" "suffix" ".drivers") }}
 {{- end }}
-{{- append $grants (dict "kind" "Role" "namespace" .Release.Namespace "rules" "redrive.leaseRules" "suffix" ".lease") | toJson }}
+{{- append $grants (dict "kind" "Role" "namespace" .Release.Namespace "rules" "redrive.releaseRules" "suffix" ".release") | toJson }}
 {{- end }}
 
 {{- /*

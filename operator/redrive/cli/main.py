@@ -93,7 +93,7 @@ def add_operator(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     )
     parser.add_argument(
         "--lease",
-        type=_lease,
+        type=_key,
         metavar="NAMESPACE/NAME",
         help="act only while holding this Lease, so that several operators may be started "
         "(default: act at once; there must be one only)",
@@ -113,11 +113,11 @@ def add_operator(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
         help="serve this Kubernetes namespace; may be repeated (default: all namespaces)",
     )
     parser.add_argument(
-        "--replay-image",
-        default="",
-        metavar="IMAGE",
-        help="container image of replay jobs: Spark, and redrive[replay] (default: none, and "
-        "Replays are not run)",
+        "--replay-template",
+        type=_key,
+        metavar="NAMESPACE/NAME",
+        help="PodTemplate whose container has the image of replay jobs: Spark, and "
+        "redrive[replay]; read before each launch (default: none, and Replays are not run)",
     )
     parser.add_argument(
         "--replay-application",
@@ -172,7 +172,7 @@ def add_operator(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
     parser.set_defaults(subcommand="operator", extra="operator")
 
 
-def _lease(text: str) -> Key:
+def _key(text: str) -> Key:
     """Read `NAMESPACE/NAME`.
 
     Raises:

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     settings = Settings(
         cluster_id=options.cluster_id,
         namespaces=tuple(options.namespace),
-        replay_image=options.replay_image,
+        replay_template=options.replay_template,
         replay_application=options.replay_application,
         replay_service_account=options.replay_service_account,
         replay_job=_job(options.replay_job),

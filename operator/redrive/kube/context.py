@@ -20,7 +20,7 @@ from redrive.kube.client import Kubernetes, NotFoundError
 from redrive.kube.connections import Connections, NamespaceLabels, following, selected_namespaces
 from redrive.kube.credentials import CredentialReader
 from redrive.kube.informer import load, when_available
-from redrive.kube.resources import Resource, keep_of
+from redrive.kube.resources import Key, Resource, keep_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ class Settings:
         cluster_id: what tells this cluster from all others that use the same brokers; empty for
             what `Kubernetes.cluster_id` reads.
         namespaces: the Kubernetes namespaces it serves; none means all.
-        replay_image: the container image of replay jobs; empty if Replays are not run.
+        replay_template: the PodTemplate whose container has the image of replay jobs; None if
+            Replays are not run. Tools that replace images change fields of containers only.
         replay_application: where the replay job lies in that image, as a `local://` URL.
         replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
         replay_job: what connections leave out about the pods of replay jobs.
@@ -48,7 +49,7 @@ class Settings:
 
     cluster_id: str
     namespaces: tuple[str, ...]
-    replay_image: str
+    replay_template: Key | None
     replay_application: str
     replay_service_account: str
     replay_job: JobDefaults = field(default_factory=JobDefaults)
@@ -145,7 +146,7 @@ async def _load_applications(
     """List the SparkApplications, where replays are on; return the kinds not installed, too."""
     found: dict[Resource, Cache] = {}
     missing: list[Resource] = []
-    for launcher in settings.replay_launchers if settings.replay_image else ():
+    for launcher in settings.replay_launchers if settings.replay_template else ():
         kind = resources.APPLICATIONS[launcher]
         try:
             found[kind] = await load(kubernetes, kind, settings.namespaces)

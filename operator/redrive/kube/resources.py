@@ -103,6 +103,7 @@ SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", selector="=".join(MANAGED))
 EVENTS = Resource("", "v1", "events", "Event")
 PODS = Resource("", "v1", "pods", "Pod")
+POD_TEMPLATES = Resource("", "v1", "podtemplates", "PodTemplate")
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 APPLICATIONS: Mapping[LauncherName, Resource] = {

@@ -10,6 +10,7 @@ import pytest
 from redrive.api.connection import ReplayIdentity
 from redrive.api.job import JobDefaults
 from redrive.kube.context import Settings
+from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
@@ -51,8 +52,11 @@ def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     policy = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders")
     job = ReplayJob("default", "after.fix", "u", policy, "pulsar://p:6650", "http://p:8080", None)
     pods = JobDefaults.model_validate(template)
-    settings = Settings("here", (), "registry/job:1", "local:///replay.py", "redrive-replay")
-    return dict(launcher.manifest(launch.application(REPLAY, job, access, pods, settings)))
+    settings = Settings(
+        "here", (), Key("redrive", "replay"), "local:///replay.py", "redrive-replay"
+    )
+    made = launch.application(REPLAY, job, access, pods, settings, image="registry/job:1")
+    return dict(launcher.manifest(made))
 
 
 @pytest.mark.parametrize("template", [{}, EVERYTHING], ids=["defaults", "everything"])

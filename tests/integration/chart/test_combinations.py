@@ -41,7 +41,7 @@ def test_what_is_not_asked_for_is_not_made() -> None:
     """No kind of the Prometheus operator, which the cluster may not have, and no dashboard."""
     assert {body["kind"] for body in chart.render(IMAGE)} == {
         "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Deployment", "Pod",
-        "PodDisruptionBudget", "Role", "RoleBinding", "Service", "ServiceAccount",
+        "PodDisruptionBudget", "PodTemplate", "Role", "RoleBinding", "Service", "ServiceAccount",
         "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
     }  # fmt: skip
 

@@ -120,8 +120,15 @@ def test_replays_use_the_image_beside_the_operators_unless_another_is_named() ->
         found: list[str] = pod["spec"]["template"]["spec"]["containers"][0]["args"]
         return found
 
-    assert "--replay-image=r/redrive-replay:7" in arguments()
-    assert "--replay-image=r/job:1" in arguments(image={"repository": "job", "tag": 1})
+    def image(**replay: object) -> str:
+        rendered = chart.render({"image": {"registry": "r", "tag": 7}, "replay": replay})
+        (template,) = (o["template"] for o in rendered if o["kind"] == "PodTemplate")
+        (container,) = template["spec"]["containers"]
+        name: str = container["image"]
+        return name
+
+    assert image() == "r/redrive-replay:7"
+    assert image(image={"repository": "job", "tag": 1}) == "r/job:1"
     assert not [word for word in arguments(enabled=False) if word.startswith("--replay")]
     said = {"executor": {"memory": "2g"}, "images": ["r/*"], "labels": {"team": "shop"}}
     (job,) = (word for word in arguments(job=said) if "--replay-job" in word)

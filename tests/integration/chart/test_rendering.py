@@ -33,8 +33,9 @@ def the(kind: str, rendered: list[dict[str, Any]]) -> dict[str, Any]:
 def images(rendered: list[dict[str, Any]]) -> list[str]:
     """Return the images of the operator and of replay jobs."""
     (container,) = the("Deployment", rendered)["spec"]["template"]["spec"]["containers"]
-    (replay,) = (a for a in container["args"] if a.startswith("--replay-image="))
-    return [container["image"], replay.partition("=")[2]]
+    (replay,) = the("PodTemplate", rendered)["template"]["spec"]["containers"]
+    assert not [word for word in container["args"] if replay["image"] in word]
+    return [container["image"], replay["image"]]
 
 
 def parent(folder: Path) -> Path:

@@ -118,7 +118,7 @@ def conditions(status: dict[str, Any]) -> dict[str, str]:
 @asynccontextmanager
 async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[Ward]:
     """Provision the policy `orders`, and look at its topics as often as a connection allows."""
-    async with Context.open(Settings("here", (shop.namespace,), "", "", "")) as ctx:
+    async with Context.open(Settings("here", (shop.namespace,), None, "", "")) as ctx:
 
         async def look(key: Key) -> Any:  # noqa: ANN401 - passed on
             return await reconciler.reconcile(key, ctx, claims, health, lost)

@@ -153,10 +153,15 @@ def test_the_chart_asks_for_no_right_without_a_reason() -> None:
         r["resources"][0]: r["resourceNames"] for r in serving["rules"] if "resourceNames" in r
     }
     assert names == {"serviceaccounts": ["redrive-replay"]}
-    (holding,) = (o for o in rendered if o["kind"] == "Role")  # nothing is prepared for Replays
-    assert rules(holding) == {"coordination.k8s.io/leases": set(LEASE)}
-    named = [r["verbs"] for r in holding["rules"] if r.get("resourceNames") == ["redrive"]]
-    assert named == [["get", "patch"]]
+    roles = {o["metadata"]["name"]: o for o in rendered if o["kind"] == "Role"}
+    holding = roles.pop(f"{SERVING[1]}.release")
+    assert set(roles) == {"redrive-test"}  # of `helm test`; nothing is prepared for Replays
+    assert rules(holding) == {
+        "coordination.k8s.io/leases": set(LEASE),
+        "/podtemplates": {"get"},  # the image of replay jobs
+    }
+    by_name = {r["resourceNames"][0]: r["verbs"] for r in holding["rules"] if "resourceNames" in r}
+    assert by_name == {"redrive": ["get", "patch"], "redrive-replay": ["get"]}
 
 
 @pytest.fixture

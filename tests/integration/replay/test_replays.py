@@ -406,7 +406,9 @@ async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(shop.sandbox.cluster.kubeconfig))
-    settings = Settings("here", (shop.name,), "image", "local:///replay.py", "redrive-replay")
+    settings = Settings(
+        "here", (shop.name,), Key("redrive", "replay"), "local:///replay.py", "redrive-replay"
+    )
     for index, (state, phase, reason, message) in enumerate(STATES):
         name = f"in-state-{index}"
         await asyncio.to_thread(shop.replay, name)
@@ -453,7 +455,9 @@ async def test_executors_that_no_node_has_room_for_are_shown_until_one_runs(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(shop.sandbox.cluster.kubeconfig))
-    settings = Settings("here", (shop.name,), "image", "local:///replay.py", "redrive-replay")
+    settings = Settings(
+        "here", (shop.name,), Key("redrive", "replay"), "local:///replay.py", "redrive-replay"
+    )
     shop.replay("starving")
     shop.reaches("starving", "Pending", "PolicyNotFound")
     key, now = Key(shop.name, "starving"), wall_clock()

@@ -149,7 +149,7 @@ async def operator(
                 before + START,
                 "operator",
                 "--cluster-id=here",
-                "--replay-image=job",
+                "--replay-template=redrive/replay",
                 *arguments,
             ),
             env={

@@ -214,7 +214,7 @@ def connect_to(api: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings_for(*namespaces: str) -> Settings:
-    return Settings("here", namespaces, "image", "local:///job.py", "account")
+    return Settings("here", namespaces, Key("redrive", "replay"), "local:///job.py", "account")
 
 
 async def test_forbidden_namespace_does_not_block_others_at_start(

@@ -164,7 +164,7 @@ async def started(*policies: Body) -> AsyncIterator[FakeKubernetes]:
     kubernetes, connections = FakeKubernetes(), Cache()
     kubernetes.add(POLICIES, *policies)
     ctx = Context(
-        settings=Settings("here", (), "", "", ""),
+        settings=Settings("here", (), None, "", ""),
         kubernetes=kubernetes,
         connections=connections,
         policies=Cache(policies),

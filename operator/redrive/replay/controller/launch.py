@@ -65,8 +65,14 @@ def name_of(replay: Body) -> str:
     return f"replay-{readable}-{digest}"
 
 
-def application(
-    replay: Body, job: ReplayJob, access: PodAccess, template: JobDefaults, settings: Settings
+def application(  # noqa: PLR0913  each has a source of its own
+    replay: Body,
+    job: ReplayJob,
+    access: PodAccess,
+    template: JobDefaults,
+    settings: Settings,
+    *,
+    image: str,
 ) -> JobApplication:
     """Return the application to create for *replay*.
 
@@ -75,12 +81,13 @@ def application(
     Args:
         access: what gives driver and executors the credentials of the replay role.
         template: what is said about the pods, see `template.resolve`.
+        image: of the pods, where the template has none.
     """
     user = template.security_context or JobUser()
     volumes = template.volumes or ()
     return JobApplication(
         metadata=_metadata(replay),
-        image=template.image or settings.replay_image,
+        image=template.image or image,
         image_pull_secrets=template.image_pull_secrets or (),
         program=settings.replay_application,
         argument=job.encode(),
@@ -191,7 +198,7 @@ def resolve_template(
 
 def _check_image(image: str | None, settings: Settings, asking: str) -> None:
     """Check that the operator permits an image: it runs with the rights of the ServiceAccount."""
-    own = {None, settings.replay_image, settings.replay_job.image}
+    own = {None, settings.replay_job.image}
     if image in own or settings.replay_job.permits(str(image)):
         return
     raise JobNotPermittedError(

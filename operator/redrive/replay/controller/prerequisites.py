@@ -32,6 +32,7 @@ from redrive.api.replay import Phase, ReplayStatus, Target
 from redrive.errors import (
     DriverNotStartedError,
     ExecutorsNotStartedError,
+    JobImageNotFoundError,
     JobSecretNotFoundError,
     ServiceAccountNotFoundError,
     TargetDeduplicationError,
@@ -42,7 +43,7 @@ from redrive.errors import (
     TargetNotSubscribedError,
 )
 from redrive.kube import resources
-from redrive.kube.client import ForbiddenError, KubernetesError
+from redrive.kube.client import ForbiddenError, KubernetesError, NotFoundError
 from redrive.kube.context import Context
 from redrive.kube.resources import TOPIC_OWNER, Key, Resource, is_owned_by
 from redrive.policy.naming import TopicName
@@ -54,6 +55,25 @@ from redrive.replay.controller.spark_operators import SparkRun, was_launched
 from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
 
 _MOUNTED = {"secret": resources.SECRETS, "configMap": resources.CONFIG_MAPS}
+
+
+async def read_image(template: Key, ctx: Context) -> str:
+    """Read the image of replay jobs from the operator's PodTemplate.
+
+    Raises:
+        JobImageNotFoundError: the PodTemplate does not exist.
+    """
+    try:
+        body = await ctx.kubernetes.get(resources.POD_TEMPLATES, template)
+    except NotFoundError as error:
+        raise JobImageNotFoundError(
+            "the PodTemplate with the image of replay jobs does not exist",
+            got=str(template),
+            remedy="upgrade the Helm release of the operator, which creates it; this Replay starts "
+            "automatically then",
+        ) from error
+    image: str = body["template"]["spec"]["containers"][0]["image"]
+    return image
 
 
 async def check_prerequisites(job: JobApplication, ctx: Context) -> None:

@@ -44,6 +44,7 @@ from redrive.replay.controller.prerequisites import (
     check_prerequisites,
     is_idle,
     prepare_target,
+    read_image,
 )
 from redrive.replay.controller.spark_operators import (
     SparkRun,
@@ -169,10 +170,10 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
         ReplayFailedError: the application that failed has outlived its time.
         RedriveError: it may not run now, or the API server refuses.
     """
-    if not ctx.settings.replay_image:
+    if ctx.settings.replay_template is None:
         raise errors.ReplaysDisabledError(
             "this operator runs no Replays: it has no image for their jobs",
-            remedy="have it started with one (replay.enabled in the Helm chart)",
+            remedy="start it with --replay-template (replay.enabled in the Helm chart)",
         )
     admitted = admit(replay, ctx)
     failure = reported.failure
@@ -184,7 +185,10 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
         )
     launcher = choose_operator(admitted.template.launcher, ctx)
     access = pod_access(admitted.identity, admitted.redirect_hosts)
-    wanted = launch.application(replay, admitted.job, access, admitted.template, ctx.settings)
+    image = await read_image(ctx.settings.replay_template, ctx)
+    wanted = launch.application(
+        replay, admitted.job, access, admitted.template, ctx.settings, image=image
+    )
     await check_prerequisites(wanted, ctx)
     created = await ctx.kubernetes.create(launcher.resource, launcher.manifest(wanted))
     ctx.applications[launcher.resource].put(created)

@@ -26,12 +26,13 @@ from redrive.kube.cache import Cache
 from redrive.kube.client import ConnectionNotFoundError, Kubernetes, NamespaceNotAllowedError
 from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings, wall_clock
+from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import admit
 from redrive.replay.spec import Choice, ReplayJob
 
-SETTINGS = Settings("here", (), "image", "local:///replay.py", "redrive-replay")
+SETTINGS = Settings("here", (), Key("redrive", "replay"), "local:///replay.py", "redrive-replay")
 
 
 def named(

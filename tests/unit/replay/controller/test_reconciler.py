@@ -35,6 +35,7 @@ from tests.unit.replay.controller.test_admission import SETTINGS, ctx, replay
 
 ACCOUNT = Key("shop", "redrive-replay")
 SECRET = Key("shop", "pulsar-replayer")
+TEMPLATE = SETTINGS.replay_template or Key("", "")
 
 
 @pytest.fixture
@@ -47,6 +48,7 @@ def storing(body: dict[str, Any]) -> FakeKubernetes:
     """Return an API server with one Replay."""
     api = FakeKubernetes()
     api.add(resources.REPLAYS, body)
+    provide_image(api)
     return api
 
 
@@ -62,8 +64,15 @@ async def reconcile_cached(
     return await reconcile(Key.of(body), context, asyncio.Lock())
 
 
+def provide_image(api: FakeKubernetes) -> None:
+    """Add the PodTemplate of the operator."""
+    template = {"spec": {"containers": [{"image": "job"}]}}
+    api.add(resources.POD_TEMPLATES, {"metadata": TEMPLATE._asdict(), "template": template})
+
+
 def provide(api: FakeKubernetes) -> None:
-    """Add the service account and the Secret of jobs."""
+    """Add the image, the ServiceAccount and the Secret of jobs."""
+    provide_image(api)
     api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
     api.add(resources.SECRETS, {"metadata": SECRET._asdict()})
 
@@ -231,8 +240,23 @@ async def test_application_with_state_is_followed_by_watch(api: FakeKubernetes) 
     assert shown(api)[0] == "Progressing"
 
 
+async def test_replay_waits_for_the_template_with_its_image(api: FakeKubernetes) -> None:
+    provide(api)
+    (stored,) = api.objects[resources.POD_TEMPLATES].values()
+    del api.objects[resources.POD_TEMPLATES][TEMPLATE]
+    assert await look(api) is Requeue.BACKOFF
+    reason, message = shown(api)
+    assert reason == "JobImageNotFound"
+    assert f"got '{TEMPLATE}'; upgrade the Helm release" in message
+    stored["template"]["spec"]["containers"][0]["image"] = "replaced"
+    api.objects[resources.POD_TEMPLATES][TEMPLATE] = stored
+    await look(api)
+    (launched,) = (write.body for write in api.writes if write.verb == "create")
+    assert launched["spec"]["image"] == "replaced"
+
+
 async def test_operator_without_replay_image_disables_replays(api: FakeKubernetes) -> None:
-    await look(api, settings=dataclasses.replace(SETTINGS, replay_image=""))
+    await look(api, settings=dataclasses.replace(SETTINGS, replay_template=None))
     assert shown(api)[0] == "ReplaysDisabled"
     assert all(write.verb != "create" for write in api.writes)
 

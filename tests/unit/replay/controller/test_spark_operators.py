@@ -33,7 +33,10 @@ from tests.unit.replay.controller.test_launch import replay as launched_replay
 def apache_spec(**template: object) -> dict[str, Any]:
     """Return the spec of the SparkApplication."""
     pods = JobDefaults.model_validate(template)
-    made = apache_manifest(launch.application(launched_replay(), JOB, ACCESS, pods, SETTINGS))
+    job = launch.application(
+        launched_replay(), JOB, ACCESS, pods, SETTINGS, image="registry/redrive:1"
+    )
+    made = apache_manifest(job)
     assert (made["apiVersion"], made["kind"]) == ("spark.apache.org/v1", "SparkApplication")
     assert made["metadata"]["name"] == launch.name_of(launched_replay())
     spec: dict[str, Any] = made["spec"]
