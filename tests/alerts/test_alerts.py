@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 import redrive
-from release import CHART, dashboard
-from sandbox import builds
+from release import CHART, dashboard, page
+from sandbox import builds, chart
+from sandbox.errors import SandboxError
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = CHART / "alerts.yaml"
@@ -41,6 +42,88 @@ def test_every_alert_fires_when_it_should_and_only_then() -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def installed(**values: Any) -> dict[str, Any]:  # noqa: ANN401  values of a chart
+    """Return the groups of rules that the chart installs."""
+    rendered = chart.render({"prometheusRule": {"enabled": True, **values}})
+    (rule,) = (body for body in rendered if body["kind"] == "PrometheusRule")
+    spec: dict[str, Any] = rule["spec"]
+    return spec
+
+
+def test_installed_alerts_pass_the_same_tests(tmp_path: Path) -> None:
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(installed()), "utf-8")
+    tests = TESTS.read_text("utf-8").replace("../../charts/redrive/alerts.yaml", "alerts.yaml")
+    (tmp_path / "tests.yaml").write_text(tests, "utf-8")
+    ran = promtool("test", "rules", tmp_path / "tests.yaml")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_leader_of_another_installation_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(installed()), "utf-8")
+    series = [
+        {"series": f'redrive_lease_held{{namespace="{namespace}", pod="{pod}"}}', "values": values}
+        for namespace, pod, values in (
+            ("redrive-system", "redrive-a", "0x60"),
+            ("redrive-system", "other-a", "1x60"),
+            ("other", "redrive-a", "1x60"),
+        )
+    ]
+    firing = 'ALERTS{alertname="RedriveNoLeader", alertstate="firing"}'
+    check = {"expr": f"count({firing})", "eval_time": "30m"}
+    samples = [{"labels": "{}", "value": 1}]
+    test = {"input_series": series, "promql_expr_test": [check | {"exp_samples": samples}]}
+    cases = {"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(cases), "utf-8")
+    ran = promtool("test", "rules", tmp_path / "tests.yaml")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_installed_alerts_have_runbooks_and_labels_to_route_by() -> None:
+    for base, values in (
+        (page("docs/runbooks"), {}),
+        ("https://wiki.test/redrive", {"runbookURL": "https://wiki.test/redrive/"}),
+    ):
+        (group,) = installed(alertLabels={"team": "messaging"}, **values)["groups"]
+        assert [rule["alert"] for rule in group["rules"]] == [alert["alert"] for alert in ALERTS]
+        for rule in group["rules"]:
+            assert rule["annotations"]["runbook_url"] == f"{base}/{rule['alert']}.md"
+            assert "runbook" not in rule["annotations"]
+            assert rule["labels"]["team"] == "messaging"
+            by_object = re.search(r"\b(policy|connection)_namespace\b", rule["expr"])
+            assert ("namespace" in rule["labels"]) is bool(by_object)
+
+
+def test_values_change_and_disable_single_alerts() -> None:
+    changes = {
+        "RedriveRetryStorm": {"threshold": 0.8, "for": "30m", "severity": "info"},
+        "RedriveDeadLettersForgotten": {"threshold": 86400},
+        "RedriveConsumersPaused": {"enabled": False},
+    }
+    (group,) = installed(alerts=changes)["groups"]
+    rules = {rule["alert"]: rule for rule in group["rules"]}
+    storm = rules["RedriveRetryStorm"]
+    assert "[1h])) > 0.8\nand" in storm["expr"].replace(" and", "\nand")
+    assert "> 100" in storm["expr"]
+    assert (storm["for"], storm["labels"]["severity"]) == ("30m", "info")
+    assert rules["RedriveDeadLettersForgotten"]["expr"].endswith(" > 86400")
+    assert rules.keys() == {alert["alert"] for alert in ALERTS} - {"RedriveConsumersPaused"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"RedriveNoLeader": {"threshold": 2}}, "compares with no number; got 2"),
+        ({"RedriveNoLeaders": {}}, "no such alert; got RedriveNoLeaders; use one of Redrive"),
+        ({"RedriveNoLeader": {"expr": "1"}}, "properties 'expr' not allowed"),
+    ],
+)
+def test_change_of_an_alert_without_effect_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SandboxError, match=message):
+        installed(alerts=changes)
+
+
 def test_every_alert_is_tested_firing_and_silent() -> None:
     tested: dict[str, set[bool]] = {}
     for case in yaml.safe_load(TESTS.read_text("utf-8"))["tests"]:
@@ -62,17 +145,17 @@ def test_a_rule_that_never_fires_fails_its_test(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_every_alert_has_a_page_that_says_what_to_do(alert: dict[str, Any]) -> None:
-    page = ROOT / alert["annotations"]["runbook"]
-    assert page == ROOT / "docs" / "runbooks" / f"{alert['alert']}.md"
-    text = page.read_text("utf-8")
+    runbook = ROOT / alert["annotations"]["runbook"]
+    assert runbook == ROOT / "docs" / "runbooks" / f"{alert['alert']}.md"
+    text = runbook.read_text("utf-8")
     assert text.startswith(f"# {alert['alert']}\n")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
     index = (ROOT / "docs" / "runbooks" / "index.md").read_text("utf-8")
-    assert f"({page.name})" in index
+    assert f"({runbook.name})" in index
 
 
 def test_no_page_is_for_an_alert_that_is_gone() -> None:
-    pages = {page.stem for page in (ROOT / "docs" / "runbooks").glob("*.md")} - {"index"}
+    pages = {file.stem for file in (ROOT / "docs" / "runbooks").glob("*.md")} - {"index"}
     assert pages == {alert["alert"] for alert in ALERTS}
 
 
@@ -82,7 +165,7 @@ def metric_names(query: str) -> set[str]:
 
 def documented() -> set[str]:
     pages = [ROOT / "docs" / "reference" / f"{name}.md" for name in ("metrics", "consumer-metrics")]
-    text = "".join(page.read_text("utf-8") for page in pages)
+    text = "".join(file.read_text("utf-8") for file in pages)
     return set(re.findall(r"^\| `(redrive_\w+)` \|", text, re.MULTILINE))
 
 
