@@ -342,7 +342,7 @@ def test_replay_within_permitted_overrides_is_granted() -> None:
         "timeToLiveSeconds": 60,
     }
     overrides = {"overrides": {**SOME_OVERRIDES, "placement": True}}
-    template = resolved(asked, overrides, settings(images=["registry/*"])).to_manifest()
+    template = resolved(asked, overrides, settings_with(images=["registry/*"])).to_manifest()
     assert template.items() >= asked.items()
 
 
