@@ -1,6 +1,7 @@
-"""What a release is made of, generated from one source each: chart README, manifests, archives.
+"""The generated files of a release, each from one source: chart README, manifests, archives.
 
-`python -m release` writes what is kept in the repository; `make dist` calls `release.archives`.
+`python -m release` writes those that are kept in the repository; `make dist` calls
+`release.archives`.
 """
 
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from redrive import __version__
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-"""Where `import release` finds this package."""
+"""The folder from which `import release` works."""
 CHART = CHECKOUT / "charts" / "redrive"
 HOME = "https://git.example/redrive"
 """The address of the repository; a placeholder until it is published."""

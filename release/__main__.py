@@ -1,4 +1,4 @@
-"""`python -m release`: write again what is generated and kept in the repository."""
+"""`python -m release`: write the generated files that are kept in the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make dist`: everything that a release consists of but its images, with checksums.
+"""`make dist`: all files of a release except its images, with checksums.
 
 Called as `python -m release.archives DIRECTORY`.
 """
@@ -22,7 +22,7 @@ CHECKSUMS = "SHA256SUMS"
 
 
 def build(target: Path) -> list[Path]:
-    """Fill *target*, which is emptied first, and return the files in it.
+    """Delete the content of *target*, write all files of a release there, and return them.
 
     Wheel, source archive, chart, install.yaml, kustomize base; SHA256SUMS lists them.
     """
@@ -59,5 +59,5 @@ def _sha256(file: Path) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m release.archives")
     parser.add_argument("directory", type=Path)
-    for made in build(parser.parse_args().directory):
-        print(made)  # noqa: T201  what a command answers
+    for archive in build(parser.parse_args().directory):
+        print(archive)  # noqa: T201  output of a command

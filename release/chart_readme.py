@@ -72,6 +72,6 @@ def values(text: str) -> Iterator[Value]:
 
 def _at(value: object, names: list[str]) -> object:
     for name in names:
-        assert isinstance(value, dict)  # noqa: S101  the same text, read by lines and as a whole
+        assert isinstance(value, dict)  # noqa: S101  lines and document are the same text
         value = value[name]
     return value

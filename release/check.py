@@ -1,7 +1,7 @@
-"""`make release-check`: all checks before a release, one after the other, and one table of results.
+"""`make release-check`: all checks before a release, one after the other, and a table of results.
 
-Called as `python -m release.check`. It runs `make` for each check, whose output goes to a file of
-its own. A check that fails does not stop the ones after it. It ends with status 1 if any failed.
+Called as `python -m release.check`. It runs `make` for each check, with the output in a file of its
+own. A failed check does not stop the next ones. The exit status is 1 if any failed.
 """
 
 from __future__ import annotations

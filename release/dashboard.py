@@ -1,4 +1,4 @@
-"""The Grafana dashboard of the chart, from a table of panels."""
+"""The Grafana dashboard of the chart, generated from a table of panels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
 
 
 class Panel(NamedTuple):
-    """One graph: a query, and what its lines are called."""
+    """One graph: its title, its query, the legend of its lines, and their unit."""
 
     title: str
     query: str
@@ -140,7 +140,7 @@ PANELS: Sequence[Panel] = (
 
 
 def render() -> str:
-    """Return the dashboard, as Grafana imports it."""
+    """Return the dashboard in the JSON that Grafana imports."""
     dashboard = {
         "title": "redrive",
         "uid": "redrive",

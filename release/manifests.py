@@ -1,7 +1,7 @@
-"""`install.yaml` and the kustomize base: what the chart renders, for whoever has no Helm.
+"""`install.yaml` and the kustomize base: the rendered chart, for users without Helm.
 
-Both serve all namespaces, from the namespace redrive-system. The images have names that a
-kustomization replaces.
+Both serve all namespaces, from the namespace redrive-system. The names of the images are
+placeholders that a kustomization replaces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandbox import chart
 
 NAMESPACE = "redrive-system"
 IMAGE = "registry.example/redrive"
-"""What stands for the image of the operator, and with `-replay` for that of replay jobs."""
+"""The placeholder for the image of the operator; with `-replay`, for that of replay jobs."""
 _NAMESPACE_OBJECT = {
     "apiVersion": "v1",
     "kind": "Namespace",
@@ -30,10 +30,9 @@ _MANAGED_BY = "app.kubernetes.io/managed-by"
 
 
 def objects() -> list[dict[str, Any]]:
-    """Return what the chart makes of its defaults, in the order to apply it."""
-    rendered = chart.render({})
-    made = [_plain(each) for each in rendered if not _is_hook(each)]
-    return [_NAMESPACE_OBJECT, *sorted(made, key=_rank)]
+    """Return the objects of the chart with its default values, in the order to apply them."""
+    plain = [_plain(body) for body in chart.render({}) if not _is_hook(body)]
+    return [_NAMESPACE_OBJECT, *sorted(plain, key=_rank)]
 
 
 def install_yaml() -> str:
@@ -43,11 +42,11 @@ def install_yaml() -> str:
 
 
 def write_kustomize_base(folder: Path) -> None:
-    """Write the same as a kustomize base, the kinds apart from what uses them."""
+    """Write the objects as a kustomize base, with the CRDs in a file of their own."""
     folder.mkdir(parents=True)
-    made = objects()
-    kinds = [each for each in made if each["kind"] == "CustomResourceDefinition"]
-    parts = {"crds.yaml": kinds, "operator.yaml": [each for each in made if each not in kinds]}
+    bodies = objects()
+    kinds = [body for body in bodies if body["kind"] == "CustomResourceDefinition"]
+    parts = {"crds.yaml": kinds, "operator.yaml": [body for body in bodies if body not in kinds]}
     for name, part in parts.items():
         (folder / name).write_text(_documents(part), "utf-8")
     kustomization = {
@@ -63,9 +62,9 @@ def _is_hook(body: dict[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  any part of a manifest
-    """Remove the labels and annotations that are of Helm, at any depth."""
+    """Return *value* without the labels and annotations of Helm, at any depth."""
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if not isinstance(value, dict):
         return value
     plain = {

@@ -1,6 +1,6 @@
-"""The part of the chart's values.schema.json that follows from the models: `replay.job`.
+"""The part of the chart's values.schema.json that is generated from the models: `replay.job`.
 
-The rest of that file is written by hand.
+The other parts are written by hand.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ SCHEMA = CHART / "values.schema.json"
 
 
 def render() -> str:
-    """Return the schema, with the fields of a job as they are now."""
+    """Return the schema with the current fields of a job."""
     schema = json.loads(SCHEMA.read_text("utf-8"))
     schema["properties"]["replay"]["properties"]["job"] = _closed(structural(JobDefaults))
     return json.dumps(schema, indent=2) + "\n"
 
 
 def _closed(node: dict[str, Any]) -> dict[str, Any]:
-    """Refuse fields that are not named, and leave out what only an API server reads."""
+    """Return *node* with unknown fields refused, and without keywords for API servers only."""
     closed: dict[str, Any] = {}
     for key, value in node.items():
         match key:

@@ -1,12 +1,12 @@
-"""Real parts on one machine, for the demo and for tests: Pulsar, the API server, and the rest.
+"""Real components on one machine, for the demo and the tests: Pulsar, an API server, Spark.
 
-Start with `sandbox.sandbox.Sandbox`. Nothing outside of this folder, the demo and the
-tests imports it: no part of it runs in production.
+Start reading at `sandbox.sandbox.Sandbox`. Only the demo, the tests and `release` import this
+package; no part of it runs in production.
 """
 
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-"""Where `import sandbox` finds this package."""
+"""The folder from which `import sandbox` works."""
 SOURCE_ROOT = CHECKOUT / "operator"
-"""Where `import redrive` finds the product."""
+"""The folder from which `import redrive` works."""

@@ -1,4 +1,4 @@
-"""``python -m sandbox``, which ``make`` calls to prepare, start and stop a sandbox."""
+"""``python -m sandbox``, called by ``make`` to prepare, start and stop a sandbox."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandbox.errors import SandboxError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; a failure is reported on standard error and returned as 1."""
+    """Run one command. A failure is printed on standard error, and the exit status is 1."""
     parser = argparse.ArgumentParser(prog="python -m sandbox", description=__doc__)
     parser.add_argument(
         "--state", type=Path, default=sandbox.default_state(), help="default: %(default)s"
@@ -31,13 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def prepare(_state: Path) -> None:
-    """Fetch and build what a sandbox and the tests need, without starting one."""
+    """Fetch and build the components of a sandbox and of the tests, without starting one."""
     builds.prepare()
     builds.promtool()
 
 
 def up(state: Path) -> None:
-    """Start a sandbox with redrive in it and leave it running; one that runs is kept."""
+    """Start a sandbox with redrive and leave it running, or attach to one that already runs."""
     if sandbox.is_described(state):
         started = sandbox.Sandbox.attach(state)
     else:

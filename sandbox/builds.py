@@ -1,6 +1,6 @@
-"""Fetches Pulsar's official distribution; builds etcd, Kubernetes, Helm from their Go modules.
+"""Downloads Pulsar's official distribution; builds etcd, Kubernetes and Helm from Go modules.
 
-Called when a sandbox starts, and by ``make test`` beforehand, so that no test waits for a compiler.
+Called when a sandbox starts. ``make test`` calls it first, so that no test waits for a compiler.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sandbox.errors import SandboxError
 
 
 def prepare() -> None:
-    """Fetch or build whatever is missing, so that nothing later has to wait for it.
+    """Fetch or build all components that the cache lacks.
 
     Raises:
-        SandboxError: something could not be had.
+        SandboxError: a download or a build failed.
     """
     pulsar()
     toolchain.java_home(for_spark=True)
@@ -35,10 +35,10 @@ def prepare() -> None:
 
 
 def pulsar(version: str = versions.PULSAR) -> Path:
-    """The home directory of a release of Pulsar, one of `versions.PULSARS`.
+    """Return the home directory of a release of Pulsar, one of `versions.PULSARS`.
 
     Raises:
-        SandboxError: what was fetched is not what was pinned.
+        SandboxError: a download does not have the pinned digest.
     """
     if version != versions.PULSAR:
         return _assembled_pulsar(version)
@@ -47,7 +47,7 @@ def pulsar(version: str = versions.PULSAR) -> Path:
 
 
 def etcd() -> Path:
-    """The directory that holds ``etcd``.
+    """Return the directory of ``etcd``.
 
     Raises:
         SandboxError: it did not compile.
@@ -57,7 +57,7 @@ def etcd() -> Path:
 
 
 def kubernetes() -> Path:
-    """The directory that holds ``kube-apiserver``, ``kube-controller-manager`` and ``kubectl``.
+    """Return the directory of ``kube-apiserver``, ``kube-controller-manager`` and ``kubectl``.
 
     Raises:
         SandboxError: they did not compile.
@@ -70,13 +70,13 @@ def kubernetes() -> Path:
 
 
 def helm() -> Path:
-    """The directory that holds ``helm``.
+    """Return the directory of ``helm``.
 
     Raises:
         SandboxError: it did not compile.
     """
     version = versions.go_module(versions.HELM_MODULE, "helm.sh/helm/v3")
-    # Which Kubernetes a chart is rendered for that is not installed anywhere.
+    # The release of Kubernetes for `helm template`, which has no cluster to ask.
     cluster = versions.go_module(versions.HELM_MODULE, "k8s.io/api").split(".")
     stamps = [
         f"helm.sh/helm/v3/internal/version.version={version}",
@@ -87,13 +87,13 @@ def helm() -> Path:
 
 
 def promtool() -> Path:
-    """The directory that holds ``promtool``, which evaluates alerts.
+    """Return the directory of ``promtool``, which evaluates alerts.
 
     Raises:
         SandboxError: it did not compile.
     """
     version = versions.go_module(versions.PROMTOOL_MODULE, "github.com/prometheus/prometheus")
-    # Without the clients of clouds, which find what to scrape.
+    # Without the service discovery of cloud providers.
     tags = "remove_all_sd", "slicelabels"
     return _go_build(
         "promtool", version, versions.PROMTOOL_MODULE, output="promtool", stamps=(), tags=tags
@@ -101,7 +101,7 @@ def promtool() -> Path:
 
 
 def _fetch_pulsar(target: Path) -> None:
-    # Into the unfinished artifact, not Maven's own repository: nothing half-loaded stays behind.
+    # Into the unfinished artifact, not Maven's repository: a failed download leaves no file.
     downloads = target / "download"
     maven = MavenContext(repo_cache=downloads, remote_repos=maven_mirror(Path.home()), timeout=60)
     project = maven.project("org.apache.pulsar", "pulsar-server-distribution")
@@ -111,9 +111,9 @@ def _fetch_pulsar(target: Path) -> None:
         digest = hashlib.file_digest(stream, "sha512").hexdigest()
     if digest != versions.PULSAR_SHA512:
         raise SandboxError(
-            f"the archive of Pulsar {versions.PULSAR} is not the one that was pinned",
+            f"the archive of Pulsar {versions.PULSAR} does not have the pinned digest",
             got=f"sha512 {digest}",
-            remedy="look at where Maven's settings send the download, then run this again",
+            remedy="check the mirror in Maven's settings, then run this again",
         )
     home = target / "home"
     home.mkdir()
@@ -122,7 +122,7 @@ def _fetch_pulsar(target: Path) -> None:
 
 
 def _assembled_pulsar(version: str) -> Path:
-    """The home directory of a release that is in Maven Central as jars only."""
+    """Return the home directory of a release that Maven Central has as jars only."""
     lock, stock = versions.PULSAR_LOCKS[version], pulsar()
     key = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
 
@@ -147,21 +147,21 @@ def _fetch_jar(maven: MavenContext, coordinates: str, digest: str, folder: Path)
     group, artifact, version, *classifier = coordinates.split(":")
     component = maven.project(group, artifact).at_version(version)
     jar = component.artifact(classifier="".join(classifier), packaging="jar").resolve()
-    found = hashlib.sha256(jar.read_bytes()).hexdigest()
-    if found != digest:
+    actual = hashlib.sha256(jar.read_bytes()).hexdigest()
+    if actual != digest:
         raise SandboxError(
-            f"{coordinates} is not the one that was pinned",
-            got=f"sha256 {found}",
-            remedy="look at where Maven's settings send the download, then run this again",
+            f"{coordinates} does not have the pinned digest",
+            got=f"sha256 {actual}",
+            remedy="check the mirror in Maven's settings, then run this again",
         )
-    # The script puts all of lib/ on the class path; its group keeps two of one name apart.
+    # All of lib/ is on the class path. The group in the name separates jars of equal names.
     shutil.move(jar, folder / f"{group}-{jar.name}")
 
 
 def maven_mirror(user_home: Path) -> dict[str, str] | None:
-    """The mirror that the user's ``~/.m2/settings.xml`` names for Maven Central, or None.
+    """Return the mirror of Maven Central in the user's ``~/.m2/settings.xml``, or None.
 
-    Passwords of mirrors are not read from there; the downloader takes them from ``~/.netrc``.
+    Passwords of mirrors are not read there; the downloader reads them from ``~/.netrc``.
     """
     settings = user_home / ".m2" / "settings.xml"
     if not settings.is_file():
@@ -174,7 +174,7 @@ def maven_mirror(user_home: Path) -> dict[str, str] | None:
     return None
 
 
-def _go_build(  # noqa: PLR0913  what `go build` takes
+def _go_build(  # noqa: PLR0913  arguments of `go build`
     name: str,
     version: str,
     module: Path,
@@ -190,13 +190,13 @@ def _go_build(  # noqa: PLR0913  what `go build` takes
 
     def build(target: Path) -> None:
         go = toolchain.go(versions.go_language(module))
-        # An empty *output* makes a folder of the target: one program per `tool` line of go.mod.
+        # With an empty *output* go writes one program per `tool` line of go.mod into the folder.
         command = [str(go), "build", *arguments, "-o", f"{target}/{output}", "tool"]
         environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
-        environment.pop("GOROOT", None)  # each go knows its own
+        environment.pop("GOROOT", None)  # of another installation of go
         _run(command, f"build {name} {version}", cwd=module, env=environment)
 
-    # Part of the key: two kinds of machine may share a cache.
+    # The platform is part of the key: machines of two architectures may share a cache.
     inputs = "\n".join([*arguments, sysconfig.get_platform()]).encode()
     inputs += (module / "go.mod").read_bytes() + (module / "go.sum").read_bytes()
     key = hashlib.sha256(inputs).hexdigest()[:12]
@@ -205,13 +205,13 @@ def _go_build(  # noqa: PLR0913  what `go build` takes
 
 
 def _run(
-    command: list[str], what: str, *, cwd: Path | None = None, env: dict[str, str] | None = None
+    command: list[str], action: str, *, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> None:
     run = subprocess.run(  # noqa: S603 - a command composed above
         command, cwd=cwd, env=env, check=False, text=True, capture_output=True
     )
     if run.returncode != 0:
         raise SandboxError(
-            f"could not {what}:\n{run.stderr[-3000:]}",
-            remedy="fix what it says and run this again; it starts from scratch",
+            f"could not {action}:\n{run.stderr[-3000:]}",
+            remedy="fix the cause and run this again; the step starts from scratch",
         )

@@ -1,7 +1,7 @@
-"""Keeps what was fetched or built, outside of the checkout, whole or not at all.
+"""The cache of downloads and builds, outside the checkout. An artifact is complete or missing.
 
-Called by `sandbox.toolchain` and `sandbox.builds`, once per artifact. An artifact
-is a directory whose name tells all that went into it, so it is never changed once it is there.
+Called by `sandbox.toolchain` and `sandbox.builds`, once per artifact. An artifact is a directory
+whose name contains the versions of all its inputs, so its content never changes.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ from sandbox import steps
 
 
 def root() -> Path:
-    """The cache's directory: ``$REDRIVE_CACHE``, else ``redrive`` in the user's cache directory."""
+    """Return the cache's directory: ``$REDRIVE_CACHE``, else ``redrive`` in the user's cache."""
     if chosen := os.environ.get("REDRIVE_CACHE"):
         return Path(chosen).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redrive"
 
 
 def artifact(name: str, make: Callable[[Path], None], *, doing: str) -> Path:
-    """The directory of the artifact *name*, made by *make* unless it is there already.
+    """Return the directory of the artifact *name*; create it by *make* if it is missing.
 
-    *make* fills the empty directory it is given; *doing* is what is shown meanwhile. Runs that
-    want the same artifact wait for the first of them. The directory appears under its name in one
-    step after *make* has returned: one that failed or was killed leaves nothing that is used, and
-    the next run starts it afresh.
+    *make* fills an empty directory, and *doing* is shown as progress. Concurrent runs that need the
+    same artifact wait for the first of them. The directory is renamed after *make* has returned, so
+    a failed or killed run leaves no artifact, and the next run starts from scratch.
     """
     final = root() / name
     if final.is_dir():
         return final
     unfinished = root() / "unfinished" / name
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    # The system drops the lock of a process that dies, so no process works on a leftover below.
+    # The lock of a killed process is released, so an unfinished directory has no writer.
     with steps.step(doing), FileLock(unfinished.with_name(f"{name}.lock")):
         if final.is_dir():
             return final

@@ -1,4 +1,4 @@
-"""The Helm chart `charts/redrive`: rendered and installed by a real Helm, in no one's own settings.
+"""The Helm chart `charts/redrive`, rendered and installed by a real Helm without user settings.
 
 Called by `sandbox.installation` and by the tests of the chart.
 """
@@ -22,10 +22,10 @@ CHART = CHECKOUT / "charts" / "redrive"
 
 
 def helm(*args: str, values: Mapping[str, Any] | None = None) -> str:
-    """What ``helm`` prints; *values* are what differs from the chart's.
+    """Return the output of ``helm``; *values* override the chart's.
 
     Raises:
-        SandboxError: helm failed; the message holds what it wrote to standard error.
+        SandboxError: helm failed; the message contains its standard error.
     """
     command = [str(builds.helm() / "helm"), *args, *(() if values is None else ("--values=-",))]
     with TemporaryDirectory() as home:
@@ -44,9 +44,9 @@ def helm(*args: str, values: Mapping[str, Any] | None = None) -> str:
 def install(
     cluster: Cluster, release: str, namespace: str, values: Mapping[str, Any], chart: Path = CHART
 ) -> None:
-    """Install or upgrade a release, without waiting for its pods: nothing runs them here.
+    """Install or upgrade a release, without waiting for pods: the sandbox runs none.
 
-    What was there before, as CRDs applied by hand, belongs to the release from then on.
+    The release takes over existing objects, such as CRDs that were applied by hand.
 
     Raises:
         SandboxError: the chart or the API server refused it.
@@ -59,7 +59,7 @@ def install(
 
 
 def prepare_replays(cluster: Cluster, namespace: str) -> None:
-    """Apply what the chart makes in a namespace of `replay.namespaces`.
+    """Apply the chart's objects for a namespace of `replay.namespaces`.
 
     Raises:
         SandboxError: the API server refused it.
@@ -73,19 +73,19 @@ def uninstall(cluster: Cluster, release: str, namespace: str) -> None:
     """Uninstall a release.
 
     Raises:
-        SandboxError: there is none, or the API server refused.
+        SandboxError: the release does not exist, or the API server refused.
     """
     helm("uninstall", release, f"--namespace={namespace}", f"--kubeconfig={cluster.kubeconfig}")
 
 
 def installed(cluster: Cluster, release: str, namespace: str) -> list[dict[str, Any]]:
-    """The objects of a release as they were rendered.
+    """Return the objects of a release as they were rendered.
 
     Raises:
-        SandboxError: there is none.
+        SandboxError: the release does not exist.
     """
-    where = f"--namespace={namespace}", f"--kubeconfig={cluster.kubeconfig}"
-    return list(_objects(helm("get", "manifest", release, *where)))
+    options = f"--namespace={namespace}", f"--kubeconfig={cluster.kubeconfig}"
+    return list(_objects(helm("get", "manifest", release, *options)))
 
 
 def render(
@@ -95,10 +95,10 @@ def render(
     namespace: str = "redrive-system",
     chart: Path = CHART,
 ) -> list[dict[str, Any]]:
-    """Return the objects that the chart makes of *values*.
+    """Render the chart with *values* and return its objects.
 
     Raises:
-        SandboxError: the chart refuses them.
+        SandboxError: helm refused the values.
     """
     args = "template", release, str(chart), f"--namespace={namespace}"
     return list(_objects(helm(*args, values=values)))
@@ -109,6 +109,6 @@ def _objects(documents: str) -> Iterator[dict[str, Any]]:
 
 
 def _environment(home: str) -> dict[str, str]:
-    """Have helm read no plugins and no repositories of the user."""
+    """Return an environment in which helm reads no plugins or repositories of the user."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("HELM_")}
     return ours | dict.fromkeys(("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"), home)

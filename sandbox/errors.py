@@ -1,4 +1,4 @@
-"""The error of this package: the sandbox can't be set up, started or stopped."""
+"""The error of this package."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from redrive.errors import RedriveError
 
 
 class SandboxError(RedriveError):
-    """A part could not be fetched, built, started or stopped."""
+    """A component could not be fetched, built, started, called or stopped."""

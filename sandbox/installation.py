@@ -1,4 +1,4 @@
-"""redrive itself in a sandbox, installed as in production and with no more rights.
+"""redrive in a sandbox, installed as in production, with the same rights.
 
 Called by the command ``python -m sandbox up``, the demo, and the fixtures of the tests.
 """
@@ -25,14 +25,14 @@ VALUES: Mapping[str, Any] = {
     "credentials": {"volume": {"emptyDir": {}}},
     "replay": {"application": f"local://{_JOB}", "launchers": {"apache": True}},
 }
-"""What the sandbox chooses of the chart's values."""
+"""The values of the chart that the sandbox sets."""
 
 
 def install(sandbox: Sandbox) -> None:
-    """Install the chart; start the operator as its ServiceAccount, and the stand-in for Spark's.
+    """Install the chart; start the operator as its ServiceAccount, and the Spark operator stand-in.
 
     Raises:
-        SandboxError: the API server refused a manifest, or one of the two did not start.
+        SandboxError: the API server refused a manifest, or a process did not start.
     """
     with step("install redrive"):
         spark.start(sandbox.processes, sandbox.cluster, sandbox.state / "spark")
@@ -49,27 +49,27 @@ def start_operator(
     name: str = OPERATOR,
     until: str = "redrive serves",
 ) -> None:
-    """Start what a pod of the release's Deployment would run, as its ServiceAccount.
+    """Start the command of the release's Deployment as a process, with its ServiceAccount.
 
-    It has neither an address nor a file system of its own, as a pod has: the port is another one,
-    see `endpoint`, and volumes are mounted elsewhere, see `credentials`.
+    Unlike a pod, the process shares the address and the file system of this machine: its port
+    differs (see `endpoint`), and so do the paths of its volumes (see `credentials`).
 
     Args:
-        sandbox: where; nothing in it runs pods.
-        release: of the chart, installed there.
+        sandbox: the sandbox; it runs no pods.
+        release: of the chart, already installed.
         namespace: of the release.
-        name: of the process, and of the pod that it would be.
-        until: what it says when this returns.
+        name: of the process, also used as the name of its pod.
+        until: the text in its log to wait for.
 
     Raises:
-        SandboxError: it ended, or did not say so in time.
+        SandboxError: the process ended, or did not log *until* in time.
     """
     objects = chart.installed(sandbox.cluster, release, namespace)
     (pod,) = (o["spec"]["template"]["spec"] for o in objects if o["kind"] == "Deployment")
     account = sandbox.cluster.service_account_kubeconfig(namespace, pod["serviceAccountName"])
     (mount,) = pod["containers"][0]["volumeMounts"]
-    elsewhere = {"$(POD_NAME)": name, mount["mountPath"]: str(credentials(sandbox))}
-    arguments = [_replaced(given, elsewhere) for given in pod["containers"][0]["args"]]
+    words = {"$(POD_NAME)": name, mount["mountPath"]: str(credentials(sandbox))}
+    arguments = [_replaced(argument, words) for argument in pod["containers"][0]["args"]]
     listen = f"127.0.0.1:{free_port()}"
     _endpoint_file(sandbox, name).write_text(f"http://{listen}")
     log = sandbox.processes.log(name)
@@ -85,12 +85,12 @@ def start_operator(
 
 
 def endpoint(sandbox: Sandbox, name: str = OPERATOR) -> str:
-    """Where the operator that was started as *name* serves metrics and probes, as a URL."""
+    """Return the URL at which the operator *name* serves metrics and probes."""
     return _endpoint_file(sandbox, name).read_text()
 
 
 def credentials(sandbox: Sandbox) -> Path:
-    """The folder that its operators find where the chart mounts the volume of credentials."""
+    """Return the folder that operators of this sandbox use as the volume of credentials."""
     return sandbox.state / "credentials"
 
 

@@ -1,6 +1,6 @@
-"""A Java virtual machine with all that the Pulsar distribution has, driven through py4j.
+"""A Java virtual machine with the jars of a Pulsar distribution, called through py4j.
 
-Nothing is compiled, and nothing is downloaded for it.
+It needs no compilation and no further download.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _QUICK_TO_START = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 @contextmanager
 def virtual_machine(version: str = versions.PULSAR) -> Iterator[JavaGateway]:
-    """Start a Java with the classes of a release of Pulsar; it ends with this."""
+    """Run a Java with the classes of a release of Pulsar until the block ends."""
     port, token = launch_gateway(
         classpath=f"{builds.pulsar(version)}/lib/*",
         java_path=str(toolchain.java_home() / "bin" / "java"),

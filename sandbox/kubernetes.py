@@ -1,9 +1,8 @@
 """A real Kubernetes control plane: etcd, the API server with RBAC, the controller manager.
 
-Called by `sandbox.sandbox`. There is no kubelet, so pods stay pending; everything that is
-decided by the API server and its controllers is decided as in production: admission, RBAC,
-tokens of ServiceAccounts, deletion of namespaces, garbage collection along owner references (which
-notices a new kind of object within half a minute).
+Called by `sandbox.sandbox`. There is no kubelet, so pods stay pending. The API server and its
+controllers work as in production: admission, RBAC, tokens of ServiceAccounts, deletion of
+namespaces, garbage collection by owner references (which detects a new kind within 30 s).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _CONTROLLERS = (
 )
 _START_SECONDS = 120.0
 _ESTABLISH_SECONDS = 30.0
-_TOKEN_LIFETIME = "8760h"  # noqa: S105 - a sandbox may be left running; its key dies with it
+_TOKEN_LIFETIME = "8760h"  # noqa: S105 - a sandbox may run for long, and its key is deleted with it
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Cluster:
 
     @cached_property
     def objects(self) -> Objects:
-        """Its objects, as the administrator sees them."""
+        """The objects of the cluster, with the administrator's rights."""
         return Objects(self.kubeconfig, _folder(self.state) / "kinds.json")
 
     def kubectl(
@@ -69,15 +68,15 @@ class Cluster:
         input: str | None = None,  # noqa: A002 - as `subprocess.run` calls it
         kubeconfig: Path | None = None,
     ) -> str:
-        """What ``kubectl`` prints, as the administrator unless another *kubeconfig* is given.
+        """Return the output of ``kubectl``, called as the administrator unless *kubeconfig* is set.
 
         Raises:
-            SandboxError: kubectl failed; the message holds what it wrote to standard error.
+            SandboxError: kubectl failed; the message contains its standard error.
         """
         command = [
             str(builds.kubernetes() / "kubectl"),
             f"--kubeconfig={kubeconfig or self.kubeconfig}",
-            # Else below $HOME, and where that is not set below the working directory.
+            # The default is below $HOME, or below the working directory if that is not set.
             f"--cache-dir={_folder(self.state) / 'kubectl'}",
         ]
         run = subprocess.run(  # noqa: S603 - kubectl of our own building
@@ -86,25 +85,25 @@ class Cluster:
         if run.returncode != 0:
             raise SandboxError(
                 f"kubectl {' '.join(args)} ended with {run.returncode}: {run.stderr.strip()}",
-                remedy="fix the call, or look at logs/kube-apiserver.log of the sandbox",
+                remedy="fix the call, or see logs/kube-apiserver.log of the sandbox",
             )
         return run.stdout
 
     def define(self, definitions: str) -> None:
-        """Install CustomResourceDefinitions, as YAML; their kinds can be used when this returns.
+        """Install CustomResourceDefinitions in YAML, and wait until they are established.
 
         Raises:
-            SandboxError: they were refused, or not established in time.
+            SandboxError: one was refused, or not established in time.
         """
         self.kubectl("apply", "-f", "-", input=definitions)
         documents = yaml.safe_load_all(definitions)
         self.wait_for_kinds([definition["metadata"]["name"] for definition in documents])
 
     def wait_for_kinds(self, names: Sequence[str]) -> None:
-        """Return once the kinds of these CustomResourceDefinitions can be used.
+        """Wait until these CustomResourceDefinitions are established.
 
         Raises:
-            SandboxError: they were not established in time.
+            SandboxError: one was not established in time.
         """
         deadline = time.monotonic() + _ESTABLISH_SECONDS
         # Not by `kubectl wait`: it fails on a definition that has no conditions yet.
@@ -113,7 +112,7 @@ class Cluster:
                 raise SandboxError(
                     f"definitions were not established in {_ESTABLISH_SECONDS:.0f} s",
                     got=", ".join(missing),
-                    remedy="look at logs/kube-apiserver.log of the sandbox",
+                    remedy="see logs/kube-apiserver.log of the sandbox",
                 )
             time.sleep(0.1)
 
@@ -123,9 +122,9 @@ class Cluster:
         return ("Established", "True") in [(c["type"], c["status"]) for c in conditions]
 
     def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
-        """A kubeconfig whose bearer is the ServiceAccount *name* in *namespace*.
+        """Write and return a kubeconfig of the ServiceAccount *name* in *namespace*.
 
-        It is waited for: that of each namespace is created a moment after the namespace.
+        Wait for the account: the default one is created a moment after its namespace.
 
         Raises:
             SandboxError: there is no such ServiceAccount.
@@ -144,10 +143,10 @@ class Cluster:
 
 
 def start(state: Path, processes: Processes) -> Cluster:
-    """Start a control plane whose data are under *state*; it is ready when this returns.
+    """Start a control plane with its data under *state*, and wait until it is ready.
 
     Raises:
-        SandboxError: a part of it ended or did not answer in time.
+        SandboxError: a process ended or did not answer in time.
     """
     kubernetes = builds.kubernetes()
     folder = _folder(state)
@@ -167,7 +166,7 @@ def start(state: Path, processes: Processes) -> Cluster:
 
 
 def start_api_server(cluster: Cluster, processes: Processes) -> None:
-    """Start the API server of *cluster*, also once more after it was stopped; it answers then.
+    """Start or restart the API server of *cluster*, and wait until it is ready.
 
     Raises:
         SandboxError: it ended or did not answer in time.
@@ -186,8 +185,8 @@ def _start_etcd(folder: Path, processes: Processes) -> None:
         "--log-level=warn", f"--listen-client-urls={clients}", f"--advertise-client-urls={clients}",
         f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}",
         f"--initial-cluster=sandbox={peers}",
-        # Milliseconds. A write is refused after twice this and 5 s more: 7 s by default, which a
-        # machine that is busy, or held up, takes.
+        # Milliseconds. etcd refuses a write after twice this time and 5 s, by default after 7 s:
+        # too soon on a busy or suspended machine.
         "--election-timeout=10000",
     ])  # fmt: skip
     _etcd_url(folder).write_text(clients)
@@ -201,7 +200,7 @@ def _api_server_flags(folder: Path, port: int, etcd_url: str) -> list[str]:
     return [
         f"--etcd-servers={etcd_url}",
         "--bind-address=127.0.0.1", f"--secure-port={port}",
-        # Nothing reaches it from another machine; without these it wants a route to one.
+        # By default it needs a route to other machines.
         "--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none",
         f"--tls-cert-file={folder / 'server.crt'}",
         f"--tls-private-key-file={folder / 'server.key'}",
@@ -226,7 +225,7 @@ def _controller_manager_flags(folder: Path) -> list[str]:
 
 
 def _write_identities(folder: Path, port: int) -> None:
-    """Write the server's certificate, the keys, and the kubeconfigs of those with a fixed token."""
+    """Write the server's certificate, the keys, and the kubeconfigs with fixed tokens."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.crt")
     server = authority.issue_cert("127.0.0.1", "localhost", "kubernetes.default.svc")
@@ -269,7 +268,7 @@ def _ready(cluster: Cluster) -> bool:
 
 
 def _controllers_work(cluster: Cluster) -> bool:
-    """Whether the default namespace has its ServiceAccount, which a controller makes."""
+    """Return True if the default namespace has its ServiceAccount, created by a controller."""
     return _succeeds(cluster, "get", "serviceaccount", "default", "--namespace=default")
 
 

@@ -1,7 +1,7 @@
-"""Objects of a cluster, read and written without a process for each call, as kubectl needs.
+"""Objects of a cluster, read and written in this process instead of by kubectl.
 
-Called by `sandbox.kubernetes`. kubectl takes half a second of a core to start, which is more than
-all the rest where a test looks at an object until it is as it should be.
+Called by `sandbox.kubernetes`. Each kubectl takes half a second of a core to start, which would be
+most of the cost of a test that polls an object.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from kubernetes.dynamic.resource import Resource
 from sandbox.errors import SandboxError
 
 _DISCOVERY_SECONDS = 30.0
-_MANAGER = "kubectl"  # so that kubectl changes what was written here, and the other way round
+_MANAGER = "kubectl"  # so that kubectl may change these fields, and vice versa
 
 
 class Objects:
-    """The objects of a cluster as the bearer of a kubeconfig sees them.
+    """The objects of a cluster, with the rights of a kubeconfig.
 
-    Kinds are in lower case and in the singular, as in ``retrypolicy``, with their API group where
-    two have one of that name. Whatever the API server refuses raises a SandboxError with its words.
+    A kind is its singular name in lower case, such as ``retrypolicy``, with ``.GROUP`` where two
+    groups have that kind. A refusal of the API server raises SandboxError with its message.
 
     Args:
-        kubeconfig: says where the API server is, and who asks.
-        kinds: a file to remember the kinds of the cluster in.
+        kubeconfig: the address of the API server, and the credentials.
+        kinds: a file that caches the kinds of the cluster.
     """
 
     def __init__(self, kubeconfig: Path, kinds: Path) -> None:
@@ -44,24 +44,24 @@ class Objects:
         self._api = DynamicClient(client, cache_file=str(kinds))  # type: ignore[no-untyped-call]
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
-        """Return an object as it is.
+        """Return an object.
 
         Raises:
-            SandboxError: it is not there, or may not be read.
+            SandboxError: it does not exist, or reading it is forbidden.
         """
         return _answer(self._kind(kind).get, name=name, namespace=namespace)
 
     def list(self, kind: str, namespace: str, fields: str = "") -> list[dict[str, Any]]:
-        """Return the objects of a namespace, those that a field selector chooses.
+        """Return the objects of a namespace that match the field selector *fields*.
 
         Raises:
-            SandboxError: they may not be read.
+            SandboxError: reading them is forbidden.
         """
-        found = _answer(self._kind(kind).get, namespace=namespace, field_selector=fields or None)
-        return list(found["items"])
+        page = _answer(self._kind(kind).get, namespace=namespace, field_selector=fields or None)
+        return list(page["items"])
 
     def apply(self, body: Mapping[str, Any], namespace: str | None = None) -> dict[str, Any]:
-        """Have the server make or change an object, and return what it made of *body*.
+        """Create or change an object by server-side apply, and return the stored object.
 
         Raises:
             SandboxError: it was refused.
@@ -74,34 +74,30 @@ class Objects:
         )
 
     def create(self, body: Mapping[str, Any], namespace: str | None = None) -> dict[str, Any]:
-        """Make an object, and return what the server made of *body*.
-
-        A field that its kind does not have is refused.
+        """Create an object, and return the stored object. Unknown fields are refused.
 
         Raises:
-            SandboxError: it was refused, also if it exists.
+            SandboxError: it was refused, or already exists.
         """
         return _answer(self._kind_of(body).create, body=dict(body), **_strictly(namespace))
 
     def create_namespace(self, name: str) -> None:
-        """Make a namespace.
+        """Create a namespace.
 
         Raises:
-            SandboxError: it was refused, also if it exists.
+            SandboxError: it was refused, or already exists.
         """
         self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
     def put(
         self, body: Mapping[str, Any], namespace: str | None = None, *, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Make an object or replace all of it, and return what the server made of *body*.
-
-        A field that its kind does not have is refused, as by `create`.
+        """Create or replace an object, and return the stored object. Unknown fields are refused.
 
         Args:
             body: the whole object.
             namespace: of the object.
-            dry_run: only tell what would be.
+            dry_run: validate and return the object without storing it.
 
         Raises:
             SandboxError: it was refused.
@@ -109,21 +105,21 @@ class Objects:
         resource = self._kind_of(body)
         with _refusals():
             while True:
-                how = _strictly(namespace, dry_run=dry_run)
+                options = _strictly(namespace, dry_run=dry_run)
                 try:
-                    found = resource.get(name=body["metadata"]["name"], namespace=namespace)
+                    stored = resource.get(name=body["metadata"]["name"], namespace=namespace)
                 except NotFoundError:
-                    return dict(resource.create(body=dict(body), **how).to_dict())
-                version = {"resourceVersion": found.metadata.resourceVersion}
+                    return dict(resource.create(body=dict(body), **options).to_dict())
+                version = {"resourceVersion": stored.metadata.resourceVersion}
                 whole = {**body, "metadata": {**body["metadata"], **version}}
-                with suppress(ConflictError):  # another was quicker, such as the operator
-                    return dict(resource.replace(body=whole, **how).to_dict())
+                with suppress(ConflictError):  # written in between, for example by the operator
+                    return dict(resource.replace(body=whole, **options).to_dict())
 
     def delete(self, kind: str, name: str, namespace: str | None = None) -> None:
-        """Have an object deleted; that it is gone is not waited for.
+        """Request the deletion of an object, without waiting for its finalizers.
 
         Raises:
-            SandboxError: it is not there, or may not be deleted.
+            SandboxError: it does not exist, or deleting it is forbidden.
         """
         _answer(self._kind(kind).delete, name=name, namespace=namespace)
 
@@ -132,7 +128,7 @@ class Objects:
         deadline = time.monotonic() + _DISCOVERY_SECONDS
         while True:
             try:
-                found: list[Resource] = self._api.resources.search(
+                resources: list[Resource] = self._api.resources.search(
                     group=group or None, singular_name=name
                 )
                 break
@@ -141,9 +137,9 @@ class Objects:
                     raise
                 time.sleep(0.2)
                 self._api.resources.invalidate_cache()
-        if not found:
+        if not resources:
             raise SandboxError("the cluster has no such kind", got=word, remedy="define it")
-        return min(found, key=lambda kind: kind.group or "")  # the core's, as kubectl has it
+        return min(resources, key=lambda kind: kind.group or "")  # the core group, as in kubectl
 
     def _kind_of(self, body: Mapping[str, Any]) -> Resource:
         return self._api.resources.get(  # type: ignore[no-any-return]
@@ -152,7 +148,7 @@ class Objects:
 
 
 def _strictly(namespace: str | None, *, dry_run: bool = False) -> dict[str, Any]:
-    """Return arguments of one call: the client adds to the list."""
+    """Return the arguments of one call. The client changes the list, so they are not shared."""
     return {
         "namespace": namespace,
         "field_manager": _MANAGER,

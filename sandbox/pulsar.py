@@ -1,7 +1,7 @@
-"""A real Pulsar, standalone, that checks tokens and rights as one in production does.
+"""A real standalone Pulsar with authentication and authorization as in production.
 
-Called by `sandbox.sandbox`. Topics and subscriptions are never created by merely using
-them, so whoever forgets to create one, or to grant a right, fails here too.
+Called by `sandbox.sandbox`. Topics and subscriptions are not created on use, so code that does not
+create one, or does not grant a right, fails here too.
 """
 
 from __future__ import annotations
@@ -35,20 +35,23 @@ _START_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What the admin interface answered: an HTTP status and a body, which is often JSON."""
+    """An answer of the admin REST interface: an HTTP status and a body, often JSON."""
 
     status: int
     body: str
 
-    def check(self, what: str) -> None:
-        """Pass if the broker did it.
+    def check(self, action: str) -> None:
+        """Raise an error if the broker refused the request.
+
+        Args:
+            action: of the request, for the message, such as ``create the topic``.
 
         Raises:
-            SandboxError: it refused to *what*.
+            SandboxError: the broker refused.
         """
         if self.status >= HTTPStatus.BAD_REQUEST:
             raise SandboxError(
-                f"the broker refused to {what}",
+                f"the broker refused to {action}",
                 got=f"{self.status} {self.body}",
                 remedy="see logs/pulsar.log of the sandbox",
             )
@@ -64,9 +67,9 @@ class Broker:
         admin_port: of the admin REST interface.
         admin_tls_port: of the same with TLS.
         tls_port: of the binary protocol with TLS.
-        address: of this machine, where it listens.
-        version: which release runs, one of `versions.PULSARS`.
-        full_jit: whether it compiles as a server does, see `launch`.
+        address: of this machine, on which it listens.
+        version: the release, one of `versions.PULSARS`.
+        full_jit: as in `launch`.
     """
 
     state: Path
@@ -80,53 +83,53 @@ class Broker:
 
     @property
     def service_url(self) -> str:
-        """What clients connect to."""
+        """The service URL for clients."""
         return f"pulsar://{self.address}:{self.port}"
 
     @property
     def service_tls_url(self) -> str:
-        """The same with TLS; a client with a certificate of `certificate` needs no token."""
+        """The service URL with TLS. A client with a `certificate` needs no token."""
         return f"pulsar+ssl://{self.address}:{self.tls_port}"
 
     @property
     def admin_url(self) -> str:
-        """Where the admin REST interface is."""
+        """The URL of the admin REST interface."""
         return f"http://{self.address}:{self.admin_port}"
 
     @property
     def admin_tls_url(self) -> str:
-        """The same with TLS; a client with a certificate of `certificate` needs no token."""
+        """The URL of the admin REST interface with TLS; a `certificate` replaces the token."""
         return f"https://127.0.0.1:{self.admin_tls_port}"
 
     @property
     def token_key(self) -> Path:
-        """The key that tokens are signed with, as `pulsar tokens create` takes it."""
+        """The file of the key that signs tokens, in the form for `pulsar tokens create`."""
         return _key_file(self.state)
 
     @property
     def authority(self) -> str:
-        """The broker's certificate authority, as PEM."""
+        """The broker's certificate authority in PEM."""
         return _authority_file(self.state).read_text()
 
     def certificate(self, role: str) -> tuple[str, str]:
-        """A certificate whose bearer acts as *role*, and its key, as PEM."""
+        """Return a new client certificate of *role*, and its key, in PEM."""
         authority = trustme.CA.from_pem(
             _authority_file(self.state).read_bytes(), _authority_key_file(self.state).read_bytes()
         )
-        # Java takes no certificate without an alternative name.
+        # Java refuses a certificate without an alternative name.
         issued = authority.issue_cert("localhost", common_name=role)
         chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
         return chain.decode(), issued.private_key_pem.bytes().decode()
 
     def token(self, role: str) -> str:
-        """A token, signed with the broker's key, whose bearer acts as *role*.
+        """Return a token of *role*, signed with the broker's key.
 
-        The role `SUPERUSER` may do everything; any other only what it was granted.
+        The role `SUPERUSER` has all permissions; another one has those that were granted to it.
         """
         return jwt.encode({"sub": role}, _key_file(self.state).read_bytes(), algorithm="HS256")
 
     def token_file(self, role: str) -> Path:
-        """A file, readable by its owner only, that holds a token of *role*."""
+        """Write and return a file with a token of *role*, readable by its owner only."""
         file = self.state / "tokens" / role
         file.parent.mkdir(mode=0o700, exist_ok=True)
         file.touch(mode=0o600)
@@ -136,16 +139,16 @@ class Broker:
     def request(
         self, method: str, path: str, body: object = None, *, token: str | None = None
     ) -> Answer:
-        """What the admin interface answers to *method* on *path*, to the super-user by default.
+        """Send a request to the admin REST interface, as the super-user by default.
 
         Args:
             method: such as ``PUT``.
             path: such as ``/admin/v2/tenants/shop``.
             body: sent as JSON.
-            token: of the role to be instead; an empty one sends none.
+            token: of another role; an empty one sends none.
 
         Raises:
-            OSError: the broker can't be reached.
+            OSError: the broker is unreachable.
         """
         bearer = self.token(SUPERUSER) if token is None else token
         headers = {"Content-Type": "application/json"}  # without it the broker refuses every PUT
@@ -160,21 +163,21 @@ class Broker:
             connection.close()
 
     def create_namespace(self, tenant: str, namespace: str) -> None:
-        """Create the namespace, and its tenant where that is missing.
+        """Create the namespace, and its tenant if that is missing.
 
         Raises:
-            SandboxError: the broker refused; also if the namespace exists.
+            SandboxError: the broker refused, or the namespace already exists.
         """
-        made = self.request(
+        answer = self.request(
             "PUT", f"/admin/v2/tenants/{tenant}", {"allowedClusters": ["standalone"]}
         )
-        if made.status != HTTPStatus.CONFLICT:
-            made.check(f"create the tenant {tenant}")
+        if answer.status != HTTPStatus.CONFLICT:
+            answer.check(f"create the tenant {tenant}")
         name = f"{tenant}/{namespace}"
         self.request("PUT", f"/admin/v2/namespaces/{name}").check(f"create the namespace {name}")
 
 
-def launch(  # noqa: PLR0913  what one broker is started with
+def launch(  # noqa: PLR0913  arguments of one broker
     state: Path,
     processes: Processes,
     version: str = versions.PULSAR,
@@ -183,16 +186,16 @@ def launch(  # noqa: PLR0913  what one broker is started with
     settings: Mapping[str, object] = MappingProxyType({}),
     full_jit: bool = False,
 ) -> Broker:
-    """Start a broker whose data are under *state*, without waiting until it answers.
+    """Start a broker with its data under *state*, without waiting until it answers.
 
     Args:
         state: the sandbox's directory.
         processes: where it is started.
-        version: which release, one of `versions.PULSARS`.
-        address: of this machine: another than the default has pods of a node reach it.
-        settings: of its configuration, in place of the sandbox's.
-        full_jit: whether it compiles as a server does, for what is measured: it takes longer to
-            start, and minutes to be as fast as it gets.
+        version: the release, one of `versions.PULSARS`.
+        address: of this machine; pods of a node cannot reach the default.
+        settings: of its configuration, overriding the sandbox's.
+        full_jit: use Java's optimizing compiler as a server does, for measurements. The start takes
+            longer, and the full speed is reached after minutes.
     """
     folder = state / NAME
     folder.mkdir(mode=0o700)
@@ -203,13 +206,13 @@ def launch(  # noqa: PLR0913  what one broker is started with
     _key_file(state).write_bytes(secrets.token_bytes(32))
     stock = (builds.pulsar(version) / "conf" / "standalone.conf").read_text()
     ours = "".join(f"{key}={value}\n" for key, value in {**_settings(broker), **settings}.items())
-    _configuration(state).write_text(f"{stock}\n{ours}")  # the last line about a key counts
+    _configuration(state).write_text(f"{stock}\n{ours}")  # the last line of a key counts
     start(broker, processes)
     return broker
 
 
 def start(broker: Broker, processes: Processes) -> None:
-    """Start *broker*, also once more after it was stopped, without waiting until it answers."""
+    """Start or restart *broker*, without waiting until it answers."""
     home, folder = builds.pulsar(broker.version), broker.state / NAME
     command = [str(home / "bin" / "pulsar"), "standalone", "--no-stream-storage",
                "--no-functions-worker", f"--metadata-dir={folder / 'metadata'}",
@@ -219,8 +222,8 @@ def start(broker: Broker, processes: Processes) -> None:
         "PULSAR_STANDALONE_CONF": str(_configuration(broker.state)),
         "PULSAR_LOG_DIR": str(folder / "logs"),
         "PULSAR_MEM": "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1g",
-        # For a short life on a small machine: ready with half the processor time, in a third of
-        # the memory, that the settings for a server take.
+        # For a short life on a small machine: half of the processor time until it is ready, and a
+        # third of the memory, compared with the settings for a server.
         "PULSAR_GC": "-XX:+UseSerialGC",
         "PULSAR_EXTRA_OPTS": "" if broker.full_jit else "-XX:TieredStopAtLevel=1",
     }
@@ -228,10 +231,10 @@ def start(broker: Broker, processes: Processes) -> None:
 
 
 def forget_bookie(broker: Broker) -> None:
-    """Remove what the bookie of a *broker* that was killed left behind in its store of metadata.
+    """Remove the registration of the bookie from the metadata store of a killed *broker*.
 
-    Else it may find itself there, and go on for ever to remove that and to register once more: the
-    broker then has a bookie for some milliseconds at a time.
+    A restarted bookie that finds its old registration may remove it and register again repeatedly,
+    so that the broker has a bookie for only some milliseconds at a time.
     """
     with java.virtual_machine(broker.version) as gateway:
         store = gateway.jvm.org.rocksdb.RocksDB.open(str(broker.state / NAME / "metadata"))
@@ -247,7 +250,7 @@ def forget_bookie(broker: Broker) -> None:
 
 
 def wait(broker: Broker, processes: Processes) -> None:
-    """Return once *broker* passes a message to itself, has a namespace, and can write to a ledger.
+    """Wait until *broker* passes its health check, has a namespace, and can write to a ledger.
 
     Raises:
         SandboxError: it ended or did not answer in time.
@@ -272,7 +275,7 @@ def _settings(broker: Broker) -> dict[str, object]:
         "tlsTrustCertsFilePath": _authority_file(broker.state),
         "bindAddress": broker.address,
         "advertisedAddress": broker.address,
-        "listeningInterface": _loopback(),  # of the storage node, which picks a port by itself
+        "listeningInterface": _loopback(),  # of the bookie, which chooses a port
         "authenticationEnabled": "true",
         "authenticationProviders": f"{_TOKEN_PROVIDER},{_TLS_PROVIDER}",
         "tokenSecretKey": _key_file(broker.state).as_uri(),
@@ -280,14 +283,14 @@ def _settings(broker: Broker) -> dict[str, object]:
         "superUserRoles": SUPERUSER,
         "brokerClientAuthenticationPlugin": _TOKEN_PLUGIN,
         "brokerClientAuthenticationParameters": superuser.as_uri(),
-        # By default every topic is gone through a hundred times a second: with thousands of them
-        # that takes one of a small machine's processors.
+        # The broker visits every topic a hundred times a second by default: with thousands of
+        # topics this occupies one processor.
         "managedLedgerCacheEvictionFrequency": 1,
-        # By default a bookie with five failed writes in a minute is avoided for half an hour. Here
-        # there is no other one.
+        # By default a bookie with five failed writes in a minute is avoided for half an hour. This
+        # broker has only one.
         "bookkeeperClientHealthCheckEnabled": "false",
-        # By default a topic without a subscription, a producer and a consumer is deleted after a
-        # minute or two: too soon for a slow test, and for whoever tries redrive by hand.
+        # By default a topic without subscription, producer and consumer is deleted after one or two
+        # minutes: too soon for a slow test, and for a user who tries redrive by hand.
         "brokerDeleteInactiveTopicsMaxInactiveDurationSeconds": 24 * 3600,
         "allowAutoTopicCreation": "false",
         "allowAutoSubscriptionCreation": "false",
@@ -295,7 +298,7 @@ def _settings(broker: Broker) -> dict[str, object]:
 
 
 def _loopback() -> str:
-    """What this system calls the interface of 127.0.0.1: ``lo``, ``lo0`` ..."""
+    """Return the name of the network interface of 127.0.0.1, such as ``lo`` or ``lo0``."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(address.address == "127.0.0.1" for address in addresses):
             return interface
@@ -307,7 +310,7 @@ def _configuration(state: Path) -> Path:
 
 
 def _write_identity(state: Path) -> None:
-    """Write an authority, and the broker's certificate by it."""
+    """Write a certificate authority and the broker's certificate."""
     authority = trustme.CA()
     broker = authority.issue_cert("127.0.0.1", "localhost")
     folder = state / NAME
@@ -322,7 +325,7 @@ def _write_identity(state: Path) -> None:
 
 
 def _pkcs8(key: bytes) -> bytes:
-    """Write a key in the one form that Pulsar reads."""
+    """Return *key* in PKCS #8, the only form that Pulsar reads."""
     return serialization.load_pem_private_key(key, password=None).private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -343,7 +346,7 @@ def _key_file(state: Path) -> Path:
 
 
 def _writes(broker: Broker) -> bool:
-    """Whether a new topic gets a ledger: a broker that was killed may answer before its bookie."""
+    """Return True if a new topic gets a ledger: a restarted broker may answer before its bookie."""
     path = f"/admin/v2/persistent/public/default/probe-{secrets.token_hex(4)}"
     made = _status(broker, path, "PUT") == HTTPStatus.NO_CONTENT
     return _status(broker, path, "DELETE") == HTTPStatus.NO_CONTENT and made

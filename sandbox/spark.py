@@ -1,7 +1,7 @@
-"""Starts the stand-in for the Spark operator beside a control plane.
+"""Starts the Spark operator stand-in for a control plane.
 
-Called by whatever composes a sandbox, and by the tests of the stand-in. The stand-in itself knows
-nothing of this package: what it needs is on its command line.
+Called by `sandbox.installation` and by the tests of the stand-in. The stand-in does not import this
+package; its command line contains all that it needs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sandbox.process import Processes
 
 _START_SECONDS = 120.0
 _APIS = 2
-"""The stand-in watches so many, in each namespace."""
+"""The number of APIs that the stand-in watches in each namespace."""
 
 SUBMIT = str(Path(sys.executable).with_name("spark-submit"))
-"""What starts Spark, of the libraries that run here."""
+"""The command that starts Spark, of the installed pyspark."""
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _ARCHIVED = """\
 from pyspark.sql import SparkSession
@@ -34,15 +34,15 @@ rows = spark.createDataFrame([(1, "a"), (2, "b")], "id bigint, cause string")
 rows.where("id % 2 = 1 and cause like 'a%'").rdd.map(tuple).collect()
 spark.stop()
 """
-"""What loads the classes that jobs load."""
+"""A program that loads the same classes as a job."""
 _ARCHIVE = "classes.jsa"
 _PYTHON = f"""\
 #!/bin/sh
 PYTHONPATH=$(printf %s "$PYTHONPATH" | sed 's#[^:]*/pyspark[.]zip:##')
 exec {shlex.quote(sys.executable)} "$@"
 """
-"""Runs Spark's Python with the installed pyspark. Spark puts an archive of the same before it, from
-which each process would compile what it imports: a second of a start that may take ten."""
+"""Runs Spark's Python with the installed pyspark. Spark puts a zip archive of pyspark before it,
+which each process would compile again: one second of a start."""
 
 
 def start(
@@ -53,13 +53,13 @@ def start(
     namespaces: Sequence[str] = (),
     name: str = "spark-operator",
 ) -> None:
-    """Install the SparkApplication API and run its applications; ready when this returns.
+    """Install the SparkApplication API, start the stand-in, and wait until it is ready.
 
     Args:
         processes: where the stand-in is started, as *name*.
-        cluster: whose applications are run.
-        work_dir: where the logs of drivers go, as NAMESPACE/APPLICATION-driver.log.
-        namespaces: the only ones to watch; all if empty.
+        cluster: the cluster to watch.
+        work_dir: the folder of the drivers' logs, NAMESPACE/APPLICATION-driver.log.
+        namespaces: to watch; all if empty.
         name: of the process.
 
     Raises:
@@ -86,7 +86,7 @@ def start(
 
 
 def image() -> dict[str, str]:
-    """What an image for jobs would hold, as environment: Java, Spark, the libraries, this code.
+    """Return the environment that replaces a job image: Java, Spark, the libraries, this code.
 
     Raises:
         SandboxError: Java could not be installed, or Spark does not run on it.
@@ -108,18 +108,18 @@ def _python() -> Path:
         (target / "python").chmod(0o755)
 
     name = f"spark-python-{hashlib.sha256(_PYTHON.encode()).hexdigest()[:12]}"
-    return cache.artifact(name, write, doing="write what runs Spark's Python") / "python"
+    return cache.artifact(name, write, doing="write the wrapper of Spark's Python") / "python"
 
 
 def _class_archive(image: dict[str, str]) -> Path:
-    """Return where Java finds Spark's classes parsed: more than half of the work of a short job.
+    """Return an archive of Spark's parsed classes, which saves over half of a short job's work.
 
-    A Java that can't share classes writes none, and does without.
+    A Java without class data sharing writes none, and ignores the option.
     """
     installed = metadata.distribution("pyspark")
     jars = sorted(Path(str(installed.locate_file("pyspark/jars"))).iterdir())
-    of = [image["JAVA_HOME"], *(f"{jar} {jar.stat().st_mtime_ns}" for jar in jars)]
-    digest = hashlib.sha256("\n".join(of).encode()).hexdigest()
+    inputs = [image["JAVA_HOME"], *(f"{jar} {jar.stat().st_mtime_ns}" for jar in jars)]
+    digest = hashlib.sha256("\n".join(inputs).encode()).hexdigest()
 
     def write(target: Path) -> None:
         job = target / "job.py"
@@ -136,7 +136,7 @@ def _class_archive(image: dict[str, str]) -> Path:
         if run.returncode != 0:
             raise SandboxError(
                 f"Spark does not run here:\n{run.stderr[-3000:]}",
-                remedy="look at what it says; Java is that of JAVA_HOME, or the one on the PATH",
+                remedy="read this output; Java is that of JAVA_HOME, or the one on the PATH",
             )
 
     name = f"spark-{installed.version}-{digest[:12]}"

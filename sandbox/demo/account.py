@@ -1,7 +1,7 @@
-"""The account that closes the demo: where every order is, from three lists of ids.
+"""The account at the end of the demo: the place of every order, from three lists of ids.
 
 producer's log ──┐
-handler's log  ──┼─▶ Account ─▶ balanced, or every id that is out of place
+handler's log  ──┼─▶ Account ─▶ balanced, or the ids in a wrong place
 dead letters   ──┘
 """
 
@@ -14,44 +14,44 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Account:
-    """Where the ids are; the last four hold what must not be.
+    """The ids by place. The last four sets are faults, and empty in a balanced account.
 
     Attributes:
-        produced: ids the broker confirmed to the producer.
-        done: ids handled with success.
-        resting: ids in the dead-letter topic, not acknowledged there.
-        lost: produced, but neither done nor resting.
-        repeated: handled with success more than once.
-        revived: done, and yet resting: a replay would handle them again.
-        unknown: done or resting, but never produced.
+        produced: ids that the broker confirmed to the producer.
+        done: ids that were handled successfully.
+        dead: ids of unacknowledged dead letters.
+        lost: produced, but neither done nor dead.
+        repeated: handled successfully more than once.
+        revived: both done and dead: a replay would handle them again.
+        unknown: done or dead, but never produced.
     """
 
     produced: frozenset[str]
     done: frozenset[str]
-    resting: frozenset[str]
+    dead: frozenset[str]
     lost: frozenset[str]
     repeated: frozenset[str]
     revived: frozenset[str]
     unknown: frozenset[str]
 
     @classmethod
-    def of(cls, *, produced: Iterable[str], done: Iterable[str], resting: Iterable[str]) -> Account:
-        """Compare the ids produced with those handled, one for each success, and those at rest."""
-        times = Counter(done)
-        sent, ended, dead = frozenset(produced), frozenset(times), frozenset(resting)
+    def of(cls, *, produced: Iterable[str], done: Iterable[str], dead: Iterable[str]) -> Account:
+        """Compare the produced ids with the handled ones, an id per success, and the dead ones."""
+        successes = Counter(done)
+        sent, handled, stored = frozenset(produced), frozenset(successes), frozenset(dead)
         return cls(
             produced=sent,
-            done=ended,
-            resting=dead,
-            lost=sent - ended - dead,
-            repeated=frozenset(order for order, count in times.items() if count > 1),
-            revived=ended & dead,
-            unknown=(ended | dead) - sent,
+            done=handled,
+            dead=stored,
+            lost=sent - handled - stored,
+            repeated=frozenset(order for order, count in successes.items() if count > 1),
+            revived=handled & stored,
+            unknown=(handled | stored) - sent,
         )
 
     @property
     def faults(self) -> dict[str, frozenset[str]]:
-        """Return the ids out of place, by what is wrong with them."""
+        """The ids in a wrong place, by fault."""
         groups = {
             "lost": self.lost,
             "processed more than once": self.repeated,
@@ -62,5 +62,5 @@ class Account:
 
     @property
     def balanced(self) -> bool:
-        """Whether every id is in exactly one place, and something was produced at all."""
+        """True if an order was produced, and every id is in exactly one place."""
         return bool(self.produced) and not self.faults

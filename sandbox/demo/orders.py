@@ -1,7 +1,7 @@
-"""Where the orders are, as told by the two programs' logs and by the broker.
+"""The places of the orders, from the logs of the two programs and from the broker.
 
-Called by `story`, while it goes on and for the account at its end. Nothing here uses redrive: an
-account must not rest on what it is to prove.
+Called by `story`, for its progress and for the account at its end. This module does not use
+redrive: the account must not depend on the product that it checks.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ _RECEIVE_TIMEOUT_MS = 60_000
 
 @dataclass(frozen=True)
 class Logs:
-    """The three lists of ids, in files of one folder, so that an account can be made again.
+    """The three lists of ids, in files of one folder, so that an account can be repeated.
 
     Attributes:
-        folder: where they are.
+        folder: of the files.
     """
 
     folder: Path
 
     @property
     def produced(self) -> Path:
-        """Return where the producer logs each id that the broker confirmed, a line each."""
+        """The producer's log: each id that the broker confirmed, one a line."""
         return self.folder / "produced.log"
 
     @property
     def handled(self) -> Path:
-        """Return where the consumer logs each handling, a JSON object a line."""
+        """The consumer's log: each handling, a JSON object a line."""
         return self.folder / "handled.jsonl"
 
     @property
-    def resting(self) -> Path:
-        """Return where the ids found in the dead-letter topic are noted, a line each."""
-        return self.folder / "resting.log"
+    def dead(self) -> Path:
+        """The ids in the dead-letter topic, one a line."""
+        return self.folder / "dead.log"
 
     def count_produced(self) -> int:
-        """Count the ids that the broker confirmed so far."""
+        """Return the number of ids that the broker has confirmed."""
         return len(_ids(self.produced))
 
     def outcomes(self) -> Counter[str]:
-        """Count the handlings so far by outcome: `done`, or what they failed with."""
+        """Count the handlings by outcome: `done`, or the name of the error."""
         return Counter(handling["outcome"] for handling in self._handlings())
 
     def account(self) -> Account:
-        """Compare the three."""
+        """Return the account of the three lists."""
         return Account.of(
             produced=_ids(self.produced),
             done=[handled["id"] for handled in self._handlings() if handled["outcome"] == "done"],
-            resting=_ids(self.resting),
+            dead=_ids(self.dead),
         )
 
     def _handlings(self) -> Iterator[dict[str, str]]:
@@ -68,11 +68,11 @@ class Logs:
                 yield json.loads(line)
 
 
-def resting(sandbox: Sandbox, topic: str, subscription: str, count: int) -> list[str]:
-    """Receive the ids of *count* messages of *topic* and hand them back, unacknowledged.
+def dead(sandbox: Sandbox, topic: str, subscription: str, count: int) -> list[str]:
+    """Return the ids of *count* messages of *topic*, which stay unacknowledged.
 
     Raises:
-        pulsar.Timeout: there are fewer.
+        pulsar.Timeout: the topic has fewer.
     """
     client = pulsar.Client(
         sandbox.pulsar.service_url,

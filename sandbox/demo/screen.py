@@ -1,4 +1,4 @@
-"""What the demo shows: headings, a live table of where the orders are, the closing account."""
+"""The output of the demo: headings, a live table of the orders, and the account."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.table import Table
 
 from sandbox.demo.account import Account
 
-Wish = Callable[["Counts"], bool]
-"""Whether counts are as expected."""
+Condition = Callable[["Counts"], bool]
+"""A condition on the counts that the demo waits for."""
 
 console = Console(highlight=False)
 _REFRESH_SECONDS = 0.5
@@ -23,11 +23,11 @@ _IDS_SHOWN = 5
 
 @dataclass(frozen=True)
 class Counts:
-    """Where the orders are at one moment.
+    """The number of orders by place.
 
     Attributes:
         produced: confirmed to the producer.
-        outcomes: handlings so far, by outcome: `done`, or what they failed with.
+        outcomes: handlings by outcome: `done`, or the name of the error.
         waiting: in the retry topic.
         dead: in the dead-letter topic.
     """
@@ -39,39 +39,39 @@ class Counts:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is under way."""
+        """True if every order is done or a dead letter."""
         return self.waiting == 0 and self.produced == self.outcomes["done"] + self.dead
 
 
 def heading(text: str) -> None:
-    """Begin an act."""
+    """Print the heading of a step."""
     console.print(f"\n[bold cyan]{text}[/]")
 
 
 def output(text: str) -> None:
-    """Show what a command printed, as it is."""
+    """Print the output of a command unchanged."""
     console.print(text.rstrip(), markup=False, soft_wrap=True)
 
 
-def watch(look: Callable[[], Counts], until: Wish, *, seconds: float) -> bool:
-    """Show the counts until they are as wished; return whether they came to be so in time."""
+def watch(read: Callable[[], Counts], until: Condition, *, seconds: float) -> bool:
+    """Show the counts until *until* holds; return False after *seconds*."""
     deadline = monotonic() + seconds
-    counts = look()
+    counts = read()
     with Live(_table(counts), console=console, refresh_per_second=4) as live:
         while not until(counts) and monotonic() < deadline:
             sleep(_REFRESH_SECONDS)
-            counts = look()
+            counts = read()
             live.update(_table(counts))
     console.print()
     return until(counts)
 
 
 def show_account(account: Account) -> None:
-    """Close the demo: the counts, and every id that is out of place."""
+    """Show the account: the counts, and every id in a wrong place."""
     table = Table("account", "orders", title_justify="left")
     table.add_row("produced", f"{len(account.produced)}")
     table.add_row("processed once", f"{len(account.done)}")
-    table.add_row("resting as dead letters", f"{len(account.resting)}")
+    table.add_row("dead letters", f"{len(account.dead)}")
     for fault, ids in account.faults.items():
         shown = ", ".join(sorted(ids)[:_IDS_SHOWN])
         more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""

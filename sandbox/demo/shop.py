@@ -1,6 +1,6 @@
-"""The stage of the demo: a shop with a topic of orders, before redrive comes.
+"""The shop of the demo, with a topic of orders, before redrive is used.
 
-Called by `story`. All that is set up here belongs to the shop, not to redrive: the tenant, the
+Called by `story`. It sets up objects that belong to the shop and not to redrive: the tenant, the
 topic with its subscription, the roles with their rights, and the two programs of the example.
 """
 
@@ -22,7 +22,7 @@ TENANT_ADMIN, PRODUCER, CONSUMER, REPLAYER = "redrive", "web-shop", "fulfilment"
 
 
 def open_shop(sandbox: Sandbox) -> None:
-    """Make the tenant, the topic, the rights, and the Secrets that hold the roles' tokens."""
+    """Create the tenant, the topic, the rights, and the Secrets with the roles' tokens."""
     broker = sandbox.pulsar
     broker.create_namespace("shop", "prod")
     for method, path, body in (
@@ -42,7 +42,7 @@ def open_shop(sandbox: Sandbox) -> None:
 
 
 def manifest(sandbox: Sandbox, name: str) -> str:
-    """Read a manifest of the example; the broker's addresses are those of this sandbox."""
+    """Return a manifest of the example with the broker addresses of this sandbox."""
     text = (EXAMPLE / name).read_text(encoding="utf-8")
     return text.replace("pulsar://localhost:6650", sandbox.pulsar.service_url).replace(
         "http://localhost:8080", sandbox.pulsar.admin_url
@@ -50,13 +50,13 @@ def manifest(sandbox: Sandbox, name: str) -> str:
 
 
 def start_consumer(sandbox: Sandbox, *, log: Path, warehouse: Path) -> None:
-    """Start the example's consumer, with the consumers' own token and the policy made for it."""
-    # What a pod would find mounted from the ConfigMap.
+    """Start the example's consumer with the token of its role and the policy of its ConfigMap."""
+    # A pod would mount this file from the ConfigMap.
     policy = sandbox.state / "policy.json"
-    found = sandbox.cluster.kubectl(
+    config_map = sandbox.cluster.kubectl(
         "get", "configmap", "orders-fulfilment-redrive", "-n", NAMESPACE, "-o", "json"
     )
-    policy.write_text(json.loads(found)["data"]["policy.json"], encoding="utf-8")
+    policy.write_text(json.loads(config_map)["data"]["policy.json"], encoding="utf-8")
     command = [sys.executable, str(EXAMPLE / "consumer.py"), f"--log={log}"]
     sandbox.processes.start(
         "consumer",
@@ -66,25 +66,25 @@ def start_consumer(sandbox: Sandbox, *, log: Path, warehouse: Path) -> None:
 
 
 def start_producer(sandbox: Sandbox, *, log: Path, orders: int) -> None:
-    """Start the example's producer; it ends by itself."""
+    """Start the example's producer, which ends after *orders* messages."""
     command = [sys.executable, str(EXAMPLE / "producer.py"), f"--log={log}", f"--count={orders}"]
     sandbox.processes.start("producer", command, env=_client(sandbox, PRODUCER))
 
 
 def subscriptions(sandbox: Sandbox, topic: str) -> list[str]:
-    """List the subscriptions of *topic*, `tenant/namespace/name`."""
-    found = sandbox.pulsar.request("GET", f"/admin/v2/persistent/{topic}/subscriptions")
-    found.check(f"list the subscriptions of {topic}")
-    return sorted(json.loads(found.body))
+    """Return the subscriptions of *topic*, `tenant/namespace/name`."""
+    answer = sandbox.pulsar.request("GET", f"/admin/v2/persistent/{topic}/subscriptions")
+    answer.check(f"list the subscriptions of {topic}")
+    return sorted(json.loads(answer.body))
 
 
 def backlog(sandbox: Sandbox, topic: str, subscription: str) -> int:
-    """Count what a subscription of *topic*, `tenant/namespace/name`, has not acknowledged."""
+    """Return the number of unacknowledged messages of *topic*, `tenant/namespace/name`."""
     path = f"/admin/v2/persistent/{topic}"
     partitions = sandbox.pulsar.request("GET", f"{path}/partitions")
     partitions.check(f"count the partitions of {topic}")
     kind = "partitioned-stats" if json.loads(partitions.body)["partitions"] else "stats"
-    # Without a precise backlog, messages acknowledged one by one would still be counted.
+    # The default backlog includes messages that were acknowledged one by one.
     stats = sandbox.pulsar.request("GET", f"{path}/{kind}?getPreciseBacklog=true")
     stats.check(f"count the backlog of {topic}")
     return int(json.loads(stats.body)["subscriptions"][subscription]["msgBacklog"])

@@ -1,4 +1,4 @@
-"""The demo's acts, in order, on a sandbox where redrive is installed.
+"""The steps of the demo, in order, in a sandbox where redrive is installed.
 
 Called by ``python -m sandbox.demo`` and, with fewer orders, by the end-to-end test.
 """
@@ -20,7 +20,7 @@ from sandbox.errors import SandboxError
 from sandbox.sandbox import Sandbox
 
 RETRY_TOPIC, DEAD_LETTER_TOPIC = f"{shop.TOPIC}-fulfilment-RETRY", f"{shop.TOPIC}-fulfilment-DLQ"
-_PATIENCE_SECONDS = 180.0
+_TIMEOUT_SECONDS = 180.0
 _POLL_SECONDS = 0.5
 
 
@@ -29,8 +29,8 @@ class Story:
     """One run of the demo.
 
     Attributes:
-        sandbox: where; redrive runs in it, without a shop so far.
-        count: how many orders are sent.
+        sandbox: redrive runs in it, without a shop yet.
+        count: the number of orders to send.
     """
 
     sandbox: Sandbox
@@ -38,7 +38,7 @@ class Story:
 
     @property
     def logs(self) -> orders.Logs:
-        """Return where the programs log what they do."""
+        """The logs of the two programs."""
         return orders.Logs(self.sandbox.state)
 
     @property
@@ -46,10 +46,10 @@ class Story:
         return self.sandbox.state / "warehouse.up"
 
     def play(self) -> Account:
-        """Go through all acts and return the account of the orders.
+        """Run all steps and return the account of the orders.
 
         Raises:
-            SandboxError: something did not come to be in time.
+            SandboxError: a step failed, or did not end in time.
         """
         self.declare()
         self.fail()
@@ -57,7 +57,7 @@ class Story:
         return self.settle()
 
     def declare(self) -> None:
-        """Apply the connection and the policy; show what the operator makes of them."""
+        """Apply the connection and the policy; show the topics that the operator creates."""
         screen.heading(
             "2. A policy is applied: retries after 1, 2 and 4 seconds, then dead letters"
         )
@@ -69,7 +69,7 @@ class Story:
             "wait",
             "--for=condition=Ready",
             "rpol/orders-fulfilment",
-            f"--timeout={_PATIENCE_SECONDS:.0f}s",
+            f"--timeout={_TIMEOUT_SECONDS:.0f}s",
         )
         screen.output(self._kubectl("get", "bconn,rpol"))
         self._show_topology()
@@ -85,30 +85,30 @@ class Story:
         )
 
     def replay(self) -> None:
-        """Bring the warehouse back and replay what died because of it."""
+        """Bring the warehouse back and replay the dead letters of its outage."""
         screen.heading("4. The warehouse is back: its dead letters are replayed")
         self._warehouse.touch()
         self._apply("3-replay.yaml")
         self._kubectl(
             "wait", "--for=jsonpath={.status.sparkApplication}", "replay/after-the-outage",
-            f"--timeout={_PATIENCE_SECONDS:.0f}s",
+            f"--timeout={_TIMEOUT_SECONDS:.0f}s",
         )  # fmt: skip
         screen.console.print(f"the job's token is of the role [bold]{self._replay_role()}[/]")
         self._watch(
             "the replayed orders are processed",
-            # Settled after it: before, nothing was replayed.
-            lambda _: self._replayed() == "Completed" and self._look().settled,
+            # Counted after the Replay is completed: earlier counts may be settled, too.
+            lambda _: self._replayed() == "Completed" and self._counts().settled,
         )
         self._refresh_backlog()
         screen.output(self._kubectl("get", "rpol,replay"))
 
     def settle(self) -> Account:
-        """End the consumer and make the account."""
+        """Stop the consumer and return the account."""
         screen.heading("5. The account: the producer's log, the handler's log, the dead letters")
         self.sandbox.processes.stop("consumer")
-        rest = shop.backlog(self.sandbox, DEAD_LETTER_TOPIC, "redrive")
-        ids = orders.resting(self.sandbox, DEAD_LETTER_TOPIC, "redrive", rest)
-        self.logs.resting.write_text("".join(f"{order}\n" for order in ids), encoding="ascii")
+        count = shop.backlog(self.sandbox, DEAD_LETTER_TOPIC, "redrive")
+        ids = orders.dead(self.sandbox, DEAD_LETTER_TOPIC, "redrive", count)
+        self.logs.dead.write_text("".join(f"{order}\n" for order in ids), encoding="ascii")
         return self.logs.account()
 
     def _show_topology(self) -> None:
@@ -123,15 +123,15 @@ class Story:
                 + "; ".join(f"{role}: {', '.join(sorted(may))}" for role, may in rights)
             )
 
-    def _watch(self, what: str, until: screen.Wish) -> None:
-        if not screen.watch(self._look, until, seconds=_PATIENCE_SECONDS):
+    def _watch(self, goal: str, until: screen.Condition) -> None:
+        if not screen.watch(self._counts, until, seconds=_TIMEOUT_SECONDS):
             raise SandboxError(
-                f"it took more than {_PATIENCE_SECONDS:.0f} s until {what}",
-                got=str(self._look()),
+                f"it took more than {_TIMEOUT_SECONDS:.0f} s until {goal}",
+                got=str(self._counts()),
                 remedy=f"see the logs in {self.sandbox.state / 'logs'}",
             )
 
-    def _look(self) -> screen.Counts:
+    def _counts(self) -> screen.Counts:
         for program in ("consumer", "producer"):
             self._check_alive(program)
         return screen.Counts(
@@ -150,16 +150,16 @@ class Story:
             )
 
     def _refresh_backlog(self) -> None:
-        """Have the policy's backlog read again, and wait until its status shows that reading."""
+        """Request a new reading of the policy's backlog, and wait until its status shows it."""
         policy, now = "rpol/orders-fulfilment", strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
         requested = f"redrive.io/reconcile-requested-at={now}"
         self._kubectl("annotate", "--overwrite", policy, requested)
-        deadline = monotonic() + _PATIENCE_SECONDS
+        deadline = monotonic() + _TIMEOUT_SECONDS
         path = "jsonpath={.status.backlog.observedAt}"
         while (observed := self._kubectl("get", policy, "-o", path)) < now:
             if monotonic() > deadline:
                 raise SandboxError(
-                    f"it took more than {_PATIENCE_SECONDS:.0f} s to read the policy's backlog",
+                    f"it took more than {_TIMEOUT_SECONDS:.0f} s to read the policy's backlog",
                     got=f"status.backlog.observedAt: {observed}",
                     remedy=f"see the logs in {self.sandbox.state / 'logs'}",
                 )
@@ -176,7 +176,11 @@ class Story:
         return phase
 
     def _replay_role(self) -> str:
-        """Return whose token the SparkApplication mounts: the replayer's, or it is a fault."""
+        """Return the role of the token that the SparkApplication mounts.
+
+        Raises:
+            SandboxError: it mounts another token than the replay role's.
+        """
         name = self._kubectl(
             "get", "replay/after-the-outage", "-o", "jsonpath={.status.sparkApplication}"
         )
@@ -204,7 +208,7 @@ class Story:
 
     def _apply(self, name: str) -> None:
         screen.console.print(f"kubectl apply -f examples/01-first-policy/{name}")
-        self._kubectl("apply", "-f", "-", given=shop.manifest(self.sandbox, name))
+        self._kubectl("apply", "-f", "-", text=shop.manifest(self.sandbox, name))
 
-    def _kubectl(self, *args: str, given: str | None = None) -> str:
-        return self.sandbox.cluster.kubectl("-n", shop.NAMESPACE, *args, input=given)
+    def _kubectl(self, *args: str, text: str | None = None) -> str:
+        return self.sandbox.cluster.kubectl("-n", shop.NAMESPACE, *args, input=text)

@@ -36,7 +36,7 @@ def test_every_order_is_accounted_for(account: Account) -> None:
     assert account.faults == {}
     assert len(account.produced) == ORDERS
     malformed = {f"order-{n:06}" for n in range(ORDERS) if n % 100 < 2}
-    assert account.resting == malformed
+    assert account.dead == malformed
     assert account.done == account.produced - malformed
 
 
@@ -49,7 +49,7 @@ def test_the_policy_that_is_shown_at_the_end_agrees_with_the_account(account: Ac
         at = header.index(title)
         return shown[last][at:].split()[0]
 
-    assert (column("WAITING"), column("DEAD")) == ("0", f"{len(account.resting)}")
+    assert (column("WAITING"), column("DEAD")) == ("0", f"{len(account.dead)}")
 
 
 @pytest.mark.usefixtures("account")
@@ -60,7 +60,7 @@ def test_an_id_missing_from_a_log_fails_the_demo(
     story: Story, tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str, fault: str
 ) -> None:
     """The account of the same logs less one line: the exit status is 1, and the id is named."""
-    for file in (story.logs.produced, story.logs.handled, story.logs.resting):
+    for file in (story.logs.produced, story.logs.handled, story.logs.dead):
         shutil.copy(file, tmp_path)
     assert demo.main(["--account", str(tmp_path)]) == 0
     lines = (tmp_path / log).read_text(encoding="utf-8").splitlines(keepends=True)
