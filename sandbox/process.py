@@ -1,8 +1,8 @@
-"""Starts the processes of a sandbox, remembers them on disk, and stops exactly those.
+"""The processes of a sandbox, recorded on disk, so that exactly those are stopped.
 
-Called by each part of `sandbox`. A process outlives the Python that started it; whoever
-opens the same state directory later can watch and stop it. A process is known by its id *and* the
-moment it started, so an id that another process has got since is left alone.
+Used by all modules of `sandbox`. A process may outlive the Python that started it; a later run
+with the same state directory can watch and stop it. A process is identified by its id *and* its
+start time, so a reused id is never stopped.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from filelock import FileLock
 from sandbox import cache
 from sandbox.errors import SandboxError
 
-# Below the ports that systems hand out by themselves, so that no connection takes one in between.
+# Below the ephemeral ports of systems, so that no connection takes one in between.
 _PORTS = range(20_000, 32_000)
-_KILLED_SECONDS = 10.0  # for the system to take back the memory of a big process
+_KILLED_SECONDS = 10.0  # for the system to free the memory of a big process
 _LOG_LINES_SHOWN = 30
-# Systems derive the moment a process started from a clock that may be set meanwhile.
+# Systems derive the start time of a process from a clock that may be set meanwhile.
 _START_TOLERANCE_SECONDS = 2.0
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nothing listens on, the next one after the last that was returned.
+    """Return the next free port on 127.0.0.1 after the last returned one.
 
-    Processes share that order, so none is given the same port before whoever asked for it listens:
-    a broker takes many seconds for that.
+    All processes share this order, so a port is not returned twice before its user listens:
+    a broker needs many seconds for that.
 
     Raises:
-        SandboxError: all of them are taken.
+        SandboxError: all ports are taken.
     """
     last = cache.root() / "last-port"
     last.parent.mkdir(parents=True, exist_ok=True)
@@ -52,13 +52,13 @@ def free_port() -> int:
     raise SandboxError(
         "no free port was found on 127.0.0.1",
         got=f"{_PORTS.start} to {_PORTS.stop - 1} taken",
-        remedy="end what listens there",
+        remedy="end some processes that listen there",
     )
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As servers do: a port whose last connections are still fading away is free.
+        # Like servers: a port with connections in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -88,9 +88,9 @@ class Processes:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> None:
-        """Start *command* as *name*, in a session of its own, with *env* added to ours.
+        """Start *command* as *name*, in its own session, with *env* added to this environment.
 
-        Arguments are visible to every user of the machine: secrets belong into files or *env*.
+        Arguments are visible to every user of the machine: pass secrets in files or *env*.
         """
         self._starts[name] = lambda: self.start(name, command, env=env, cwd=cwd)
         for folder in (self._logs, self._records):
@@ -105,7 +105,7 @@ class Processes:
         self._record(name).write_text(json.dumps(record))
 
     def again(self, name: str) -> None:
-        """Start *name*, which has ended, just as it was started here before."""
+        """Start *name*, which has ended, again with the same arguments."""
         self._starts[name]()
 
     def log(self, name: str) -> Path:
@@ -113,16 +113,16 @@ class Processes:
         return self._logs / f"{name}.log"
 
     def alive(self, name: str) -> bool:
-        """Whether the process that was started as *name* still runs."""
+        """Return True if the process *name* runs."""
         return self._find(name) is not None
 
     def names(self) -> list[str]:
-        """The processes that were started and not stopped since, oldest first."""
+        """Return the names of processes that were started and not stopped, oldest first."""
         records = [(json.loads(file.read_text())["started"], file.stem) for file in self._files()]
         return [name for _, name in sorted(records)]
 
     def wait_until(self, name: str, ready: Callable[[], bool], *, seconds: float) -> None:
-        """Return once *ready* says so.
+        """Wait until *ready* returns True.
 
         Raises:
             SandboxError: *name* ended, or was not ready in time; with the end of its log.
@@ -138,7 +138,7 @@ class Processes:
             time.sleep(0.2)
 
     def stop(self, name: str, *, grace: float = 10.0) -> None:
-        """Stop *name* if it still runs: ask it to end, after *grace* seconds make it end."""
+        """Terminate *name* if it runs, and kill it after *grace* seconds."""
         process = self._find(name)
         if process is not None:
             process.terminate()
@@ -162,10 +162,10 @@ class Processes:
         self._record(name).unlink(missing_ok=True)
 
     def pid(self, name: str) -> int:
-        """Return the id of *name*, which runs.
+        """Return the process id of *name*.
 
         Raises:
-            SandboxError: it does not.
+            SandboxError: it does not run.
         """
         process = self._find(name)
         if process is None:
@@ -176,25 +176,25 @@ class Processes:
         """Stop every process of this sandbox, the youngest first."""
         for name in reversed(self.names()):
             self.stop(name)
-        for child in self._children.values():  # stopped by another run: only reaped here
+        for child in self._children.values():  # stopped by another run, reaped here
             child.wait()
         self._children.clear()
 
     def leave(self) -> None:
-        """Let all that was started run on, for a later run to find; nothing is reaped here then."""
+        """Let all processes continue for a later run, which stops them."""
         for child in self._children.values():
-            child.returncode = 0  # else Python warns of a process that outlives its Popen
+            child.returncode = 0  # otherwise Python warns of a process that outlives its Popen
         self._children.clear()
 
     def _find(self, name: str) -> psutil.Process | None:
-        record = self._record(name)
-        if not record.is_file():
+        file = self._record(name)
+        if not file.is_file():
             return None
-        known = json.loads(record.read_text())
+        record = json.loads(file.read_text())
         try:
-            process = psutil.Process(known["pid"])
+            process = psutil.Process(record["pid"])
             ended = process.status() == psutil.STATUS_ZOMBIE
-            drift = abs(process.create_time() - known["started"])
+            drift = abs(process.create_time() - record["started"])
         except psutil.NoSuchProcess:
             return None
         return None if ended or drift > _START_TOLERANCE_SECONDS else process

@@ -1,4 +1,4 @@
-"""The sandbox as a whole: Pulsar and a Kubernetes control plane, with one state directory.
+"""The sandbox: Pulsar and a Kubernetes control plane, with one state directory.
 
 Called by the command ``python -m sandbox``, the demo, and the fixtures of the tests.
 """
@@ -24,11 +24,11 @@ _PARTS = (pulsar.NAME, *kubernetes.NAMES)
 
 
 class Sandbox:
-    """A running sandbox; as a context manager it is stopped when the block ends, else never.
+    """A running sandbox. Only as a context manager it is stopped, at the end of the block.
 
     Args:
-        state: its directory: logs, data, keys, kubeconfigs; readable by its owner only.
-        processes: what runs in it. Add yours here, and they are stopped with the others.
+        state: the directory of logs, data, keys and kubeconfigs, readable by its owner only.
+        processes: of the sandbox. Processes that are added here are stopped with the others.
         pulsar: the broker.
         cluster: the Kubernetes control plane.
     """
@@ -43,13 +43,13 @@ class Sandbox:
     def start(
         cls, state: Path, pulsar_version: str = versions.PULSAR, *, full_jit: bool = False
     ) -> Self:
-        """Fetch and build what is missing, start everything, return when all of it answers.
+        """Fetch and build missing components, start all, and wait until they answer.
 
-        *state* must be missing or empty. Whatever was started is stopped again if a part fails.
+        *state* must be missing or empty. If a component fails, the others are stopped.
         *full_jit* is that of `pulsar.launch`.
 
         Raises:
-            SandboxError: *state* is in use, or a part could not be fetched, built or started.
+            SandboxError: *state* is in use, or a component could not be fetched, built or started.
         """
         state = _fresh(state)
         builds.prepare()
@@ -57,7 +57,7 @@ class Sandbox:
         try:
             broker = pulsar.launch(
                 state, processes, pulsar_version, full_jit=full_jit
-            )  # slow to answer: it starts meanwhile
+            )  # it starts while the control plane does
             with step("start the Kubernetes control plane"):
                 cluster = kubernetes.start(state, processes)
             with step("wait for Pulsar"):
@@ -70,7 +70,7 @@ class Sandbox:
         return sandbox
 
     def restart_broker(self) -> None:
-        """Start Pulsar once more if it was killed, and return when it answers.
+        """Start a killed Pulsar again, and wait until it answers.
 
         Raises:
             SandboxError: it ended or did not answer in time.
@@ -82,27 +82,27 @@ class Sandbox:
 
     @classmethod
     def attach(cls, state: Path) -> Self:
-        """The sandbox that was started with *state* and still runs.
+        """Return the running sandbox that was started with *state*.
 
         Raises:
-            SandboxError: there is none.
+            SandboxError: no complete sandbox runs.
         """
         state = state.absolute()
-        description = state / _DESCRIPTION
+        file = state / _DESCRIPTION
         processes = Processes(state)
         dead = [name for name in _PARTS if not processes.alive(name)]
         if dead or not is_described(state):
             raise SandboxError(
                 f"no sandbox runs with the state directory {state}",
                 got=f"ended: {', '.join(dead)}" if dead else f"no {_DESCRIPTION}",
-                remedy="stop what is left of it with `make sandbox-down`, then start one",
+                remedy="stop its other processes with `make sandbox-down`, then start one",
             )
-        known = json.loads(description.read_text())
-        broker = pulsar.Broker(state, **known["pulsar"])
-        return cls(state, processes, broker, kubernetes.Cluster(state, **known["cluster"]))
+        description = json.loads(file.read_text())
+        broker = pulsar.Broker(state, **description["pulsar"])
+        return cls(state, processes, broker, kubernetes.Cluster(state, **description["cluster"]))
 
     def stop(self) -> None:
-        """Stop every process of it; the state directory stays, for its logs."""
+        """Stop all processes. The state directory stays, for its logs."""
         (self.state / _DESCRIPTION).unlink(missing_ok=True)
         self.processes.stop_all()
 
@@ -118,8 +118,8 @@ class Sandbox:
         self.stop()
 
     def _describe(self) -> None:
-        """Write what `attach` needs: the sign that all parts are there."""
-        known = {
+        """Write the description for `attach`, which marks the sandbox as complete."""
+        description = {
             "pulsar": {
                 "port": self.pulsar.port,
                 "admin_port": self.pulsar.admin_port,
@@ -130,22 +130,22 @@ class Sandbox:
             },
             "cluster": {"port": self.cluster.port},
         }
-        (self.state / _DESCRIPTION).write_text(json.dumps(known))
+        (self.state / _DESCRIPTION).write_text(json.dumps(description))
 
 
 def default_state() -> Path:
-    """Where ``make sandbox`` keeps its sandbox: in the user's state directory."""
+    """Return the directory of ``make sandbox``, in the user's state directory."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "redrive" / "sandbox"
 
 
 def is_described(state: Path) -> bool:
-    """Whether a sandbox came up completely with *state* and was not stopped since."""
+    """Return True if a sandbox was started completely with *state*, and not stopped."""
     return (state / _DESCRIPTION).is_file()
 
 
 def remove(state: Path) -> None:
-    """Stop whatever was started with *state*, complete or not, and delete the directory."""
+    """Stop all processes that were started with *state*, and delete the directory."""
     Processes(state).stop_all()
     if state.exists():
         shutil.rmtree(state)

@@ -1,4 +1,4 @@
-"""The parts of the sandbox as fixtures.
+"""The components of the sandbox as fixtures.
 
 All workers of a run share one sandbox, started by the first test that needs it. Modules that stop,
 replace or reconfigure a part of it are marked `xdist_group("own sandbox")`: one worker runs them in
@@ -29,14 +29,14 @@ from sandbox.pulsar import Broker
 from sandbox.sandbox import Sandbox, is_described
 from tests.support.run_summary import started_processes, write_summary
 
-# Next to a broker that is starting, an example takes as long as it takes. The same tree gives the
-# same examples, so that a run says something of a change; --hypothesis-profile=explore has others.
+# While a broker starts, the time of an example is unlimited. The same tree gives the
+# same examples, so runs can be compared; --hypothesis-profile=explore has others.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("redrive", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("redrive")
 
 BEFORE = pytest.StashKey[list[str]]()
-"""The processes that ran in a sandbox of `--sandbox` before the tests."""
+"""The processes of a sandbox of `--sandbox` that ran before the tests."""
 STARTED = pytest.StashKey[Counter[str]]()
 """The processes that the run started, by name."""
 
@@ -64,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 OWN_SANDBOX = "own sandbox"
-"""The group of the modules that may do anything to the sandbox: see the top of this file."""
+"""The group of modules that may stop or change the sandbox; see the top of this file."""
 
 
 class GroupScheduling(LoadGroupScheduling):  # type: ignore[misc]  # it has no types
@@ -79,7 +79,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupSc
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the groups, which are long, so that no worker is idle at the end."""
+    """Run the groups first, which are long, so that no worker is idle at the end."""
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
@@ -97,7 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Stop sandboxes undisturbed; those of workers too, which xdist kills after an interruption."""
+    """Stop all sandboxes without interruption, including those of workers that xdist kills."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if hasattr(session.config, "workerinput"):
         return
@@ -105,7 +105,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         workers = psutil.Process().children()
         deadline = time.monotonic() + 180
         while workers and time.monotonic() < deadline:
-            # One at work ends its session at this, one that has ended its session ends.
+            # A working process ends its session now; one that has ended its session exits.
             _, workers = psutil.wait_procs(workers, timeout=1)
             for worker in workers:
                 worker.terminate()
@@ -146,7 +146,7 @@ def shared_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
             version: str = request.config.getoption("--pulsar")
             full_jit: bool = request.config.getoption("--full-jit")
             started = Sandbox.start(state, version, full_jit=full_jit)
-            started.processes.leave()  # stopped in the end, after all workers
+            started.processes.leave()  # stopped at the end, after all workers
     attached = Sandbox.attach(state)
     yield attached
     attached.processes.leave()
@@ -156,7 +156,7 @@ def shared_sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 def own_sandbox(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sandbox]:
-    """A sandbox of this worker alone."""
+    """A sandbox for this worker only."""
     with Sandbox.start(
         tmp_path_factory.mktemp("sandbox"), request.config.getoption("--pulsar")
     ) as started:
@@ -167,13 +167,13 @@ def own_sandbox(
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     mark = request.node.get_closest_marker("xdist_group")
     is_own = mark is not None and OWN_SANDBOX in mark.args
-    found: Sandbox = request.getfixturevalue("own_sandbox" if is_own else "shared_sandbox")
-    return found
+    running: Sandbox = request.getfixturevalue("own_sandbox" if is_own else "shared_sandbox")
+    return running
 
 
 @pytest.fixture(scope="module")
 def installed(sandbox: Sandbox) -> Sandbox:
-    """The sandbox with redrive and the stand-in for the Spark operator running in it."""
+    """The sandbox with running redrive and Spark operator stand-in."""
     with FileLock(sandbox.state / "installation.lock"):
         if not sandbox.processes.alive(installation.OPERATOR):
             installation.install(sandbox)
@@ -192,7 +192,7 @@ def cluster(sandbox: Sandbox) -> Cluster:
 
 @pytest.fixture
 def kube_namespace(cluster: Cluster) -> Iterator[str]:
-    """A namespace of this test's own; its deletion is not waited for."""
+    """A namespace for one test, deleted without waiting."""
     name = f"t-{secrets.token_hex(4)}"
     cluster.objects.create_namespace(name)
     yield name
@@ -201,7 +201,7 @@ def kube_namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def pulsar_namespace(broker: Broker) -> str:
-    """``tenant/namespace`` of this test's own."""
+    """``tenant/namespace`` for one test."""
     tenant = f"t-{secrets.token_hex(4)}"
     broker.create_namespace(tenant, "test")
     return f"{tenant}/test"

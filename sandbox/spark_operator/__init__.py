@@ -1,11 +1,12 @@
-"""A stand-in for the Spark operators of Kubeflow and Apache, which no registry of packages has.
+"""A stand-in for the Spark operators of Kubeflow and Apache, which no package registry has.
 
-It watches SparkApplication objects (sparkoperator.k8s.io/v1beta2 and spark.apache.org/v1) and runs
-each as `spark-submit --master local[…]` from the object alone, for machines without containers; in
-a cluster, `in_cluster` runs each of the first API in pods. It is a program of its own: the sandbox
-installs its CRDs and starts it as a process, and it imports nothing but its own modules, the
-Kubernetes client and the standard library, so that whoever writes SparkApplications meets the real
-API and never a shared assumption.
+It watches SparkApplications (sparkoperator.k8s.io/v1beta2 and spark.apache.org/v1) and runs each as
+`spark-submit --master local[…]`, for machines without containers. In a cluster, `in_cluster` runs
+those of the first API in pods.
+
+It is an independent program: the sandbox installs its CRDs and starts it as a process. It imports
+only its own modules, the Kubernetes client and the standard library. The code that writes
+SparkApplications therefore meets the real API, and shares no assumption with the stand-in.
 """
 
 from __future__ import annotations

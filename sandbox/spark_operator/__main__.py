@@ -1,6 +1,6 @@
 """`python -m sandbox.spark_operator`: run the stand-in until it is stopped.
 
-Started by the sandbox as a process of its own. SIGTERM or Ctrl-C stops every driver and then it.
+Started by the sandbox as a process. SIGTERM or Ctrl-C stops every driver and then the stand-in.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .process import stop_orphans
 
 
 def main(arguments: list[str]) -> None:
-    """Run the stand-in as *arguments* say."""
+    """Run the stand-in with the options in *arguments*."""
     chosen = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # Whatever is written here or by a driver is for the owner alone.
+    # All files of the stand-in and of its drivers are readable by their owner only.
     os.umask(0o077)
     work_dir: Path = chosen.work_dir.resolve()
     work_dir.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,10 @@ async def _serve(
     async with AsyncExitStack() as stack:
         clusters = [await stack.enter_async_context(connected(kubeconfig, api)) for api in APIS]
         await serve(
-            *(Controller(each, Machine(each, image, work_dir), namespaces) for each in clusters)
+            *(
+                Controller(cluster, Machine(cluster, image, work_dir), namespaces)
+                for cluster in clusters
+            )
         )
 
 

@@ -1,7 +1,7 @@
-"""The second API that the stand-in speaks: SparkApplication of `spark.apache.org/v1`.
+"""The second API of the stand-in: SparkApplication of `spark.apache.org/v1`.
 
-Pure. Its fields are read as those of the first API that mean the same, so that all other modules
-know one form; its status is written as a history of states, the last of which is the current one.
+Pure. Its fields are translated into those of the first API, so that all other modules handle one
+form. Its status is a history of states, of which the last is the current one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .objects import Application, Object, State, Status, moment, written
 _SECOND = 1000
 _ACCOUNT = "spark.kubernetes.authenticate.driver.serviceAccountName"
 
-# What the first API calls a state → what this one goes through; the last of them is shown.
+# A state of the first API → the states that this API passes through; the last one is shown.
 _STATES: dict[State, tuple[str, ...]] = {
     State.SUBMITTED: ("DriverRequested",),
     State.RUNNING: ("DriverStarted", "DriverReady", "RunningHealthy"),
@@ -54,7 +54,7 @@ def read(raw: Object) -> Application:
 
 
 def history(before: Object, status: Status, now: datetime) -> Object:
-    """Return `.status` once *status* is reached, *before* being what it was."""
+    """Return the new `.status` for *status*; *before* is the current one."""
     states = dict(before.get("stateTransitionHistory", {}))
     last = before.get("currentState", {}).get("currentStateSummary")
     begun = () if last else ("Submitted",)
@@ -108,7 +108,7 @@ def _restarts(config: Object) -> Object:
 
 
 def _pod(raw: Object) -> Object:
-    """Return what the first API says of a pod; Spark takes the first container for its own."""
+    """Return the fields of a pod in the first API; Spark uses the first container."""
     template = raw.get("podTemplateSpec", {}).get("spec", {})
     first = (template.get("containers") or [{}])[0]
     fields = ("env", "envFrom", "volumeMounts", "securityContext")
@@ -116,12 +116,12 @@ def _pod(raw: Object) -> Object:
 
 
 def _volumes(raw: Object) -> list[Any]:
-    """Return the volumes of both pods; those of one name are one."""
-    found = {}
+    """Return the volumes of both pods; equal names are one volume."""
+    volumes = {}
     for name in ("driverSpec", "executorSpec"):
         template = raw.get(name, {}).get("podTemplateSpec", {}).get("spec", {})
-        found.update({volume["name"]: volume for volume in template.get("volumes", [])})
-    return list(found.values())
+        volumes.update({volume["name"]: volume for volume in template.get("volumes", [])})
+    return list(volumes.values())
 
 
 def _status(raw: Object) -> Status:
@@ -146,5 +146,7 @@ def _status(raw: Object) -> Status:
 
 
 def _last(states: list[Object], name: str) -> datetime | None:
-    times = [each["lastTransitionTime"] for each in states if each["currentStateSummary"] == name]
+    times = [
+        state["lastTransitionTime"] for state in states if state["currentStateSummary"] == name
+    ]
     return moment(times[-1]) if times else None

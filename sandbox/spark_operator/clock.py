@@ -1,4 +1,4 @@
-"""The one place where the stand-in reads the clock; the pure parts get the time as an argument."""
+"""The clock of the stand-in; the pure modules get the time as an argument."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from datetime import UTC, datetime
 
 
 def now() -> datetime:
-    """Return the moment, to the second, as the API writes times."""
+    """Return the current time in whole seconds, the resolution of the API."""
     return datetime.fromtimestamp(int(time.time()), UTC)

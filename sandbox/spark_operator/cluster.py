@@ -1,7 +1,7 @@
-"""Everything the stand-in reads from the API server or writes to it.
+"""All reads and writes of the stand-in at the API server.
 
-The only module that imports the Kubernetes client. What may pass (no connection, a server that is
-busy) is raised as UnavailableError, an object that is gone as GoneError.
+The only module that imports the Kubernetes client. A temporary failure (no connection, a busy
+server) is raised as UnavailableError, a deleted object as GoneError.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .environment import Data, Source
 from .errors import GoneError, RefusedError, UnavailableError
 from .objects import Application, Object, Status
 
-# The API server ends a watch after this time; it is opened again, from a new list.
+# The API server ends a watch after this time; a new one begins with a new list.
 WATCH_SECONDS = 240
 
-# There is no kubelet to renew a driver's token, so it has to last.
+# No kubelet renews a driver's token, so it is valid for long.
 TOKEN_SECONDS = 24 * 3600
 
 POLL_SECONDS = 1
@@ -39,13 +39,13 @@ POLL_SECONDS = 1
 
 @dataclass(frozen=True)
 class Api:
-    """One of the APIs by which applications are written.
+    """An API of SparkApplications.
 
     Attributes:
         address: group, version and plural.
-        read: an object of the API server, as an application.
-        history: what `.status` was, and what is reached when → `.status`; None where it does not
-            depend on what it was.
+        read: returns an object of the API server as an application.
+        history: returns the new `.status` from the current one, the status that is reached, and the
+            time; None if `.status` does not depend on the current one.
     """
 
     address: tuple[str, str, str]
@@ -60,7 +60,7 @@ APIS = (KUBEFLOW, APACHE)
 
 @dataclass(frozen=True)
 class Listing:
-    """All applications there are, and the moment from which a watch continues."""
+    """All existing applications, and the resource version from which a watch continues."""
 
     applications: tuple[Application, ...]
     resource_version: str
@@ -76,7 +76,7 @@ class Change:
 
 @dataclass(frozen=True)
 class PodState:
-    """What the API server says of a driver's pod; the exit code is None before the end."""
+    """The state of a driver's pod at the API server; the exit code is None before its end."""
 
     owners: tuple[str, ...]
     phase: str
@@ -100,7 +100,7 @@ class PodState:
 
 
 class Cluster:
-    """The API server, as the holder of one kubeconfig sees it, by one API; made by `connected`."""
+    """The API server with the rights of one kubeconfig, by one API; created by `connected`."""
 
     def __init__(self, connection: client.ApiClient, api: Api) -> None:
         self.api = api
@@ -109,7 +109,7 @@ class Cluster:
         self._configuration = connection.configuration
 
     async def listing(self, namespace: str | None) -> Listing:
-        """List the applications of *namespace*, None meaning all namespaces."""
+        """Return the applications of *namespace*, or of all namespaces if it is None."""
         group, version, plural = self.api.address
         with _translated():
             if namespace is None:
@@ -125,7 +125,7 @@ class Cluster:
         )
 
     async def changes(self, namespace: str | None, since: str) -> AsyncIterator[Change]:
-        """Yield what changes after the resource version *since*, until the watch ends."""
+        """Yield the changes after the resource version *since*, until the watch ends."""
         options: dict[str, Any] = {
             "watch": True,
             "resource_version": since,
@@ -149,7 +149,7 @@ class Cluster:
                     yield Change(self.api.read(event["object"]), event["type"] == "DELETED")
 
     async def write_status(self, app: Application, status: Status) -> None:
-        """Make `.status` of *app*, and never of a namesake that came after it, say *status*."""
+        """Write *status* into `.status` of *app*, but not into a later object of the same name."""
         group, version, plural = self.api.address
         with _translated():
             patch: list[Object] = [
@@ -184,23 +184,23 @@ class Cluster:
             )
 
     async def data(self, namespace: str, sources: Iterable[Source]) -> Data:
-        """Read *sources*; those that do not exist are left out."""
-        found: dict[Source, dict[str, str]] = {}
+        """Return the content of *sources*, without those that do not exist."""
+        content: dict[Source, dict[str, str]] = {}
         for source in sources:
             try:
-                found[source] = await self._entries(namespace, source)
+                content[source] = await self._entries(namespace, source)
             except GoneError:
                 continue
-        return Data(found)
+        return Data(content)
 
     async def driver(self, app: Application) -> PodState | None:
-        """Return how the driver's pod is; None if there is none, or another's of that name."""
+        """Return the state of the driver's pod; None if *app* has none."""
         try:
             with _translated():
-                found = await self._core.read_namespaced_pod(app.driver_pod, app.namespace)
+                raw = await self._core.read_namespaced_pod(app.driver_pod, app.namespace)
         except GoneError:
             return None
-        pod = PodState.read(self._core.api_client.sanitize_for_serialization(found))
+        pod = PodState.read(self._core.api_client.sanitize_for_serialization(raw))
         return pod if app.uid in pod.owners else None
 
     async def delete_driver(self, app: Application) -> None:
@@ -275,11 +275,11 @@ class Cluster:
     async def _entries(self, namespace: str, source: Source) -> dict[str, str]:
         with _translated():
             if source.kind == "configmap":
-                found = await self._core.read_namespaced_config_map(source.name, namespace)
-                return dict(found.data or {})
+                config_map = await self._core.read_namespaced_config_map(source.name, namespace)
+                return dict(config_map.data or {})
             secret = await self._core.read_namespaced_secret(source.name, namespace)
         return {
-            # Whatever bytes a Secret holds reach the driver unchanged.
+            # The bytes of a Secret reach the driver unchanged.
             key: base64.b64decode(value).decode(errors="surrogateescape")
             for key, value in (secret.data or {}).items()
         }
@@ -287,7 +287,7 @@ class Cluster:
 
 @asynccontextmanager
 async def connected(kubeconfig: Path | None, api: Api) -> AsyncIterator[Cluster]:
-    """Connect as *kubeconfig* says, or as the pod that this is, while the context lasts."""
+    """Connect with *kubeconfig*, or without one as this pod, until the block ends."""
     configuration = client.Configuration()
     if kubeconfig is None:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""The arguments of spark-submit, made from the object alone.
+"""The arguments of spark-submit, derived from the object alone.
 
-Pure. Everything but the program and its arguments goes into a properties file, which only its
-owner can read, and not onto a command line that every user of the machine can.
+Pure. All settings go into a properties file that only its owner can read. The command line, which
+every user of the machine can read, has only the program and its arguments.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from . import environment, mounts
 from .errors import RefusedError
 from .objects import Application, Object
 
-# A cluster tries a task four times; local mode would give up after the first failure.
+# The default of a cluster. Local mode would fail after the first attempt.
 DEFAULT_TASK_MAX_FAILURES = "4"
 
-# Properties by which Spark puts files and variables into pods; only the fields of the spec do here.
+# Properties by which Spark puts files and variables into pods. Here only fields of the spec can.
 _POD_PROPERTIES = (
     "spark.kubernetes.driverEnv.",
     "spark.kubernetes.driver.secretKeyRef.",
@@ -39,10 +39,13 @@ _DEPENDENCIES = {
 
 
 def check(app: Application) -> None:
-    """Raise RefusedError, naming every wish of *app* that cannot be met without containers.
+    """Refuse *app* if a field cannot have its effect without containers.
 
-    What only places, packs or limits pods (images, node selectors, requests, security contexts,
-    labels) has no effect here and is passed over: it does not change what the program does.
+    Fields that place, pack or limit pods (images, node selectors, requests, security contexts,
+    labels) are ignored, because they do not change the behaviour of the program.
+
+    Raises:
+        RefusedError: with all fields that cannot be supported.
     """
     problems = list(_unmet(app))
     if problems:
@@ -51,17 +54,17 @@ def check(app: Application) -> None:
 
 
 def properties(app: Application, application_id: str) -> dict[str, str]:
-    """Return the Spark properties of a run that Spark shall call *application_id*."""
+    """Return the Spark properties of a run with the id *application_id*."""
     return {"spark.ui.port": "0", **common(app)} | {
         "spark.master": master(app),
         "spark.app.id": application_id,
-        # Local mode makes up an id of its own unless it finds one under this name.
+        # Local mode generates an id unless this property is set.
         "spark.test.appId": application_id,
     }
 
 
 def common(app: Application) -> dict[str, str]:
-    """Return the Spark properties of a run that are the same wherever it runs."""
+    """Return the Spark properties that are the same in pods and in local mode."""
     driver, executor = app.spec["driver"], app.spec["executor"]
     conf = {"spark.driver.memory": "1g", **app.conf, "spark.app.name": app.name}
     conf |= {
@@ -78,7 +81,7 @@ def common(app: Application) -> dict[str, str]:
 
 
 def master(app: Application) -> str:
-    """Return local[threads,attempts]: as many threads as all executors together have cores."""
+    """Return local[threads,attempts], with one thread per core of all executors together."""
     executor, conf = app.spec["executor"], app.conf
     instances = int(executor.get("instances", conf.get("spark.executor.instances", 1)))
     dynamic = app.spec.get("dynamicAllocation", {})
@@ -100,7 +103,7 @@ def arguments(
 ) -> list[str]:
     """Return the arguments of spark-submit.
 
-    The driver's *variables* stand for their names; without, names are left to a kubelet.
+    References to *variables* are replaced by their values; if None, a kubelet replaces them.
     """
     entry = ["--class", app.spec["mainClass"]] if "mainClass" in app.spec else []
     program = [app.spec["mainApplicationFile"], *app.spec.get("arguments", [])]
@@ -132,9 +135,9 @@ def _unmet(app: Application) -> Iterator[str]:
 
 def _unmounted(name: str, pod: Object, mountable: Container[str]) -> Iterator[str]:
     for field in ("secrets", "configMaps", "volumeMounts"):
-        known = mountable if field == "volumeMounts" else ()
+        supported = mountable if field == "volumeMounts" else ()
         if names := sorted(
-            item["name"] for item in pod.get(field, []) if item["name"] not in known
+            item["name"] for item in pod.get(field, []) if item["name"] not in supported
         ):
             yield f"spec.{name}.{field} mounts {', '.join(names)}; pass values by env or envFrom"
 

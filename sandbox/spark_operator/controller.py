@@ -1,4 +1,4 @@
-"""The watch: hands every SparkApplication and each of its changes to a keeper of its own."""
+"""The watch, which passes every SparkApplication and its changes to one keeper per object."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Runs the applications of some namespaces, or of all; `run` does not return.
+    """Runs the applications of some namespaces, or of all.
 
-    When `run` is cancelled, every driver is stopped before it ends.
+    A cancelled `run` stops every driver before it ends.
     """
 
     def __init__(self, cluster: Cluster, runner: Runner, namespaces: Iterable[str]) -> None:
@@ -32,7 +32,7 @@ class Controller:
         self._keepers: dict[tuple[str, str], Keeper] = {}
 
     async def run(self) -> None:
-        """Watch for ever. What cannot be explained ends everything rather than be passed over."""
+        """Watch until cancelled. An unexpected error ends the stand-in."""
         async with asyncio.TaskGroup() as group:
             for namespace in self._namespaces:
                 group.create_task(self._watch(namespace, group))
@@ -47,11 +47,11 @@ class Controller:
 
     async def _follow(self, namespace: str | None, group: asyncio.TaskGroup) -> None:
         listing = await self._cluster.listing(namespace)
-        where = namespace or "all namespaces"
-        log.info("watching the SparkApplications (%s) of %s", self._cluster.api.address[0], where)
+        scope = namespace or "all namespaces"
+        log.info("watching the SparkApplications (%s) of %s", self._cluster.api.address[0], scope)
         listed = {app.uid for app in listing.applications}
-        for (of, _), keeper in self._keepers.items():
-            if namespace in (None, of) and keeper.uid not in listed:
+        for (home, _), keeper in self._keepers.items():
+            if namespace in (None, home) and keeper.uid not in listed:
                 keeper.forget()
         for app in listing.applications:
             self._see(app, group, deleted=False)
@@ -59,16 +59,16 @@ class Controller:
             self._see(change.application, group, deleted=change.deleted)
 
     def _see(self, app: Application, group: asyncio.TaskGroup, *, deleted: bool) -> None:
-        known = self._keepers.get(app.key)
-        if known is not None and known.uid == app.uid:
-            known.see(app, deleted=deleted)
+        current = self._keepers.get(app.key)
+        if current is not None and current.uid == app.uid:
+            current.see(app, deleted=deleted)
         elif not deleted:
             keeper = Keeper(app, self._cluster, self._runner)
             self._keepers[app.key] = keeper
-            group.create_task(self._keep(app.key, keeper, known))
+            group.create_task(self._keep(app.key, keeper, current))
 
     async def _keep(self, key: tuple[str, str], keeper: Keeper, namesake: Keeper | None) -> None:
-        """Run *keeper*, after the *namesake* that was deleted before it has stopped its driver."""
+        """Run *keeper* once the deleted *namesake* has stopped its driver."""
         if namesake is not None:
             namesake.forget()
             await namesake.ended.wait()
@@ -78,7 +78,7 @@ class Controller:
 
 
 async def serve(*controllers: Controller) -> None:
-    """Run them until SIGTERM or Ctrl-C."""
+    """Run *controllers* until SIGTERM or Ctrl-C."""
     running = asyncio.ensure_future(_run(controllers))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)

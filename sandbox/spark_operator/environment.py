@@ -1,7 +1,7 @@
-"""The environment variables of a driver, as the object and its Secrets and ConfigMaps give them.
+"""The environment variables of a driver, from the object and its Secrets and ConfigMaps.
 
-Pure: the pod reads what `references` names and asks `resolve`. In local mode the executors live in
-the driver's JVM, so that there is one environment for both.
+Pure: the pod reads the sources that `references` returns and calls `resolve`. In local mode the
+executors run in the driver's JVM, so both have one environment.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What the sources hold, by source; a source that does not exist is not in it.
-
-    Never shown: `repr` leaves the values out.
-    """
+    """The content of the sources that exist. `repr` shows no values."""
 
     _by_source: Mapping[Source, Mapping[str, str]]
 
@@ -37,14 +34,22 @@ class Data:
         return f"Data({sorted(self._by_source)})"
 
     def whole(self, source: Source, *, optional: bool) -> Mapping[str, str]:
-        """Return every entry; MissingConfigError if there is no such source."""
+        """Return all entries of *source*.
+
+        Raises:
+            MissingConfigError: the source does not exist, and is not optional.
+        """
         if source not in self._by_source and not optional:
             msg = f'{source.kind} "{source.name}" not found'
             raise MissingConfigError(msg)
         return self._by_source.get(source, {})
 
     def value(self, source: Source, key: str, *, optional: bool) -> str | None:
-        """Return one entry, None for a missing optional one; MissingConfigError otherwise."""
+        """Return one entry; None if it is missing and optional.
+
+        Raises:
+            MissingConfigError: the entry does not exist, and is not optional.
+        """
         entries = self.whole(source, optional=optional)
         if key not in entries and not optional:
             msg = f'couldn\'t find key {key} in {source.kind} "{source.name}"'
@@ -53,7 +58,7 @@ class Data:
 
 
 def references(app: Application) -> frozenset[Source]:
-    """Return every Secret and ConfigMap that the environment of *app* is made from."""
+    """Return every Secret and ConfigMap in the environment of *app*."""
     return frozenset(
         source for pod in (app.spec["driver"], app.spec["executor"]) for source in _sources(pod)
     )
@@ -63,15 +68,15 @@ def resolve(app: Application, data: Data) -> dict[str, str]:
     """Return the environment of driver and executors.
 
     Raises:
-        MissingConfigError: something that is not optional is not in *data*; it may come later.
-        RefusedError: driver and executors want different values for one variable.
+        MissingConfigError: a required entry is not in *data*; it may be created later.
+        RefusedError: driver and executors have different values of one variable.
     """
     driver = _pod_environment(app.spec["driver"], data)
     executor = _pod_environment(app.spec["executor"], data)
     clashes = sorted(name for name in driver.keys() & executor if driver[name] != executor[name])
     if clashes:
         msg = (
-            f"driver and executors want different values of {', '.join(clashes)}, but share one "
+            f"driver and executors have different values of {', '.join(clashes)}, but share one "
             "process here; give them the same value or different names"
         )
         raise RefusedError(msg)
@@ -84,8 +89,8 @@ def _sources(pod: Object) -> Iterator[Source]:
     for ref in pod.get("envSecretKeyRefs", {}).values():
         yield Source("secret", ref["name"])
     for variable in pod.get("env", []):
-        if (found := _single_source(variable)) is not None:
-            yield found[0]
+        if (reference := _single_source(variable)) is not None:
+            yield reference[0]
 
 
 def _whole_sources(entry: Object) -> Iterator[tuple[Source, Object]]:
@@ -105,7 +110,7 @@ def _single_source(variable: Object) -> tuple[Source, Object] | None:
 
 
 def _pod_environment(pod: Object, data: Data) -> dict[str, str]:
-    """In the order of a real driver pod: envFrom, envVars, envSecretKeyRefs, env; the last wins."""
+    """Return the variables of a pod; the last of envFrom, envVars, envSecretKeyRefs, env wins."""
     result: dict[str, str] = {}
     for entry in pod.get("envFrom", []):
         for source, ref in _whole_sources(entry):
@@ -123,18 +128,18 @@ def _pod_environment(pod: Object, data: Data) -> dict[str, str]:
 
 
 def _variable(variable: Object, data: Data, before: Mapping[str, str]) -> dict[str, str]:
-    found = _single_source(variable)
-    if found is None:
+    reference = _single_source(variable)
+    if reference is None:
         return {variable["name"]: expanded(variable.get("value", ""), before)}
-    source, ref = found
+    source, ref = reference
     value = data.value(source, ref["key"], optional=ref.get("optional", False))
     return {} if value is None else {variable["name"]: value}
 
 
 def expanded(value: str, before: Mapping[str, str]) -> str:
-    """Replace $(NAME) by an earlier variable; an unknown one stays, and $$ is a plain $.
+    """Replace $(NAME) by an earlier variable and $$ by $; an unknown name stays unchanged.
 
-    A kubelet does so in the values of variables, and in the arguments of a container.
+    A kubelet does this in values of variables and in arguments of containers.
     """
 
     def replaced(match: re.Match[str]) -> str:

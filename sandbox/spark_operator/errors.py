@@ -1,4 +1,4 @@
-"""Why an application does not run; raised by the pure parts, shown in the object's status."""
+"""The reasons for which an application does not run. The object's status shows the message."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ class RefusedError(Exception):
 
 
 class MissingConfigError(Exception):
-    """A Secret, a ConfigMap or a key is not there (yet), so that the container cannot start."""
+    """A Secret, a ConfigMap or a key does not exist (yet), so the container cannot start."""
 
 
 class GoneError(Exception):
-    """The object was deleted while something was written to it."""
+    """The object was deleted before a write to it."""
 
 
 class UnavailableError(Exception):
-    """The API server did not answer, or answered with an error that may pass."""
+    """The API server did not answer, or answered with a temporary error."""

@@ -1,7 +1,7 @@
-"""`python -m sandbox.spark_operator.in_cluster`: run applications in pods, from a pod, for all.
+"""`python -m sandbox.spark_operator.in_cluster`: run the applications of all namespaces in pods.
 
-Its image needs Spark, and the Kubernetes client for Python. Submissions are those of the real
-operator: a driver and its executors are pods, made by `spark-submit --master k8s://`.
+It runs in a pod whose image has Spark and the Kubernetes client for Python. It submits like the
+real operator: a driver and its executors are pods, created by `spark-submit --master k8s://`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pods:
-    """Pods of the cluster as the place where drivers run."""
+    """A runner whose drivers are pods of the cluster."""
 
     cluster: Cluster
 
     async def submit(self, app: Application) -> Submission:
-        """Have Spark make the driver's pod, in the place of one that an earlier attempt left.
+        """Delete the pod of an earlier attempt, and have Spark create the driver's pod.
 
         Raises:
             RefusedError: Spark or the API server refused.
@@ -50,7 +50,7 @@ class Pods:
             await _spark_submit(_arguments(app, Path(folder)))
         state = await self.cluster.driver(app)
         if state is None:
-            raise RefusedError("the pod of the driver was gone as soon as it was made")
+            raise RefusedError("the pod of the driver was deleted right after its creation")
         return Submission(
             state.application_id,
             lambda on_change: DriverPod(app, state, self.cluster, on_change),
@@ -70,25 +70,25 @@ class DriverPod:
         self._following = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Delete the pod, and with it all that Spark made for it."""
+        """Delete the pod, and with it its dependents."""
         self._following.cancel()
         await asyncio.wait([self._following])
         try:
             await self._cluster.delete_driver(self._app)
         except UnavailableError as error:
-            # The application owns it: it goes with it, or when its successor is submitted.
+            # The pod is deleted with its application, or by the next submission.
             log.warning("%s/%s: %s", *self._app.key, error)
 
     async def _follow(self) -> None:
         while self.observation is not None:
             await asyncio.sleep(POLL_SECONDS)
             try:
-                found = _observed(await self._cluster.driver(self._app))
+                observation = _observed(await self._cluster.driver(self._app))
             except UnavailableError as error:
                 log.warning("%s/%s: %s", *self._app.key, error)
                 continue
-            if found != self.observation:
-                self.observation = found
+            if observation != self.observation:
+                self.observation = observation
                 self._on_change()
 
 
@@ -103,7 +103,7 @@ def _observed(state: PodState | None) -> Observation | None:
 
 
 def _arguments(app: Application, folder: Path) -> list[str]:
-    """Write what spark-submit reads into *folder* and return its arguments."""
+    """Write the files for spark-submit into *folder*, and return its arguments."""
     files = {}
     for role in template.ROLES:
         file = folder / f"{role}.json"
@@ -111,7 +111,7 @@ def _arguments(app: Application, folder: Path) -> list[str]:
         files[role] = str(file)
     properties = folder / "spark.properties"
     properties.write_text(command.properties_file(template.properties(app, files)), "utf-8")
-    # Variables in arguments are the kubelet's to replace.
+    # The kubelet replaces variables in arguments.
     return command.arguments(app, properties, None)
 
 
@@ -127,7 +127,7 @@ async def _spark_submit(arguments: list[str]) -> None:
         process.kill()
         raise
     if process.returncode:
-        # As the real one does: all that was written, the stack of the JVM included.
+        # Like the real operator: the whole output, with the stack of the JVM.
         raise RefusedError(f"failed to run spark-submit: {written.decode(errors='replace')}")
 
 

@@ -1,7 +1,7 @@
-"""The life of one SparkApplication: decide, act, write the status, wait for a change.
+"""The loop of one SparkApplication: decide, act, write the status, wait for a change.
 
-Made by the controller, one for each object. Between two steps all truth about the run is here: the
-status it wrote last and the driver it started, so that nothing is started twice while it lives.
+Created by the controller, one per object. Between two steps the keeper holds the state of the run:
+the last written status and the started driver, so it never starts a driver twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Keeps one object, known by its uid, until it is deleted or the keeper is cancelled."""
+    """Runs one object, identified by its uid, until it is deleted or the keeper is cancelled."""
 
     def __init__(self, app: Application, cluster: Cluster, runner: Runner) -> None:
         self.uid = app.uid
@@ -38,22 +38,22 @@ class Keeper:
         self._changed = asyncio.Event()
         self._deleted = app.deleting
         self._driver: Driver | None = None
-        # What the present run was made from; a later change of it makes another run.
+        # The spec of the current run; a change of it starts another run.
         self._basis: Object | None = None if app.status.state is State.NEW else app.run_spec
 
     def see(self, app: Application, *, deleted: bool) -> None:
-        """Take the object as it is now."""
+        """Store the current version of the object."""
         self._app = app
         self._deleted = deleted or app.deleting
         self._changed.set()
 
     def forget(self) -> None:
-        """Take note that the object is gone."""
+        """Treat the object as deleted."""
         self._deleted = True
         self._changed.set()
 
     async def run(self) -> None:
-        """Keep the object; however this ends, its driver has stopped."""
+        """Run the object. Its driver is stopped when this returns or raises."""
         try:
             while not self._deleted:
                 self._changed.clear()

@@ -1,7 +1,7 @@
-"""What happens to an application next: the real operator's state machine as one pure function.
+"""The next step of an application: the real operator's state machine as one pure function.
 
-`decide` is asked by the keeper whenever the object, its driver or the time has changed; the other
-functions are the values of the status that a step leads to.
+The keeper calls `decide` after each change of the object, its driver or the time. The other
+functions return the status after a step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEFAULT_RETRY_INTERVAL_SECONDS = 5
 
 
 class Phase(Enum):
-    """Of a pod, as the kubelet would report it."""
+    """The phase of a pod, as a kubelet reports it."""
 
     PENDING = auto()
     RUNNING = auto()
@@ -26,7 +26,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Observation:
-    """The driver's pod as it is now; the message tells why it failed."""
+    """The current state of the driver's pod; the message is the reason of a failure."""
 
     phase: Phase
     message: str = ""
@@ -47,12 +47,12 @@ class Move:
 
 @dataclass(frozen=True)
 class Delete:
-    """Delete the object: it outlived its time."""
+    """Delete the object: its time to live has passed."""
 
 
 @dataclass(frozen=True)
 class Rest:
-    """Nothing to do before something changes or, if given, before the moment *until*."""
+    """Wait for a change or, if set, for the moment *until*."""
 
     until: datetime | None = None
 
@@ -63,10 +63,9 @@ Decision = Submit | Move | Delete | Rest
 def decide(  # noqa: PLR0911 - one state, one answer
     app: Application, status: Status, driver: Observation | None, now: datetime
 ) -> Decision:
-    """Return the next step of *app*, whose status is *status* and whose pod is *driver*.
+    """Return the next step of *app* with the status *status* and the pod *driver*.
 
-    No pod where one should be means that it is lost with whoever ran it: the run has failed, and
-    is never quietly started a second time.
+    A missing pod is a failed run. It is not started a second time without a record.
     """
     settled = (State.COMPLETED, State.FAILED, State.SUSPENDING, State.SUSPENDED)
     if app.suspended and status.state not in settled:
@@ -89,7 +88,7 @@ def decide(  # noqa: PLR0911 - one state, one answer
 
 
 def attempted(app: Application, status: Status, submission_id: str, now: datetime) -> Status:
-    """Return the status of an application of which one more submission is tried."""
+    """Return the status before the next attempt at a submission."""
     return replace(
         status,
         error_message="",
@@ -157,7 +156,10 @@ def _runs_again(app: Application, status: Status) -> bool:
 
 
 def _retry_due(app: Application, status: Status) -> datetime:
-    """Interval times attempts after the last submission; at once after a success."""
+    """Return the time of the next run: interval times attempts after the last submission.
+
+    After a success the next run is due at once.
+    """
     last = status.last_submission_attempt
     if last is None:
         msg = f"an application in state {status.state} was never submitted"

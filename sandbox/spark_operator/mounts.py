@@ -1,7 +1,7 @@
-"""What the pods of an application mount, in the place of a kubelet: keys of Secrets and ConfigMaps.
+"""The mounts of an application without a kubelet: keys of Secrets and ConfigMaps as files.
 
-Pure. A process has no mounts: the files lie in the folder of the pod, and where a value of the
-environment names a path of a mount, it names that folder instead.
+Pure. The files are in the folder of the pod, and paths of mounts in values of the environment are
+replaced by paths in that folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KINDS = {"secret": "secret", "configMap": "configmap"}
 
 
 def mountable(app: Application) -> frozenset[str]:
-    """Return the names of the volumes whose content is known here: projected keys."""
+    """Return the names of the supported volumes: those with projected keys."""
     return frozenset(
         volume["name"]
         for volume in app.spec.get("volumes", [])
@@ -31,30 +31,30 @@ def references(app: Application) -> frozenset[Source]:
 
 
 def files(app: Application, data: Data) -> dict[str, str]:
-    """Return the content of all files that are mounted, by their paths in a pod.
+    """Return the content of all mounted files by their paths in a pod.
 
     Raises:
-        MissingConfigError: one is not in *data*; it may come later.
+        MissingConfigError: a key is not in *data*; it may be created later.
     """
-    found = {}
+    contents = {}
     for folder, source, item in _keys(app):
         content = data.value(source, item["key"], optional=False)
         if content is None:
             msg = f'{source.kind} "{source.name}" has no key {item["key"]}'
             raise MissingConfigError(msg)
-        found[f"{folder}/{item['path']}"] = content
-    return found
+        contents[f"{folder}/{item['path']}"] = content
+    return contents
 
 
 def moved(value: str, app: Application, root: Path) -> str:
-    """Return a value of the environment with each path of a mount below *root*."""
+    """Return *value* with each path of a mount replaced by its path below *root*."""
     for folder in {mount["mountPath"] for mount in _mounts(app)}:
         value = value.replace(folder, f"{root}{folder}")
     return value
 
 
 def environment(variables: Mapping[str, str], app: Application, root: Path) -> dict[str, str]:
-    """Return the environment with each path of a mount below *root*."""
+    """Return *variables* with each path of a mount replaced by its path below *root*."""
     return {name: moved(value, app, root) for name, value in variables.items()}
 
 
@@ -62,9 +62,9 @@ def _keys(app: Application) -> Iterator[tuple[str, Source, Object]]:
     volumes = {volume["name"]: volume for volume in app.spec.get("volumes", [])}
     for mount in _mounts(app):
         for listed in _listed(volumes[mount["name"]]):
-            for kind, of in listed.items():
-                for item in of["items"]:
-                    yield mount["mountPath"], Source(_KINDS[kind], of["name"]), item
+            for kind, reference in listed.items():
+                for item in reference["items"]:
+                    yield mount["mountPath"], Source(_KINDS[kind], reference["name"]), item
 
 
 def _mounts(app: Application) -> Iterator[Object]:
@@ -78,4 +78,4 @@ def _listed(volume: Object) -> list[Object]:
 
 
 def _items(listed: Object) -> bool:
-    return all(kind in _KINDS and of.get("items") for kind, of in listed.items())
+    return all(kind in _KINDS and reference.get("items") for kind, reference in listed.items())

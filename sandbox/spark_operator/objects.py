@@ -1,7 +1,6 @@
-"""SparkApplication as it is read and its status as it is written.
+"""A SparkApplication and its status as values, used by all modules of the stand-in.
 
-Every other module of the stand-in works on these values; the schema in `crd.yaml` has already made
-sure of the types.
+The schema in `crd.yaml` has already validated the types.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Status:
-    """What `.status` says; times are in UTC and to the second, as the API writes them."""
+    """The content of `.status`; times are in UTC and in whole seconds, as in the API."""
 
     state: State = State.NEW
     error_message: str = ""
@@ -48,7 +47,7 @@ class Status:
 
     @classmethod
     def read(cls, raw: Object) -> Status:
-        """Read `.status`; an empty one is that of a new object."""
+        """Read `.status`, which is empty for a new object."""
         state = raw.get("applicationState", {})
         return cls(
             state=State(state.get("state", "")),
@@ -63,7 +62,7 @@ class Status:
         )
 
     def written(self) -> Object:
-        """Return `.status` as the API writes it: what is empty is left out."""
+        """Return `.status` in the form of the API, without empty fields."""
         fields = {
             "submissionID": self.submission_id,
             "sparkApplicationId": self.spark_application_id,
@@ -130,21 +129,21 @@ class Application:
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is to be stopped or kept from starting."""
+        """True if the job must be stopped, or must not start."""
         return self.spec.get("suspend") is True
 
     @property
     def run_spec(self) -> Object:
-        """The part of the spec whose change kills the run and starts another one."""
+        """The part of the spec of which a change kills the run and starts another one."""
         untouched = ("suspend", "timeToLiveSeconds")
         return {field: value for field, value in self.spec.items() if field not in untouched}
 
 
 def moment(text: str | None) -> datetime | None:
-    """Read a time."""
+    """Return the time in *text*."""
     return None if text is None else datetime.fromisoformat(text)
 
 
 def written(at: datetime | None) -> str | None:
-    """Write a time, to the second."""
+    """Return *at* as text, in whole seconds."""
     return None if at is None else at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,8 +1,8 @@
-"""The driver of one submission, in the place of its pod and the kubelet.
+"""The driver of one submission as a process, without a pod and a kubelet.
 
-Started by a keeper through `Machine`. Its environment is made from the object alone, plus what the
-image would hold; its output goes to `<work-dir>/<namespace>/<pod>.log`, and its other files live as
-long as it.
+Started by a keeper through `Machine`. Its environment comes from the object and from the variables
+that replace an image. Its output goes to `<work-dir>/<namespace>/<pod>.log`; its other files are
+deleted at its end.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .runner import Submission
 PROPERTIES = "spark.properties"
 KUBECONFIG = "kubeconfig"
 
-# How long a pod that lacks a Secret or a ConfigMap waits before it looks again.
+# The interval at which a pod without its Secret or ConfigMap reads again.
 CONFIG_RETRY_SECONDS = 2
 
-# Written once the SparkContext has its executor; until then the JVM is only starting.
+# Logged when the SparkContext has its executor; before that the JVM is starting.
 _RUNNING = b"Starting executor ID driver"
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Machine:
-    """Where drivers run.
+    """A runner whose drivers are processes of this machine.
 
     Args:
-        cluster: which tokens of drivers come from.
-        image: environment variables in the place of a container image; PATH leads to spark-submit.
+        cluster: the source of drivers' tokens.
+        image: environment variables that replace a container image; PATH must have spark-submit.
         work_dir: folder for the logs and files of drivers.
     """
 
@@ -51,13 +51,13 @@ class Machine:
     work_dir: Path
 
     async def submit(self, app: Application) -> Submission:
-        """Take *app* in; its driver starts when it is followed.
+        """Accept *app*; its driver starts with `Submission.follow`.
 
-        So its status says that it was submitted before it runs: after a restart there is a lost
-        driver and not a new application, and none runs twice.
+        The status therefore records the submission before the driver runs: after a restart the
+        driver is lost, and the application does not run twice.
 
         Raises:
-            RefusedError: it is not possible here, or there is no such ServiceAccount.
+            RefusedError: a field is not supported here, or the ServiceAccount does not exist.
         """
         command.check(app)
         kubeconfig = await self.cluster.driver_kubeconfig(app)
@@ -68,7 +68,7 @@ class Machine:
 
 
 class Pod:
-    """The driver of *app*, started when made; *on_change* is called when `observation` changes."""
+    """The running driver of *app*; calls *on_change* when `observation` changes."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Pod:
         self._life = asyncio.create_task(self._live())
 
     async def stop(self) -> None:
-        """End the driver and all it started, and remove its files; its log stays."""
+        """Stop the driver and its processes, and remove its files except the log."""
         if self._process is None:
             self._life.cancel()
         else:
@@ -100,19 +100,19 @@ class Pod:
 
     async def _live(self) -> None:
         try:
-            variables, mounted = await self._given()
+            variables, mounted = await self._configuration()
             self._become(await self._run(variables, mounted))
         except RefusedError as error:
             self._become(_not_started(error))
         except Exception as error:
-            # Whatever it is, it is this driver's failure and no reason to stop the others.
+            # A failure of this driver does not stop the others.
             log.exception("%s/%s does not start", self._app.namespace, self._app.name)
             self._become(_not_started(error))
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _given(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the environment and what is mounted; wait, as a pod does, until all is there."""
+    async def _configuration(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the environment and the mounted files; wait, as a pod does, until all exist."""
         shown = ""
         while True:
             try:
@@ -151,33 +151,33 @@ class Pod:
                 if _RUNNING in line and self.observation.phase is Phase.PENDING:
                     self._become(Observation(Phase.RUNNING))
 
-            known = {**self._image(), **mounts.environment(variables, self._app, root)}
-            given = command.arguments(self._app, self._folder / PROPERTIES, known)
+            env = {**self._image(), **mounts.environment(variables, self._app, root)}
+            arguments = command.arguments(self._app, self._folder / PROPERTIES, env)
             self._process = await Process.start(
-                [self._spark_submit(), *given],
-                env=known,
+                [self._spark_submit(), *arguments],
+                env=env,
                 folder=self._folder,
                 record=self._record,
             )
             code = await self._process.run(on_line)
         if code == 0:
             return Observation(Phase.SUCCEEDED)
-        # No word of why: the real one does not look into the log either.
+        # Without a cause, like the real operator, which does not read the log.
         reason = f"driver container failed with ExitCode: {code}, Reason: Error"
         return Observation(Phase.FAILED, reason)
 
     def _spark_submit(self) -> str:
         path = self._machine.image.get("PATH", "")
-        found = shutil.which("spark-submit", path=path)
-        if found is None:
+        program = shutil.which("spark-submit", path=path)
+        if program is None:
             msg = f"no spark-submit on the image's PATH; got {path!r}"
             raise RefusedError(msg)
-        return found
+        return program
 
     def _image(self) -> dict[str, str]:
         return {
             **self._machine.image,
-            # In a pod these are the pod's own address, its scratch volume and its mounted token.
+            # In a pod: its address, its scratch volume and its mounted token.
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self._folder / "scratch"),
             "KUBECONFIG": str(self._folder / KUBECONFIG),

@@ -1,7 +1,7 @@
-"""One operating-system process with everything it starts, ended as a container is.
+"""One operating-system process with its children, ended together like those of a container.
 
-Run by the pod. A container's end takes all its processes with it; here they are found by their
-session, because PySpark's workers leave the process group they were started in.
+Run by the pod. The children are identified by their session, because PySpark's workers leave the
+process group of their parent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import psutil
 # Time between the request to stop and the kill.
 GRACE_SECONDS = 5
 
-# Systems derive the moment a process started from a clock that may be set meanwhile.
+# Systems derive the start time of a process from a clock that may be set meanwhile.
 _START_TOLERANCE_SECONDS = 2
 
 _CHUNK_BYTES = 65536
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Process:
-    """A running process, leader of its own session; made by `start`."""
+    """A running process, leader of its own session; created by `start`."""
 
     def __init__(self, process: asyncio.subprocess.Process, record: Path, output: int) -> None:
         self._process = process
@@ -40,10 +40,10 @@ class Process:
     async def start(
         cls, argv: Sequence[str], *, env: Mapping[str, str], folder: Path, record: Path
     ) -> Process:
-        """Start *argv* in *folder* with exactly *env*, and note it in *record*.
+        """Start *argv* in *folder* with exactly *env*, and write its id into *record*.
 
-        The process writes into a pipe of ours, so that it does not outlive us for long even if we
-        are killed; `stop_orphans` ends what does.
+        The process writes into a pipe of this one, so it ends soon after this one is killed;
+        `stop_orphans` ends the others.
 
         Raises:
             OSError, ValueError: the program cannot be started.
@@ -68,9 +68,9 @@ class Process:
         return cls(process, record, ours)
 
     async def run(self, on_line: Callable[[bytes], None]) -> int:
-        """Pass every line of output to *on_line* and return the exit code when all is over.
+        """Pass every line of output to *on_line*, and return the exit code.
 
-        128 plus its number stands for a signal, as in a container's status.
+        A signal counts as 128 plus its number, as in a container's status.
         """
         reading = asyncio.create_task(self._read(on_line))
         code = await self._process.wait()
@@ -80,9 +80,9 @@ class Process:
         return code if code >= 0 else 128 - code
 
     async def stop(self) -> None:
-        """Ask the process to end, and kill it with all it started if it does not.
+        """Terminate the process; after `GRACE_SECONDS` kill it with its children.
 
-        `run`, which must be under way, returns then.
+        A concurrent `run` must wait for it, and returns then.
         """
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
@@ -111,7 +111,7 @@ class Process:
 
 
 def stop_orphans(folder: Path) -> None:
-    """Kill what an earlier run started and noted in a record in *folder*, if it was cut short."""
+    """Kill the processes of an interrupted earlier run, from the records in *folder*."""
     for record in folder.rglob("*.pid"):
         noted = json.loads(record.read_text())
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""What a keeper needs of the place where drivers run: this machine, or pods of the cluster."""
+"""The interface between a keeper and the place where drivers run: this machine, or pods."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class Driver(Protocol):
 
     @property
     def observation(self) -> Observation | None:
-        """How the driver is; None once its pod is gone."""
+        """The state of the driver; None after its pod is deleted."""
 
     async def stop(self) -> None:
-        """End the driver and all it started."""
+        """Stop the driver and its processes."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A submission that was accepted.
+    """An accepted submission.
 
     Attributes:
-        application_id: what Spark calls the run.
-        follow: gives the driver, once; it calls what it is given at each new observation.
+        application_id: Spark's id of the run.
+        follow: returns the driver, which calls the argument at each new observation; called once.
     """
 
     application_id: str
@@ -35,11 +35,11 @@ class Submission:
 
 
 class Runner(Protocol):
-    """Where drivers run."""
+    """The place where drivers run."""
 
     async def submit(self, app: Application) -> Submission:
-        """Submit *app*, whose earlier driver, if any, was stopped or lost.
+        """Submit *app*, which has no running driver.
 
         Raises:
-            RefusedError: it cannot be run, or what it needs to be submitted is not there.
+            RefusedError: a field is not supported, or a required object does not exist.
         """

@@ -1,6 +1,6 @@
-"""A SparkApplication as `spark-submit --master k8s://` takes it: properties, and templates of pods.
+"""A SparkApplication as input of `spark-submit --master k8s://`: properties and pod templates.
 
-Pure. The real operator sets by a webhook what has no property; here it stands in the templates.
+Pure. Fields without a property are in the templates; the real operator sets them by a webhook.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ _POD_FIELDS = {"podSecurityContext": "securityContext", "tolerations": "tolerati
 
 
 def check(app: Application) -> None:
-    """Raise RefusedError, naming every field of *app* that is not known here."""
+    """Refuse *app* if it has a field that is not supported here.
+
+    Raises:
+        RefusedError: with all such fields.
+    """
     problems = [
         f"spec.{role}.{field}; use volumes and volumeMounts"
         for role in ROLES
@@ -35,7 +39,7 @@ def check(app: Application) -> None:
 
 
 def properties(app: Application, templates: dict[str, str]) -> dict[str, str]:
-    """Return the Spark properties of a run; *templates* are files, by the role of the pod."""
+    """Return the Spark properties of a run; *templates* are files by the role of the pod."""
     conf = command.common(app) | {
         "spark.master": MASTER,
         "spark.submit.deployMode": "cluster",
@@ -62,9 +66,9 @@ def properties(app: Application, templates: dict[str, str]) -> dict[str, str]:
 
 
 def template(app: Application, role: str) -> Object:
-    """Return the template of the pod that is the driver or an executor.
+    """Return the template of the pods with *role*, driver or executor.
 
-    The application owns the driver's pod, which owns all else: they are deleted with it.
+    The application owns the driver's pod, and that pod owns the others, so all are deleted with it.
     """
     pod: Object = app.spec[role]
     container = {field: pod[field] for field in _CONTAINER_FIELDS if field in pod}
@@ -72,7 +76,7 @@ def template(app: Application, role: str) -> Object:
     used = {mount["name"] for mount in pod.get("volumeMounts", [])}
     spec: dict[str, Any] = {
         "containers": [container],
-        "volumes": [each for each in app.spec.get("volumes", []) if each["name"] in used],
+        "volumes": [volume for volume in app.spec.get("volumes", []) if volume["name"] in used],
         "nodeSelector": {**app.spec.get("nodeSelector", {}), **pod.get("nodeSelector", {})},
     }
     spec |= {name: pod[field] for field, name in _POD_FIELDS.items() if field in pod}
@@ -94,7 +98,7 @@ def template(app: Application, role: str) -> Object:
 
 
 def _environment(pod: Object) -> Iterator[Object]:
-    """In the order of the real operator: envVars, envSecretKeyRefs, env; the last wins."""
+    """Yield the variables in the order of the real operator; the last of a name wins."""
     for name, value in pod.get("envVars", {}).items():
         yield {"name": name, "value": value}
     for name, ref in pod.get("envSecretKeyRefs", {}).items():

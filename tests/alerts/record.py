@@ -1,6 +1,6 @@
-"""Prints the series of an operator and a consumer that have done a little of everything, as JSON.
+"""Prints the series of an operator and a consumer after one of each operation, as JSON.
 
-A process of its own: what is counted here would be counted in other tests too.
+A separate process, because metrics are global to a process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from redrive import prometheus
 from redrive.admin.http import ADMIN_CALLS
 from redrive.api.replay import Phase
-from redrive.cli import operator  # noqa: F401  with it, all reasons of conditions are known
+from redrive.cli import operator  # noqa: F401  declares all reasons of conditions
 from redrive.delivery.reporting import Event, Name
 from redrive.kube import resources
 from redrive.kube.cache import Cache
@@ -60,7 +60,7 @@ def replays() -> Cache:
 
 
 def work() -> None:
-    """Count one of each."""
+    """Increment each metric."""
     LEASE_HELD.set(1)
     RECONCILES.labels("RetryPolicy", "success").inc()
     QUEUE_DEPTH.labels("RetryPolicy").set(1)

@@ -1,4 +1,4 @@
-"""Alerts and dashboard, evaluated by Prometheus itself; and a page for each alert."""
+"""Alerts and dashboard, evaluated by Prometheus, and the page of each alert."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = (
     '{policy="orders", policy_namespace="shop", source_topic="persistent://shop/prod/orders", '
     'subscription="fulfilment"}'
 )
-"""Of what `record` counts."""
+"""The policy in the series of `record`."""
 HEADINGS = ["What it means", "What to look at", "What to do"]
 
 
@@ -182,7 +182,7 @@ def test_the_dashboard_is_generated_from_its_panels() -> None:
 
 
 def recorded() -> dict[str, float]:
-    """Return the samples of an operator and a consumer that have done a little of everything."""
+    """Return the samples of an operator and a consumer after one of each operation."""
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("record.py"))],
         env={"PYTHONPATH": f"{Path(redrive.__file__).parents[1]}:{ROOT}"},
@@ -193,7 +193,7 @@ def recorded() -> dict[str, float]:
 
 
 def assert_holds(checks: list[dict[str, Any]], folder: Path) -> None:
-    """Let Prometheus evaluate *checks* over the recorded series, which grow every minute."""
+    """Have Prometheus evaluate *checks* over the recorded series, which grow every minute."""
     series = [{"series": name, "values": f"{value:g}+1x60"} for name, value in recorded().items()]
     test = {"input_series": series, "interval": "1m", "promql_expr_test": checks}
     file = folder / "checks.yaml"
@@ -215,7 +215,7 @@ def test_every_panel_shows_something_of_recorded_metrics(tmp_path: Path) -> None
 
 
 def test_series_of_consumers_and_of_the_operator_join(tmp_path: Path) -> None:
-    """Of each policy: without a label more or less, or Prometheus finds no pairs."""
+    """Both have the same labels of the policy; otherwise Prometheus joins no pair."""
     by_side: dict[bool, set[str]] = {True: set(), False: set()}
     for series in recorded():
         if 'source_topic="' in series:
@@ -238,6 +238,6 @@ def test_series_of_consumers_and_of_the_operator_join(tmp_path: Path) -> None:
 
 
 def chosen_all(query: str) -> str:
-    """Fill in the variables of the dashboard as Grafana does for *All*."""
+    """Return *query* with the dashboard's variables set as by Grafana for *All*."""
     filled = query.replace("$namespace", ".*").replace("$policy", ".*")
     return filled.replace("$__rate_interval", "5m")

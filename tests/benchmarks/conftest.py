@@ -1,7 +1,7 @@
-"""How benchmarks tell what they measured.
+"""The reporting of benchmarks.
 
-They are functions `test_…` in files `bench_*.py`, so that only `make bench` runs them; files
-`test_*.py` beside them try their parts with small numbers, in `make test`.
+Benchmarks are functions `test_…` in files `bench_*.py`, which only `make bench` runs. Files
+`test_*.py` beside them test their parts with small numbers, in `make test`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def figures(pytestconfig: pytest.Config) -> Iterator[list[Figure]]:
-    """Takes figures for the table, which fails in the end if one of them is out of its bounds.
+    """Collects figures for the table. The benchmark fails at its end if one exceeds its bounds.
 
-    Not at once: the figures that follow are worth knowing too.
+    It does not fail earlier, so that later figures are measured, too.
     """
     figures = pytestconfig.stash[FIGURES]
     before = len(figures)
     yield figures
     missed = [figure for figure in figures[before:] if not figure.kept]
     assert not missed, "; ".join(
-        f"{figure.what}: {figure.value:g} {figure.unit}, {figure.bound}" for figure in missed
+        f"{figure.quantity}: {figure.value:g} {figure.unit}, {figure.bound}" for figure in missed
     )
 
 
 @pytest.fixture
 def minutes(pytestconfig: pytest.Config) -> float:
-    """How long a long run runs."""
+    """The duration of a long run in minutes."""
     return float(pytestconfig.getoption("--minutes") or 3.0)
 
 

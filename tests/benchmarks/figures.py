@@ -1,4 +1,4 @@
-"""What benchmarks measured, and what it should have been: a table at the end of `make bench`."""
+"""The figures of benchmarks with their bounds, printed as a table at the end of `make bench`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured value, with the bound that is promised for it, if any.
+    """A measured value, with its documented bounds if any.
 
     Attributes:
-        benchmark: what was run; the rows of one benchmark stand together.
-        what: what was measured.
-        at_most: above this a promise is broken; None promises nothing.
-        at_least: the same from below.
+        benchmark: the name of the benchmark, which groups the rows.
+        quantity: the measured quantity.
+        at_most: the upper bound; None for no bound.
+        at_least: the lower bound; None for no bound.
     """
 
     benchmark: str
-    what: str
+    quantity: str
     value: float
     unit: str
     at_most: float | None = None
@@ -29,13 +29,13 @@ class Figure:
 
     @property
     def kept(self) -> bool:
-        """Whether the value is within its bounds."""
+        """True if the value is within its bounds."""
         above = self.at_least is None or self.value >= self.at_least
         return above and (self.at_most is None or self.value <= self.at_most)
 
     @property
     def bound(self) -> str:
-        """The bounds in words; nothing where there is none."""
+        """The bounds as text, empty without bounds."""
         most = "" if self.at_most is None else f"at most {self.at_most:,g}"
         least = "" if self.at_least is None else f"at least {self.at_least:,g}"
         return ", ".join(filter(None, (least, most)))
@@ -51,10 +51,10 @@ def show(rows: Sequence[Figure], console: Console) -> None:
     for row in rows:
         verdict = ("kept" if row.kept else "MISSED") if row.bound else ""
         measured = f"{_short(row.value)} {row.unit}"
-        table.add_row(row.benchmark, row.what, measured, row.bound, verdict)
+        table.add_row(row.benchmark, row.quantity, measured, row.bound, verdict)
     console.print(table)
 
 
 def _short(value: float) -> str:
-    """Write *value* with three digits that matter, and never as a power of ten."""
+    """Return *value* with three significant digits, without an exponent."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

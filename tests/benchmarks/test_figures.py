@@ -25,7 +25,7 @@ def test_a_figure_is_kept_within_its_bounds(
     assert Figure("b", "what", value, "s", at_most=at_most, at_least=at_least).kept is expected
 
 
-def test_the_table_tells_what_was_measured_what_is_promised_and_whether_it_is_kept() -> None:
+def test_table_shows_value_bound_and_verdict() -> None:
     out = StringIO()
     rows = [
         Figure("provision", "1000 policies", 41.27, "s", at_most=57),

@@ -1,4 +1,4 @@
-"""The broker refuses, hangs, is gone: what was asked for is there in the end, nothing else is."""
+"""The broker refuses, hangs or is killed: policies converge, and other objects stay unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAULTS: dict[str, Fault] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_call_about_a_policys_topics_fails_once(harness: Harness, fault: str) -> None:
-    """All at once, a policy for each call: while one waits, the others go on."""
+    """Fail all calls at once, one per policy: a waiting policy does not block the others."""
     first = f"{fault}-right"
     harness.source(first)
     calls = harness.calls(first, lambda: harness.ask(first), first)
@@ -81,9 +81,9 @@ def test_the_broker_is_killed_while_policies_are_made(harness: Harness) -> None:
     harness.is_intact()
 
 
-def test_a_token_that_is_revoked_and_given_anew(harness: Harness) -> None:
+def test_revoked_token_that_is_replaced(harness: Harness) -> None:
     shop = harness.shop
-    shop.secret("pulsar-admin", token="not-a-token-any-more")  # noqa: S106 - that is what it is
+    shop.secret("pulsar-admin", token="not-a-token-any-more")  # noqa: S106 - not a secret
     shop.policy("kept", topic=shop.topic("kept"), maxRetries=5)
     harness.source("comes")
     harness.ask("comes")

@@ -1,6 +1,6 @@
-"""The executors that are there share the rate of a Replay; by default it has one, of one core.
+"""The running executors share the rate limit of a Replay; by default one with one core.
 
-Only Spark with executors of its own shows it, which takes a minute to start on two cores.
+This needs Spark with separate executors, which take a minute to start on two cores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ONE_CORE = "local-cluster[1,1,1024]"
 def test_one_executor_of_one_core_has_all_of_the_rate(
     provision_policy: ProvisionPolicy, tmp_path: Path
 ) -> None:
-    """A range that waits for the core has no share: three of them would take 15 s then."""
+    """A range that waits for the core has no share of the rate; otherwise three take 15 s."""
     rate, count = 100, 900
     provisioned = provision_policy(dead_partitions=3)
     provisioned.bury_many(count)

@@ -1,4 +1,4 @@
-"""The operator is killed after each call of a reconcile: the next one finishes its work."""
+"""The operator is killed after each call of a reconcile, and the next one completes it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_killed_after_each_call_that_repairs_a_policys_topics(harness: Harness) 
     harness.shop.ready("repaired")
 
     def break_it(retries: int) -> None:
-        """Take away what can be taken away without losing a message, and have it looked at."""
+        """Remove everything that holds no message, and cause a reconcile."""
         retry, dead = (
             rest_path(harness.shop.topic(f"repaired-fulfilment-{t}")) for t in ("RETRY", "DLQ")
         )
@@ -58,7 +58,7 @@ def test_killed_after_each_call_that_repairs_a_policys_topics(harness: Harness) 
 
 def test_killed_after_each_call_of_a_deletion(harness: Harness) -> None:
     def provision(name: str) -> None:
-        """Have a policy whose retry topic redrive made, and whose dead-letter topic it adopted."""
+        """Provision a policy with a created retry topic and an adopted dead-letter topic."""
         harness.source(name)
         harness.shop.create_topic(harness.shop.topic(f"{name}-fulfilment-DLQ"))
         harness.ask(name, deletionPolicy="Delete", adopt=True)
@@ -76,9 +76,7 @@ def test_killed_after_each_call_of_a_deletion(harness: Harness) -> None:
         gone("ended-one")
         calls = counter.count
     right = harness.made("ended-one")
-    assert (
-        len(right) == 1 + 2 + 1
-    )  # the source topic with its partitions, and what was there before
+    assert len(right) == 1 + 2 + 1  # the source topic with its partitions, and the adopted topic
     assert calls > 5
     for number in range(1, calls + 1):
         name = f"ended-two-{number:02}"

@@ -1,7 +1,7 @@
-"""Replays by Spark lose and double no message, whatever ends, sleeps or changes meanwhile.
+"""Replays by Spark lose and double no message when processes, the broker or topics are disturbed.
 
 `make chaos CHAOS="-k replay --rounds 10 --messages 100000"` is the long form. After each fault come
-another selection and one of everything; in what form differs by fault and round.
+another selection and one of everything, in a form that differs by fault and round.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ pytestmark = pytest.mark.usefixtures("replay_token")
 ProvisionPolicy = Callable[..., Any]
 PARTS = {"driver": LOCAL, "worker": LOCAL, "jvm": LOCAL, "executor": CLUSTER}
 STOPPED_SECONDS = 40.0
-"""Longer than a client waits for a receipt, and tries to send."""
+"""Longer than the client's time-outs of a receipt and of a send."""
 RUN_SECONDS = 15
-"""So long a run takes at least."""
+"""The minimum duration of a run."""
 BURIED_AT_ONCE = 10_000
 
 
 def kill(part: str) -> Callable[[Scene], None]:
     def fault(scene: Scene) -> None:
         scene.kill(part)
-        scene.go_on()
+        scene.finish()
 
     return fault
 
@@ -50,9 +50,9 @@ def kill(part: str) -> Callable[[Scene], None]:
 def stop(part: str) -> Callable[[Scene], None]:
     def fault(scene: Scene) -> None:
         scene.run.send(part, signal.SIGSTOP)
-        # Of the others the tasks go on meanwhile.
+        # After other faults the tasks continue.
         time.sleep(STOPPED_SECONDS if part == "worker" else 0)
-        scene.go_on()
+        scene.finish()
         scene.run.send(part, signal.SIGCONT)
         assert scene.run.wait() != 0
         assert "another run has taken over the ledger" in scene.run.log.read_text()
@@ -62,12 +62,12 @@ def stop(part: str) -> Callable[[Scene], None]:
 
 
 def kill_broker(scene: Scene) -> None:
-    """While the run is under way, and behind it."""
+    """The broker deletes entries during the run and after it."""
     for _ in range(2):
         scene.sandbox.processes.kill(pulsar.NAME)
         scene.sandbox.restart_broker()
         scene.complete()
-    scene.go_on()
+    scene.finish()
 
 
 def stop_broker(scene: Scene) -> None:
@@ -79,7 +79,7 @@ def stop_broker(scene: Scene) -> None:
     finally:
         os.kill(broker, signal.SIGCONT)
     scene.complete()
-    scene.go_on()
+    scene.finish()
 
 
 def unload(scene: Scene) -> None:
@@ -89,11 +89,11 @@ def unload(scene: Scene) -> None:
             scene.admin("PUT", topic, "unload")
         time.sleep(1)
     scene.complete()
-    scene.go_on()
+    scene.finish()
 
 
 def trim(scene: Scene) -> None:
-    """The broker deletes dead letters that were moved, and of the ledger what is compacted."""
+    """The broker deletes moved dead letters and the compacted part of the ledger."""
     policy = scene.provisioned.policy
     compact(scene.provisioned.broker, policy.ledger_topic)
     scene.trim(policy.ledger_topic)
@@ -103,7 +103,7 @@ def trim(scene: Scene) -> None:
     scene.kill("driver")
     scene.trim(policy.dead_letter_topic)
     wait_for(lambda: ledger not in scene.dead_letters()[0].held, "nothing is trimmed")
-    scene.go_on()
+    scene.finish()
 
 
 def switch_deduplication(scene: Scene) -> None:
@@ -112,17 +112,17 @@ def switch_deduplication(scene: Scene) -> None:
         scene.admin("POST", topic, "deduplicationEnabled", on)
         time.sleep(1)
     scene.kill("driver")
-    scene.go_on()
+    scene.finish()
 
 
 def limit_sizes(scene: Scene) -> None:
-    """What does not pass meanwhile waits, or is refused and moved by the next Replay."""
+    """Messages that cannot be sent wait, or are refused and moved by the next Replay."""
     topic = scene.provisioned.policy.retry_topic
     scene.admin("POST", topic, "maxMessageSize", 1)
     time.sleep(STOPPED_SECONDS)
     scene.admin("DELETE", topic, "maxMessageSize")
     scene.complete()
-    scene.go_on()
+    scene.finish()
 
 
 FAULTS: dict[str, tuple[str, Callable[[Scene], None]]] = {
@@ -136,9 +136,9 @@ FAULTS: dict[str, tuple[str, Callable[[Scene], None]]] = {
     "sizes limited": (LOCAL, limit_sizes),
 }
 THEN = ((ANOTHER,), (BY_SQL,), (THE_SAME, ANOTHER))
-"""Which Replays come after a fault, before one of everything."""
+"""The Replays after a fault, before one of everything."""
 HOW = tuple(itertools.product(("unread", "read"), ("one by one", "in batches")))
-"""Whether the run has read the dead letters before it moves the first, and how it sends."""
+"""The forms of a run: with or without a plan before the first move, and its way of sending."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -171,7 +171,7 @@ def test_each_message_is_moved_once(
         provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")  # a new ledger
     job = job_of(provisioned, batch=sent == "in batches")
     job = dataclasses.replace(job, rate_limit=total / RUN_SECONDS)
-    if planned == "read":  # leaves some for another selection
+    if planned == "read":  # leaves dead letters for another selection
         job = dataclasses.replace(job, choice=Choice(limit=total * 3 // 4))
     after = tmp_path / "after"
     after.mkdir()

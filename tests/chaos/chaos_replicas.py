@@ -1,4 +1,4 @@
-"""Two operators fight for the lease: at no time do both write, and the work gets done."""
+"""Two operators compete for the lease: they never write at the same time, and policies converge."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = ["start_replica"]
 
 END_SECONDS = 15
 PAUSE_SECONDS = 0.5
-"""Between what is asked of the operators."""
+"""The interval between changes of policies."""
 WAITING = 5
-"""How many policies come before one that came is changed, or goes."""
+"""The number of policies that are created before one is changed or deleted."""
 
 
 @dataclass
 class Crowd:
-    """Policies that come all along, of which every third changes and every third goes.
+    """Policies that are created continuously; every third is changed, every third is deleted.
 
     Attributes:
-        names: of all that came.
+        names: of all created policies.
     """
 
     harness: Harness
@@ -50,7 +50,7 @@ class Crowd:
 
     @contextmanager
     def coming(self) -> Iterator[None]:
-        """Have them come while the block runs; in the end all that was to happen to them has."""
+        """Create policies until the block ends; return after all changes are made."""
         enough = Event()
         with ThreadPoolExecutor(1) as apart:
             work = apart.submit(self._come_until, enough)
@@ -64,9 +64,9 @@ class Crowd:
         while not enough.wait(PAUSE_SECONDS):
             self._come()
             if len(self.names) > WAITING:
-                self._go_on(self.names[-WAITING - 1])
+                self._change(self.names[-WAITING - 1])
         for name in self.names[-WAITING:]:
-            self._go_on(name)
+            self._change(name)
 
     def _come(self) -> None:
         name = f"fought-{len(self.names):03}"
@@ -74,7 +74,7 @@ class Crowd:
         self.harness.source(name)
         self.harness.ask(name, deletionPolicy="Delete")
 
-    def _go_on(self, name: str) -> None:
+    def _change(self, name: str) -> None:
         if name in self.changed:
             self.harness.ask(name, deletionPolicy="Delete", maxRetries=7)
         elif name in self.gone:
@@ -83,17 +83,17 @@ class Crowd:
 
 @dataclass
 class Witness:
-    """Sees which process each write to the broker comes from."""
+    """Records the process of each write to the broker."""
 
     processes: list[psutil.Process] = field(default_factory=list)
     writers: list[int] = field(default_factory=list)
     _known: WeakKeyDictionary[asyncio.BaseTransport, int] = field(default_factory=WeakKeyDictionary)
 
     def __call__(self, connection: asyncio.BaseTransport) -> None:
-        """Take note of a write; it is looked once whose a connection is: looking takes long.
+        """Record a write. The process of a connection is read once, because that takes long.
 
-        Else the proxy would pass writes on so late that those of a process that has ended come
-        after the first ones of the next.
+        Otherwise the proxy delays writes so much that those of an ended process come
+        after the first writes of the next.
         """
         if connection not in self._known:
             port = connection.get_extra_info("peername")[1]
@@ -104,7 +104,7 @@ class Witness:
             self.writers.append(self._known[connection])
 
     def sees(self, replica: OperatorReplica) -> None:
-        """Return once that one writes, after now."""
+        """Wait until *replica* writes."""
         before = self.writers.count(replica.process.pid)
         wait_for(
             lambda: self.writers.count(replica.process.pid) > before, f"{replica.name} is idle"
@@ -120,10 +120,10 @@ def _ports(process: psutil.Process) -> set[int]:
 
 @dataclass
 class Fight:
-    """Who acts and who waits.
+    """The leader and the standby.
 
     Attributes:
-        led: the processes that have acted, in order.
+        led: the processes that were leaders, in order.
     """
 
     harness: Harness
@@ -136,13 +136,13 @@ class Fight:
         self.waits = self._starts(NAMES[1], "redrive stands by")
         self.led.append(self.leads.process.pid)
 
-    def goes_on(self, blow: Callable[[Fight], None]) -> None:
-        """Strike the one that acts, in the midst of its work; the other takes over from it."""
+    def takes(self, blow: Callable[[Fight], None]) -> None:
+        """Disturb the working leader, and wait until the standby takes over."""
         self.witness.sees(self.leads)
         blow(self)
         beaten, self.leads = self.leads, self.waits
         self.led.append(self.leads.process.pid)
-        self.harness.sandbox.processes.stop(beaten.name)  # it has ended, and leaves the record
+        self.harness.sandbox.processes.stop(beaten.name)  # it has ended; this removes its record
         self.waits = self._starts(beaten.name, "redrive stands by")
         self.witness.sees(self.leads)
 
@@ -153,13 +153,13 @@ class Fight:
 
 
 def is_killed(fight: Fight) -> None:
-    """End it as a crash would."""
+    """Kill the leader."""
     fight.harness.sandbox.processes.kill(fight.leads.name)
     fight.waits.takes_over()
 
 
 def is_frozen(fight: Fight) -> None:
-    """Stop it past its lease, and have it go on in the midst of what it did."""
+    """Freeze the leader past its lease, and resume it in the middle of its work."""
     fight.leads.process.send_signal(signal.SIGSTOP)
     fight.waits.takes_over()
     fight.witness.sees(fight.waits)
@@ -168,13 +168,13 @@ def is_frozen(fight: Fight) -> None:
     fight.witness.sees(fight.waits)
 
 
-def loses_its_lease_to_nobody(fight: Fight) -> None:
-    """Write by hand that somebody holds the lease who never comes."""
-    hand_over(fight, "somebody")
+def loses_its_lease_to_a_stranger(fight: Fight) -> None:
+    """Edit the lease to name a holder that does not exist."""
+    hand_over(fight, "stranger")
 
 
 def loses_its_lease_to_the_other(fight: Fight) -> None:
-    """Write by hand that the other holds it, while this one still writes."""
+    """Edit the lease to name the standby while the leader still writes."""
     hand_over(fight, fight.waits.name)
 
 
@@ -187,7 +187,7 @@ def hand_over(fight: Fight, holder: str) -> None:
 
 
 def ends(replica: OperatorReplica) -> None:
-    """See it end by itself, for the right reason."""
+    """Wait until a replica exits because of the lost lease."""
     replica.process.wait(timeout=END_SECONDS)
     assert "lease lost: another operator has taken the lease" in replica.logged()
 
@@ -207,11 +207,11 @@ def test_replicas_fight_while_policies_come_change_and_go(harness: Harness, figh
         for blow in (
             is_killed,
             is_frozen,
-            loses_its_lease_to_nobody,
+            loses_its_lease_to_a_stranger,
             loses_its_lease_to_the_other,
             is_frozen,
         ):
-            fight.goes_on(blow)
+            fight.takes(blow)
             harness.is_intact()
 
     assert len(crowd.gone) > 10
@@ -227,5 +227,5 @@ def test_replicas_fight_while_policies_come_change_and_go(harness: Harness, figh
         written = harness.shop.get("configmap", f"{name}-redrive")["data"]["policy.json"]
         assert ('"maxRetries": 7' in written) is (name in crowd.changed)
     harness.is_intact()
-    # Each wrote in one go, and none again once the next had begun.
+    # No process wrote after the first write of the next one.
     assert [pid for pid, _ in itertools.groupby(fight.witness.writers)] == fight.led

@@ -1,4 +1,4 @@
-"""Each field is changed, and changed back: what comes of it is what a new object gets."""
+"""Each field is changed, and changed back; the result equals that of a new object."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def shop(make_shop: MakeShop) -> Shop:
     return transitions.prepared(make_shop())
 
 
-@pytest.mark.timeout(1_200)  # over 300 objects, at the pace of two busy cores
-def test_every_changed_field_ends_as_a_new_object_and_changed_back_as_if_it_never_had_been(
+@pytest.mark.timeout(1_200)  # over 300 objects, on two busy cores
+def test_changed_fields_end_as_in_a_new_object(
     shop: Shop,
 ) -> None:
     problems = problems_of(shop, cases(shop))

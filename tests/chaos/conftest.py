@@ -1,4 +1,4 @@
-"""A policy with messages in its topics, what is somebody else's, and an operator to disturb."""
+"""A policy with messages in its topics, objects of other owners, and an operator to disturb."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="module")
 def operator_process(installed: Sandbox) -> Path:
-    """The operator: its log."""
+    """Return the log of the operator."""
     return installed.processes.log(installation.OPERATOR)
 
 
 @dataclass(frozen=True)
 class Harness:
-    """An operator behind a proxy, and what its broker should hold.
+    """An operator behind a proxy, and the expected objects at its broker.
 
     Args:
         proxy: between the operator and the broker.
-        foreign: what is not redrive's, as it was in the beginning.
-        right: what is `made` for a policy whose making nobody disturbed.
+        foreign: the initial state of objects of other owners.
+        right: the result of `made` for an undisturbed policy.
     """
 
     shop: Shop
@@ -65,12 +65,12 @@ class Harness:
     _killed: Event = field(default_factory=Event)
 
     def kill(self) -> None:
-        """Have the operator end as a crash would end it."""
+        """Kill the operator."""
         self.sandbox.processes.kill(installation.OPERATOR)
         self._killed.set()
 
     def restart(self) -> None:
-        """Have an operator again, as soon as the one that another thread kills has ended."""
+        """Start an operator after the end of the one that another thread kills."""
         assert self._killed.wait(SECONDS), "not killed"
         self._killed.clear()
         log = self.sandbox.processes.log(installation.OPERATOR)
@@ -83,58 +83,58 @@ class Harness:
         )
 
     def source(self, name: str) -> None:
-        """Make a source topic, with a subscription: the broker deletes one that nobody uses."""
+        """Create a source topic with a subscription, without which the broker would delete it."""
         self.shop.create_topic(self.shop.topic(name), 2)
         path = f"{rest_path(self.shop.topic(name))}/subscription/fulfilment"
         self.shop.request("PUT", path, EARLIEST)
 
     def ask(self, name: str, **spec: object) -> None:
-        """Make or change a policy that has a source topic of its own, all of one name."""
+        """Create or change a policy with a source topic of the same name."""
         self.shop.policy(name, topic=self.shop.topic(name), **spec)
 
     def made(self, name: str) -> dict[str, Any]:
-        """All that there is of the policy *name* at the broker, without its name and uid."""
+        """Return all objects of the policy *name* at the broker, without its name and uid."""
         listed = self.shop.request("GET", f"persistent/{self.shop.tenant}/prod")
         listed += self.shop.request("GET", f"persistent/{self.shop.tenant}/prod/partitioned")
         prefix = self.shop.topic(name)
         own = [t for t in listed if t == prefix or t.startswith(f"{prefix}-")]
-        found = {topic: state(self.shop, topic) for topic in sorted(own)}
-        anonymous = re.sub(rf'("{OWNER_UID}": )"[^"]+"', r'\1"its"', json.dumps(found))
+        states = {topic: state(self.shop, topic) for topic in sorted(own)}
+        anonymous = re.sub(rf'("{OWNER_UID}": )"[^"]+"', r'\1"its"', json.dumps(states))
         written: dict[str, Any] = json.loads(anonymous.replace(name, "it"))
         return written
 
     def calls(self, about: str, cause: Callable[[], None], name: str) -> int:
-        """How many calls *about* something it takes until the policy *name* is ready."""
+        """Return the number of calls that match *about* until the policy *name* is Ready."""
         with self.proxy.trap(about, 0, passing) as counter:
             cause()
             self.shop.ready(name)
             return counter.count
 
     def is_intact(self) -> None:
-        """Fail if a message is gone, or anything that is not redrive's was touched."""
+        """Assert that no message is lost, and that objects of other owners are unchanged."""
         assert backlogs(self.shop) == {"kept-RETRY": WAITING, "kept-DLQ": DEAD, "others": FOREIGN}
         assert foreign(self.shop) == self.foreign
 
 
 def state(shop: Shop, topic: str) -> dict[str, Any]:
-    """What the broker has of a topic."""
-    path, found = rest_path(topic), {}
+    """Return the state of a topic at the broker."""
+    path, values = rest_path(topic), {}
     for part in ("subscriptions", "partitions", "properties", "deduplicationEnabled", "messageTTL",
                  "inactiveTopicPolicies?applied=true", "delayedDelivery?applied=true",
                  "backlogQuotaMap"):  # fmt: skip
         if "-partition-" not in topic or part == "subscriptions":
-            found[part] = shop.request("GET", f"{path}/{part}")
-    found["subscriptions"].sort()
+            values[part] = shop.request("GET", f"{path}/{part}")
+    values["subscriptions"].sort()
     policies = shop.request("GET", f"namespaces/{shop.tenant}/prod")
-    found["grants"] = {
+    values["grants"] = {
         role: sorted(actions)
         for role, actions in policies["auth_policies"]["destination_auth"].get(topic, {}).items()
     }
-    return found
+    return values
 
 
 def foreign(shop: Shop) -> dict[str, Any]:
-    """What is not redrive's: a topic with its grants, and a role's rights on topics of redrive."""
+    """Return objects of other owners: a topic with its grants, and a role on redrive's topics."""
     policies = shop.request("GET", f"namespaces/{shop.tenant}/prod")
     grants = policies["auth_policies"]["destination_auth"].items()
     return {
@@ -145,23 +145,23 @@ def foreign(shop: Shop) -> dict[str, Any]:
 
 
 def backlogs(shop: Shop) -> dict[str, int]:
-    """How many messages wait where somebody put them before."""
-    found = {}
+    """Return the backlogs of the topics with messages."""
+    counts = {}
     for name, topic, subscription in (
         ("kept-RETRY", "kept-fulfilment-RETRY", "fulfilment"),
         ("kept-DLQ", "kept-fulfilment-DLQ", "redrive"),
         ("others", "others", "others"),
     ):
         stats = shop.request("GET", f"{rest_path(shop.topic(topic))}/stats")
-        found[name] = stats["subscriptions"][subscription]["msgBacklog"]
-    return found
+        counts[name] = stats["subscriptions"][subscription]["msgBacklog"]
+    return counts
 
 
 @pytest.fixture(scope="module")
 def harness(make_shop: MakeShop, installed: Sandbox) -> Iterator[Harness]:
     shop = make_shop()
     installed.processes.stop(installation.OPERATOR)
-    installation.start_operator(installed)  # by this run, which can start it again then
+    installation.start_operator(installed)  # by this run, which can then restart it
     with Proxy.before(shop.broker.admin_url) as proxy:
         shop.connection(adminUrl=proxy.url)
         for name in ("kept", "others"):
@@ -187,7 +187,7 @@ def harness(make_shop: MakeShop, installed: Sandbox) -> Iterator[Harness]:
 
 
 def send(shop: Shop) -> None:
-    """Put messages where they must not get lost."""
+    """Send messages that must not be lost."""
     client = pulsar.Client(
         shop.broker.service_url,
         authentication=pulsar.AuthenticationToken(shop.broker.token(SUPERUSER)),
@@ -205,14 +205,14 @@ def send(shop: Shop) -> None:
     client.close()
 
 
-def wait_for(holds: Callable[[], bool], what: str) -> None:
-    """Fail if it does not hold in time."""
+def wait_for(holds: Callable[[], bool], goal: str) -> None:
+    """Wait until *holds* returns True; fail with *goal* after a time."""
     deadline = time.monotonic() + SECONDS
     while not holds():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, goal
         time.sleep(0.2)
 
 
 def springs(trap: Trap) -> None:
-    """Return once something fell into the trap; fail if nothing does."""
+    """Wait until a call springs the trap; fail if none does."""
     assert trap.sprung.wait(SECONDS), f"call {trap.number} about {trap.about!r} never came"

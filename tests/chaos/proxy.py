@@ -1,4 +1,4 @@
-"""A proxy before a broker's admin API, in which calls of one's choice come to grief."""
+"""A proxy before a broker's admin API that makes chosen calls fail."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.chaos.threads import in_thread, stop_accepting
 
 Do = Callable[[], Awaitable[web.Response]]
 Fault = Callable[[web.Request, Do], Awaitable[web.StreamResponse]]
-"""Comes between one call and the broker."""
+"""A fault of one call."""
 
 SHOWN = frozenset({"Content-Type", "Location"})
 
 
 @dataclass
 class Trap:
-    """Waits for a call.
+    """Waits for a call, and applies a fault to it.
 
     Attributes:
-        about: a text in the call's method, path or body, which spaces separate; empty is any.
-        number: of the calls about it, counted from 1, to which it happens; 0 is none.
-        fault: what happens.
-        count: how many such calls there were.
-        sprung: set once it has happened.
+        about: a text in the call's method, path and body, joined by spaces; empty matches any.
+        number: of the matching call that fails, counted from 1; 0 for none.
+        fault: the fault.
+        count: the number of matching calls.
+        sprung: set after the fault.
     """
 
     about: str
@@ -41,7 +41,7 @@ class Trap:
     sprung: threading.Event = field(default_factory=threading.Event)
 
     def comes(self) -> bool:
-        """Take note of a call about it; whether that is the one it waits for."""
+        """Count a matching call; return True if it is the one that fails."""
         self.count += 1
         if self.count == self.number:
             self.sprung.set()
@@ -49,31 +49,31 @@ class Trap:
 
 
 class Proxy:
-    """Passes calls on to *target*; those for statistics, made by the clock, fall into no trap.
+    """Passes calls on to *target*. Periodic reads of statistics match no trap.
 
     Attributes:
-        url: where it is.
-        traps: looked at with every call.
-        witness: told the connection that a write comes by, before it is passed on.
+        url: of the proxy.
+        traps: compared with every call.
+        witness: called with the connection of a write before it is passed on.
     """
 
     def __init__(self, target: str) -> None:
         self._target = target
         self.url = ""
         self.traps: list[Trap] = []
-        self.witness: Callable[[asyncio.BaseTransport], None] = _nobody
+        self.witness: Callable[[asyncio.BaseTransport], None] = _ignore
 
     @classmethod
     @contextmanager
     def before(cls, target: str) -> Iterator[Proxy]:
-        """Serve in a thread of its own, until the block ends."""
+        """Serve in a thread until the block ends."""
         proxy = cls(target)
         with in_thread(proxy._serving, name="proxy"):
             yield proxy
 
     @contextmanager
     def trap(self, about: str, number: int, fault: Fault) -> Iterator[Trap]:
-        """Have a trap within the block."""
+        """Set a trap until the block ends."""
         trap = Trap(about, number, fault)
         self.traps.append(trap)
         try:
@@ -109,7 +109,7 @@ class Proxy:
             return await do()
         text = f"{request.method} {request.path} {body.decode()}"
         due = [trap for trap in list(self.traps) if trap.about in text and trap.comes()]
-        if due:  # one call may be about many, and fails but once
+        if due:  # a call may match several traps, and fails once
             return await due[0].fault(request, do)
         return await do()
 
@@ -125,12 +125,12 @@ class Proxy:
                 kept = {k: v for k, v in answer.headers.items() if k in SHOWN}
                 return web.Response(status=answer.status, body=await answer.read(), headers=kept)
         except aiohttp.ClientError:
-            _cut(request)  # as the broker did
+            _cut(request)  # like the broker
             return web.Response(status=502)
 
 
 def answering(status: int) -> Fault:
-    """Refuse with *status*, as a broker in trouble does."""
+    """Return a fault that refuses with *status*."""
 
     async def refuse(_: web.Request, __: Do) -> web.Response:
         return web.json_response({"reason": f"injected {status}"}, status=status)
@@ -139,25 +139,25 @@ def answering(status: int) -> Fault:
 
 
 async def passing(_: web.Request, do: Do) -> web.StreamResponse:
-    """Do no harm: for counting."""
+    """Pass the call on, to count it."""
     return await do()
 
 
 async def hanging(_: web.Request, do: Do) -> web.StreamResponse:
-    """Never answer, and do nothing, for longer than anybody waits."""
+    """Neither execute nor answer the call for longer than any time-out."""
     await asyncio.sleep(120)
     return await do()
 
 
 async def done_but_not_told(request: web.Request, do: Do) -> web.StreamResponse:
-    """Have it done, and cut the connection instead of telling."""
+    """Execute the call, and cut the connection instead of answering."""
     answer = await do()
     _cut(request)
     return answer
 
 
 def done_then(act: Callable[[], None]) -> Fault:
-    """Have it done, then *act*, before the answer goes out."""
+    """Return a fault that executes the call and then *act*, before the answer."""
 
     async def fault(_: web.Request, do: Do) -> web.StreamResponse:
         answer = await do()
@@ -167,8 +167,8 @@ def done_then(act: Callable[[], None]) -> Fault:
     return fault
 
 
-def _nobody(_: asyncio.BaseTransport) -> None:
-    """Take no note."""
+def _ignore(_: asyncio.BaseTransport) -> None:
+    """Ignore a write."""
 
 
 def _cut(request: web.Request) -> None:

@@ -1,4 +1,4 @@
-"""A relay before a port, whose connections can be cut, and kept from coming back."""
+"""A relay before a port; its connections can be cut and refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.chaos.threads import in_thread, stop_accepting
 
 
 class Relay:
-    """Passes bytes on to a port of this machine, in a thread of its own.
+    """Passes bytes on to a port of this machine, in a thread.
 
     Attributes:
-        port: where it listens.
+        port: of the relay.
     """
 
     def __init__(self, target: int) -> None:
@@ -33,12 +33,12 @@ class Relay:
             yield relay
 
     def cut(self) -> None:
-        """Cut all connections, and let none come until `mend`."""
+        """Cut all connections, and refuse new ones until `accept`."""
         self._open = False
         asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(30)
 
-    def mend(self) -> None:
-        """Let connections come again."""
+    def accept(self) -> None:
+        """Accept connections again."""
         self._open = True
 
     @asynccontextmanager
@@ -63,13 +63,13 @@ class Relay:
         if not self._open:
             writer.transport.abort()
             return
-        there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        answers, back = await asyncio.open_connection("127.0.0.1", self._target)
         task, mine = asyncio.current_task(), {writer, back}
         assert task is not None
         self._relays.add(task)
         self._writers |= mine
         try:
-            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+            await asyncio.gather(_pump(reader, back), _pump(answers, writer))
         finally:
             self._writers -= mine
             self._relays.discard(task)

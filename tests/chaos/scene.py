@@ -1,4 +1,4 @@
-"""A replay by Spark that is under way, what comes after it, and what has to hold then."""
+"""A running Replay by Spark, the Replays after it, and the checks at the end."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tests.support.local_runs import EverySecond, Notes, job_of, numbers, select
 from tests.support.spark_runs import LOCAL, SparkRun
 
 SURVIVED = {"worker", "executor"}
-"""What Spark, or the driver, has another of."""
+"""The parts that Spark or the driver replaces."""
 ANOTHER, BY_SQL, THE_SAME = "another selection", "one by SQL, by Spark", "the same Replay"
 SQL = "cast(properties['id'] AS int) % 2 = 1"
 
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """A run that is under way.
+    """A running Replay.
 
     Attributes:
-        job: which it is of.
-        folder: for runs of Spark that come after the fault.
-        total: of the messages that rested.
-        then: which Replays come after the fault, before one of everything.
+        job: of the run.
+        folder: for the runs of Spark after the fault.
+        total: the number of dead letters.
+        then: the Replays after the fault, before one of everything.
     """
 
     sandbox: Sandbox
@@ -49,35 +49,35 @@ class Scene:
     then: tuple[str, ...]
 
     def dead_letters(self) -> tuple[Partition, ...]:
-        """Look at the dead-letter topic."""
+        """Return the partitions of the dead-letter topic."""
         policy, url = self.provisioned.policy, self.provisioned.broker.admin_url
         return broker.read_partitions(
             url, policy.dead_letter_topic, policy.dead_letter_subscription
         )
 
-    def admin(self, method: str, topic: TopicName, what: str, body: object = None) -> None:
-        """Do something to a topic as its administrator."""
-        self.provisioned.admin(method, topic, what, body)
+    def admin(self, method: str, topic: TopicName, part: str, body: object = None) -> None:
+        """Call the admin API about a topic."""
+        self.provisioned.admin(method, topic, part, body)
 
     def trim(self, topic: TopicName) -> None:
-        """Have the broker delete what is not needed any more of a topic."""
+        """Have the broker delete the acknowledged ledgers of a topic."""
         self.admin("PUT", topic, "unload")
         self.admin("POST", topic, "trim")
 
     def complete(self) -> None:
-        """Have the run come to its end, and check its account, as the ledger has it."""
+        """Wait for the end of the run, and check its account in the ledger."""
         self._complete(self.run, self.job.uid)
 
     def kill(self, part: str) -> None:
-        """Kill a part of the run, and have it come to its end; check it if it survives."""
+        """Kill a part of the run, and wait for its end; check the account if the run survives."""
         self.run.send(part, signal.SIGKILL)
         if part in SURVIVED:
             self.complete()
         else:
             assert self.run.wait() != 0
 
-    def go_on(self) -> None:
-        """Run the Replays that come after the fault, the last one of everything."""
+    def finish(self) -> None:
+        """Run the Replays after the fault, the last one of everything."""
         for name in self.then:
             if name == THE_SAME:
                 self._replay(dataclasses.replace(self.job, rate_limit=None), Local())
@@ -106,7 +106,7 @@ class Scene:
         assert account.moved == carried[uid], (account, carried)
 
     def check(self) -> None:
-        """Check that each message was moved once, and that all accounts say so."""
+        """Check that each message was moved once, by the target and by all accounts."""
         moved = spark_runs.moved(self.provisioned)
         assert [written for written, _ in moved] == numbers(self.total)
         records = spark_runs.records(self.provisioned)
@@ -114,21 +114,21 @@ class Scene:
         assert all(
             _is_on_record(records, source)
             for _, source in moved
-            # What the dead-letter topic does not hold any more, the ledger forgets.
+            # The ledger forgets entries that the dead-letter topic has deleted.
             if source.position.ledger in dead_letters.held
         )
-        found = findings(self.provisioned)
-        # A lease is open for ever if all its messages were acknowledged when its run was killed.
-        assert dataclasses.replace(found, open=()) == AuditFindings()
+        audit = findings(self.provisioned)
+        # A lease stays open if all its messages were acknowledged when its run was killed.
+        assert dataclasses.replace(audit, open=()) == AuditFindings()
         assert self.provisioned.backlog_of_dead_letters() == 0
 
 
 def _is_on_record(records: Records, source: Source) -> bool:
-    """Whether the ledger has a message as moved by the Replay that did, or a lease for it."""
-    of = Range.of(source.partition, source.position)
-    record, offset = records.range(of), source.position.entry - of.first
+    """Return True if the ledger records the move of a message, or a lease for it."""
+    range_ = Range.of(source.partition, source.position)
+    record, offset = records.range(range_), source.position.entry - range_.first
     moved = record.moved.get(source.uid, bitmap.EMPTY)
-    # Found by a Replay that had not selected it.
+    # Recorded by a Replay that had not selected it.
     part = record.partly.get(source.uid, {}).get(offset, bitmap.EMPTY)
     return (
         record.leased

@@ -43,11 +43,12 @@ def target() -> Iterator[int]:
 
 
 def sockets(*ports: int) -> list[Any]:
-    """Those of this process that have to do with one of *ports*, without the target's own."""
+    """Return the sockets of this process with one of *ports*, except the target's own."""
     return [
-        each
-        for each in psutil.Process().net_connections("tcp")
-        if each.laddr.port == ports[0] or (each.raddr and each.raddr.port in ports)
+        connection
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.laddr.port == ports[0]
+        or (connection.raddr and connection.raddr.port in ports)
     ]
 
 
@@ -67,7 +68,7 @@ def test_a_proxy_that_ends_leaves_no_socket_open(fault: object) -> None:
         assert sockets(own, port) == []
 
 
-def test_a_proxy_leaves_no_socket_open_to_clients_that_come_while_it_ends() -> None:
+def test_ending_proxy_leaves_no_socket_open_to_new_clients() -> None:
     def knock(port: int) -> None:
         with suppress(OSError):  # it has ended
             while True:
@@ -79,5 +80,5 @@ def test_a_proxy_leaves_no_socket_open_to_clients_that_come_while_it_ends() -> N
             client = threading.Thread(target=knock, args=(own,))
             client.start()
         client.join()
-        assert [each for each in sockets(own) if each.status != "TIME_WAIT"] == []
-        gc.collect()  # a socket that was left open warns now
+        assert [connection for connection in sockets(own) if connection.status != "TIME_WAIT"] == []
+        gc.collect()  # an open socket warns here

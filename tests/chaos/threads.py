@@ -1,4 +1,4 @@
-"""A server in a thread of its own, which leaves no socket open when it ends."""
+"""A server in a thread, which leaves no socket open at its end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def in_thread(
 ) -> Iterator[None]:
     """Serve while the block runs.
 
-    The event loop ends as that of a program does: tasks are cancelled and awaited, and transports
-    get the turn of the loop in which they close their sockets.
+    The event loop ends like that of a program: tasks are cancelled and awaited, and transports
+    get the iteration of the loop in which they close their sockets.
     """
     began, loop, enough = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 
@@ -43,10 +43,10 @@ def in_thread(
 
 
 async def stop_accepting(listener: socket.socket) -> None:
-    """Accept no more connections; return once each that was accepted can be closed.
+    """Accept no more connections, and wait until each accepted one can be closed.
 
-    The event loop accepts a connection in one turn, and makes its transport in a later one. Where
-    the server is closed in between, the socket of that connection is left open.
+    The event loop accepts a connection in one iteration, and creates its transport in a later one.
+    If the server is closed in between, the socket of that connection stays open.
     """
     asyncio.get_running_loop().remove_reader(listener)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""The package as it is built from this checkout."""
+"""The package, built from this checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo, with fewer orders: the main journey end to end on real parts."""
+"""The demo with fewer orders: the main journey end to end on real components."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandbox.sandbox import Sandbox
 
 ORDERS = 300
 POLICY = "retrypolicy.redrive.io/orders-fulfilment"
-# The story has limits of its own, each with a message that says what did not happen.
+# The demo has its own time limits, whose messages name the missing step.
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -32,7 +32,7 @@ def account(story: Story) -> Account:
 
 
 def test_every_order_is_accounted_for(account: Account) -> None:
-    """None lost, none processed twice; what is malformed, and only that, rests."""
+    """No order is lost or processed twice; only malformed orders are dead letters."""
     assert account.faults == {}
     assert len(account.produced) == ORDERS
     malformed = {f"order-{n:06}" for n in range(ORDERS) if n % 100 < 2}
@@ -40,7 +40,7 @@ def test_every_order_is_accounted_for(account: Account) -> None:
     assert account.done == account.produced - malformed
 
 
-def test_the_policy_that_is_shown_at_the_end_agrees_with_the_account(account: Account) -> None:
+def test_policy_status_at_the_end_agrees_with_the_account(account: Account) -> None:
     shown = screen.console.export_text(clear=False).splitlines()
     last = max(n for n, line in enumerate(shown) if line.startswith(POLICY))
     header = next(line for line in reversed(shown[:last]) if line.startswith("NAME "))
@@ -59,7 +59,7 @@ def test_the_policy_that_is_shown_at_the_end_agrees_with_the_account(account: Ac
 def test_an_id_missing_from_a_log_fails_the_demo(
     story: Story, tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str, fault: str
 ) -> None:
-    """The account of the same logs less one line: the exit status is 1, and the id is named."""
+    """The account of the same logs without one line names its id, with exit status 1."""
     for file in (story.logs.produced, story.logs.handled, story.logs.dead):
         shutil.copy(file, tmp_path)
     assert demo.main(["--account", str(tmp_path)]) == 0

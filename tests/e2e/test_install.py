@@ -1,4 +1,4 @@
-"""The guide to installing works as it is written; tests/images builds and runs its images."""
+"""The installation guide works as written; tests/images builds and runs its images."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ IGNORE = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
 
 
 def rendered(*flags: str) -> list[dict[str, Any]]:
-    """What the guide's installation makes, with *flags* in addition."""
-    _, release, folder, *given = shlex.split(INSTALL.removeprefix("helm upgrade "))
-    made = chart.helm("template", release, str(ROOT / folder), *given, *flags)
+    """Return the rendered chart of the guide's installation, with additional *flags*."""
+    _, release, folder, *options = shlex.split(INSTALL.removeprefix("helm upgrade "))
+    made = chart.helm("template", release, str(ROOT / folder), *options, *flags)
     return [document for document in yaml.safe_load_all(made) if document]
 
 
 def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    (pod,) = [each for each in objects if each["kind"] == "Deployment"]
-    (found,) = pod["spec"]["template"]["spec"]["containers"]
-    return dict(found)
+    (pod,) = [body for body in objects if body["kind"] == "Deployment"]
+    (operator,) = pod["spec"]["template"]["spec"]["containers"]
+    return dict(operator)
 
 
 def test_the_installation_uses_the_images_that_the_guide_builds() -> None:
@@ -43,14 +43,14 @@ def test_the_installation_uses_the_images_that_the_guide_builds() -> None:
 
 def test_the_chart_has_every_value_that_the_guide_names() -> None:
     text = (chart.CHART / "values.yaml").read_text("utf-8")
-    known = {value.path for value in chart_readme.values(text)}
+    paths = {value.path for value in chart_readme.values(text)}
     named = set(re.findall(r"`((?:namespaces|clusterId|\w+\.\w+)(?:\.\w+)?)(?:=\w+)?`", GUIDE))
     values = {
-        name for name in named if name.partition(".")[0] in {k.partition(".")[0] for k in known}
+        name for name in named if name.partition(".")[0] in {k.partition(".")[0] for k in paths}
     }
     assert {"namespaces", "rbac.secretNamespaces", "replay.namespaces"} <= values
-    groups = {path.rpartition(".")[0] for path in known}
-    assert values <= known | groups
+    groups = {path.rpartition(".")[0] for path in paths}
+    assert values <= paths | groups
 
 
 @pytest.mark.parametrize("file", ["operator", "replay"])
@@ -62,7 +62,7 @@ def test_what_an_image_is_built_from_is_there_and_not_ignored(file: str) -> None
     for source in sources:
         assert (ROOT / source).exists()
         assert f"!{source}" in IGNORE
-    assert IGNORE[1] == "*"  # and nothing else gets into the context
+    assert IGNORE[1] == "*"  # the context has nothing else
 
 
 def test_the_job_lies_where_the_operator_looks_for_it() -> None:

@@ -1,4 +1,4 @@
-"""The package as its users get it."""
+"""The package as installed by users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel alone; the path of its command."""
+    """The path of the `redrive` command in an environment with only the wheel."""
     programs = tmp_path_factory.mktemp("plain") / "bin"
     venv.create(programs.parent, with_pip=True)
     install = [str(programs / "pip"), "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
@@ -31,7 +31,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={}, capture_output=True, text=True, check=False)
 
 
-def test_the_consumer_library_alone_needs_nothing_but_the_pulsar_client(wheel: Path) -> None:
+def test_consumer_library_depends_on_the_pulsar_client_only(wheel: Path) -> None:
     """`pip install redrive` brings neither kopf nor pyspark."""
     with zipfile.ZipFile(wheel) as archive:
         (path,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
@@ -40,8 +40,8 @@ def test_the_consumer_library_alone_needs_nothing_but_the_pulsar_client(wheel: P
     assert [line.split(">")[0] for line in required] == ["pulsar-client"]
 
 
-def test_the_wheel_can_be_imported_and_consumes_without_the_extras(wheel: Path) -> None:
-    """What a consumer imports works from the wheel alone and loads nothing of the operator."""
+def test_wheel_without_extras_can_be_imported_and_consumes(wheel: Path) -> None:
+    """The imports of a consumer work with the wheel alone, and load no module of the operator."""
     code = (
         "import sys, redrive; redrive.RetryConsumer, redrive.load_policy; "
         "heavy = {'kopf', 'kubernetes', 'pyspark', 'pydantic', 'aiohttp', "

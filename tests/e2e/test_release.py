@@ -1,4 +1,4 @@
-"""What `make dist` makes: complete, checked, and admitted by an API server."""
+"""The output of `make dist`: complete, verified, and admitted by an API server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_release_holds_the_files_that_its_page_lists(dist: Path) -> None:
 
 
 def test_a_release_takes_all_runs_of_tests() -> None:
-    """Benchmarks decide nothing; `check` and `chaos-short` are parts of others."""
+    """Except short forms: `check` and `chaos-short` are parts of other targets."""
     makefile = (CHECKOUT / "Makefile").read_text("utf-8")
     targets = re.findall(r"^([a-z0-9-]+):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     runs = {name for name, recipe in targets if "-m pytest" in recipe} - {
@@ -47,8 +47,8 @@ def test_a_release_takes_all_runs_of_tests() -> None:
         "chaos-short",
     }
     assert {"test", "e2e-node"} <= runs
-    said = PAGE.partition("have passed")[0].rpartition("whose")[2]
-    assert set(re.findall(r"`make (\S+)`", said)) == runs
+    sentence = PAGE.partition("have passed")[0].rpartition("whose")[2]
+    assert set(re.findall(r"`make (\S+)`", sentence)) == runs
 
 
 def test_checksums_are_those_of_the_files(dist: Path) -> None:
@@ -61,7 +61,7 @@ def test_checksums_are_those_of_the_files(dist: Path) -> None:
     }
 
 
-def test_the_packaged_chart_holds_the_kinds_and_renders_as_the_checkout(dist: Path) -> None:
+def test_packaged_chart_has_the_crds_and_renders_as_the_checkout(dist: Path) -> None:
     packed = dist / f"redrive-{__version__}.tgz"
     with tarfile.open(packed) as archive:
         names = archive.getnames()
@@ -72,7 +72,7 @@ def test_the_packaged_chart_holds_the_kinds_and_renders_as_the_checkout(dist: Pa
 
 
 def test_the_source_archive_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
-    """Without the repository, as whoever packages redrive again has it."""
+    """Without a repository, as for a distributor who packages redrive again."""
     with tarfile.open(dist / f"redrive-{__version__}.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
@@ -93,7 +93,7 @@ def test_the_api_server_admits_the_manifest_strictly(dist: Path, cluster: Cluste
     text = (dist / f"redrive-{__version__}-install.yaml").read_text("utf-8")
     bodies = [body for body in yaml.safe_load_all(text) if body]
     existing = cluster.kubectl("get", "namespaces", "--output=name").splitlines()
-    if "namespace/redrive-system" not in existing:  # a dry run makes none for what lies in it
+    if "namespace/redrive-system" not in existing:  # a dry run creates no namespace for the objects
         cluster.kubectl("create", "namespace", "redrive-system")
     admitted = cluster.kubectl(
         "apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts",
@@ -112,7 +112,7 @@ def base(dist: Path, tmp_path: Path) -> Path:
 
 
 def kustomized(cluster: Cluster, folder: Path) -> dict[tuple[str, ...], dict[str, Any]]:
-    """Return what kustomize makes of a folder, by what each object is."""
+    """Return the objects that kustomize builds from a folder, by kind, namespace and name."""
     built = list(yaml.safe_load_all(cluster.kubectl("kustomize", str(folder))))
     return {address(body): body for body in built}
 
@@ -128,7 +128,7 @@ def test_the_kustomize_base_is_the_manifest(dist: Path, base: Path, cluster: Clu
     assert kustomized(cluster, base) == manifest
 
 
-def test_the_documented_kustomization_replaces_both_images_and_nothing_else(
+def test_documented_kustomization_replaces_only_the_two_images(
     base: Path, cluster: Cluster
 ) -> None:
     overlay = base.parent / "overlay"

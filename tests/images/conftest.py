@@ -1,6 +1,6 @@
-"""Images built by the documented commands, from a base that stands in for one of a registry.
+"""Images built by the documented commands, on a base image that replaces one of a registry.
 
-They need what `make test` does not: root, mmdebstrap, and buildah, which builds without a daemon
+In addition to `make test` they need root, mmdebstrap, and buildah, which builds without a daemon
 (on Debian: `apt install mmdebstrap buildah`).
 """
 
@@ -31,17 +31,17 @@ RELEASE_BUILDS = [
     command.replace("X.Y.Z", VERSION).replace("$(git rev-parse HEAD)", REVISION)
     for command in re.findall(r"^ +docker (build .+)$", _RELEASE, re.MULTILINE)
 ]
-"""How a release builds both images, and then their SBOMs."""
+"""The commands with which a release builds both images, and then their SBOMs."""
 BASE = "localhost/redrive-test-base:1"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """buildah with a store of its own.
+    """buildah with its own store.
 
     Args:
         store: the folder of images and containers.
-        cache: what pip has fetched, kept between runs.
+        cache: pip's downloads, kept between runs.
     """
 
     store: Path
@@ -49,17 +49,17 @@ class Engine:
 
     @property
     def program(self) -> list[str]:
-        """What starts buildah with that store."""
+        """The command that starts buildah with that store."""
         return [_program("buildah"), f"--root={self.store}/root", f"--runroot={self.store}/run"]
 
     @property
     def settings(self) -> list[str]:
-        """What a build is given in addition to what the guide says."""
+        """The arguments of a build in addition to those of the guide."""
         volume = f"--volume={self.cache}:/root/.cache/pip"
         return ["--network=host", "--layers", volume, f"--build-arg=BASE_IMAGE={BASE}"]
 
     def __call__(self, *arguments: str) -> str:
-        """Run buildah; fail with what it printed."""
+        """Run buildah; a failure raises with its output."""
         run = subprocess.run(
             [*self.program, *arguments],
             env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
@@ -82,23 +82,23 @@ class Engine:
             self("rm", container)
 
     def config(self, image: str) -> dict[str, Any]:
-        """Return what the image says of itself."""
-        found: dict[str, Any] = json.loads(self("inspect", "--type=image", image))["OCIv1"][
+        """Return the configuration of the image."""
+        config: dict[str, Any] = json.loads(self("inspect", "--type=image", image))["OCIv1"][
             "config"
         ]
-        return found
+        return config
 
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    # Not in a folder of pytest's, which could not delete it: buildah mounts a part of it.
+    # Not in a folder of pytest, which cannot delete it: buildah mounts a part of it.
     store = sandbox_cache.root() / "images"
     store.mkdir(parents=True, exist_ok=True)
     cache = Path.home() / ".cache" / "pip"
     cache.mkdir(parents=True, exist_ok=True)
     made = Engine(store, cache)
     _make_base(made, store)
-    # What earlier trees left, tens of gigabytes in time; the layers of the last build stay.
+    # Images of earlier builds, tens of gigabytes; the layers of the last build stay.
     made("rm", "--all")
     made("rmi", "--prune")
     yield made
@@ -109,13 +109,13 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def images(engine: Engine) -> dict[str, str]:
-    """The two images, by what they are for, under the names that the guide gives them."""
+    """The two images by purpose, with the names of the guide."""
     return _built(engine, BUILDS[:2])
 
 
 @pytest.fixture(scope="session")
 def released(engine: Engine, images: dict[str, str]) -> dict[str, str]:
-    """The same as a release builds them, which takes the layers of those."""
+    """The images as a release builds them, from the layers of `images`."""
     assert images
     return _built(engine, RELEASE_BUILDS[:2])
 
@@ -133,13 +133,13 @@ def _built(engine: Engine, commands: list[str]) -> dict[str, str]:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    assert found is not None, f"install {name} to test the images"
-    return found
+    path = shutil.which(name)
+    assert path is not None, f"install {name} to test the images"
+    return path
 
 
 def _make_base(engine: Engine, folder: Path) -> None:
-    """Make an image of Debian with Python, and with the certificates that this machine trusts."""
+    """Build an image of Debian with Python and the trusted certificates of this machine."""
     if BASE in engine("images", "--format={{.Name}}:{{.Tag}}").splitlines():
         return
     archive = folder / "base.tar"

@@ -1,4 +1,4 @@
-"""What the images hold: redrive, for a user that is not root, and no tools to build with."""
+"""Contents of the images: redrive, a user that is not root, and no build tools."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_it_holds_no_tools_to_build_with_and_no_installer(
     assert not [program for program in programs if program.startswith("pip")]
 
 
-def test_the_operator_starts_for_a_user_without_an_entry_in_passwd(
+def test_operator_starts_for_a_user_without_passwd_entry(
     engine: Engine, images: dict[str, str]
 ) -> None:
     version = engine.run(images["operator"], "redrive", "--version")
@@ -57,14 +57,14 @@ def test_the_image_of_replays_holds_one_spark_and_the_job(
     assert len(jars.splitlines()) == 1
     code = (
         "import pyspark, os, google_crc32c, redrive.replay.__main__ as main; "
-        "import redrive.replay.mover; "  # what a task has
+        "import redrive.replay.mover; "  # in a task
         "print(pyspark.__version__, google_crc32c.implementation, "
         "os.path.samefile('/opt/redrive/spark', pyspark.__path__[0]), "
         "os.path.samefile('/opt/redrive/replay.py', main.__file__))"
     )
     version, checksums, *same = engine.run(image, "python3", "-c", code).split()
     assert version in (ROOT / "requirements.lock").read_text("utf-8")
-    assert checksums == "c"  # that in Python takes longer than all the rest of a message
+    assert checksums == "c"  # in Python this takes most of the time of a message
     assert same == ["True", "True"]
     shown = engine.run(image, "sh", "-c", "SPARK_LOCAL_IP=127.0.0.1 spark-submit --version 2>&1")
     assert f"version {version}" in shown
@@ -93,7 +93,7 @@ def test_an_sbom_lists_the_packages(engine: Engine, tmp_path: Path) -> None:
 def test_a_release_has_an_sbom_of_each_image(
     engine: Engine, released: dict[str, str], tmp_path: Path, kind: str, packages: set[str]
 ) -> None:
-    (command,) = (each for each in RELEASE_BUILDS[2:] if f"IMAGE={released[kind]} " in each)
+    (command,) = (build for build in RELEASE_BUILDS[2:] if f"IMAGE={released[kind]} " in build)
     folder = f"sbom/{released[kind].rpartition('/')[2].partition(':')[0]} "
     assert f"--output {folder}" in command
     engine.build(command.replace(f"--output {folder}", f"--output {tmp_path} "))
@@ -101,6 +101,6 @@ def test_a_release_has_an_sbom_of_each_image(
 
 
 def listed_in(folder: Path) -> set[str]:
-    """Return the names of the packages that an SBOM lists."""
+    """Return the names of the packages in an SBOM."""
     listed = json.loads((folder / "sbom.cdx.json").read_text("utf-8"))
     return {part["name"] for part in listed["components"]}

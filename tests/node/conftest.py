@@ -1,10 +1,10 @@
-"""A cluster with a kubelet, and the commands of the documentation, run as they are written.
+"""A cluster with a kubelet, and the documented commands, run as written.
 
-Any cluster will do whose pods reach this machine, with room for 1 CPU and 6 GiB of requests. It is
-left as it was found. What it needs is in the environment:
+The pods of the cluster must reach this machine, with room for requests of 1 CPU and 6 GiB. All
+objects are removed at the end. The settings are environment variables:
 
 - `KUBECONFIG`, of an administrator;
-- `REDRIVE_NODE_LOAD`: a command that gives the cluster an image, such as
+- `REDRIVE_NODE_LOAD`: a command that loads an image into the cluster, such as
   `kind load image-archive`; the path of an archive is added to it;
 - `REDRIVE_NODE_HOST`: the address of this machine, as pods reach it; by default that of its route;
 - `REDRIVE_NODE_SPARK=installed`: the cluster has a Spark operator, which serves the namespace
@@ -50,7 +50,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a cluster without a Spark operator where there is one."""
+    """Skip tests that need a cluster without a Spark operator if it has one."""
     out = [
         item
         for item in items
@@ -74,18 +74,18 @@ class Node(Cluster):
 
 @dataclass(frozen=True)
 class User:
-    """Someone with the checkout, kubectl, helm, docker and Pulsar's tools.
+    """A user with the checkout, kubectl, helm, docker and Pulsar's tools.
 
     Args:
-        environment: of their shell.
-        folder: the root of their checkout.
+        environment: of the shell.
+        folder: the root of the checkout.
     """
 
     environment: dict[str, str]
     folder: Path
 
     def paste(self, block: str) -> str:
-        """Run a block of commands as it is written, ending at the first one that fails."""
+        """Run a block of commands as written, until the first failure."""
         ran = subprocess.run(
             [shutil.which("bash") or "", "-euo", "pipefail", "-c", block],
             env=self.environment, cwd=self.folder, text=True, stdout=subprocess.PIPE,
@@ -96,12 +96,12 @@ class User:
         return ran.stdout
 
     def follow(self, page: str, heading: str) -> str:
-        """Run what a page says under *heading*."""
+        """Run the commands of a page under *heading*."""
         return "".join(self.paste(block.text) for block in commands(page, heading))
 
 
 def checkout(folder: Path) -> Path:
-    """Copy the checkout, so that what commands write does not end up in it."""
+    """Copy the checkout, so that the commands do not change it."""
     passing = shutil.ignore_patterns(".git", ".*_cache", "__pycache__", ".hypothesis", "dist")
     shutil.copytree(CHECKOUT, folder, symlinks=True, ignore=passing)
     return folder
@@ -109,10 +109,10 @@ def checkout(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def programs(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of someone who has the programs that the pages call."""
+    """The environment of a user with the programs that the pages call."""
     assert LOAD in os.environ, f"{LOAD}: say which command loads an image into the cluster"
     folder = tmp_path_factory.mktemp("programs")
-    # No registry is needed: what is pushed is loaded into the cluster.
+    # A push loads the image into the cluster, so no registry is needed.
     archive = folder / "image.tar"
     lines = (
         "#!/usr/bin/env bash", "set -euo pipefail", "export BUILDAH_ISOLATION=chroot",
@@ -126,13 +126,13 @@ def programs(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     (folder / "redrive").write_text(f"#!/bin/sh\n{redrive}\n")
     for program in folder.iterdir():
         program.chmod(0o755)
-    found = [folder, builds.kubernetes(), builds.helm(), builds.pulsar() / "bin"]
-    return {**os.environ, "PATH": ":".join([*map(str, found), os.environ["PATH"]])}
+    folders = [folder, builds.kubernetes(), builds.helm(), builds.pulsar() / "bin"]
+    return {**os.environ, "PATH": ":".join([*map(str, folders), os.environ["PATH"]])}
 
 
 @pytest.fixture(scope="session")
 def images(programs: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> User:
-    """Have both images built and given to the cluster, by the documented commands."""
+    """Build both images and load them into the cluster, by the documented commands."""
     user = User(programs, checkout(tmp_path_factory.mktemp("images") / "redrive"))
     user.follow(INSTALL, "Run the operator, and replays, on a cluster")
     return user
@@ -153,7 +153,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def user(images: User, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> User:
-    """Someone whose images are in the cluster, set up as an administrator of the broker."""
+    """A user with the images in the cluster, who administers the broker."""
     folder = tmp_path_factory.mktemp("user")
     conf = folder / "client.conf"
     conf.write_text(
@@ -198,7 +198,7 @@ def install_spark_operator(user: User) -> str:
 
 
 def write_chart_of_stand_in(folder: Path) -> Path:
-    """Make a chart in *folder* that installs the stand-in and its kinds."""
+    """Create a chart in *folder* that installs the stand-in and its CRDs."""
     program = Path(spark_operator.__file__).parent
     shutil.copytree(program, folder / "program", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("crds", "templates"):
@@ -217,14 +217,14 @@ def write_chart_of_stand_in(folder: Path) -> Path:
 
 
 def remove_spark_operator(node: Node) -> None:
-    """Remove the stand-in, as much of it as is there."""
+    """Remove the stand-in, even if it is incomplete."""
     for manifest in (spark_operator.CRD, STAND_IN):
         node.kubectl("delete", "--ignore-not-found", "--filename", str(manifest))
     node.kubectl("delete", "--ignore-not-found", "namespace", "spark-operator")
 
 
 def remove_redrive(node: Node) -> None:
-    """Remove the shop, then the operator, as much of them as is there.
+    """Remove the shop and then the operator, even if they are incomplete.
 
     In this order: objects of the shop may have finalizers that the operator removes.
     """
@@ -239,7 +239,7 @@ def make_restricted(node: Node, namespace: str) -> None:
 
 
 def left_in(node: Node, namespace: str) -> set[str]:
-    """Wait until no pod is left in *namespace*; return what is left of a release of the chart."""
+    """Wait until *namespace* has no pod; return the remaining objects of a release of the chart."""
     node.kubectl("wait", "--for=delete", "pod", "--all", "-n", namespace, "--timeout=2m")
     kinds = "all,pdb,secrets,configmaps,serviceaccounts,roles,rolebindings,leases"
     everywhere = (
@@ -253,14 +253,14 @@ def left_in(node: Node, namespace: str) -> set[str]:
     inside = found(kinds, "-n", namespace)
     labelled = found(kinds, "-A", "-l", "app.kubernetes.io/name=redrive")
     named = {name for name in found(everywhere) if namespace in name or "redrive" in name}
-    # Kubernetes makes these in every namespace.
+    # Kubernetes creates these in every namespace.
     return (inside | labelled | named) - {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 
 
 def _host() -> str:
-    """The address at which pods reach this machine."""
-    if given := os.environ.get("REDRIVE_NODE_HOST"):
-        return given
+    """Return the address at which pods reach this machine."""
+    if host := os.environ.get("REDRIVE_NODE_HOST"):
+        return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing: chooses a route
         address: str = probe.getsockname()[0]

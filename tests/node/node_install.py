@@ -1,4 +1,4 @@
-"""What the README and the guide to installing say, in the order of someone who does all of it."""
+"""The commands of the README and the installation guide, in the order of a new user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 90
 
 @pytest.fixture(scope="module")
 def installed(user: User, node: Node, broker: Broker) -> Iterator[User]:
-    for name in ("1-connection.yaml", "2-policy.yaml"):  # as a user edits them
+    for name in ("1-connection.yaml", "2-policy.yaml"):  # edited by a user
         file = user.folder / "examples" / "01-first-policy" / name
         text = file.read_text("utf-8").replace("pulsar://localhost:6650", broker.service_url)
         file.write_text(text.replace("http://localhost:8080", broker.admin_url))
@@ -39,9 +39,7 @@ def test_the_commands_of_the_readme_make_a_policy_ready(installed: User) -> None
     assert "orders-fulfilment   True" in shown
 
 
-def test_the_operator_runs_outside_of_the_cluster_with_its_own_rights(
-    installed: User, node: Node
-) -> None:
+def test_operator_outside_of_the_cluster_has_its_own_rights(installed: User, node: Node) -> None:
     node.kubectl("scale", "deploy/redrive", "--replicas=0", "-n", "redrive-system")
     node.kubectl("wait", "--for=delete", "pod", "--all", "-n", "redrive-system", "--timeout=2m")
     node.kubectl("delete", "configmap/orders-fulfilment-redrive", "-n", "shop")
@@ -51,7 +49,7 @@ def test_the_operator_runs_outside_of_the_cluster_with_its_own_rights(
     )
     try:
         deadline = time.monotonic() + SECONDS
-        # It makes again what is missing.
+        # It creates missing objects again.
         while "orders-fulfilment-redrive" not in node.kubectl("get", "cm", "-n", "shop"):
             assert outside.poll() is None, "it ended"
             assert time.monotonic() < deadline, "it did nothing"
@@ -61,13 +59,11 @@ def test_the_operator_runs_outside_of_the_cluster_with_its_own_rights(
         outside.wait()
 
 
-def test_what_holds_a_namespace_without_an_operator_is_removed_by_hand(
-    installed: User, node: Node
-) -> None:
-    """It comes after the test above: no operator runs."""
+def test_finalizers_without_an_operator_are_removed_by_hand(installed: User, node: Node) -> None:
+    """Run after the test above, when no operator runs."""
     held = "retrypolicy/orders-fulfilment", "brokerconnection/main"
     for name, finalizer in zip(held, ("redrive.io/cleanup", "redrive.io/in-use"), strict=True):
-        # As the operator sets it on a policy that is to be deleted with its topics.
+        # The operator sets this on a policy that is deleted with its topics.
         patch = f'{{"metadata":{{"finalizers":["{finalizer}"]}}}}'
         node.kubectl("patch", name, "-n", "shop", "--type=merge", "-p", patch)
         node.kubectl("delete", name, "-n", "shop", "--wait=false")

@@ -1,7 +1,7 @@
-"""A second person installs redrive from the quick start alone: block by block, as it is written.
+"""The quick start, run by a second user block by block, as written.
 
-The quick start says where a broker is in its first block, which stands for the user's own; the rest
-is run literally. It ends with a cluster as it was.
+The first block of the quick start has the address of the user's broker; the others are run
+unchanged. The last one leaves the cluster as before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAST = "The Spark operator, if nothing else needs it"
 
 @pytest.fixture
 def all_removed(node: Node) -> Iterator[None]:
-    """Remove what the quick start has made, should it end early."""
+    """Remove the objects of the quick start if it fails."""
     yield
     remove_redrive(node)
     if not SPARK_INSTALLED:
@@ -37,7 +37,7 @@ def all_removed(node: Node) -> Iterator[None]:
 @pytest.mark.usefixtures("all_removed")
 def test_the_quick_start_leads_from_nothing_to_a_replay_and_back(user: User, node: Node) -> None:
     first, *rest = commands(QUICK_START)
-    assert first.text.count("export PULSAR_") == 3  # what `user` has in its environment
+    assert first.text.count("export PULSAR_") == 3  # from the environment of `user`
     shown = {}
     for block in rest:
         if block.heading == SPARK_STEP and not SPARK_INSTALLED:

@@ -1,7 +1,7 @@
-"""The demo's story with drivers and executors in pods, and what may go wrong with them.
+"""The demo with drivers and executors in pods, and their failures.
 
-One installation, in namespaces that admit restricted pods only; the tests go on from each other in
-the order of this file.
+One installation in namespaces that admit restricted pods only. Each test continues the previous
+one, in the order of this file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.support.documented import INSTALL
 ORDERS = 300
 SECONDS = 300
 SYSTEM = "redrive-system"
-# Both Spark operators call their kind so; kubectl would choose the one that is first.
+# Both Spark operators have this kind; kubectl would choose one of them.
 APPLICATIONS = "sparkapplications.sparkoperator.k8s.io"
 LONG_NAME = f"{'a-replay-with-a-long-name.' * 9}e{'n' * 4}d"
 
@@ -56,12 +56,12 @@ class Shop:
     last: ExitStack
     buried: dict[str, set[str]] = field(default_factory=dict)
 
-    def kubectl(self, *args: str, given: str | None = None) -> str:
+    def kubectl(self, *args: str, text: str | None = None) -> str:
         """Call kubectl in the namespace of the shop."""
-        return self.node.kubectl("-n", NAMESPACE, *args, input=given)
+        return self.node.kubectl("-n", NAMESPACE, *args, input=text)
 
     def upgrade(self, *settings: str) -> None:
-        """Change values of the release, and wait until it runs with them."""
+        """Change values of the release, and wait for the rollout."""
         chosen = " ".join(f"--set {setting}" for setting in settings)
         self.user.paste(
             f"helm upgrade redrive charts/redrive --namespace {SYSTEM} --reuse-values {chosen}\n"
@@ -69,16 +69,16 @@ class Shop:
         )
 
     def replay(self, name: str, count: int = 6, **spec: Any) -> None:  # noqa: ANN401  of a Replay
-        """Lay *count* dead letters, and make a Replay of them alone.
+        """Produce *count* dead letters, and create a Replay that selects only them.
 
-        It is the only one: behind one of a test that failed it would wait for ever.
+        Other Replays are deleted: it would wait for the Replay of a failed test.
         """
         self.kubectl("delete", "replays", "--all")
         cause = f"Cause{len(self.buried)}"
         ids = self.buried[name] = {f"{cause}-{number}" for number in range(count)}
         producer = self.client.create_producer(DEAD_LETTER_TOPIC)
-        for each in ids:
-            producer.send(each.encode(), properties={"id": each, CAUSE_TYPE: cause})
+        for id_ in ids:
+            producer.send(id_.encode(), properties={"id": id_, CAUSE_TYPE: cause})
         producer.close()
         wanted = {
             "apiVersion": "redrive.io/v1beta1",
@@ -90,23 +90,23 @@ class Shop:
                 **spec,
             },
         }
-        self.kubectl("create", "-f", "-", given=json.dumps(wanted))
+        self.kubectl("create", "-f", "-", text=json.dumps(wanted))
 
-    def get(self, what: str, path: str) -> str:
-        """Read a field."""
-        return self.kubectl("get", what, "-o", f"jsonpath={{{path}}}")
+    def get(self, target: str, path: str) -> str:
+        """Return a field of an object."""
+        return self.kubectl("get", target, "-o", f"jsonpath={{{path}}}")
 
-    def wait(self, what: str, path: str, value: str) -> None:
-        """Wait until a field has a value; else fail with what the cluster says."""
+    def wait(self, target: str, path: str, value: str) -> None:
+        """Wait until a field has a value; fail with the state of the cluster."""
         until = f"--for=jsonpath={{{path}}}={value}"
         try:
-            self.kubectl("wait", until, what, f"--timeout={SECONDS}s")
+            self.kubectl("wait", until, target, f"--timeout={SECONDS}s")
         except SandboxError as error:
             self.tell()
-            pytest.fail(f"{error}\n{self.kubectl('get', what, '-o', 'yaml')}")
+            pytest.fail(f"{error}\n{self.kubectl('get', target, '-o', 'yaml')}")
 
     def tell(self) -> None:
-        """Print what helps to find out why something did not happen."""
+        """Print objects, Events and logs for the analysis of a failure."""
         for args in (
             ("get", f"replays,{APPLICATIONS},pods", "-A"),
             ("get", "events", "--sort-by=.lastTimestamp"),
@@ -126,14 +126,14 @@ class Shop:
         return self.get(f"replay/{name}", f"{ready}.message")
 
     def completes(self, name: str) -> None:
-        """Wait until a Replay is Completed, having moved each of its dead letters once."""
+        """Wait until a Replay is Completed; check that it moved each dead letter once."""
         self.wait(f"replay/{name}", ".status.phase", "Completed")
         assert self.get(f"replay/{name}", ".status.left") in ("", "0")
         assert self.arrived(name) == Counter(self.buried[name])
 
     def arrived(self, name: str) -> Counter[str]:
-        """Count the ids that a Replay has moved so far."""
-        return Counter(each for each in self._in_retry_topic() if each in self.buried[name])
+        """Count the ids that a Replay has moved."""
+        return Counter(id_ for id_ in self._in_retry_topic() if id_ in self.buried[name])
 
     def _in_retry_topic(self) -> Iterator[str]:
         for partition in self.client.get_topic_partitions(RETRY_TOPIC):
@@ -147,7 +147,7 @@ class Shop:
 def shop(
     user: User, node: Node, broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shop]:
-    """The demo up to its dead letters; redrive runs in pods, the shop's programs do not."""
+    """The demo up to its dead letters; redrive runs in pods, the programs of the shop do not."""
     state = tmp_path_factory.mktemp("story")
     make_restricted(node, SYSTEM)
     user.follow(INSTALL, "The operator")
@@ -160,7 +160,7 @@ def shop(
     with ExitStack() as last:
         opened = Shop(user, node, broker, story, client, last)
         try:
-            # So little that driver and executor fit on a small node.
+            # Small requests, so that driver and executor fit on a small node.
             request = "coreRequest=100m"
             opened.upgrade(*(f"replay.job.{pod}.{request}" for pod in ("driver", "executor")))
             story.declare()
@@ -175,7 +175,7 @@ def shop(
 
 @pytest.fixture(scope="module")
 def without_spark_operator(shop: Shop) -> Shop:
-    """The shop in a cluster where the kinds of a Spark operator come later."""
+    """The shop in a cluster without the CRDs of a Spark operator."""
     assert "sparkapplications" not in shop.kubectl("get", "crds")
     return shop
 
@@ -184,7 +184,7 @@ def test_a_replay_waits_until_a_spark_operator_is_installed(
     without_spark_operator: Shop, request: pytest.FixtureRequest
 ) -> None:
     shop = without_spark_operator
-    shop.replay("early", count=0)  # the dead letters are the story's
+    shop.replay("early", count=0)  # the dead letters of the demo
     message = shop.condition("early", "SparkOperatorNotFound")
     assert "install the Spark operator" in message
     request.getfixturevalue("replays")
@@ -204,22 +204,22 @@ def test_the_story_of_the_demo_ends_well_with_its_job_in_pods(replays: Shop) -> 
     assert account.faults == {}
     assert len(account.produced) == ORDERS
     malformed = {f"order-{n:06}" for n in range(ORDERS) if n % 100 < 2}
-    assert account.resting == malformed
+    assert account.dead == malformed
     assert account.done == account.produced - malformed
 
 
-def test_a_driver_that_is_deleted_half_way_is_followed_by_one_that_goes_on(replays: Shop) -> None:
+def test_driver_deleted_half_way_is_replaced_and_completes(replays: Shop) -> None:
     count, name = 200, "replay/cut-off"
     replays.replay("cut-off", count=count, rateLimit={"messagesPerSecond": 5})
     deadline = time.monotonic() + SECONDS
-    # Its progress shows before a range, which is all of it, is through.
+    # Its progress is visible before its only range ends.
     while not int(replays.get(name, ".status.moved") or 0):
         assert time.monotonic() < deadline, replays.kubectl("get", name, "-o", "yaml")
         time.sleep(0.5)
     application = replays.get(name, ".status.sparkApplication")
     pods = f"sparkoperator.k8s.io/app-name={application},spark-role="
     replays.kubectl("wait", "--for=condition=Ready", "pod", "-l", f"{pods}executor")
-    # At once: in the time that a pod has to end, the driver would end the run.
+    # Without a grace period, in which the driver would end the run.
     replays.kubectl("delete", "pod", "-l", f"{pods}driver", "--now")
     assert 0 < replays.arrived("cut-off").total() < count
     replays.completes("cut-off")
@@ -233,10 +233,10 @@ def secret(shop: Shop, token: str, key: str = "token") -> None:
         "metadata": {"name": "pulsar-replayer"},
         "stringData": {key: token},
     }
-    shop.kubectl("apply", "-f", "-", given=json.dumps(manifest))
+    shop.kubectl("apply", "-f", "-", text=json.dumps(manifest))
 
 
-def test_a_token_that_is_refused_is_shown_and_its_successor_is_used(replays: Shop) -> None:
+def test_refused_token_is_reported_and_the_new_one_used(replays: Shop) -> None:
     token = replays.broker.token(REPLAYER)
     secret(replays, token[:-6] + "wrong0")
     replays.replay("refused")
@@ -258,7 +258,7 @@ def test_a_missing_service_account_is_made_as_the_condition_says(replays: Shop) 
 
 
 def not_started(shop: Shop, name: str) -> str:
-    """Wait until the condition names the pod and why; have its command show the same."""
+    """Wait until the condition names the pod and the cause; its command must show the same."""
     message = shop.condition(name, "DriverNotStarted")
     application = shop.get(f"replay/{name}", ".status.sparkApplication")
     assert f"{application}-driver" in message
@@ -303,7 +303,7 @@ def test_a_name_of_240_characters_reaches_a_pod(replays: Shop) -> None:
 
 
 def test_a_replica_that_is_drained_hands_over(replays: Shop) -> None:
-    """Evicted as by `kubectl drain`, during a Replay: another one sees to its end."""
+    """Evict the leader as by `kubectl drain` during a Replay: another replica completes it."""
 
     def leader() -> str:
         holder = ".spec.holderIdentity"
@@ -328,7 +328,7 @@ def test_a_replica_that_is_drained_hands_over(replays: Shop) -> None:
 
 
 def test_what_is_deleted_leaves_nothing(replays: Shop) -> None:
-    """With a Replay under way, and the namespace before the operator."""
+    """Delete the namespace during a Replay, and then the operator."""
     replays.replay("last", count=100, rateLimit={"messagesPerSecond": 1})
     replays.wait("replay/last", ".status.phase", "Running")
     replays.kubectl("delete", "replays", "--all")
@@ -336,9 +336,9 @@ def test_what_is_deleted_leaves_nothing(replays: Shop) -> None:
     stay = {"configmap/kube-root-ca.crt", "configmap/orders-fulfilment-redrive"}
     deadline = time.monotonic() + SECONDS
     kinds = "services,configmaps,networkpolicies"
-    # What the driver owned goes after it.
-    while left := set(replays.kubectl("get", kinds, "--output=name").split()) - stay:
-        assert time.monotonic() < deadline, left
+    # Objects owned by the driver are deleted after it.
+    while others := set(replays.kubectl("get", kinds, "--output=name").split()) - stay:
+        assert time.monotonic() < deadline, others
         time.sleep(1)
     replays.user.follow(INSTALL, "Remove all of it")
     assert left_in(replays.node, SYSTEM) == set()

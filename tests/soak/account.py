@@ -1,9 +1,9 @@
-"""The account of a soak: each message, each handling and each copy, explained or not.
+"""The account of a soak: every message, handling and copy, and its explanation.
 
-Nothing is lost or invented, and what happened more than once is explained by one event that the
-documents name: a process that was killed, a topic that moved, a broker that was killed. Messages
-are counted by the numbers that the application gave them, in the topics and in the journals of
-handlers. A receipt is compared with what is stored, and proves nothing alone.
+No message is lost or invented. A repetition is explained by one documented event:
+a killed process, a moved topic, a killed broker. Messages
+are counted by their application numbers, in the topics and in the journals of
+handlers. A receipt is compared with the stored messages, and proves nothing alone.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 from tests.soak.plan import plan
 
 SEND_SECONDS = 15.0
-"""A send without receipt is given up before; it may have been stored all the same."""
+"""The time-out of a send without receipt. The message may have been stored anyway."""
 MOVED = frozenset({"redrive.retried", "redrive.dead_lettered"})
-"""Events of messages with a stored copy; without its id if an earlier send had stored it."""
+"""Events of messages with a stored copy; without an id if an earlier send stored it."""
 DISPATCH_SECONDS = 2.0
-"""What a broker sends to two consumers at one time both begin within this; on a busy machine they
+"""If a broker sends a retry to two consumers, both begin within this time: on a busy machine they
 were 0.73 s apart."""
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What was done to a consumer or to the broker, in seconds of the clock.
+    """A disturbance of a consumer or of the broker, with times in seconds of the clock.
 
     Attributes:
-        process: the consumer's; None for what concerns all.
-        redelivers: whether what is in hand is delivered to another consumer.
-        forgets: acknowledgements of so many seconds before may be lost, and all until its end;
-            None if none is.
-        crashes: whether the broker ends without storing how far cursors are.
-        unanswered: whether a copy may be stored of which the consumer gets no receipt.
-        settles: so long after its end clients may not be connected again.
+        process: the consumer's; None if all are concerned.
+        redelivers: in-flight messages are delivered to another consumer.
+        forgets: acknowledgements of this many seconds before, and until its end, may be lost;
+            None for no loss.
+        crashes: the broker ends without storing its cursors.
+        unanswered: a copy may be stored without a receipt for the consumer.
+        settles: the time after its end until clients are connected again.
     """
 
     kind: str
@@ -50,11 +50,11 @@ class Disturbance:
     settles: float = 0.0
 
     def concerns(self, process: str) -> bool:
-        """Whether it was done to *process*."""
+        """Return True if it concerns *process*."""
         return self.process in (None, process)
 
     def lasts_into(self, moment: float) -> bool:
-        """Whether clients may have suffered from it until *moment*."""
+        """Return True if it may affect clients at *moment*."""
         return moment <= self.end + self.settles
 
 
@@ -63,7 +63,7 @@ class Stored:
     """A message of one of the three topics.
 
     Attributes:
-        failed: how many attempts it has behind it.
+        failed: the number of its failed attempts.
     """
 
     id: str
@@ -90,7 +90,7 @@ class Handling:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a consumer reported of a copy that the broker has stored."""
+    """A consumer's report of a stored copy."""
 
     process: str
     id: str
@@ -99,17 +99,17 @@ class Receipt:
 
 @dataclass
 class Account:
-    """All that happened, and what is wrong with it: every list stays empty.
+    """All events of a soak, and lists of faults, which must stay empty.
 
     Attributes:
-        lost: messages that were neither handled well nor moved on, by number.
-        doubled: copies beyond the failed handlings that they are of; no disturbance explains one.
-        invented: copies of which no handling failed, and receipts of what is not stored.
-        repeated: handlings of a message that no disturbance explains, but the first.
+        lost: messages that were neither handled nor moved on, by number.
+        doubled: copies in excess of failed handlings; no disturbance explains one.
+        invented: copies without a failed handling, and receipts without a stored message.
+        repeated: handlings after the first that no disturbance explains.
         copied: copies without receipt that no disturbance explains.
-        misplanned: messages whose attempts or end are not as planned.
-        without_id: receipts that do not tell of which copy they are, if of any.
-        explained: how often each kind of disturbance explains one of these.
+        misplanned: messages whose attempts or result differ from the plan.
+        without_id: receipts without the id of a copy.
+        explained: the number of explanations by kind of disturbance.
     """
 
     source: Sequence[Stored]
@@ -156,9 +156,9 @@ class Account:
                         open_[line["id"]].settled = line["at"]
 
     def check(self) -> None:
-        """Find what is wrong."""
+        """Fill the lists of faults."""
         by_id: defaultdict[str, list[Handling]] = defaultdict(list)
-        for handling in sorted(self.handlings, key=lambda each: each.began):
+        for handling in sorted(self.handlings, key=lambda call: call.began):
             by_id[handling.id].append(handling)
         self._check_numbers(by_id)
         self._check_receipts(by_id)
@@ -166,13 +166,13 @@ class Account:
         self._check_plans()
 
     def _check_numbers(self, by_id: Mapping[str, Sequence[Handling]]) -> None:
-        """Each message was handled well, or has one copy further on for a failed handling."""
+        """Check that each message was handled, or has one copy for a failed handling."""
         copies = Counter((copy.number, copy.failed) for copy in (*self.retried, *self.dead))
         moved: Counter[tuple[int, int]] = Counter()
         for message in (*self.source, *self.retried):
             if not any(handling.ok for handling in by_id.get(message.id, ())):
                 moved[message.number, message.failed + 1] += 1
-        failed = Counter((each.number, each.attempt) for each in self.handlings if not each.ok)
+        failed = Counter((call.number, call.attempt) for call in self.handlings if not call.ok)
         self.lost += [
             f"{count} of {number} at attempt {attempt}, {copies[number, attempt]} copies"
             for (number, attempt), count in moved.items()
@@ -185,7 +185,7 @@ class Account:
         ]
 
     def _check_receipts(self, by_id: Mapping[str, Sequence[Handling]]) -> None:
-        """Each receipt is of one stored copy, and each copy without one is explained."""
+        """Check that each receipt has one stored copy, and explain copies without a receipt."""
         copies = {copy.id: copy for copy in (*self.retried, *self.dead)}
         receipts = Counter(receipt.new for receipt in self.receipts)
         self.invented += [
@@ -193,8 +193,10 @@ class Account:
         ]
         self.invented += [f"{new}: a receipt alone" for new in receipts if new not in copies]
         for receipt in self.receipts:
-            failing = [each for each in by_id[receipt.id] if each.process == receipt.process]
-            if not any(not each.ok for each in failing):
+            failing = [
+                attempt for attempt in by_id[receipt.id] if attempt.process == receipt.process
+            ]
+            if not any(not attempt.ok for attempt in failing):
                 self.invented.append(f"{receipt.id}: moved on by {receipt.process}, and not failed")
         parents: defaultdict[tuple[str, int, int], list[Handling]] = defaultdict(list)
         for handling in self.handlings:
@@ -208,53 +210,56 @@ class Account:
                 self.without_receipt += 1
                 self._explain(
                     self.copied,
-                    f"{copy} of {[each.process for each in failed]}",
+                    f"{copy} of {[attempt.process for attempt in failed]}",
                     (
-                        each
-                        for each in self.disturbances
-                        if each.unanswered
-                        and each.start - SEND_SECONDS <= copy.published
-                        and each.lasts_into(copy.published - SEND_SECONDS)
-                        and any(each.concerns(handling.process) for handling in failed)
+                        disturbance
+                        for disturbance in self.disturbances
+                        if disturbance.unanswered
+                        and disturbance.start - SEND_SECONDS <= copy.published
+                        and disturbance.lasts_into(copy.published - SEND_SECONDS)
+                        and any(disturbance.concerns(handling.process) for handling in failed)
                     ),
                 )
 
     def _check_repetitions(self, by_id: Mapping[str, Sequence[Handling]]) -> None:
-        """What was handled once more was in hand, or acknowledged a moment ago, when it broke."""
+        """Explain repetitions by disturbances while a message was in flight or just settled."""
         passed = _passed(self.source, by_id) | _passed(self.retried, by_id)
         for id_, handlings in by_id.items():
             moment = passed.get(id_, math.inf)
             for index, again in enumerate(handlings[1:], start=1):
                 self.repetitions += 1
                 before = handlings[index - 1]
-                found = [
-                    each
-                    for each in self.disturbances
-                    if each.start <= again.began
-                    and (_broke(each, before) or self._was_left_out(moment, each))
+                causes = [
+                    disturbance
+                    for disturbance in self.disturbances
+                    if disturbance.start <= again.began
+                    and (_broke(disturbance, before) or self._was_left_out(moment, disturbance))
                 ]
-                if not found and _dispatched_twice(before, again):
+                if not causes and _dispatched_twice(before, again):
                     self.explained["broker that dispatches a retry twice"] += 1
                 else:
-                    self._explain(self.repeated, f"{again} after {before}", found)
+                    self._explain(self.repeated, f"{again} after {before}", causes)
 
     def _was_left_out(self, passed: float, killed: Disturbance) -> bool:
-        """Whether a cursor had passed a message a moment ago, and was stored as if it had not.
+        """Return True if a cursor had just passed a message, and was stored at an earlier position.
 
-        Of what a cursor has not passed each acknowledgement is stored. One that moves on while the
-        broker begins to store it, since the topic was loaded, is stored where it was, without those
-        that it passes (seen at 4.0.8, at 13 of 40). The next time it is stored right.
+        Acknowledgements after the cursor's position are stored one by one. A cursor that moves
+        during its first write since the topic was loaded is stored at its old position, without the
+        acknowledgements that it passes (seen at 4.0.8, 13 of 40 times). The next write is right.
         """
         if not killed.crashes or killed.forgets is None:
             return False
         return any(
-            each.start <= passed <= killed.start <= each.end + each.settles + killed.forgets
-            for each in self.disturbances
-            if each.process is None and each.redelivers  # all topics are loaded
+            disturbance.start
+            <= passed
+            <= killed.start
+            <= disturbance.end + disturbance.settles + killed.forgets
+            for disturbance in self.disturbances
+            if disturbance.process is None and disturbance.redelivers  # all topics are loaded
         )
 
     def _check_plans(self) -> None:
-        """Each message had as many attempts as planned, and its end is the planned one."""
+        """Check the number of attempts and the result of each message against its plan."""
         attempts: defaultdict[str, int] = defaultdict(int)
         well: set[str] = set()
         for handling in self.handlings:
@@ -272,21 +277,23 @@ class Account:
     def _explain(
         self, unexplained: list[str], text: str, disturbances: Iterable[Disturbance]
     ) -> None:
-        found = next(iter(disturbances), None)
-        if found is None:
+        cause = next(iter(disturbances), None)
+        if cause is None:
             unexplained.append(text)
         else:
-            self.explained[found.kind] += 1
+            self.explained[cause.kind] += 1
 
 
 def _passed(
     messages: Iterable[Stored], by_id: Mapping[str, Sequence[Handling]]
 ) -> dict[str, float]:
-    """Return when the cursor passed each of *messages*, of one topic: all until it are settled."""
+    """Return the times at which the cursor passed each of *messages*: all before are settled."""
     passed: dict[str, float] = {}
     latest: defaultdict[tuple[int, ...], float] = defaultdict(float)
     for place, id_ in sorted((_place(message.id), message.id) for message in messages):
-        settled = (each.settled for each in by_id.get(id_, ()) if each.settled is not None)
+        settled = (
+            handling.settled for handling in by_id.get(id_, ()) if handling.settled is not None
+        )
         partition = place[2:3]
         passed[id_] = latest[partition] = max(latest[partition], min(settled, default=math.inf))
     return passed
@@ -298,17 +305,17 @@ def _place(id_: str) -> tuple[int, ...]:
 
 
 def _dispatched_twice(handling: Handling, again: Handling) -> bool:
-    """Whether the broker gave a message that was delayed to two consumers at one time.
+    """Return True if the broker delivered a delayed message to two consumers at the same time.
 
-    Seen at 4.0.8 when a retry is stored in the moment in which others are due: four of 4 000, with
-    no consumer or producer coming or going. Two consumers can't know of each other.
+    Seen at 4.0.8 when a retry is stored at the moment when others are due: four of 4,000, with
+    no consumer or producer connecting. Consumers cannot detect this.
     """
     delayed, two = again.attempt > 1, again.process != handling.process
     return delayed and two and again.began - handling.began < DISPATCH_SECONDS
 
 
 def _broke(disturbance: Disturbance, handling: Handling) -> bool:
-    """Whether *disturbance* came while *handling* was under way, or its end not yet safe."""
+    """Return True if *disturbance* came during *handling*, or before its result was stored."""
     if not disturbance.concerns(handling.process) or not disturbance.lasts_into(handling.began):
         return False
     if handling.settled is None or handling.settled > disturbance.end + disturbance.settles:

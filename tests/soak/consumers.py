@@ -1,4 +1,4 @@
-"""The consumers of the soak, each a process of its own, that is started again when it ended."""
+"""The consumers of the soak, each a process, restarted after its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END_SECONDS = 180.0
 
 
 class Consumers:
-    """One process of each kind; each that is started has a name and a journal of its own."""
+    """One process of each kind; each start has a new name and journal."""
 
     def __init__(self, provisioned: ProvisionedPolicy, folder: Path) -> None:
         self._folder = folder
@@ -50,17 +50,17 @@ class Consumers:
                 )  # fmt: skip
 
     def name(self, kind: str) -> str:
-        """The name of the process of *kind* that runs."""
+        """Return the name of the running process of *kind*."""
         return self._running[kind][0]
 
     def signal(self, kind: str, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the process of *kind*."""
         self._running[kind][1].send_signal(number)
 
     def wait(self, kind: str) -> None:
-        """Wait until it has ended; note if it did so without being asked.
+        """Wait for the end of a process, and record an unexpected one.
 
-        One that does not end in time shows what its threads do.
+        A process that does not end in time prints the stacks of its threads.
         """
         name, process = self._running[kind]
         try:
@@ -71,12 +71,12 @@ class Consumers:
             text = (self._folder / f"{name}.log").read_text(errors="replace")
             pytest.fail(f"{name} does not end: {text[-10_000:]}")
         log = (self._folder / f"{name}.log").read_text(errors="replace")
-        # A program that starts while the broker is down ends with an error, as it should.
+        # A program that starts while the broker is down ends with an error, as documented.
         if status not in {0, -signal.SIGKILL} and "SubscribeError" not in log:
             self.failed.append(f"{name} ended with {status}: {log[-2_000:]}")
 
     def revive(self) -> None:
-        """Start again what has ended, as it may when the broker is down at its start."""
+        """Restart processes that have ended, as after a start while the broker is down."""
         for kind, (_, process) in list(self._running.items()):
             if process.poll() is not None:
                 self.wait(kind)
@@ -84,11 +84,11 @@ class Consumers:
                 self.start(kind)
 
     def kill_all(self) -> None:
-        """Leave no process behind."""
+        """Kill all processes."""
         for _, process in self._running.values():
             process.kill()
             process.wait()
 
     def journals(self) -> dict[str, Path]:
-        """The journals by the names of their processes."""
+        """Return the journals by process name."""
         return {file.stem: file for file in sorted(self._folder.glob("*.jsonl"))}

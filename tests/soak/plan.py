@@ -1,4 +1,4 @@
-"""What becomes of the message of each number: known to the consumers, and to those who check."""
+"""The plan of each message by its number, used by the consumers and by the account."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 MAX_RETRIES = 3
 BURST = 1_000_000
-"""The first number of messages that are sent many at a time, all of which fail at first."""
+"""The first number of bursts: messages sent many at a time, which all fail at first."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What handlers do about one message.
+    """The planned handling of one message.
 
     Attributes:
-        failures: so many attempts fail, the first ones.
-        poison: handlers ask for its death, where their consumer offers that.
-        seconds: how long a handler is at work on it.
+        failures: the number of first attempts that fail.
+        poison: handlers dead-letter it, if their consumer supports that.
+        seconds: the duration of each attempt.
     """
 
     failures: int
@@ -25,19 +25,19 @@ class Plan:
 
     @property
     def dies(self) -> bool:
-        """Whether it ends in the dead-letter topic."""
+        """True if the message becomes a dead letter."""
         return self.failures > MAX_RETRIES
 
     @property
     def attempts(self) -> int:
-        """How many attempts there are, if its death is not asked for."""
+        """The number of attempts, unless it is poison."""
         return min(self.failures, MAX_RETRIES) + 1
 
 
 def plan(number: int) -> Plan:
-    """Of a hundred 80 are handled at once, 12 after failures, 5 never; and 3 are poison.
+    """Return the plan of a number. Of 100, 80 succeed at once, 12 later, 5 never; 3 are poison.
 
-    Of a burst each one fails, most of them once, and every eighth dies.
+    In a burst each message fails, most of them once; every eighth becomes a dead letter.
     """
     kind, seconds = number % 100, number % 7 / 300
     if number >= BURST:

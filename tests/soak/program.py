@@ -1,7 +1,7 @@
-"""A consumer of the soak, of one of several kinds: `python -m tests.soak.program KIND JOURNAL`.
+"""A consumer of the soak, of one kind: `python -m tests.soak.program KIND JOURNAL`.
 
-It handles each message as its plan says, and writes down what it begins, how that ends, and what
-the library reports. It is killed and frozen from outside; SIGTERM ends it well.
+It handles each message by its plan, and records each start, each result and each event of
+the library. It is killed and frozen from outside; SIGTERM stops it cleanly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INVISIBLE_SECONDS = 30.0
 
 
 class Program:
-    """What all kinds have in common."""
+    """The common parts of all kinds."""
 
     def __init__(self, client: pulsar.Client, journal: Journal) -> None:
         self.client = client
@@ -47,13 +47,13 @@ class Program:
         self._journal = journal
 
     def report(self, event: Event) -> None:
-        """Write down what the library tells."""
+        """Record an event of the library."""
         self._journal.write(
             "event", name=event.event, id=event.message_id, new=event.new_id, reason=event.reason
         )
 
     def begin(self, message: pulsar.Message, attempt: Attempt) -> float:
-        """Write down that a handler has *message*; return how long it is at work on it."""
+        """Record the start of *message* and return the duration of its handling."""
         number = int(message.data())
         self._journal.write(
             "begin", id=id_text(message.message_id()), origin=attempt.origin,
@@ -62,7 +62,7 @@ class Program:
         return plan(number).seconds
 
     def end(self, message: pulsar.Message, attempt: Attempt) -> Exception | None:
-        """Write down how handling ends; return what it fails with."""
+        """Record the result of a handling; return its error."""
         its = plan(int(message.data()))
         fails = attempt.number <= its.failures
         self._journal.write("end", id=id_text(message.message_id()), ok=not fails)
@@ -82,14 +82,14 @@ class Program:
             consumer.run(handle, workers=WORKERS)
 
     def batches(self) -> None:
-        """Handle several at a time."""
+        """Handle messages in batches."""
         with RetryConsumer(self.client, self.policy, **self.options) as consumer:
 
             def handle(messages: Any) -> list[Exception | None]:  # noqa: ANN401 - no types
                 attempts = [consumer.attempt_of(message) for message in messages]
                 both = list(zip(messages, attempts, strict=True))
-                time.sleep(max([self.begin(*each) for each in both]))
-                return [self.end(*each) for each in both]
+                time.sleep(max([self.begin(*call) for call in both]))
+                return [self.end(*call) for call in both]
 
             consumer.run_batches(handle, size=20, wait=0.2)
 
@@ -108,7 +108,7 @@ class Program:
         asyncio.run(run())
 
     def simple(self) -> None:
-        """Ask for messages; to fail one is to let its invisible duration end."""
+        """Receive messages on request; a failed one is left until its invisible duration ends."""
         with SimpleConsumer(self.client, self.policy, **self.options) as consumer:
             signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
             while True:
@@ -118,7 +118,7 @@ class Program:
                     return
                 attempts = [consumer.attempt_of(message) for message in messages]
                 both = list(zip(messages, attempts, strict=True))
-                time.sleep(max([self.begin(*each) for each in both]))
+                time.sleep(max([self.begin(*call) for call in both]))
                 for message, attempt in both:
                     if self.end(message, attempt) is None:
                         self._settle(consumer, message)
@@ -131,7 +131,7 @@ class Program:
 
 
 def main(kind: str, journal: Path) -> None:
-    """Consume until SIGTERM comes; SIGUSR1 prints what all threads do."""
+    """Consume until SIGTERM; SIGUSR1 prints the stacks of all threads."""
     faulthandler.register(signal.SIGUSR1)
     client = pulsar.Client(
         os.environ["URL"],

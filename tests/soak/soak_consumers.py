@@ -1,6 +1,6 @@
-"""Consumers of all kinds at work for minutes, while they and the broker are disturbed.
+"""Consumers of all kinds for minutes, while they and the broker are disturbed.
 
-Every message ends as planned, and what happened twice is explained by one event: no figure may be
+Every message ends as planned, and each repetition is explained by one event: no figure may be
 off by one. `make soak SOAK="--minutes 60"` takes an hour.
 """
 
@@ -41,12 +41,12 @@ MESSAGES_PER_SECOND = 40
 MESSAGES_PER_BURST = 60
 QUIET_SECONDS = (8, 14)
 NOTICE_SECONDS = 65
-"""Clients look for new partitions once in a minute."""
+"""The interval at which clients poll for new partitions."""
 DRAIN_SECONDS = 900
 
 
 class Soak:
-    """One run: produces, disturbs, and says how far it is."""
+    """One run: produces, disturbs, and prints its progress."""
 
     def __init__(
         self, sandbox: Sandbox, provisioned: ProvisionedPolicy, consumers: Consumers, seed: int
@@ -63,10 +63,10 @@ class Soak:
         self.produced: list[int] = []
 
     def produce(self, over: threading.Event) -> None:
-        """Produce numbers until it is *over*, and bursts of others when they are asked for.
+        """Produce numbers until *over* is set, and bursts of others on request.
 
-        Sequence ids are the program's own: those of the client begin again after a lost connection,
-        and the broker drops a message of a number that it knows.
+        Sequence ids are set here: those of the client restart after a lost connection,
+        and the broker drops a message with a stored number.
         """
         client = self._provisioned.client(SUPERUSER)
         producer = client.create_producer(
@@ -87,7 +87,7 @@ class Soak:
         producer.close()
 
     def disturb(self) -> None:
-        """Do one of the things that happen: each of them once, then some more often."""
+        """Apply one disturbance: each of them once, then some more often."""
         if not self._next:
             choices = self._choices()
             first = [do for _, do in choices] if not self.disturbances else []
@@ -112,25 +112,25 @@ class Soak:
             (2, lambda: self._throttle(policy.retry_topic)),
             (2, lambda: self._throttle(policy.dead_letter_topic)),
             (2, lambda: self._refuse(policy.retry_topic, "consume")),
-            # A right that consumers have no use for.
+            # A permission that consumers do not use.
             (2, lambda: self._refuse(policy.dead_letter_topic, "functions")),
         ]
 
     def rest(self) -> None:
-        """Leave all in peace for some seconds."""
+        """Wait for some seconds without a disturbance."""
         end = time.monotonic() + self._chance.uniform(*QUIET_SECONDS)
         while time.monotonic() < end:
             time.sleep(1)
             self._consumers.revive()
 
     def show(self, done: float, minutes: float) -> None:
-        """Print how far it is."""
+        """Print the progress."""
         counts: dict[str, int] = {}
-        for each in self.disturbances:
-            counts[each.kind] = counts.get(each.kind, 0) + 1
-        told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        for disturbance in self.disturbances:
+            counts[disturbance.kind] = counts.get(disturbance.kind, 0) + 1
+        summary = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
         print(
-            f"\r{done / 60:5.1f} of {minutes:g} min, {len(self.produced)} produced; {told}",
+            f"\r{done / 60:5.1f} of {minutes:g} min, {len(self.produced)} produced; {summary}",
             file=sys.__stderr__, flush=True,
         )  # fmt: skip
 
@@ -139,7 +139,7 @@ class Soak:
         start = time.time()
         self._consumers.signal(kind, signal.SIGKILL)
         self._consumers.wait(kind)
-        # What the client keeps back is acknowledged after 0.1 s.
+        # The client sends grouped acknowledgements after 0.1 s.
         self.disturbances.append(
             Disturbance(
                 "killed consumer",
@@ -171,11 +171,11 @@ class Soak:
         self._consumers.start(kind)
 
     def _unload_fresh(self) -> None:
-        """Move the retry topic when all consumers have just begun, while many messages fail.
+        """Move the retry topic right after the start of all consumers, while many messages fail.
 
-        Their producers have published to few partitions yet: a client that connects one again which
-        has published nothing may give two messages the same number, and a broker with deduplication
-        drops the second.
+        Their producers have not published to all partitions yet. A client that reconnects a
+        producer without a published message may use one number for two messages, and a broker with
+        deduplication drops the second.
         """
         self._paused.set()
         try:
@@ -202,7 +202,7 @@ class Soak:
             self._paused.clear()
 
     def wait_until_settled(self) -> None:
-        """Wait until nothing is left to be handled; while consumers are away it stays."""
+        """Wait until no message is left to handle."""
         end = time.monotonic() + DRAIN_SECONDS
         while unsettled := self._provisioned.unsettled(self.partitions):
             self._consumers.revive()
@@ -210,7 +210,7 @@ class Soak:
             time.sleep(0.2)
 
     def _burst(self, messages: int = MESSAGES_PER_BURST) -> None:
-        """Have so many messages that fail produced at once."""
+        """Request a burst of failing messages."""
         self._asked.put(messages)
 
     def _unload(self, *topics: TopicName) -> None:
@@ -223,8 +223,8 @@ class Soak:
         start = time.time()
         for topic in topics:
             self._provisioned.broker.request("PUT", f"{path(topic)}/unload").check("unload")
-        # The retry topic has deduplication: what is sent to it meanwhile is stored once, though the
-        # receipt may not tell its id.
+        # The retry topic has deduplication: messages sent meanwhile are stored once, but the
+        # receipt may have no id.
         self.disturbances.append(
             Disturbance(
                 "unload",
@@ -239,7 +239,7 @@ class Soak:
 
     def _kill_broker(self) -> None:
         start = time.time()
-        # Acknowledgements are written down every 10 s (managedLedgerDefaultMarkDeleteRateLimit of
+        # Acknowledgements are stored every 10 s (managedLedgerDefaultMarkDeleteRateLimit of
         # a standalone broker; every second in others), and a little later on a busy machine.
         self._sandbox.processes.kill(pulsar.NAME)
         self._sandbox.restart_broker()
@@ -259,7 +259,7 @@ class Soak:
     def _grow(self) -> None:
         """Add two partitions to the source and to the retry topic, while many messages fail.
 
-        Clients notice within a minute. No handling and no copy is explained by it.
+        Clients detect them within a minute. This explains no repeated handling or copy.
         """
         if self.partitions == MOST_PARTITIONS:
             self._unload_fresh()
@@ -279,10 +279,10 @@ class Soak:
         self.disturbances.append(Disturbance("growth", start, time.time()))
 
     def _throttle(self, topic: TopicName) -> None:
-        """Have the broker take few messages a second of each producer, while many fail.
+        """Limit the messages per second of each producer, while many messages fail.
 
-        It reads nothing from a connection whose producer is over the rate, acknowledgements
-        neither; a client whose pings get no answer connects again.
+        The broker reads nothing from a connection whose producer exceeds the rate, not even
+        acknowledgements; a client whose pings get no answer reconnects.
         """
         start, rate = time.time(), f"{path(topic)}/publishRate"
         limit = {
@@ -326,7 +326,7 @@ def test_all_messages_end_as_planned_whatever_happens(
     policy = provisioned.policy
     for topic in (policy.topic, policy.retry_topic, policy.dead_letter_topic):
         _keep_for_audit(provisioned, topic)
-    # So that what its producer sends again after a lost connection is one message.
+    # So that a message sent again after a lost connection is stored once.
     deduplicate(provisioned.broker, policy.topic)
     deduplicate(provisioned.broker, policy.dead_letter_topic)
     consumers, over = Consumers(provisioned, tmp_path), threading.Event()
@@ -378,7 +378,7 @@ def test_all_messages_end_as_planned_whatever_happens(
 
 
 def _keep_for_audit(provisioned: ProvisionedPolicy, topic: TopicName) -> None:
-    """Have a subscription keep all that is ever stored in *topic*."""
+    """Create a subscription that keeps all messages of *topic*."""
     earliest = {"ledgerId": -1, "entryId": -1}
     provisioned.broker.request("PUT", f"{path(topic)}/subscription/audit", earliest).check(
         f"keep all messages of {topic}"
@@ -386,18 +386,18 @@ def _keep_for_audit(provisioned: ProvisionedPolicy, topic: TopicName) -> None:
 
 
 def _stored(client: client_library.Client, topic: TopicName) -> list[Stored]:
-    """Return all that was ever stored in *topic*, delayed or not."""
+    """Return all messages ever stored in *topic*, delayed or not."""
     reader = client.subscribe(str(topic), "audit", client_library.ConsumerType.Exclusive)
-    found: list[Stored] = []
+    messages: list[Stored] = []
     while True:
         try:
             message = reader.receive(5_000)
         except client_library.Timeout:
             reader.close()
-            return found
+            return messages
         properties: dict[str, Any] = message.properties()
         own = id_text(message.message_id())
-        found.append(
+        messages.append(
             Stored(
                 own,
                 properties.get("ORIGIN_MESSAGE_ID", own),

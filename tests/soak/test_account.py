@@ -1,4 +1,4 @@
-"""The account of a soak finds what is wrong, and nothing else."""
+"""The account of a soak reports exactly the faults."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_dead_letter_is_planned() -> None:
     assert wrong(account) == {"misplanned": 1}  # it had one attempt, instead of four
 
 
-def test_what_is_handled_again_is_explained_by_what_broke_its_first_handling() -> None:
+def test_repetition_is_explained_by_a_disturbance_of_the_first() -> None:
     killed = Disturbance("killed consumer", 11, 12, "a", redelivers=True, forgets=0.5)
     for first, second, disturbance, expected in (
         ([begin(10, SOURCE)], 13, killed, {}),
@@ -153,7 +153,7 @@ def test_what_is_handled_again_is_explained_by_what_broke_its_first_handling() -
         assert account.repetitions == 1
 
 
-def test_what_a_cursor_passes_between_a_load_and_a_kill_may_be_forgotten() -> None:
+def test_cursor_move_between_load_and_kill_may_be_forgotten() -> None:
     first, second = SOURCE, Stored("1:1", "1:1", WELL)
     unload = Disturbance("unload", 40, 41, redelivers=True, settles=5)
     killed = Disturbance("killed broker", 50, 60, forgets=11, crashes=True)
@@ -172,7 +172,7 @@ def test_what_a_cursor_passes_between_a_load_and_a_kill_may_be_forgotten() -> No
         assert wrong(account) == expected
 
 
-def test_a_retry_that_two_consumers_begin_at_one_time_was_dispatched_twice() -> None:
+def test_retry_of_two_consumers_at_once_was_dispatched_twice() -> None:
     for second, process, expected in (
         (20.2, "b", {}),
         (22.0, "b", {"repeated": 1}),
@@ -185,7 +185,7 @@ def test_a_retry_that_two_consumers_begin_at_one_time_was_dispatched_twice() -> 
         assert wrong(account) == expected
 
 
-def test_a_copy_without_receipt_is_explained_by_what_broke_its_send() -> None:
+def test_copy_without_receipt_is_explained_by_a_broken_send() -> None:
     for start, expected in ((11.0, {}), (60.0, {"copied": 1})):
         killed = Disturbance("killed consumer", start, start + 1, "a", unanswered=True)
         account = Account([FAILED], [COPY], [], disturbances=[killed])

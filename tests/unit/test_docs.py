@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,11 @@ SEARCHED = (
     "adoption",
     "drift detection",
 )
-"""Usual names of concepts: a search for each finds its design page."""
+"""Usual names of concepts: a search for each finds its design page and its module."""
+DOCSTRINGS = [
+    " ".join((ast.get_docstring(ast.parse(module.read_text("utf-8"))) or "").lower().split())
+    for module in (ROOT / "operator" / "redrive").rglob("*.py")
+]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -87,3 +92,4 @@ def test_design_pages_and_records_stay_few() -> None:
 @pytest.mark.parametrize("term", SEARCHED)
 def test_concept_is_found_by_its_usual_name(term: str) -> None:
     assert any(term in page.read_text("utf-8").lower() for page in DESIGN)
+    assert any(term in docstring for docstring in DOCSTRINGS)

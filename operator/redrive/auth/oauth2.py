@@ -1,4 +1,4 @@
-"""OAuth 2.0 client credentials: an issuer gives a token for a client id and its secret.
+"""OAuth 2.0 client credentials and token refresh: an issuer's token for a client id and its secret.
 
 Called by `redrive.kube.credentials`. The broker maps the token to a role.
 """

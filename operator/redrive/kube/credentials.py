@@ -1,12 +1,12 @@
-"""What a BrokerConnection says of credentials → an `Access` to its broker, kept up to date.
+"""Credentials of a BrokerConnection as an `Access` to its broker, with rotation and token refresh.
 
 Called by `connections` at every reconcile. Secrets are read by name, never listed or watched: a
-watch would need the right to read all of them. So what was read is kept for `KEPT_SECONDS`, and
-read again at once when a broker refuses it. A thousand policies cost a read every 15 s, and a
-changed Secret is in use within that time, or with the first refusal.
+watch would need the right to read all of them. They are cached for `KEPT_SECONDS`, and read again
+at once when a broker refuses them. A thousand policies cost one read every 15 s, and a changed
+Secret is in use within that time, or after the first refusal.
 
-What is held stays in use while an issuer, or the API server, fails to give another, until it
-expires. A Secret that is gone is reported at once.
+If an issuer or the API server fails, the current credentials stay in use until they expire. A
+deleted Secret is reported at once.
 """
 
 from __future__ import annotations

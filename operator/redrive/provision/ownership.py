@@ -1,7 +1,7 @@
-"""Whose a topic is, and what redrive added to it, as the topic's own properties record; pure.
+"""Topic ownership: the owner of a topic and redrive's additions to it, in topic properties; pure.
 
-Used by `diff` and `removal`. A record beside the thing that it is about can't be lost while that
-thing lasts, nor outlive it: a topic that is deleted and created again is not ours.
+Used by `diff` and `finalize`. Creation and adoption of a topic write the same properties. They
+exist exactly as long as the topic: one that is deleted and created again has no owner.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Polls for drift and for stalled policies, within a rate limit for each broker.
+"""Drift detection: polls for drift and for stalled policies, within a rate limit per broker.
 
-Drift: changes at a broker, which has no watch, are found by comparing again and again.
+Drift is a change at a broker, which has no watch, so policies are compared with it periodically.
 
 Topics and grants of a whole Pulsar namespace come in three calls, its *namespace facts*, which are
 compared with all policies every minute. For subscriptions, partitions and topic policies a broker

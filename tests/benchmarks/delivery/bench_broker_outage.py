@@ -1,4 +1,4 @@
-"""What an outage of two minutes costs at a real broker, with a thousand messages a second."""
+"""The cost of an outage of two minutes at a real broker, with 1,000 messages per second."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_two_minutes_without_the_dependency(
             for mine in events
         ]
         runs = [
-            threading.Thread(target=each.run, args=(handle,), kwargs={"workers": WORKERS})
-            for each in consumers
+            threading.Thread(target=consumer.run, args=(handle,), kwargs={"workers": WORKERS})
+            for consumer in consumers
         ]
         for run in runs:
             run.start()
@@ -64,8 +64,8 @@ def test_two_minutes_without_the_dependency(
             if time.monotonic() > back + DRAIN_SECONDS:
                 break
             time.sleep(1)
-        for each in consumers:
-            each.stop()
+        for consumer in consumers:
+            consumer.stop()
         for run in runs:
             run.join()
     times = Counter(data for data, _ in handled)
@@ -86,7 +86,7 @@ def test_two_minutes_without_the_dependency(
 
 
 def produce(provisioned: ProvisionedPolicy, after: float, seconds: float) -> None:
-    """Send as many messages as belong to so many *seconds*, each when it is due."""
+    """Send the messages of *seconds* at the benchmark's rate."""
     producer = provisioned.client(SUPERUSER).create_producer(
         str(provisioned.policy.topic), block_if_queue_full=True
     )

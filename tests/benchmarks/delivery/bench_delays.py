@@ -1,6 +1,6 @@
-"""How exactly retries keep their delay: of many at a time, on each rung of a ladder.
+"""The accuracy of delays: many retries at a time, on each rung of a ladder.
 
-The retry topic has the tick that the operator gives it; a timer of the broker has its own.
+The retry topic has the tick that the operator sets; the broker's timer has another one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUNGS = ("1s", "5s", "10s")
 MESSAGES = 1_000
 BROKERS_TICK_SECONDS = 1.0
 EARLY, LATE = 0.1, 2.0
-"""How early a retry may be, as a share of its delay, and how late, in ticks of the broker."""
+"""Bounds: earliness as a share of the delay, and lateness in ticks of the broker."""
 
 
 def test_retries_are_punctual(provision_policy: Callable[..., Any], figures: list[Figure]) -> None:
@@ -62,7 +62,7 @@ def test_retries_are_punctual(provision_policy: Callable[..., Any], figures: lis
 
 
 def _keep_delays(provisioned: ProvisionedPolicy) -> None:
-    """Give the retry topic the tick that the operator gives it."""
+    """Set the tick of the retry topic to the operator's value."""
     policy = provisioned.policy
     release = tuple(map(int, provisioned.broker.version.split(".")))
     for write in delay_policy(min(policy.ladder.rungs), release).writes(None):
@@ -71,7 +71,7 @@ def _keep_delays(provisioned: ProvisionedPolicy) -> None:
 
 
 def _produce(provisioned: ProvisionedPolicy) -> None:
-    """Produce at a rate that leaves the consumer at leisure: its own backlog is no delay."""
+    """Produce at a rate at which the consumer has no backlog."""
     producer = provisioned.client("superuser").create_producer(str(provisioned.policy.topic))
     for number in range(MESSAGES):
         for rung in RUNGS:

@@ -1,4 +1,4 @@
-"""What a program pays for importing redrive, beside importing the client alone."""
+"""The cost of importing redrive, compared with importing only the client."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_importing_costs_less_than_twice_the_client(figures: list[Figure], tmp_p
 
 
 def _seconds(program: str, byte_code: Path) -> float:
-    """Start a Python until it has ended; it leaves byte code, and finds it the next time.
+    """Run a Python until it ends. The byte code it writes is used by the next run.
 
-    So it is for programs that import what pip has installed, which compiles all of it.
+    Installed packages have byte code as well, because pip compiles them.
     """
     kept = {"PYTHONPYCACHEPREFIX": str(byte_code), "PYTHONDONTWRITEBYTECODE": ""}
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A consumer at work for minutes, with many messages waiting: does it grow?"""
+"""Memory growth of a consumer that works for minutes while many messages wait."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_consumer_does_not_grow(
 
 
 def _leave_waiting(provisioned: ProvisionedPolicy, client: pulsar.Client) -> None:
-    """Put messages into the retry topic whose delays are not over before the end."""
+    """Put messages into the retry topic with delays longer than the benchmark."""
     producer = client.create_producer(
         str(provisioned.policy.retry_topic), batching_enabled=False, block_if_queue_full=True
     )
@@ -85,7 +85,7 @@ def _leave_waiting(provisioned: ProvisionedPolicy, client: pulsar.Client) -> Non
 def _watch(
     provisioned: ProvisionedPolicy, client: pulsar.Client, pid: int, seconds: float
 ) -> list[tuple[float, float]]:
-    """Give the consumer something to do, every second message to be retried; sample its size."""
+    """Produce messages, every second one to be retried, and sample the consumer's memory."""
     process, began = psutil.Process(pid), time.monotonic()
     producer = client.create_producer(str(provisioned.policy.topic))
     samples = []
@@ -96,5 +96,7 @@ def _watch(
         if passed > WARM_UP_SECONDS:
             samples.append((passed, process.memory_info().rss / 1e6))
     producer.close()
-    assert provisioned.backlog(provisioned.policy.topic) < 10 * PER_SECOND  # it has kept up
+    assert (
+        provisioned.backlog(provisioned.policy.topic) < 10 * PER_SECOND
+    )  # the consumer has no backlog
     return samples

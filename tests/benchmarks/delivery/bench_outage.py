@@ -1,7 +1,7 @@
-"""What an outage costs: a thousand messages a second, the dependency down for an hour.
+"""The cost of an outage: 1,000 messages per second, the dependency down for an hour.
 
-And what a dependency costs that fails now and then, which is no outage. In virtual time, with the
-real consumer: only the broker is in memory.
+Also the cost of a dependency that fails occasionally, which is no outage. In virtual time, with the
+real consumer; only the broker is in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", outage_breake
 
 
 class Stream(InMemoryBroker):
-    """Has a message for each millisecond, made when it is handed out."""
+    """A broker with a message per millisecond, created when it is delivered."""
 
     def __init__(self) -> None:
         super().__init__(POLICY)

@@ -1,7 +1,7 @@
-"""Messages that fail: what a hop to the retry topic costs beside one written by hand.
+"""Failing messages: the cost of a hop to the retry topic, compared with a hand-written one.
 
-Both send the same properties, wait for the receipt and acknowledge, message by message; they take
-turns on one topic, in one process. The retries are due long after the end.
+Both send the same properties, wait for the receipt and acknowledge, message by message. They
+alternate on one topic, in one process. The retries are due long after the end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_a_retry_costs_little_more_than_one_written_by_hand(
     for _ in range(PAIRS):
         by_hand.append(_rate_by_hand(provisioned, client))
         ours.append(_rate_of_ours(provisioned, client))
-    # Of each pair, since what else the machine does changes from one to the next.
+    # The ratio of each pair, because the load of the machine changes between pairs.
     ratio = statistics.median(mine / its for mine, its in zip(ours, by_hand, strict=True))
     figures += [
         Figure("retry path", "written by hand", statistics.median(by_hand), "messages/s"),
@@ -94,7 +94,7 @@ def _rate_by_hand(provisioned: ProvisionedPolicy, client: pulsar.Client) -> floa
 
 
 def _rate(hop: Callable[[], None]) -> float:
-    hop()  # the first one waits for connections
+    hop()  # the first call waits for connections
     began = time.perf_counter()
     for _ in range(MESSAGES):
         hop()
@@ -102,7 +102,7 @@ def _rate(hop: Callable[[], None]) -> float:
 
 
 def _cause() -> dict[str, str]:
-    """What ours makes of the same exception, made once: by hand it costs nothing."""
+    """The properties that redrive writes for the same exception, computed once for the script."""
     cause = Cause.from_error(
         _raised(), failed_at=SystemClock().now(), consumer="by hand", attempt=1, redact=str
     )

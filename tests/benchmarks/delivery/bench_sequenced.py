@@ -1,7 +1,7 @@
-"""Sequenced dead letters: what it costs to ask for records before each message is handled.
+"""Sequenced dead letters: the cost of reading records before each message is handled.
 
-The same consumer with and without `sequenced` takes turns on one topic, with the same messages, all
-of which are handled well.
+Consumers with and without `sequenced` alternate on one topic, with the same messages, all
+of which are handled successfully.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLOOR = 0.1
 
 
 @pytest.mark.parametrize("workers", [1, 8])
-def test_the_sequence_of_dead_letters_costs_a_question_for_each_message(
+def test_sequenced_policy_costs_one_request_per_message(
     provision_policy: Callable[..., Any], figures: list[Figure], workers: int
 ) -> None:
     provisioned: ProvisionedPolicy = provision_policy(
@@ -38,7 +38,7 @@ def test_the_sequence_of_dead_letters_costs_a_question_for_each_message(
     for _ in range(PAIRS):
         ordered.append(rate(provisioned, without, workers))
         sequenced.append(rate(provisioned, provisioned.policy, workers))
-    # Of each pair, since what else the machine does changes from one to the next.
+    # The ratio of each pair, because the load of the machine changes between pairs.
     ratio = statistics.median(mine / its for mine, its in zip(sequenced, ordered, strict=True))
     name = f"success path, sequenced, workers: {workers}"
     figures += [
@@ -49,7 +49,7 @@ def test_the_sequence_of_dead_letters_costs_a_question_for_each_message(
 
 
 def rate(provisioned: ProvisionedPolicy, policy: Policy, workers: int) -> float:
-    """Produce messages, and return how many of them are handled per second."""
+    """Produce messages, and return the number handled per second."""
     client = provisioned.client(SUPERUSER)
     producer = client.create_producer(
         str(policy.topic), batching_enabled=False, block_if_queue_full=True
@@ -67,4 +67,4 @@ def rate(provisioned: ProvisionedPolicy, policy: Policy, workers: int) -> float:
 
     with RetryConsumer(client, policy) as consumer:
         consumer.run(handle, workers=workers)
-    return (MESSAGES - 1) / (moments[-1] - moments[0])  # the first one waits for connections
+    return (MESSAGES - 1) / (moments[-1] - moments[0])  # the first call waits for connections

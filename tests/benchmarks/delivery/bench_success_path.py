@@ -1,7 +1,7 @@
-"""Messages that are handled well: what a consumer costs beside the bare client.
+"""Successful messages: the cost of a consumer, compared with the bare client.
 
-The two take turns on one topic, with the same messages, in one process. The topic is filled before
-it is consumed, so that the consumers are compared, and not the producers.
+Both alternate on one topic, with the same messages, in one process. The topic is filled before
+it is consumed, so the producers do not affect the result.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.support.provisioned_policy import ProvisionedPolicy
 PAIRS = 5
 FLOOR = 0.9
 FLOOR_WITH_IDS = 0.6
-"""Of partitions the id of each message is read, which counts where a batch brings many at once."""
+"""Partitions of the topic. Reading the id of each message costs most with large batches."""
 
 
 class Receiving(Protocol):
-    """What both consumers have."""
+    """Options of both consumers."""
 
     def receive(self) -> pulsar.Message: ...
 
@@ -65,7 +65,7 @@ def test_the_success_path_costs_little_more_than_the_bare_client(
             ours.append(rate(retry_consumer, messages))
     floor = FLOOR_WITH_IDS if partitions and producer == "batched" else FLOOR
     name = f"success path, {producer} producer{', a partition' * partitions}"
-    # Of each pair, since what else the machine does changes from one to the next.
+    # The ratio of each pair, because the load of the machine changes between pairs.
     ratio = statistics.median(mine / its for mine, its in zip(ours, bare, strict=True))
     figures += [
         Figure(name, "bare client", statistics.median(bare), "messages/s"),
@@ -75,7 +75,7 @@ def test_the_success_path_costs_little_more_than_the_bare_client(
 
 
 def fill(client: pulsar.Client, topic: TopicName, messages: int, *, batched: bool) -> None:
-    """Produce what one run consumes."""
+    """Produce the messages of one run."""
     producer = client.create_producer(
         str(topic), batching_enabled=batched, block_if_queue_full=True, max_pending_messages=5_000
     )
@@ -88,8 +88,8 @@ def fill(client: pulsar.Client, topic: TopicName, messages: int, *, batched: boo
 
 
 def rate(consumer: Receiving, messages: int) -> float:
-    """Consume what `fill` produced, and return how much of it per second."""
-    consumer.acknowledge(consumer.receive())  # the first one waits for the connection
+    """Consume the messages of `fill`, and return the number per second."""
+    consumer.acknowledge(consumer.receive())  # the first call waits for the connection
     began = time.perf_counter()
     for _ in range(messages - 1):
         consumer.acknowledge(consumer.receive())

@@ -1,4 +1,4 @@
-"""The calls that policies need, made by a script that knows nothing else, in the best order."""
+"""The broker calls for policies, made by a bare script in the best order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 AT_ONCE = 20
-"""As many connections as the operator opens to a broker."""
+"""The number of connections that the operator opens to a broker."""
 
 _STAYS = {
     "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
@@ -30,12 +30,12 @@ class Request(NamedTuple):
 
 
 def creates(topics: Iterable[str]) -> list[Request]:
-    """What creates topics without partitions, given as `tenant/namespace/name`."""
+    """Return the calls that create topics without partitions, named `tenant/namespace/name`."""
     return [Request("PUT", f"persistent/{topic}", {}) for topic in topics]
 
 
 def subscribes(topics: Iterable[str], subscription: str) -> list[Request]:
-    """What creates a subscription on each of *topics*, from its first message."""
+    """Return the calls that create a subscription on each of *topics*, from its first message."""
     return [
         Request("PUT", f"persistent/{topic}/subscription/{subscription}", _EARLIEST)
         for topic in topics
@@ -43,12 +43,12 @@ def subscribes(topics: Iterable[str], subscription: str) -> list[Request]:
 
 
 def sources(topics: Sequence[str]) -> list[list[Request]]:
-    """What makes source topics, as their owner would: without a subscription they would go."""
+    """Return the calls that create source topics, with a subscription that keeps them."""
     return [creates(topics), subscribes(topics, "fulfilment")]
 
 
 def provisions(topics: Sequence[str], role: str) -> list[list[Request]]:
-    """What makes retry and dead-letter topics of source *topics*: phases, one after the other."""
+    """Return the phases of calls that create retry and dead-letter topics of source *topics*."""
     retries = [f"{topic}-fulfilment-RETRY" for topic in topics]
     dead_letters = [f"{topic}-fulfilment-DLQ" for topic in topics]
     both = [*retries, *dead_letters]
@@ -76,7 +76,7 @@ def provisions(topics: Sequence[str], role: str) -> list[list[Request]]:
 
 
 async def run(phases: Iterable[Sequence[Request]], admin_url: str, token: str) -> float:
-    """Make all calls, those of a phase at the same time; return how many seconds it took."""
+    """Make all calls, those of a phase concurrently; return the seconds."""
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     connector = aiohttp.TCPConnector(limit=AT_ONCE)
     began = time.monotonic()

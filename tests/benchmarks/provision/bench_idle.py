@@ -1,4 +1,4 @@
-"""Many policies over many brokers that are Ready: what the operator takes while nothing happens."""
+"""The idle cost of the operator with many Ready policies at many brokers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BROKERS = 100
 FEW, MANY = 1_000, 10_000
 SHARE_OF_A_CORE = 25.0
 TOLERANCE = 1.5
-"""How much more of a core a policy may take among many than among few."""
+"""The bound on the processor time per policy among many, relative to few."""
 MEGABYTES = 512
 
 
-def test_what_does_not_change_takes_a_quarter_of_a_core_at_most_and_grows_by_the_policy(
+def test_idle_operator_takes_at_most_a_quarter_of_a_core(
     figures: list[Figure],
 ) -> None:
     figures += alone(measured)
@@ -42,14 +42,14 @@ async def measured() -> list[Figure]:
 
 
 async def idle(policies: int, figures: list[Figure]) -> float:
-    """Measure what so many policies take; return the share of a core."""
+    """Return the share of a core for this number of policies."""
     name = f"{policies:,} policies over {BROKERS} brokers, nothing happens"
     async with (
         brokers(BROKERS, policies // BROKERS) as urls,
         operator(cluster(urls, range(policies))) as ctx,
     ):
         figures.append(Figure(name, "until all Ready", await settled(ctx), "s"))
-        await asyncio.sleep(FACTS_SECONDS)  # what was provisioned is looked at first
+        await asyncio.sleep(FACTS_SECONDS)  # new policies are polled first
         made, used, began = calls(), time.process_time(), time.monotonic()
         await asyncio.sleep(2 * FACTS_SECONDS)
         seconds = time.monotonic() - began

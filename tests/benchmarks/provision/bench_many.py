@@ -1,6 +1,6 @@
-"""Ten thousand policies at one broker: until they are Ready, while nothing happens, and a restart.
+"""Ten thousand policies at one broker: provisioning, idle cost, and a restart.
 
-The broker is a stand-in: a real one of a small machine takes longer than an hour for their topics.
+The broker is a stand-in: a real one takes more than an hour for their topics on a small machine.
 `bench_provisioning` and `bench_standing` have a thousand at a real one.
 """
 
@@ -27,7 +27,7 @@ from tests.support.fake_kubernetes import FakeKubernetes
 FEW, MANY, CONNECTIONS = 1_000, 10_000, 20
 MEGABYTES = 512
 TOLERANCE = 1.5
-"""How much more time a policy may take among many than among few."""
+"""The bound on the time per policy among many, relative to few."""
 
 
 def test_ten_thousand_policies_at_one_broker(figures: list[Figure]) -> None:
@@ -59,7 +59,7 @@ async def measured() -> list[Figure]:
 
 
 async def provision(policies: int, connections: int) -> tuple[float, float]:
-    """Return how many seconds and calls so many policies of one broker take."""
+    """Return the seconds and the calls for this number of policies at one broker."""
     async with brokers(1, policies) as (url,):
         before = calls()
         async with operator(cluster([url] * connections, range(policies))) as ctx:
@@ -67,8 +67,8 @@ async def provision(policies: int, connections: int) -> tuple[float, float]:
 
 
 async def quiet() -> list[Figure]:
-    """Measure while nothing happens."""
-    await asyncio.sleep(FACTS_SECONDS)  # what was provisioned is looked at first
+    """Measure the idle operator."""
+    await asyncio.sleep(FACTS_SECONDS)  # new policies are polled first
     made, used, began = calls(), time.process_time(), time.monotonic()
     await asyncio.sleep(2 * FACTS_SECONDS)
     seconds = time.monotonic() - began
@@ -81,7 +81,7 @@ async def quiet() -> list[Figure]:
 
 
 async def restart(kubernetes: FakeKubernetes, urls: list[str]) -> list[Figure]:
-    """Start another operator over what is there, and over one policy more."""
+    """Start another operator with the existing policies and a new one."""
     written = calls(only_writes=True)
     async with operator(kubernetes):
         await asyncio.sleep(FACTS_SECONDS)

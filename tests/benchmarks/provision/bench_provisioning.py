@@ -1,4 +1,4 @@
-"""Policies from their making until all are Ready, beside a script that makes the same calls."""
+"""The time until new policies are Ready, compared with a script that makes the same calls."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.integration.provision.conftest import MakeShop
 
 SIZES = (100, 300, 1_000)
 TOLERANCE = 1.2
-"""How much more time a policy may take among the most than among the fewest, beside the script."""
+"""The bound on the time per policy among the most, relative to the fewest and the script."""
 OVERHEAD = 3
-"""How often the bare script may run in the time that the operator takes."""
+"""The bound on the operator's time, as a multiple of the script's."""
 
 
-async def test_policies_become_ready_in_a_time_that_grows_with_their_number_alone(
+async def test_provisioning_time_grows_linearly_with_the_policies(
     make_shop: MakeShop, operator: Operator, figures: list[Figure]
 ) -> None:
     name = "provisioning"
@@ -26,7 +26,7 @@ async def test_policies_become_ready_in_a_time_that_grows_with_their_number_alon
     scripts = {count: await script_alone(make_shop, count) for count in SIZES}
     most = SIZES[-1]
     ratio = seconds[most] / scripts[most]
-    most_growth = TOLERANCE * max(1.0, growth(scripts))  # brokers have more to do among many, too
+    most_growth = TOLERANCE * max(1.0, growth(scripts))  # a broker is slower with many topics, too
     figures += [Figure(name, f"{n} policies until all Ready", s, "s") for n, s in seconds.items()]
     figures += [Figure(name, f"bare script for {n}", s, "s") for n, s in scripts.items()]
     among = f"among {most:,} beside one among {SIZES[0]}"
@@ -39,13 +39,13 @@ async def test_policies_become_ready_in_a_time_that_grows_with_their_number_alon
 
 
 def growth(seconds: Mapping[int, float]) -> float:
-    """How many times as long one takes among the most as among the fewest."""
+    """Return the time per policy among the most, relative to the fewest."""
     least, most = min(seconds), max(seconds)
     return (seconds[most] / most) / (seconds[least] / least)
 
 
 async def provision(make_shop: MakeShop, operator: Operator, count: int) -> float:
-    """How many seconds *count* policies of a new shop take."""
+    """Return the seconds until *count* policies of a new shop are Ready."""
     shop = make_shop()
     shop.connection()
     shop.ready("main", "brokerconnection")
@@ -59,7 +59,7 @@ async def provision(make_shop: MakeShop, operator: Operator, count: int) -> floa
 
 
 async def script_alone(make_shop: MakeShop, count: int) -> float:
-    """How many seconds the bare script takes for as many, in a new shop."""
+    """Return the seconds of the bare script for *count* policies in a new shop."""
     shop = make_shop()
     url, token = shop.broker.admin_url, shop.broker.token(shop.role)
     sources = [f"{shop.tenant}/prod/orders-{number}" for number in range(count)]

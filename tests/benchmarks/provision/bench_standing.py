@@ -1,4 +1,4 @@
-"""A thousand policies that are Ready: what watching over them costs, and a restart, and changes."""
+"""A thousand Ready policies: the cost of polling, of a restart, and of changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLICIES = 1_000
 CHANGES_PER_SECOND = 4.0
 SAMPLE_SECONDS = 5.0
 WARM_UP = 1 / 2
-"""The part of a churn in which memory may still grow to what is needed."""
+"""The share of a churn after which memory must not grow."""
 
 
 async def test_a_thousand_ready_policies_cost_little(
@@ -31,13 +31,13 @@ async def test_a_thousand_ready_policies_cost_little(
         await people.make_sources(names)
         await people.make(names)
         await people.settled(POLICIES)
-        figures += await standing(proxy, f"{shop.tenant}/prod")
+        figures += await idle(proxy, f"{shop.tenant}/prod")
         figures += await churning(operator, people, names, minutes)
         figures += await restarting(proxy, operator, people)
 
 
-async def standing(proxy: Proxy, namespace: str) -> list[Figure]:
-    """Count the calls while nothing happens."""
+async def idle(proxy: Proxy, namespace: str) -> list[Figure]:
+    """Count the calls of the idle operator."""
     began = time.monotonic()
     await asyncio.sleep(FACTS_SECONDS + 5)
     calls = proxy.since(began)
@@ -55,7 +55,7 @@ async def standing(proxy: Proxy, namespace: str) -> list[Figure]:
 
 
 async def restarting(proxy: Proxy, operator: Operator, people: Crowd) -> list[Figure]:
-    """Restart the operator, with a policy made meanwhile: it is settled once that one is."""
+    """Restart the operator with a new policy, and wait until that policy is Ready."""
     newcomer = "newcomer"
     await people.make_sources([newcomer])
     await people.settled(POLICIES)
@@ -80,7 +80,7 @@ async def restarting(proxy: Proxy, operator: Operator, people: Crowd) -> list[Fi
 async def churning(
     operator: Operator, people: Crowd, names: list[str], minutes: float
 ) -> list[Figure]:
-    """Change, delete and make policies all the time, and see what becomes of the memory."""
+    """Change, delete and create policies continuously, and measure the memory."""
     began = time.monotonic()
     samples: list[tuple[float, float]] = []
     turn = itertools.cycle(names)
@@ -102,7 +102,7 @@ async def churning(
 
 
 async def change(people: Crowd, name: str, number: int) -> None:
-    """Make one change: mostly of a spec, now and then a policy goes and comes again."""
+    """Make one change: mostly of a spec, sometimes a deletion and a new policy."""
     if number % 4:
         await people.change(name, {"maxRetries": number % 1_000})
     else:
@@ -110,12 +110,12 @@ async def change(people: Crowd, name: str, number: int) -> None:
 
 
 def is_of_namespace(call: Call, namespace: str) -> bool:
-    """Whether a call is for all topics of *namespace* at once."""
+    """Return True if a call reads all topics of *namespace* at once."""
     whole = (f"namespaces/{namespace}", f"persistent/{namespace}")
     path = call.path.removeprefix("/admin/v2/").removesuffix("/partitioned")
     return path in whole
 
 
 def writes(calls: list[Call]) -> int:
-    """How many of *calls* may have changed something."""
+    """Return the number of *calls* that write."""
     return sum(call.writes for call in calls)

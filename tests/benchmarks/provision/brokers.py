@@ -1,4 +1,4 @@
-"""Serve stand-ins for many brokers, in a process of their own; print where they answer."""
+"""Serve stand-ins for many brokers in this process, and print their addresses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.fake_admin import FakeBroker, Namespace, Topic
 
 
 async def serve(brokers: int, policies: int) -> None:
-    """Serve so many brokers, each with the source topics of so many policies, until killed."""
+    """Serve this number of brokers, each with the source topics of its policies, until killed."""
     async with AsyncExitStack() as stack:
         urls = []
         for _ in range(brokers):
@@ -20,7 +20,7 @@ async def serve(brokers: int, policies: int) -> None:
             topics = {f"orders-{number}": Topic(0, {}) for number in range(policies)}
             broker.namespaces = {"shop/prod": Namespace(topics)}
             urls.append(broker.url)
-        print(json.dumps(urls), flush=True)  # noqa: T201  what starts it reads this
+        print(json.dumps(urls), flush=True)  # noqa: T201  read by the parent process
         await asyncio.Event().wait()
 
 

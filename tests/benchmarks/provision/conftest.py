@@ -1,4 +1,4 @@
-"""Shops whose operator runs with the rights of the chart, as in the integration tests."""
+"""Shops with an operator that has the rights of the chart, as in the integration tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy before a broker's admin API that remembers each call, with its moment."""
+"""A proxy before a broker's admin API that records each call with its time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from yarl import URL
 
 
 class Call(NamedTuple):
-    """A call as the broker got it."""
+    """A call to the broker."""
 
     at: float
     method: str
@@ -22,29 +22,29 @@ class Call(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        """Whether it may have changed something."""
+        """True if the call writes."""
         return self.method != "GET"
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """What went through.
+    """The recorded calls.
 
     Attributes:
-        url: where it answers.
+        url: of the proxy.
     """
 
     url: str
     calls: list[Call] = field(default_factory=list)
 
     def since(self, moment: float) -> list[Call]:
-        """The calls from a moment on."""
+        """Return the calls since a time."""
         return [call for call in self.calls if call.at >= moment]
 
 
 @asynccontextmanager
 async def counting(upstream: str) -> AsyncIterator[Proxy]:
-    """Serve on a free port what *upstream* answers."""
+    """Serve the answers of *upstream* on a free port."""
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         calls: list[Call] = []
 

@@ -1,4 +1,4 @@
-"""Many policies at once: made and followed through the API server, as fast as it takes them."""
+"""Many policies at once, created and watched through the API server as fast as possible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Crowd:
     """The policies of a benchmark in one Kubernetes and one Pulsar namespace.
 
     Attributes:
-        seen: what a watch has shown of them.
+        seen: the policies in the events of a watch.
     """
 
     shop: Shop
@@ -39,7 +39,7 @@ class Crowd:
     seen: Cache
 
     def source(self, name: str) -> str:
-        """The source topic of a policy, without its domain."""
+        """Return the source topic of a policy, without its domain."""
         return f"{self.shop.tenant}/prod/{name}"
 
     async def make_sources(self, names: Iterable[str]) -> None:
@@ -58,24 +58,24 @@ class Crowd:
         await self.kubernetes.patch(resources.POLICIES, key, {"spec": spec})
 
     async def remake(self, name: str) -> None:
-        """Delete a policy and create it again once it is gone."""
+        """Delete a policy, wait for its end, and create it again."""
         self.shop.kubectl("delete", "retrypolicy", name, "--timeout=60s")
         await self.make([name])
 
     async def settled(self, count: int) -> float:
-        """Wait until so many policies are there, all settled; return the moment."""
+        """Wait until this number of policies exists, all settled; return the time."""
         changed = asyncio.Event()
         self.seen.listen(lambda *_: changed.set())
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not self._is_settled(count):
                 changed.clear()
                 await changed.wait()
-                await asyncio.sleep(0.1)  # to look at all of them for each change takes a while
+                await asyncio.sleep(0.1)  # reading all of them at each change takes long
         return time.monotonic()
 
     def _is_settled(self, count: int) -> bool:
-        there = list(self.seen)
-        return len(there) == count and all(map(is_settled, there))
+        policies = list(self.seen)
+        return len(policies) == count and all(map(is_settled, policies))
 
     def _body(self, name: str) -> Body:
         return {
@@ -93,7 +93,7 @@ class Crowd:
 
 @asynccontextmanager
 async def crowd(shop: Shop, kubeconfig: Path) -> AsyncIterator[Crowd]:
-    """Make a crowd that is empty yet, in *shop*."""
+    """Return an empty crowd in *shop*."""
     seen = Cache()
     watching = asyncio.create_task(_watch(shop.namespace, kubeconfig, seen))
     try:
@@ -107,16 +107,18 @@ async def crowd(shop: Shop, kubeconfig: Path) -> AsyncIterator[Crowd]:
 
 
 async def _watch(namespace: str, kubeconfig: Path, seen: Cache) -> None:
-    """Keep in *seen* what a watch shows of the policies of a namespace."""
+    """Store the policies of a namespace from a watch in *seen*."""
     configuration = client.Configuration()
     await config.load_kube_config(  # type: ignore[no-untyped-call]
         str(kubeconfig), client_configuration=configuration
     )
     async with client.ApiClient(configuration) as api:
         of_namespace = client.CustomObjectsApi(api).list_namespaced_custom_object
-        what = (resources.POLICIES.group, resources.POLICIES.version, namespace)
+        address = (resources.POLICIES.group, resources.POLICIES.version, namespace)
         watch_: Any = watch
-        async with watch_.Watch().stream(of_namespace, *what, resources.POLICIES.plural) as events:
+        async with watch_.Watch().stream(
+            of_namespace, *address, resources.POLICIES.plural
+        ) as events:
             async for event in events:
                 seen.on_event({"type": event["type"], "object": event["raw_object"]})
 
@@ -124,7 +126,7 @@ async def _watch(namespace: str, kubeconfig: Path, seen: Cache) -> None:
 async def _all(calls: Iterable[Any]) -> None:
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(call: Any) -> None:  # noqa: ANN401 - whatever it returns
+    async def one(call: Any) -> None:  # noqa: ANN401 - any result
         async with slots:
             await call
 

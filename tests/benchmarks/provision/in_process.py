@@ -1,6 +1,6 @@
-"""The operator in one process, between stand-ins: an API server in memory, brokers elsewhere.
+"""The operator with stand-ins: an API server in memory, and brokers in another process.
 
-So only what the operator itself takes is measured, and ten thousand policies fit on a small
+This measures only the operator, and ten thousand policies fit on a small
 machine.
 """
 
@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 3_000
 
 
 def alone(measure: Callable[[], Coroutine[Any, Any, list[Figure]]]) -> list[Figure]:
-    """Run *measure*, of a module, in a process that has held nothing else."""
+    """Run the function *measure* of a module in a new process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_run, measure).result()
 
@@ -44,7 +44,7 @@ def _run(measure: Callable[[], Coroutine[Any, Any, list[Figure]]]) -> list[Figur
 
 
 def calls(*, only_writes: bool = False) -> float:
-    """How many calls to brokers this process has made."""
+    """Return the number of calls to brokers by this process."""
     return sum(
         sample.value
         for family in REGISTRY.collect()
@@ -55,22 +55,22 @@ def calls(*, only_writes: bool = False) -> float:
 
 
 def peak() -> float:
-    """How many MB this process held at the most, the API server in memory included."""
+    """Return the peak memory of this process in MB, including the API server in memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_000
 
 
 async def settled(ctx: Context) -> float:
-    """Wait until all policies are settled; return how many seconds that took."""
+    """Wait until all policies are settled; return the seconds."""
     began = time.monotonic()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not all(map(is_settled, ctx.policies)):  # noqa: ASYNC110  looks at all
+        while not all(map(is_settled, ctx.policies)):  # noqa: ASYNC110  reads all policies
             await asyncio.sleep(1)
     return time.monotonic() - began
 
 
 @asynccontextmanager
 async def brokers(count: int, policies: int) -> AsyncIterator[list[str]]:
-    """Run so many brokers, each with the sources of so many policies; give where they answer."""
+    """Run this number of brokers, each with its source topics; yield their addresses."""
     script = ("-m", "tests.benchmarks.provision.brokers", str(count), str(policies))
     process = await asyncio.create_subprocess_exec(
         sys.executable, *script, stdout=asyncio.subprocess.PIPE
@@ -84,7 +84,7 @@ async def brokers(count: int, policies: int) -> AsyncIterator[list[str]]:
 
 
 def cluster(urls: list[str], policies: Iterable[int]) -> FakeKubernetes:
-    """Return an API server with a connection to each of *urls*, and policies spread over them."""
+    """Return an API server with a connection to each of *urls*, and policies for all of them."""
     kubernetes = FakeKubernetes()
     token = base64.b64encode(FakeBroker.token(SUPERUSER).encode()).decode()
     secret = _object("v1", "Secret", "admin") | {"data": {"token": token}}
@@ -96,13 +96,13 @@ def cluster(urls: list[str], policies: Iterable[int]) -> FakeKubernetes:
 
 @asynccontextmanager
 async def operator(kubernetes: FakeKubernetes) -> AsyncIterator[Context]:
-    """Run what the operator does for policies, from what is there on."""
+    """Run the operator's controllers of policies until cancelled."""
     async with Http.open() as http, operator_in_process(kubernetes, http) as ctx:
         yield ctx
 
 
 def _object(version: str, kind: str, name: str) -> dict[str, Any]:
-    """An object as the API server would have it after its creation."""
+    """Return an object as stored by the API server after its creation."""
     metadata = {"namespace": "shop", "name": name, "uid": f"{kind}-{name}", "generation": 1}
     created = {"resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
     return {"apiVersion": version, "kind": kind, "metadata": metadata | created}
@@ -120,7 +120,7 @@ def _connection(number: int, url: str) -> Body:
 
 
 def policy(number: int, urls: list[str]) -> Body:
-    """One policy of many. Of brokers apart each has topics of the same names."""
+    """Return one policy of many; each broker has topics of the same names."""
     apart = len(set(urls))
     spec = {
         "connectionRef": {"name": f"to-{number % len(urls)}"},

@@ -1,4 +1,4 @@
-"""The operator under measurement: what it tells of itself, and a stop and start of it."""
+"""The operator under measurement: its metrics, and its stop and start."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Operator:
 
     @property
     def kubeconfig(self) -> Path:
-        """That of the cluster's administrator."""
+        """The kubeconfig of the cluster's administrator."""
         return self.sandbox.cluster.kubeconfig
 
     def stop(self) -> None:
-        """Stop it; it has ended when this returns."""
+        """Stop the operator, and wait for its end."""
         self.sandbox.processes.stop(installation.OPERATOR)
 
     def start(self) -> None:
-        """Start it again; it serves when this returns."""
+        """Start the operator again, and wait until it serves."""
         installation.start_operator(self.sandbox)
 
     def memory(self) -> float:
-        """How much it holds resident, in MB."""
+        """The resident memory of the operator in MB."""
         return self.measured("process_resident_memory_bytes") / 1e6
 
     def measured(self, name: str, **labels: str) -> float:
-        """The sum over what it tells of a metric with these labels."""
+        """Return the sum of a metric's samples with these labels."""
         url = f"{installation.endpoint(self.sandbox)}/metrics"
         with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own
             families = list(text_string_to_metric_families(answer.read().decode()))

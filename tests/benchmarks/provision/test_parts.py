@@ -1,4 +1,4 @@
-"""The parts of the benchmarks, with a handful of policies."""
+"""The components of the benchmarks, with a few policies."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ async def test_the_bare_script_makes_what_the_operator_makes(
     await bare.run(bare.sources(topics), url, token)
     phases = bare.provisions(topics, "fulfilment")
     await bare.run(phases, url, token)
-    assert what_is_there(other) == what_is_there(shop)
+    assert state_of(other) == state_of(shop)
     calls = sum(map(len, phases))
-    assert calls <= made <= calls + len(NAMES)  # each may be granted its rights alone
+    assert (
+        calls <= made <= calls + len(NAMES)
+    )  # a role may have been granted its rights in another call
     assert operator.memory() > 10
 
 
 @pytest.mark.parametrize(("apart", "connections"), [(1, 1), (1, 3), (3, 1)])
-async def test_the_operator_in_this_process_provisions_and_after_a_restart_writes_nothing(
+async def test_operator_in_process_writes_nothing_after_a_restart(
     apart: int, connections: int
 ) -> None:
     async with brokers(apart, 4) as urls:
@@ -58,12 +60,12 @@ async def test_the_operator_in_this_process_provisions_and_after_a_restart_write
         assert calls(only_writes=True) == made
 
 
-def what_is_there(shop: Shop) -> dict[str, Any]:
-    """Topics and rights of a shop, whatever its name; without the marks of whose they are."""
+def state_of(shop: Shop) -> dict[str, Any]:
+    """Return topics and rights of a shop, without its name and the owner properties."""
     rights = shop.request("GET", f"namespaces/{shop.tenant}/prod")["auth_policies"]
     topics = {name: {**state, "properties": None} for name, state in shop.topics().items()}
-    found: dict[str, Any] = {"rights": rights["destination_auth"], "topics": topics}
+    parts: dict[str, Any] = {"rights": rights["destination_auth"], "topics": topics}
     return {
-        kind: {name.rsplit("/", 1)[1]: what for name, what in things.items()}
-        for kind, things in found.items()
+        kind: {name.rsplit("/", 1)[1]: value for name, value in things.items()}
+        for kind, things in parts.items()
     }

@@ -1,7 +1,7 @@
-"""How fast dead letters are moved and counted, beside the loops people write.
+"""The rate of moving and counting dead letters, compared with hand-written loops.
 
 By Spark with two tasks, which runs already; small messages, sent one by one. Both share the cores
-with the broker, so one task is measured, too. What else the machine does weighs on all of it, so
+with the broker, so one task is measured, too. The load of the machine affects both, so
 each trial compares within a minute.
 """
 
@@ -33,9 +33,9 @@ from tests.support.local_runs import Notes, job_of
 
 ProvisionPolicy = Callable[..., Any]
 TRIALS = 7
-"""Of one trial and the next the ratio differs by a third."""
+"""The number of trials; the ratio of two trials differs by up to a third."""
 MESSAGES = 6 * RANGE_ENTRIES
-"""As many ranges for each task: else one of them ends earlier."""
+"""The same number of ranges for each task, so that all tasks end at the same time."""
 SELECTIVE = 100_000, 1_000_000
 EVERY_SECOND = " or ".join(f"properties['id'] like '%{digit}'" for digit in "02468")
 WORKER = "pyspark.daemon"
@@ -53,7 +53,7 @@ class Timed(Notes):
 
 
 class OneTask(Spark):
-    """Moves range after range."""
+    """Moves the ranges one after the other."""
 
     slots = capacity = 1
 
@@ -62,7 +62,7 @@ def test_a_replay_beside_a_bare_pipeline(
     provision_policy: ProvisionPolicy, spark: SparkSession, figures: list[Figure]
 ) -> None:
     engine, one_task = partial(Spark, spark), partial(OneTask, spark)
-    # Before: workers have their imports, and the broker has compiled what each way runs most.
+    # Warm up: imports of the workers, and the broker's compiled code.
     for batch in (False, True):
         piped(provision_policy, MESSAGES, batch=batch)
         moved_by(engine, provision_policy, MESSAGES, batch=batch)
@@ -117,14 +117,14 @@ def test_the_first_counts_of_a_dry_run_of_many_messages(
     count = SELECTIVE[-1]
     provisioned = buried(provision_policy, count)
     job = replace(job_of(provisioned), dry_run=True)
-    # Before: Spark ends workers that had nothing to do for a minute, and their imports with them.
+    # Warm up: Spark ends workers that were idle for a minute.
     warm = replace(job_of(buried(provision_policy, 2 * RANGE_ENTRIES)), dry_run=True)
     runs.preview(warm, Spark(spark, warm), Notes())
     engine, notes = Spark(spark, job), Timed()
     start = time.perf_counter()
-    found = runs.preview(job, engine, notes)
+    plan = runs.preview(job, engine, notes)
     took, first = time.perf_counter() - start, notes.first - start
-    assert found.account.scanned == count
+    assert plan.account.scanned == count
     share = took * engine.slots * RANGE_ENTRIES / count
     assert 0 < notes.scans[0].messages < count / 10
     name = f"dry run of {count:,}"
@@ -138,23 +138,29 @@ def test_the_first_counts_of_a_dry_run_of_many_messages(
 def test_a_selective_replay_of_many_messages(
     provision_policy: ProvisionPolicy, spark: SparkSession, figures: list[Figure]
 ) -> None:
-    """Every second message is moved; the others rest, and make holes."""
+    """Move every second message; the others stay, as holes in the acknowledgements."""
     engine = partial(Spark, spark)
     moved_by(engine, provision_policy, 1_000, EVERY_SECOND)
     few, many = SELECTIVE
-    each = few / moved_by(engine, provision_policy, few, EVERY_SECOND)
+    seconds_of_few = few / moved_by(engine, provision_policy, few, EVERY_SECOND)
     with peak_of_workers() as peak:
         each_of_many = few / moved_by(engine, provision_policy, many, EVERY_SECOND)
     name = f"replay of every second of {many:,}"
     figures += [
-        Figure(name, "speed", few / each_of_many, "messages looked at/s"),
-        Figure(name, f"time of each, beside {few:,}", each_of_many / each, "times", at_most=1.3),
+        Figure(name, "speed", few / each_of_many, "scanned messages/s"),
+        Figure(
+            name,
+            f"time of each, beside {few:,}",
+            each_of_many / seconds_of_few,
+            "times",
+            at_most=1.3,
+        ),
         Figure(name, "both tasks", max(peak), "MiB at the most", at_most=768),
     ]
 
 
 def buried(provision_policy: ProvisionPolicy, count: int) -> Any:  # noqa: ANN401 - see conftest
-    """Return a policy of its own with *count* dead letters."""
+    """Return a new policy with *count* dead letters."""
     provisioned = provision_policy(topic=f"orders-{secrets.token_hex(4)}")
     provisioned.bury_many(count)
     return provisioned
@@ -168,7 +174,7 @@ def moved_by(
     *,
     batch: bool = False,
 ) -> float:
-    """Replay *count* dead letters; return how many of them were looked at each second."""
+    """Replay *count* dead letters; return the number scanned per second."""
     provisioned = buried(provision_policy, count)
     job = replace(job_of(provisioned, batch=batch), where=where)
     accounts = []
@@ -180,7 +186,7 @@ def moved_by(
 
 
 def piped(provision_policy: ProvisionPolicy, count: int, *, batch: bool = False) -> float:
-    """Receive, send, and acknowledge at each receipt; return the messages each second."""
+    """Receive, send, and acknowledge at each receipt; return the messages per second."""
     provisioned = buried(provision_policy, count)
     consumer, producer = _ends(provisioned, batch=batch)
     acknowledged = 0
@@ -208,7 +214,7 @@ def piped(provision_policy: ProvisionPolicy, count: int, *, batch: bool = False)
 
 
 def sent_one_by_one(provision_policy: ProvisionPolicy, count: int) -> float:
-    """Move as most scripts do; return the messages each second."""
+    """Move messages as a typical script does; return the messages per second."""
     provisioned = buried(provision_policy, count)
     consumer, producer = _ends(provisioned)
 
@@ -232,18 +238,18 @@ def read_all(provisioned: Any, count: int) -> None:  # noqa: ANN401 - see confte
 
 @contextmanager
 def peak_of_workers() -> Iterator[list[float]]:
-    """Append what Spark's Python workers take together, in MiB, twice a second."""
-    found: list[float] = [0.0]
+    """Append the memory of all Python workers of Spark in MiB, twice a second."""
+    sizes: list[float] = [0.0]
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(0.5):
-            found.append(sum(map(_resident, psutil.Process().children(recursive=True))) / 2**20)
+            sizes.append(sum(map(_resident, psutil.Process().children(recursive=True))) / 2**20)
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield found
+        yield sizes
     finally:
         ended.set()
         thread.join()

@@ -1,7 +1,8 @@
-"""Pauses a consumer while what its handler depends on is down, and lets single messages probe it.
+"""Outage breaker: pauses a consumer during an outage of its handler's dependency, and probes it.
 
-What has failed in an outage is held in this consumer, unacknowledged, and handed out again as the
-same attempt: no retries are used up. `outage_circuit` decides; `policy.outage` has the limits.
+During an outage the consumer holds failed messages, unacknowledged, and handles them again as the
+same attempt, so they use up no retries. Single messages are probes. `outage_circuit` decides, with
+the limits of the policy.
 """
 
 from __future__ import annotations
