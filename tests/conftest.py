@@ -120,7 +120,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    write_summary(terminalreporter, config.stash[STARTED])
+    if not hasattr(config, "workerinput"):
+        write_summary(terminalreporter, config.stash[STARTED])
 
 
 def pytest_unconfigure() -> None:
