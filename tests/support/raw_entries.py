@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from google_crc32c import value as crc32c
 
-from redrive.auth.files import ShownCredentials
+from redrive.auth.method import ShownCredentials
 from redrive.policy.naming import TopicName
 from redrive.reading import frames
 from redrive.reading.positions import encode_nested, encode_number

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
-from redrive.auth.files import ShownCredentials
+from redrive.auth.method import ShownCredentials
 from redrive.reading import frames
 from redrive.reading.frames import OutgoingMessage
 from redrive.reading.positions import encode_nested, encode_number

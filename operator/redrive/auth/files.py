@@ -19,12 +19,10 @@ import dataclasses
 import json
 import logging
 import os
-import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,7 +31,14 @@ import pulsar
 from redrive.admin.errors import AdminError
 from redrive.admin.http import Access, Http, tls_context
 from redrive.auth import oauth2
-from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method, Plugin, SourceAuthentication
+from redrive.auth.method import (
+    ACCESS_VARIABLE,
+    BrokerAccess,
+    Method,
+    Plugin,
+    ShownCredentials,
+    SourceAuthentication,
+)
 from redrive.errors import RedriveError
 
 _USED_SHARE = 0.8
@@ -360,18 +365,3 @@ def source_credentials(said: SourceAuthentication) -> SourceCredentials:
     """Return the credentials that are *said*, the same for a whole process."""
     key = json.dumps(dataclasses.asdict(said))
     return _source_credentials.setdefault(key, SourceCredentials(said))
-
-
-@dataclass(frozen=True)
-class ShownCredentials:
-    """What a client shows to a broker, and how it speaks TLS.
-
-    Attributes:
-        method: `token`, `tls`, or empty for not at all.
-        token: returns the token to show, a new one when the last is about to expire.
-        tls: for addresses of `pulsar+ssl`.
-    """
-
-    method: str = ""
-    token: Callable[[], str] = field(default=str, repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False)

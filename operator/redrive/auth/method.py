@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from redrive.errors import InvalidSpecError
@@ -104,3 +105,18 @@ class SourceAuthentication:
     files: Mapping[str, str] = field(default_factory=dict)
     issuer: Mapping[str, str] = field(default_factory=dict)
     trusted: str | None = None
+
+
+@dataclass(frozen=True)
+class ShownCredentials:
+    """What a client shows to a broker, and how it speaks TLS.
+
+    Attributes:
+        method: `token`, `tls`, or empty for not at all.
+        token: returns the token to show, a new one when the last is about to expire.
+        tls: for addresses of `pulsar+ssl`.
+    """
+
+    method: str = ""
+    token: Callable[[], str] = field(default=str, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import pulsar
 import pulsar.schema
@@ -34,6 +35,11 @@ from redrive.policy.model import Policy
 from redrive.policy.values import to_timedelta
 from redrive.policy.verdict import FailureRules
 
+if TYPE_CHECKING:
+    from redrive.delivery.middleware.poison_guard import CrashLogFile
+
+_log = logging.getLogger(__name__)
+
 NACK_DELAY = timedelta(minutes=1)
 MAX_NACK_DELAY = timedelta(days=10)
 
@@ -48,6 +54,7 @@ class Options(TypedDict, total=False):
     on_event: Hook | None
     disconnect_timeout: float | timedelta
     max_in_flight_bytes: int
+    crash_log: CrashLog | None
     tracing: Middleware | None
     middleware: Sequence[Middleware]
 
@@ -57,7 +64,6 @@ class RetryOptions(Options, total=False):
 
     nack_delay: float | timedelta
     ack_timeout: float | timedelta | None
-    crash_log: CrashLog | None
     handle_again_when_unsent: bool
     prefetch: int
 
@@ -97,11 +103,10 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     subscribing = Subscribing(
         name, _nack_delay(nack_delay), prefetch, schema, crypto, max_in_flight_bytes
     )
-    parts = connection.open(in_force_now(), subscribing)
-    attempts = Attempts(in_force_now, parts.clock)
-    decisions = Decisions(in_force_now, attempts, parts.clock, name, redaction)
-    reporting = Reporting(Events(on_event), in_force_now, attempts)
-    parts.incoming.watch(watched_after, reporting.connection)
+    attempts = Attempts(in_force_now, connection.clock)
+    decisions = Decisions(in_force_now, attempts, connection.clock, name, redaction)
+    events = Events(on_event)
+    reporting = Reporting(events, in_force_now, attempts)
 
     def fail(message: pulsar.Message, error: Exception) -> None:
         processor.settle(decisions.raised(message, error, FailureRules()))
@@ -115,23 +120,28 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     chain: list[Middleware] = [] if tracing is None else [tracing.bind(consumer)]
     with contextlib.ExitStack() as undo:
         deadline = Deadline(CLOSE_TIMEOUT)
+        log_file = None
+        if crash_log is not None:
+            log_file = _open(crash_log, connection, in_force_now(), subscribing, events)
+            undo.callback(log_file.close)
+        parts = connection.open(in_force_now(), subscribing)
         undo.callback(parts.close, deadline)  # else subscriptions would hold what is never taken
+        parts.incoming.watch(watched_after, reporting.connection)
         undo.callback(lambda: all_within(deadline, [each.close for each in chain]))
         if ack_timeout is not None:
             limit = to_timedelta(ack_timeout, "an ack time-out")
             chain.append(AckDeadline(limit, parts, fail, reporting.late))
-        if crash_log is not None:
-            # What writes the crash log takes long to import, and most consumers have none.
+        if crash_log is not None and log_file is not None:
             from redrive.delivery.middleware.poison_guard import PoisonGuard  # noqa: PLC0415
 
-            chain.append(PoisonGuard(parts, crash_log, in_force_now(), dead_letter))
+            chain.append(PoisonGuard(parts, log_file, crash_log.max_redeliveries, dead_letter))
         chain += [theirs.bind(consumer) for theirs in middleware]
         breaker = next((each for each in middleware if isinstance(each, OutageBreaker)), None)
         if breaker or isinstance(policy, PolicyFile) or in_force_now().outage_breaker:
             chain.append(OutageGuard(breaker, parts, in_force_now, reporting))
         letters = parts.letters
         if letters is not None:
-            # As the crash log: few policies ask for it.
+            # What it needs takes long to import, and few policies ask for it.
             from redrive.delivery.middleware.sequencing import Sequencing  # noqa: PLC0415
 
             chain.append(Sequencing(parts, letters, attempts, in_force_now, follow))
@@ -142,6 +152,36 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
         )
         undo.pop_all()
     return processor
+
+
+def _open(
+    crash_log: CrashLog,
+    connection: BrokerConnection,
+    policy: Policy,
+    subscribing: Subscribing,
+    events: Events,
+) -> CrashLogFile:
+    """Open the crash log; inspect the subscriptions if too many processes in a row were killed."""
+    # What it needs takes long to import, and most consumers have none.
+    from redrive.delivery.middleware.poison_guard import CrashLogFile  # noqa: PLC0415
+
+    log_file = CrashLogFile(crash_log.directory, policy)
+    if log_file.deaths <= crash_log.max_redeliveries:
+        return log_file
+    if not isinstance(connection, ClientConnection):
+        return log_file
+    try:
+        from redrive.delivery.inspection import Inspection  # noqa: PLC0415 - needs an extra
+    except ImportError as error:
+        _log.error(
+            "%d processes in a row were killed, and the entries that the client decodes can't be "
+            "inspected; got %s; pip install 'redrive[crash-log]'",
+            log_file.deaths, error,
+        )  # fmt: skip
+        return log_file
+    client, clock = connection.client, connection.clock
+    Inspection(client, policy, subscribing, crash_log, log_file, events, clock).run()
+    return log_file
 
 
 def _nack_delay(delay: float | timedelta) -> timedelta:

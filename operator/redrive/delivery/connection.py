@@ -43,7 +43,7 @@ class ClientConnection(BrokerConnection):
 
     def __init__(self, client: pulsar.Client) -> None:
         self.clock = SystemClock()
-        self._client = client
+        self.client = client
         release_at_exit(client)
 
     def open(self, policy: Policy, subscribing: Subscribing) -> Parts:
@@ -55,16 +55,16 @@ class ClientConnection(BrokerConnection):
                 "policy of a RetryPolicy",
                 policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION,
             )  # fmt: skip
-        subscribed = subscribe(self._client, policy, subscribing)
+        subscribed = subscribe(self.client, policy, subscribing)
         return Parts(
             self.clock,
             subscribed.consumers,
             Fetcher(list(subscribed.consumers.values())),
-            Producers(self._client, name=subscribing.name, crypto=subscribing.crypto),
+            Producers(self.client, name=subscribing.name, crypto=subscribing.crypto),
             Timer,
             Run.until_stopped,
             _LINGER_SECONDS,
-            OutageBeacon(self._client, policy),
+            OutageBeacon(self.client, policy),
             subscribing.nack_delay.total_seconds(),
             subscribing.max_in_flight_bytes,
             self._letters(policy),
@@ -77,7 +77,7 @@ class ClientConnection(BrokerConnection):
         # What it needs takes long to import, and few policies ask for it.
         from redrive.delivery.middleware.sequencing import SequenceTopic  # noqa: PLC0415
 
-        return SequenceTopic(self._client, policy.sequences_topic)
+        return SequenceTopic(self.client, policy.sequences_topic)
 
 
 _CONSUMER_TYPES = {

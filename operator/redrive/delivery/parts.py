@@ -19,7 +19,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -337,24 +337,41 @@ class CrashLog:
     the exit code. A program that ends otherwise, by another exception or by `close`, has not
     crashed.
 
-    An entry that kills the process while the client decodes it is not handed out, and no part of
-    the log; `redrive.replay.harmful` finds it.
+    A malformed entry kills the process while the client decodes it, before a message is handed out.
+    So a consumer inspects both subscriptions before it starts, if more than *max_redeliveries*
+    processes in a row were killed: it reads the pending entries without the client, dead-letters
+    the malformed ones with all their bytes (`MalformedEntry`), and acknowledges each once its dead
+    letter is stored. The inspection needs the packages of `redrive[crash-log]`, and shows *token*
+    or *certificate* to the broker: the client does not reveal its own. Address and trusted
+    authorities are those of the client. If it fails, an error is logged and the consumer starts.
 
     Attributes:
         directory: where it records what it has in hand; it must outlive the process, as an
             `emptyDir` of the pod does. Consumers may share it.
         max_redeliveries: a message that was in hand when processes ended so is delivered again
             so often; then it is dead-lettered, before a handler sees it.
+        token: that of the consumer's role, or a function that returns one that is valid now; as
+            `pulsar.AuthenticationToken` takes it.
+        certificate: the files of the certificate and of its key, in PEM, as
+            `pulsar.AuthenticationTLS` takes them.
 
     Raises:
-        InvalidSpecError: the number is negative.
+        InvalidSpecError: the number is negative, or there are a token and a certificate.
     """
 
     directory: str | os.PathLike[str]
     max_redeliveries: int = 3
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    certificate: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
+        if self.token is not None and self.certificate is not None:
+            raise InvalidSpecError(
+                "a role authenticates by a token or by a certificate",
+                got="both",
+                remedy="give the one that the client has",
+            )
         if self.max_redeliveries < 0:
             raise InvalidSpecError(
                 "a message is delivered again after a crash at least 0 times",

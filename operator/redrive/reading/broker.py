@@ -34,7 +34,8 @@ from redrive.admin.errors import (
     BrokerUnreachableError,
 )
 from redrive.admin.http import Http
-from redrive.auth.files import BrokerCredentials, ShownCredentials, job_credentials
+from redrive.auth.files import BrokerCredentials, job_credentials
+from redrive.auth.method import ShownCredentials
 from redrive.errors import RedriveError
 from redrive.messages import NotSentError
 from redrive.policy.naming import TopicName

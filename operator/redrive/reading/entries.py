@@ -196,7 +196,7 @@ class EntryReader:
 
     def _take(self, command: Command) -> None:
         """Read an entry, and take in the messages that are whole with it."""
-        place = _place(command.nested.get(2, b""))
+        place = entry_place(command)
         self._received = place
         counted = 1
         try:
@@ -215,6 +215,10 @@ class EntryReader:
         self._after = place
         if not 0 <= counted <= MAX_COUNTED:
             raise ProtocolError(f"the broker counts an entry as {counted} messages")
+
+
+class MissingChunkError(MalformedEntryError):
+    """The chunks before this one did not come; nothing is wrong with the entry."""
 
 
 class WholeMessage(NamedTuple):
@@ -257,7 +261,7 @@ class ChunksRead:
             self._parts[chunk.uuid] = _Parts(chunk)
         parts = self._parts.get(chunk.uuid)
         if parts is None:
-            raise MalformedEntryError(f"chunk {chunk.part} without the one before it")
+            raise MissingChunkError(f"chunk {chunk.part} without the one before it")
         part, size = len(parts.entries), parts.size + len(content)
         if chunk.part < part:
             return None
@@ -289,6 +293,15 @@ def _as_of_client() -> Iterator[None]:
     except ProtocolError as error:
         kind = pulsar.ConnectError if error.code is None else _REFUSALS.get(error.code)
         raise (kind or pulsar.UnknownError)(str(error)) from error
+
+
+def entry_place(message: Command) -> Place:
+    """Return where the entry of a MESSAGE lies.
+
+    Raises:
+        ProtocolError: it does not say.
+    """
+    return _place(message.nested.get(2, b""))
 
 
 def _place(message_id: bytes) -> Place:

@@ -30,6 +30,7 @@ from redrive.reading.positions import (
 
 CONNECT, CONNECTED = 2, 3
 SUBSCRIBE, FLOW, MESSAGE, CLOSE_CONSUMER = 4, 11, 9, 16
+ACK, ACK_RESPONSE = 10, 38
 LAST_MESSAGE_ID, LAST_MESSAGE_ID_RESPONSE = 29, 30
 PRODUCER, PRODUCER_SUCCESS = 5, 17
 SEND, SEND_RECEIPT, SEND_ERROR = 6, 7, 8
@@ -38,6 +39,8 @@ PING, PONG = 18, 19
 LOOKUP, LOOKUP_RESPONSE = 23, 24
 GET_SCHEMA, GET_SCHEMA_RESPONSE = 34, 35
 AUTH_CHALLENGE, AUTH_RESPONSE = 36, 37
+EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
+"""Types of a subscription."""
 
 _CLIENT = b"redrive"
 _VERSION = 19
@@ -194,7 +197,7 @@ def subscribe(topic: str, request: int, number_of: int, name: str, after: tuple[
         after: ledger and entry behind which to begin; -1 of both, or 2**63 - 1, stand for the
             oldest and the newest.
     """
-    exclusive = encode_number(3, 0)
+    exclusive = encode_number(3, EXCLUSIVE)
     ledger, entry = after
     if 0 <= ledger < _NEWEST:
         entry += 1  # a broker begins with the entry, for the sake of what is left of a batch
@@ -207,6 +210,35 @@ def subscribe(topic: str, request: int, number_of: int, name: str, after: tuple[
         + encode_nested(9, begin)
     )
     return frame(SUBSCRIBE, body + encode_number(15, 0))  # creates no topic
+
+
+def consume(topic: str, request: int, number_of: int, subscription: str, kind: int) -> bytes:
+    """Open a consumer of a subscription.
+
+    Args:
+        topic: without partitions, or a partition.
+        request: the number that the answer carries.
+        number_of: of the consumer on this connection.
+        subscription: its name.
+        kind: the type of the subscription, which all its consumers share.
+    """
+    body = (
+        encode_nested(1, topic.encode())
+        + encode_nested(2, subscription.encode())
+        + encode_number(3, kind)
+        + encode_number(4, number_of)
+        + encode_number(5, request)
+        + encode_nested(6, _CLIENT)
+    )
+    return frame(SUBSCRIBE, body + encode_number(15, 0))  # creates no topic
+
+
+def acknowledge(number_of: int, request: int, entry: tuple[int, int]) -> bytes:
+    """Acknowledge an entry that a consumer has received: its ledger, and its id there."""
+    ledger, number = entry
+    body = encode_number(1, number_of) + encode_number(2, 0)
+    body += encode_nested(3, encode_number(1, ledger) + encode_number(2, number))
+    return frame(ACK, body + encode_number(8, request))
 
 
 def flow(number_of: int, messages: int) -> bytes:

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from typing import Generic, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
-from redrive.auth.files import ShownCredentials
+from redrive.auth.method import ShownCredentials
 from redrive.reading import frames
 from redrive.reading.frames import Command, OutgoingMessage
 from redrive.reading.positions import encode_nested, encode_number, encode_varint, to_signed

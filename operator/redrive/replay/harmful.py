@@ -19,14 +19,9 @@ from typing import ClassVar, NamedTuple
 
 import pulsar
 
+from redrive.delivery.inspection import MALFORMED_ENTRY, dead_letter_properties
 from redrive.errors import RedriveError
-from redrive.policy.envelope import (
-    CAUSE_MESSAGE,
-    CAUSE_TYPE,
-    ORIGIN_MESSAGE_ID,
-    REAL_SUBSCRIPTION,
-    REAL_TOPIC,
-)
+from redrive.policy.envelope import CAUSE_MESSAGE, CAUSE_TYPE
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader
 from redrive.reading.positions import EntryId, Position
@@ -34,8 +29,6 @@ from redrive.reading.ranges import Partition, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import entry_acknowledgement
 
-CAUSE = "MalformedEntry"
-"""The type of the cause of such dead letters."""
 _KINDS = pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared, pulsar.ConsumerType.Failover
 
 
@@ -90,10 +83,8 @@ def quarantine(
         ReplayRoleRefusedError: the role may not, or the broker is away.
     """
     properties = {
-        REAL_TOPIC: str(topic),
-        REAL_SUBSCRIPTION: subscription,
-        ORIGIN_MESSAGE_ID: str(entry),
-        CAUSE_TYPE: CAUSE,
+        **dead_letter_properties(topic, subscription, str(entry)),
+        CAUSE_TYPE: MALFORMED_ENTRY,
         CAUSE_MESSAGE: entry.cause,
     }
     producer = broker.opened(

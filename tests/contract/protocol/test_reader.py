@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pulsar
 import pytest
 
-from redrive.auth.files import ShownCredentials
+from redrive.auth.method import ShownCredentials
 from redrive.messages import schema_version
 from redrive.policy.naming import TopicName
 from redrive.reading.entries import EntryReader

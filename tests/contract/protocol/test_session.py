@@ -13,7 +13,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from redrive.auth.files import ShownCredentials
+from redrive.auth.method import ShownCredentials
 from redrive.messages import read_properties, schema_version
 from redrive.reading.frames import OutgoingMessage
 from redrive.reading.session import BATCH_MESSAGES, ProtocolError, Sent, Session

@@ -21,8 +21,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from redrive.api.crds import crds
-from redrive.auth.files import ShownCredentials
-from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
+from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method, ShownCredentials
 from redrive.policy.envelope import CAUSE_TYPE, REPLAYS
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, LEDGER_SUBSCRIPTION, TopicName

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from redrive.delivery.inspection import MALFORMED_ENTRY
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.replay import harmful
@@ -112,7 +113,7 @@ def test_harmful_entries_move_out_of_the_way_of_consumers(
     assert harmful.main([*here, DEAD_LETTER_SUBSCRIPTION]) == 0
 
     moved = list(provisioned.read_all(quarantine))
-    assert {message.properties()[CAUSE_TYPE] for message in moved} == {harmful.CAUSE}
+    assert {message.properties()[CAUSE_TYPE] for message in moved} == {MALFORMED_ENTRY}
     stored = {entry.content for entry in HARMFUL.values()}
     assert all(any(message.data().endswith(each) for each in stored) for message in moved)
     resting = provisioned.resting()

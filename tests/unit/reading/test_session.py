@@ -16,7 +16,7 @@ from google_crc32c import value as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.auth.files import ShownCredentials
+from redrive.auth.method import ShownCredentials
 from redrive.reading import frames
 from redrive.reading import frames as reading_frames
 from redrive.reading import session as reading_session

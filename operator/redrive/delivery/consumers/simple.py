@@ -67,7 +67,7 @@ class SimpleConsumer(PolicyConsumer):
         client: connects as a role that the policy lists among its consumer roles.
         policy: see `RetryConsumer`; its ladder means nothing here.
         name: see `RetryConsumer`, as for *redaction*, *on_event*, *disconnect_timeout*,
-            *max_in_flight_bytes*, *tracing* and *middleware*.
+            *max_in_flight_bytes*, *crash_log*, *tracing* and *middleware*.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.

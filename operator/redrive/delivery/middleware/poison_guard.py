@@ -6,7 +6,8 @@ At first such a message is a suspect: it is handed out when nothing else is in h
 else is handed out meanwhile. So the next kill tells which of those in hand it was, and the others
 are cleared once they are settled.
 
-The messages in hand when a process was killed, or ended by `sys.exit`: notes in files.
+The messages in hand when a process was killed, or ended by `sys.exit`: notes in files. They also
+count the processes that were killed in a row, whatever they had in hand: see `inspection`.
 
 Called by `poison_guard`. The broker can't tell: it gives what a dead consumer held to the next one
 with the same redelivery count as before.
@@ -36,7 +37,7 @@ from redrive.delivery.middleware.chain import (
     Settle,
     Settlement,
 )
-from redrive.delivery.parts import CrashLog, Parts
+from redrive.delivery.parts import Parts
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import id_text
 from redrive.policy.model import Policy
@@ -59,23 +60,22 @@ class PoisonGuard(Middleware):
     May be used by several threads.
 
     Args:
+        log_file: closed with the guard.
+        max_redeliveries: see `CrashLog`.
         dead_letter: settles a message, for a reason.
-
-    Raises:
-        InvalidSpecError: the crash log can't be written.
     """
 
     def __init__(
         self,
         parts: Parts,
-        notes: CrashLog,
-        policy: Policy,
+        log_file: CrashLogFile,
+        max_redeliveries: int,
         dead_letter: Callable[[pulsar.Message, ConsumerCrashError], object],
     ) -> None:
         self._incoming = parts.incoming
         self._clock = parts.clock
-        self._log_file = CrashLogFile(Path(notes.directory), policy)
-        self._max_redeliveries = notes.max_redeliveries
+        self._log_file = log_file
+        self._max_redeliveries = max_redeliveries
         self._dead_letter = dead_letter
         self._in_hand: dict[str, bool] = {}  # by key, whether it is a suspect
         # Over the calls of all takers: one that asks again every moment waits as long as another.
@@ -188,6 +188,7 @@ def _too_many(crashes: int) -> ConsumerCrashError:
 logger = logging.getLogger(__name__)
 _COMPACT_BYTES = 1 << 20
 _UNFINISHED = ".unfinished"
+_CLOSED = "."
 
 
 class CrashLogFile:
@@ -198,24 +199,31 @@ class CrashLogFile:
     note creates it again, with all that is in hand and all crashes that are known. May be used by
     several threads; a forked child notes nothing.
 
+    Attributes:
+        deaths: how many processes in a row were killed before this one, up to now.
+
     Raises:
         InvalidSpecError: the directory can't be written to, or files can't be locked here.
     """
 
-    def __init__(self, directory: Path, policy: Policy) -> None:
+    def __init__(self, directory: str | os.PathLike[str], policy: Policy) -> None:
+        directory = Path(directory)
         names = f"{policy.topic}\n{policy.subscription}"
         scope = hashlib.sha256(names.encode()).hexdigest()[:16]
         self._path = directory / f"{scope}-{os.urandom(16).hex()}.notes"
         self._process = os.getpid()  # a forked child has these notes too, but not the messages
         self._writing = threading.Lock()
         self._in_hand: set[str] = set()
+        self._closing = False
         self._file = -1
         self._size = 0
         try:
             _create(directory)
             with _alone(directory):
                 dead = list(_dead(directory.glob(f"{scope}-*.notes")))
-                self._crashes = _sum(crashes_in(file.read_text()) for file in dead)
+                notes = [file.read_text() for file in dead]
+                self._crashes = _sum(map(crashes_in, notes))
+                self.deaths = max(map(deaths_in, notes), default=0)
                 self._rewrite()
                 for file in [*dead, *directory.glob(f"{scope}-*{_UNFINISHED}")]:
                     file.unlink()
@@ -262,6 +270,19 @@ class CrashLogFile:
             self._crashes[key] = count = self._crashes.get(key, 0) + 1
             self._write(f"~ {key}\n= {key} {count}\n")
 
+    def inspected(self, malformed: int) -> None:
+        """Note that an inspection is complete, after which deaths count from 0.
+
+        Args:
+            malformed: how many entries it has removed. If there were any they ended those
+                processes, and no message did: all crashes are forgotten.
+        """
+        with self._writing:
+            self.deaths = 0
+            if malformed:
+                self._crashes.clear()
+            self._compact()
+
     def close(self) -> None:
         """Leave to the next process what it has to know; once is enough.
 
@@ -274,6 +295,7 @@ class CrashLogFile:
             if self._file < 0:
                 return
             self._in_hand.clear()
+            self._closing = True
             try:
                 if self._crashes:
                     self._compact()
@@ -325,6 +347,10 @@ class CrashLogFile:
         """Put a short file into the place of the one there is: a kill leaves one of the two."""
         counts = [f"= {key} {count}\n" for key, count in self._crashes.items()]
         held = [f"+ {key}\n" for key in self._in_hand]
+        if self._closing:
+            held.append(f"{_CLOSED}\n")
+        elif self.deaths:
+            held.append(f"! {self.deaths}\n")
         unfinished = self._path.with_suffix(_UNFINISHED)
         with contextlib.ExitStack() as undo:
             file = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -357,6 +383,18 @@ def crashes_in(notes: str) -> Mapping[str, int]:
     for key in in_hand:
         crashes[key] = crashes.get(key, 0) + 1
     return crashes
+
+
+def deaths_in(notes: str) -> int:
+    """Read how many processes in a row were killed, with that of *notes*; 0 if it was not."""
+    deaths = 0
+    for line in notes.splitlines():
+        match line.split():
+            case [mark] if mark == _CLOSED:
+                return 0
+            case ["!", count] if count.isdecimal():
+                deaths = int(count)
+    return deaths + 1
 
 
 def _dead(files: Iterable[Path]) -> Iterator[Path]:

@@ -21,7 +21,12 @@ import pytest
 
 from redrive import CrashLog, Policy
 from redrive.delivery.middleware.chain import DONE, Settlement
-from redrive.delivery.middleware.poison_guard import CrashLogFile, PoisonGuard, crashes_in
+from redrive.delivery.middleware.poison_guard import (
+    CrashLogFile,
+    PoisonGuard,
+    crashes_in,
+    deaths_in,
+)
 from redrive.delivery.parts import Incoming, Parts, Subscribing
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
@@ -66,7 +71,7 @@ class Harness:
         """Return a guard that hands them out, *numbers* being suspects."""
         leave_notes(self._notes, POLICY, *(self.ids[number] for number in numbers))
         parts = parts or InMemoryConnection(self.broker).open(POLICY, SUBSCRIBING)
-        guard = PoisonGuard(parts, CrashLog(self._notes), POLICY, self.bury)
+        guard = PoisonGuard(parts, CrashLogFile(self._notes, POLICY), 3, self.bury)
         self.ending.callback(guard.close)
         return Guarded(guard, parts)
 
@@ -258,6 +263,33 @@ def test_notes_do_not_grow_with_settled_messages(tmp_path: Path, open_log: Open)
 )
 def test_damaged_notes_are_read(notes: str, crashes: dict[str, int]) -> None:
     assert crashes_in(notes) == crashes
+
+
+def test_processes_killed_in_a_row_are_counted(tmp_path: Path, open_log: Open) -> None:
+    for _ in range(3):
+        die(tmp_path)
+    log_file = open_log()
+    assert log_file.deaths == 3
+    assert open_log().deaths == 0  # beside a living process
+    log_file.close()
+    assert open_log().deaths == 0  # its crashes are known, its predecessors' deaths are over
+
+
+def test_inspection_that_removes_entries_clears_suspects(tmp_path: Path, open_log: Open) -> None:
+    die(tmp_path)
+    log_file = open_log()
+    log_file.inspected(malformed=0)
+    assert (log_file.deaths, log_file.crashes("1:0:-1")) == (0, 1)
+    log_file.inspected(malformed=1)
+    assert (log_file.deaths, log_file.crashes("1:0:-1")) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("notes", "deaths"),
+    [("", 1), ("+ a\n", 1), ("! 2\n+ a\n", 3), ("! x\n! 4\n", 5), ("! 2\n= a 1\n.\n", 0)],
+)
+def test_deaths_are_read_from_notes(notes: str, deaths: int) -> None:
+    assert deaths_in(notes) == deaths
 
 
 def test_crash_log_without_file_locks_is_refused(
