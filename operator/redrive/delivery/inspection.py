@@ -52,7 +52,7 @@ from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import DeadReason
 from redrive.reading import frames
-from redrive.reading.entries import ChunksRead, MissingChunkError, entry_place
+from redrive.reading.entries import ChunksRead, MissingChunkError, entry_place, read_place
 from redrive.reading.frames import Command
 from redrive.reading.session import ProtocolConnection, ProtocolError, Session, refusal
 from redrive.reading.stored import (
@@ -70,12 +70,16 @@ MAX_ENTRIES = 10_000
 which the broker delivers first."""
 MAX_SECONDS = 60.0
 IDLE_SECONDS = 3.0
-"""A partition is inspected once the broker delivers nothing for so long."""
+"""A partition is inspected once nothing comes for so long, after its last entry."""
+LATE_SECONDS = 10.0
+"""Without the last entry the broker has so long: it may be delayed, or with another consumer."""
 _PERMITS = 100
 _THREADS = 16
 _NUMBER = 1
 _ERROR = 4
 """A field of an ACK_RESPONSE."""
+_LAST, _MARK_DELETE = 1, 3
+"""Fields of a LAST_MESSAGE_ID_RESPONSE."""
 _KINDS = {
     SubscriptionType.EXCLUSIVE: frames.EXCLUSIVE,
     SubscriptionType.SHARED: frames.SHARED,
@@ -209,15 +213,19 @@ class PartitionInspection:
                 ),
                 frames.SUCCESS,
             )
+            last = _last_pending(connection)
             connection.post(frames.flow(_NUMBER, _PERMITS))
+            idle = IDLE_SECONDS if last is None else LATE_SECONDS
             while entries < MAX_ENTRIES and time.monotonic() < deadline:
-                if not (commands := connection.read(IDLE_SECONDS)):
+                if not (commands := connection.read(idle)):
                     break
                 for command in commands:
                     if command.kind == frames.CLOSE_CONSUMER:
                         raise ProtocolError("the broker has closed the consumer")
                     if command.kind == frames.MESSAGE:
                         entries += 1
+                        if entry_place(command) == last:
+                            idle = IDLE_SECONDS
                         malformed += self._inspect(connection, command)
         return malformed
 
@@ -295,6 +303,15 @@ class PartitionInspection:
         self.inspection.events.report(
             event, "removed the malformed entry %s of %s: %s", entry_id, self.partition, cause
         )
+
+
+def _last_pending(connection: ProtocolConnection) -> Place | None:
+    """Return the last entry of the topic; None if all are acknowledged."""
+    answer = connection.ask(
+        lambda request: frames.last_message_id(request, _NUMBER), frames.LAST_MESSAGE_ID_RESPONSE
+    )
+    last = read_place(answer.nested.get(_LAST, b""))
+    return None if read_place(answer.nested.get(_MARK_DELETE, b"")) >= last else last
 
 
 def dead_letter_properties(topic: TopicName, subscription: str, entry_id: str) -> dict[str, str]:

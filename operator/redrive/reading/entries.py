@@ -136,7 +136,7 @@ class EntryReader:
                 lambda request: frames.last_message_id(request, _NUMBER),
                 frames.LAST_MESSAGE_ID_RESPONSE,
             )
-            return _place(answer.nested.get(1, b""))
+            return read_place(answer.nested.get(1, b""))
 
     def close(self) -> None:
         """Close it, and its connections."""
@@ -301,10 +301,15 @@ def entry_place(message: Command) -> Place:
     Raises:
         ProtocolError: it does not say.
     """
-    return _place(message.nested.get(2, b""))
+    return read_place(message.nested.get(2, b""))
 
 
-def _place(message_id: bytes) -> Place:
+def read_place(message_id: bytes) -> Place:
+    """Read a MessageIdData.
+
+    Raises:
+        ProtocolError: it is something else.
+    """
     try:
         numbers, _ = decode_fields(message_id)
     except ValueError as error:
