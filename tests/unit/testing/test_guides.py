@@ -179,9 +179,9 @@ def test_hostile_messages_do_not_end_a_simple_consumer(harness: Harness) -> None
 def test_killer_message_is_dead_lettered_by_the_crash_log(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash_log(folder: str, **options: int) -> redrive.CrashLog:
+    def crash_log(folder: str, max_redeliveries: int) -> redrive.CrashLog:
         assert folder == "/var/lib/redrive"
-        return CrashLog(tmp_path, **options)
+        return CrashLog(tmp_path, max_redeliveries)
 
     def handle(message: pulsar.Message) -> None:
         json.loads(message.data())["needs"]
