@@ -1,4 +1,4 @@
-"""Where an inspection connects to, and as whom."""
+"""Address and credentials of an inspection."""
 
 from __future__ import annotations
 
