@@ -75,7 +75,7 @@ def stop_broker(scene: Scene) -> None:
     os.kill(broker, signal.SIGSTOP)
     try:
         time.sleep(STOPPED_SECONDS)
-        assert scene.run.goes_on()
+        assert scene.run.is_running()
     finally:
         os.kill(broker, signal.SIGCONT)
     scene.complete()
@@ -99,7 +99,7 @@ def trim(scene: Scene) -> None:
     scene.trim(policy.ledger_topic)
     ledger, entries = scene.dead_letters()[0].ledgers[0]
     while scene.dead_letters()[0].acknowledged.through < EntryId(ledger, entries - 1):
-        assert scene.run.goes_on()
+        assert scene.run.is_running()
     scene.kill("driver")
     scene.trim(policy.dead_letter_topic)
     wait_for(lambda: ledger not in scene.dead_letters()[0].held, "nothing is trimmed")

@@ -1,4 +1,4 @@
-"""How long something takes, without the time in which the machine held this process up."""
+"""Durations without the time in which this process was suspended by the machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _TICK = 0.1
 
 @contextmanager
 def awake_time() -> Iterator[Callable[[], float]]:
-    """Yield what tells the seconds since then, of which a pause of this process adds but a tick.
+    """Yield a function that returns the seconds since then; a pause of this process adds one tick.
 
-    On a busy machine it tells less than a clock would, never more.
+    On a busy machine the result is shorter than the time of a clock, never longer.
     """
     ended, ticks = threading.Event(), 0
 

@@ -15,24 +15,24 @@ SECONDS = 120
 
 
 def compact(broker: Broker, topic: TopicName) -> int:
-    """Compact *topic*, and return how many messages are left.
+    """Compact *topic*, and return the number of remaining messages.
 
-    The first time may fail, for want of its cursor.
+    The first attempt may fail, because its cursor is missing.
     """
     url = f"{path(topic)}/compaction"
     before = _compacted(broker, topic)["ledgerId"]
     deadline = time.monotonic() + SECONDS
     broker.request("PUT", url).check("compact")
     while True:
-        told = tell(broker, topic, "compaction")
-        status = told["status"]
+        state = tell(broker, topic, "compaction")
+        status = state["status"]
         if status == "SUCCESS":
             break
-        assert time.monotonic() < deadline, told
+        assert time.monotonic() < deadline, state
         if status != "RUNNING":
             broker.request("PUT", url)
         time.sleep(0.1)
-    # The broker hears of the new ledger after its compaction is over.
+    # The broker learns of the new ledger after the end of the compaction.
     wait_until(lambda: _compacted(broker, topic)["ledgerId"] != before)
     return int(_compacted(broker, topic)["entries"])
 

@@ -1,4 +1,4 @@
-"""An operator that crashes at one of its writes to the API server, before or after it is done."""
+"""An operator that crashes at a write to the API server, before or after its execution."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tests.support.fake_kubernetes import FakeKubernetes
 
 
 class Crash(BaseException):
-    """The operator ends here, with whatever it was about to do."""
+    """The end of a crashed operator."""
 
 
 class Fault:
-    """Lets an operator crash at one of its writes, and counts them all.
+    """Makes an operator crash at one of its writes, and counts the writes.
 
     Args:
-        at: at which write, counted from 1; 0 is none.
-        done: whether that write is done, and only its answer is lost.
+        at: the number of the write, counted from 1; 0 for none.
+        done: execute that write, and lose only its answer.
     """
 
     def __init__(self, at: int, *, done: bool) -> None:
@@ -41,24 +41,24 @@ class Faulty(FakeKubernetes):
     fault = Fault(0, done=False)
 
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
-        found: Body = await self.fault.befall(
+        body: Body = await self.fault.befall(
             lambda: super(Faulty, self).patch(resource, key, patch)
         )
-        return found
+        return body
 
     async def patch_status(
         self, resource: Resource, key: Key, status: Body, version: str | None = None
     ) -> Body:
-        found: Body = await self.fault.befall(
+        stored: Body = await self.fault.befall(
             lambda: super(Faulty, self).patch_status(resource, key, status, version)
         )
-        return found
+        return stored
 
     async def create(self, resource: Resource, body: Body) -> Body:
         if resource == resources.EVENTS:  # a lost Event changes nothing
             return await super().create(resource, body)
-        found: Body = await self.fault.befall(lambda: super(Faulty, self).create(resource, body))
-        return found
+        stored: Body = await self.fault.befall(lambda: super(Faulty, self).create(resource, body))
+        return stored
 
     async def delete(self, resource: Resource, body: Body) -> None:
         await self.fault.befall(lambda: super(Faulty, self).delete(resource, body))

@@ -1,8 +1,8 @@
 """The leaf fields of a CustomResourceDefinition, and specs that hold valid values of each.
 
-What may stand in a field is read from the CRD: enumerations, bounds, patterns, which fields exclude
-each other, and what CEL compares with the object before. The model of the kind tells which of the
-candidates its other rules let pass; `tests/integration/api` holds model and API server to the same.
+The valid values are read from the CRD: enumerations, bounds, patterns, mutually exclusive
+fields, and CEL comparisons with the old object. The model of the kind rejects candidates by its
+other rules; `tests/integration/api` proves that model and API server agree.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _SAMPLES = 80
 _SHORT, _LONG = 4, 40
 _TRIES = 400
 _FILLED = 8
-"""Of so many values one is filled in beside a field: of two fields all pairs are tried."""
+"""The number of values of a required neighbour field that are tried, in all pairs."""
 Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class SpecField:
-    """A field that holds no fields of its own: a scalar, a list of scalars, or a map.
+    """A field without inner fields: a scalar, a list of scalars, or a map.
 
     Attributes:
         steps: the path to it.
-        required: whether an object that has what it lies in has the field too.
-        immutable: whether a rule compares it, or what it lies in, with the object before.
+        required: the parent of the field requires it.
+        immutable: a rule compares it, or a parent, with the old object.
     """
 
     steps: tuple[str, ...]
@@ -56,8 +56,8 @@ class SpecField:
     required: bool
     immutable: bool
 
-    def of(self, spec: Any) -> Any:  # noqa: ANN401 - whatever stands there
-        """Return its value in *spec*; None where it has none."""
+    def of(self, spec: Any) -> Any:  # noqa: ANN401 - any value
+        """Return its value in *spec*; None if it is not set."""
         for step in self.steps:
             if not spec:
                 return None
@@ -70,12 +70,12 @@ class SpecField:
 
 @dataclass(frozen=True)
 class SpecFields:
-    """The fields of one kind, and how values of them are found.
+    """The fields of one kind, and their valid values.
 
     Args:
         kind: for example `RetryPolicy`.
-        given: path → values of fields for which any value of the right form is not enough, because
-            they name something that has to be there.
+        given: path → values of fields that refer to existing objects, for which a valid form is not
+            enough.
     """
 
     kind: str
@@ -88,8 +88,8 @@ class SpecFields:
             crd = yaml.safe_load(file.read_text(encoding="utf-8"))
             if crd["spec"]["names"]["kind"] == self.kind:
                 (version,) = crd["spec"]["versions"]
-                found: Schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-                return found
+                schema: Schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+                return schema
         raise LookupError(self.kind)
 
     @functools.cached_property
@@ -98,25 +98,25 @@ class SpecFields:
         return tuple(_leaves(self.schema, (), required=True, immutable=False))
 
     def specs(self, leaf: SpecField, base: Body, most: int) -> list[Body]:
-        """Up to *most* valid specs that are *base* but for *leaf*, in which all differ.
+        """Return up to *most* valid specs that differ from *base* and each other only in *leaf*.
 
-        What the field excludes is left out, and what it needs beside it is filled in.
+        Fields that it excludes are removed, and fields that it requires are added.
         """
-        found: list[Body] = []
+        results: list[Body] = []
         values = [leaf.of(base)]
         for value in itertools.islice(self._values(leaf), _TRIES):
             if value in values:
                 continue
             specs = (self._with(base, leaf, value, choice) for choice in range(_FILLED**2))
             if (spec := next(filter(self.is_valid, specs), None)) is not None:
-                found.append(spec)
+                results.append(spec)
                 values.append(value)
-            if len(found) == most:
+            if len(results) == most:
                 break
-        return found
+        return results
 
     def is_valid(self, spec: Body) -> bool:
-        """Whether the model of the kind reads *spec*."""
+        """Return True if the model of the kind accepts *spec*."""
         (model,) = (kind.spec for kind in KINDS if kind.kind == self.kind)
         try:
             parse_spec(model, {"spec": spec})
@@ -128,10 +128,10 @@ class SpecFields:
         return self.given[str(leaf)] if str(leaf) in self.given else _values(leaf.schema)
 
     def _with(self, base: Body, leaf: SpecField, value: object, choice: int) -> Body:
-        """Put *value* into a copy of *base*.
+        """Return a copy of *base* with *value*.
 
         Args:
-            choice: which values are filled in: its digits to the base of `_FILLED`.
+            choice: the values of required fields, as digits to the base of `_FILLED`.
         """
         spec: Any = copy.deepcopy(dict(base))
         digits = (choice // _FILLED**place % _FILLED for place in itertools.count())
@@ -162,7 +162,7 @@ class SpecFields:
         digits: Iterator[int],
         but: str = "",
     ) -> None:
-        """Give *node* the fields that it has to have, except one; *digits* say which values."""
+        """Add the required fields of *node* except one, with values chosen by *digits*."""
         for name in schema.get("required", ()):
             if name == but or name in node:
                 continue
@@ -203,14 +203,14 @@ def _rules(schema: Schema) -> Iterator[str]:
 
 
 def _compared(schema: Schema) -> Iterator[tuple[str, ...]]:
-    """Yield what the rules of an object compare with the object before, as paths below it."""
+    """Yield the paths that the rules of an object compare with the old object."""
     for rule in _rules(schema):
         for path in re.findall(r"\boldSelf((?:\.\w+)*)(?!\()\b", rule):
             yield tuple(path.split(".")[1:])
 
 
 def _excluded(schema: Schema, name: str) -> Iterator[str]:
-    """Yield the fields that are not given where *name* is: of these exactly one is."""
+    """Yield the fields that *name* excludes: exactly one of them is set."""
     for rule in _rules(schema):
         if rule.endswith(".filter(given, given).size() == 1"):
             choices = re.findall(r"has\(self\.(\w+)\)", rule)
@@ -218,7 +218,7 @@ def _excluded(schema: Schema, name: str) -> Iterator[str]:
 
 
 def _values(schema: Schema) -> Iterator[Any]:  # noqa: C901 - a case for each type
-    """Yield candidates for one field, by its own schema."""
+    """Yield candidates for one field by its schema."""
     match schema:
         case {"enum": values}:
             yield from values
@@ -248,26 +248,26 @@ def _values(schema: Schema) -> Iterator[Any]:  # noqa: C901 - a case for each ty
 
 
 def _pattern(schema: Schema) -> str | None:
-    """Return the form of a text: its pattern, or the one that a rule matches it with."""
+    """Return the pattern of a text, from its schema or from a rule."""
     if "pattern" in schema:
-        found: str = schema["pattern"]
-        return found
+        pattern: str = schema["pattern"]
+        return pattern
     matched = (re.fullmatch(r"self\.matches\((\".*\")\)", rule) for rule in _rules(schema))
     return next((json.loads(match[1]) for match in matched if match), None)
 
 
 @functools.cache
 def _texts(pattern: str | None, longest: int) -> tuple[str, ...]:
-    """Return texts of a form; a number in them begins with no 0.
+    """Return texts that match a pattern, with numbers without leading zeros.
 
-    Short ones come first: of those more are within bounds that only a model knows.
+    Short texts come first, because more of them are within the bounds of the model.
     """
     texts = (
         st.text(string.ascii_lowercase, min_size=1)
         if pattern is None
         else st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True, alphabet=_ALPHABET)
     )
-    found: dict[str, None] = {}
+    samples: dict[str, None] = {}
 
     def collect(most: int) -> None:
         @settings(
@@ -281,11 +281,11 @@ def _texts(pattern: str | None, longest: int) -> tuple[str, ...]:
         @given(texts.filter(lambda text: 0 < len(text) <= most))
         def take(text: str) -> None:
             if not re.search(r"(?<!\d)0", text):
-                found[text] = None
+                samples[text] = None
 
         with suppress(Unsatisfiable):
             take()
 
     for most in (_SHORT, _LONG):
         collect(min(longest, most))
-    return tuple(found)
+    return tuple(samples)

@@ -1,4 +1,4 @@
-"""A topic on which the broker drops what a producer sends again."""
+"""A topic with deduplication: the broker drops repeated messages of a producer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.waiting import wait_until
 
 
 def deduplicate(broker: Broker, topic: TopicName) -> None:
-    """Switch it on, and wait until all partitions go by it: the broker answers before they do."""
+    """Enable deduplication, and wait until all partitions apply it, which is after the answer."""
     path = f"/admin/v2/{topic_path(topic)}/deduplicationEnabled"
     broker.request("POST", path, body=True).check(f"deduplicate {topic}")
     count = tell(broker, topic, "partitions")["partitions"]

@@ -1,4 +1,4 @@
-"""The blocks of commands in the pages that people work from, for tests to run as written."""
+"""The blocks of commands in user pages, for tests that run them as written."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Block(NamedTuple):
 def blocks(page: str) -> Iterator[Block]:
     """Yield all fenced blocks of a page."""
     heading = ""
-    for found in _HEADING_OR_BLOCK.finditer((ROOT / page).read_text("utf-8")):
-        if found["heading"]:
-            heading = found["heading"]
+    for headings in _HEADING_OR_BLOCK.finditer((ROOT / page).read_text("utf-8")):
+        if headings["heading"]:
+            heading = headings["heading"]
         else:
-            yield Block(heading, found["language"], found["text"])
+            yield Block(heading, headings["language"], headings["text"])
 
 
 def commands(page: str, heading: str | None = None) -> list[Block]:
@@ -41,12 +41,12 @@ def commands(page: str, heading: str | None = None) -> list[Block]:
     Raises:
         LookupError: there are none.
     """
-    found = [
+    commands = [
         block
         for block in blocks(page)
         if block.language == "sh" and heading in (None, block.heading)
     ]
-    if not found:
+    if not commands:
         msg = f"{page} has no block of commands under {heading!r}"
         raise LookupError(msg)
-    return found
+    return commands

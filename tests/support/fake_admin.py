@@ -1,7 +1,7 @@
 """A broker's admin API over HTTP, with topics, subscriptions, grants and policies in memory.
 
-For tests that need a broker to fail at a given call, or many brokers at once. It answers as the
-real one does, status and reason: `tests/contract/admin` holds both to that. It holds no messages.
+For tests in which a broker fails at a chosen call, or with many brokers. It answers like the
+real one, with status and reason, which `tests/contract/admin` proves. It stores no messages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from urllib.parse import unquote
 from aiohttp import web
 
 SUPERUSER = "superuser"
-_TOKEN = "token-of-"  # noqa: S105 - of nobody anywhere
+_TOKEN = "token-of-"  # noqa: S105 - valid nowhere
 
 Do = Callable[[], Awaitable[web.StreamResponse]]
-"""Has the broker do what it is asked, and returns its answer."""
+"""A function that executes the call and returns the answer."""
 Fault = Callable[[web.Request, Do], Awaitable[web.StreamResponse]]
-"""Comes between each call and the broker: what it returns is the answer."""
+"""A fault between a call and the broker, which returns the answer."""
 
 _DEFAULTS: Mapping[str, Any] = {
     "deduplicationEnabled": False,
@@ -35,7 +35,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "delayedDelivery": {"tickTime": 1000, "active": True, "maxDeliveryDelayInMillis": 0},
 }
 _READER = "reader-"
-"""Begins the names of subscriptions of readers, which are not durable."""
+"""The prefix of names of readers' subscriptions, which are not durable."""
 _NO_STATS: dict[str, Any] = {
     "msgBacklog": 0,
     "msgOutCounter": 0,
@@ -46,11 +46,11 @@ _NO_STATS: dict[str, Any] = {
 
 @dataclass
 class Topic:
-    """A topic; 0 partitions means that it has none.
+    """A topic, partitioned or (0) not.
 
     Attributes:
-        parts: the subscriptions of each partition that is there, by how its name ends; of a topic
-            without partitions nothing is added to the name.
+        parts: the subscriptions of each existing partition, by the suffix of its name; the suffix
+            is empty for a topic without partitions.
         backlog: of each subscription of a topic without partitions.
     """
 
@@ -68,11 +68,11 @@ class Topic:
 
     @property
     def subscriptions(self) -> list[str]:
-        """Those of all its partitions."""
+        """The subscriptions of all partitions."""
         return sorted({name for names in self.parts.values() for name in names})
 
     def restore(self, subscriptions: Sequence[str] = ()) -> None:
-        """Make the partitions that are not there, with *subscriptions*."""
+        """Create the missing partitions with *subscriptions*."""
         suffixes = [f"-partition-{index}" for index in range(self.partitions)] or [""]
         self.parts = {end: self.parts.get(end, [*subscriptions]) for end in suffixes}
 
@@ -86,7 +86,7 @@ class Namespace:
     policies: dict[str, Any] = field(default_factory=dict)
 
 
-class Refused(Exception):  # noqa: N818 - what it is, not what it is called
+class Refused(Exception):  # noqa: N818 - a refusal, not an error
     """The broker refuses a call."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -96,15 +96,15 @@ class Refused(Exception):  # noqa: N818 - what it is, not what it is called
 
 
 class FakeBroker:
-    """What the broker holds, and what it was asked.
+    """The state of the broker, and its calls.
 
     Attributes:
         calls: method and path of each call, in order, failed ones too.
-        writes: those of them that were no reads.
+        writes: the calls that are no reads.
         fault: see `Fault`.
         url: where its admin API is.
         version: its release.
-        in_force: topic policy → what topics have without one of their own.
+        in_force: topic policy → the value of topics without their own.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class FakeBroker:
         broker = cls()
         application = web.Application(middlewares=[broker._answer])
         application.add_routes(broker._routes())
-        # One that tests let hang is not waited for.
+        # A call that hangs by a fault is not awaited.
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -206,16 +206,16 @@ class FakeBroker:
         if request.method == "PUT" and "Content-Type" not in request.headers:
             return web.json_response({"reason": "HTTP 415 Unsupported Media Type"}, status=415)
         try:
-            said = await handler(request)
+            answer = await handler(request)
         except Refused as refused:
             return web.json_response({"reason": refused.reason}, status=refused.status)
         if request.method != "GET":
             return web.Response(status=204)
-        if isinstance(said, web.Response):
-            return said
-        return web.Response() if said is None else web.json_response(said)
+        if isinstance(answer, web.Response):
+            return answer
+        return web.Response() if answer is None else web.json_response(answer)
 
-    # Who may do what: the super-user everything, a tenant's administrators all that is in it.
+    # Permissions: the super-user everywhere, a tenant's administrators in the tenant.
 
     def _check(self, request: web.Request, does: str, status: int = 403) -> str:
         """Return the namespace that the call is about."""
@@ -372,9 +372,9 @@ class FakeBroker:
             if refused.status != 404:
                 raise
             raise Refused(412, "Topic does not exist and cannot be auto-created") from refused
-        topic.restore()  # for each partition by itself it makes that one too
+        topic.restore()  # a call about one partition creates that one, too
         _, parts = self._find_parts(request, "subscribe")
-        name = unquote(request.match_info["name"])  # the second time, as the broker does
+        name = unquote(request.match_info["name"])  # the second time, like the broker
         if all(name in names for names in parts):
             raise Refused(409, "Subscription already exists for topic")
         for names in parts:
@@ -409,9 +409,9 @@ class FakeBroker:
         self._set_grants(request, [{"topic": name, "role": role, "actions": []}])
 
     def _set_grants(self, request: web.Request, asked: list[dict[str, Any]]) -> None:
-        """Replace what roles may do; all or nothing of it."""
+        """Replace the permissions of roles, atomically."""
         bearer = request.headers["Authorization"].removeprefix(f"Bearer {_TOKEN}")
-        found = []
+        replaced = []
         for grant in asked:
             tenant, namespace, local = grant["topic"].removeprefix("persistent://").split("/", 2)
             if bearer != SUPERUSER and bearer not in self.tenants.get(tenant, []):
@@ -419,8 +419,8 @@ class FakeBroker:
             within = self.namespaces.get(f"{tenant}/{namespace}", Namespace())
             if local not in within.topics:
                 raise Refused(404, f"Topic {grant['topic']} not found")
-            found.append((within, grant))
-        for within, grant in found:
+            replaced.append((within, grant))
+        for within, grant in replaced:
             roles = within.grants.setdefault(grant["topic"], {})
             roles.pop(grant["role"], None)
             if grant["actions"]:
@@ -532,7 +532,7 @@ async def _body(request: web.Request) -> Any:  # noqa: ANN401 - JSON
 
 
 def at_call(number: int, fault: Fault) -> Fault:
-    """Have *fault* befall the call of that number alone, counted from 1."""
+    """Return a fault that applies *fault* to one call, counted from 1."""
     count = 0
 
     async def befall(request: web.Request, do: Do) -> web.StreamResponse:
@@ -553,13 +553,13 @@ def answering(status: int) -> Fault:
 
 
 async def hanging(_: web.Request, do: Do) -> web.StreamResponse:
-    """Never answer, and do nothing."""
+    """Neither execute nor answer the call."""
     await asyncio.Event().wait()
     return await do()
 
 
 async def done_but_not_told(request: web.Request, do: Do) -> web.StreamResponse:
-    """Do it, then close the connection instead of answering."""
+    """Execute the call, then close the connection instead of answering."""
     answer = await do()
     assert request.transport is not None
     request.transport.close()

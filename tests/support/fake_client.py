@@ -1,4 +1,4 @@
-"""A fake `pulsar.Client` without a broker: consumers receive what a test delivers, when it does."""
+"""A fake `pulsar.Client` without a broker: consumers receive the messages that a test delivers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redrive.testing.broker import InMemoryMessage
 
 
 class FakeSubscription:
-    """One subscription, as a consumer of the client sees it."""
+    """A consumer of one subscription."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -40,7 +40,7 @@ class FakeSubscription:
         return message
 
     def acknowledge(self, _message: InMemoryMessage) -> None:
-        """Settle it: there is no broker that counts."""
+        """Do nothing: there is no broker."""
 
     def close(self) -> None:
         self.closed = True
@@ -48,19 +48,19 @@ class FakeSubscription:
 
 
 class FakeClient:
-    """As much of `pulsar.Client` as a consumer needs that only receives."""
+    """The part of `pulsar.Client` for a consumer that only receives."""
 
     def __init__(self) -> None:
         self._subscriptions: dict[str, FakeSubscription] = {}
         self._delivered = 0
 
     def as_pulsar(self) -> pulsar.Client:
-        """Return it as what it stands for."""
+        """Return this as a `pulsar.Client`."""
         return cast("pulsar.Client", self)
 
     @property
     def open(self) -> list[str]:
-        """Return the topics that are subscribed to."""
+        """Return the subscribed topics."""
         return [topic for topic, its in self._subscriptions.items() if not its.closed]
 
     def subscribe(self, topic: str, _name: str, **_options: object) -> FakeSubscription:
@@ -70,7 +70,7 @@ class FakeClient:
         return [topic]
 
     def connect(self, topic: TopicName, *, connected: bool) -> None:
-        """Give the consumer of *topic* a connection, or take it away."""
+        """Connect or disconnect the consumer of *topic*."""
         self._subscriptions[str(topic)].connected = connected
 
     def deliver(
@@ -89,7 +89,7 @@ class FakeClient:
             self._subscriptions[str(topic)].waiting.put(message)
 
     def wait_until_taken(self, topic: TopicName) -> None:
-        """Wait until a consumer has taken all that was delivered."""
+        """Wait until the consumers have received all delivered messages."""
         pause = threading.Event()
         while not self._subscriptions[str(topic)].waiting.empty():
             pause.wait(0.01)

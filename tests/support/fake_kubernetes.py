@@ -1,7 +1,7 @@
 """An API server in memory, for unit tests: objects, versions, merge patches, deletion, Events.
 
-It stands in for the client itself, so no HTTP is under test here. `tests/contract/kube` holds it
-and the real API server to the same answers. It knows no schemas, selectors or watches.
+It replaces the client itself, so HTTP is not tested. `tests/contract/kube` proves that it and the
+real API server give the same answers. It has no schemas, selectors or watches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Of a list, the name is empty, and so is the namespace if it is a list of all.
 
 
 class Write(NamedTuple):
-    """A write that succeeded, and the object as it was then."""
+    """A successful write, and the object after it."""
 
     verb: str
     resource: Resource
@@ -33,12 +33,12 @@ class Write(NamedTuple):
 
 
 class FakeKubernetes(Kubernetes):
-    """Answers as an API server does, as far as redrive uses it.
+    """An API server with the operations that redrive uses.
 
     Attributes:
-        objects: what is stored, by kind and key; a test may change it as it likes.
-        writes: what has changed it by calls, oldest first.
-        events: the Events that were recorded, oldest first.
+        objects: the stored objects by kind and key, which a test may change.
+        writes: the successful calls that wrote, oldest first.
+        events: the recorded Events, oldest first.
         version: the `resourceVersion` of the last write.
         before: called before each call, except those that record Events.
     """
@@ -65,16 +65,16 @@ class FakeKubernetes(Kubernetes):
         return await self._unseen.get()
 
     async def list(self, resource: Resource, namespace: str | None = None) -> list[Body]:
-        """Return what was there when the list began, as far as it is kept."""
+        """Return the objects at the beginning of the list, if they are kept."""
         stored, keep = copy.deepcopy(self.objects[resource]), keep_of(resource)
         self.before("list", resource, Key(namespace or "", ""))
         return [keep(body) for key, body in stored.items() if namespace in {None, key.namespace}]
 
     async def versions(self, resource: Resource, namespace: str | None = None) -> Versions:
-        """Return the versions of what `list` returns; of the list, the last that was given."""
-        there = await self.list(resource, namespace)
-        found = {b["metadata"]["uid"]: int(b["metadata"]["resourceVersion"]) for b in there}
-        return Versions(self.version, found)
+        """Return the versions of the objects of `list`; the list has the last version."""
+        bodies = await self.list(resource, namespace)
+        versions = {b["metadata"]["uid"]: int(b["metadata"]["resourceVersion"]) for b in bodies}
+        return Versions(self.version, versions)
 
     async def get(self, resource: Resource, key: Key) -> Body:
         """Return one object."""
@@ -82,12 +82,12 @@ class FakeKubernetes(Kubernetes):
         return copy.deepcopy(self._stored(resource, key))
 
     async def exists(self, resource: Resource, key: Key) -> bool:
-        """Whether one object is there."""
+        """Return True if an object exists."""
         self.before("exists", resource, key)
         return key in self.objects[resource]
 
     async def create(self, resource: Resource, body: Body) -> Body:
-        """Store an object that is not there yet; record an Event."""
+        """Store a new object, or record an Event."""
         if resource == resources.EVENTS:
             self.events.append(body)
             return body
@@ -100,7 +100,7 @@ class FakeKubernetes(Kubernetes):
         return self._write("create", resource, {**body, "metadata": metadata})
 
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
-        """Merge *patch*, unless it is for another version of the object, or for another object."""
+        """Merge *patch*, unless it names another version or uid of the object."""
         self.before("patch", resource, key)
         stored = self._stored(resource, key)
         version = patch.get("metadata", {}).get("resourceVersion")
@@ -113,7 +113,7 @@ class FakeKubernetes(Kubernetes):
         return self._write("patch", resource, patched)
 
     async def delete(self, resource: Resource, body: Body) -> None:
-        """Delete an object that is as it was read."""
+        """Delete an object if it is unchanged since it was read."""
         self.before("delete", resource, Key.of(body))
         stored = self._stored(resource, Key.of(body))
         for name in ("uid", "resourceVersion"):
@@ -138,7 +138,7 @@ class FakeKubernetes(Kubernetes):
         return self.objects[resource][key]
 
     def _write(self, verb: str, resource: Resource, body: Body) -> Body:
-        """Store a new version; an object that is being deleted goes with its last finalizer."""
+        """Store a new version, or delete an object without its last finalizer."""
         self.version += 1
         metadata = {**body["metadata"], "resourceVersion": str(self.version)}
         written = {**body, "metadata": metadata}
@@ -151,14 +151,14 @@ class FakeKubernetes(Kubernetes):
 
 
 def edit(body: dict[str, Any], **spec: object) -> dict[str, Any]:
-    """Change the spec of *body* in place, as the API server does: with another generation."""
+    """Change the spec of *body* in place, with a new generation as from the API server."""
     body["spec"].update(spec)
     body["metadata"]["generation"] += 1
     return body
 
 
 def merge_patch(body: Body, patch: Body) -> dict[str, Any]:
-    """Return what a JSON merge patch (RFC 7386) makes of *body*."""
+    """Return *body* after a JSON merge patch (RFC 7386)."""
     merged = dict(body)
     for name, value in patch.items():
         if value is None:

@@ -1,4 +1,4 @@
-"""A client and its broker in memory: topics that deduplicate, sends that fail as tests ask."""
+"""A client and its broker in memory, with deduplication and with failing sends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple, cast
 import pulsar
 
 NO_ENTRY = pulsar.MessageId(-1, -1, -1, -1)
-"""What a broker answers to a message that it drops as a duplicate."""
+"""The id in the broker's answer to a dropped duplicate."""
 
 
 class Fate(enum.Enum):
-    """What becomes of one send."""
+    """The result of one send."""
 
     STORED = "stored, unless it is a duplicate"
     UNANSWERED = "the same, without a receipt"
@@ -33,10 +33,10 @@ class StoredCopy(NamedTuple):
 
 
 class FakeTopics:
-    """As much of `pulsar.Client` as sends need.
+    """The part of `pulsar.Client` for sends.
 
     Args:
-        fate: of each send; they are stored by default.
+        fate: the result of each send; by default the message is stored.
         partitions: of each topic; 0 for none.
     """
 
@@ -52,12 +52,12 @@ class FakeTopics:
         self.changing = threading.Lock()
 
     def as_pulsar(self) -> pulsar.Client:
-        """Return it as what it stands for."""
+        """Return this as a `pulsar.Client`."""
         return cast("pulsar.Client", self)
 
     @property
     def contents(self) -> list[object]:
-        """Return the contents of what is stored."""
+        """Return the contents of the stored messages."""
         return [copy.content for copy in self.stored]
 
     def get_topic_partitions(self, topic: str) -> list[str]:
@@ -72,7 +72,7 @@ class FakeTopics:
 
 
 class FakeProducer:
-    """One of its producers. It can't but send in the caller's thread: other ways leak memory."""
+    """A producer. It sends only in the caller's thread: other ways leak memory."""
 
     def __init__(self, topics: FakeTopics, topic: str, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""A broker in memory that kills, and that loses what its consumers told it last."""
+"""A broker in memory that kills consumers, and loses their last acknowledgements."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 
 KEPT_BACK = timedelta(seconds=0.1)
-"""So long a client keeps an acknowledgement before it sends it."""
+"""The time until a client sends an acknowledgement."""
 
 
 class Killed(BaseException):
-    """The process ended here."""
+    """The end of a killed process."""
 
 
 class FaultyBroker(InMemoryBroker):
-    """Remembers where messages were sent, and what was acknowledged a moment ago.
+    """Records the topics of sent messages and the latest acknowledgements.
 
     Attributes:
-        used: the topics to which messages were sent.
-        kills: whether the next process that acknowledges a message is killed first.
+        used: the topics of sent messages.
+        kills: kill the next process before it acknowledges a message.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -35,12 +35,12 @@ class FaultyBroker(InMemoryBroker):
         self._acknowledged: list[tuple[datetime, InMemoryMessage]] = []
 
     def store(self, topic: TopicName, *args: Any, **kwargs: Any) -> pulsar.MessageId:  # noqa: ANN401
-        """Store it as ever."""
+        """Store the message."""
         self.used.add(topic)
         return super().store(topic, *args, **kwargs)
 
     def acknowledge(self, message: InMemoryMessage) -> None:
-        """Acknowledge it, unless the process is killed first."""
+        """Acknowledge the message, unless the process is killed first."""
         if self.kills:
             raise Killed
         if id_text(message.message_id()) in {id_text(kept.id) for kept in self.unsettled()}:
@@ -48,16 +48,16 @@ class FaultyBroker(InMemoryBroker):
         super().acknowledge(message)
 
     def flush(self) -> None:
-        """Get what its consumers have kept back: they close."""
+        """Apply the acknowledgements that closing consumers send."""
         self._acknowledged.clear()
 
     def is_due(self) -> bool:
-        """Whether a message would be handed out now."""
+        """Return True if a message can be delivered now."""
         due = self.next_due()
         return due is not None and due <= self.clock.now()
 
     def reconnect(self) -> list[InMemoryMessage]:
-        """Lose the connection of all consumers, and return what was settled and comes again."""
+        """Disconnect all consumers, and return the settled messages that are redelivered."""
         self.unload()
         since = self.clock.now() - KEPT_BACK
         again = [message for when, message in self._acknowledged if when > since]

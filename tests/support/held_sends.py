@@ -1,4 +1,4 @@
-"""A run of a Replay that is under way, however late a test looks; the text is part of programs."""
+"""A run of a Replay whose last sends wait for the test. Programs include this text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redrive.replay.sending import Sender
 
 @contextmanager
 def held_at(count: int) -> Iterator[threading.Event]:
-    """Have the runs of this process send *count* messages, and more once the event is set."""
+    """Have the runs of this process send *count* messages, and the others after the event."""
     go_on, sent, send = threading.Event(), itertools.count(), Sender.send
 
     def hold_or_send(*message: Any) -> None:  # noqa: ANN401 - as it takes it

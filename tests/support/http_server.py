@@ -1,4 +1,4 @@
-"""A server on a free port of this machine, which answers as a test says."""
+"""A server on a free port of this machine, with the answers of a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def serving(answer: Answer) -> AsyncIterator[str]:
-    """Serve *answer* on every path; give the URL."""
+    """Serve *answer* on every path; yield the URL."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(application, shutdown_timeout=0)

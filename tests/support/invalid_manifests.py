@@ -1,7 +1,7 @@
-"""Invalid manifests, with who refuses each: admission, the reader of objects, or the operator.
+"""Invalid manifests, each with its refusal by admission, the reader of objects, or the operator.
 
-`tests/unit/api/invalid_manifests.yaml` holds what is refused without a broker;
-`tests/integration/bad_input` adds, by category, what is tried at a whole installation.
+`tests/unit/api/invalid_manifests.yaml` has the cases without a broker;
+`tests/integration/bad_input` adds, by category, those for a whole installation.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _TESTS = Path(__file__).parents[1]
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `!times [count, what]` too: a string or a list, so many times over."""
+    """A loader with `!times [count, value]`: a string or a list, repeated."""
 
 
 def _times(loader: yaml.SafeLoader, node: yaml.Node) -> Any:  # noqa: ANN401 - a string or a list
     assert isinstance(node, yaml.SequenceNode)
-    count, what = loader.construct_sequence(node, deep=True)
-    return what * count
+    count, value = loader.construct_sequence(node, deep=True)
+    return value * count
 
 
 _Loader.add_constructor("!times", _times)
@@ -41,7 +41,7 @@ REFUSED: list[dict[str, Any]] = _TABLE["refused"]
 
 
 def manifest(kind: str, name: str = "one", **fields: object) -> dict[str, Any]:
-    """The smallest valid object of *kind*, but for *fields* of its spec."""
+    """Return the smallest valid object of *kind* with *fields* in its spec."""
     return {
         "apiVersion": API_VERSION,
         "kind": kind,

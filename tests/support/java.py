@@ -14,16 +14,16 @@ from py4j.protocol import Py4JJavaError
 from redrive.policy.model import Policy
 
 RECEIVE = timedelta(seconds=60)
-_YES = (True,)  # an argument that Java knows by its place only
+_YES = (True,)  # a positional argument in Java
 
 
 class JavaRefusedError(Exception):
-    """The Java client raised an exception; its class and text are the text of this one."""
+    """An exception of the Java client; the text has its class and message."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a Java consumer sees of a message."""
+    """A message at a Java consumer."""
 
     handle: Any
     value: Any
@@ -37,7 +37,7 @@ class Message:
 
 @dataclass
 class JavaClient:
-    """A client of one role; whatever it opened is closed with it."""
+    """A client of one role, which closes its consumers and producers with it."""
 
     gateway: JavaGateway
     service_url: str
@@ -45,12 +45,12 @@ class JavaClient:
     _opened: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        """Connect; the Java client connects when it is first used."""
+        """Create the client, which connects on first use."""
         self.api = self.gateway.jvm.org.apache.pulsar.client.api
         authentication = self.api.AuthenticationFactory.token(self.token)
         builder = self.api.PulsarClient.builder().serviceUrl(self.service_url)
         self._client = builder.authentication(authentication).build()
-        # Not waited for: the client's threads take two seconds to end.
+        # Without waiting: the client's threads end after two seconds.
         self._opened.callback(self._client.closeAsync)
 
     def close(self) -> None:
@@ -58,12 +58,12 @@ class JavaClient:
         self._opened.close()
 
     def json(self) -> Any:  # noqa: ANN401 - an object of Java
-        """Return the JSON schema of a small class that the client has on its class path."""
+        """Return the JSON schema of a small class on the client's class path."""
         name = "org.apache.pulsar.common.policies.data.RetentionPolicies"
         return self.api.Schema.JSON(self.gateway.jvm.java.lang.Class.forName(name))
 
     def record(self, kind: str, definition: str) -> Any:  # noqa: ANN401 - an object of Java
-        """Return the schema of records that a *definition* of Avro's describes.
+        """Return the schema of records with an Avro *definition*.
 
         Args:
             kind: `AVRO` or `JSON`.
@@ -88,10 +88,10 @@ class JavaClient:
         schema: Any = None,  # noqa: ANN401 - an object of Java
         names: Sequence[str] = ("retry", "dead-letter"),
     ) -> Consumer:
-        """Consume as docs/reference/java.md has it.
+        """Consume like the program in docs/reference/java.md.
 
         Args:
-            names: which of the two are given explicitly.
+            names: the topics that are set explicitly.
 
         Raises:
             JavaRefusedError: the subscription was refused.
@@ -139,7 +139,7 @@ class Consumer:
     handle: Any
 
     def receive(self) -> Message:
-        """Return the next message; it must come soon."""
+        """Return the next message; fail if none comes soon."""
         seconds = self.gateway.jvm.java.util.concurrent.TimeUnit.SECONDS
         received = self.handle.receive(int(RECEIVE.total_seconds()), seconds)
         assert received is not None, f"nothing came within {RECEIVE}"
@@ -155,10 +155,10 @@ class Consumer:
         )
 
     def reconsume_later(self, message: Message, delay: timedelta = timedelta(seconds=1)) -> None:
-        """Retry *message*, or dead-letter it with its retries used up, as the policy has it.
+        """Retry *message* by the policy; dead-letter it if its retries are used up.
 
         Raises:
-            JavaRefusedError: it could be sent to neither topic.
+            JavaRefusedError: it could not be sent to either topic.
         """
         unit = self.gateway.jvm.java.util.concurrent.TimeUnit.SECONDS
         with _refusals():
@@ -169,7 +169,7 @@ class Consumer:
         self.handle.acknowledge(message.handle)
 
     def close(self) -> None:
-        """Leave the subscription; once more changes nothing."""
+        """Close the consumer; a second call has no effect."""
         self.handle.close()
 
 

@@ -1,4 +1,4 @@
-"""Runs of Replays without Spark, in this process or in one of their own that can be killed."""
+"""Runs of Replays without Spark, in this process or in one that can be killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.program_parts import SILENT
 
 
 class Notes:
-    """Keeps what is reported."""
+    """A reporter that stores the reports."""
 
     def __init__(self) -> None:
         self.accounts: list[Account] = []
@@ -63,13 +63,13 @@ def job_of(
 
 
 def selecting(job: ReplayJob) -> ReplayJob:
-    """Return *job* with a choice: dead letters are read for its plan then, though it takes all."""
+    """Return *job* with a selection of everything, so that its plan reads dead letters."""
     return dataclasses.replace(job, choice=Choice(since=0))
 
 
-def replay(provisioned: Any, **of: Any) -> Account:  # noqa: ANN401
+def replay(provisioned: Any, **options: Any) -> Account:  # noqa: ANN401
     """Run a Replay in this process."""
-    return runs.run(job_of(provisioned, **of), Local(), Notes())
+    return runs.run(job_of(provisioned, **options), Local(), Notes())
 
 
 class EverySecond(Local):
@@ -97,9 +97,9 @@ with held_at(int(sys.argv[2])) as go_on:
 
 @contextlib.contextmanager
 def process(job: ReplayJob, count: int) -> Iterator[subprocess.Popen[str]]:
-    """Run *job*, of *count* messages, in a process of its own.
+    """Run *job*, of *count* messages, in a process.
 
-    However late one looks, it is under way: its last quarter waits for SIGCONT.
+    The run stays active: its last quarter waits for SIGCONT.
     """
     source_root = str(Path(runs.__file__).parents[3])
     started = subprocess.Popen(
@@ -116,7 +116,7 @@ def process(job: ReplayJob, count: int) -> Iterator[subprocess.Popen[str]]:
 
 
 class DiesAtLast(Local):
-    """Moves each range, and does not live to put on record what became of it."""
+    """Moves each range, and is killed before it records the result."""
 
     def move(self, task: RangeTask) -> RangeResult:
         super().move(task)
@@ -125,7 +125,7 @@ class DiesAtLast(Local):
 
 
 def kill_at(provisioned: Any, job: ReplayJob, moved: int, count: int) -> None:  # noqa: ANN401
-    """Run *job* in a process, and kill that when its target has so many messages of *count*."""
+    """Run *job* in a process, and kill it when its target has a number of messages of *count*."""
     with process(job, count) as killed:
         wait_until_moved(provisioned, moved, job.destination)
         killed.send_signal(signal.SIGKILL)
@@ -137,7 +137,7 @@ def wait_until_moved(
     count: int,
     target: TopicName | None = None,
 ) -> None:
-    """Wait until the retry topic, or another *target*, took so many since it was loaded."""
+    """Wait until the retry topic, or another *target*, has stored a number since it was loaded."""
     deadline = time.monotonic() + 180
     target = target or provisioned.policy.retry_topic
     while json.loads(provisioned.admin("GET", target, "stats"))["msgInCounter"] < count:

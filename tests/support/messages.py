@@ -1,4 +1,4 @@
-"""Messages of the real client's, made without a broker."""
+"""Messages of the real client, created without a broker."""
 
 from __future__ import annotations
 
@@ -17,36 +17,40 @@ NO_TEXT = b"\xff\x00\xfe"
 AS_BASE64 = base64.b64encode(NO_TEXT).decode()
 
 
-def message_with(**given: Any) -> pulsar.Message:  # noqa: ANN401 - as the client's builder has it
-    """Make a message as it would come from a broker."""
-    builder = pulsar._pulsar.MessageBuilder()  # noqa: SLF001 - there is no public way
+def message_with(**fields: Any) -> pulsar.Message:  # noqa: ANN401 - as in the client's builder
+    """Return a message as if received from a broker."""
+    builder = pulsar._pulsar.MessageBuilder()  # noqa: SLF001 - no public API
     builder.content(b"x")
-    for name, value in given.items():
+    for name, value in fields.items():
         getattr(builder, name)(*value if isinstance(value, tuple) else [value])
     return pulsar.Message._wrap(builder.build())  # noqa: SLF001
 
 
 def receive_until_quiet(
-    consumer: RetryConsumer, *, quiet: timedelta, left: Callable[[], int]
+    consumer: RetryConsumer, *, quiet: timedelta, unsettled: Callable[[], int]
 ) -> Iterator[pulsar.Message]:
-    """Yield all that comes, until nothing more does.
+    """Yield all messages until no more come.
 
     Args:
-        left: says how many messages are to be settled yet, by the caller or by the consumer.
+        unsettled: returns the number of messages that the caller or the consumer must settle.
     """
     deadline = time.monotonic() + SECONDS
-    while (message := consumer.receive(quiet)) is not None or left():
-        assert time.monotonic() < deadline, left()
+    while (message := consumer.receive(quiet)) is not None or unsettled():
+        assert time.monotonic() < deadline, unsettled()
         if message is not None:
             yield message
 
 
 def handle_until_quiet(
-    consumer: RetryConsumer, bad: Container[bytes], *, quiet: timedelta, left: Callable[[], int]
+    consumer: RetryConsumer,
+    bad: Container[bytes],
+    *,
+    quiet: timedelta,
+    unsettled: Callable[[], int],
 ) -> list[bytes]:
     """Handle all of `receive_until_quiet`, and return it; *bad* ones fail."""
     handled: list[bytes] = []
-    for message in receive_until_quiet(consumer, quiet=quiet, left=left):
+    for message in receive_until_quiet(consumer, quiet=quiet, unsettled=unsettled):
         if message.data() in bad:
             consumer.reconsume_later(message, cause=ValueError("bad"))
         else:

@@ -1,4 +1,4 @@
-"""The operator in this process, of a fake API server: what it does for policies and connections."""
+"""The operator in this process with a fake API server, for policies and connections."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ from tests.support.fake_kubernetes import FakeKubernetes
 async def operator_in_process(
     kubernetes: FakeKubernetes, http: Http, clock: Callable[[], datetime] = wall_clock
 ) -> AsyncIterator[Context]:
-    """Run what the operator does for policies, from what is there on.
+    """Run the operator's controllers for policies, starting with the existing objects.
 
-    What is written is forgotten once it is in the caches: tens of thousands of writes would fill
-    the memory.
+    A write is forgotten once it is in the caches: tens of thousands would fill the memory.
     """
-    known, labels = Cache(await kubernetes.list(resources.CONNECTIONS)), NamespaceLabels(kubernetes)
+    connections, labels = (
+        Cache(await kubernetes.list(resources.CONNECTIONS)),
+        NamespaceLabels(kubernetes),
+    )
     reader = CredentialReader(kubernetes, http, None)
     ctx = Context(
         settings=Settings("here", (), None, "", ""),
         kubernetes=kubernetes,
-        connections=known,
+        connections=connections,
         policies=Cache(await kubernetes.list(resources.POLICIES)),
         replays=Cache(),
         applications={},
         config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS), retained_config_map),
-        brokers=Connections(known, http, reader, clock, labels),
+        brokers=Connections(connections, http, reader, clock, labels),
         namespaces=labels,
         clock=clock,
         began=clock(),
@@ -51,12 +53,12 @@ async def operator_in_process(
         yield ctx
     finally:
         watch.cancel()
-        for each in stoppables:
-            await each.stop()
+        for stoppable in stoppables:
+            await stoppable.stop()
 
 
 async def _show(kubernetes: FakeKubernetes, ctx: Context) -> None:
-    """Put what is written into the caches, as watches do."""
+    """Put written objects into the caches, like watches."""
     while True:
         write = await kubernetes.written()
         ctx.caches[write.resource].put(write.body)

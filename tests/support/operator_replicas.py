@@ -21,7 +21,7 @@ NAMES = ("redrive-one", "redrive-two")
 
 @dataclass
 class OperatorReplica:
-    """An operator of the release: its process, and what it logs from its start on."""
+    """An operator of the release: its process, and its log since its start."""
 
     name: str
     process: psutil.Process
@@ -32,7 +32,7 @@ class OperatorReplica:
         return self.log.read_text(encoding="utf-8")[self.begin :]
 
     def takes_over(self) -> float:
-        """Wait until it serves; return after how many seconds in which the machine was there."""
+        """Wait until it serves; return the seconds without pauses of the machine."""
         deadline = time.monotonic() + 180
         with awake_time() as passed:
             while "redrive serves" not in self.logged():

@@ -1,4 +1,4 @@
-"""A broker beside that of the session, for tests that need other settings."""
+"""A broker besides the one of the session, for tests with other settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandbox.pulsar import Broker
 
 @contextmanager
 def own_broker(version: str, state: Path, settings: Mapping[str, object]) -> Iterator[Broker]:
-    """Run a broker with *settings*, of a release in `versions.PULSARS`; its data are in *state*."""
+    """Run a broker of a release in `versions.PULSARS` with *settings* and its data in *state*."""
     processes = Processes(state)
     try:
         made = brokers.launch(state, processes, version, settings=settings)

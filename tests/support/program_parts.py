@@ -1,4 +1,4 @@
-"""Parts of programs that run as processes of their own, and so import nothing of the tests."""
+"""Parts of programs that run as processes, and do not import the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Silent:
     def report_scan(self, scanned):
         pass
 """
-"""Whoever makes a Replay and looks at nothing: `Silent()` is a `Reporter`."""
+"""A `Reporter` that ignores its reports: `Silent()`."""
 
 PEAK = r"""
 import re
@@ -25,4 +25,4 @@ def peak():  # what `resource` tells includes that of the process which has star
     kibibytes = re.search("VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]
     return int(kibibytes) // 1_024
 """
-"""The most memory that this process has had by now: `peak()`, in MiB."""
+"""The peak memory of this process: `peak()`, in MiB."""

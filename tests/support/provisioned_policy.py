@@ -1,4 +1,4 @@
-"""The topics, subscriptions and rights of one policy, made by REST as the operator makes them."""
+"""The topics, subscriptions and rights of one policy, created by REST as by the operator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.subscriptions import drain, stats
 
 @dataclass(frozen=True)
 class ProvisionedPolicy:
-    """A policy with its topics, and the role that consumes with exactly the rights it needs."""
+    """A policy with its topics, and a consumer role with exactly the required rights."""
 
     broker: Broker
     policy: Policy
@@ -71,7 +71,7 @@ class ProvisionedPolicy:
         self,
         **options: Any,  # noqa: ANN401 - as the consumer takes them
     ) -> SimpleConsumer:
-        """The same for those who ask for messages."""
+        """A `SimpleConsumer` with the consumer role's own token, closed when the test ends."""
         consumer = SimpleConsumer(self.client(self.role), self.policy, **options)
         self.closing.callback(consumer.close)
         return consumer
@@ -89,49 +89,49 @@ class ProvisionedPolicy:
         topic: TopicName | None = None,
         **fields: Any,  # noqa: ANN401 - as the client takes them
     ) -> list[pulsar.MessageId]:
-        """Produce to the source topic, or to *topic*, as an application would."""
+        """Produce to the source topic, or to *topic*, like an application."""
         producer = self.client(SUPERUSER).create_producer(str(topic or self.policy.topic))
         ids = [producer.send(content, **fields) for content in contents]
         producer.close()
         return ids
 
     def dead_letters(self, count: int) -> list[pulsar.Message]:
-        """Exactly *count* dead letters; fails if fewer come, or one more."""
+        """Return exactly *count* dead letters; fail if fewer or more come."""
         dead = self.client(SUPERUSER).subscribe(
             str(self.policy.dead_letter_topic),
             DEAD_LETTER_SUBSCRIPTION,
             consumer_type=pulsar.ConsumerType.Shared,
         )
-        found = [dead.receive(timeout_millis=180_000) for _ in range(count)]
+        messages = [dead.receive(timeout_millis=180_000) for _ in range(count)]
         with pytest.raises(pulsar.Timeout):
             dead.receive(timeout_millis=300)
         dead.close()
-        return found
+        return messages
 
     def backlog(self, topic: TopicName) -> int:
-        """How many messages of *topic* the policy's subscription has not acknowledged."""
+        """Return the number of unacknowledged messages of *topic* in the policy's subscription."""
         count: int = stats(self.broker, topic, self.policy.subscription)["msgBacklog"]
         return count
 
     def given_out(self, topic: TopicName) -> int:
-        """How many messages of *topic* the policy's consumers got and have not acknowledged."""
+        """Return the number of delivered and unacknowledged messages of *topic*."""
         count: int = stats(self.broker, topic, self.policy.subscription)["unackedMessages"]
         return count
 
     def unsettled(self, partitions: int = 0) -> int:
-        """How many messages of the source and the retry topic are not acknowledged."""
+        """Return the number of unacknowledged messages of the source and the retry topic."""
         topics = (self.policy.topic, self.policy.retry_topic)
         if not partitions:
             return sum(map(self.backlog, topics))
         return sum(self.backlog(topic.partition(n)) for topic in topics for n in range(partitions))
 
     def unload(self) -> None:
-        """Move the topics that are consumed: the broker delivers again what is in hand."""
+        """Move the consumed topics: the broker redelivers in-flight messages."""
         for topic in (self.policy.topic, self.policy.retry_topic):
             self.broker.request("PUT", f"{path(topic)}/unload").check(f"unload {topic}")
 
     def replay(self) -> list[bytes]:
-        """Move all dead letters to the retry topic in their order, as a Replay does."""
+        """Move all dead letters to the retry topic in their order, like a Replay."""
         client = self.client(SUPERUSER)
         producer = client.create_producer(str(self.policy.retry_topic), batching_enabled=False)
         moved = []
@@ -147,7 +147,7 @@ class ProvisionedPolicy:
     def drain_dead_letters(
         self, client: pulsar.Client, *, acknowledge: bool = False
     ) -> Generator[pulsar.Message]:
-        """All dead letters, which stay if they are not to be acknowledged."""
+        """Return all dead letters, and acknowledge them on request."""
         topic = self.policy.dead_letter_topic
         return drain(self.broker, client, topic, DEAD_LETTER_SUBSCRIPTION, acknowledge=acknowledge)
 
@@ -160,7 +160,7 @@ class ProvisionedPolicy:
             self.broker.request("DELETE", url).check(f"revoke rights on {topic}")
 
     def accept(self, topic: TopicName) -> None:
-        """Give it back."""
+        """Grant the right again."""
         kept = ("consume",) if topic in self._consumed else ()
         self.grant(topic, *kept, "produce")
 
@@ -169,7 +169,7 @@ class ProvisionedPolicy:
         return self.policy.retry_topic, self.policy.sequences_topic
 
     def grant(self, topic: TopicName, *actions: str) -> None:
-        """Let the consumer role do *actions* on *topic*, and nothing else there."""
+        """Grant the consumer role exactly *actions* on *topic*."""
         grants = [{"topic": str(topic), "role": self.role, "actions": actions}]
         self.broker.request("POST", "/admin/v2/namespaces/grantPermissionsOnTopics", grants).check(
             f"grant {actions} on {topic}"
@@ -192,7 +192,7 @@ def _close(client: pulsar.Client) -> None:
 
 
 def path(topic: TopicName) -> str:
-    """Where the admin interface has *topic*."""
+    """Return the path of *topic* in the admin API."""
     return f"/admin/v2/persistent/{topic.namespace_name}/{quote(topic.local, safe='')}"
 
 
@@ -201,7 +201,7 @@ ProvisionPolicy = Callable[..., ProvisionedPolicy]
 
 @pytest.fixture
 def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[ProvisionPolicy]:
-    """Make a policy's topics, subscriptions and rights; `_provision_policy` has the choices."""
+    """Create a policy's topics, subscriptions and rights; see `_provision_policy` for arguments."""
     with ExitStack() as closing:
 
         def provision_policy(**choices: Any) -> ProvisionedPolicy:  # noqa: ANN401 - passed on
@@ -210,7 +210,7 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
         yield provision_policy
 
 
-def _provision_policy(  # noqa: PLR0913 - what the tests choose from
+def _provision_policy(  # noqa: PLR0913 - options of tests
     broker: Broker,
     namespace: str,
     closing: ExitStack,

@@ -1,4 +1,4 @@
-"""Entries as no client writes them, sent by the protocol itself."""
+"""Entries that no client writes, sent by the binary protocol."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FIELDS = {
     "total": 28,
     "chunk": 29,
 }
-"""Of MessageMetadata, as they are called here."""
+"""Names of fields of MessageMetadata."""
 
 
 class RawEntry(NamedTuple):
-    """Fields of MessageMetadata behind those that each entry has, and the content behind them."""
+    """Fields of MessageMetadata after those of each entry, and the content after them."""
 
     metadata: bytes
     content: bytes = b"raw"
@@ -54,7 +54,7 @@ def in_batch(content: bytes, metadata: bytes = b"", size: int | None = None) -> 
     Args:
         content: of the message.
         metadata: fields of SingleMessageMetadata besides its size.
-        size: as its metadata has it; by default it is right.
+        size: in its metadata; the real one by default.
     """
     metadata += encode_number(3, len(content) if size is None else size % 2**64)
     return len(metadata).to_bytes(4) + metadata + content
@@ -91,12 +91,12 @@ HARMFUL = {
     ),
     "a compression that is none": RawEntry(numbers(compression=99, uncompressed=3), b"raw"),
 }
-"""Entries that hold something else than their metadata names. The client for Python does not live
-through many of them."""
+"""Entries with another content than in their metadata. The client for Python crashes at
+many of them."""
 
 
 def bytes_of(raw: RawEntry, *, with_checksum: bool = True) -> bytes:
-    """Return an entry as a broker sends it, published 1.7 s after 1970."""
+    """Return an entry as sent by a broker, published 1.7 s after 1970."""
     metadata = (
         encode_nested(1, b"raw") + encode_number(2, 1) + encode_number(3, 1_700) + raw.metadata
     )
@@ -105,7 +105,7 @@ def bytes_of(raw: RawEntry, *, with_checksum: bool = True) -> bytes:
 
 
 def read_alone(metadata: bytes = b"", content: bytes = b"x") -> ReadMessage:
-    """Return the message of an entry that holds one."""
+    """Return the only message of an entry."""
     entry = StoredEntry.read(bytes_of(RawEntry(metadata, content)))
     (message,) = entry.of(entry.content, ((1, 2),), -1)
     return message

@@ -1,4 +1,4 @@
-"""Entries as producers in other languages may write them, with metadata of a test's choice."""
+"""Entries as written by producers in other languages, with the metadata of a test."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SOURCE = "orders"
 
 @dataclass
 class ReconcileHarness:
-    """What `reconcile` takes for one policy, and the fakes that it reads and writes."""
+    """The arguments of `reconcile` for one policy, and the fakes that it reads and writes."""
 
     ctx: Any
     broker: FakeBroker
@@ -51,7 +51,7 @@ class ReconcileHarness:
         return await reconcile(KEY, self.ctx, self.conflicts, health, self.lost)
 
     def watch_shows_deletion(self) -> None:
-        """Have the watch show that the policy is gone."""
+        """Deliver the deletion of the policy to the cache."""
         if body := self.ctx.policies.get(KEY):
             self.ctx.policies.drop(body)
 

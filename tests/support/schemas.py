@@ -1,4 +1,4 @@
-"""What a namespace demands of the schemas of its topics."""
+"""Enforcement of schemas in a namespace."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from sandbox.pulsar import Broker
 
 
 def enforce(broker: Broker, topic: TopicName) -> None:
-    """Have the namespace of *topic* refuse producers without a schema where a topic has one."""
+    """Have the namespace of *topic* refuse producers without a schema on topics with one."""
     path = f"/admin/v2/namespaces/{topic.namespace_name}/schemaValidationEnforced"
     broker.request("POST", path, body=True).check("enforce schemas")

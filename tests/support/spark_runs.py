@@ -1,4 +1,4 @@
-"""A replay by Spark in a process of its own, all parts of which can be killed and stopped."""
+"""A Replay by Spark in processes, each of which can be killed and stopped."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class SparkRun:
     """A run.
 
     Attributes:
-        driver: the process that was started; the others are below it.
-        log: what all of them write.
+        driver: the started process; the others are its descendants.
+        log: the output of all processes.
     """
 
     driver: psutil.Process
@@ -67,9 +67,11 @@ class SparkRun:
         """
         if name == "driver":
             return [self.driver]
-        found = [process for process in self.driver.children(recursive=True) if _is(name, process)]
-        assert found, f"no {name}"
-        return found
+        processes = [
+            process for process in self.driver.children(recursive=True) if _is(name, process)
+        ]
+        assert processes, f"no {name}"
+        return processes
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Send a signal: one executor, and one worker, gets SIGKILL, all of them SIGSTOP."""
@@ -77,8 +79,8 @@ class SparkRun:
         for process in processes[:1] if number is signal.SIGKILL else processes:
             process.send_signal(number)
 
-    def goes_on(self) -> bool:
-        """Whether the run has not ended."""
+    def is_running(self) -> bool:
+        """Return True if the run has not ended."""
         return self.started.poll() is None
 
     def wait(self) -> int:
@@ -101,16 +103,16 @@ def _runs(program: str, process: psutil.Process) -> bool:
 
 @contextmanager
 def spark_run(job: ReplayJob, master: str, folder: Path) -> Iterator[SparkRun]:
-    """Run *job*; what of it is left is killed in the end."""
+    """Run *job*; kill its remaining processes at the end."""
     home = folder / "spark"
     home.mkdir(exist_ok=True)
-    for each in Path(pyspark.__file__).parent.iterdir():  # it makes a folder of its own there
+    for file in Path(pyspark.__file__).parent.iterdir():  # it creates a folder there
         with suppress(FileExistsError):
-            (home / each.name).symlink_to(each)
+            (home / file.name).symlink_to(file)
     image = spark_of_sandbox.image()
     env = {
         **{variable: image[variable] for variable in ("JAVA_HOME", "PYSPARK_PYTHON")},
-        # An executor that is stopped is not given up before it wakes.
+        # A stopped executor is not declared dead before it resumes.
         "PYSPARK_SUBMIT_ARGS": f"--master {master} --conf spark.ui.enabled=false"
         " --conf spark.network.timeout=600s pyspark-shell",
         "PYTHONPATH": str(Path(runs.__file__).parents[3]),
@@ -139,7 +141,7 @@ def spark_run(job: ReplayJob, master: str, folder: Path) -> Iterator[SparkRun]:
 
 
 def wait_until_under_way(run: SparkRun, provisioned: Any, count: int, total: int) -> None:  # noqa: ANN401
-    """Wait until so many messages of *total* are stored, and several ranges are leased."""
+    """Wait until a share of *total* messages is stored, and several ranges are leased."""
     deadline = time.monotonic() + SECONDS
     while True:
         stats = provisioned.admin("GET", provisioned.policy.retry_topic, "stats")
@@ -147,36 +149,36 @@ def wait_until_under_way(run: SparkRun, provisioned: Any, count: int, total: int
         if moved >= count and leased > 1:
             assert 0 < moved < total
             return
-        assert run.goes_on(), run.log.read_text()[-3_000:]
+        assert run.is_running(), run.log.read_text()[-3_000:]
         assert time.monotonic() < deadline, (moved, leased)
 
 
 def stored(provisioned: Any) -> int:  # noqa: ANN401
-    """Return how many entries the retry topic holds."""
+    """Return the number of entries of the retry topic."""
     looked = broker.read_partitions(provisioned.broker.admin_url, provisioned.policy.retry_topic)
     return sum(count for partition in looked for _, count in partition.ledgers)
 
 
 def records(provisioned: Any) -> Records:  # noqa: ANN401
-    """Return what the ledger says."""
+    """Return the records of the ledger."""
     with broker.connect(provisioned.broker.service_url) as client:
         return ledger.read(client, provisioned.policy.ledger_topic)
 
 
 def leases(provisioned: Any) -> int:  # noqa: ANN401
-    """Return how many ranges are leased."""
+    """Return the number of leased ranges."""
     return sum(record.leased for record in records(provisioned).ranges.values())
 
 
 def moved(provisioned: Any) -> list[tuple[str, Source]]:  # noqa: ANN401
-    """Return the id of each message that the retry topic holds, and where it was moved from."""
-    found, entries = [], set()
+    """Return the id and the source position of each message in the retry topic."""
+    moves, entries = [], set()
     for message in provisioned.read_all(provisioned.policy.retry_topic):
         carried = read_properties(message) or {}
         source = Source.parse(carried[REPLAY_SOURCE])
         assert source is not None
-        found.append((carried["id"], source))
+        moves.append((carried["id"], source))
         message_id = message.message_id()
         entries.add((message_id.ledger_id(), message_id.entry_id()))
     assert len(entries) == stored(provisioned)
-    return sorted(found)
+    return sorted(moves)

@@ -1,4 +1,4 @@
-"""What the broker knows of a topic and its subscriptions, and all messages that wait on one."""
+"""State of a topic and its subscriptions at the broker, and the messages of a subscription."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ SECONDS = 180
 QUIET_MILLIS = 100
 
 
-def tell(broker: Broker, topic: TopicName, what: str) -> Any:  # noqa: ANN401 - JSON
-    """Return what the broker tells of *topic*: its `stats`, `partitions` and so on."""
-    answer = broker.request("GET", f"/admin/v2/{topic_path(topic)}/{what}")
-    answer.check(f"tell the {what} of {topic}")
+def tell(broker: Broker, topic: TopicName, resource: str) -> Any:  # noqa: ANN401 - JSON
+    """Return an admin resource of *topic*, such as `stats` or `partitions`."""
+    answer = broker.request("GET", f"/admin/v2/{topic_path(topic)}/{resource}")
+    answer.check(f"tell the {resource} of {topic}")
     return json.loads(answer.body)
 
 
 def stats(broker: Broker, topic: TopicName, subscription: str) -> dict[str, Any]:
-    """Return its figures, summed up over partitions."""
+    """Return the statistics of a subscription, summed over partitions."""
     whole = tell(broker, topic, "partitions")["partitions"] == 0
     of_all = tell(broker, topic, "stats" if whole else "partitioned-stats")
-    found: dict[str, Any] = of_all["subscriptions"][subscription]
-    return found
+    statistics: dict[str, Any] = of_all["subscriptions"][subscription]
+    return statistics
 
 
 def drain(
@@ -40,10 +40,10 @@ def drain(
     *,
     acknowledge: bool = False,
 ) -> Generator[pulsar.Message]:
-    """Yield each message, and *acknowledge* it once the caller is done with it; else it stays.
+    """Yield each message, and if *acknowledge* is set acknowledge it afterwards.
 
-    Ends when nothing more comes, and what the broker has given out is what came here: on a slow
-    machine the first may take seconds, and so may a large one that is on its way. What stays can't
+    The end is reached when no message comes, and all delivered messages were received: on a slow
+    machine the first or a large one may take seconds. Unacknowledged messages must not
     be in chunks, each of which the broker counts.
     """
     consumer = client.subscribe(str(topic), subscription, consumer_type=pulsar.ConsumerType.Shared)

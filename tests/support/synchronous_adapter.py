@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class SynchronousAdapter:
-    """Awaits each call on a loop in a thread of its own; handlers run on that loop."""
+    """Awaits each call on an event loop in another thread; handlers run on that loop."""
 
     def __init__(
         self, consumer: AsyncRetryConsumer | AsyncSimpleConsumer | AsyncBroadcastConsumer
@@ -26,11 +26,11 @@ class SynchronousAdapter:
         self._thread.start()
         self._wait(consumer.__aenter__())
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the consumer has
-        found = getattr(self._consumer, name)
-        if not inspect.iscoroutinefunction(found):
-            return found
-        return lambda *given, **named: self._wait(found(*given, **named))
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the consumer
+        attribute = getattr(self._consumer, name)
+        if not inspect.iscoroutinefunction(attribute):
+            return attribute
+        return lambda *args, **named: self._wait(attribute(*args, **named))
 
     def run(self, handler: Callable[..., Any], **choices: Any) -> None:  # noqa: ANN401
         self._wait(self._consumer.run(_asynchronous(handler), **choices))
@@ -58,8 +58,8 @@ class SynchronousAdapter:
 
 def _asynchronous(handler: Callable[..., _T]) -> Callable[..., Coroutine[Any, Any, _T]]:
     @functools.wraps(handler)
-    async def handle(given: Any) -> _T:  # noqa: ANN401 - a message, or several
+    async def handle(argument: Any) -> _T:  # noqa: ANN401 - a message, or several
         await asyncio.sleep(0)
-        return handler(given)
+        return handler(argument)
 
     return handle

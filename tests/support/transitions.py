@@ -1,4 +1,4 @@
-"""Each field of a spec is changed, and changed back: what comes of it is what a new object gets.
+"""Each field of a spec is changed, and changed back; the result equals that of a new object.
 
 The fields are read from the CRDs (`tests.support.crd_fields`), and so are their values. For each
 field one object goes from value to value; beside it, objects with each of the values are new. The
@@ -25,9 +25,9 @@ from tests.support.crd_fields import SpecField, SpecFields
 from tests.support.whole_states import NAME, Lasting, World, difference
 
 ROUND_SECONDS = 60.0
-"""A round ends without success once nothing has changed for so long."""
+"""A round fails after this time without a change."""
 LOOK_SECONDS = 3.0
-"""Between looks at all there is, which cost more than what they wait for."""
+"""The interval between reads of all objects, which are expensive."""
 AT_ONCE = 8
 
 
@@ -74,7 +74,7 @@ def given(shop: Shop) -> dict[str, dict[str, tuple[Any, ...]]]:
 
 
 def beside(shop: Shop) -> dict[str, dict[str, dict[str, Any]]]:
-    """Kind → field → what the object has before the field is given; None takes a field away."""
+    """Kind → field → the spec before the field is set; None removes a field."""
     lists: dict[str, Any] = {
         "allow": None,
         "allowedTopics": [f"persistent://{shop.tenant}/*/*"],
@@ -131,7 +131,7 @@ LAST_SEEN = Lasting(
     "that was last seen is shown",
     ("/connection/status/brokerVersion",),
 )
-"""What stays whatever field is changed."""
+"""The residues of any change."""
 FOR_NEW_OBJECTS = {
     "BrokerConnection policyDefaults.naming.scheme": "messages wait under the names of before"
 }
@@ -159,7 +159,7 @@ class Case:
 
 def cases(shop: Shop) -> list[Case]:
     """Return a case for each field that may change; fails for those that have no values."""
-    found: list[Case] = []
+    result: list[Case] = []
     poor: list[str] = []
     names: dict[str, str] = {}
     for kind in ("RetryPolicy", "BrokerConnection"):
@@ -172,18 +172,18 @@ def cases(shop: Shop) -> list[Case]:
             start = base(kind, shop) | before.get(str(leaf), {})
             start = {key: value for key, value in start.items() if value is not None}
             values = fields.specs(leaf, start, len(leaf.schema.get("enum", "ab")))
-            there = [spec for spec in (start, *values) if leaf.of(spec) is not None]
-            if len(there) < 2 and f"{kind} {leaf}" not in ONE_VALUE:
+            settings = [spec for spec in (start, *values) if leaf.of(spec) is not None]
+            if len(settings) < 2 and f"{kind} {leaf}" not in ONE_VALUE:
                 poor.append(f"{kind} {leaf}: {values}")
             specs = (start, *values, start)
             new = (names.setdefault(f"{kind}{spec}", f"n{len(names):03d}n") for spec in specs)
-            found.append(Case(kind, leaf, specs, f"c{len(found):03d}c", tuple(new)))
+            result.append(Case(kind, leaf, specs, f"c{len(result):03d}c", tuple(new)))
     assert not poor, f"give these values, or a reason for which they have none: {poor}"
-    return found
+    return result
 
 
 def prepared(shop: Shop) -> Shop:
-    """Give *shop* the Secrets and connections that the specs name."""
+    """Create the Secrets and connections in *shop* that the specs name."""
     token = shop.token(shop.role)
     shop.secret("pulsar-admin", token=token, second=token)
     shop.secret("second-admin", token=token)
@@ -194,21 +194,21 @@ def prepared(shop: Shop) -> Shop:
 
 
 def some(all_: Sequence[Case], share: int) -> list[Case]:
-    """Return one of *share* cases, of each kind, from all over its fields.
+    """Return every *share*-th case of each kind.
 
-    Which ones follows from the names of the fields alone: the same tree gives the same ones, and
+    The choice depends only on the names of the fields: the same tree gives the same cases, and
     another field gives others.
     """
-    found: list[Case] = []
+    chosen: list[Case] = []
     for _, group in itertools.groupby(all_, key=lambda case: case.kind):
         of_kind = list(group)
         first = zlib.crc32("".join(map(str, of_kind)).encode()) % share
-        found += of_kind[first::share]
-    return found
+        chosen += of_kind[first::share]
+    return chosen
 
 
 def problems_of(shop: Shop, changing: Sequence[Case]) -> list[str]:
-    """Take an object of each case from spec to spec; say where it is not as a new one is."""
+    """Take an object of each case from spec to spec; return its differences from a new one."""
     new = {name: case for case in changing for name in case.new}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         names = [*new, *(case.name for case in changing)]
@@ -219,14 +219,14 @@ def problems_of(shop: Shop, changing: Sequence[Case]) -> list[str]:
         for step in range(max(len(case.specs) for case in changing)):
             changing = [case for case in changing if step < len(case.specs)]
             apply(shop, ((case, step, case.name) for case in changing))
-            found = differences(world, changing, step)
-            problems += [f"{c}, step {step}:\n{found[c.name]}" for c in changing if c.name in found]
-            changing = [case for case in changing if case.name not in found]
+            last = differences(world, changing, step)
+            problems += [f"{c}, step {step}:\n{last[c.name]}" for c in changing if c.name in last]
+            changing = [case for case in changing if case.name not in last]
     return problems
 
 
 def base(kind: str, shop: Shop) -> dict[str, Any]:
-    """The spec that all begin with."""
+    """Return the initial spec of all objects."""
     return connection_base(shop) if kind == "BrokerConnection" else policy_base(shop, NAME)
 
 
@@ -254,14 +254,14 @@ def policy_base(shop: Shop, name: str) -> dict[str, Any]:
 
 
 def apply(shop: Shop, which: Iterable[tuple[Case, int, str]]) -> None:
-    """Give an object of this name the spec of a step of a case."""
+    """Apply the spec of a step of a case to an object of this name."""
     for case, step, name in which:
         for manifest in manifests(shop, case, step, name):
             shop.cluster.objects.apply(manifest)
 
 
 def manifests(shop: Shop, case: Case, step: int, name: str) -> list[dict[str, Any]]:
-    """The objects of one name: a policy, and its connection where that is what changes."""
+    """Return the objects of one name: a policy, and its connection if that one changes."""
     meta = {"metadata": {"name": name, "namespace": shop.namespace}}
     spec = json.loads(json.dumps(case.specs[step]).replace(NAME, name))
     changing = redrive(case.kind, spec) | meta
@@ -272,41 +272,41 @@ def manifests(shop: Shop, case: Case, step: int, name: str) -> list[dict[str, An
 
 
 def differences(world: World, changing: Sequence[Case], step: int) -> dict[str, str | None]:
-    """Wait until each of *changing* is as the new object with its spec; return what is not."""
-    left = {case.name: case for case in changing}
-    found: dict[str, str | None] = {}
+    """Wait until each of *changing* equals the new object with its spec; return the differences."""
+    pending = {case.name: case for case in changing}
+    problems: dict[str, str | None] = {}
     deadline = time.monotonic() + ROUND_SECONDS
-    while left and time.monotonic() < deadline:
+    while pending and time.monotonic() < deadline:
         world.look()
-        for name, case in list(left.items()):
-            told = compare(world, case, step)
-            if told is None:
-                del left[name]
-            if found.get(name, "") != told:
+        for name, case in list(pending.items()):
+            problem = compare(world, case, step)
+            if problem is None:
+                del pending[name]
+            if problems.get(name, "") != problem:
                 deadline = time.monotonic() + ROUND_SECONDS
-            found[name] = told
+            problems[name] = problem
         time.sleep(LOOK_SECONDS)
-    return {name: found[name] for name in left}
+    return {name: problems[name] for name in pending}
 
 
 def compare(world: World, case: Case, step: int) -> str | None:
-    """Say how the object that changed differs from the new one; None where it does not."""
+    """Return how the changed object differs from the new one; None if it does not."""
     name, new = case.name, case.new[step]
-    one, other = (world.object_state(case.kind, each) for each in (name, new))
+    one, other = (world.object_state(case.kind, object_name) for object_name in (name, new))
     reason = world.reason(new)
     if reason in {"", "Progressing"} or (step == 0 and reason != "Provisioned"):
         return f"{new} is not ready: {reason}"
     kept = str(case) in FOR_NEW_OBJECTS and case.specs[step] != case.specs[0]
     works = reason == "Provisioned" and not kept
     if not works:
-        # What is refused, or only observed, changes nothing that an earlier spec has made.
-        for state, each in ((one, name), (other, new)):
+        # A spec that is refused or only observed changes no object of an earlier spec.
+        for state, object_name in ((one, name), (other, new)):
             state.pop("config map")
-            state["policy"]["status"] = world.reason(each)
-    if (told := difference(other, one, LASTING.get(str(case), LAST_SEEN))) is not None:
-        return told
+            state["policy"]["status"] = world.reason(object_name)
+    if (problem := difference(other, one, LASTING.get(str(case), LAST_SEEN))) is not None:
+        return problem
     now = world.broker_state(name)
     expected = world.broker_state(new) if works else world.before[name]
-    if (told := difference(expected, now, LASTING.get(str(case)))) is None:
+    if (problem := difference(expected, now, LASTING.get(str(case)))) is None:
         world.before[name] = now
-    return told
+    return problem

@@ -1,4 +1,4 @@
-"""A user's consumer program in a process of its own."""
+"""A user's consumer program in a process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def start_program(tmp_path: Path) -> StartProgram:
 
 
 def interrupted(process: subprocess.Popen[str], sent: signal.Signals, workers: int = 1) -> str:
-    """Send a signal once each worker has said "handling", and return what the program prints."""
+    """Send a signal after each worker has printed "handling", and return the output."""
     assert process.stdout is not None
     for _ in range(workers):
         assert process.stdout.readline() == "handling\n"

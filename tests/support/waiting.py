@@ -1,4 +1,4 @@
-"""Waiting for a state that comes by itself."""
+"""Waiting for a state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_until(holds: Callable[[], object], seconds: float = 180.0) -> None:
-    """Wait until it *holds*; fail if it does not in time, which is to end a hopeless wait alone."""
+    """Wait until *holds* returns True; fail after a long time."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds:g} s"

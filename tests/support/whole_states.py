@@ -1,4 +1,4 @@
-"""All that there is of RetryPolicies and BrokerConnections, comparable between objects."""
+"""The whole states of RetryPolicies and BrokerConnections, comparable between objects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STATISTICS = {
     RETRIES_OVERDUE,
     QUOTA_NEARLY_REACHED,
 }
-"""Conditions that tell of messages and clients, not of the spec."""
+"""Conditions that depend on messages and clients, not on the spec."""
 State = dict[str, Any]
 NAME = "NAME"
 """Stands for the name of an object, in specs and states."""
@@ -47,25 +47,25 @@ NAME = "NAME"
 
 @dataclass(frozen=True)
 class Lasting:
-    """What of a former value stays by design.
+    """A residue of a former value that stays by design.
 
     Attributes:
         why: the reason.
-        parts: where a state may hold more than that of a new object, as patterns of paths.
+        parts: the parts of a state that may exceed those of a new object, as patterns of paths.
     """
 
     why: str
     parts: tuple[str, ...]
 
-    def without(self, found: Any, expected: Any, path: str = "") -> Any:  # noqa: ANN401  JSON
-        """Return *found* without what lasts of it and is not *expected*."""
-        if isinstance(found, list) and self._lasts(path):
-            return [item for item in found if item in expected]
-        if not isinstance(found, dict) or not isinstance(expected, dict):
-            return found
+    def without(self, actual: Any, expected: Any, path: str = "") -> Any:  # noqa: ANN401  JSON
+        """Return *actual* without residues that are not *expected*."""
+        if isinstance(actual, list) and self._lasts(path):
+            return [item for item in actual if item in expected]
+        if not isinstance(actual, dict) or not isinstance(expected, dict):
+            return actual
         kept = {
             name: self.without(value, expected.get(name), f"{path}/{name}")
-            for name, value in found.items()
+            for name, value in actual.items()
         }
         gone = {name for name in kept.keys() - expected.keys() if self._lasts(f"{path}/{name}")}
         return {name: value for name, value in kept.items() if name not in gone}
@@ -76,10 +76,10 @@ class Lasting:
 
 @dataclass
 class World:
-    """The objects of a shop, and what the broker has for them, as they were seen last.
+    """The last read objects of a shop, and their state at the broker.
 
     Attributes:
-        before: what the broker had for an object when that was last as it should be, by its name.
+        before: the state at the broker when an object was last correct, by its name.
     """
 
     shop: Shop
@@ -114,11 +114,11 @@ class World:
         return plain(state, name, [body["metadata"]["uid"] for body in self._of(name)])
 
     def broker_state(self, name: str) -> State:
-        """All that the broker holds of the topics of a policy, by their names."""
+        """Return the state at the broker of the topics of a policy, by name."""
         topics = sorted(topic for topic in self.topics if name in topic)
         uids = [body["metadata"]["uid"] for body in self._of(name)]
-        found = dict(zip(topics, self.pool.map(self._topic, topics), strict=True))
-        return plain(found, name, uids)
+        states = dict(zip(topics, self.pool.map(self._topic, topics), strict=True))
+        return plain(states, name, uids)
 
     def reason(self, name: str) -> str:
         """The reason of a policy's Ready condition."""
@@ -166,7 +166,7 @@ class World:
 
 
 def shown(body: dict[str, Any]) -> State:
-    """What an object says, without what tells times and counts changes."""
+    """Return an object without times and counters of changes."""
     generation = body["metadata"]["generation"]
     status = {k: v for k, v in body.get("status", {}).items() if k not in {"backlog", "warnings"}}
     if status.get("observedGeneration") == generation:
@@ -190,21 +190,21 @@ def shown(body: dict[str, Any]) -> State:
 
 
 def plain(state: State, name: str, uids: Iterable[str]) -> State:
-    """Return *state* as if its object had another name."""
+    """Return *state* with the name of its object replaced."""
     text = json.dumps(state).replace(name, NAME)
     for uid in uids:
         text = text.replace(uid, "UID")
-    found: State = json.loads(text)
-    return found
+    result: State = json.loads(text)
+    return result
 
 
-def difference(expected: State, found: State, lasting: Lasting | None = None) -> str | None:
-    """Show two states where they differ, but for what lasts; None where they do not."""
+def difference(expected: State, actual: State, lasting: Lasting | None = None) -> str | None:
+    """Return the differences of two states except residues; None if there are none."""
     if lasting is not None:
-        found = lasting.without(found, expected)
-    if expected == found:
+        actual = lasting.without(actual, expected)
+    if expected == actual:
         return None
     one, other = (
-        json.dumps(state, indent=1, sort_keys=True).splitlines() for state in (expected, found)
+        json.dumps(state, indent=1, sort_keys=True).splitlines() for state in (expected, actual)
     )
     return "\n".join(difflib.unified_diff(one, other, "new", "changed", lineterm="", n=3))

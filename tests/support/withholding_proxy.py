@@ -23,12 +23,12 @@ class WithholdingProxy:
     its place, so that they stay with it.
 
     Attributes:
-        seen: how many frames of each command came here, from either side, passed on or not.
-        withheld: how many of the next frames of each command never reach the client.
-        halved: the commands of which one frame in two does not, by chance: a client that gives a
-            call up makes others, so that every other one might always be of the same call.
-        refuses: whether it closes each new connection at once.
-        frozen: whether it passes nothing on, as a broker that is stopped, or off the network.
+        seen: the number of received frames of each command, from both sides.
+        withheld: the number of next frames of each command that never reach the client.
+        halved: the commands of which a random half of the frames is withheld. Every second frame
+            could always be of the same call, because a client repeats abandoned calls.
+        refuses: close each new connection at once.
+        frozen: pass nothing on, like a stopped or disconnected broker.
     """
 
     def __init__(self, port: int, closing: ExitStack) -> None:
@@ -105,7 +105,7 @@ def _listen_on_as_many_digits_as(port: int) -> socket.socket:
 
 
 def _frames(source: socket.socket) -> Iterator[bytes]:
-    """Each frame is four bytes that tell how many follow."""
+    """Yield frames, each with a length of four bytes."""
     stream = source.makefile("rb")
     while size := stream.read(4):
         yield size + stream.read(int.from_bytes(size, "big"))

@@ -116,7 +116,6 @@ PENDING = {
     "tests/integration/replay",
     "tests/integration/sandbox",
     "tests/integration/spark_operator",
-    "tests/support",
     "tests/unit",
     "tests/unit/replay/job",
 }

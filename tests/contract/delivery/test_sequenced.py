@@ -45,7 +45,7 @@ def handled_until_quiet(
         return max(0, backlog - stay)
 
     with world.consumer() as consumer:
-        return handle_until_quiet(consumer, bad, quiet=4 * SECOND, left=left)
+        return handle_until_quiet(consumer, bad, quiet=4 * SECOND, unsettled=left)
 
 
 def test_later_messages_of_a_dead_key_follow_it_and_a_replay_brings_all_back_in_order(

@@ -35,7 +35,7 @@ def test_a_message_does_not_die_for_the_failures_of_another_in_its_batch(
     before = {}
     with provisioned.consumer(nack_delay=timedelta(seconds=0.5)) as consumer:
         left = partial(provisioned.backlog, topic)
-        for message in receive_until_quiet(consumer, quiet=SECOND, left=left):
+        for message in receive_until_quiet(consumer, quiet=SECOND, unsettled=left):
             content = message.data()
             failed_first = content == b"bad" and given_back[content] < 3
             if failed_first or (content == b"late" and given_back == {b"bad": 3}):

@@ -110,7 +110,7 @@ def test_the_queue_of_a_partitioned_topic_is_handled_once_though_a_broker_delive
 
     quiet = timedelta(seconds=10)
     left = partial(provisioned.unsettled, 2)
-    for message in receive_until_quiet(consumer, quiet=quiet, left=left):
+    for message in receive_until_quiet(consumer, quiet=quiet, unsettled=left):
         handled.append(message.data())
         consumer.acknowledge(message)
         if len(handled) in {1, 100, 200}:
@@ -178,5 +178,5 @@ def test_an_entry_of_which_a_message_was_in_hand_when_it_came_again_is_acknowled
         consumer,
         (),
         quiet=timedelta(seconds=0.2),
-        left=lambda: provisioned.backlog(provisioned.policy.topic),
+        unsettled=lambda: provisioned.backlog(provisioned.policy.topic),
     )

@@ -48,7 +48,7 @@ def test_a_consumer_that_joins_gets_what_a_busy_one_has_not_begun(
         joined,
         (),
         quiet=timedelta(seconds=0.2),
-        left=lambda: provisioned.backlog(provisioned.policy.topic),
+        unsettled=lambda: provisioned.backlog(provisioned.policy.topic),
     )
     busy.close()
     running.join(30)
@@ -67,7 +67,7 @@ def test_partitions_share_one_bound(provision_policy: ProvisionPolicy) -> None:
         (),
         quiet=timedelta(seconds=1),
         # The client has a queue of each partition and one of all.
-        left=lambda: provisioned.backlog(policy.topic) > 2 * 20,
+        unsettled=lambda: provisioned.backlog(policy.topic) > 2 * 20,
     )
     assert 200 - 2 * 20 <= len(found) <= 200 - 20
     consumer.close()

@@ -79,7 +79,7 @@ def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
 def handled(provisioned: ProvisionedPolicy, *bad: bytes) -> list[bytes]:
     """Handle all that comes; *bad* ones fail."""
     with provisioned.consumer() as consumer:
-        found = handle_until_quiet(consumer, bad, quiet=QUIET, left=provisioned.unsettled)
+        found = handle_until_quiet(consumer, bad, quiet=QUIET, unsettled=provisioned.unsettled)
     assert provisioned.unsettled() == 0
     return found
 

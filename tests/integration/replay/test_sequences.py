@@ -39,7 +39,7 @@ def handled(
 ) -> list[bytes]:
     """Handle all that comes; *bad* ones fail."""
     with RetryConsumer(provisioned.client, provisioned.policy) as consumer:
-        return handle_until_quiet(consumer, bad, quiet=QUIET, left=provisioned.unsettled)
+        return handle_until_quiet(consumer, bad, quiet=QUIET, unsettled=provisioned.unsettled)
 
 
 def test_a_sequence_comes_back_in_order_also_if_a_replay_takes_a_part_of_it(
