@@ -1,4 +1,4 @@
-"""The operator as a process, for whoever wants what it makes of manifests."""
+"""The operator as a process, for tests of its work on manifests."""
 
 from __future__ import annotations
 

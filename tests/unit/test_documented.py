@@ -33,7 +33,7 @@ RUN_BY: Mapping[str, Mapping[str, str]] = {
         (block.heading for block in commands(QUICK_START)), "tests/node/node_quick_start.py"
     ),
     AUDIT: dict.fromkeys(
-        (block.heading for block in commands(AUDIT)), "tests/integration/replay/test_audit_page.py"
+        (block.heading for block in commands(AUDIT)), "tests/integration/replay/test_ledger.py"
     ),
 }
 """The headings of pages → the test that runs the commands under them."""

@@ -17,7 +17,7 @@ from tests.support.fake_admin import SUPERUSER, FakeBroker
 
 
 class Tokens(Protocol):
-    """What makes tokens for a broker."""
+    """Source of tokens for a broker."""
 
     def token(self, role: str) -> str:
         """A token whose bearer acts as *role*."""
@@ -50,7 +50,7 @@ class World:
         return Admin(self.http, self.url, Access.bearer(token))
 
     async def send(self, method: str, path: str, body: object = None) -> object:
-        """What the broker answers the tenant's administrator."""
+        """Return the broker's answer to the administrator of the tenant."""
         token = self.tokens.token(f"{self.tenant}-admin")
         call = Call("try", method, path, body)
         return await self.http.send(call, Way(self.url, Access.bearer(token), CallTurns(1)))

@@ -1,4 +1,4 @@
-"""What redrive relies on of a broker's admin API: the real one and the fake do the same."""
+"""Behaviour of a broker's admin API that redrive relies on: the real one and the fake agree."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def make(world: World, name: str, partitions: int = 0) -> TopicName:
 
 
 async def set_grants(admin: Admin, *grants: Grant) -> None:
-    """Have each role do what is given, and nothing else."""
+    """Give each role the actions of its grant, and no others."""
     changes = [
         RightsChange(grant.topic, grant.role, grant.actions, BOTH - grant.actions)
         for grant in grants
@@ -63,7 +63,7 @@ async def test_any_token_is_good_for_the_version(world: World) -> None:
         await world.client_with("x").version()
 
 
-async def test_tenants_and_namespaces_are_there_or_not(world: World) -> None:
+async def test_existence_of_tenants_and_namespaces_is_read(world: World) -> None:
     assert await world.admin.tenant_exists(world.tenant)
     assert not await world.admin.tenant_exists("absent")
     empty = await world.admin.namespace(world.namespace)
@@ -73,33 +73,33 @@ async def test_tenants_and_namespaces_are_there_or_not(world: World) -> None:
             await world.admin.namespace(namespace)
 
 
-async def test_who_administers_no_tenant_is_told_that_a_right_is_missing(world: World) -> None:
-    there, parts = await make(world, "a"), await make(world, "parts", 1)
+async def test_missing_tenant_right_is_named(world: World) -> None:
+    alone, parts = await make(world, "a"), await make(world, "parts", 1)
     outsider = world.client("outsider")
     asks: list[Callable[[], Awaitable[object]]] = [
         lambda: outsider.tenant_exists(world.tenant),
         lambda: outsider.namespace(world.namespace),
         lambda: outsider.create_topic(topic(world, "b"), 0, {}),
         lambda: outsider.create_topic(topic(world, "b"), 2, {}),
-        lambda: outsider.subscriptions(there, partitioned=False),
+        lambda: outsider.subscriptions(alone, partitioned=False),
         lambda: outsider.subscriptions(parts, partitioned=True),
         lambda: outsider.restore_partitions(parts),
-        lambda: outsider.create_subscription(there, "s"),
-        lambda: outsider.set_properties(there, {"a": "b"}),
-        lambda: outsider.topic_policy(there, Deduplicates()),
-        lambda: set_grants(outsider, Grant(there, "r", CONSUME)),
-        lambda: set_grants(outsider, Grant(there, "r", NOTHING)),
+        lambda: outsider.create_subscription(alone, "s"),
+        lambda: outsider.set_properties(alone, {"a": "b"}),
+        lambda: outsider.topic_policy(alone, Deduplicates()),
+        lambda: set_grants(outsider, Grant(alone, "r", CONSUME)),
+        lambda: set_grants(outsider, Grant(alone, "r", NOTHING)),
     ]
     for ask in asks:
         with pytest.raises(AdminForbiddenError):
             await ask()
     state = await world.admin.namespace(world.namespace)
-    topics = {str(there), str(parts.partition(0))}
+    topics = {str(alone), str(parts.partition(0))}
     assert (state.unpartitioned, state.permissions) == (topics, {})
 
 
 @pytest.mark.parametrize("partitions", [0, 3])
-async def test_a_topic_is_made_once_with_properties_that_can_be_added_to(
+async def test_topic_is_created_once_and_properties_are_added(
     world: World, partitions: int
 ) -> None:
     made = await make(world, "größe 100%+#".replace(" ", ""), partitions)
@@ -139,17 +139,19 @@ async def test_a_subscription_is_made_once(world: World, partitions: int) -> Non
         await world.admin.create_subscription(made, name)
         with pytest.raises(AdminConflictError):
             await world.admin.create_subscription(made, name)
-    found = await subscriptions(world, made, partitions)
-    assert found == ({"s", "a+b%41"},) * max(partitions, 1)
+    subscribed = await subscriptions(world, made, partitions)
+    assert subscribed == ({"s", "a+b%41"},) * max(partitions, 1)
 
 
 async def subscriptions(
     world: World, made: TopicName, partitions: int
 ) -> tuple[AbstractSet[str] | None, ...]:
     """The names of a topic's subscriptions, by partition."""
-    found: TopicSubscriptions = await world.admin.subscriptions(made, partitioned=bool(partitions))
-    assert len(found.parts) == max(partitions, 1)
-    return found.parts
+    subscribed: TopicSubscriptions = await world.admin.subscriptions(
+        made, partitioned=bool(partitions)
+    )
+    assert len(subscribed.parts) == max(partitions, 1)
+    return subscribed.parts
 
 
 async def test_a_subscription_that_one_partition_lacks_is_made_there(world: World) -> None:
@@ -163,7 +165,7 @@ async def test_a_subscription_that_one_partition_lacks_is_made_there(world: Worl
         await world.admin.create_subscription(made, "s")
 
 
-async def test_a_subscription_that_one_partition_lacks_is_deleted_on_the_others(
+async def test_subscription_of_some_partitions_is_deleted(
     world: World,
 ) -> None:
     made = await make(world, "a", 2)
@@ -174,7 +176,7 @@ async def test_a_subscription_that_one_partition_lacks_is_deleted_on_the_others(
     assert await subscriptions(world, made, 2) == (set(), set())
 
 
-async def test_partitions_that_were_deleted_are_told_of_and_made_anew(world: World) -> None:
+async def test_deleted_partitions_are_reported_and_recreated(world: World) -> None:
     made = await make(world, "größe-100%+#", 3)
     await set_grants(world.admin, Grant(made, "r", CONSUME))
     await world.admin.create_subscription(made, "s")
@@ -199,7 +201,7 @@ async def test_partitions_that_were_deleted_are_told_of_and_made_anew(world: Wor
     assert await subscriptions(world, made, 3) == ({"s"}, {"s"}, {"s"})
 
 
-async def test_only_a_partitioned_topic_has_partitions_to_be_made_anew(world: World) -> None:
+async def test_only_partitioned_topics_get_missing_partitions(world: World) -> None:
     for no_such in (await make(world, "plain"), topic(world, "absent")):
         with pytest.raises(AdminNotFoundError):
             await world.admin.restore_partitions(no_such)
@@ -224,12 +226,12 @@ READS: dict[str, Callable[[Admin, TopicName], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("read", READS)
-async def test_what_is_not_there_is_not_found(world: World, read: str) -> None:
+async def test_missing_objects_are_not_found(world: World, read: str) -> None:
     with pytest.raises(AdminNotFoundError, match="absent"):
         await READS[read](world.admin, topic(world, "absent"))
 
 
-async def test_nothing_is_made_for_a_topic_that_is_not_there(world: World) -> None:
+async def test_missing_topic_gets_nothing(world: World) -> None:
     absent = topic(world, "absent")
     with pytest.raises(AdminError, match="412"):
         await world.admin.create_subscription(absent, "s")
@@ -241,9 +243,7 @@ async def test_nothing_is_made_for_a_topic_that_is_not_there(world: World) -> No
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-async def test_statistics_are_told_of_the_kind_of_topic_that_it_is(
-    world: World, partitions: int
-) -> None:
+async def test_statistics_suit_the_kind_of_topic(world: World, partitions: int) -> None:
     made = await make(world, "a", partitions)
     await world.admin.create_subscription(made, "s")
     for oldest in (False, True):
@@ -255,9 +255,7 @@ async def test_statistics_are_told_of_the_kind_of_topic_that_it_is(
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-async def test_the_use_of_a_topic_is_told_and_a_subscription_can_be_deleted(
-    world: World, partitions: int
-) -> None:
+async def test_topic_use_is_counted_and_subscription_deleted(world: World, partitions: int) -> None:
     made = await make(world, "a", partitions)
     for name in ("s", "a+b%41"):
         await world.admin.create_subscription(made, name)
@@ -265,8 +263,8 @@ async def test_the_use_of_a_topic_is_told_and_a_subscription_can_be_deleted(
     assert set(usage.subscriptions) == {"s", "a+b%41"}
     assert (usage.producers, usage.uncounted) == (0, 0)
     await world.admin.delete_subscription(made, "a+b%41")
-    found = await subscriptions(world, made, partitions)
-    assert found == ({"s"},) * max(partitions, 1)
+    subscribed = await subscriptions(world, made, partitions)
+    assert subscribed == ({"s"},) * max(partitions, 1)
     with pytest.raises(AdminNotFoundError):
         await world.admin.delete_subscription(made, "a+b%41")
 
@@ -294,9 +292,7 @@ async def test_a_schema_is_read_as_it_was_given(world: World, partitions: int) -
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-async def test_whether_a_topic_deduplicates_is_what_is_in_force(
-    world: World, partitions: int
-) -> None:
+async def test_deduplication_in_force_is_read(world: World, partitions: int) -> None:
     made = await make(world, "a", partitions)
     assert not await world.admin.deduplicates(made)
     [write] = Deduplicates().writes(None)
@@ -316,24 +312,24 @@ async def test_a_grant_replaces_and_an_empty_one_takes_away(world: World) -> Non
     a, b = await make(world, "a"), await make(world, "b", 2)
     await set_grants(world.admin, Grant(a, "r", BOTH), Grant(b, "r", CONSUME))
     await set_grants(world.admin, Grant(a, "r", CONSUME), Grant(a, "other", BOTH))
-    found = (await world.admin.namespace(world.namespace)).permissions
-    assert found == {str(a): {"r": CONSUME, "other": BOTH}, str(b): {"r": CONSUME}}
+    permissions = (await world.admin.namespace(world.namespace)).permissions
+    assert permissions == {str(a): {"r": CONSUME, "other": BOTH}, str(b): {"r": CONSUME}}
     await set_grants(world.admin, Grant(a, "r", NOTHING), Grant(b, "never", NOTHING))
-    found = (await world.admin.namespace(world.namespace)).permissions
-    assert {name: roles for name, roles in found.items() if roles} == {
+    permissions = (await world.admin.namespace(world.namespace)).permissions
+    assert {name: roles for name, roles in permissions.items() if roles} == {
         str(a): {"other": BOTH},
         str(b): {"r": CONSUME},
     }
 
 
-async def test_one_missing_topic_does_not_keep_the_others_from_their_grants(world: World) -> None:
-    there = await make(world, "a")
-    grants = Grant(topic(world, "absent"), "r", CONSUME), Grant(there, "team a/../b", CONSUME)
+async def test_missing_topic_does_not_block_grants_on_others(world: World) -> None:
+    alone = await make(world, "a")
+    grants = Grant(topic(world, "absent"), "r", CONSUME), Grant(alone, "team a/../b", CONSUME)
     with pytest.raises(AdminNotFoundError):
         await set_grants(world.admin, *grants)
-    found = (await world.admin.namespace(world.namespace)).permissions
-    assert found == {str(there): {"team a/../b": CONSUME}}
-    grants = Grant(topic(world, "absent"), "r", NOTHING), Grant(there, "team a/../b", NOTHING)
+    permissions = (await world.admin.namespace(world.namespace)).permissions
+    assert permissions == {str(alone): {"team a/../b": CONSUME}}
+    grants = Grant(topic(world, "absent"), "r", NOTHING), Grant(alone, "team a/../b", NOTHING)
     await set_grants(world.admin, *grants)  # on one that is absent is nothing to take
     assert not any((await world.admin.namespace(world.namespace)).permissions.values())
 
@@ -373,24 +369,24 @@ async def test_a_topic_policy_that_was_written_will_do(
     world: World, policy: TopicPolicy, before: object, partitions: int
 ) -> None:
     made = await make(world, "a", partitions)
-    found = await world.admin.topic_policy(made, policy)
+    value = await world.admin.topic_policy(made, policy)
     if isinstance(before, dict):
-        assert before.items() <= found.items()
+        assert before.items() <= value.items()
     else:
-        assert found is before
-    writes = list(policy.writes(found))
+        assert value is before
+    writes = list(policy.writes(value))
     assert writes
     for write in writes:
         await world.admin.set_topic_policy(made, policy, write)
-    assert list(policy.writes(await settled(world.admin, made, policy, found))) == []
+    assert list(policy.writes(await settled(world.admin, made, policy, value))) == []
 
 
 async def settled(admin: Admin, made: TopicName, policy: TopicPolicy, before: object) -> object:
-    """What a policy is, once the broker shows that it was written."""
+    """Return the value of a policy, once the broker shows that it was written."""
     async with asyncio.timeout(60):
-        while (found := await admin.topic_policy(made, policy)) == before:  # noqa: ASYNC110
+        while (value := await admin.topic_policy(made, policy)) == before:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    return found
+    return value
 
 
 async def test_a_time_to_live_below_nothing_is_refused(world: World) -> None:

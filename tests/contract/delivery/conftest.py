@@ -70,10 +70,10 @@ class World(Protocol):
         """Return exactly *count* dead letters."""
 
     def backlog(self, topic: TopicName) -> int:
-        """Count what is not settled of *topic*, once every consumer is closed."""
+        """Count unsettled messages of *topic*, once every consumer is closed."""
 
     def unload(self) -> None:
-        """Have the broker deliver again whatever is in hand, as after a topic has moved."""
+        """Have the broker deliver in-flight messages again, as after a topic has moved."""
 
     def replay(self) -> list[bytes]:
         """Move all dead letters to the retry topic in their order, as a Replay does."""
@@ -150,8 +150,8 @@ class AsyncWorld:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the world has it
         return getattr(self._world, name)
 
-    def consumer(self, *given: Any, **named: Any) -> SynchronousAdapter:  # noqa: ANN401
-        return SynchronousAdapter(self._world.async_consumer(*given, **named))
+    def consumer(self, *arguments: Any, **named: Any) -> SynchronousAdapter:  # noqa: ANN401
+        return SynchronousAdapter(self._world.async_consumer(*arguments, **named))
 
     def simple_consumer(self, **options: Any) -> SynchronousAdapter:  # noqa: ANN401 - see World
         return SynchronousAdapter(self._world.async_simple_consumer(**options))
@@ -161,7 +161,7 @@ MakeWorld = Callable[..., Any]
 
 
 class Observed:
-    """What a consumer tells."""
+    """Collects the events of a consumer."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -178,8 +178,8 @@ class Observed:
 def wait_until_settled(world: World, receive: Callable[[], object]) -> None:
     """Receive nothing until nothing is left of the source topic.
 
-    From a client that still reconnects no acknowledgement comes: what the broker delivers again is
-    acknowledged again once it is received.
+    A client that still reconnects sends no acknowledgement: a redelivered message is acknowledged
+    again once it is received.
     """
 
     def is_settled() -> bool:
@@ -190,27 +190,37 @@ def wait_until_settled(world: World, receive: Callable[[], object]) -> None:
 
 
 def assert_nothing_left(world: World) -> None:
-    """Wait for what a consumer acknowledged whose close has not waited for the broker."""
+    """Wait for acknowledgements of a consumer whose close has not waited for the broker."""
     policy = world.policy
     wait_until(lambda: world.backlog(policy.topic) == world.backlog(policy.retry_topic) == 0)
 
 
-@pytest.fixture
-def kind(request: pytest.FixtureRequest) -> str:
-    """Which consumers a world makes: for `threads`, or `asyncio` where a suite asks for both."""
-    return getattr(request, "param", "threads")
+def facades(*names: str) -> pytest.MarkDecorator:
+    """Run tests in worlds of both kinds of consumers.
+
+    Args:
+        names: worlds beside those of all tests. `memory-asyncio` is for all that the asynchronous
+            consumers have too; a few tests prove in `broker-asyncio` that they reach a broker.
+    """
+    return pytest.mark.parametrize("make_world", ["memory", "broker", *names], indirect=True)
+
+
+BOTH = facades("memory-asyncio")
+BOTH_AT_BROKER = facades("memory-asyncio", "broker-asyncio")
 
 
 @pytest.fixture(params=["memory", "broker"])
-def make_world(request: pytest.FixtureRequest, kind: str) -> MakeWorld:
+def make_world(request: pytest.FixtureRequest) -> MakeWorld:
     """Make a policy's topics; takes `delays`, `max_retries`, `dead_letters` and more."""
     make: Callable[..., World] = _in_memory
-    if request.param == "broker":
+    if request.param.startswith("broker"):
         make = request.getfixturevalue("provision_policy")
-    return make if kind == "threads" else lambda **choices: AsyncWorld(make(**choices))
+    if request.param.endswith("asyncio"):
+        return lambda **choices: AsyncWorld(make(**choices))
+    return make
 
 
-def _in_memory(  # noqa: PLR0913 - what the tests choose from
+def _in_memory(  # noqa: PLR0913 - the choices of tests
     *,
     delays: tuple[str, ...] = ("1s",),
     max_retries: int = 16,

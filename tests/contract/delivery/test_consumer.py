@@ -1,4 +1,4 @@
-"""What a consumer promises, at a real broker and in memory alike."""
+"""Guarantees of a consumer, at a real broker and in memory alike."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
 from redrive.policy import codec
 from redrive.policy.model import SubscriptionType
-from tests.contract.delivery.conftest import Observed, assert_nothing_left
+from tests.contract.delivery.conftest import BOTH, BOTH_AT_BROKER, Observed, assert_nothing_left
 
-pytestmark = pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
 MakeWorld = Callable[..., Any]
 SOON = timedelta(seconds=180)
 
 
-def test_a_message_that_always_fails_gets_all_its_attempts_and_then_dies(
+@BOTH_AT_BROKER
+def test_failing_message_is_dead_lettered_after_all_attempts(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(delays=("2s", "3s"), max_retries=2)
@@ -54,6 +54,7 @@ def test_a_message_that_always_fails_gets_all_its_attempts_and_then_dies(
     assert_nothing_left(world)
 
 
+@BOTH
 @pytest.mark.parametrize("content", [b"payload", b"", None])
 def test_everything_of_the_user_survives_a_hop(make_world: MakeWorld, content: bytes) -> None:
     world = make_world()
@@ -62,7 +63,7 @@ def test_everything_of_the_user_survives_a_hop(make_world: MakeWorld, content: b
         partition_key="schlüssel",
         ordering_key="order",
         event_timestamp=1_700_000_000_123,
-        properties={"tenant": "größe", "RECONSUMETIMES": "999"},
+        properties={"tenant": "größe", "empty": "", "RECONSUMETIMES": "999"},
     )
     with world.consumer() as consumer:
         consumer.reconsume_later(consumer.receive(SOON))
@@ -74,10 +75,17 @@ def test_everything_of_the_user_survives_a_hop(make_world: MakeWorld, content: b
         assert moved.event_timestamp() == 1_700_000_000_123
         assert moved.properties()["tenant"] == "größe"
         assert moved.properties()["RECONSUMETIMES"] == "1"
-        consumer.acknowledge(moved)
+        consumer.reconsume_later(moved, level=-1)
+    (dead,) = world.dead_letters(1)
+    assert dead.has_null_value() == (content is None)
+    assert dead.data() == (content or b"")
+    assert (dead.partition_key(), dead.ordering_key()) == ("schlüssel", "order")
+    assert dead.event_timestamp() == 1_700_000_000_123
+    assert {"tenant": "größe", "empty": ""}.items() <= dead.properties().items()
     assert_nothing_left(world)
 
 
+@BOTH
 def test_a_delay_a_level_and_dead_lettering_can_be_asked_for(make_world: MakeWorld) -> None:
     world = make_world(delays=("1h",))
     world.send(b"delay")
@@ -89,9 +97,11 @@ def test_a_delay_a_level_and_dead_lettering_can_be_asked_for(make_world: MakeWor
         consumer.reconsume_later(message, level=-1)
     (dead,) = world.dead_letters(1)
     assert dead.properties()["REDRIVE_DEAD_REASON"] == "Requested"
+    assert "REDRIVE_CAUSE_TYPE" not in dead.properties()
     assert dead.properties()["RECONSUMETIMES"] == "3"
 
 
+@BOTH
 def test_a_retry_is_not_delivered_before_it_is_due(make_world: MakeWorld) -> None:
     world = make_world(delays=("1h",))
     world.send(b"later", b"soon")
@@ -102,6 +112,7 @@ def test_a_retry_is_not_delivered_before_it_is_due(make_world: MakeWorld) -> Non
         assert consumer.receive(timedelta(seconds=1)) is None
 
 
+@BOTH
 def test_a_wrong_way_to_ask_settles_nothing(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"x")
@@ -112,7 +123,8 @@ def test_a_wrong_way_to_ask_settles_nothing(make_world: MakeWorld) -> None:
     assert world.backlog(world.policy.topic) == 1
 
 
-def test_what_a_closed_consumer_had_in_hand_goes_to_the_next(make_world: MakeWorld) -> None:
+@BOTH
+def test_in_flight_messages_of_closed_consumer_go_to_the_next(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"in hand", b"handled", b"waiting")
     with world.consumer() as consumer:
@@ -125,7 +137,8 @@ def test_what_a_closed_consumer_had_in_hand_goes_to_the_next(make_world: MakeWor
         assert consumer.receive(timedelta(seconds=1)) is None
 
 
-def test_run_retries_what_raises_and_buries_what_no_retry_mends(make_world: MakeWorld) -> None:
+@BOTH_AT_BROKER
+def test_run_retries_errors_and_dead_letters_by_rule(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"good", b"flaky", b"malformed")
     consumer = world.consumer()
@@ -150,28 +163,34 @@ def test_run_retries_what_raises_and_buries_what_no_retry_mends(make_world: Make
     assert_nothing_left(world)
 
 
-def test_of_a_batch_only_what_failed_is_retried(make_world: MakeWorld) -> None:
-    world = make_world(max_retries=0)
+@BOTH_AT_BROKER
+def test_only_failed_messages_of_a_batch_are_retried(make_world: MakeWorld) -> None:
+    world = make_world(max_retries=1)
     world.send(*[f"{n}".encode() for n in range(6)])
     consumer = world.consumer()
     seen: list[bytes] = []
 
-    def handle(messages: Sequence[Any]) -> list[Done | None]:
+    def handle(messages: Sequence[Any]) -> list[Done | Exception | None]:
+        assert len(messages) <= 4
         seen.extend(message.data() for message in messages)
-        if len(seen) == 6:
+        if len(seen) == 8:
             consumer.stop()
-        return [None if message.data() == b"3" else Done() for message in messages]
+        outcomes: dict[bytes, Exception | None] = {b"3": None}
+        if seen.count(b"5") == 1:
+            outcomes[b"5"] = KeyError("odd one")
+        return [outcomes.get(message.data(), Done()) for message in messages]
 
     consumer.run_batches(handle, size=4, explicit=True)
     consumer.close()
 
     (dead,) = world.dead_letters(1)
     assert dead.data() == b"3"
-    assert sorted(seen) == [f"{n}".encode() for n in range(6)]
+    assert sorted(seen) == sorted([*(f"{n}".encode() for n in range(6)), b"3", b"5"])
     assert_nothing_left(world)
 
 
-def test_a_message_that_is_handed_back_comes_again_as_the_same_attempt(
+@BOTH
+def test_handed_back_message_returns_as_the_same_attempt(
     make_world: MakeWorld,
 ) -> None:
     world = make_world()
@@ -185,6 +204,7 @@ def test_a_message_that_is_handed_back_comes_again_as_the_same_attempt(
     assert_nothing_left(world)
 
 
+@BOTH_AT_BROKER
 def test_nothing_is_handed_out_between_pause_and_resume(make_world: MakeWorld) -> None:
     world = make_world()
     with world.consumer() as consumer:
@@ -196,6 +216,7 @@ def test_nothing_is_handed_out_between_pause_and_resume(make_world: MakeWorld) -
         assert [m.data() for m in consumer.receive_batch(1, SOON)] == [b"x"]
 
 
+@BOTH_AT_BROKER
 def test_a_stopped_consumer_hands_out_nothing(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"x")
@@ -207,6 +228,7 @@ def test_a_stopped_consumer_hands_out_nothing(make_world: MakeWorld) -> None:
     assert world.backlog(world.policy.topic) == 1
 
 
+@BOTH
 def test_a_changed_policy_file_decides_about_the_next_failure(
     make_world: MakeWorld, tmp_path: Path
 ) -> None:
@@ -216,7 +238,7 @@ def test_a_changed_policy_file_decides_about_the_next_failure(
     world.send(b"x")
     with world.consumer(PolicyFile(file)) as consumer:
         consumer.reconsume_later(consumer.receive(SOON))
-        message = consumer.receive(SOON)  # in hand while the policy changes
+        message = consumer.receive(SOON)  # in flight while the policy changes
         changed = replace(world.policy, max_retries=1, generation=7)
         (tmp_path / "new.json").write_text(codec.encode(changed))
         (tmp_path / "new.json").replace(file)
@@ -230,7 +252,8 @@ def test_a_changed_policy_file_decides_about_the_next_failure(
     assert_nothing_left(world)
 
 
-def test_a_message_acknowledged_negatively_comes_again_and_dies_in_the_end(
+@BOTH_AT_BROKER
+def test_negatively_acknowledged_message_is_dead_lettered(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(max_retries=2)
@@ -251,11 +274,14 @@ def test_a_message_acknowledged_negatively_comes_again_and_dies_in_the_end(
     assert_nothing_left(world)
 
 
-@pytest.mark.parametrize("of", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
-def test_it_dies_in_the_end_where_the_broker_counts_no_redeliveries_too(
-    make_world: MakeWorld, of: SubscriptionType
+@BOTH
+@pytest.mark.parametrize(
+    "subscription_type", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER]
+)
+def test_negative_acks_are_counted_if_the_broker_counts_none(
+    make_world: MakeWorld, subscription_type: SubscriptionType
 ) -> None:
-    world = make_world(max_retries=1, kind=of)
+    world = make_world(max_retries=1, kind=subscription_type)
     world.send(b"bad", b"good")
     handled: list[bytes] = []
     with world.consumer(nack_delay=timedelta(seconds=0.5)) as consumer:
@@ -273,7 +299,8 @@ def test_it_dies_in_the_end_where_the_broker_counts_no_redeliveries_too(
     assert_nothing_left(world)
 
 
-def test_a_message_that_nobody_settles_in_time_has_failed_and_what_is_said_late_is_ignored(
+@BOTH_AT_BROKER
+def test_ack_timeout_fails_the_attempt_and_late_calls_are_void(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(max_retries=3)
@@ -295,7 +322,7 @@ def test_a_message_that_nobody_settles_in_time_has_failed_and_what_is_said_late_
         consumer.reconsume_later(late[1], level=-1)
         consumer.acknowledge(late[2])  # in time
         assert consumer.receive(timedelta(seconds=1)) is None
-    # In no order: what was retried may come again before the broker knows.
+    # In no order: a retried message may come again before the broker knows.
     assert Counter(event.event.value for event in events) == {
         "redrive.attempt_failed": 2,
         "redrive.retried": 2,
@@ -305,7 +332,8 @@ def test_a_message_that_nobody_settles_in_time_has_failed_and_what_is_said_late_
     assert_nothing_left(world)
 
 
-def test_what_could_not_be_settled_times_out_all_the_same(
+@BOTH
+def test_message_of_a_refused_call_still_times_out(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(max_retries=0)
@@ -321,6 +349,7 @@ def test_what_could_not_be_settled_times_out_all_the_same(
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "AckTimeoutError"
 
 
+@BOTH
 def test_a_consumer_that_is_refused_keeps_no_message_from_others(
     make_world: MakeWorld,
 ) -> None:
@@ -336,7 +365,8 @@ def test_a_consumer_that_is_refused_keeps_no_message_from_others(
     assert None not in received
 
 
-def test_a_handler_asks_for_a_retry_or_a_dead_letter_whatever_the_rules(
+@BOTH
+def test_handler_requests_override_the_failure_rules(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(delays=("10d",), max_retries=1)
@@ -363,7 +393,8 @@ def test_a_handler_asks_for_a_retry_or_a_dead_letter_whatever_the_rules(
     assert_nothing_left(world)
 
 
-def test_what_is_acknowledged_negatively_is_reported_with_its_cause(make_world: MakeWorld) -> None:
+@BOTH
+def test_negative_acknowledgement_is_reported_with_its_cause(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"x")
     events: list[Event] = []
@@ -376,7 +407,8 @@ def test_what_is_acknowledged_negatively_is_reported_with_its_cause(make_world: 
     assert event.origin == event.message_id
 
 
-def test_a_lambda_around_a_coroutine_ends_run_and_dead_letters_nothing(
+@BOTH
+def test_lambda_around_a_coroutine_ends_run(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(max_retries=0)
@@ -386,6 +418,6 @@ def test_a_lambda_around_a_coroutine_ends_run_and_dead_letters_nothing(
         await asyncio.sleep(0)
 
     with world.consumer() as consumer, pytest.raises(NotRunError, match="AsyncRetryConsumer"):
-        consumer.run(lambda message: handle(message))  # noqa: PLW0108 - hides what it is
+        consumer.run(lambda message: handle(message))  # noqa: PLW0108 - hides the coroutine
     assert world.backlog(world.policy.topic) == 1
     world.dead_letters(0)

@@ -1,4 +1,4 @@
-"""What `run` promises to handlers, at a real broker and in memory alike."""
+"""Guarantees of `run` to handlers, at a real broker and in memory alike."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pulsar
+import pulsar.schema
 import pytest
 
 from redrive import Attempt, Event, FailureRules
 from redrive.delivery.middleware.outage_breaker import OutageBreaker
 from redrive.delivery.reporting import Name
 from redrive.policy.model import OutageLimits
-from tests.contract.delivery.conftest import assert_nothing_left
+from tests.contract.delivery.conftest import BOTH, BOTH_AT_BROKER, assert_nothing_left
 from tests.support.waiting import wait_until
 
 MakeWorld = Callable[..., Any]
+
+
 SOON = timedelta(seconds=180)
 
 
@@ -59,8 +63,8 @@ def test_a_handler_may_close_its_consumer(make_world: MakeWorld) -> None:
     assert_nothing_left(world)
 
 
-@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
-def test_rules_see_what_an_exception_was_raised_from_and_the_parts_of_a_group(
+@BOTH
+def test_rules_apply_to_causes_and_members_of_groups(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(delays=("10d",))
@@ -90,7 +94,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("error", [Panic(), asyncio.CancelledError()], ids=["panic", "cancelled"])
-@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+@BOTH
 def test_handler_failure_that_is_no_exception_stops_no_run(
     make_world: MakeWorld, error: BaseException
 ) -> None:
@@ -114,8 +118,8 @@ def test_handler_failure_that_is_no_exception_stops_no_run(
     assert_nothing_left(world)
 
 
-@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
-def test_in_an_outage_no_retry_is_used_up_and_a_probe_ends_it(make_world: MakeWorld) -> None:
+@BOTH
+def test_outage_uses_up_no_retry_and_a_probe_ends_it(make_world: MakeWorld) -> None:
     world = make_world(max_retries=1, delays=("10d",))
     world.send(*[f"{number}".encode() for number in range(30)])
     events: list[Event] = []
@@ -134,9 +138,52 @@ def test_in_an_outage_no_retry_is_used_up_and_a_probe_ends_it(make_world: MakeWo
 
     consumer.run(handle)
     consumer.close()
-    told = Counter(event.event for event in events)
-    assert (told[Name.ATTEMPT_FAILED], told[Name.RETRIED], told[Name.HELD]) == (9, 9, 4)
-    assert (told[Name.OUTAGE_BEGAN], told[Name.OUTAGE_ENDED]) == (1, 1)
+    counts = Counter(event.event for event in events)
+    assert (counts[Name.ATTEMPT_FAILED], counts[Name.RETRIED], counts[Name.HELD]) == (9, 9, 4)
+    assert (counts[Name.OUTAGE_BEGAN], counts[Name.OUTAGE_ENDED]) == (1, 1)
     world.dead_letters(0)
     wait_until(lambda: world.backlog(world.policy.topic) == 0)
     assert world.backlog(world.policy.retry_topic) == 9
+
+
+class Order(pulsar.schema.Record):  # type: ignore[misc]  # the client has no types
+    """The type of the messages of the source topic."""
+
+    number = pulsar.schema.Integer(required=True)
+
+
+@BOTH_AT_BROKER
+def test_handler_gets_decoded_values_others_are_dead_lettered(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(max_retries=1)
+    orders = pulsar.schema.JsonSchema(Order)
+    handled: list[tuple[int, int]] = []
+
+    def handle(message: pulsar.Message) -> None:
+        number = message.value().number
+        attempt = consumer.attempt_of(message).number
+        handled.append((number, attempt))
+        if len(handled) == 2:
+            consumer.stop()
+        if attempt == 1:
+            raise ConnectionError
+
+    with world.consumer(schema=orders) as consumer:
+        world.send(b"\xff no order", orders.encode(Order(number=7)))
+        consumer.run(handle, rules=FailureRules(retry_on=(ConnectionError,)))
+    assert handled == [(7, 1), (7, 2)]
+    (dead,) = world.dead_letters(1)
+    assert dead.data() == b"\xff no order"
+
+
+@BOTH
+def test_simple_consumer_gets_decoded_values(make_world: MakeWorld) -> None:
+    world = make_world()
+    orders = pulsar.schema.JsonSchema(Order)
+    with world.simple_consumer(schema=orders) as consumer:
+        world.send(orders.encode(Order(number=7)))
+        (message,) = consumer.receive(1, timedelta(minutes=1), SOON)
+        assert message.value().number == 7
+        consumer.acknowledge(message)
+    assert_nothing_left(world)

@@ -1,4 +1,4 @@
-"""What an ordered policy promises, at a real broker and in memory alike."""
+"""Guarantees of an ordered policy, at a real broker and in memory alike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_ordered_world(make_world: MakeWorld) -> MakeWorld:
     return make
 
 
-def test_later_messages_of_the_key_wait_for_a_retry_and_those_of_others_go_on(
+def test_retry_delays_later_messages_of_its_key_only(
     make_ordered_world: MakeWorld,
 ) -> None:
     world = make_ordered_world(delays=("2s",))
@@ -56,12 +56,12 @@ def test_later_messages_of_the_key_wait_for_a_retry_and_those_of_others_go_on(
     assert [content for content, _ in handled if content.startswith(b"b")] == [b"b1", b"b2"]
     # They did not wait.
     assert {b"b1", b"b2", b"none"} <= {content for content, _ in handled[:5]}
-    told = [event.event.value for event in events]
-    assert told == ["redrive.attempt_failed", "redrive.retried_in_place"] * 2
+    names = [event.event.value for event in events]
+    assert names == ["redrive.attempt_failed", "redrive.retried_in_place"] * 2
     assert_nothing_left(world)
 
 
-def test_a_message_that_has_used_up_its_attempts_is_buried_and_its_key_goes_on(
+def test_ordered_key_resumes_after_a_dead_letter(
     make_ordered_world: MakeWorld,
 ) -> None:
     world = make_ordered_world(max_retries=1)
@@ -84,7 +84,7 @@ def test_a_message_that_has_used_up_its_attempts_is_buried_and_its_key_goes_on(
     assert_nothing_left(world)
 
 
-def test_what_waits_in_a_consumer_that_ends_comes_again_in_order(
+def test_waiting_messages_of_ended_consumer_return_in_order(
     make_ordered_world: MakeWorld,
 ) -> None:
     world = make_ordered_world(delays=("1h",))
@@ -120,7 +120,7 @@ def test_a_full_consumer_takes_nothing_more_until_there_is_room(
     assert_nothing_left(world)
 
 
-def test_messages_of_a_key_are_handled_one_at_a_time_by_however_many_workers(
+def test_messages_of_one_key_are_handled_one_at_a_time(
     make_ordered_world: MakeWorld,
 ) -> None:
     world = make_ordered_world()

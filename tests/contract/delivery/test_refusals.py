@@ -1,4 +1,4 @@
-"""What a topic refuses waits in its consumer, and uses up no attempt."""
+"""A refused message waits in its consumer, and uses up no attempt."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ import pytest
 
 from redrive.delivery import forwarder
 from redrive.policy.model import SubscriptionType
-from tests.contract.delivery.conftest import Observed, assert_nothing_left, wait_until_settled
+from tests.contract.delivery.conftest import BOTH, Observed, assert_nothing_left, wait_until_settled
 
 MakeWorld = Callable[..., Any]
 SECOND = timedelta(seconds=1)
 SOON = 180 * SECOND
-"""A try that is too early is followed by one after 20 s, on a slow machine after 40."""
 
 
-@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
-def test_a_retry_that_is_refused_is_sent_when_it_may_be_as_the_next_attempt(
+@pytest.fixture(autouse=True)
+def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try once more after 0.5 s, and at least every 2 s, instead of 5 s and 60 s."""
+    monkeypatch.setattr(forwarder, "_FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(forwarder, "_LONGEST_SECONDS", 2.0)
+
+
+@BOTH
+def test_refused_retry_is_sent_later_as_the_next_attempt(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(max_retries=1)
@@ -28,7 +34,7 @@ def test_a_retry_that_is_refused_is_sent_when_it_may_be_as_the_next_attempt(
     observed = Observed()
     with world.consumer(on_event=observed) as consumer:
         consumer.reconsume_later(consumer.receive(SOON), cause=ConnectionError())
-        observed.wait(consumer, "redrive.unsent", 2)  # at once, and after 5 s
+        observed.wait(consumer, "redrive.unsent", 2)  # at once, and after a pause
         world.accept(world.policy.retry_topic)
         again = consumer.receive(SOON)
         assert consumer.attempt_of(again).number == 2
@@ -39,7 +45,7 @@ def test_a_retry_that_is_refused_is_sent_when_it_may_be_as_the_next_attempt(
     assert_nothing_left(world)
 
 
-def test_a_dead_letter_that_is_refused_is_sent_when_it_may_be_and_handled_once(
+def test_refused_dead_letter_is_sent_later_and_handled_once(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(max_retries=0)
@@ -58,8 +64,8 @@ def test_a_dead_letter_that_is_refused_is_sent_when_it_may_be_and_handled_once(
     assert_nothing_left(world)
 
 
-@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
-def test_what_a_consumer_could_not_send_goes_to_the_next_as_the_same_attempt(
+@BOTH
+def test_unsent_message_goes_to_the_next_as_the_same_attempt(
     make_world: MakeWorld,
 ) -> None:
     world = make_world()
@@ -77,8 +83,8 @@ def test_what_a_consumer_could_not_send_goes_to_the_next_as_the_same_attempt(
     assert_nothing_left(world)
 
 
-@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
-def test_a_consumer_with_too_many_that_wait_says_that_it_takes_nothing_and_when_it_goes_on(
+@BOTH
+def test_too_many_unsent_messages_stop_and_resume_taking(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarder, "MAX_UNSENT", 2)
@@ -95,7 +101,7 @@ def test_a_consumer_with_too_many_that_wait_says_that_it_takes_nothing_and_when_
         last = consumer.receive(SOON)
         assert last.data() == b"3"
         consumer.acknowledge(last)
-        observed.wait(consumer, "redrive.dead_lettered", 2)  # it goes on between them
+        observed.wait(consumer, "redrive.dead_lettered", 2)  # it resumes between them
         assert of_taking(observed.events) == ["redrive.taking_stopped", "redrive.taking_resumed"]
     world.dead_letters(2)
     assert_nothing_left(world)
@@ -105,7 +111,7 @@ def of_taking(events: list[str]) -> list[str]:
     return [event for event in events if event.startswith("redrive.taking")]
 
 
-def test_what_waits_to_be_sent_on_is_stored_once_however_often_its_topic_moves(
+def test_unsent_messages_are_stored_once_despite_unloads(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(max_retries=0)
@@ -126,7 +132,7 @@ def test_what_waits_to_be_sent_on_is_stored_once_however_often_its_topic_moves(
     assert_nothing_left(world)
 
 
-def test_a_key_waits_for_its_message_that_can_not_be_sent_on(make_world: MakeWorld) -> None:
+def test_unsent_message_holds_its_key(make_world: MakeWorld) -> None:
     world = make_world(max_retries=0, ordered=True, kind=SubscriptionType.KEY_SHARED)
     world.refuse(world.policy.dead_letter_topic)
     world.send(b"a1", b"a2", partition_key="a")

@@ -1,4 +1,4 @@
-"""What a policy promises that keeps the sequence of its dead letters."""
+"""Guarantees of a policy that keeps the sequence of its dead letters."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def handled_until_quiet(
         return max(0, backlog - stay)
 
     with world.consumer() as consumer:
-        return handle_until_quiet(consumer, bad, quiet=4 * SECOND, unsettled=left)
+        return handle_until_quiet(consumer, bad, quiet=SECOND, unsettled=left)
 
 
-def test_later_messages_of_a_dead_key_follow_it_and_a_replay_brings_all_back_in_order(
+def test_messages_of_dead_key_follow_it_and_return_in_order(
     make_sequenced_world: MakeWorld,
 ) -> None:
     world = make_sequenced_world()
@@ -67,7 +67,7 @@ def test_later_messages_of_a_dead_key_follow_it_and_a_replay_brings_all_back_in_
     assert_nothing_left(world)
 
 
-def test_letters_say_why_they_are_some(make_sequenced_world: MakeWorld) -> None:
+def test_sequenced_dead_letters_record_reason(make_sequenced_world: MakeWorld) -> None:
     world = make_sequenced_world()
     world.send(b"a1", b"a2", partition_key="a")
     handled_until_quiet(world, {b"a1"})
@@ -78,7 +78,7 @@ def test_letters_say_why_they_are_some(make_sequenced_world: MakeWorld) -> None:
     assert "REDRIVE_CAUSE_TYPE" not in second
 
 
-def test_a_letter_that_dies_again_takes_its_key_with_it(make_sequenced_world: MakeWorld) -> None:
+def test_dead_letter_that_fails_again_holds_its_key(make_sequenced_world: MakeWorld) -> None:
     world = make_sequenced_world()
     world.send(b"a1", b"a2", b"a3", partition_key="a")
     assert handled_until_quiet(world, {b"a1"}) == []
@@ -91,7 +91,7 @@ def test_a_letter_that_dies_again_takes_its_key_with_it(make_sequenced_world: Ma
     assert_nothing_left(world)
 
 
-def test_a_letter_that_is_replayed_before_one_that_precedes_it_goes_back(
+def test_dead_letter_replayed_before_predecessor_goes_back(
     make_sequenced_world: MakeWorld,
 ) -> None:
     world = make_sequenced_world()
@@ -109,7 +109,7 @@ def test_a_letter_that_is_replayed_before_one_that_precedes_it_goes_back(
     assert_nothing_left(world)
 
 
-def test_a_message_that_comes_again_after_it_has_died_is_not_handled(
+def test_dead_lettered_message_delivered_again_is_not_handled(
     make_sequenced_world: MakeWorld,
 ) -> None:
     world = make_sequenced_world()
@@ -125,7 +125,7 @@ def test_a_message_that_comes_again_after_it_has_died_is_not_handled(
     assert_nothing_left(world)
 
 
-def test_a_letter_that_is_done_while_records_are_refused_is_handled_once_and_its_key_waits(
+def test_refused_records_make_the_key_wait_and_repeat_nothing(
     make_sequenced_world: MakeWorld,
 ) -> None:
     world = make_sequenced_world()
@@ -147,7 +147,7 @@ def test_a_letter_that_is_done_while_records_are_refused_is_handled_once_and_its
     assert_nothing_left(world)
 
 
-def test_beyond_the_bound_a_message_waits_with_its_key_and_none_is_lost_or_overtaken(
+def test_messages_beyond_the_bound_wait_and_keep_their_order(
     make_sequenced_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sequencing, "MAX_LETTERS", 1)
@@ -162,7 +162,7 @@ def test_beyond_the_bound_a_message_waits_with_its_key_and_none_is_lost_or_overt
     assert_nothing_left(world)
 
 
-def test_a_letter_that_another_consumer_gets_waits_for_the_one_before_it(
+def test_successor_at_another_consumer_waits_for_predecessor(
     make_sequenced_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sequencing, "STILL_SECONDS", 30.0)

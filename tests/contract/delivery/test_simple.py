@@ -1,4 +1,4 @@
-"""What a simple consumer promises, at a real broker and in memory alike."""
+"""Guarantees of a simple consumer, at a real broker and in memory alike."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from redrive.delivery.consumers.simple import NotInFlightError
 from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
-from tests.contract.delivery.conftest import Observed, assert_nothing_left
-
-pytestmark = pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
+from tests.contract.delivery.conftest import BOTH, BOTH_AT_BROKER, Observed, assert_nothing_left
 
 MakeWorld = Callable[..., Any]
 SECOND = timedelta(seconds=1)
@@ -28,7 +26,8 @@ def short_durations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simple, "MIN_INVISIBLE", SECOND)
 
 
-def test_what_is_acknowledged_in_time_is_settled(make_world: MakeWorld) -> None:
+@BOTH_AT_BROKER
+def test_message_acknowledged_in_time_is_settled(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(*[b"%d" % n for n in range(5)])
     with world.simple_consumer() as consumer:
@@ -43,7 +42,8 @@ def test_what_is_acknowledged_in_time_is_settled(make_world: MakeWorld) -> None:
     assert_nothing_left(world)
 
 
-def test_a_message_nobody_settles_comes_again_after_its_duration_and_dies_in_the_end(
+@BOTH
+def test_unsettled_message_returns_and_is_dead_lettered(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(max_retries=1, delays=("1h",))
@@ -68,6 +68,7 @@ def test_a_message_nobody_settles_comes_again_after_its_duration_and_dies_in_the
     assert_nothing_left(world)
 
 
+@BOTH_AT_BROKER
 def test_a_duration_can_be_changed_and_takes_effect_at_once(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"longer")
@@ -82,7 +83,8 @@ def test_a_duration_can_be_changed_and_takes_effect_at_once(make_world: MakeWorl
     assert_nothing_left(world)
 
 
-def test_a_message_that_has_timed_out_or_was_settled_is_no_more_the_callers(
+@BOTH
+def test_timed_out_or_settled_message_can_not_be_settled(
     make_world: MakeWorld,
 ) -> None:
     world = make_world()
@@ -103,7 +105,8 @@ def test_a_message_that_has_timed_out_or_was_settled_is_no_more_the_callers(
     assert_nothing_left(world)
 
 
-def test_what_is_in_flight_when_a_consumer_closes_is_visible_at_once(
+@BOTH
+def test_in_flight_message_is_visible_after_close(
     make_world: MakeWorld,
 ) -> None:
     world = make_world()
@@ -117,7 +120,8 @@ def test_what_is_in_flight_when_a_consumer_closes_is_visible_at_once(
     assert_nothing_left(world)
 
 
-def test_what_is_handed_back_comes_again_as_the_same_attempt(make_world: MakeWorld) -> None:
+@BOTH_AT_BROKER
+def test_handed_back_message_is_the_same_attempt_again(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"x")
     with world.simple_consumer() as consumer:
@@ -131,6 +135,7 @@ def test_what_is_handed_back_comes_again_as_the_same_attempt(make_world: MakeWor
     assert_nothing_left(world)
 
 
+@BOTH
 def test_the_count_outlives_every_consumer(make_world: MakeWorld) -> None:
     world = make_world(max_retries=5)
     world.send(b"x")
@@ -142,6 +147,7 @@ def test_the_count_outlives_every_consumer(make_world: MakeWorld) -> None:
             assert consumer.attempt_of(message).number == number + 1
 
 
+@BOTH
 def test_a_policy_without_dead_letters_discards(make_world: MakeWorld) -> None:
     world = make_world(max_retries=0, dead_letters=False)
     world.send(b"x")
@@ -154,7 +160,8 @@ def test_a_policy_without_dead_letters_discards(make_world: MakeWorld) -> None:
     assert_nothing_left(world)
 
 
-def test_what_nobody_could_do_is_refused(make_world: MakeWorld) -> None:
+@BOTH
+def test_invalid_arguments_are_refused(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"x")
     with world.simple_consumer() as consumer:

@@ -1,4 +1,4 @@
-"""A broker delivers again what is in hand: nothing is handed out twice, or moved on twice."""
+"""A broker redelivers in-flight messages: none is handed out twice, or sent on twice."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from datetime import timedelta
 from itertools import groupby
 from typing import Any
 
-import pytest
-
 from redrive.policy.model import SubscriptionType
-from tests.contract.delivery.conftest import assert_nothing_left, wait_until_settled
+from tests.contract.delivery.conftest import BOTH_AT_BROKER, assert_nothing_left, wait_until_settled
 
 MakeWorld = Callable[..., Any]
 SECOND = timedelta(seconds=1)
 BRIEFLY, SOON = 0.1 * SECOND, 180 * SECOND
 
 
-@pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)
-def test_what_is_in_hand_is_not_handed_out_again(make_world: MakeWorld) -> None:
+@BOTH_AT_BROKER
+def test_in_flight_message_is_not_handed_out_again(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"1", b"2", b"3")
     consumer = world.consumer()
@@ -34,7 +32,7 @@ def test_what_is_in_hand_is_not_handed_out_again(make_world: MakeWorld) -> None:
     assert_nothing_left(world)
 
 
-def test_what_an_application_has_dropped_is_handed_out_again(make_world: MakeWorld) -> None:
+def test_dropped_message_is_handed_out_again(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"1", b"2")
     consumer = world.consumer()
@@ -49,7 +47,7 @@ def test_what_an_application_has_dropped_is_handed_out_again(make_world: MakeWor
     assert_nothing_left(world)
 
 
-def test_a_message_that_was_moved_on_a_moment_ago_is_not_moved_on_again(
+def test_message_just_sent_on_is_not_sent_on_again(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(delays=("1h",))
@@ -65,7 +63,7 @@ def test_a_message_that_was_moved_on_a_moment_ago_is_not_moved_on_again(
     assert world.backlog(world.policy.retry_topic) == 5
 
 
-def test_what_was_given_back_is_delivered_again(make_world: MakeWorld) -> None:
+def test_negatively_acknowledged_message_is_delivered_again(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"1", b"2")
     consumer = world.consumer(nack_delay=SECOND)
@@ -83,7 +81,7 @@ def test_what_was_given_back_is_delivered_again(make_world: MakeWorld) -> None:
     assert_nothing_left(world)
 
 
-def test_messages_of_an_ordered_policy_are_handled_in_their_order_and_once(
+def test_ordered_messages_are_handled_once_and_in_order(
     make_world: MakeWorld,
 ) -> None:
     world = make_world(ordered=True, kind=SubscriptionType.KEY_SHARED, delays=("1s",))
@@ -105,7 +103,7 @@ def test_messages_of_an_ordered_policy_are_handled_in_their_order_and_once(
     assert [content for content, _ in groupby(handled)] == [b"m1", b"m2", b"m3"]
 
 
-def test_what_is_invisible_is_not_received_again(make_world: MakeWorld) -> None:
+def test_invisible_message_is_not_received_again(make_world: MakeWorld) -> None:
     world = make_world()
     world.send(b"1")
     with world.simple_consumer() as consumer:

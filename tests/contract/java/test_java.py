@@ -62,11 +62,11 @@ def wait_until_looked_at(provisioned: ProvisionedPolicy) -> None:
 
     def is_looked_at() -> bool:
         policy = provisioned.policy
-        found = stats(provisioned.broker, policy.retry_topic, policy.subscription)
-        counts = found["msgBacklog"], found["msgDelayed"], found["unackedMessages"]
-        left, held_back, given_out = map(int, counts)
+        statistics = stats(provisioned.broker, policy.retry_topic, policy.subscription)
+        counts = statistics["msgBacklog"], statistics["msgDelayed"], statistics["unackedMessages"]
+        backlog, held_back, given_out = map(int, counts)
         # Nothing else is left: what was sent on is acknowledged a moment later.
-        return left == CHUNKS == max(held_back, given_out)
+        return backlog == CHUNKS == max(held_back, given_out)
 
     wait_until(is_looked_at)
 
@@ -178,7 +178,7 @@ def test_both_name_the_messages_of_a_batch_alike(
         producer.send_async(content, lambda *_: None)
     producer.flush()
     in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
-    by_java, left = in_java.receive(), in_java.receive()
+    by_java, rest = in_java.receive(), in_java.receive()
     in_java.reconsume_later(by_java)
     in_java.close()
     consumer = provisioned.consumer()
@@ -188,10 +188,10 @@ def test_both_name_the_messages_of_a_batch_alike(
         origins.add((message.data(), consumer.attempt_of(message).origin))
         consumer.acknowledge(message)
 
-    assert origins == {(b"0", by_java.id), (b"1", left.id)}
+    assert origins == {(b"0", by_java.id), (b"1", rest.id)}
 
 
-def test_java_with_a_json_schema_takes_part_once_the_schema_is_copied(
+def test_java_with_json_schema_works_once_schema_is_copied(
     provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
     provisioned = provision_policy(max_retries=2)
@@ -222,7 +222,7 @@ def test_java_with_a_json_schema_takes_part_once_the_schema_is_copied(
     wait_until(lambda: provisioned.unsettled() == 0)
 
 
-def test_a_retry_topic_that_got_bytes_without_a_schema_refuses_java_with_json(
+def test_retry_topic_of_plain_bytes_refuses_java_json(
     provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
     provisioned = provision_policy()
@@ -236,13 +236,13 @@ def test_a_retry_topic_that_got_bytes_without_a_schema_refuses_java_with_json(
         client.retrying_consumer(provisioned.policy, schema=client.json())
 
 
-@pytest.mark.parametrize("given", [[], ["retry"], ["dead-letter"]])
-def test_pulsar_refuses_java_consumers_that_leave_a_name_to_their_client(
-    provision_policy: ProvisionPolicy, java_client: MakeClient, given: list[str]
+@pytest.mark.parametrize("names", [[], ["retry"], ["dead-letter"]])
+def test_java_consumers_with_default_names_are_refused(
+    provision_policy: ProvisionPolicy, java_client: MakeClient, names: list[str]
 ) -> None:
     provisioned = provision_policy()
     with pytest.raises(JavaRefusedError, match=r"AuthorizationException.*Get Partition Metadata"):
-        java_client(provisioned).retrying_consumer(provisioned.policy, names=given)
+        java_client(provisioned).retrying_consumer(provisioned.policy, names=names)
 
 
 def _give_schema(provisioned: ProvisionedPolicy, client: JavaClient, topic: str) -> None:

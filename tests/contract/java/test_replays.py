@@ -81,7 +81,7 @@ def job_of(provisioned: ProvisionedPolicy) -> ReplayJob:
 
 
 @pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF", "PROTOBUF_NATIVE", "STRING", "BYTES"])
-def test_java_reads_what_was_replayed(
+def test_java_reads_replayed_messages(
     provision_policy: ProvisionPolicy,
     java_client: MakeClient,
     replay: Replay,
@@ -99,7 +99,7 @@ def test_java_reads_what_was_replayed(
     in_java.close()
 
 
-def test_a_reader_of_a_later_version_decodes_each_by_the_version_it_was_written_with(
+def test_later_reader_decodes_replays_by_written_version(
     provision_policy: ProvisionPolicy, java_client: MakeClient, replay: Replay
 ) -> None:
     provisioned = provision_policy()
@@ -123,7 +123,7 @@ def test_a_reader_of_a_later_version_decodes_each_by_the_version_it_was_written_
     assert read == [first, first, second]
 
 
-def test_what_dies_again_in_java_is_counted_without_what_it_died_of_before(
+def test_dead_letter_of_java_drops_the_cause_before(
     provision_policy: ProvisionPolicy, java_client: MakeClient, replay: Replay
 ) -> None:
     provisioned = provision_policy(max_retries=1)
@@ -142,9 +142,14 @@ def test_what_dies_again_in_java_is_counted_without_what_it_died_of_before(
     shown = Silent()
     follow(job_of(provisioned), shown)
 
-    found = shown.aftermath
-    assert (found.handled, found.waiting, found.dead, found.settled) == (1, 0, 1, True)
-    assert found.causes == {"": 1}
+    aftermath = shown.aftermath
+    assert (aftermath.handled, aftermath.waiting, aftermath.dead, aftermath.settled) == (
+        1,
+        0,
+        1,
+        True,
+    )
+    assert aftermath.causes == {"": 1}
 
 
 def test_keys_and_values_are_refused_by_name(

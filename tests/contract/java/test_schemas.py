@@ -88,7 +88,7 @@ def text(value: Any) -> str:  # noqa: ANN401 - an object of Java
 
 @pytest.mark.parametrize("enforced", [False, True])
 @pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF", "PROTOBUF_NATIVE", "STRING", "BYTES"])
-def test_java_reads_what_python_has_sent_on(
+def test_java_reads_messages_sent_on_by_python(
     provision_policy: ProvisionPolicy, java_client: MakeClient, kind: str, *, enforced: bool
 ) -> None:
     provisioned = provision_policy(max_retries=3)
@@ -111,7 +111,7 @@ def test_java_reads_what_python_has_sent_on(
 
 
 @pytest.mark.parametrize(("enforced", "partitions"), [(False, 0), (True, 2)])
-def test_a_reader_of_a_later_version_decodes_a_retry_by_the_version_it_was_written_with(
+def test_later_reader_decodes_retry_by_its_written_version(
     provision_policy: ProvisionPolicy, java_client: MakeClient, partitions: int, *, enforced: bool
 ) -> None:
     provisioned = provision_policy(max_retries=1, partitions=partitions)
@@ -226,7 +226,7 @@ def test_deleted_schema_gives_an_encoded_dead_letter(
     assert not_copied(provisioned) == "SchemaNotFound"
 
 
-def test_a_namespace_that_enforces_schemas_keeps_primitives_of_which_the_client_sends_none(
+def test_schema_enforcing_namespace_keeps_primitive_schemas(
     provision_policy: ProvisionPolicy, java_client: MakeClient
 ) -> None:
     provisioned = provision_policy()

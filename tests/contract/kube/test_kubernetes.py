@@ -1,4 +1,4 @@
-"""What redrive relies on in an API server: the real one, and the fake of the unit tests."""
+"""Behaviour of an API server that redrive relies on: the real one and the fake agree."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def version(body: Body) -> int:
     return int(body["metadata"]["resourceVersion"])
 
 
-async def test_a_patch_merges_objects_replaces_lists_and_removes_what_is_none(
+async def test_patch_merges_objects_replaces_lists_removes_none(
     server: Server,
 ) -> None:
     key = await server.create(labels={"a": "1", "b": "2"}, finalizers=["x.io/a", "x.io/b"])
@@ -89,7 +89,7 @@ async def test_a_patch_merges_objects_replaces_lists_and_removes_what_is_none(
     await server.client.patch(LEASES, key, {"metadata": {"finalizers": None}})
 
 
-async def test_a_patch_for_another_version_is_refused_and_changes_nothing(server: Server) -> None:
+async def test_patch_of_another_version_is_refused(server: Server) -> None:
     key = await server.create()
     seen = await server.client.get(LEASES, key)
     current = await server.client.patch(LEASES, key, {"spec": {"holderIdentity": "two"}})
@@ -101,8 +101,8 @@ async def test_a_patch_for_another_version_is_refused_and_changes_nothing(server
     with pytest.raises(ConflictError):
         await server.client.patch(LEASES, key, outdated)
     assert await server.client.get(LEASES, key) == current
-    known = {"metadata": {"resourceVersion": current["metadata"]["resourceVersion"]}}
-    await server.client.patch(LEASES, key, outdated | known)
+    precondition = {"metadata": {"resourceVersion": current["metadata"]["resourceVersion"]}}
+    await server.client.patch(LEASES, key, outdated | precondition)
     assert (await server.client.get(LEASES, key))["spec"]["holderIdentity"] == "one"
 
 
@@ -123,7 +123,7 @@ async def test_status_patch_for_another_version_is_refused(server: Server) -> No
     assert current["status"]["observedGeneration"] == 1
 
 
-async def test_a_patch_for_another_object_is_refused_and_changes_nothing(server: Server) -> None:
+async def test_patch_of_another_object_is_refused(server: Server) -> None:
     key = await server.create()
     seen = await server.client.get(LEASES, key)
     other = {"metadata": {"uid": "another"}, "spec": {"holderIdentity": "one"}}
@@ -142,7 +142,7 @@ async def test_an_object_that_is_deleted_goes_with_its_last_finalizer(server: Se
         await server.client.get(LEASES, key)
 
 
-async def test_what_is_there_is_not_created_and_what_is_absent_is_not_patched(
+async def test_existing_is_not_created_and_absent_is_not_patched(
     server: Server,
 ) -> None:
     await server.create()

@@ -1,4 +1,4 @@
-"""The reader shows what the client shows of a topic, and goes on where the client ends."""
+"""The reader returns the same messages as the client, and continues where the client ends."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def shown(message: pulsar.Message | ReadMessage) -> tuple[object, ...]:
     )
 
 
-def test_reader_shows_what_the_client_shows(broker: Broker, topic: TopicName) -> None:
+def test_reader_returns_the_same_as_the_client(broker: Broker, topic: TopicName) -> None:
     contents = [None, b"", b"order", b"long " * 20_000, os.urandom(6_000_000)]
     with client_of(broker) as client:
         for number, compression in enumerate(
@@ -136,7 +136,7 @@ def test_reader_passes_over_harmful_entries(broker: Broker, topic: TopicName) ->
     assert read == [b"good"] * len(HARMFUL)
 
 
-def test_reader_goes_on_behind_an_unload(broker: Broker, topic: TopicName) -> None:
+def test_reader_resumes_after_an_unload(broker: Broker, topic: TopicName) -> None:
     count = 200
     with client_of(broker) as client:
         producer = client.create_producer(str(topic), batching_enabled=False)

@@ -1,4 +1,4 @@
-"""What a real broker makes of entries that are sent by its protocol."""
+"""Entries that are sent to a real broker by its protocol."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Topic:
         """Return all messages, as the client has them."""
         with self.client() as client:
             reader = client.create_reader(self.name, pulsar.MessageId.earliest)
-            found = []
+            messages = []
             while reader.has_message_available():
-                found.append(reader.read_next(MILLIS))
-            return found
+                messages.append(reader.read_next(MILLIS))
+            return messages
 
     def ask(self, method: str, path: str, body: object = None) -> None:
         self.broker.request(method, f"{path_of(self.name)}/{path}", body).check(path)
@@ -84,20 +84,20 @@ def create(broker: Broker, topic: str) -> None:
 
 
 def answered(session: Session[int], count: int) -> list[Sent[int]]:
-    """Return what comes until so many messages are answered to."""
-    found: list[Sent[int]] = []
-    while sum(len(each.tags) for each in found) < count:
+    """Return receipts until so many messages are answered."""
+    receipts: list[Sent[int]] = []
+    while sum(len(receipt.tags) for receipt in receipts) < count:
         came = session.receive(SECONDS)
         assert came
-        found += came
-    return found
+        receipts += came
+    return receipts
 
 
 def send(topic: Topic, sent: Sequence[OutgoingMessage], *, batches: bool) -> list[Sent[int]]:
     with topic.session(batches=batches) as session:
         producer = session.open(topic.name, "sender")
-        for tag, each in enumerate(sent):
-            producer.send(each, tag)
+        for tag, message in enumerate(sent):
+            producer.send(message, tag)
         return answered(session, len(sent))
 
 
@@ -111,10 +111,10 @@ def test_a_message_arrives_with_all_it_has(topic: Topic, *, batches: bool) -> No
         message(4, b"long " * 1_000),
     ]
     receipts = send(topic, sent, batches=batches)
-    assert [tag for each in receipts for tag in each.tags] == [0, 1, 2, 3]
-    assert all(each.stored for each in receipts)
-    found = topic.read()
-    first, empty, null, long = found
+    assert [tag for receipt in receipts for tag in receipt.tags] == [0, 1, 2, 3]
+    assert all(receipt.stored for receipt in receipts)
+    messages = topic.read()
+    first, empty, null, long = messages
     assert (first.data(), read_properties(first)) == (b"order", properties)
     assert (first.partition_key(), first.ordering_key()) == ("k", "o")
     assert first.event_timestamp() == 1_700
@@ -124,22 +124,24 @@ def test_a_message_arrives_with_all_it_has(topic: Topic, *, batches: bool) -> No
     assert (null.has_null_value(), null.partition_key()) == (True, "gone")
     assert long.data() == b"long " * 1_000
     assert abs(first.publish_timestamp() - long.publish_timestamp()) < 60_000
-    entries = {(each.message_id().ledger_id(), each.message_id().entry_id()) for each in found}
+    entries = {
+        (message.message_id().ledger_id(), message.message_id().entry_id()) for message in messages
+    }
     assert len(entries) == (1 if batches else 4)
 
 
 @EACH_WAY
-def test_what_was_stored_is_recognized(topic: Topic, *, batches: bool) -> None:
+def test_stored_messages_are_recognized(topic: Topic, *, batches: bool) -> None:
     sent = [message(number) for number in range(1, 401)]
-    assert all(each.stored for each in send(topic, sent, batches=batches))
+    assert all(receipt.stored for receipt in send(topic, sent, batches=batches))
     again = send(topic, sent, batches=batches)
-    assert not any(each.stored for each in again)
-    assert sum(len(each.tags) for each in again) == 400
+    assert not any(receipt.stored for receipt in again)
+    assert sum(len(receipt.tags) for receipt in again) == 400
     with topic.session(batches=batches) as session:
         producer = session.open(topic.name, "sender")
         assert producer.last_sequence_id == 400
         producer.send(message(401), 0)
-        assert [each.stored for each in answered(session, 1)] == [True]
+        assert [receipt.stored for receipt in answered(session, 1)] == [True]
     assert len(topic.read()) == 401
 
 
@@ -151,9 +153,9 @@ def test_a_producer_that_has_sent_nothing_has_no_last_id(topic: Topic) -> None:
 def test_batches_are_bounded(topic: Topic) -> None:
     count = 2 * BATCH_MESSAGES + 1
     receipts = send(topic, [message(number + 1, b"") for number in range(count)], batches=True)
-    assert [len(each.tags) for each in receipts] == [BATCH_MESSAGES, BATCH_MESSAGES, 1]
+    assert [len(receipt.tags) for receipt in receipts] == [BATCH_MESSAGES, BATCH_MESSAGES, 1]
     large = [message(count + number, bytes(50_000)) for number in range(1, 6)]
-    assert [len(each.tags) for each in send(topic, large, batches=True)] == [2, 2, 1]
+    assert [len(receipt.tags) for receipt in send(topic, large, batches=True)] == [2, 2, 1]
     assert len(topic.read()) == count + 5
 
 
@@ -175,10 +177,10 @@ def test_messages_name_the_schema_they_were_written_with(topic: Topic, *, batche
                 answered(session, 1)
         reader = client.create_reader(topic.name, pulsar.MessageId.earliest, schema=schema)
         assert [reader.read_next(MILLIS).value().number for _ in range(2)] == [7, 7]
-    assert [schema_version(each) for each in topic.read()] == [0, 0]
+    assert [schema_version(message) for message in topic.read()] == [0, 0]
 
 
-def test_a_schema_that_is_not_there_is_refused(topic: Topic) -> None:
+def test_missing_schema_is_refused(topic: Topic) -> None:
     with topic.session() as session, pytest.raises(ProtocolError, match="command 35"):
         session.open(topic.name, "sender", (topic.name, 3))
 
@@ -212,7 +214,7 @@ def test_a_name_is_kept_while_receipts_are_asked_for(topic: Topic) -> None:
     assert any(map(is_kept, ("sender-1", "sender-2", "sender-3")))
 
 
-def test_a_session_that_was_stopped_has_lost_its_name_and_stores_nothing(topic: Topic) -> None:
+def test_stopped_session_lost_its_name_and_stores_nothing(topic: Topic) -> None:
     with topic.session() as session, topic.session() as other:
         producer = session.open(topic.name, "sender")
         other.open(topic.name, "sender")
@@ -238,7 +240,7 @@ def test_credentials_that_are_none_are_refused_and_not_shown(topic: Topic) -> No
     assert "no-such-token" not in f"{refused.value} {shown}"
 
 
-def test_what_is_too_large_without_chunks_is_not_sent(topic: Topic) -> None:
+def test_message_too_large_without_chunks_is_not_sent(topic: Topic) -> None:
     with topic.session() as session:
         producer = session.open(topic.name, "sender")
         with pytest.raises(ProtocolError, match="too large"):
@@ -263,13 +265,13 @@ def test_trouble_ends_a_session(topic: Topic, trouble: Callable[[Topic], None]) 
         trouble(topic)
         ids = iter(range(2, 10_000))
 
-        def go_on() -> None:
+        def resume() -> None:
             while True:
                 producer.send(message(next(ids), secrets.token_bytes(1_500)), 0)
                 assert session.receive(SECONDS)
 
         with pytest.raises(ProtocolError):
-            go_on()
+            resume()
 
 
 def test_an_address_where_no_broker_answers_is_no_crash(topic: Topic) -> None:

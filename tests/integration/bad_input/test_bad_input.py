@@ -1,7 +1,7 @@
-"""Bad input of every kind, all of it at once: each is told what to do, and the broker is as before.
+"""Bad input of every kind, all of it at once: each error has a remedy, and the broker is as before.
 
-Beside each manifest stands what is expected: with `path` the API server refuses it, with `reason`
-it is a condition; `says` is what was found and the remedy, `never` what must not be shown anywhere.
+Each manifest has its expected error: with `path` the API server refuses it, with `reason`
+it is a condition; `says` is the value and the remedy, `never` a text that must not be shown.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CASES = {
 
 @dataclass(frozen=True)
 class Tried:
-    """All manifests applied: what each was told, and the broker before and after."""
+    """All manifests applied: the error of each, and the broker before and after."""
 
     shop: Shop
-    told: dict[str, str]
+    errors: dict[str, str]
     reasons: dict[str, str]
     before: dict[str, Any]
     after: dict[str, Any]
@@ -65,7 +65,7 @@ def body_of(identity: str, case: Case, shop: Shop) -> dict[str, Any]:
 
 
 def apply(identity: str, case: Case, shop: Shop) -> str | None:
-    """Create the object; return what the API server says if it refuses."""
+    """Create the object; return the error of the API server if it refuses."""
     body = body_of(identity, case, shop)
     try:
         shop.cluster.objects.create(body, shop.namespace)
@@ -76,7 +76,7 @@ def apply(identity: str, case: Case, shop: Shop) -> str | None:
 
 @pytest.fixture(scope="module")
 def tried(make_shop: Callable[[], Shop]) -> Tried:
-    """All cases at once: what is refused asynchronously is waited for together."""
+    """All cases at once: asynchronous refusals are waited for together."""
     shop = make_shop()
     shop.create_topic(shop.topic("orders"))
     shop.connection()
@@ -87,17 +87,17 @@ def tried(make_shop: Callable[[], Shop]) -> Tried:
             shop.secret(case.get("name", identity), token=case["secret"])
     before = shop.dump()
     refused = {identity: apply(identity, case, shop) for identity, case in CASES.items()}
-    told = {identity: said for identity, said in refused.items() if said is not None}
+    errors = {identity: text for identity, text in refused.items() if text is not None}
     reasons = {}
     for identity, case in CASES.items():
-        if identity not in told:
+        if identity not in errors:
             name, kind = case.get("name", identity), case["kind"].lower()
             body = shop.reaches(name, case.get("reason", "nothing"), kind)
             ready = next(c for c in body["status"]["conditions"] if c["type"] == "Ready")
-            told[identity], reasons[identity] = ready["message"], ready["reason"]
+            errors[identity], reasons[identity] = ready["message"], ready["reason"]
     after = shop.dump()
     shop.cluster.objects.delete("namespace", f"{shop.namespace}-other")
-    return Tried(shop, told, reasons, before, after)
+    return Tried(shop, errors, reasons, before, after)
 
 
 def test_there_are_twelve_categories_of_five() -> None:
@@ -106,24 +106,22 @@ def test_there_are_twelve_categories_of_five() -> None:
 
 
 @pytest.mark.parametrize("identity", CASES)
-def test_bad_input_is_told_what_is_wrong_what_was_found_and_what_to_do(
-    tried: Tried, identity: str
-) -> None:
+def test_bad_input_error_names_problem_value_and_remedy(tried: Tried, identity: str) -> None:
     case = CASES[identity]
     assert tried.reasons.get(identity) == case.get("reason")
     for words in [*([case["path"]] if "path" in case else []), *case["says"]]:
-        assert filled(words, tried.shop) in tried.told[identity]
+        assert filled(words, tried.shop) in tried.errors[identity]
 
 
 def test_bad_input_leaves_the_broker_as_it_was(tried: Tried) -> None:
     assert tried.after == tried.before
 
 
-def test_what_must_not_be_shown_is_shown_nowhere(tried: Tried, operator_process: Path) -> None:
+def test_secrets_are_shown_nowhere(tried: Tried, operator_process: Path) -> None:
     shown = operator_process.read_text()
     shown += tried.shop.kubectl("get", "brokerconnections,retrypolicies,events", "-oyaml")
     hidden = {case["never"]: identity for identity, case in CASES.items() if "never" in case}
     assert len(hidden) >= 3
     for secret, identity in hidden.items():
-        assert secret not in tried.told[identity]
+        assert secret not in tried.errors[identity]
         assert secret not in shown

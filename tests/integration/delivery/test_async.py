@@ -95,7 +95,7 @@ async def test_a_cancelled_run_leaves_its_message_to_the_next(
         assert (message.data(), consumer.attempt_of(message).number) == (b"x", 1)
 
 
-def test_sigterm_lets_run_finish_the_messages_in_hand_and_hands_back_the_rest(
+def test_sigterm_lets_run_finish_in_flight_messages(
     provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:
     provisioned = provision_policy()
@@ -134,7 +134,7 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert provisioned.consumer().receive(SOON).data() == b"next"
 
 
-def test_a_keyboard_interrupt_ends_the_program_and_leaves_the_message(
+def test_keyboard_interrupt_ends_program_and_keeps_message(
     provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:
     provisioned = provision_policy()

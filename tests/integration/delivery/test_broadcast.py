@@ -51,8 +51,8 @@ def listen(provisioned: Any, **choices: Any) -> Any:  # noqa: ANN401 - see conft
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+    name: str = request.param
+    return name
 
 
 class Listening:
@@ -98,7 +98,7 @@ def test_every_consumer_gets_every_message_from_its_beginning_on(provisioned: An
     assert contents(listen(provisioned), 0) == []
 
 
-def test_a_schema_decodes_what_is_broadcast(provisioned: Any) -> None:  # noqa: ANN401
+def test_schema_decodes_broadcast_messages(provisioned: Any) -> None:  # noqa: ANN401
     consumer = listen(provisioned, schema=pulsar.schema.StringSchema())
     provisioned.send("21 °C".encode())
     assert consumer.receive(SOON).value() == "21 °C"
@@ -137,7 +137,11 @@ def permits(provisioned: Any, partition: int) -> list[int]:  # noqa: ANN401
     """How many messages each reader has room for, as it has told the broker by now."""
     topic = provisioned.policy.topic.partition(partition)
     subscriptions = tell(provisioned.broker, topic, "stats")["subscriptions"].values()
-    return [each["availablePermits"] for of in subscriptions for each in of["consumers"]]
+    return [
+        listener["availablePermits"]
+        for subscription in subscriptions
+        for listener in subscription["consumers"]
+    ]
 
 
 @pytest.mark.parametrize("prefetch", [0, -1])
@@ -146,7 +150,7 @@ def test_one_without_room_for_a_message_is_refused(provisioned: Any, prefetch: i
         listen(provisioned, prefetch=prefetch)
 
 
-def test_a_failed_message_is_dropped_and_told(
+def test_failed_message_is_dropped_and_reported(
     provisioned: Any,  # noqa: ANN401
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -185,7 +189,7 @@ def test_a_failed_message_is_dropped_and_told(
     assert REGISTRY.get_sample_value("redrive_consumer_dropped_messages_total", labels) == 1
 
 
-def test_a_handler_out_of_time_has_failed_and_its_late_success_is_told(provisioned: Any) -> None:  # noqa: ANN401
+def test_timed_out_handler_fails_and_late_success_is_reported(provisioned: Any) -> None:  # noqa: ANN401
     events: list[Event] = []
     given_up = threading.Event()
 
@@ -206,7 +210,7 @@ def test_a_handler_out_of_time_has_failed_and_its_late_success_is_told(provision
     ]
 
 
-def test_it_pauses_and_stops_like_the_others(provisioned: Any) -> None:  # noqa: ANN401
+def test_broadcast_consumer_pauses_and_stops(provisioned: Any) -> None:  # noqa: ANN401
     consumer = listen(provisioned)
     consumer.pause()
     provisioned.send(b"x")
@@ -218,7 +222,7 @@ def test_it_pauses_and_stops_like_the_others(provisioned: Any) -> None:  # noqa:
         consumer.receive()
 
 
-def test_a_client_closed_too_early_is_said_so(provisioned: Any) -> None:  # noqa: ANN401
+def test_receive_from_closed_client_names_the_mistake(provisioned: Any) -> None:  # noqa: ANN401
     client = provisioned.client(provisioned.role)
     with of_kind(provisioned.kind, client, str(provisioned.policy.topic)) as consumer:
         client.close()
@@ -226,7 +230,7 @@ def test_a_client_closed_too_early_is_said_so(provisioned: Any) -> None:  # noqa
             consumer.receive(SOON)
 
 
-def test_who_may_not_read_is_told_what_is_missing(provisioned: Any) -> None:  # noqa: ANN401
+def test_missing_read_right_is_named(provisioned: Any) -> None:  # noqa: ANN401
     topic: TopicName = provisioned.policy.dead_letter_topic
     with pytest.raises(SubscribeError, match=r"can't be read.*Authorization.*may consume it"):
         of_kind(provisioned.kind, provisioned.client(provisioned.role), str(topic))

@@ -92,7 +92,7 @@ def attached(provisioned: Any, topic: TopicName) -> int:  # noqa: ANN401 - see c
     return len(stats["publishers"]) + len(consumers)
 
 
-def test_messages_wait_for_rights_revoked_and_a_dead_letter_topic_deleted_in_flight(
+def test_messages_wait_for_revoked_rights_and_deleted_topic(
     provision_policy: ProvisionPolicy, at_work: Begin
 ) -> None:
     provisioned = provision_policy()
@@ -118,7 +118,7 @@ def test_messages_wait_for_rights_revoked_and_a_dead_letter_topic_deleted_in_fli
     assert dead_letters(provisioned) == {b"bad after"}
 
 
-def test_the_right_to_consume_revoked_and_granted_again_loses_nothing(
+def test_revoked_and_restored_consume_right_loses_nothing(
     provision_policy: ProvisionPolicy, at_work: Begin
 ) -> None:
     provisioned = provision_policy()

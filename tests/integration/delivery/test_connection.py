@@ -163,8 +163,8 @@ def test_probes_of_the_guide_follow_the_connection(
     monkeypatch.setattr(redrive, "RetryConsumer", open_)
     program = example("probes", "Serve probes").replace("8080", str(port))
     handled: list[bytes] = []
-    known = {"client": client, "handle": lambda message: handled.append(message.data())}
-    running = threading.Thread(target=exec, args=(compile(program, "probes", "exec"), known))
+    names = {"client": client, "handle": lambda message: handled.append(message.data())}
+    running = threading.Thread(target=exec, args=(compile(program, "probes", "exec"), names))
     running.start()
     wait_until(lambda: answer() == 200)
     proxy.refuses = True

@@ -11,39 +11,22 @@ from typing import Any
 
 import pytest
 
+from redrive.delivery import in_flight
 from redrive.policy.model import SubscriptionType
 from tests.support.messages import handle_until_quiet, receive_until_quiet
-from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 SOON = timedelta(seconds=30)
 SECONDS = 180
 
 
-def test_messages_that_wait_to_be_sent_on_are_stored_once_however_often_a_topic_moves(
-    provision_policy: ProvisionPolicy,
-) -> None:
-    provisioned = provision_policy(retry_rights=["consume"], delays=["1h"])
-    provisioned.send(*[b"%d" % number for number in range(20)])
-    consumer = provisioned.consumer()
-
-    def fail(_message: Any) -> None:  # noqa: ANN401 - the client publishes no types
-        raise ConnectionError
-
-    running = threading.Thread(target=consumer.run, args=(fail,), kwargs={"workers": 4})
-    running.start()
-    time.sleep(2)  # until some have failed
-    for _ in range(5):
-        provisioned.unload()
-        time.sleep(1)
-    provisioned.grant(provisioned.policy.retry_topic, "consume", "produce")
-    wait_until(lambda: not provisioned.backlog(provisioned.policy.topic))
-    consumer.close()
-    running.join(30)
-    assert provisioned.backlog(provisioned.policy.retry_topic) == 20
+@pytest.fixture(autouse=True)
+def _forget_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember settled messages for 1 s instead of 10 s: handlers below take longer than that."""
+    monkeypatch.setattr(in_flight, "REMEMBERED_SECONDS", 1.0)
 
 
-def test_the_next_attempt_waits_for_a_handler_that_is_out_of_time(
+def test_next_attempt_waits_for_a_timed_out_handler(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy(delays=["1s"])
@@ -57,7 +40,7 @@ def test_the_next_attempt_waits_for_a_handler_that_is_out_of_time(
         beside.append(list(at_work))
         at_work.append(number)
         if number == 1:
-            time.sleep(6)
+            time.sleep(3)
         at_work.remove(number)
         if number == 2:
             consumer.stop()
@@ -67,7 +50,7 @@ def test_the_next_attempt_waits_for_a_handler_that_is_out_of_time(
 
 
 @pytest.mark.parametrize("end", ["out of time", "ack time-out"])
-def test_the_next_message_of_a_key_waits_for_a_handler_that_is_out_of_time(
+def test_next_message_of_a_key_waits_for_timed_out_handler(
     provision_policy: ProvisionPolicy, end: str
 ) -> None:
     provisioned = provision_policy(
@@ -83,7 +66,7 @@ def test_the_next_message_of_a_key_waits_for_a_handler_that_is_out_of_time(
         beside.append(list(at_work))
         at_work.append(message.data())
         if message.data() == b"slow":
-            time.sleep(6)
+            time.sleep(3)
         at_work.remove(message.data())
         if message.data() == b"next":
             consumer.stop()
@@ -97,7 +80,7 @@ def test_the_next_message_of_a_key_waits_for_a_handler_that_is_out_of_time(
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_the_queue_of_a_partitioned_topic_is_handled_once_though_a_broker_delivers_it_again(
+def test_redelivered_partition_queue_is_handled_once(
     provision_policy: ProvisionPolicy,
     ordered: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
@@ -108,20 +91,20 @@ def test_the_queue_of_a_partitioned_topic_is_handled_once_though_a_broker_delive
     consumer = provisioned.consumer()
     handled: list[bytes] = []
 
-    quiet = timedelta(seconds=10)
-    left = partial(provisioned.unsettled, 2)
-    for message in receive_until_quiet(consumer, quiet=quiet, unsettled=left):
+    quiet = timedelta(seconds=2)
+    backlog = partial(provisioned.unsettled, 2)
+    for message in receive_until_quiet(consumer, quiet=quiet, unsettled=backlog):
         handled.append(message.data())
         consumer.acknowledge(message)
         if len(handled) in {1, 100, 200}:
             provisioned.unload()
             time.sleep(2)  # until the copies wait behind the rest
         if len(handled) == 250:
-            time.sleep(11)
+            time.sleep(2)
     assert handled == sent
 
 
-def test_the_queue_of_a_partitioned_topic_is_retried_once_though_a_broker_delivers_it_again(
+def test_redelivered_partition_queue_is_retried_once(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy(partitions=1, delays=["1h"])
@@ -133,8 +116,8 @@ def test_the_queue_of_a_partitioned_topic_is_retried_once_though_a_broker_delive
             provisioned.unload()
             time.sleep(2)
         consumer.reconsume_later(message)
-    time.sleep(11)  # a handler may be that slow, and the copies come last
-    assert consumer.receive(timedelta(seconds=5)) is None
+    time.sleep(2)  # a handler may be that slow, and the copies come last
+    assert consumer.receive(timedelta(seconds=2)) is None
     consumer.close()
     assert provisioned.backlog(provisioned.policy.retry_topic.partition(0)) == 100
 
@@ -152,7 +135,7 @@ def send_batch(provisioned: Any) -> None:  # noqa: ANN401 - see conftest
 
 
 @pytest.mark.parametrize("why", ["unload", "negative acknowledgement"])
-def test_an_entry_of_which_a_message_was_in_hand_when_it_came_again_is_acknowledged(
+def test_redelivered_entry_with_message_in_flight_is_acked(
     provision_policy: ProvisionPolicy, why: str
 ) -> None:
     provisioned = provision_policy()
@@ -169,7 +152,7 @@ def test_an_entry_of_which_a_message_was_in_hand_when_it_came_again_is_acknowled
         time.sleep(2)  # until what waits is of the delivery after that
     else:
         consumer.negative_acknowledge(taken.pop(b"0"))
-    while (again := consumer.receive(timedelta(seconds=5))) is not None:
+    while (again := consumer.receive(timedelta(seconds=2))) is not None:
         assert again.data() != b"5"
         consumer.acknowledge(again)
     for message in (kept, *taken.values()):

@@ -52,17 +52,17 @@ def stored(provisioned: Any, topic: object) -> list[bytes]:  # noqa: ANN401 - se
         pulsar.MessageId.earliest,
         crypto_failure_action=pulsar.ConsumerCryptoFailureAction.CONSUME,
     )
-    found = []
+    messages = []
     while reader.has_message_available():
         message = reader.read_next(10_000)
         context = message.encryption_context()
         assert context is not None
         assert [key.key for key in context.keys()] == ["orders"]  # noqa: SIM118 - no mapping
-        found.append(message.data())
-    return found
+        messages.append(message.data())
+    return messages
 
 
-def test_an_encrypted_message_is_retried_and_dead_lettered_encrypted(
+def test_encrypted_message_stays_encrypted_on_every_hop(
     provision_policy: ProvisionPolicy, crypto: Crypto
 ) -> None:
     provisioned = provision_policy(max_retries=1)
@@ -85,7 +85,7 @@ def test_an_encrypted_message_is_retried_and_dead_lettered_encrypted(
         assert SECRET not in content
 
 
-def test_each_kind_of_consumer_decrypts_and_each_producer_encrypts(
+def test_every_consumer_decrypts_and_producer_encrypts(
     provision_policy: ProvisionPolicy, crypto: Crypto
 ) -> None:
     provisioned = provision_policy()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from redrive import Event, RetryConsumer
+from redrive import RetryConsumer
 from redrive.delivery.connection import SubscribeError
 from redrive.delivery.fetcher import SubscriptionLostError
 from redrive.messages import id_text
@@ -21,7 +21,11 @@ from tests.support.user_programs import StartProgram, interrupted, start_program
 from tests.support.waiting import wait_until
 
 __all__ = ["start_program"]
+
+
 ProvisionPolicy = Callable[..., Any]
+
+
 SOON = timedelta(seconds=60)
 
 
@@ -29,7 +33,7 @@ SOON = timedelta(seconds=60)
     ("boundary", "copies"), [("Producer.send", 0), ("Consumer.acknowledge", 1)]
 )
 @pytest.mark.parametrize("level", [0, -1])
-def test_a_process_killed_during_a_hop_duplicates_at_most_and_loses_nothing(
+def test_kill_during_a_hop_duplicates_at_most(
     provision_policy: ProvisionPolicy,
     start_program: StartProgram,
     boundary: str,
@@ -71,25 +75,7 @@ def settle_retried(
     wait_until(lambda: not provisioned.unsettled())
 
 
-def test_a_hop_that_is_refused_is_sent_when_it_may_be_and_burns_no_attempt(
-    provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
-) -> None:
-    provisioned = provision_policy(retry_rights=["consume"], max_retries=1)
-    provisioned.send(b"x")
-    events: list[Event] = []
-    consumer = provisioned.consumer(on_event=events.append)
-    consumer.reconsume_later(consumer.receive(SOON))
-    while len(events) < 2:  # at once, and after 5 s
-        assert consumer.receive(timedelta(seconds=1)) is None
-    assert provisioned.backlog(provisioned.policy.topic) == 1
-    assert {event.event for event in events} == {"redrive.unsent"}
-    assert "AuthorizationError" in caplog.text
-
-    provisioned.grant(provisioned.policy.retry_topic, "consume", "produce")
-    settle_retried(provisioned, consumer, attempts=1)
-
-
-def test_a_hop_that_is_refused_leaves_the_message_to_be_handled_again_if_asked_for(
+def test_refused_hop_is_handled_again_if_configured(
     provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
     provisioned = provision_policy(retry_rights=["consume"])
@@ -112,7 +98,7 @@ def test_a_hop_that_is_refused_leaves_the_message_to_be_handled_again_if_asked_f
     settle_retried(provisioned, consumer, attempts=3)  # it was handled, and failed, three times
 
 
-def test_a_delay_that_the_broker_refuses_ends_in_bounded_time_and_blocks_no_other_message(
+def test_delay_refused_by_the_broker_blocks_no_other_message(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -141,7 +127,7 @@ def test_a_delay_that_the_broker_refuses_ends_in_bounded_time_and_blocks_no_othe
 
 # By a right clock each would wait for its delay, less the second by which a broker may be early.
 @pytest.mark.parametrize(("seconds_ahead", "delay", "earliest"), [(-3600, "30m", 0), (3, "1s", 3)])
-def test_a_clock_that_is_wrong_shifts_a_retry_by_as_much_and_loses_nothing(
+def test_wrong_clock_shifts_a_retry_and_loses_nothing(
     provision_policy: ProvisionPolicy,
     start_program: StartProgram,
     seconds_ahead: int,
@@ -182,23 +168,7 @@ client.close()
     assert dead.properties()["RECONSUMETIMES"] == "2"
 
 
-def test_messages_in_flight_when_a_consumer_closes_are_delivered_again(
-    provision_policy: ProvisionPolicy,
-) -> None:
-    provisioned = provision_policy()
-    provisioned.send(b"in flight", b"handled", b"not yet received")
-    consumer = provisioned.consumer()
-    consumer.receive(SOON)
-    consumer.acknowledge(consumer.receive(SOON))
-    consumer.close()
-
-    next_consumer = provisioned.consumer()
-    again = [next_consumer.receive(SOON).data() for _ in range(2)]
-    assert sorted(again) == [b"in flight", b"not yet received"]
-    assert next_consumer.receive(timedelta(seconds=1)) is None
-
-
-def test_a_client_closed_too_early_is_said_so_to_whoever_receives(
+def test_receive_from_closed_client_names_the_mistake(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -213,7 +183,7 @@ def test_a_client_closed_too_early_is_said_so_to_whoever_receives(
     consumer.close()
 
 
-def test_a_client_may_be_closed_at_any_moment_and_no_thread_waits_for_ever(
+def test_client_closed_at_any_moment_blocks_no_thread(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -226,7 +196,7 @@ def test_a_client_may_be_closed_at_any_moment_and_no_thread_waits_for_ever(
         consumer.close()
 
 
-def test_a_refused_subscription_says_which_and_what_to_do(
+def test_refused_subscription_error_has_name_and_remedy(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy(retry_rights=["produce"])
@@ -242,7 +212,7 @@ def test_a_refused_subscription_says_which_and_what_to_do(
         assert words in str(refused.value)
 
 
-def test_a_program_that_forgets_to_close_ends_all_the_same(
+def test_program_that_does_not_close_ends(
     provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:
     provisioned = provision_policy()
@@ -264,7 +234,7 @@ consumer.reconsume_later(consumer.receive(), level=-1)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_sigterm_lets_run_finish_the_messages_in_hand_and_hands_back_the_rest(
+def test_sigterm_lets_run_finish_in_flight_messages(
     provision_policy: ProvisionPolicy, start_program: StartProgram, workers: int
 ) -> None:
     provisioned = provision_policy()
@@ -400,3 +370,51 @@ client.close()
     assert "poison" not in output
     assert provisioned.backlog(provisioned.policy.topic) == 0
     assert not list(notes.glob("*.notes"))  # nothing is left to be recorded
+
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("boundary", "attempts"),
+    [
+        ("SimpleConsumer.attempt_of", [1]),  # with the message in flight
+        ("pulsar.Producer.send", [1]),
+        ("pulsar.Consumer.acknowledge", [1, 2]),  # it was sent on, and is there twice
+    ],
+)
+def test_a_process_killed_with_a_message_in_flight_loses_nothing(
+    provision_policy: ProvisionPolicy,
+    start_program: StartProgram,
+    boundary: str,
+    attempts: list[int],
+) -> None:
+    provisioned = provision_policy()
+    provisioned.send(b"precious")
+    process = start_program(
+        provisioned,
+        f"""
+import time
+from datetime import timedelta
+from redrive import SimpleConsumer
+from redrive.delivery.consumers import simple
+simple.MIN_INVISIBLE = timedelta(seconds=1)
+{boundary} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+consumer = SimpleConsumer(client, load_policy())
+for message in consumer.receive(1, timedelta(seconds=1)):
+    if "attempt_of" in "{boundary}":
+        consumer.attempt_of(message)
+time.sleep(30)
+""",
+    )
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == -signal.SIGKILL, output
+
+    with provisioned.simple_consumer() as consumer:
+        again = [consumer.receive(1, MINUTE, MINUTE)[0] for _ in attempts]
+        assert sorted(consumer.attempt_of(message).number for message in again) == attempts
+        assert len({consumer.attempt_of(message).origin for message in again}) == 1
+        for message in again:
+            consumer.acknowledge(message)
+        assert consumer.receive(1, MINUTE, timedelta(seconds=0.5)) == []
+    wait_until(lambda: not provisioned.unsettled())

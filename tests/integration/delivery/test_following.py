@@ -27,7 +27,7 @@ def fail(_message: object) -> None:
     raise LookupError
 
 
-def test_messages_are_followed_through_sixteen_retries_to_their_dead_letters_by_the_log_alone(
+def test_log_alone_follows_messages_to_their_dead_letters(
     provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
     provisioned = provision_policy(delays=["1s"], max_retries=16)
@@ -71,7 +71,7 @@ def test_messages_are_followed_through_sixteen_retries_to_their_dead_letters_by_
         )
 
 
-def test_a_trace_goes_on_when_a_handler_is_out_of_time(provision_policy: ProvisionPolicy) -> None:
+def test_trace_continues_after_a_handler_timeout(provision_policy: ProvisionPolicy) -> None:
     provisioned = provision_policy(max_retries=0)
     trace = "0af7651916cd43dd8448eb211c80319c"
     provisioned.send(b"slow", properties={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})

@@ -121,7 +121,7 @@ def outcomes(
 
 
 @pytest.mark.parametrize("kind", CONSUMERS)
-def test_forked_consumer_refuses_use_and_parent_goes_on(
+def test_forked_consumer_refuses_use_and_parent_continues(
     provision_policy: ProvisionPolicy, start_program: StartProgram, kind: str
 ) -> None:
     provisioned = provision_policy()
@@ -176,7 +176,7 @@ print(json.dumps(sorted(handled, key=int)), flush=True)
     wait_until(lambda: provisioned.backlog(provisioned.policy.retry_topic) == 1)
 
 
-def test_forked_producer_refuses_use_and_parent_goes_on(
+def test_forked_producer_refuses_use_and_parent_continues(
     provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:
     provisioned = provision_policy()

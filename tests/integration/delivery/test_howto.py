@@ -27,11 +27,11 @@ GOOD = b'{"price": 7}'
 
 
 def example(guide: str, heading: str) -> str:
-    (found,) = [b.text for b in blocks(f"docs/howto/{guide}.md") if b.heading == heading]
-    return found
+    (example,) = [b.text for b in blocks(f"docs/howto/{guide}.md") if b.heading == heading]
+    return example
 
 
-def test_a_hostile_message_does_not_end_the_example_of_broadcasts(
+def test_broadcast_example_survives_a_hostile_message(
     provision_policy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provisioned: ProvisionedPolicy = provision_policy()
@@ -51,8 +51,8 @@ def test_a_hostile_message_does_not_end_the_example_of_broadcasts(
 
     monkeypatch.setattr(redrive, "BroadcastConsumer", open_)
     code = compile(example("consume", "Broadcast"), "Broadcast", "exec")
-    known = {"client": provisioned.client(provisioned.role), "forget_price": forget_price}
-    running = threading.Thread(target=exec, args=(code, known))
+    names = {"client": provisioned.client(provisioned.role), "forget_price": forget_price}
+    running = threading.Thread(target=exec, args=(code, names))
     running.start()
     assert opened.wait(180)
     provisioned.send(*HOSTILE, GOOD)

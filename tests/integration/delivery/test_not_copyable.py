@@ -10,7 +10,6 @@ import pytest
 
 from redrive import Event
 from redrive.delivery import forwarder
-from redrive.delivery.forwarder import MAX_UNSENT
 from redrive.delivery.reporting import Name
 from redrive.messages import id_text
 from redrive.policy.verdict import DeadReason
@@ -32,9 +31,9 @@ def original(letter: Any) -> tuple[dict[bytes, bytes], str, bytes | None]:  # no
         for block in blocks("docs/reference/properties.md")
         if block.heading == "Messages that can't be copied"
     ]
-    known: dict[str, Any] = {}
-    exec(code, known)  # noqa: S102 - our own page
-    message: tuple[dict[bytes, bytes], str, bytes | None] = known["original"](letter)
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - our own page
+    message: tuple[dict[bytes, bytes], str, bytes | None] = names["original"](letter)
     return message
 
 
@@ -55,9 +54,9 @@ def test_messages_without_copies_do_not_stop_others(
     send: Callable[[RawProducer, int], None],
     reason: str,
 ) -> None:
-    monkeypatch.setattr(forwarder, "MAX_UNSENT", 100)
+    monkeypatch.setattr(forwarder, "MAX_UNSENT", 20)
     provisioned = provision_policy(delays=("1h",))
-    count = MAX_UNSENT + 3
+    count = forwarder.MAX_UNSENT + 3
     with raw_producer(provisioned.broker, provisioned.policy.topic) as producer:
         for number in range(count):
             send(producer, number)
@@ -138,7 +137,7 @@ def test_large_value_that_is_no_text_precedes_the_payload(
     wait_until(lambda: not provisioned.unsettled())
 
 
-def test_message_without_copy_waits_while_letters_are_refused(
+def test_uncopyable_message_waits_for_a_refused_dead_letter(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()

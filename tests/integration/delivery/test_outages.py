@@ -22,11 +22,11 @@ from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 
-OUTAGE_SECONDS = 20.0
+OUTAGE_SECONDS = 6.0
 CONSUMERS = 2
 WORKERS = 4
-MESSAGES = 2_000
-LIMITS = OutageLimits(max_probe_interval=timedelta(seconds=5))
+MESSAGES = 600
+LIMITS = OutageLimits(max_probe_interval=timedelta(seconds=2))
 
 
 class Warehouse:
@@ -59,7 +59,9 @@ def paused_causes(provisioned: ProvisionedPolicy) -> list[str]:
     answer = provisioned.broker.request("GET", f"{path(provisioned.policy.retry_topic)}/stats")
     answer.check("read statistics")
     producers = json.loads(answer.body)["publishers"]
-    return [each["metadata"][BEACON] for each in producers if BEACON in each["metadata"]]
+    return [
+        producer["metadata"][BEACON] for producer in producers if BEACON in producer["metadata"]
+    ]
 
 
 def sent(result: pulsar.Result, _id: pulsar.MessageId) -> None:
@@ -83,15 +85,17 @@ def run_through_an_outage(
             for _ in range(CONSUMERS)
         ]
         threads = [
-            threading.Thread(target=each.run, args=(warehouse.handle,), kwargs={"workers": WORKERS})
-            for each in consumers
+            threading.Thread(
+                target=consumer.run, args=(warehouse.handle,), kwargs={"workers": WORKERS}
+            )
+            for consumer in consumers
         ]
         for thread in threads:
             thread.start()
         for number in range(MESSAGES):  # one by one: a batch would go to one consumer
             producer.send_async(f"{number}".encode(), sent)
         producer.flush()
-        wait_until(lambda: all(each.outages for each in consumers))
+        wait_until(lambda: all(consumer.outages for consumer in consumers))
         wait_until(lambda: paused_causes(provisioned) == ["ConnectionError"] * CONSUMERS)
         during()
         time.sleep(OUTAGE_SECONDS)
@@ -99,13 +103,13 @@ def run_through_an_outage(
         assert warehouse.done.wait(180), (len(warehouse.handled), [c.in_hand for c in consumers])
         wait_until(lambda: paused_causes(provisioned) == [])
         wait_until(lambda: provisioned.backlog(policy.retry_topic) == 0)
-        for each in consumers:
-            each.stop()
+        for consumer in consumers:
+            consumer.stop()
         for thread in threads:
             thread.join()
 
 
-def test_consumers_pause_for_an_outage_and_go_on_by_themselves(
+def test_consumers_pause_for_an_outage_and_resume(
     provision_policy: ProvisionPolicy, warehouse: Warehouse
 ) -> None:
     provisioned = provision_policy()

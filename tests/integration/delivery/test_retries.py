@@ -1,12 +1,15 @@
+"""Hops of a failing message: delays, names, properties and counts at a real broker."""
+
 from __future__ import annotations
 
 import json
 import logging
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -20,10 +23,17 @@ from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import Scheme
+from sandbox.pulsar import SUPERUSER
+from tests.support.messages import receive_until_quiet
+from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
+
+
 TICK = timedelta(seconds=1)  # a broker may be early by this much
+
+
 SOON = timedelta(seconds=30)
 
 
@@ -31,7 +41,7 @@ def elapsed(since: float) -> timedelta:
     return timedelta(seconds=time.monotonic() - since)
 
 
-def test_a_failing_message_climbs_the_ladder_and_dies_after_max_retries(
+def test_failing_message_climbs_the_ladder_to_a_dead_letter(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy(delays=["1s", "2s"], max_retries=2)
@@ -95,21 +105,6 @@ def test_a_retry_waits_as_long_as_was_asked_for(
     assert waited >= timedelta(seconds=seconds) - TICK
 
 
-def test_a_level_below_zero_lays_the_message_aside_at_once(
-    provision_policy: ProvisionPolicy,
-) -> None:
-    provisioned = provision_policy()
-    provisioned.send(b"hopeless")
-    consumer = provisioned.consumer()
-
-    consumer.reconsume_later(consumer.receive(SOON), level=-1)
-
-    (dead,) = provisioned.dead_letters(1)
-    assert dead.data() == b"hopeless"
-    assert dead.properties()["REDRIVE_DEAD_REASON"] == "Requested"
-    assert "REDRIVE_CAUSE_TYPE" not in dead.properties()
-
-
 def test_without_retries_the_first_failure_is_a_dead_letter(
     provision_policy: ProvisionPolicy,
 ) -> None:
@@ -138,7 +133,7 @@ def test_messages_travel_under_the_names_of_every_scheme(
 
 
 @pytest.mark.parametrize("level", [None, -1])
-def test_a_policy_that_discards_acknowledges_what_has_used_up_its_retries(
+def test_discarding_policy_acknowledges_exhausted_messages(
     provision_policy: ProvisionPolicy, level: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     provisioned = provision_policy(max_retries=0, dead_letters=False)
@@ -159,23 +154,6 @@ def test_a_policy_that_discards_acknowledges_what_has_used_up_its_retries(
     provisioned.dead_letters(0)
 
 
-def test_a_wrong_way_to_ask_settles_nothing(provision_policy: ProvisionPolicy) -> None:
-    provisioned = provision_policy()
-    provisioned.send(b"x")
-    consumer = provisioned.consumer()
-    message = consumer.receive(SOON)
-
-    with pytest.raises(InvalidSpecError, match="864000 s"):
-        consumer.reconsume_later(message, delay=timedelta(days=11))
-    with pytest.raises(InvalidSpecError, match="not by both"):
-        consumer.reconsume_later(message, delay=timedelta(seconds=1), level=1)
-
-    assert provisioned.backlog(provisioned.policy.topic) == 1
-    consumer.acknowledge(message)
-    consumer.close()
-    wait_until(lambda: not provisioned.backlog(provisioned.policy.topic))
-
-
 def test_a_message_of_another_consumer_is_refused(provision_policy: ProvisionPolicy) -> None:
     provisioned = provision_policy()
     provisioned.send(b"x", topic=provisioned.policy.dead_letter_topic)
@@ -185,32 +163,6 @@ def test_a_message_of_another_consumer_is_refused(provision_policy: ProvisionPol
     for settle in (consumer.acknowledge, consumer.reconsume_later):
         with pytest.raises(InvalidSpecError, match="by the consumer it came from"):
             settle(foreign)
-
-
-@pytest.mark.parametrize("level", [None, -1])
-@pytest.mark.parametrize("content", [b"payload", b"", None])
-def test_everything_of_the_user_survives_the_hop(
-    provision_policy: ProvisionPolicy, content: bytes | None, level: int | None
-) -> None:
-    provisioned = provision_policy()
-    provisioned.send(
-        content,
-        partition_key="schlüssel",
-        ordering_key="order",
-        event_timestamp=1_700_000_000_123,
-        properties={"tenant": "größe", "empty": ""},
-    )
-    consumer = provisioned.consumer()
-
-    consumer.reconsume_later(consumer.receive(SOON), level=level)
-
-    moved = consumer.receive(SOON) if level is None else provisioned.dead_letters(1)[0]
-    assert moved.has_null_value() == (content is None)
-    assert moved.data() == (content or b"")
-    assert moved.partition_key() == "schlüssel"
-    assert moved.ordering_key() == "order"
-    assert moved.event_timestamp() == 1_700_000_000_123
-    assert {"tenant": "größe", "empty": ""}.items() <= moved.properties().items()
 
 
 def test_a_count_forged_on_the_source_topic_takes_no_retry_away(
@@ -228,7 +180,7 @@ def test_a_count_forged_on_the_source_topic_takes_no_retry_away(
     assert again.properties()["REAL_TOPIC"] == str(provisioned.policy.topic)
 
 
-def test_key_shared_sources_keep_the_order_of_a_key_and_retry_too(
+def test_key_shared_source_keeps_key_order_and_retries(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy(kind=SubscriptionType.KEY_SHARED)
@@ -252,7 +204,7 @@ def test_key_shared_sources_keep_the_order_of_a_key_and_retry_too(
 @pytest.mark.parametrize(
     ("kind", "partitions"), [(SubscriptionType.EXCLUSIVE, 0), (SubscriptionType.FAILOVER, 2)]
 )
-def test_an_exclusive_or_failover_source_is_consumed_as_such_and_its_retries_as_shared(
+def test_exclusive_or_failover_source_has_shared_retries(
     provision_policy: ProvisionPolicy,
     kind: SubscriptionType,
     partitions: int,
@@ -352,7 +304,7 @@ def test_the_log_follows_a_message_through_its_hops(
     ]
 
 
-def test_an_attempt_tells_how_the_one_before_it_failed_without_what_is_redacted(
+def test_attempt_has_the_redacted_cause_of_the_one_before(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy(max_retries=1)
@@ -428,3 +380,43 @@ def test_retries_that_share_an_origin_take_as_long_as_others(
     seconds = time.monotonic() - began
     assert sorted(handled) == sorted(contents)
     assert seconds < 40  # 1.3 s and 3 s on an idle machine; one a second would be 190 s
+
+
+SECOND = timedelta(seconds=1)
+
+
+def send_batch(provisioned: ProvisionedPolicy, *contents: bytes) -> None:
+    producer = provisioned.client(SUPERUSER).create_producer(
+        str(provisioned.policy.topic), batching_enabled=True, batching_max_publish_delay_ms=60_000
+    )
+    for content in contents:
+        producer.send_async(content, lambda *_: None)
+    producer.flush()
+    producer.close()
+
+
+def test_failures_of_a_batch_neighbour_are_not_counted(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy(max_retries=2)
+    topic = provisioned.policy.topic
+    send_batch(provisioned, b"bad", b"late", b"good")
+    given_back: Counter[bytes] = Counter()
+    before = {}
+    with provisioned.consumer(nack_delay=timedelta(seconds=0.5)) as consumer:
+        backlog = partial(provisioned.backlog, topic)
+        for message in receive_until_quiet(consumer, quiet=SECOND, unsettled=backlog):
+            content = message.data()
+            failed_first = content == b"bad" and given_back[content] < 3
+            if failed_first or (content == b"late" and given_back == {b"bad": 3}):
+                before[content] = message.redelivery_count()
+                given_back[content] += 1
+                consumer.negative_acknowledge(message)
+            elif content != b"late" or given_back[content]:
+                consumer.acknowledge(message)  # what is acknowledged comes again with the others
+
+    assert given_back == {b"bad": 3, b"late": 1}
+    assert before[b"late"] >= provisioned.policy.max_retries
+    [dead] = provisioned.dead_letters(1)
+    assert (dead.data(), dead.properties()["RECONSUMETIMES"]) == (b"bad", "3")
+    assert provisioned.backlog(topic) == 0

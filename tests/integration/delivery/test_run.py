@@ -1,10 +1,12 @@
+"""Runs of handlers at a real broker: order, rates, time-outs, workers and prefetch."""
+
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from itertools import chain, pairwise
+from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -12,13 +14,18 @@ import pytest
 
 from redrive import Done, Event, FailureRules, RetryConsumer
 from redrive.delivery.fetcher import ConsumerStoppedError
+from redrive.errors import InvalidSpecError
+from redrive.policy.model import SubscriptionType
+from tests.support.messages import handle_until_quiet
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
+
+
 SOON = timedelta(seconds=30)
 
 
-def test_run_acknowledges_what_returns_and_retries_what_raises(
+def test_run_acknowledges_successes_and_retries_failures(
     provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
     provisioned = provision_policy(max_retries=1)
@@ -50,7 +57,7 @@ def test_run_acknowledges_what_returns_and_retries_what_raises(
     assert "LookupError: out of order\nat " in caplog.text
 
 
-def test_close_waits_for_the_message_that_run_has_in_hand(
+def test_close_waits_for_the_in_flight_message_of_run(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -100,7 +107,7 @@ def test_no_message_within_the_time_out_is_none(provision_policy: ProvisionPolic
     assert provision_policy().consumer().receive(timedelta(milliseconds=100)) is None
 
 
-def test_source_and_retry_topic_take_turns_while_both_have_messages(
+def test_source_and_retry_topic_alternate_under_load(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -121,7 +128,7 @@ def test_source_and_retry_topic_take_turns_while_both_have_messages(
     assert all(former != latter for former, latter in pairwise(served))
 
 
-def test_exceptions_are_classified_and_what_no_retry_mends_dies_at_once(
+def test_unretryable_exception_is_dead_lettered_at_once(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy(delays=["1h"], max_retries=1)
@@ -196,30 +203,7 @@ def test_with_explicit_only_done_is_success(provision_policy: ProvisionPolicy) -
     assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "NotDoneError"
 
 
-def test_of_a_batch_only_what_failed_is_retried(provision_policy: ProvisionPolicy) -> None:
-    provisioned = provision_policy()
-    provisioned.send(*[f"{n}".encode() for n in range(10)])
-    consumer = provisioned.consumer()
-    batches: list[list[bytes]] = []
-
-    def handle(messages: Sequence[Any]) -> list[Exception | None]:
-        batches.append([message.data() for message in messages])
-        if sum(map(len, batches)) == 12:
-            consumer.stop()
-        return [
-            KeyError("odd one") if m.data() in {b"3", b"7"} and not m.properties() else None
-            for m in messages
-        ]
-
-    consumer.run_batches(handle, size=4, wait=timedelta(seconds=1))
-    consumer.close()
-
-    assert max(map(len, batches)) == 4
-    assert sorted(chain(*batches)) == sorted([*(f"{n}".encode() for n in range(10)), b"3", b"7"])
-    wait_until(lambda: not provisioned.unsettled())
-
-
-def test_a_handler_out_of_time_is_a_failed_attempt_and_its_late_success_is_ignored(
+def test_timed_out_handler_fails_and_late_success_is_ignored(
     provision_policy: ProvisionPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
     provisioned = provision_policy(max_retries=1)
@@ -321,3 +305,66 @@ def test_nothing_is_handed_out_between_pause_and_resume(provision_policy: Provis
     consumer.stop()
     running.join(30)
     assert not running.is_alive()
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
+def test_joining_consumer_gets_prefetch_of_a_busy_one(
+    provision_policy: ProvisionPolicy, kind: SubscriptionType
+) -> None:
+    provisioned = provision_policy(kind=kind)
+    busy, go_on = provisioned.consumer(prefetch=4), threading.Event()
+    held: list[bytes] = []
+
+    def hold(message: Any) -> None:  # noqa: ANN401 - the client publishes no types
+        held.append(message.data())
+        go_on.wait(180)
+
+    running = threading.Thread(target=busy.run, args=(hold,), kwargs={"workers": 2})
+    running.start()
+    for number in range(200):
+        provisioned.send(b"%d" % number, partition_key=f"{number}")
+        if number == 0:
+            wait_until(lambda: held)
+    joined = provisioned.consumer()
+    contents: list[bytes] = []
+    while len(contents) <= 50:  # of a key-shared subscription, about half of the keys are another's
+        message = joined.receive(timedelta(seconds=60))
+        contents.append(message.data())
+        joined.acknowledge(message)
+    assert len(held) <= 2
+    go_on.set()
+    contents += handle_until_quiet(
+        joined,
+        (),
+        quiet=timedelta(seconds=0.2),
+        unsettled=lambda: provisioned.backlog(provisioned.policy.topic),
+    )
+    busy.close()
+    running.join(30)
+    assert sorted([*contents, *held]) == sorted(b"%d" % number for number in range(200))
+
+
+def test_partitions_share_one_bound(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy(partitions=4)
+    policy = provisioned.policy
+    consumer = provisioned.consumer(prefetch=20)
+    provisioned.send(*[b"%d" % number for number in range(200)])
+    wait_until(lambda: provisioned.given_out(policy.topic) >= 20)
+    time.sleep(2)  # until it has what is too much, if it takes that
+    contents = handle_until_quiet(
+        provisioned.consumer(),
+        (),
+        quiet=timedelta(seconds=1),
+        # The client has a queue of each partition and one of all.
+        unsettled=lambda: provisioned.backlog(policy.topic) > 2 * 20,
+    )
+    assert 200 - 2 * 20 <= len(contents) <= 200 - 20
+    consumer.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, -1])
+def test_a_consumer_without_room_for_a_message_is_refused(
+    provision_policy: ProvisionPolicy, prefetch: int
+) -> None:
+    with pytest.raises(InvalidSpecError, match="prefetch"):
+        provision_policy().consumer(prefetch=prefetch)

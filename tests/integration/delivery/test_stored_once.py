@@ -30,13 +30,13 @@ def contents(count: int, prefix: str = "m") -> list[bytes]:
 
 def copies(provisioned: ProvisionedPolicy, topic: TopicName, partitions: int = 0) -> Counter[bytes]:
     """Count what *topic* holds, delayed or not, by content."""
-    client, found = provisioned.client(SUPERUSER), Counter[bytes]()
+    client, counts = provisioned.client(SUPERUSER), Counter[bytes]()
     for one in [topic.partition(index) for index in range(partitions)] or [topic]:
         reader = client.create_reader(str(one), pulsar.MessageId.earliest)
         while reader.has_message_available():
-            found[reader.read_next(30_000).data()] += 1
+            counts[reader.read_next(30_000).data()] += 1
         reader.close()
-    return found
+    return counts
 
 
 def once(sent: Sequence[bytes]) -> Counter[bytes]:

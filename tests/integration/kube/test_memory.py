@@ -1,4 +1,4 @@
-"""What objects of others with redrive's label cost the operator, as a process of its own."""
+"""Memory of an operator process for foreign objects with redrive's label."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from redrive.kube.client import Kubernetes
 from sandbox.sandbox import Sandbox
 from tests.support.program_parts import PEAK
 
+pytestmark = pytest.mark.xdist_group("own sandbox")
+
 LONG, BYTES = 60, 900_000
 MOST_MEBIBYTES = 128
-"""A quarter of what the chart limits the operator to. All at once, and only as bytes, are 52."""
+"""A quarter of the operator's limit in the chart. All at once, and only as bytes, are 52."""
 OPERATOR = f"""{PEAK}
 import os, signal
 from redrive.__main__ import main
 from redrive.kube.cache import Cache
-
-pytestmark = pytest.mark.xdist_group("own sandbox")
 
 before, shown, put = peak(), set(), Cache.on_event
 
@@ -42,7 +42,7 @@ main()
 """
 
 
-async def test_long_config_maps_with_redrives_label_are_never_in_memory_together(
+async def test_labelled_config_maps_are_not_in_memory_together(
     installed: Sandbox, kube_namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubeconfig = str(installed.cluster.kubeconfig)

@@ -1,4 +1,4 @@
-"""What the client asks of a real API server, and a fake one would answer whatever it is asked."""
+"""Requests that a fake API server would answer in any form, sent to a real one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ async def test_versions_are_listed_of_built_in_and_of_custom_kinds(
     )["metadata"]
     monkeypatch.setenv("KUBECONFIG", str(installed.cluster.kubeconfig))
     async with Kubernetes.connect() as kubernetes:
-        found = await kubernetes.versions(resources.CONFIG_MAPS, namespace)
+        versions = await kubernetes.versions(resources.CONFIG_MAPS, namespace)
         custom = await kubernetes.versions(resources.SPARK_APPLICATIONS, namespace)
-    assert found.by_uid == {made["uid"]: int(made["resourceVersion"])}
+    assert versions.by_uid == {made["uid"]: int(made["resourceVersion"])}
     assert custom.by_uid == {}
-    assert custom.latest >= found.by_uid[made["uid"]]
+    assert custom.latest >= versions.by_uid[made["uid"]]
     kubectl("delete", "namespace", namespace, "--wait=false")

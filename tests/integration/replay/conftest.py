@@ -125,11 +125,11 @@ class ProvisionedPolicy:
         topics = self.policy.dead_letter_topic, *(targets or (self.policy.retry_topic,))
         assert audit.main([*urls, *map(str, topics), "--complete"]) == 0
 
-    def admin(self, method: str, topic: TopicName, what: str, body: object = None) -> str:
+    def admin(self, method: str, topic: TopicName, subject: str, body: object = None) -> str:
         """Ask the broker as its super-user, below *topic*."""
-        path = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}/{what}"
+        path = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}/{subject}"
         answer = self.broker.request(method, path, body)
-        answer.check(f"{method} {what} of {topic}")
+        answer.check(f"{method} {subject} of {topic}")
         return answer.body
 
     def change_policy(self, method: str, topic: TopicName, name: str, value: object = None) -> None:

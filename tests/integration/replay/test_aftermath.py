@@ -69,8 +69,8 @@ class Shown:
     def __init__(self) -> None:
         self.found: list[Aftermath] = []
 
-    def report_aftermath(self, found: Aftermath) -> None:
-        self.found.append(found)
+    def report_aftermath(self, aftermath: Aftermath) -> None:
+        self.found.append(aftermath)
 
     def wish(self) -> Wish:
         return Wish.RUN
@@ -104,16 +104,16 @@ def test_all_that_was_moved_is_followed_until_it_is_settled(
     shown = Shown()
     with consumed(provisioned, policy) as handler:
         aftermath.follow(job, shown)
-        found = shown.found[-1]
+        last = shown.found[-1]
 
-    assert found.settled
-    assert found.moved == COUNT
-    assert (found.handled, found.waiting, found.dead) == (40, 0, 20)
+    assert last.settled
+    assert last.moved == COUNT
+    assert (last.handled, last.waiting, last.dead) == (40, 0, 20)
     assert sum(handler.handled.values()) == 40
-    assert found.causes == {"ValueError": 20}
-    for each in shown.found:
-        assert each.handled + each.waiting + each.dead == COUNT
-        assert each.handled <= 40
+    assert last.causes == {"ValueError": 20}
+    for reported in shown.found:
+        assert reported.handled + reported.waiting + reported.dead == COUNT
+        assert reported.handled <= 40
 
 
 def test_without_consumers_all_waits_and_the_status_says_so(
@@ -127,10 +127,10 @@ def test_without_consumers_all_waits_and_the_status_says_so(
 
     aftermath.follow(job, progress)
 
-    found = progress.read().aftermath
-    assert found is not None
-    assert (found.handled, found.waiting, found.died_again, found.settled) == (0, 5, 0, False)
-    assert found.causes == ()
+    last = progress.read().aftermath
+    assert last is not None
+    assert (last.handled, last.waiting, last.died_again, last.settled) == (0, 5, 0, False)
+    assert last.causes == ()
 
 
 def test_a_batch_that_is_replayed_counts_message_by_message(
@@ -142,7 +142,7 @@ def test_a_batch_that_is_replayed_counts_message_by_message(
     runs.run(job, Local(), Notes())
     shown = Shown()
     aftermath.follow(job, shown)
-    assert [(each.moved, each.waiting) for each in shown.found] == [(3, 3)]
+    assert [(reported.moved, reported.waiting) for reported in shown.found] == [(3, 3)]
     assert shown.found[-1].to_status() == {
         "handled": 0, "waiting": 3, "diedAgain": 0, "causes": [], "settled": False,
     }  # fmt: skip

@@ -105,8 +105,8 @@ class _Clerk(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         form = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        known = "client_secret=right" in form
-        self._answer(200, {"access_token": self.token}) if known else self._answer(401, {})
+        is_known = "client_secret=right" in form
+        self._answer(200, {"access_token": self.token}) if is_known else self._answer(401, {})
 
     def _answer(self, status: int, body: dict[str, str]) -> None:
         self.send_response(status)
@@ -180,7 +180,7 @@ def open_notebook(broker: Broker, tmp_path: Path) -> Iterator[Notebook]:
 @pytest.mark.parametrize(
     "method", ["certificate_of_notebook", "issuer_of_notebook", "open_notebook"]
 )
-def test_the_data_source_reads_what_it_has_written(
+def test_data_source_reads_its_own_rows(
     notebook: SparkSession, request: pytest.FixtureRequest, method: str
 ) -> None:
     """By a token it does in its own tests."""

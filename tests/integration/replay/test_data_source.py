@@ -59,11 +59,11 @@ class Desk:
         backlog: int = stats["subscriptions"][subscription]["msgBacklog"]
         return backlog
 
-    def admin(self, method: str, topic: str, what: str, body: object = None) -> str:
+    def admin(self, method: str, topic: str, subject: str, body: object = None) -> str:
         """Ask the broker as its super-user, below *topic*."""
-        at = f"/admin/v2/persistent/{topic.removeprefix('persistent://')}{what}"
+        at = f"/admin/v2/persistent/{topic.removeprefix('persistent://')}{subject}"
         answer = self.broker.request(method, at, body)
-        answer.check(f"{method} {what} of {topic}")
+        answer.check(f"{method} {subject} of {topic}")
         return answer.body
 
     def send(self, topic: str, count: int, *, batched: bool = False, **fields: Any) -> None:  # noqa: ANN401
@@ -75,13 +75,13 @@ class Desk:
         for _ in range(count):
             number = len(self.sent)
             event = 1_700_000_000_000 + number * 1_000
-            each = {
+            message = {
                 "partition_key": f"k{number % 7}",
                 "event_timestamp": event,
                 "properties": {"number": str(number)},
             } | fields
             producer.send_async(
-                str(number).encode(), lambda result, _: results.append(result), **each
+                str(number).encode(), lambda result, _: results.append(result), **message
             )
             self.sent.append({"number": number, "event": event, "topic": topic})
         producer.flush()
@@ -159,7 +159,7 @@ def test_a_batch_has_all_that_messages_carry(desk: Desk) -> None:
     assert [row["__batchIndex"] for row in rows] == [0, 0, 0, 0, 1]
     assert {row["__encrypted"] for row in rows} == {False}
     ids = [pulsar.MessageId.deserialize(bytes(row["__messageId"])) for row in rows]
-    assert [each.ledger_id() for each in ids] == [row["__ledger"] for row in rows]
+    assert [message_id.ledger_id() for message_id in ids] == [row["__ledger"] for row in rows]
     assert desk.read(topic=topic).columns == list(COLUMN_NAMES)
 
 
@@ -171,9 +171,9 @@ def test_times_that_python_does_not_have_are_null(desk: Desk) -> None:
     for time in times:
         desk.send(topic, 1, event_timestamp=time)
     frame = desk.read(topic=topic, columns="value,__eventTime")
-    found = {int(row.value): row["__eventTime"] for row in frame.collect()}
-    assert found[0].year == 9999
-    assert [found[number] for number in range(1, len(times))] == [None] * 5
+    times_read = {int(row.value): row["__eventTime"] for row in frame.collect()}
+    assert times_read[0].year == 9999
+    assert [times_read[number] for number in range(1, len(times))] == [None] * 5
     assert numbers(frame.where("__eventTime > '2026-01-01'")) == [0]
     assert numbers(frame.where("__eventTime is null")) == [1, 2, 3, 4, 5]
 
@@ -214,12 +214,12 @@ def test_a_refused_token_is_named_and_not_shown(desk: Desk) -> None:
     assert "eyJ" not in str(failed.value)
 
 
-def test_a_topic_that_is_not_there_is_named(desk: Desk) -> None:
+def test_missing_topic_is_named(desk: Desk) -> None:
     with pytest.raises(PySparkException, match="orders-missing"):
         desk.read(topic=f"persistent://{desk.namespace}/orders-missing").count()
 
 
-def test_conditions_select_what_plain_python_does(desk: Desk) -> None:
+def test_conditions_select_the_same_rows_as_python(desk: Desk) -> None:
     topic = desk.topic("orders", partitions=2)
     for _ in range(3):
         desk.send(topic, 40)
@@ -277,9 +277,7 @@ def test_conditions_select_what_plain_python_does(desk: Desk) -> None:
     assert frame.rdd.getNumPartitions() == 2
 
 
-def test_a_stream_goes_on_where_its_checkpoint_ends_and_repeats_a_batch_exactly(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_stream_resumes_and_repeats_a_batch_exactly(desk: Desk, tmp_path: Path) -> None:
     topic = desk.topic("orders", partitions=2, subscription="notebook")
     batches: dict[int, list[list[int]]] = {}
 
@@ -307,27 +305,25 @@ def test_a_stream_goes_on_where_its_checkpoint_ends_and_repeats_a_batch_exactly(
     desk.unload(topic)
     desk.send(topic, 40)
     run()
-    assert [len(found) for found in batches.values()].count(2) == 1
+    assert [len(runs) for runs in batches.values()].count(2) == 1
     assert batches[last][0] == batches[last][1] != []
-    assert sorted(n for found in batches.values() for n in found[0]) == list(range(120))
+    assert sorted(n for runs in batches.values() for n in runs[0]) == list(range(120))
     assert desk.backlog(topic, "notebook") < 120
     written = (tmp_path / "offsets" / "0").read_text().splitlines()[-1]
     assert json.loads(written).keys() == {f"{topic}-partition-{index}" for index in (0, 1)}
 
 
-def test_a_subscription_that_was_moved_on_under_a_stream_is_found(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_subscription_moved_under_a_stream_is_detected(desk: Desk, tmp_path: Path) -> None:
     """As when messages expire; nothing else lets the broker delete what follows."""
     topic = desk.topic("orders", subscription="notebook")
-    found: list[int] = []
+    values: list[int] = []
 
     def run() -> None:
         stream = desk.spark.readStream.format("pulsar").options(
             **desk.options(), topic=topic, predefinedSubscription="notebook"
         )
         writing = stream.load().writeStream.foreachBatch(
-            lambda frame, _: found.extend(numbers(frame))
+            lambda frame, _: values.extend(numbers(frame))
         )
         read_all(writing, tmp_path)
 
@@ -351,11 +347,10 @@ def test_a_subscription_that_was_moved_on_under_a_stream_is_found(
     next_ledger()
     run()
     desk.send(topic, 4)
-    run()
     next_ledger()
     desk.send(topic, 5)
     run()
-    assert found == list(range(3, 12))
+    assert values == list(range(3, 12))
     desk.send(topic, 6)
     skip_all()
     next_ledger()
@@ -364,7 +359,7 @@ def test_a_subscription_that_was_moved_on_under_a_stream_is_found(
         run()
 
 
-def test_what_is_written_is_read_back_and_no_plan_shows_the_token(desk: Desk) -> None:
+def test_written_rows_are_read_back_and_plans_hide_the_token(desk: Desk) -> None:
     topic = desk.topic("orders", partitions=2)
     frame = desk.spark.range(500).selectExpr(
         "cast(id as string) as value",
@@ -388,7 +383,7 @@ def test_what_is_written_is_read_back_and_no_plan_shows_the_token(desk: Desk) ->
     assert not [plan for plan in plans if "eyJ" in plan]
 
 
-def test_a_row_names_its_topic_and_what_is_no_message_is_refused(desk: Desk) -> None:
+def test_rows_name_their_topics_and_unknown_columns_fail(desk: Desk) -> None:
     bills, orders = desk.topic("bills"), desk.topic("orders")
     frame = desk.spark.createDataFrame(
         [(b"1", orders), (None, bills)], "value BINARY, __topic STRING"
@@ -402,7 +397,7 @@ def test_a_row_names_its_topic_and_what_is_no_message_is_refused(desk: Desk) -> 
         frame.write.format("pulsar").options(**desk.options()).mode("overwrite").save()
 
 
-def test_a_role_without_rights_is_refused_with_the_right_that_it_lacks(desk: Desk) -> None:
+def test_missing_right_of_a_role_is_named(desk: Desk) -> None:
     topic = desk.topic("orders")
     desk.send(topic, 1)
     stranger = desk.broker.token("stranger")
@@ -413,7 +408,7 @@ def test_a_role_without_rights_is_refused_with_the_right_that_it_lacks(desk: Des
         writing.mode("append").options(**desk.options(token=stranger), topic=topic).save()
 
 
-def test_what_retention_has_deleted_fails_a_read_that_was_to_begin_there(desk: Desk) -> None:
+def test_read_from_a_deleted_position_fails(desk: Desk) -> None:
     topic = desk.topic("orders", subscription="")
     desk.send(topic, 3)
     first = desk.read(topic=topic, columns="__ledger").first()
@@ -428,7 +423,7 @@ def test_what_retention_has_deleted_fails_a_read_that_was_to_begin_there(desk: D
     assert numbers(frame) == [3, 4, 5]
 
 
-def test_what_the_guide_shows_works(desk: Desk, tmp_path: Path) -> None:
+def test_examples_of_the_guide_run(desk: Desk, tmp_path: Path) -> None:
     topic = desk.topic("orders", subscription="checks")
     results = [desk.topic(name) for name in ("copied", "checked")]
     desk.send(topic, 5)

@@ -27,7 +27,7 @@ MakeJob = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
 
 
-def test_nothing_is_moved_and_a_run_that_has_the_ledger_goes_on(
+def test_dry_run_moves_nothing_and_leaves_the_ledger_alone(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy(dead_partitions=2)
@@ -39,13 +39,13 @@ def test_nothing_is_moved_and_a_run_that_has_the_ledger_goes_on(
     with Ledger.open(job.service_url, job.policy.ledger_topic, "running") as running:
         before = running.records
 
-        found = runs.preview(job, Local(), Notes())
+        preview = runs.preview(job, Local(), Notes())
 
         running.write("plan/other", None)  # it was not fenced off
-    account = found.account
+    account = preview.account
     assert (account.scanned, account.matched, account.moved, account.left) == (8, 8, 0, 8)
-    assert found.causes == {"TimeoutError": 6, "ValueError": 2}
-    assert len(found.samples) == 8
+    assert preview.causes == {"TimeoutError": 6, "ValueError": 2}
+    assert len(preview.samples) == 8
     with broker.connect(job.service_url) as client:
         after = ledgers.read(client, job.policy.ledger_topic)
     assert (after.ranges, after.plans, after.owner) == (before.ranges, before.plans, "running")
@@ -69,8 +69,12 @@ def test_a_selection_is_counted_by_spark_and_shown_in_the_status(
     assert engine.scanned == Scanned(11, Counter(TimeoutError=5), Counter(PartOfBatch=1))
     status = progress.read()
     assert (status.scanned, status.matched, status.refused, status.left) == (11, 6, 1, 5)
-    assert [(each.cause, each.messages) for each in status.preview.causes] == [("TimeoutError", 5)]
-    assert [(each.cause, each.messages) for each in status.preview.refused] == [("PartOfBatch", 1)]
+    assert [(count.cause, count.messages) for count in status.preview.causes] == [
+        ("TimeoutError", 5)
+    ]
+    assert [(count.cause, count.messages) for count in status.preview.refused] == [
+        ("PartOfBatch", 1)
+    ]
     assert len(status.preview.samples) == 5
     assert len(provisioned.resting()) == 11
 
@@ -119,7 +123,7 @@ def test_counts_by_cause_are_shown_before_all_is_scanned(
     assert (last.preview.causes[0].messages, last.preview.estimated_seconds) == (12, 1)
 
 
-def test_all_parts_of_a_selection_have_to_hold_whoever_evaluates_them(
+def test_all_parts_of_a_selection_have_to_hold(
     provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
 ) -> None:
     provisioned = provision_policy(dead_partitions=2)
@@ -134,19 +138,23 @@ def test_all_parts_of_a_selection_have_to_hold_whoever_evaluates_them(
     assert len(samples) == 6
     published = [message.publish_timestamp() for message in provisioned.resting()]
     whole = {"since": min(published), "until": max(published) + 1}
-    for choice, timeouts, all_causes in (
-        (by_key, 3, 6),
-        (Choice(samples, limit=4), 3, 4),
-        (Choice((samples[0],), ("us",)), 0, 0),
-        (Choice(**whole), 7, 13),
-        (Choice(max_replays=2), 6, 12),
-        (Choice(since=whole["until"]), 0, 0),
-        (Choice(until=whole["since"]), 0, 0),
+    for choice, count in (
+        (by_key, 6),
+        (Choice(samples, limit=4), 4),
+        (Choice((samples[0],), ("us",)), 0),
+        (Choice(**whole), 13),
+        (Choice(max_replays=2), 12),
+        (Choice(since=whole["until"]), 0),
+        (Choice(until=whole["since"]), 0),
     ):
         everything = dataclasses.replace(job, choice=choice)
-        selective = dataclasses.replace(everything, where="cause_type = 'TimeoutError'")
-        assert runs.preview(everything, Local(), Notes()).account.left == all_causes
-        assert runs.preview(selective, Spark(spark, selective), Notes()).account.left == timeouts
+        assert runs.preview(everything, Local(), Notes()).account.left == count
+    for choice, count in (
+        (Choice(keys=("eu", "de"), max_replays=2, **whole), 3),
+        (Choice(samples, limit=4), 3),
+    ):
+        selective = dataclasses.replace(job, choice=choice, where="cause_type = 'TimeoutError'")
+        assert runs.preview(selective, Spark(spark, selective), Notes()).account.left == count
     assert (
         runs.run(dataclasses.replace(job, choice=Choice(samples, limit=4)), engine, Notes()).moved
         == 4

@@ -34,7 +34,7 @@ def rights(shop: Shop, topic: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(3 * SECONDS)
-def test_each_target_gets_its_messages_and_what_can_not_be_kept_is_refused(shop: Shop) -> None:
+def test_source_target_requires_subscription_and_guarantee(shop: Shop) -> None:
     """One policy, one Replay after the other."""
     shop.bury(4, "WarehouseDown")
     shop.bury(3, "JSONDecodeError")

@@ -40,12 +40,10 @@ ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
 
 
-@pytest.mark.parametrize("batch", [False, True])
-def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_rest(
+def test_selective_run_leaves_the_rest_to_the_next_run(
     provision_policy: ProvisionPolicy,
     make_job: MakeJob,
     spark: SparkSession,
-    batch: bool,  # noqa: FBT001
 ) -> None:
     provisioned = provision_policy(partitions=3)
     event_time = int(datetime(2026, 11, 20, 9, tzinfo=UTC).timestamp() * 1_000)
@@ -57,7 +55,7 @@ def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_re
     job, progress = make_job(
         provisioned, "cause_type = 'TimeoutError' and event_time >= '2026-11-20 09:00:00'"
     )
-    job = dataclasses.replace(job, batch=batch)
+    job = dataclasses.replace(job, batch=True)
     jobs.run(job, Spark(spark, job), progress)
 
     moved = provisioned.replayed()
@@ -68,7 +66,7 @@ def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_re
     assert (status.scanned, status.matched, status.moved, status.left) == (25, 15, 15, 0)
 
     job, progress = make_job(provisioned)
-    job = dataclasses.replace(job, batch=batch)
+    job = dataclasses.replace(job, batch=True)
     jobs.run(job, Spark(spark, job), progress)
 
     moved += provisioned.replayed()
@@ -88,7 +86,7 @@ def test_a_selective_run_moves_exactly_the_selected_and_the_next_run_only_the_re
         )
 
 
-def test_what_was_replayed_too_often_is_parked_as_the_page_says(
+def test_messages_replayed_too_often_are_parked(
     provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
 ) -> None:
     (parking,) = [block for block in blocks(REPLAYS_PAGE) if block.heading == "Parking"]
@@ -126,7 +124,7 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
 ) -> None:
     monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.0)
     monkeypatch.setattr(dispatch, "LOOK_SECONDS", 0.0)
-    count = 12_000
+    count = 4_000
     provisioned = provision_policy(dead_partitions=2)
     provisioned.bury_many(count)
     job, progress = make_job(provisioned, "size > 0")
@@ -160,24 +158,25 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
     assert provisioned.backlog_of_dead_letters() == 0
 
 
-def test_a_run_goes_on_to_the_end_it_had_fixed_when_it_first_began(
+def test_resumed_run_keeps_the_end_fixed_at_its_start(
     provision_policy: ProvisionPolicy,
     make_job: MakeJob,
-    spark: SparkSession,
+    replay_token: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert replay_token
     provisioned = provision_policy(partitions=2)
     provisioned.bury(5)
     job, progress = make_job(provisioned)
     with monkeypatch.context() as patch:
-        patch.setattr(Spark, "move", _fails)
+        patch.setattr(Local, "move", _fails)
         with pytest.raises(RuntimeError, match="killed"):
-            jobs.run(job, Spark(spark, job), progress)
+            jobs.run(job, Local(), progress)
     begun = progress.read()
     assert (begun.matched, begun.moved, begun.left) == (5, 0, 5)
     provisioned.bury(4)
 
-    jobs.run(job, Spark(spark, job), progress)
+    jobs.run(job, Local(), progress)
 
     assert len(provisioned.replayed()) == 5
     assert len(provisioned.resting()) == 4
@@ -189,7 +188,7 @@ def _fails(*_: object) -> None:
     raise RuntimeError(msg)
 
 
-def test_a_job_that_fails_has_written_what_a_task_was_refused_into_the_status(
+def test_failed_job_writes_the_refusal_into_the_status(
     provision_policy: ProvisionPolicy,
     make_job: MakeJob,
     replay_api: Cluster,
@@ -236,11 +235,13 @@ def test_an_empty_topic_is_replayed_at_once(
 def test_a_plan_that_is_lost_is_not_made_again(
     provision_policy: ProvisionPolicy,
     make_job: MakeJob,
-    spark: SparkSession,
+    replay_token: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A plan of now would take dead letters that came later, such as those that died again."""
-    monkeypatch.setattr(replay_spark, "spark_session", lambda _job: nullcontext(spark))
+    assert replay_token
+    monkeypatch.setattr(replay_spark, "spark_session", nullcontext)
+    monkeypatch.setattr(replay_spark, "Spark", lambda *_: Local())
     provisioned = provision_policy()
     provisioned.bury(2)
     job, progress = make_job(provisioned)
@@ -259,7 +260,7 @@ def test_a_plan_that_is_lost_is_not_made_again(
     assert len(provisioned.resting()) == 2
 
 
-def test_a_job_whose_replay_is_deleted_moves_nothing_more_and_succeeds(
+def test_job_of_a_deleted_replay_moves_nothing_and_succeeds(
     provision_policy: ProvisionPolicy, make_job: MakeJob, replay_api: Cluster, replay_token: str
 ) -> None:
     assert replay_token
@@ -304,7 +305,7 @@ def test_a_run_of_more_than_its_bound_waits_for_approval(
     assert not progress.read().awaits_approval
 
 
-def test_a_run_that_has_reached_its_deadline_says_so_and_is_not_begun_again(
+def test_run_past_its_deadline_fails_and_does_not_restart(
     provision_policy: ProvisionPolicy, make_job: MakeJob, replay_api: Cluster, replay_token: str
 ) -> None:
     assert replay_token

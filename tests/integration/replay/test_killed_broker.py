@@ -58,7 +58,7 @@ def check(provisioned: Any, moved: list[str], *, left: int) -> None:  # noqa: AN
     assert provisioned.backlog_of_dead_letters() == left
 
 
-def test_a_run_goes_on_when_the_broker_is_killed(
+def test_run_resumes_when_the_broker_is_killed(
     provision_policy: ProvisionPolicy, killable: Sandbox
 ) -> None:
     count = 8_000
@@ -75,7 +75,7 @@ def test_a_run_goes_on_when_the_broker_is_killed(
     check(provisioned, numbers(count), left=0)
 
 
-def test_what_a_killed_broker_forgets_of_a_completed_replay_is_acknowledged_again(
+def test_acknowledgements_forgotten_by_a_broker_are_repeated(
     provision_policy: ProvisionPolicy, killable: Sandbox
 ) -> None:
     """It keeps all that was stored. Of acknowledgements it keeps those of some time ago."""

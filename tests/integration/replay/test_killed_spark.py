@@ -17,7 +17,7 @@ ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
 
 
-def test_a_run_whose_driver_is_killed_is_gone_on_with(
+def test_run_with_killed_driver_is_resumed(
     provision_policy: ProvisionPolicy, tmp_path: Path
 ) -> None:
     count = 10_000

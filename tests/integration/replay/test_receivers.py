@@ -168,7 +168,7 @@ def test_subscription_deleted_in_the_middle_loses_no_message(
 
 
 @pytest.mark.parametrize("only", ["reader", "compaction"])
-def test_run_waits_where_only_a_reader_or_compaction_is_there(
+def test_run_waits_if_target_has_only_reader_or_compaction(
     provision_policy: ProvisionPolicy, only: str
 ) -> None:
     provisioned = provision_policy()

@@ -171,7 +171,7 @@ def shop(installed: Sandbox) -> Iterator[Shop]:
 
 
 @pytest.mark.timeout(3 * SECONDS + 60)
-def test_replays_of_one_policy_run_in_turn_and_tell_how_far_they_are_or_why_they_fail(
+def test_replays_of_one_policy_run_in_turn_and_report(
     shop: Shop,
 ) -> None:
     shop.declare()
@@ -213,7 +213,7 @@ def test_replays_of_one_policy_run_in_turn_and_tell_how_far_they_are_or_why_they
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_a_replay_by_the_apache_spark_operator_with_a_client_certificate(shop: Shop) -> None:
+def test_apache_operator_runs_a_replay_by_certificate(shop: Shop) -> None:
     """What its template of pods mounts is a certificate, and authorities of the namespace."""
     broker = shop.sandbox.pulsar
     certificate, key = broker.certificate("replayer")
@@ -260,7 +260,7 @@ def _check_no_token_leaked(shop: Shop) -> None:
 
 
 @pytest.mark.timeout(2 * SECONDS + 60)
-def test_a_deleted_application_is_launched_again_and_nothing_moves_twice(shop: Shop) -> None:
+def test_deleted_application_is_relaunched_and_moves_once(shop: Shop) -> None:
     shop.declare()
     shop.bury(6, "WarehouseDown")
     shop.replay("again", rateLimit={"messagesPerSecond": 1})  # so that one sees it run
@@ -276,7 +276,7 @@ def test_a_deleted_application_is_launched_again_and_nothing_moves_twice(shop: S
     assert shop.replayed() == ["WarehouseDown"] * 6
 
 
-def test_a_selection_that_may_not_be_ends_the_replay_before_anything_runs(shop: Shop) -> None:
+def test_forbidden_selection_fails_the_replay_before_a_launch(shop: Shop) -> None:
     shop.replay("hostile", "java_method('java.lang.System', 'getenv', 'PATH') = 'x'")
     status = shop.reaches("hostile", "Failed", "InvalidSpec")
     told = "a selection can't use this, at character 1; got 'java_method'"
@@ -285,7 +285,7 @@ def test_a_selection_that_may_not_be_ends_the_replay_before_anything_runs(shop: 
     assert shop.applications() == []
 
 
-def test_what_a_replay_waits_for_is_said_and_noticed_when_it_comes(shop: Shop) -> None:
+def test_replay_starts_once_its_policy_and_identity_exist(shop: Shop) -> None:
     shop.replay("early")
     status = shop.reaches("early", "Pending", "PolicyNotFound")
     assert "create it; this Replay starts by itself then" in status["Reconciling"]["message"]
@@ -297,7 +297,7 @@ def test_what_a_replay_waits_for_is_said_and_noticed_when_it_comes(shop: Shop) -
     assert "Stalled" not in shop.launched("early")
 
 
-def test_a_replay_waits_for_the_service_account_and_the_secret_of_its_job(shop: Shop) -> None:
+def test_replay_waits_for_service_account_and_secret_of_job(shop: Shop) -> None:
     shop.kubectl("delete", "serviceaccount", "redrive-replay")
     shop.declare()
     shop.replay("early")
@@ -323,7 +323,7 @@ def test_a_replay_waits_for_the_service_account_and_the_secret_of_its_job(shop: 
         ("ConfigMap", {"volumes": [{"name": "ca", "configMap": {"name": "lacking"}}]}),
     ],
 )
-def test_a_replay_waits_for_what_the_template_of_its_pods_names(
+def test_replay_waits_for_objects_of_its_pod_template(
     shop: Shop, kind: str, job: dict[str, Any]
 ) -> None:
     shop.declare(job=job)
@@ -337,7 +337,7 @@ def test_a_replay_waits_for_what_the_template_of_its_pods_names(
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_a_replay_that_is_followed_says_what_waits_when_its_time_is_over(shop: Shop) -> None:
+def test_followed_replay_reports_pending_messages_at_its_end(shop: Shop) -> None:
     shop.declare()
     shop.bury(4, "WarehouseDown")
     shop.replay("followed", followFor="2s")
@@ -402,7 +402,7 @@ async def reconciled(key: Key, ctx: Context) -> tuple[Requeue, dict[str, Any]]:
     return requeue, shown(answers[-1])
 
 
-async def test_the_state_of_the_application_becomes_the_phase_of_the_replay(
+async def test_application_state_becomes_the_replay_phase(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(shop.sandbox.cluster.kubeconfig))
@@ -451,7 +451,7 @@ def becomes(shop: Shop, name: str, **status: object) -> None:
     shop.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "--patch", patch)
 
 
-async def test_executors_that_no_node_has_room_for_are_shown_until_one_runs(
+async def test_unschedulable_executors_are_shown_until_one_runs(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(shop.sandbox.cluster.kubeconfig))

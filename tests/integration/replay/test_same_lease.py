@@ -84,7 +84,7 @@ class Again(Local):
         return mover.move(task)
 
 
-def test_a_task_that_is_drained_before_it_looks_leaves_that_to_the_next_lease(
+def test_drained_task_leaves_the_search_to_the_next_lease(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first message, to the other partition, is refused: nothing there tells of the first."""
@@ -121,7 +121,7 @@ def test_a_task_that_is_drained_before_it_looks_leaves_that_to_the_next_lease(
     assert (account.moved, account.refused, account.left) == (300, 1, 0)
 
 
-def test_a_task_that_wakes_behind_its_drained_successor_doubles_nothing(
+def test_task_woken_behind_drained_successor_doubles_nothing(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, sleeper = 3_000, "asleep"
@@ -170,7 +170,7 @@ def test_a_task_that_wakes_behind_its_drained_successor_doubles_nothing(
     assert (account.moved + account.skipped, account.left) == (count, 0)
 
 
-def test_of_two_tries_of_a_killed_task_the_earlier_may_have_stored_more(
+def test_earlier_try_of_a_killed_task_may_have_stored_more(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first stores all but one, which the second sends alone; all is trimmed then."""
@@ -190,15 +190,15 @@ def test_of_two_tries_of_a_killed_task_the_earlier_may_have_stored_more(
         acknowledge(self, letter)
 
     def allow_and_find(
-        found: Found, of: ReadableTopic, tails: Mapping[TargetPartition, Tail], within: Range
+        result: Found, topic: ReadableTopic, tails: Mapping[TargetPartition, Tail], within: Range
     ) -> None:
-        looks.append(found)
+        looks.append(result)
         if armed:
             provisioned.change_policy("DELETE", target, "maxMessageSize")
             time.sleep(2)
-            find(found, of, tails, within)
+            find(result, topic, tails, within)
         else:
-            found.trimmed.update(tails)
+            result.trimmed.update(tails)
 
     def twice(task: RangeTask) -> RangeResult:
         with pytest.raises(Killed):

@@ -57,13 +57,13 @@ def definitions(provisioned: Any, topic: TopicName) -> list[str]:  # noqa: ANN40
     return [version["data"] for version in json.loads(answer.body)["getSchemaResponses"]]
 
 
-def written(provisioned: Any, topic: TopicName, found: list[pulsar.Message]) -> list[Any]:  # noqa: ANN401
+def written(provisioned: Any, topic: TopicName, messages: list[pulsar.Message]) -> list[Any]:  # noqa: ANN401
     """Return of each message its id, its bytes, and the schema they are to be read by."""
-    known = definitions(provisioned, topic)
-    versions = [schema_version(message) for message in found]
+    schemas = definitions(provisioned, topic)
+    versions = [schema_version(message) for message in messages]
     return sorted(
-        (message.properties()["id"], message.data(), "" if at is None else known[at])
-        for message, at in zip(found, versions, strict=True)
+        (message.properties()["id"], message.data(), "" if at is None else schemas[at])
+        for message, at in zip(messages, versions, strict=True)
     )
 
 
@@ -89,7 +89,7 @@ def test_each_message_keeps_the_schema_it_was_written_with(
 
 
 @pytest.mark.parametrize("enforced", [False, True])
-def test_what_was_sent_before_a_crash_is_found_under_another_schema_too(
+def test_message_sent_before_a_crash_is_found_by_any_schema(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, *, enforced: bool
 ) -> None:
     provisioned = provision_policy()
@@ -109,7 +109,7 @@ def test_what_was_sent_before_a_crash_is_found_under_another_schema_too(
     provisioned.check_audit()
 
 
-def test_a_schema_that_the_retry_topic_does_not_take_refuses_its_messages_only(
+def test_schema_refused_by_retry_topic_refuses_only_its_own(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()

@@ -42,7 +42,7 @@ def handled(
         return handle_until_quiet(consumer, bad, quiet=QUIET, unsettled=provisioned.unsettled)
 
 
-def test_a_sequence_comes_back_in_order_also_if_a_replay_takes_a_part_of_it(
+def test_partial_replay_keeps_the_order_of_a_sequence(
     provision_policy: ProvisionPolicy,
     make_job: MakeJob,
     spark: SparkSession,

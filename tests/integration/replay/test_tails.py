@@ -63,7 +63,7 @@ def test_a_ledger_that_was_never_written_to_may_be_gone(provision_policy: Provis
     assert provisioned.in_target() == [*numbers(10), "before"]
 
 
-def test_a_task_knows_of_what_it_has_sent_itself_that_none_is_stored(
+def test_task_knows_that_none_of_its_own_sends_is_stored(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the broker is killed behind the first message to a topic that was empty."""
@@ -90,7 +90,7 @@ def test_a_task_knows_of_what_it_has_sent_itself_that_none_is_stored(
     provisioned.check_audit()
 
 
-def test_what_the_broker_has_received_and_not_yet_stored_is_waited_for(
+def test_entries_received_and_not_yet_stored_are_awaited(
     provision_policy: ProvisionPolicy, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bookie does not answer for longer than it takes to give a producer up."""
@@ -102,9 +102,9 @@ def test_what_the_broker_has_received_and_not_yet_stored_is_waited_for(
     def impatient_client(self: BrokerCredentials, url: str) -> dict[str, Any]:
         return {**client(self, url), "operation_timeout_seconds": 5}
 
-    def note_and_find(*given: Any) -> None:  # noqa: ANN401 - as it takes them
+    def note_and_find(*arguments: Any) -> None:  # noqa: ANN401 - as it takes them
         looks.set()
-        find(*given)
+        find(*arguments)
 
     monkeypatch.setattr(BrokerCredentials, "client", impatient_client)
     monkeypatch.setattr(lookup, "find_in_target", note_and_find)
@@ -125,7 +125,7 @@ def test_what_the_broker_has_received_and_not_yet_stored_is_waited_for(
     provisioned.check_audit()
 
 
-def test_what_may_have_been_stored_and_trimmed_is_refused(
+def test_message_perhaps_stored_and_trimmed_is_refused(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -161,7 +161,7 @@ class DiesAtTheSecond(Local):
         return super().move(task)
 
 
-def test_a_run_that_goes_on_accounts_for_dead_letters_that_are_trimmed(
+def test_resumed_run_accounts_for_trimmed_dead_letters(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -200,7 +200,7 @@ def forgets_a_lease(provisioned: Any) -> None:  # noqa: ANN401
     provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
 
 
-def test_what_may_have_been_stored_stays_refused_until_a_replay_may_move_it_twice(
+def test_unproven_messages_stay_refused_until_at_least_once(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -225,7 +225,7 @@ def test_what_may_have_been_stored_stays_refused_until_a_replay_may_move_it_twic
     assert provisioned.in_target() == numbers(25)
 
 
-def test_a_target_that_has_grown_holds_what_may_be_stored_where_it_was_sent(
+def test_grown_target_keeps_messages_at_their_partition(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy(partitions=2)
@@ -271,7 +271,7 @@ class DiesWhilePlanning(Local):
         return super().scan(scans)
 
 
-def test_what_was_left_of_a_plan_is_none_of_the_plan_that_is_made_then(
+def test_rest_of_an_old_plan_is_not_in_the_new_plan(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -287,7 +287,7 @@ def test_what_was_left_of_a_plan_is_none_of_the_plan_that_is_made_then(
     assert provisioned.in_target() == numbers(20)[10:]
 
 
-def test_a_ledger_that_is_created_again_during_a_run_has_all_of_it_in_the_end(
+def test_ledger_recreated_during_a_run_is_complete_at_the_end(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()

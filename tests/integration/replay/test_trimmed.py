@@ -57,7 +57,7 @@ def lose_sight_of(provisioned: Any) -> None:  # noqa: ANN401 - see conftest
     time.sleep(1)
 
 
-def test_what_has_a_receipt_is_moved_though_it_is_trimmed_before_the_receipt_is_read(
+def test_receipt_counts_though_its_message_was_trimmed(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, flushes, sent = 3_000, itertools.count(), list[bytes]()
@@ -87,7 +87,7 @@ def test_what_has_a_receipt_is_moved_though_it_is_trimmed_before_the_receipt_is_
     assert sorted(set(ids)) == numbers(count)
 
 
-def test_a_partition_that_nothing_was_sent_to_holds_nothing_whatever_was_trimmed_there(
+def test_unused_partition_holds_nothing_after_trimming(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, opened = 3_000, list[TopicName]()

@@ -26,7 +26,7 @@ ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
 
-COUNT = 3_000
+COUNT = 600
 DRIVER = f"""{inspect.getsource(held_sends)}
 import signal
 import sys

@@ -30,7 +30,7 @@ def clerk(broker: Broker) -> Iterator[pulsar.Client]:
     client.close()
 
 
-def test_nobody_without_a_token_is_let_in(broker: Broker) -> None:
+def test_missing_token_is_refused(broker: Broker) -> None:
     assert broker.request("GET", "/admin/v2/tenants", token="").status == 401
 
 
@@ -49,7 +49,7 @@ def test_a_role_that_administers_nothing_is_refused(broker: Broker, pulsar_names
     assert namespaces == f'["{pulsar_namespace}"]'
 
 
-def test_an_administrator_of_a_tenant_rules_there_and_nowhere_else(
+def test_tenant_administrator_has_rights_in_its_tenant_only(
     broker: Broker, pulsar_namespace: str
 ) -> None:
     tenant = pulsar_namespace.split("/", maxsplit=1)[0]

@@ -44,7 +44,7 @@ def clerk(cluster: Cluster, kube_namespace: str) -> Path:
     return kubeconfig
 
 
-def test_a_service_account_is_who_its_kubeconfig_says(
+def test_kubeconfig_authenticates_its_service_account(
     cluster: Cluster, clerk: Path, kube_namespace: str
 ) -> None:
     review = json.loads(cluster.kubectl("auth", "whoami", "-o", "json", kubeconfig=clerk))
@@ -61,7 +61,7 @@ def test_kubectl_without_home_leaves_no_file_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_service_account_may_do_what_its_role_gives_and_nothing_else(
+def test_service_account_has_the_rights_of_its_role_only(
     cluster: Cluster, clerk: Path, kube_namespace: str
 ) -> None:
     cluster.kubectl("get", "configmaps", "-n", kube_namespace, kubeconfig=clerk)
@@ -73,11 +73,11 @@ def test_a_service_account_may_do_what_its_role_gives_and_nothing_else(
         cluster.kubectl("get", "configmaps", "-n", "default", kubeconfig=clerk)
 
 
-def test_nobody_with_a_false_token_is_let_in(cluster: Cluster, tmp_path: Path) -> None:
-    known = json.loads(cluster.kubeconfig.read_text())
-    known["users"][0]["user"]["token"] = "false"  # noqa: S105
+def test_false_token_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    config = json.loads(cluster.kubeconfig.read_text())
+    config["users"][0]["user"]["token"] = "false"  # noqa: S105
     forged = tmp_path / "kubeconfig"
-    forged.write_text(json.dumps(known))
+    forged.write_text(json.dumps(config))
     with pytest.raises(SandboxError, match=r"Unauthorized|must be logged in"):
         cluster.kubectl("get", "namespaces", kubeconfig=forged)
 

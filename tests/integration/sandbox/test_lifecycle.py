@@ -28,7 +28,7 @@ def pids(state: Path) -> dict[str, int]:
 
 
 @pytest.mark.timeout(600)
-def test_what_up_starts_keeps_running_until_down_stops_it(tmp_path: Path) -> None:
+def test_sandbox_runs_from_up_until_down(tmp_path: Path) -> None:
     state = tmp_path / "state"
     up = command(state, "up")
     try:
@@ -62,8 +62,10 @@ def test_every_part_listens_on_the_loopback_only(sandbox: Sandbox) -> None:
         for name in (pulsar.NAME, *kubernetes.NAMES)
     }
     listening = {
-        name: {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
-        for name, found in connections.items()
+        name: {
+            connection.laddr.ip for connection in sockets if connection.status == psutil.CONN_LISTEN
+        }
+        for name, sockets in connections.items()
     }
     assert listening == {part: {"127.0.0.1"} for part in (pulsar.NAME, *kubernetes.NAMES)}
 
@@ -73,11 +75,11 @@ def test_a_directory_that_is_in_use_is_not_used_again(sandbox: Sandbox) -> None:
         Sandbox.start(sandbox.state)
 
 
-def test_a_directory_that_pulsar_cannot_read_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_directory_unusable_for_pulsar_is_refused_with_reason(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match=r"no path with white space"):
         Sandbox.start(tmp_path / "my sandbox")
 
 
-def test_there_is_nothing_to_attach_to_where_nothing_was_started(tmp_path: Path) -> None:
+def test_attach_without_running_sandbox_fails(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match=r"no sandbox runs with the state directory"):
         Sandbox.attach(tmp_path)

@@ -24,7 +24,7 @@ def test_java_takes_most_classes_of_spark_from_an_archive() -> None:
     assert (archived > len(sources) / 2) == shares
 
 
-def test_the_python_of_spark_imports_what_is_compiled_and_all_else_that_spark_gives_it() -> None:
+def test_spark_python_imports_compiled_and_shipped_modules() -> None:
     shipped = Path(pyspark.__file__).parent / "python" / "lib"
     archives = [shipped / "pyspark.zip", *shipped.glob("py4j-*-src.zip")]
     run = subprocess.run(

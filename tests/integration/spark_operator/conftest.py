@@ -99,7 +99,7 @@ class StandIn:
         return self.status(name)
 
     def log(self, name: str) -> str:
-        """What the driver wrote so far."""
+        """Return the log of the driver so far."""
         file = self.work_dir / self.namespace / f"{name}-driver.log"
         return file.read_text() if file.exists() else ""
 

@@ -30,8 +30,8 @@ def test_the_documented_command_installs_it(
     command = shlex.split(block.text.replace("\\\n", "").replace(PUBLISHED, str(made)))
     assert command[:3] == ["helm", "upgrade", "--install"]
     words = [word for word in command[1:] if word != "--wait"]  # nothing runs pods here
-    told = chart.helm(*words, f"--kubeconfig={cluster.kubeconfig}")
-    assert "STATUS: deployed" in told
+    output = chart.helm(*words, f"--kubeconfig={cluster.kubeconfig}")
+    assert "STATUS: deployed" in output
     where = f"--namespace={namespace}"
     (program,) = yaml.safe_load_all(
         cluster.kubectl("get", "configmap/program", where, "--output=yaml")

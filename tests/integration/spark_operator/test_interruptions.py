@@ -49,7 +49,7 @@ def test_suspending_stops_the_driver_and_resuming_starts_another(stand_in: Stand
     stand_in.kubectl("delete", "sparkapp", "paused")
 
 
-def test_a_change_of_the_spec_runs_the_application_anew(stand_in: StandIn) -> None:
+def test_changed_spec_runs_the_application_again(stand_in: StandIn) -> None:
     stand_in.create("changed", STAYING, arguments=["one"])
     leader = started(stand_in, "changed", "STARTED one")
     stand_in.patch("changed", timeToLiveSeconds=3600)
@@ -60,7 +60,7 @@ def test_a_change_of_the_spec_runs_the_application_anew(stand_in: StandIn) -> No
     stand_in.kubectl("delete", "sparkapp", "changed")
 
 
-def test_an_object_created_anew_under_its_name_runs_after_the_old_driver_has_ended(
+def test_recreated_object_runs_after_the_old_driver_has_ended(
     stand_in: StandIn,
 ) -> None:
     stand_in.create("again", STAYING, arguments=["one"])
@@ -72,7 +72,7 @@ def test_an_object_created_anew_under_its_name_runs_after_the_old_driver_has_end
     stand_in.kubectl("delete", "sparkapp", "again")
 
 
-def test_a_driver_lost_with_a_crashed_stand_in_has_failed_and_is_not_run_twice(
+def test_driver_lost_with_the_stand_in_fails_and_runs_once(
     stand_in: StandIn,
 ) -> None:
     stand_in.create("orphan", STAYING)

@@ -12,7 +12,8 @@ import pytest
 from sandbox.errors import SandboxError
 from tests.integration.spark_operator.conftest import StandIn, eventually, session
 
-# Says as JSON what it was given, what its Python workers see, and what its ServiceAccount may do.
+# Prints as JSON its arguments, the environment of its Python workers, and the rights of its
+# ServiceAccount.
 TELLING = """
 import json, os, sys, time
 from kubernetes import client, config
@@ -99,9 +100,9 @@ def test_an_application_runs_from_its_object_alone(stand_in: StandIn) -> None:
     assert not stand_in.files("whole").exists()
 
     lines = stand_in.log("whole").splitlines()
-    told = json.loads(next(line for line in lines if line.startswith("TOLD "))[5:])
-    environment = told.pop("environment")
-    assert told == {
+    arguments = json.loads(next(line for line in lines if line.startswith("TOLD "))[5:])
+    environment = arguments.pop("environment")
+    assert arguments == {
         "arguments": ["--run", "größer als"],
         "worker": ["s3cret"],
         "id": completed["sparkApplicationId"],
@@ -111,14 +112,14 @@ def test_an_application_runs_from_its_object_alone(stand_in: StandIn) -> None:
         "may read": "info",
         "secrets": 403,
     }
-    given = {"TOKEN": "s3cret", "LEVEL": "info", "OF_EXECUTORS": "yes"}
-    assert given.items() <= environment.items()
+    variables = {"TOKEN": "s3cret", "LEVEL": "info", "OF_EXECUTORS": "yes"}
+    assert variables.items() <= environment.items()
     image = {"PATH", "LANG", "JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH", "SPARK_SUBMIT_OPTS"}
     pod = {"SPARK_LOCAL_IP", "SPARK_LOCAL_DIRS", "KUBECONFIG"}
-    assert set(environment) - ENVIRONMENT_OF_SPARK == {*given, *image, *pod}
+    assert set(environment) - ENVIRONMENT_OF_SPARK == {*variables, *image, *pod}
 
 
-def test_a_failing_driver_is_restarted_as_the_policy_says_and_only_its_exit_code_is_shown(
+def test_failing_driver_is_restarted_as_its_policy_says(
     stand_in: StandIn,
 ) -> None:
     policy = {"type": "OnFailure", "onFailureRetries": 1, "onFailureRetryInterval": 1}
@@ -133,7 +134,7 @@ def test_a_failing_driver_is_restarted_as_the_policy_says_and_only_its_exit_code
     stand_in.kubectl("wait", "--for=delete", "sparkapp/fails", "--timeout=180s")
 
 
-def test_a_driver_whose_secret_is_missing_waits_for_it_and_says_so(stand_in: StandIn) -> None:
+def test_driver_without_its_secret_waits_and_reports_it(stand_in: StandIn) -> None:
     stand_in.create(
         "waits",
         "import os; print('GOT', os.environ['K'])",
@@ -175,7 +176,7 @@ def test_a_driver_whose_secret_is_missing_waits_for_it_and_says_so(stand_in: Sta
         ),
     ],
 )
-def test_what_cannot_be_run_as_asked_fails_and_says_why(
+def test_unsupported_application_fails_with_its_reason(
     stand_in: StandIn, name: str, fields: dict[str, object], message: str
 ) -> None:
     stand_in.create(name, "raise SystemExit('must not run')", **fields)
@@ -193,7 +194,7 @@ def test_what_cannot_be_run_as_asked_fails_and_says_why(
         ({"sparkConf": {"spark.master": "local"}}, "cannot be set in sparkConf"),
     ],
 )
-def test_what_the_real_api_does_not_have_is_refused_at_admission(
+def test_fields_unknown_to_the_real_api_are_refused(
     stand_in: StandIn, fields: dict[str, object], message: str
 ) -> None:
     with pytest.raises(SandboxError) as raised:
