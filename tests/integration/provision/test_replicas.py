@@ -149,9 +149,11 @@ def written(shop: Shop) -> dict[str, Body]:
     }
 
 
-def test_a_restart_changes_nothing_and_takes_up_what_came_meanwhile(
-    shop: Shop, sandbox: Sandbox
+def test_operator_restart_provisions_new_and_keeps_ready_policies(
+    make_shop: MakeShop, sandbox: Sandbox
 ) -> None:
+    shop = make_shop()
+    shop.connection()
     for name in ("orders", "others"):
         shop.create_topic(shop.topic(name))
     shop.policy(delayLadder={"fixed": "1m"})  # of 1 s some brokers would have a warning
