@@ -172,7 +172,7 @@ def test_driver_without_its_secret_waits_and_reports_it(stand_in: StandIn) -> No
                 "driver": {"env": [{"name": "A", "value": "1"}]},
                 "executor": {"env": [{"name": "A", "value": "2"}]},
             },
-            "driver container did not start: driver and executors want different values of A,",
+            "driver container did not start: driver and executors have different values of A,",
         ),
     ],
 )
