@@ -109,9 +109,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             _, workers = psutil.wait_procs(workers, timeout=1)
             for worker in workers:
                 worker.terminate()
-    state = shared_state(session.config)
-    session.config.stash[STARTED] = started_processes(state.parent)
-    processes = Processes(state)
+    session.config.stash[STARTED] = started_processes(run_folder(session.config))
+    processes = Processes(shared_state(session.config))
     for name in reversed(processes.names()):
         if name not in session.config.stash[BEFORE]:
             processes.stop(name)
@@ -133,9 +132,14 @@ def shared_state(config: pytest.Config) -> Path:
     running: Path | None = config.getoption("--sandbox")
     if running is not None:
         return running
+    return run_folder(config) / "sandbox"
+
+
+def run_folder(config: pytest.Config) -> Path:
+    """Return the temporary folder of the run, in which those of its workers are."""
     factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]  # noqa: SLF001 - hooks have no fixtures
     folder = factory.getbasetemp()
-    return (folder.parent if hasattr(config, "workerinput") else folder) / "sandbox"
+    return folder.parent if hasattr(config, "workerinput") else folder
 
 
 @pytest.fixture(scope="session")

@@ -269,7 +269,7 @@ def test_source_and_retry_topic_of_each_type_are_inspected(
     check_dead_letters(provisioned, MALFORMED)
 
 
-def test_processes_that_start_at_once_dead_letter_each_entry_once(
+def test_concurrent_starts_dead_letter_each_entry_once(
     provision_policy: ProvisionPolicy, supervise: Supervise
 ) -> None:
     provisioned = provision_policy()
@@ -306,7 +306,7 @@ inspection.PartitionInspection._check = check_or_die
     check_dead_letters(provisioned, [KILLER, bomb])
 
 
-def test_kill_before_the_acknowledgement_only_doubles_a_dead_letter(
+def test_kill_before_acknowledgement_doubles_only_a_dead_letter(
     provision_policy: ProvisionPolicy, supervise: Supervise
 ) -> None:
     provisioned = provision_policy()
@@ -331,7 +331,7 @@ frames.acknowledge = die_once
     assert len({letter.properties()[SOURCE_MESSAGE_ID] for letter in letters}) == 1
 
 
-def test_inspection_without_credentials_is_logged_and_changes_nothing(
+def test_inspection_without_credentials_is_only_logged(
     provision_policy: ProvisionPolicy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     provisioned = provision_policy()

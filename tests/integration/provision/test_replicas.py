@@ -149,7 +149,7 @@ def written(shop: Shop) -> dict[str, Body]:
     }
 
 
-def test_operator_restart_provisions_new_and_keeps_ready_policies(
+def test_operator_restart_provisions_new_policies_only(
     make_shop: MakeShop, sandbox: Sandbox
 ) -> None:
     shop = make_shop()
