@@ -20,17 +20,21 @@ from redrive.delivery.concurrency import Deadline
 from redrive.delivery.forwarder import Producers
 from redrive.delivery.reporting import Name
 from redrive.messages import (
+    MAX_PROPERTY,
     NO_VERSION,
+    WriterSchemas,
+    encode,
     id_text,
     ordering_key,
     partition_key,
     raw_properties,
     read_properties,
     schema_version,
+    sequence_key,
 )
 from redrive.opentelemetry import Tracing
 from redrive.policy import envelope
-from redrive.policy.envelope import ENCODED
+from redrive.policy.envelope import ENCODED, PAYLOAD_PREFIX
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
@@ -68,6 +72,53 @@ def test_binary_keys_are_read_as_base64() -> None:
     assert (ordering_key(message), partition_key(message)) == ("größe", "k")
     message = message_with()
     assert ordering_key(message) == partition_key(message) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"ordering_key": "order", "partition_key": "partition"}, "order"),
+        ({"partition_key": "partition"}, "partition"),
+        ({}, ""),
+    ],
+)
+def test_order_follows_the_ordering_key_first(fields: dict[str, str], key: str) -> None:
+    assert sequence_key(message_with(**fields)) == key
+
+
+@pytest.mark.parametrize(("more", "prefixed"), [(0, False), (1, True)])
+def test_encoded_parts_beyond_a_property_precede_the_payload(more: int, *, prefixed: bool) -> None:
+    frame = len(json.dumps({"properties": [[AS_BASE64, ""], [AS_BASE64 * 2, ""]]}))
+    value = b"v" * ((MAX_PROPERTY - frame) // 4 * 3 + more)
+    written = {NO_TEXT: b"", NO_TEXT * 2: value, b"plain": b"text"}
+    properties, prefix = encode(written, {}, everything=False, null=False)
+    assert properties.pop("plain") == "text"
+    parts = prefix if prefixed else properties.pop(ENCODED).encode()
+    assert properties == ({PAYLOAD_PREFIX: f"{len(prefix)}"} if prefixed else {})
+    assert b64decode(json.loads(parts)["properties"][1][1]) == value
+    assert len(parts) == MAX_PROPERTY + (4 if prefixed else 0)
+
+
+def test_each_schema_version_is_read_once() -> None:
+    reads: list[tuple[str, int]] = []
+
+    class Client:
+        @property
+        def _client(self) -> Client:
+            return self
+
+        def get_schema_info(self, topic: str, version: int) -> pulsar.schema.SchemaInfo:
+            reads.append((topic, version))
+            kind = pulsar._pulsar.SchemaType.JSON  # noqa: SLF001 - no public API
+            return pulsar.schema.SchemaInfo(kind, "orders", f"{topic} {version}")
+
+    schemas = WriterSchemas(cast("pulsar.Client", Client()))
+    other = POLICY.topic.sibling("invoices")
+    wanted = [(POLICY.topic, 0), (POLICY.topic, 1), (other, 0)]
+    read = [schemas.get(*version) for version in wanted]
+    assert [schema.schema_info().schema() for schema in read] == [f"{t} {v}" for t, v in wanted]
+    assert [schemas.get(*version) for version in wanted] == read
+    assert reads == [(str(topic), version) for topic, version in wanted]
 
 
 def test_unreadable_property_makes_all_unreadable() -> None:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
-from datetime import timedelta
-from typing import Any
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
+import pulsar
 import pytest
 
 from redrive import Event, Policy, RetryConsumer
 from redrive.delivery.concurrency import Deadline, Timer
-from redrive.delivery.fetcher import ConnectionWatch, Fetcher
+from redrive.delivery.fetcher import ConnectionWatch, ConsumerStoppedError, Fetcher
 from redrive.delivery.middleware.ack_timeouts import AckTimeouts
 from redrive.delivery.parts import SystemClock
 from redrive.delivery.reporting import Name
 from redrive.policy.naming import TopicName
-from tests.support.fake_client import FakeClient
+from redrive.testing.broker import InMemoryMessage
+from tests.support.fake_client import FakeClient, FakeSubscription
 from tests.support.waiting import wait_until
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
@@ -62,6 +64,74 @@ def test_thread_that_stops_waiting_wakes_another(fetcher: Any) -> None:  # noqa:
     fetcher.again("a", 60)
     assert fetcher.take(0) is None
     assert not fetcher._wakings.empty()  # noqa: SLF001
+
+
+class Interposing(FakeSubscription):
+    """A subscription that makes a call before it returns each message."""
+
+    call: Callable[[], None] = staticmethod(lambda: None)
+
+    def receive(self, milliseconds: int) -> InMemoryMessage:
+        message = super().receive(milliseconds)
+        self.call()
+        return message
+
+
+@pytest.fixture
+def subscription() -> Interposing:
+    return Interposing(str(POLICY.topic))
+
+
+@pytest.fixture
+def flowing(subscription: Interposing) -> Iterator[Fetcher]:
+    """A fetcher whose next messages are received by the thread that takes them."""
+    fetcher = Fetcher([cast("pulsar.Consumer", subscription)])
+    subscription.waiting.put(message_of("first"))
+    assert taken(fetcher, 30) == "first"
+    yield fetcher
+    fetcher.close(Deadline(10))
+
+
+def message_of(content: str) -> InMemoryMessage:
+    published = datetime(2026, 11, 21, tzinfo=UTC)
+    return InMemoryMessage(POLICY.topic, pulsar.MessageId(-1, 1, 0), content.encode(), published)
+
+
+def taken(fetcher: Fetcher, timeout: float) -> str | None:
+    message = fetcher.take(timeout)
+    return None if message is None else message.data().decode()
+
+
+def test_held_fetcher_hands_out_no_new_message(subscription: Interposing, flowing: Fetcher) -> None:
+    flowing.hold_new(subscription, held=True)
+    subscription.waiting.put(message_of("new"))
+    assert taken(flowing, 0.1) is None
+    flowing.again(cast("pulsar.Message", message_of("again")), 0)
+    assert taken(flowing, 30) == "again"
+    flowing.hold_new(subscription, held=False)
+    assert taken(flowing, 30) == "new"
+
+
+def test_message_received_during_a_pause_is_handed_out_after_it(
+    subscription: Interposing, flowing: Fetcher
+) -> None:
+    subscription.call = flowing.pause
+    for content in ("second", "third"):
+        subscription.waiting.put(message_of(content))
+    assert taken(flowing, 0.1) is None
+    subscription.call = lambda: None
+    flowing.resume()
+    assert [taken(flowing, 30), taken(flowing, 30)] == ["second", "third"]
+
+
+def test_message_received_during_a_stop_is_not_handed_out(
+    subscription: Interposing, flowing: Fetcher
+) -> None:
+    subscription.call = flowing.stop
+    subscription.waiting.put(message_of("second"))
+    with pytest.raises(ConsumerStoppedError):
+        flowing.take(30)
+    assert subscription.waiting.empty()
 
 
 def test_receive_accepts_an_unlimited_timeout() -> None:

@@ -118,18 +118,28 @@ def test_hop_to_a_missing_partition_is_sent_to_another() -> None:
     producers.close(Deadline(10))
 
 
-def test_key_selects_the_partition_that_java_selects() -> None:
-    topics = scripted([], partitions=4)
+JAVA_HASHES = {
+    "customer-7": 566298120,
+    "größe": 98762257,
+    "\N{GRINNING FACE}": 1772899,
+    "invoice": 1960198957,
+    "zürich": 1581500318,
+}
+"""`key.hashCode() & Integer.MAX_VALUE` of Java, of up to 31 bits; two of the keys need all 31."""
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_key_selects_the_partition_that_java_selects(count: int) -> None:
+    topics = scripted([], partitions=count)
     producers = Producers(topics.as_pulsar(), name="c")
-    for number, key in enumerate(["customer-7", "größe", "\N{GRINNING FACE}", "customer-7"]):
+    for number, key in enumerate([*JAVA_HASHES, *JAVA_HASHES]):
         send(producers, number, key=key)
-    for number in range(4, 8):
+    for number in range(count):
         send(producers, number)
     producers.close(Deadline(10))
     partitions = [int(copy.topic.rpartition("-")[2]) for copy in topics.stored]
-    # "…".hashCode() & Integer.MAX_VALUE of Java: 566298120, 98762257, 1772899
-    assert partitions[:4] == [0, 1, 3, 0]
-    assert sorted(partitions[4:]) == [0, 1, 2, 3]
+    assert partitions[:-count] == [code % count for code in JAVA_HASHES.values()] * 2
+    assert sorted(partitions[-count:]) == list(range(count))
 
 
 def test_idle_producers_beyond_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

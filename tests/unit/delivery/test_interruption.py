@@ -18,7 +18,14 @@ import pytest
 
 import redrive
 from redrive import CrashLog, Event, FailureRules, Policy, Redaction
-from redrive.delivery.middleware.chain import Handle, Middleware, Outcome, Settle, Settlement
+from redrive.delivery.middleware.chain import (
+    Handle,
+    Middleware,
+    Outcome,
+    Receive,
+    Settle,
+    Settlement,
+)
 from redrive.delivery.middleware.outage_breaker import OutageBreaker
 from redrive.delivery.reporting import Name
 from redrive.errors import InvalidSpecError
@@ -155,6 +162,33 @@ class Panics(Middleware):
             return settle(settlement)
 
         return panic_once
+
+
+class InterruptsOnce(Middleware):
+    """Interrupts the second reception."""
+
+    def __init__(self) -> None:
+        self._receptions = 0
+
+    def receive(self, receive: Receive) -> Receive:
+        def receive_or_interrupt(timeout: float | None) -> pulsar.Message | None:
+            self._receptions += 1
+            if self._receptions == 2:
+                raise KeyboardInterrupt
+            return receive(timeout)
+
+        return receive_or_interrupt
+
+
+def test_interrupted_batch_is_received_by_the_next_call() -> None:
+    consumer = InMemoryConsumer(POLICY, middleware=[InterruptsOnce()])
+    for content in (b"1", b"2"):
+        consumer.send(content)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.receive_batch(2, 10)
+    batch = consumer.receive_batch(2, 10)
+    assert sorted(message.data() for message in batch) == [b"1", b"2"]
+    assert [consumer.attempt_of(message).number for message in batch] == [1, 1]
 
 
 def test_middleware_panic_around_a_handler_fails_its_message() -> None:

@@ -24,6 +24,19 @@ class Copy:
         self.key = key
 
 
+def test_outage_counts_failures_for_another_cause() -> None:
+    circuit = Circuit[Copy]("", LIMITS)
+
+    def fail(key: str, cause: str) -> AfterFailure:
+        return circuit.failed(key, Copy(key), cause, key, START, 0, 0)
+
+    assert fail("1", "outage") is AfterFailure.COUNTED
+    assert fail("2", "outage") is AfterFailure.BEGINS
+    assert fail("3", "bad message") is AfterFailure.COUNTED
+    assert fail("4", "outage") is AfterFailure.HELD
+    assert circuit.held == 2
+
+
 class Outages(RuleBasedStateMachine):
     """A consumer of many workers, its broker, and the circuit between them."""
 

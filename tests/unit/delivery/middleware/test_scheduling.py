@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,14 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive import Policy, RetryConsumer
+from redrive import Attempt, Policy, RetryConsumer
 from redrive.delivery.decisions import Attempts
 from redrive.delivery.middleware.chain import DONE, Outcome, Redeliver, Settlement
 from redrive.delivery.middleware.scheduling import KeyOrdering, OneAttempt, RateLimiter
 from redrive.delivery.parts import SystemClock
 from redrive.errors import InvalidSpecError
+from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock
+from redrive.testing.consumers import InMemoryConsumer
 from tests.support.fake_client import FakeClient
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -105,7 +108,33 @@ def test_retry_in_place_stays_first_of_its_key() -> None:
     assert consumer.taken() == [b"2"]
 
 
+@pytest.mark.parametrize("number", [1, 2], ids=["in flight", "waiting"])
+def test_redelivered_copy_does_not_overtake_its_key(number: int) -> None:
+    consumer, first = Consumer(), of_key(1)
+    consumer.incoming.extend([first, of_key(2), of_key(number)])
+    assert consumer.taken() == [b"1"]
+    consumer.settle(Settlement(first, DONE))
+    assert consumer.taken() == [b"2"]
+
+
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
+
+
+def test_retries_in_place_are_counted() -> None:
+    ordered = replace(POLICY, ordered=True, subscription_type=SubscriptionType.KEY_SHARED)
+    consumer, attempts = InMemoryConsumer(replace(ordered, max_retries=3)), list[Attempt]()
+    consumer.send(b"x", partition_key="k")
+
+    def fail(_message: pulsar.Message, attempt: Attempt) -> None:
+        attempts.append(attempt)
+        if len(attempts) <= 4:
+            raise LookupError
+
+    consumer.run(fail)
+    assert [attempt.number for attempt in attempts] == [1, 2, 3, 4]
+    assert len(consumer.dead_letters) == 1
+
+
 GO = {"RECONSUMETIMES": "1", "ORIGIN_MESSAGE_ID": "12:34:0", "REAL_TOPIC": str(POLICY.topic)}
 """Properties as the client in Go writes them, equal for all messages of a batch."""
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive import Policy
+from redrive.delivery.middleware import sequencing
 from redrive.delivery.middleware.sequencing import SequenceTopic
 from redrive.messages import NotSentError
 from redrive.policy.envelope import for_replay
@@ -57,6 +58,29 @@ def test_replayed_dead_letter_waits_for_its_predecessor() -> None:
     consumer.run(handle)
     assert handled == [b"1", b"2", b"3"]
     assert (consumer.dead_letters, consumer.dead_keys) == ([], 0)
+
+
+def test_full_sequences_take_only_recorded_dead_letters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sequencing, "MAX_LETTERS", 2)
+    consumer = InMemoryConsumer(POLICY)
+
+    def fail(_message: object) -> None:
+        raise ConnectionError
+
+    for key in ("a", "b", "c"):
+        consumer.send(key.encode(), partition_key=key)
+    consumer.run(fail)
+    assert [letter.data() for letter in consumer.dead_letters] == [b"a", b"b"]
+    assert [message.data() for message in consumer.broker.unsettled()] == [b"c"]
+    replay(consumer, b"a")
+    consumer.run(fail)
+    assert [letter.data() for letter in consumer.dead_letters] == [b"b", b"a"]
+    replay(consumer, b"a")
+    consumer.run(lambda _: None)
+    assert [letter.data() for letter in consumer.dead_letters] == [b"b", b"c"]
+    assert consumer.broker.unsettled() == []
 
 
 THREADS = 20
