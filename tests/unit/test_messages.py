@@ -107,10 +107,10 @@ def test_each_schema_version_is_read_once() -> None:
         def _client(self) -> Client:
             return self
 
-        def get_schema_info(self, topic: str, version: int) -> pulsar.schema.SchemaInfo:
+        def get_schema_info(self, topic: str, version: int) -> object:
             reads.append((topic, version))
-            kind = pulsar._pulsar.SchemaType.JSON  # noqa: SLF001 - no public API
-            return pulsar.schema.SchemaInfo(kind, "orders", f"{topic} {version}")
+            types = pulsar._pulsar  # noqa: SLF001 - no public API
+            return types.SchemaInfo(types.SchemaType.JSON, "orders", f"{topic} {version}")
 
     schemas = WriterSchemas(cast("pulsar.Client", Client()))
     other = POLICY.topic.sibling("invoices")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ssl
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -192,6 +193,35 @@ async def test_issuer_that_refuses_the_client_is_named(mounted: Write) -> None:
         credentials = mounted(Method.OAUTH2, secret, issuer_url=url, client_id="replay")
         with pytest.raises(AuthenticationFailedError, match="does not accept the client"):
             await asyncio.to_thread(credentials.access)
+
+
+@pytest.mark.parametrize("is_secure", [True, False], ids=["https", "http"])
+async def test_secret_of_an_https_issuer_is_not_sent_by_http(*, is_secure: bool) -> None:
+    secrets: list[str] = []
+
+    async def issue_token(request: web.Request) -> web.Response:
+        secrets.append(str((await request.post())["client_secret"]))
+        return web.json_response({"access_token": "token"})
+
+    tls, trusting = (
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
+        ssl.create_default_context(),
+    )
+    AUTHORITY.issue_cert("127.0.0.1").configure_cert(tls)
+    AUTHORITY.configure_trust(trusting)
+    async with serving(issue_token, tls if is_secure else None) as endpoint:
+
+        async def discover(_request: web.Request) -> web.Response:
+            return web.json_response({"token_endpoint": f"{endpoint}/token"})
+
+        async with serving(discover, tls) as url, Http.open() as opened:
+            client = Client(url, "me", "s3cret", tls=trusting)
+            if is_secure:
+                assert (await issue(client, opened)).token == "token"  # noqa: S105
+            else:
+                with pytest.raises(IssuerFailedError, match="token_endpoint is not one of https"):
+                    await issue(client, opened)
+    assert secrets == (["s3cret"] if is_secure else [])
 
 
 @pytest.mark.parametrize(

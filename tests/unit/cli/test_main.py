@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import redrive
 
 
@@ -31,6 +33,13 @@ def test_user_error_prints_one_line_and_exits_with_1(tmp_path: Path) -> None:
     assert line.startswith("redrive: NoCluster: no Kubernetes cluster to talk to; got ")
     assert line.endswith("; set KUBECONFIG, or run this in a cluster")
     assert "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize("lease", ["redrive", "redrive/", "/operator"])
+def test_incomplete_lease_name_is_refused(lease: str, tmp_path: Path) -> None:
+    process = run("operator", "--lease", lease, KUBECONFIG=str(tmp_path / "absent"))
+    assert process.returncode == 2
+    assert f"argument --lease: not written NAMESPACE/NAME: {lease!r}" in process.stderr
 
 
 def test_help_lists_the_subcommands() -> None:

@@ -1,4 +1,4 @@
-"""Conditions of a selection: grammar, vocabulary, cost and reference."""
+"""Selections of dead letters: grammar, vocabulary, cost and reference."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sqlglot.tokenizer_core import Token
 
 from redrive.errors import InvalidSpecError
 from redrive.policy.verdict import DeadReason
+from redrive.reading.positions import Position
 from redrive.replay.selection import (
     COLUMNS,
     FUNCTIONS,
@@ -29,6 +30,7 @@ from redrive.replay.selection import (
     read_tokens,
     to_sql,
 )
+from redrive.replay.spec import Choice, Chooser
 
 
 @pytest.mark.parametrize(
@@ -272,6 +274,14 @@ def test_text_with_other_than_one_condition_is_refused(nothing: str) -> None:
 def test_value_that_is_no_condition_is_refused(value: str) -> None:
     with pytest.raises(InvalidSpecError, match="true or false for each dead letter"):
         to_sql(value)
+
+
+@pytest.mark.parametrize(
+    ("published", "is_taken"), [(9, False), (10, True), (19, True), (20, False)]
+)
+def test_choice_begins_at_since_and_ends_before_until(published: int, *, is_taken: bool) -> None:
+    chooser = Chooser(Choice(since=10, until=20))
+    assert chooser.takes(Position(7, 0, 0), None, published) == is_taken
 
 
 def test_refusal_has_problem_value_and_remedy() -> None:

@@ -31,9 +31,9 @@ from redrive.replay.sending import (
 from redrive.replay.transport import ByClient, OutgoingLetter, Receipt, StalledError
 
 
-def dead_letter(entry: int) -> DeadLetterRow:
+def dead_letter(entry: int, index: int = 0, batch_size: int = 1) -> DeadLetterRow:
     return DeadLetterRow(
-        -1, Position(7, entry, 0), 1, pulsar.MessageId(-1, 7, entry, -1), None,
+        -1, Position(7, entry, index), batch_size, pulsar.MessageId(-1, 7, entry, -1), None,
         encrypted=False, unreadable=False, schema_version=None, key=None, ordering_key=None,
         value=b"order", properties={}, publish_time=0, event_time=None,
     )  # fmt: skip
@@ -116,6 +116,24 @@ def test_message_is_acknowledged_only_while_target_is_subscribed(
     assert acknowledged == list(range(deleted))
     assert {offset for offset, _ in window.unconfirmed} == {deleted}
     assert outcome.settled == 2**deleted - 1
+
+
+def test_batch_is_acknowledged_once_it_is_stored_whole() -> None:
+    acknowledged: list[DeadLetterRow] = []
+    window = Window(
+        cast("Sender", AtOnce()),
+        RangeOutcome({}, "uid", proven=True),
+        Permit,
+        acknowledged.append,
+        first=0,
+        is_subscribed=lambda: True,
+    )
+    first, second = (dead_letter(3, index, batch_size=2) for index in range(2))
+    for letter, expected in ((first, []), (second, [second])):
+        window.send(window.key(letter), letter, {})
+        window.drain()
+        window.confirm()
+        assert acknowledged == expected
 
 
 class Breaking(AtOnce):
@@ -253,7 +271,27 @@ def test_send_timeout_is_below_producer_name_expiry() -> None:
     assert 0 < client.opened["send_timeout_millis"] <= 30_000
 
 
-TRY = Try(1, 0)
+TRY = Try(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        pytest.param(-1, does_not_raise(), id="none"),
+        pytest.param(sequence_id(Try(1, 5), 9, 0), does_not_raise(), id="earlier lease"),
+        pytest.param(sequence_id(Try(2, 0), 9, 0), does_not_raise(), id="earlier try"),
+        pytest.param(sequence_id(TRY, 0, 0), pytest.raises(SentBeforeError), id="same try"),
+        pytest.param(sequence_id(Try(3, 0), 0, 0), pytest.raises(SentBeforeError), id="later"),
+    ],
+)
+def test_producer_of_a_later_try_is_refused(
+    last: int, expected: AbstractContextManager[None]
+) -> None:
+    outlet = ByClient(cast("pulsar.Client", Producers(last)))
+    sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY)
+    with expected:
+        assert sender.hold(-1, None) == last
+    assert sender.holds(-1, None) == isinstance(expected, does_not_raise)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from redrive.auth.files import CredentialsUnreadableError, SourceCredentials, source_credentials
 from redrive.auth.method import Plugin, SourceAuthentication
-from redrive.errors import RedriveError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.naming import TopicName
 from redrive.spark import options
 from redrive.spark.options import (
@@ -87,6 +87,14 @@ def test_short_topic_names_use_default_namespace() -> None:
         BATCH_OPTIONS,
     ).topics.names
     assert names == (TopicName("public", "default", "orders"), TopicName("shop", "prod", "bills"))
+
+
+@pytest.mark.parametrize("name", ["__change_events", "__transaction_buffer_snapshot"])
+def test_write_to_a_system_topic_is_refused(name: str) -> None:
+    topic = LEAST["topic"].replace("orders", name)
+    with pytest.raises(InvalidSpecError, match=f"got {topic!r}"):
+        options.write_options(LEAST | {"topic": topic})
+    assert options.write_options(LEAST).topic == TopicName("shop", "prod", "orders")
 
 
 def test_topic_pattern_needs_admin_url_and_one_namespace() -> None:

@@ -140,6 +140,18 @@ def test_unsent_message_is_handled_again_if_requested() -> None:
     )
 
 
+def test_negative_acknowledgements_are_counted_as_redeliveries() -> None:
+    consumer = InMemoryConsumer(replace(POLICY, max_retries=2), nack_delay=5)
+    consumer.send(b"x")
+    counts: list[int] = []
+    while (message := consumer.receive(60)) is not None and len(counts) < 5:
+        counts.append(message.redelivery_count())
+        consumer.negative_acknowledge(message)
+    assert counts == [0, 1, 2]
+    (dead,) = consumer.dead_letters
+    assert dead.properties()["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
+
+
 def test_success_after_unsent_retry_resets_the_attempt() -> None:
     consumer = InMemoryConsumer(POLICY, handle_again_when_unsent=True)
     consumer.broker.refused.add(POLICY.retry_topic)

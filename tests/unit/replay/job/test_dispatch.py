@@ -223,6 +223,28 @@ def test_waiting_task_has_no_share_of_the_rate() -> None:
     assert engine.most[0] == 1
 
 
+class LostOnce(InStep):
+    """An engine that loses the first task of each range."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=1, beside=1)
+        self.generations: dict[Range, list[int]] = {}
+
+    def move(self, task: RangeTask) -> RangeResult:
+        leases = self.generations.setdefault(task.range, [])
+        leases.append(task.generation)
+        if len(leases) == 1:
+            raise RuntimeError("lost")
+        return super().move(task)
+
+
+def test_each_lease_has_the_next_generation_of_its_range() -> None:
+    engine = LostOnce()
+    ledger = run(POLICY, engine, partitions=1)
+    assert list(engine.generations.values()) == [[1, 2]] * RANGES
+    assert {ledger.records.range(of).generation for of in engine.generations} == {2}
+
+
 def test_deleted_partitions_leave_nothing_to_move() -> None:
     engine = InStep(slots=RANGES, beside=RANGES)
     run(POLICY, engine, partitions=3, existing=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.api.replay import APPROVED_BY
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.client import Kubernetes
+from redrive.kube.client import Kubernetes, UnavailableError
 from redrive.kube.resources import Key, Resource
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import EntryId
 from redrive.replay.job.aftermath import Aftermath
-from redrive.replay.job.plan import RunPreview, Scanned, Wish
+from redrive.replay.job.plan import SUSPENDED, RunPreview, Scanned, Wish
 from redrive.replay.job.progress import WINDOW_SECONDS, Progress, ReplayGoneError, Speed, cause_of
 from redrive.replay.ledger import FencedError
 from redrive.replay.records import Account
@@ -55,9 +57,10 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FakeKubernetes:
     return api
 
 
-def progress(*, dry_run: bool = False) -> Progress:
+def progress(*, dry_run: bool = False, approval_above: int | None = None) -> Progress:
     policy = Policy(TopicName.parse("persistent://shop/prod/orders"), "fulfilment")
-    return Progress(ReplayJob(*KEY, "uid", policy, "", "", None, dry_run=dry_run))
+    job = ReplayJob(*KEY, "uid", policy, "", "", None, dry_run=dry_run)
+    return Progress(replace(job, approval_above=approval_above))
 
 
 def run(token: EntryId) -> Progress:
@@ -151,6 +154,38 @@ def test_write_beside_the_operator_is_repeated(api: FakeKubernetes) -> None:
     write_between(api, lambda replay: replay["status"].update(phase="Running"))
     assert begun.report(Account(matched=3, moved=1, left=2)) is Wish.RUN
     assert (status(api)["phase"], status(api)["moved"]) == ("Running", 1)
+
+
+def test_run_above_its_bound_waits_for_approval(api: FakeKubernetes) -> None:
+    account = Account(matched=3, left=3)
+    bounded = progress(approval_above=2)
+    bounded.begin()
+    assert bounded.report(account) is Wish.SUSPEND
+    assert bounded.report(account, rests=SUSPENDED) is Wish.SUSPEND
+    assert status(api)["awaitsApproval"]
+    api.objects[resources.REPLAYS][KEY]["metadata"]["annotations"] = {APPROVED_BY: "ops"}
+    assert bounded.report(account) is Wish.RUN
+    assert not status(api)["awaitsApproval"]
+
+
+def test_unknown_approval_suspends_the_run(api: FakeKubernetes) -> None:
+    account = Account(matched=2, left=2)
+    bounded, unbounded = progress(approval_above=2), progress()
+    for begun in (bounded, unbounded):
+        begun.begin()
+
+    def refuse(*_: object) -> None:
+        raise UnavailableError("no answer", remedy="wait")
+
+    api.before = refuse
+    assert bounded.report(account) is Wish.SUSPEND
+    with pytest.raises(UnavailableError):
+        unbounded.report(account)
+    api.before = lambda *_: None
+    assert bounded.report(account) is Wish.RUN
+    api.before = refuse
+    with pytest.raises(UnavailableError):
+        bounded.report(account)
 
 
 def test_failure_before_takeover_is_written(api: FakeKubernetes) -> None:
