@@ -17,6 +17,7 @@ from redrive.admin.errors import (
     AdminError,
     AdminNotFoundError,
     AdminUrlInvalidError,
+    AuthenticationFailedError,
     BrokerFailedError,
     BrokerRefusedError,
     RedirectRefusedError,
@@ -74,6 +75,49 @@ async def test_redirect_sends_credentials_only_to_named_hosts(
             assert "localhost" not in "".join(traceback.format_exception(refused.value))
     body = '{"partitions": 3, "properties": {"k": "v"}}'
     assert seen == ([("PUT", "Bearer the-token", body)] if followed else [])
+
+
+class Renewable:
+    """Credentials with a successor, or without one."""
+
+    def __init__(self, successor: str | None) -> None:
+        self.held = Access.bearer("old")
+        self._successor = successor
+
+    async def renewed(self, refused: Access) -> Access | None:
+        assert refused is self.held
+        return None if self._successor is None else Access.bearer(self._successor)
+
+
+@pytest.mark.parametrize("successor", ["valid", "refused", None])
+async def test_refused_call_is_repeated_once_with_renewed_token(successor: str | None) -> None:
+    tokens: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        tokens.append(request.headers["Authorization"].removeprefix("Bearer "))
+        return web.json_response(["here"], status=200 if tokens[-1] == "valid" else 401)
+
+    async with serving(answer) as url, Http.open() as http:
+        admin = Admin(http, url, Renewable(successor))
+        if successor == "valid":
+            assert await admin.clusters() == {"here"}
+        else:
+            with pytest.raises(AuthenticationFailedError):
+                await admin.clusters()
+    assert tokens == ["old", *filter(None, [successor])]
+
+
+async def test_subscription_is_created_at_the_first_message() -> None:
+    created: list[tuple[str, str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        created.append((request.method, request.path, await request.json()))
+        return web.Response(status=204)
+
+    async with serving(answer) as url, Http.open() as http:
+        await Admin(http, url, Access.bearer("t")).create_subscription(TOPIC, "s")
+    first = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+    assert created == [("PUT", "/admin/v2/persistent/t/n/a/subscription/s", first)]
 
 
 async def test_redirect_to_same_host_is_followed() -> None:

@@ -156,6 +156,23 @@ async def test_long_object_is_read_alone(kubeconfig: Path, monkeypatch: pytest.M
     assert object_["metadata"] == {"name": "a"}
 
 
+async def test_deletion_has_uid_and_version_as_preconditions(kubeconfig: Path) -> None:
+    calls: list[tuple[str, str, object]] = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        calls.append((request.method, request.path, await request.json()))
+        return web.json_response({})
+
+    identity = {"uid": "u", "resourceVersion": "7"}
+    body = {"metadata": {"namespace": "shop", "name": "orders", **identity}}
+    async with RawTestServer(answer) as server:
+        write_kubeconfig(kubeconfig, server.port or 0)
+        async with Kubernetes.connect() as kubernetes:
+            await kubernetes.delete(resources.POLICIES, body)
+    path = resources.POLICIES.path("shop", "orders")
+    assert calls == [("DELETE", path, {"preconditions": identity})]
+
+
 async def test_empty_list_of_versions_is_accepted(kubeconfig: Path) -> None:
     page = b'{"items": null, "metadata": {"resourceVersion": "9"}}'
     async with api_server(b"HTTP/1.1 200 OK\r\n\r\n" + page, []) as port:

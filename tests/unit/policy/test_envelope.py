@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
@@ -21,6 +21,7 @@ from redrive.policy.envelope import (
     ENCODED,
     PAYLOAD_PREFIX,
     REPLAY,
+    REPLAY_SOURCE,
     REPLAYS,
     SOURCE_MESSAGE_ID,
     Attempt,
@@ -142,6 +143,7 @@ def test_failing_time_with_late_clock_is_not_negative() -> None:
 
 
 @given(forged)
+@example({"RECONSUMETIMES": "5", "REDRIVE_FIRST_FAILED_AT": NOW.isoformat()})
 def test_source_message_with_forged_counts_has_attempt_one(
     ours: dict[str, str],
 ) -> None:
@@ -413,6 +415,12 @@ def test_redaction_removes_every_match_from_the_cause() -> None:
     assert cause.fingerprint != describe(error).fingerprint
 
 
+def test_redaction_covers_the_names_in_a_trace() -> None:
+    cause = describe(raised(SHOP), Redaction(["Till|Lookup"]))
+    assert "caused by [redacted]Error: no account for o-17" in cause.trace
+    assert "at shop.[redacted].pay:4" in cause.trace
+
+
 def test_redaction_hook_runs_after_the_patterns() -> None:
     redaction = Redaction([re.compile("secret", re.IGNORECASE)], hook=str.upper)
     assert redaction("a Secret plan") == "A [REDACTED] PLAN"
@@ -511,7 +519,8 @@ NOT_COPIED = {
 }
 """Written by `forwarder` on a dead letter that is no copy of its message."""
 REPLAYED = {
-    REPLAYS: str(MANY), REPLAY: "shop/again", **dict.fromkeys(NOT_COPIED, "0")
+    REPLAYS: str(MANY), REPLAY: "shop/again", REPLAY_SOURCE: "u@0:1:1:0",
+    **dict.fromkeys(NOT_COPIED, "0"),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Callable
@@ -214,6 +215,33 @@ async def test_skip_cleanup_annotation_releases_policy_at_once(policy: MakeBody)
     assert await look(api, table) is Requeue.ON_CHANGE
     assert stored(api)["metadata"]["finalizers"] == ["others"]
     assert [reason for _, reason, _ in api.announced()] == [CLEANUP_ABANDONED]
+
+
+async def test_paused_deletion_keeps_topics_and_releases_policy(policy: MakeBody) -> None:
+    body = deleted(policy(deletionPolicy="Delete"), paused="true")
+    api, table = storing(body), Cache([body])
+    assert await look(api, table, brokers=Gone(AssertionError())) is Requeue.ON_CHANGE
+    assert stored(api)["metadata"]["finalizers"] == ["others"]
+    ((_, reason, message),) = api.announced()
+    assert reason == RETAINED
+    assert "it was paused, and nothing was touched" in message
+
+
+async def test_deletion_of_a_replaced_policy_touches_no_topic(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy(deletionPolicy="Delete")
+    async with reconcile_harness(connection, body, FakeKubernetes()) as here:
+        await here.reconcile()
+        topics, writes = here.topics, len(here.broker.writes)
+        successor = stored(here.kubernetes)
+        here.ctx.policies.put(deleted(copy.deepcopy(successor)))
+        successor["metadata"]["uid"] = "another"
+        here.now += LATE_WRITES
+        assert await here.reconcile() is Requeue.ON_CHANGE
+        assert (here.topics, len(here.broker.writes)) == (topics, writes)
+        assert here.ctx.policies.get(KEY) is None
+        assert here.kubernetes.announced()[-1][1] != CLEANUP_ABANDONED
 
 
 async def test_abandoned_cleanup_is_announced_once_over_retries(policy: MakeBody) -> None:

@@ -233,6 +233,18 @@ async def test_application_without_spark_operator_is_reported(
     assert "serve the namespace shop (spark.jobNamespaces" in message
 
 
+async def test_application_of_another_owner_is_not_mirrored(api: FakeKubernetes) -> None:
+    provide(api)
+    foreign = application(wall_clock(), applicationState={"state": "COMPLETED"})
+    foreign["metadata"]["ownerReferences"] = [{"uid": "another"}]
+    await look(api, applications=[foreign], finished=True)
+    assert [write.verb for write in api.writes] == ["patch_status"]
+    reason, message = shown(api)
+    assert reason == "ApplicationNotOurs"
+    assert f"got {launch.name_of(replay())!r}; delete that SparkApplication" in message
+    assert statuses(api)[-1].get("phase") not in {"Completed", "Running", "Submitted"}
+
+
 async def test_application_with_state_is_followed_by_watch(api: FakeKubernetes) -> None:
     old = wall_clock() - timedelta(hours=1)
     running = application(old, applicationState={"state": "RUNNING"})
