@@ -39,6 +39,8 @@ class FakeSubscription:
             raise pulsar.AlreadyClosed
         return message
 
+    read_next = receive
+
     def acknowledge(self, _message: InMemoryMessage) -> None:
         """Do nothing: there is no broker."""
 
@@ -65,6 +67,9 @@ class FakeClient:
 
     def subscribe(self, topic: str, _name: str, **_options: object) -> FakeSubscription:
         return self._subscriptions.setdefault(topic, FakeSubscription(topic))
+
+    def create_reader(self, topic: str, _start: object, **_options: object) -> FakeSubscription:
+        return self.subscribe(topic, "")
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         return [topic]

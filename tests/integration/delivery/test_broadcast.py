@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,9 +9,8 @@ from typing import Any
 import pulsar
 import pulsar.schema
 import pytest
-from prometheus_client import REGISTRY
 
-from redrive import AsyncBroadcastConsumer, BroadcastConsumer, Event, prometheus
+from redrive import AsyncBroadcastConsumer, BroadcastConsumer, Event
 from redrive.delivery.connection import SubscribeError
 from redrive.delivery.fetcher import ConsumerStoppedError, SubscriptionLostError
 from redrive.errors import InvalidSpecError
@@ -148,45 +146,6 @@ def permits(provisioned: Any, partition: int) -> list[int]:  # noqa: ANN401
 def test_one_without_room_for_a_message_is_refused(provisioned: Any, prefetch: int) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="prefetch"):
         listen(provisioned, prefetch=prefetch)
-
-
-def test_failed_message_is_dropped_and_reported(
-    provisioned: Any,  # noqa: ANN401
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    events: list[Event] = []
-    consumer = listen(provisioned, on_event=events.append)
-    handled: list[bytes] = []
-
-    def handle(message: pulsar.Message) -> None:
-        handled.append(message.data())
-        if message.data() == b"bad":
-            raise ValueError("no such price")
-        if message.data() == b"last":
-            consumer.stop()
-
-    with caplog.at_level(logging.WARNING, "redrive"):
-        for content in (b"bad", b"good", b"last"):  # in this order, wherever they lie
-            provisioned.send(content, partition_key="one")
-        consumer.run(handle)
-
-    assert handled == [b"bad", b"good", b"last"]
-    (record,) = caplog.records
-    assert record.getMessage().startswith("dropped ")
-    assert "ValueError: no such price" in record.getMessage()
-    (event,) = events
-    assert (event.event, event.reason, event.attempt) == ("redrive.dropped", "ValueError", 1)
-    assert event.source == str(provisioned.policy.topic)
-    provisioned.dead_letters(0)
-    prometheus.count(event)
-    labels = {
-        "policy": "",
-        "policy_namespace": "",
-        "source_topic": event.source,
-        "subscription": "",
-        "reason": "ValueError",
-    }
-    assert REGISTRY.get_sample_value("redrive_consumer_dropped_messages_total", labels) == 1
 
 
 def test_timed_out_handler_fails_and_late_success_is_reported(provisioned: Any) -> None:  # noqa: ANN401

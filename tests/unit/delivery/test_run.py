@@ -15,11 +15,13 @@ from typing import Any
 
 import pulsar
 import pytest
+from prometheus_client import REGISTRY
 
-from redrive import Attempt, Done, Policy
+from redrive import Attempt, BroadcastConsumer, Done, Event, Policy, prometheus
 from redrive.delivery.concurrency import SignalSafeEvent
 from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.delivery.middleware.chain import Handle, Outcome
+from redrive.delivery.reporting import Name
 from redrive.delivery.run import (
     BatchAnswerError,
     HandlerTimeoutError,
@@ -33,6 +35,7 @@ from redrive.delivery.run import (
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 from redrive.testing.consumers import AsyncInMemoryConsumer
+from tests.support.fake_client import FakeClient
 
 SHORT = timedelta(milliseconds=200)
 LONG = timedelta(seconds=30)
@@ -135,6 +138,35 @@ def test_late_failure_is_no_late_success() -> None:
     desk.run(handle, timeout=SHORT)
     assert [type(failure) for _, failure in desk.settled] == [HandlerTimeoutError]
     assert desk.late == 0
+
+
+def test_broadcast_message_that_fails_is_dropped_and_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client, events, handled = FakeClient(), list[Event](), list[bytes]()
+    topic = TopicName("shop", "prod", "prices")
+
+    def handle(message: pulsar.Message) -> None:
+        handled.append(message.data())
+        if message.data() == b"bad":
+            raise ValueError("no such price")
+        if message.data() == b"last":
+            consumer.stop()
+
+    with BroadcastConsumer(client.as_pulsar(), str(topic), on_event=events.append) as consumer:
+        client.deliver(topic, b"bad", b"good", b"last")
+        consumer.run(handle)
+    assert handled == [b"bad", b"good", b"last"]
+    (event,) = events
+    assert (event.event, event.reason, event.attempt) == (Name.DROPPED, "ValueError", 1)
+    assert event.source == str(topic)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("dropped ")
+    assert "ValueError: no such price" in record.getMessage()
+    prometheus.count(event)
+    labels = {"policy": "", "policy_namespace": "", "subscription": ""}
+    labels |= {"source_topic": event.source, "reason": event.reason}
+    assert REGISTRY.get_sample_value("redrive_consumer_dropped_messages_total", labels) == 1
 
 
 def test_run_ends_without_a_timed_out_handler() -> None:
