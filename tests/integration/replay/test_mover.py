@@ -19,11 +19,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
-from redrive.reading import broker
+from redrive.reading import broker, session
 from redrive.reading.broker import ReplayRoleRefusedError
 from redrive.reading.positions import EntryId
 from redrive.reading.session import ProtocolConnection
 from redrive.replay import mover, sending
+from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
 from redrive.replay.ledger import FencedError
@@ -129,8 +130,8 @@ def test_refusals_are_recorded_before_a_task_gives_up(
 ) -> None:
     """Each takes tries, of which a task has so many; the next task goes on behind it."""
     monkeypatch.setattr(mover, "MAX_TRIES", 5)
-    monkeypatch.setattr(sending, "STALL_SECONDS", 3.0)
-    monkeypatch.setattr(sending, "ALONE_SECONDS", 3.0)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(sending, "ALONE_SECONDS", 1.5)
     provisioned = provision_policy()
     provisioned.bury(1, content=b"0" * 20_000)  # as it is compressed it is smaller than the others
     for _ in range(3):
@@ -146,8 +147,8 @@ def test_refusals_are_recorded_before_a_task_gives_up(
 def test_a_message_that_the_broker_refuses_is_never_passed_over(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "STALL_SECONDS", 3.0)
-    monkeypatch.setattr(sending, "ALONE_SECONDS", 3.0)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(sending, "ALONE_SECONDS", 1.5)
     provisioned = provision_policy()
     provisioned.bury(10)
     provisioned.bury(1, content=secrets.token_bytes(5_000))
@@ -261,9 +262,10 @@ def test_answers_that_are_lost_are_asked_for_again(
     provisioned = provision_policy(partitions=2)
     provisioned.bury(10)
     buried = provisioned.ids(provisioned.resting())
-    monkeypatch.setattr(
-        pulsar, "Client", functools.partial(pulsar.Client, operation_timeout_seconds=2)
-    )
+    impatient = functools.partial(broker.ReadingClient, operation_timeout_seconds=1)
+    monkeypatch.setattr(broker, "ReadingClient", impatient)
+    monkeypatch.setattr(session, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.2)
     with proxy_of(provisioned.broker.port) as proxy:
         proxy.halved = frozenset({SUCCESS, PRODUCER_SUCCESS})
         service_url = f"pulsar://127.0.0.1:{proxy.port}"
@@ -276,8 +278,9 @@ def test_answers_that_are_lost_are_asked_for_again(
 
 
 def test_looks_that_the_broker_fails_at_are_asked_for_again(
-    provision_policy: ProvisionPolicy,
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.2)
     provisioned = provision_policy(partitions=2)
     provisioned.bury(10)
     buried = provisioned.ids(provisioned.resting())
