@@ -20,6 +20,7 @@ from redrive.policy.naming import TopicName
 from redrive.reading import bitmap
 from redrive.reading.positions import EntryId
 from redrive.reading.ranges import RANGE_ENTRIES
+from redrive.replay import mover
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import SUSPENDED, Local, PlannedRange, Rest, Scan, Scanned, Wish
 from redrive.replay.outcome import RangeResult
@@ -85,10 +86,12 @@ class EverySecond(Local):
 RUN = f"""{inspect.getsource(held_sends)}{SILENT}
 import signal
 import sys
+from redrive.replay import mover
 from redrive.replay.job.plan import Local
 from redrive.replay.job.run import run
 from redrive.replay.spec import ReplayJob
 
+mover.QUIET_SECONDS = float(sys.argv[3])
 with held_at(int(sys.argv[2])) as go_on:
     signal.signal(signal.SIGCONT, lambda *_: go_on.set())
     print(run(ReplayJob.decode(sys.argv[1]), Local(), Silent()))
@@ -99,11 +102,12 @@ with held_at(int(sys.argv[2])) as go_on:
 def process(job: ReplayJob, count: int) -> Iterator[subprocess.Popen[str]]:
     """Run *job*, of *count* messages, in a process.
 
-    The run stays active: its last quarter waits for SIGCONT.
+    The run stays active: its last quarter waits for SIGCONT. `mover.QUIET_SECONDS` is that of
+    this process.
     """
     source_root = str(Path(runs.__file__).parents[3])
     started = subprocess.Popen(
-        [sys.executable, "-c", RUN, job.encode(), str(count * 3 // 4)],
+        [sys.executable, "-c", RUN, job.encode(), str(count * 3 // 4), str(mover.QUIET_SECONDS)],
         env=os.environ | {"PYTHONPATH": source_root},
         stderr=subprocess.PIPE,
         text=True,

@@ -145,12 +145,14 @@ def wait_until_under_way(run: SparkRun, provisioned: Any, count: int, total: int
     deadline = time.monotonic() + SECONDS
     while True:
         stats = provisioned.admin("GET", provisioned.policy.retry_topic, "stats")
-        moved, leased = json.loads(stats)["msgInCounter"], leases(provisioned)
-        if moved >= count and leased > 1:
+        moved = json.loads(stats)["msgInCounter"]
+        leased = leases(provisioned) if moved >= count else 0
+        if leased > 1:
             assert 0 < moved < total
             return
         assert run.is_running(), run.log.read_text()[-3_000:]
         assert time.monotonic() < deadline, (moved, leased)
+        time.sleep(0.1)
 
 
 def stored(provisioned: Any) -> int:  # noqa: ANN401

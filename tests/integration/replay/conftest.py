@@ -31,6 +31,7 @@ from redrive.reading.positions import NOWHERE
 from redrive.reading.stored import ReadMessage
 from redrive.replay import audit
 from redrive.replay import spark as replay_spark
+from redrive.replay.job import dispatch
 from redrive.replay.job.progress import Progress
 from redrive.replay.spark import PulsarDataSource
 from redrive.replay.spec import ReplayJob
@@ -220,6 +221,15 @@ class ProvisionedPolicy:
 
 ProvisionPolicy = Callable[..., Any]
 MakeJob = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _report_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have runs of this process report, and resume what they have put off, several times a second.
+
+    A run whose tasks all wait sleeps between its reports.
+    """
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.2)
 
 
 @pytest.hookimpl(tryfirst=True)

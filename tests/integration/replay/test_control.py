@@ -112,8 +112,8 @@ def test_run_waits_while_target_exceeds_its_backlog_quota(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, behaviour: str
 ) -> None:
     monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.5)
-    monkeypatch.setattr(broker, "WAIT_SECONDS", 2.0)
-    monkeypatch.setattr(sending, "STALL_SECONDS", 3.0)
+    monkeypatch.setattr(broker, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
     count = 4_000
     provisioned, author = provision_policy(), Author()
     provisioned.bury_in_ranges(count)

@@ -24,7 +24,6 @@ from redrive.reading.broker import ReplayRoleRefusedError
 from redrive.reading.positions import EntryId
 from redrive.reading.session import ProtocolConnection
 from redrive.replay import mover, sending
-from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
 from redrive.replay.ledger import FencedError
@@ -265,7 +264,6 @@ def test_answers_that_are_lost_are_asked_for_again(
     impatient = functools.partial(broker.ReadingClient, operation_timeout_seconds=1)
     monkeypatch.setattr(broker, "ReadingClient", impatient)
     monkeypatch.setattr(session, "ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.2)
     with proxy_of(provisioned.broker.port) as proxy:
         proxy.halved = frozenset({SUCCESS, PRODUCER_SUCCESS})
         service_url = f"pulsar://127.0.0.1:{proxy.port}"
@@ -278,9 +276,8 @@ def test_answers_that_are_lost_are_asked_for_again(
 
 
 def test_looks_that_the_broker_fails_at_are_asked_for_again(
-    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+    provision_policy: ProvisionPolicy,
 ) -> None:
-    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.2)
     provisioned = provision_policy(partitions=2)
     provisioned.bury(10)
     buried = provisioned.ids(provisioned.resting())

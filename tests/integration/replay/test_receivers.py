@@ -142,7 +142,7 @@ def test_subscription_deleted_in_the_middle_loses_no_message(
     target = create_target(provisioned)
     provisioned.bury_in_ranges(COUNT)
     exactly = guarantee == "ExactlyOnce"
-    job = job_to(provisioned, target, exactly_once=exactly, rate_limit=400.0)
+    job = job_to(provisioned, target, exactly_once=exactly, rate_limit=1_000.0)
     author = Author()
     with held_at(COUNT // 2) as resume, ThreadPoolExecutor(1) as threads:
         run = threads.submit(runs.run, job, Local(), author)

@@ -88,8 +88,8 @@ def test_drained_task_leaves_the_search_to_the_next_lease(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first message, to the other partition, is refused: nothing there tells of the first."""
-    monkeypatch.setattr(sending, "STALL_SECONDS", 3.0)
-    monkeypatch.setattr(sending, "ALONE_SECONDS", 3.0)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(sending, "ALONE_SECONDS", 1.5)
     keys = {target_partition(key, Position(0, 0, 0), 2): key for key in map(str, range(20))}
     provisioned = provision_policy(partitions=2)
     provisioned.bury(1, content=secrets.token_bytes(5_000), partition_key=keys[0])

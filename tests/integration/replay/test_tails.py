@@ -15,7 +15,7 @@ from redrive.auth.files import BrokerCredentials
 from redrive.reading import broker
 from redrive.reading.ranges import Partition, Range
 from redrive.reading.rows import DeadLetterRow
-from redrive.replay import lookup, sending
+from redrive.replay import lookup, mover, sending
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local, PlannedRange, Scan
 from redrive.replay.outcome import Key, RangeResult
@@ -226,8 +226,9 @@ def test_unproven_messages_stay_refused_until_at_least_once(
 
 
 def test_grown_target_keeps_messages_at_their_partition(
-    provision_policy: ProvisionPolicy,
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mover, "QUIET_SECONDS", 0.0)  # the run that dies has sent nothing
     provisioned = provision_policy(partitions=2)
     provisioned.bury_many(30)
     with pytest.raises(RuntimeError):

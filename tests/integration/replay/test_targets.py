@@ -16,7 +16,7 @@ from redrive.admin.errors import AdminForbiddenError
 from redrive.policy.envelope import ORIGIN_MESSAGE_ID, RECONSUMETIMES, REPLAYS
 from redrive.policy.naming import TopicName
 from redrive.reading.broker import ReplayRoleRefusedError
-from redrive.replay import mover
+from redrive.replay import mover, transport
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
 from redrive.replay.ledger import FencedError
@@ -229,14 +229,16 @@ def test_schema_refused_by_one_target_moves_to_another(
     provisioned.check_audit(source, provisioned.policy.retry_topic)
 
 
-@pytest.mark.parametrize("seconds", [None, 12])
+@pytest.mark.parametrize("seconds", [None, 3])
 def test_cut_off_run_stores_nothing_after_another_replay(
-    provision_policy: ProvisionPolicy, seconds: float | None
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, seconds: float | None
 ) -> None:
     """No later message shuts out there what it had on its way: that has to be too old by then.
 
     It comes back when the other is through, or after *seconds*.
     """
+    monkeypatch.setattr(transport, "SEND_SECONDS", 7)
+    monkeypatch.setattr(mover, "QUIET_SECONDS", 7 + mover.GRACE_SECONDS)
     provisioned = provision_policy()
     source, retry = add_source(provisioned), provisioned.policy.retry_topic
     provisioned.bury_in_ranges(COUNT)
