@@ -61,7 +61,7 @@ def test_killed_after_each_call_of_a_deletion(harness: Harness) -> None:
         """Provision a policy with a created retry topic and an adopted dead-letter topic."""
         harness.source(name)
         harness.shop.create_topic(harness.shop.topic(f"{name}-fulfilment-DLQ"))
-        harness.ask(name, deletionPolicy="Delete", adopt=True)
+        harness.ask(name, deletionPolicy="Delete", adoption="IfPresent")
         harness.shop.ready(name)
 
     def gone(name: str) -> None:

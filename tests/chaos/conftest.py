@@ -163,7 +163,7 @@ def harness(make_shop: MakeShop, installed: Sandbox) -> Iterator[Harness]:
     installed.processes.stop(installation.OPERATOR)
     installation.start_operator(installed)  # by this run, which can then restart it
     with Proxy.before(shop.broker.admin_url) as proxy:
-        shop.connection(adminUrl=proxy.url)
+        shop.connection(adminURL=proxy.url)
         for name in ("kept", "others"):
             shop.create_topic(shop.topic(name))
         shop.request("PUT", f"{rest_path(shop.topic('kept'))}/subscription/fulfilment", EARLIEST)

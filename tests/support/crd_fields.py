@@ -163,7 +163,7 @@ class SpecFields:
         but: str = "",
     ) -> None:
         """Add the required fields of *node* except one, with values chosen by *digits*."""
-        for name in schema.get("required", ()):
+        for name in required_of(schema):
             if name == but or name in node:
                 continue
             inner = schema["properties"][name]
@@ -173,6 +173,15 @@ class SpecFields:
             leaf = SpecField((*steps, name), inner, required=True, immutable=False)
             values = list(itertools.islice(self._values(leaf), _FILLED))
             node[name] = values[next(digits) % len(values)]
+
+
+def required_of(schema: Schema) -> list[str]:
+    """Return the fields that an object has: of an optional one a rule requires them."""
+    rules = schema.get("x-kubernetes-validations", ())
+    matches = (
+        re.match(r"`(\w+)` must be given beside the other", rule["message"]) for rule in rules
+    )
+    return [*schema.get("required", ()), *(match[1] for match in matches if match)]
 
 
 def _leaves(
@@ -185,7 +194,7 @@ def _leaves(
             inner = (*steps, ITEM)
             yield from _leaves(schema["items"], inner, required=False, immutable=immutable)
         case {"properties": properties} if properties:
-            needed = schema.get("required", ())
+            needed = required_of(schema)
             for name, inner_schema in properties.items():
                 yield from _leaves(
                     inner_schema,

@@ -179,13 +179,13 @@ def error_for(call: str, status: int, answer: str) -> AdminError:
 def unexpected(call: str, got: str) -> UnexpectedAnswerError:
     """Name an answer to *call*, given as a success, that Pulsar would not give: *got* tells of it.
 
-    It never repeats the answer: the owner of `adminUrl` could else read, in a status, what only the
+    It never repeats the answer: the owner of `adminURL` could else read, in a status, what only the
     operator can reach.
     """
     return UnexpectedAnswerError(
         f"what answers when asked to {call} is not Pulsar's admin API",
         got=got,
-        remedy="check adminUrl: it is where the admin REST API answers, without /admin/v2",
+        remedy="check adminURL: it is where the admin REST API answers, without /admin/v2",
     )
 
 

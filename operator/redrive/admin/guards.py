@@ -167,6 +167,6 @@ class Breaker:
         since = f"{self._silent_since:%Y-%m-%dT%H:%M:%SZ}"
         return BrokerDownError(
             f"the broker's admin API at {self._admin_url} has not answered since {since}",
-            remedy="check adminUrl, and that the broker runs and can be reached from here; once it "
+            remedy="check adminURL, and that the broker runs and can be reached from here; once it "
             "answers, all goes on by itself",
         )

@@ -20,8 +20,8 @@ One call to a broker's admin API, and its outcome: a value, or an `AdminError`.
 
 Called by `client` alone. Neither the token nor a URL that the broker redirects to is ever part
 of an error, nor what answers at any address, unless it answers with an error as a broker does: the
-owner of `adminUrl` could else read, in a status, what only the operator can reach. Credentials go
-to the host of `adminUrl`, and by redirects to those that the connection names.
+owner of `adminURL` could else read, in a status, what only the operator can reach. Credentials go
+to the host of `adminURL`, and by redirects to those that the connection names.
 """
 
 from __future__ import annotations
@@ -428,7 +428,7 @@ class Http:
             raise _refused(admin_url, error) from error
         except ValueError as error:  # some parts of an address are looked at only when it is called
             raise AdminUrlInvalidError(
-                "adminUrl, or an address that the broker redirects to, is none that can be called",
+                "adminURL, or an address that the broker redirects to, is none that can be called",
                 got=admin_url,
                 remedy="correct its host and port, or those that the broker advertises",
             ) from error
@@ -437,7 +437,7 @@ class Http:
             raise BrokerUnreachableError(
                 f"the broker's admin API does not answer at {admin_url}",
                 got=str(error) or type(error).__name__,
-                remedy="check adminUrl, and that the broker runs and can be reached from here",
+                remedy="check adminURL, and that the broker runs and can be reached from here",
             ) from error
         except AnswerTooLongError as error:
             outcome = "too long"
@@ -475,7 +475,7 @@ class Http:
             raise IssuerFailedError(
                 f"the issuer of tokens does not answer at {url}",
                 got=str(error) or type(error).__name__,
-                remedy="check oauth2.issuerUrl, and that it can be reached from here",
+                remedy="check oauth2.issuerURL, and that it can be reached from here",
             ) from error
 
     async def _follow(self, call: Call, url: URL, way: Way) -> _Reply:
@@ -565,7 +565,7 @@ def _not_followed(call: Call, why: str) -> RedirectRefusedError:
         f"a redirect was not followed when asked to {call.does}",
         got=why,
         remedy="name the hosts of the cluster's brokers in the connection's redirectHosts, or give "
-        "the address of a Pulsar proxy as adminUrl",
+        "the address of a Pulsar proxy as adminURL",
     )
 
 

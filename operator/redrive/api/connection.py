@@ -1,21 +1,19 @@
-"""The kind BrokerConnection: its spec, and how it authenticates.
-
-Credentials at a broker, and how the broker's certificate is verified.
+"""The kind BrokerConnection: a broker, its credentials, and the permissions of its users.
 
 Each Secret and ConfigMap lies where it is read: what the operator uses in the namespace of the
 BrokerConnection, what replay jobs use in that of the Replay, whose pods can mount no others.
 
-BrokerConnection: a broker, its credentials, and what may be used there.
+All about a Pulsar cluster lies under `spec.pulsar`, so that a broker of another kind can be a
+member beside it.
 """
 
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from redrive.api.conditions import Conditions
 from redrive.api.job import JobTemplate
@@ -30,26 +28,16 @@ from redrive.api.model import (
     ObjectName,
     OneOf,
     Role,
-    Rule,
     SecretKeyRef,
     StatusModel,
     TokenSource,
-    check_one,
-    exactly_one,
-    one_given,
-    refusing,
+    TypedUnion,
+    at_most_one,
+    of_its_type,
+    one_of,
 )
-from redrive.api.permissions import (
-    MAX_PATTERNS,
-    MAX_RULES,
-    AllowRule,
-    Namespaces,
-    Permissions,
-    RolePattern,
-    TopicPattern,
-)
+from redrive.api.permissions import MAX_RULES, AllowRule, Permissions
 from redrive.api.policy_defaults import PolicyDefaults
-from redrive.errors import InvalidSpecError
 
 Url = Annotated[
     str,
@@ -110,8 +98,8 @@ class Tls(ApiModel):
 class TokenOrigin(OneOf):
     """Where a token (a JWT) lies; a token itself never stands in a manifest."""
 
-    ONE = exactly_one("the origin of a token", "secretRef", "file")
-    model_config = ConfigDict(json_schema_extra=one_given(ONE))
+    ONE = at_most_one("token", "secretRef", "file")
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
 
     secret_ref: SecretKeyRef | None = None
     """The Secret and the key in it that hold the token, as text."""
@@ -146,10 +134,10 @@ class SecretText(ApiModel):
 class OAuth2(ApiModel):
     """Client credentials (RFC 6749, section 4.4)."""
 
-    issuer_url: Url
+    issuer_url: Annotated[Url, Field(alias="issuerURL")]
     """The issuer: below it lies `.well-known/openid-configuration`."""
 
-    client_id: Word
+    client_id: Annotated[Word, Field(alias="clientID")]
     """The id of the client at the issuer."""
 
     client_secret: SecretText
@@ -166,52 +154,73 @@ class OAuth2(ApiModel):
     trusts."""
 
 
-class NoAuthentication(ApiModel):
-    """No credentials; an empty object."""
+class AuthenticationType(enum.StrEnum):
+    """A kind of credentials."""
+
+    TOKEN = "Token"  # noqa: S105  a kind of credentials
+    TLS = "TLS"
+    OAUTH2 = "OAuth2"
+    NONE = "None"
 
 
-class Authentication(OneOf):
+_MEMBERS = {
+    AuthenticationType.TOKEN.value: "token",
+    AuthenticationType.TLS.value: "tls",
+    AuthenticationType.OAUTH2.value: "oauth2",
+}
+_TYPE = one_of(
+    AuthenticationType,
+    "`type` of `authentication` must be a kind of credentials",
+    "use one of Token, TLS, OAuth2, None",
+)
+
+
+class Authentication(TypedUnion):
     """The operator's credentials at the broker."""
 
-    ONE = exactly_one("authentication", "token", "tls", "oauth2", "none")
-    model_config = ConfigDict(json_schema_extra=one_given(ONE))
+    MEMBERS = _MEMBERS
+    RULE = of_its_type("authentication", MEMBERS)
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
+
+    type: Annotated[AuthenticationType, *_TYPE]
+    """The kind of credentials: `Token`, `TLS` or `OAuth2`, each with the field of that name; or
+    `None`, for development brokers without authentication."""
 
     token: TokenOrigin | None = None
     """A token (a JWT) of a role that administers the tenants concerned; a super-user is not
     needed. A Secret lies in the namespace of the BrokerConnection."""
 
     tls: ClientCertificate | None = None
-    """A client certificate (mutual TLS); `adminUrl` is one of https then."""
+    """A client certificate (mutual TLS); `adminURL` is one of https then."""
 
     oauth2: OAuth2 | None = None
     """A token that an issuer of OAuth 2.0 gives for client credentials."""
 
-    none: NoAuthentication | None = None
-    """No credentials, written `none: {}`: for development brokers that ask for none."""
 
-
-class ReplayAuthentication(OneOf):
+class ReplayAuthentication(TypedUnion):
     """The credentials of replay jobs at the broker.
 
     Their Secrets lie in the namespaces of the Replays, whose pods mount them; the operator never
     reads them.
     """
 
-    ONE = exactly_one("replay.authentication", "token", "tls", "oauth2", "none")
-    model_config = ConfigDict(json_schema_extra=one_given(ONE))
+    MEMBERS = _MEMBERS
+    RULE = of_its_type("replay.authentication", MEMBERS)
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
+
+    type: Annotated[AuthenticationType, *_TYPE]
+    """The kind of credentials: `Token`, `TLS` or `OAuth2`, each with the field of that name; or
+    `None`, for development brokers without authentication."""
 
     token: TokenSource | None = None
     """A token (a JWT) of the role."""
 
     tls: ClientCertificate | None = None
-    """A client certificate (mutual TLS) of the role; `serviceUrl` is one of pulsar+ssl then, and
-    `adminUrl` one of https."""
+    """A client certificate (mutual TLS) of the role; `serviceURL` is one of pulsar+ssl then, and
+    `adminURL` one of https."""
 
     oauth2: OAuth2 | None = None
     """A token of the role that an issuer of OAuth 2.0 gives for client credentials."""
-
-    none: NoAuthentication | None = None
-    """No credentials, written `none: {}`: for development brokers that ask for none."""
 
 
 _MORE_THAN_AN_ADDRESS = "[@?#]"
@@ -222,7 +231,7 @@ ServiceUrl = Annotated[
     Field(max_length=MAX_TOPIC),
     Form(
         r"pulsar(\+ssl)?://[^\s/@?#]+/?",
-        "serviceUrl is written pulsar://host:port or pulsar+ssl://host:port",
+        "`serviceURL` must be pulsar://host:port or pulsar+ssl://host:port",
         "give the address that Pulsar clients connect to",
         hides=_MORE_THAN_AN_ADDRESS,
     ),
@@ -233,7 +242,7 @@ AdminUrl = Annotated[
     Field(max_length=MAX_TOPIC),
     Form(
         r"https?://[^\s/@?#]+(/[^\s@?#]*)?",
-        "adminUrl is written http://host:port or https://host:port, without user or password",
+        "`adminURL` must be http://host:port or https://host:port, without user or password",
         "give the address of Pulsar's admin REST API, without /admin/v2",
         hides=_MORE_THAN_AN_ADDRESS,
     ),
@@ -250,69 +259,41 @@ HostPattern = Annotated[
     ),
 ]
 
-_OLD_FIELDS = ("allowedTopics", "allowedRoles", "allowedNamespaces")
-_ALLOWS = Rule(
-    "has(self.allow) ? !has(self.allowedTopics) && !has(self.allowedRoles)"
-    " && !has(self.allowedNamespaces) : has(self.allowedTopics) && has(self.allowedRoles)",
-    "a connection says by spec.allow what may be done through it",
-    f"give allow, and take {', '.join(_OLD_FIELDS)} away, which it replaces",
-)
-
 
 class ReplayIdentity(ApiModel):
     """The Pulsar role of replay jobs, and their credentials: never those of the operator."""
-
-    ONE: ClassVar[Rule] = exactly_one("the credentials of replay jobs", "authentication", "token")
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
 
     role: Role
     """The Pulsar role of the credentials: each policy grants it `consume` on its dead-letter topic
     and `produce` on its retry topic. Example: `redrive-replay`."""
 
-    authentication: ReplayAuthentication | None = None
+    authentication: ReplayAuthentication
     """The role's credentials."""
 
     tls: Tls | None = None
-    """How jobs verify the certificates of the broker. Left out: by the certificate authorities that
-    the image of jobs trusts. Where `spec.tls` is given, this has to be, too."""
+    """Verification of the broker's certificates by jobs. Defaults to the certificate authorities
+    that the image of jobs trusts. Required where `spec.pulsar.tls` is given."""
 
     approval_above: ApprovalAbove | None = None
-    """How many messages a Replay may move without approval, whatever its RetryPolicy says. One of
-    more waits for the annotation `redrive.io/approved-by`. Left out: what the policy says."""
-
-    token: TokenSource | None = None
-    """Deprecated: `authentication.token`."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(ReplayIdentity._check_one)(self)
-        return self
-
-    def _check_one(self) -> None:
-        check_one(self.ONE, self.authentication, self.token)
-
-    @property
-    def credentials(self) -> ReplayAuthentication:
-        """Return the credentials, be they given by the old field."""
-        return self.authentication or ReplayAuthentication(token=self.token)
+    """Number of messages that a Replay may move without approval, even if its RetryPolicy permits
+    more. A Replay of more messages waits for the annotation `redrive.io/approved-by`. Defaults to
+    the policy's `replay.approvalAbove`."""
 
 
-class BrokerConnectionSpec(ApiModel):
-    """A Pulsar cluster, and what may be done there through this object."""
+class PulsarBroker(ApiModel):
+    """A Pulsar cluster: its addresses, and the operator's credentials there."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_ALLOWS.to_schema()]})
-
-    service_url: ServiceUrl
+    service_url: Annotated[ServiceUrl, Field(alias="serviceURL")]
     """Where Pulsar clients connect: `pulsar://host:port`, or `pulsar+ssl://host:port` with TLS."""
 
-    admin_url: AdminUrl
+    admin_url: Annotated[AdminUrl, Field(alias="adminURL")]
     """Where the admin REST API answers: `http://host:port` or `https://host:port`."""
 
     redirect_hosts: Annotated[
         tuple[HostPattern, ...], Field(max_length=64, json_schema_extra=SET)
     ] = ()
-    """Hosts, beside that of `adminUrl`, to which the brokers of the cluster may redirect calls with
-    the operator's credentials, as patterns: `*` stands for any characters but a dot. Left out:
+    """Hosts, beside that of `adminURL`, to which the brokers of the cluster may redirect calls with
+    the operator's credentials, as patterns: `*` stands for any characters but a dot. Defaults to
     none, which is right for one broker and for a Pulsar proxy. Example:
     `pulsar-broker-*.pulsar-broker.pulsar.svc.cluster.local`."""
 
@@ -320,30 +301,33 @@ class BrokerConnectionSpec(ApiModel):
     """The operator's credentials at the broker."""
 
     tls: Tls | None = None
-    """How the broker's certificate is verified, at an `adminUrl` of https. Left out: by the
-    certificate authorities that the operator's image trusts. Replay jobs have authorities of
-    their own (`replay.tls`)."""
+    """Verification of the broker's certificate, at an `adminURL` of https. Defaults to the
+    certificate authorities that the operator's image trusts. Replay jobs have authorities of their
+    own (`replay.tls`)."""
 
-    allow: Annotated[tuple[AllowRule, ...], Field(max_length=MAX_RULES)] | None = None
-    """Which Kubernetes namespaces may use which topics and roles, as rules that add up: a rule's
-    topics go with its own namespaces and roles, and with no other rule's. What no rule allows is
-    refused; an empty list allows nothing."""
 
-    allowed_topics: Annotated[tuple[TopicPattern, ...], Field(max_length=MAX_PATTERNS)] | None = (
-        None
-    )
-    """Deprecated: `topics` of a rule of `allow`."""
+class BrokerConnectionSpec(ApiModel):
+    """A broker, and the permissions of the objects that use it through this connection."""
 
-    allowed_roles: Annotated[tuple[RolePattern, ...], Field(max_length=MAX_PATTERNS)] | None = None
-    """Deprecated: `roles` of a rule of `allow`."""
+    pulsar: PulsarBroker
+    """The Pulsar cluster."""
 
-    allowed_namespaces: Annotated[tuple[ObjectName, ...], Field(max_length=MAX_PATTERNS)] | None = (
-        None
-    )
-    """Deprecated: `namespaces.names` of a rule of `allow`."""
+    allow: Annotated[
+        tuple[AllowRule, ...],
+        Field(
+            max_length=MAX_RULES,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+            },
+        ),
+    ] = ()
+    """Which Kubernetes namespaces may use which topics and roles, as rules that add up: the topics
+    of a rule go with its own namespaces and roles, and with no other rule's. What no rule allows is
+    refused; without rules nothing is allowed."""
 
     replay: ReplayIdentity | None = None
-    """The Pulsar role and credentials of replay jobs. Left out: policies of this connection can't
+    """The Pulsar role and credentials of replay jobs. Without it policies of this connection can't
     be replayed."""
 
     job: JobTemplate | None = None
@@ -351,40 +335,13 @@ class BrokerConnectionSpec(ApiModel):
     was started."""
 
     policy_defaults: PolicyDefaults | None = None
-    """What policies of this connection leave out. A change reaches them at once, but for
-    `naming`."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(BrokerConnectionSpec._check_allow)(self)
-        return self
-
-    def _check_allow(self) -> None:
-        old = [self.allowed_topics, self.allowed_roles, self.allowed_namespaces]
-        if self.allow is None and None in old[:2]:
-            raise InvalidSpecError(_ALLOWS.problem, got="none", remedy=_ALLOWS.remedy)
-        if self.allow is not None and old != [None] * 3:
-            raise InvalidSpecError(_ALLOWS.problem, got="both", remedy=_ALLOWS.remedy)
-
-    @property
-    def rules(self) -> tuple[AllowRule, ...]:
-        """Return what is allowed; the old lists are one rule, under which deletions go on."""
-        if self.allow is not None:
-            return self.allow
-        names = self.allowed_namespaces
-        return (
-            AllowRule(
-                namespaces=None if names is None else Namespaces(names=names),
-                topics=self.allowed_topics or (),
-                roles=self.allowed_roles or (),
-                delete=True,
-            ),
-        )
+    """Values for fields that policies of this connection leave out. A change reaches them at
+    once."""
 
     @property
     def selects_namespaces(self) -> bool:
-        """Whether it takes the labels of a Kubernetes namespace to tell what is permitted there."""
-        return any(rule.namespaces and rule.namespaces.selector for rule in self.rules)
+        """Return True if permissions depend on the labels of a Kubernetes namespace."""
+        return any(rule.namespaces and rule.namespaces.selector for rule in self.allow)
 
     def permissions(self, namespace: str, labels: Mapping[str, str], own: str) -> Permissions:
         """Return what is permitted to the objects of a Kubernetes namespace.
@@ -395,20 +352,8 @@ class BrokerConnectionSpec(ApiModel):
             own: the namespace that this connection lies in.
         """
         return Permissions(
-            tuple(rule for rule in self.rules if rule.is_for(namespace, labels, own))
+            tuple(rule for rule in self.allow if rule.is_for(namespace, labels, own))
         )
-
-    @property
-    def edits(self) -> tuple[str, ...]:
-        """Return what to edit where fields are in use that others have replaced."""
-        found = []
-        if self.allow is None:
-            rules = json.dumps([rule.to_manifest() for rule in self.rules], ensure_ascii=False)
-            found.append(f"replace {', '.join(_OLD_FIELDS)} by allow: {rules}")
-        if self.replay is not None and self.replay.token is not None:
-            given = json.dumps(self.replay.credentials.to_manifest(), ensure_ascii=False)
-            found.append(f"replace replay.token by replay.authentication: {given}")
-        return tuple(found)
 
 
 class BrokerConnectionStatus(StatusModel):

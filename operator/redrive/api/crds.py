@@ -6,6 +6,7 @@ schema is the part of JSON Schema that a CRD may be written in.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from pydantic import BaseModel
 from redrive.api import API_VERSION, GROUP, VERSION
 from redrive.api.connection import BrokerConnectionSpec, BrokerConnectionStatus
 from redrive.api.model import VALIDATIONS, ApiModel, Rule, StatusModel
-from redrive.api.policy_defaults import SAME_SCHEME
 from redrive.api.replay import ReplaySpec, ReplayStatus
 from redrive.api.retrypolicy import RetryPolicySpec, RetryPolicyStatus
 
@@ -36,7 +36,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of object of the API; its *rules* are about spec and status together."""
+    """One kind of object of the API.
+
+    Attributes:
+        selectable: paths of fields that field selectors may name.
+    """
 
     kind: str
     plural: str
@@ -45,7 +49,7 @@ class Kind:
     spec: type[ApiModel]
     status: type[StatusModel]
     columns: tuple[Column, ...]
-    rules: tuple[Rule, ...] = ()
+    selectable: tuple[str, ...] = ()
 
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
@@ -63,8 +67,10 @@ BROKER_CONNECTION = Kind(
         Column("Reason", f"{_READY}.reason", "Why, in one word."),
         Column("Policies", ".status.policies", "RetryPolicies that use it.", "integer"),
         Column("Warnings", ".status.warnings", "Conditions that need attention.", wide=True),
-        Column("URL", ".spec.serviceUrl", "Where Pulsar clients connect."),
-        Column("Admin URL", ".spec.adminUrl", "Where the admin REST API answers.", wide=True),
+        Column("URL", ".spec.pulsar.serviceURL", "Where Pulsar clients connect."),
+        Column(
+            "Admin URL", ".spec.pulsar.adminURL", "Where the admin REST API answers.", wide=True
+        ),
         _AGE,
     ),
 )
@@ -102,7 +108,6 @@ RETRY_POLICY = Kind(
         Column("Dead-Letter Topic", ".status.deadLetterTopic", "Where they end.", wide=True),
         _AGE,
     ),
-    rules=SAME_SCHEME,
 )
 
 REPLAY = Kind(
@@ -158,9 +163,17 @@ def write(directory: Path) -> None:
         path = directory / f"{GROUP}_{crd['spec']['names']['plural']}.yaml"
         path.write_text(
             "# Generated from redrive.api by `python -m redrive.api.crds`; do not edit.\n"
-            + yaml.safe_dump(crd, sort_keys=False, allow_unicode=True, width=100),
+            + yaml.dump(crd, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=100),
             encoding="utf-8",
         )
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes no anchors, which some readers of CRDs don't know."""
+
+    def ignore_aliases(self, _data: object) -> bool:
+        """Write a value again wherever it recurs."""
+        return True
 
 
 def _crd(kind: Kind) -> dict[str, Any]:
@@ -186,6 +199,11 @@ def _crd(kind: Kind) -> dict[str, Any]:
                     "storage": True,
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [_column(column) for column in kind.columns],
+                    **(
+                        {"selectableFields": [{"jsonPath": path} for path in kind.selectable]}
+                        if kind.selectable
+                        else {}
+                    ),
                     "schema": {"openAPIV3Schema": _schema(kind)},
                 }
             ],
@@ -194,19 +212,19 @@ def _crd(kind: Kind) -> dict[str, Any]:
 
 
 def _schema(kind: Kind) -> dict[str, Any]:
-    rules = [rule.to_schema() for rule in kind.rules]
+    properties = {
+        "apiVersion": {"type": "string", "description": f"Always `{API_VERSION}`."},
+        "kind": {"type": "string", "description": f"Always `{kind.kind}`."},
+        # Labels repeat the name.
+        "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 63}}},
+        "spec": structural(kind.spec),
+        "status": structural(kind.status),
+    }
     return {
         "type": "object",
         "description": kind.description,
-        **({VALIDATIONS: rules} if rules else {}),
         "required": ["spec"],
-        "properties": {
-            "apiVersion": {"type": "string", "description": f"Always `{API_VERSION}`."},
-            "kind": {"type": "string", "description": f"Always `{kind.kind}`."},
-            "metadata": {"type": "object"},
-            "spec": structural(kind.spec),
-            "status": structural(kind.status),
-        },
+        "properties": properties,
     }
 
 
@@ -220,11 +238,17 @@ def _column(column: Column) -> dict[str, Any]:
     }
 
 
-_DROPPED = {"title", "$defs"}
+_DROPPED = {"title", "$defs", "additionalProperties", "default"}
+# A default, once stored, looks like a choice of the user.
+_INT32 = 2**31 - 1
+_PRESENT = re.compile(r"present\((self|oldSelf)((?:[.]\w+)+)\)")
 
 
 def structural(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema of *model*: no references, titles or null, every field described.
+    """Return the schema of *model*: no references or titles, every field described.
+
+    Optional objects and lists are nullable, and may be empty (see `redrive.api.model`): a field
+    that an optional object requires is required beside its other fields only, by a rule.
 
     Raises:
         TypeError: a field has no docstring: a mistake in the model.
@@ -233,32 +257,94 @@ def structural(model: type[BaseModel]) -> dict[str, Any]:
     return _flat(schema, schema.get("$defs", {}))
 
 
-def _flat(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(
+    node: Mapping[str, Any], definitions: Mapping[str, Any], *, optional: bool = False
+) -> dict[str, Any]:
+    """Write *node* without references.
+
+    Args:
+        optional: whether it may be empty, because it may be left out.
+    """
     node = _resolved(node, definitions)
+    required = () if optional else node.get("required", ())
     flat: dict[str, Any] = {}
     for key, value in node.items():
         match key:
             case "properties":
-                flat[key] = {n: _field(n, field, definitions) for n, field in value.items()}
+                flat[key] = {
+                    name: _field(name, field, definitions, optional=name not in required)
+                    for name, field in value.items()
+                }
             case "items":
                 flat[key] = _flat(value, definitions)
-            case "additionalProperties" if value is False:
-                continue  # the API server knows no other objects
-            case "additionalProperties":
+            case "additionalProperties" if value is not False:  # the API server prunes unknown ones
                 flat[key] = _flat(value, definitions)
             case "description":
                 flat[key] = " ".join(value.split())
-            case "default" if isinstance(value, dict):
-                flat[key] = {}  # else server-side apply would make null of one that becomes empty
-            case "default":
-                continue  # once stored, it looks like a user's choice
             case _ if key not in _DROPPED:
                 flat[key] = value
-    return flat
+    rules = _rules(flat, optional=optional)  # they take the place of others in it
+    return flat | _nullable(flat, optional=optional) | _format(flat) | rules
 
 
-def _field(name: str, node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    field = _flat(node, definitions)
+def _nullable(flat: Mapping[str, Any], *, optional: bool) -> dict[str, Any]:
+    return {"nullable": True} if optional and flat.get("type") in {"object", "array"} else {}
+
+
+def _format(flat: Mapping[str, Any]) -> dict[str, Any]:
+    if flat.get("type") != "integer":
+        return {}
+    return {"format": "int32" if flat.get("maximum", _INT32 + 1) <= _INT32 else "int64"}
+
+
+def _rules(flat: dict[str, Any], *, optional: bool) -> dict[str, Any]:
+    """Return the rules of *flat* in CEL; of an optional object they replace its `required`."""
+    properties = flat.get("properties", {})
+    rules = flat.pop(VALIDATIONS, [])
+    required = flat.pop("required", []) if optional else []
+    rules = rules + [_required_beside(name, properties) for name in required if len(properties) > 1]
+    return {VALIDATIONS: [_expanded(rule, properties) for rule in rules]} if rules else {}
+
+
+def _required_beside(name: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rule that an object which is not empty has the field *name*."""
+    others = " || ".join(f"present(self.{other})" for other in properties if other != name)
+    return Rule(
+        f"present(self.{name}) || !({others})",
+        f"`{name}` must be given beside the other fields",
+        "add it, or leave all of them out",
+    ).to_schema()
+
+
+def _expanded(rule: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Write `present(self.a.b)` in CEL: the field is there, and is not empty."""
+
+    def write(match: re.Match[str]) -> str:
+        path, schema, terms = match[1], {"properties": properties}, []
+        for step in match[2].removeprefix(".").split("."):
+            path, schema = f"{path}.{step}", schema["properties"][step]
+            terms.append(f"has({path})")
+        return f"({' && '.join([*terms[:-1], _held(path, schema)])})"
+
+    return {
+        key: _PRESENT.sub(write, text) if key in {"rule", "messageExpression"} else text
+        for key, text in rule.items()
+    }
+
+
+def _held(path: str, schema: Mapping[str, Any]) -> str:
+    if schema.get("type") != "object":
+        return f"has({path})"
+    if "properties" not in schema:
+        return f"has({path}) && {path}.size() > 0"
+    fields = " || ".join(_held(f"{path}.{n}", field) for n, field in schema["properties"].items())
+    return f"has({path}) && ({fields})"
+
+
+def _field(
+    name: str, node: Mapping[str, Any], definitions: Mapping[str, Any], *, optional: bool
+) -> dict[str, Any]:
+    field = _flat(node, definitions, optional=optional)
     if "description" not in field:
         msg = f"the field {name} has no docstring: give it one"
         raise TypeError(msg)

@@ -185,7 +185,7 @@ class PodSize(ApiModel):
 
 
 _BOUNDS = Rule(
-    "self.minExecutors <= self.maxExecutors",
+    "!has(self.minExecutors) || !has(self.maxExecutors) || self.minExecutors <= self.maxExecutors",
     "minExecutors is at most maxExecutors",
     "lower it, or raise maxExecutors",
 )
@@ -273,6 +273,7 @@ class VolumeConfigMap(ApiModel):
 class JobVolume(ApiModel):
     """A volume of driver and executors, mounted at `/mnt/` and its name."""
 
+    KEPT_EMPTY = frozenset({"emptyDir", "empty_dir"})
     ONE: ClassVar[Rule] = exactly_one("a volume", "emptyDir", "persistentVolumeClaim", "configMap")
     model_config = ConfigDict(json_schema_extra=one_given(ONE, beside=1))
 

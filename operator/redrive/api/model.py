@@ -1,19 +1,13 @@
 """Base of all models of the API: rules, unions, enum fields, shared field types, parsing.
 
-What all models of the API share.
+A rule on a field is an annotation of its type. The API server checks it at admission, in CEL, and
+the model checks it again when an object is read. Messages have the three parts that
+`redrive.errors` gives to all of them: the problem, the value, the remedy.
 
-Rules on fields: refused at admission by CEL, and again when an object is read.
-
-An annotation of a field's type says both at once. Messages have the three parts that
-`redrive.errors` gives to all of them: what is wrong, what was got, what to do.
-
-A choice between fields: exactly one of them is given.
-
-A field that holds one of a few words.
-
-An object as the API server gives it → its spec as a model, or one readable refusal.
-
-Types of fields that more than one kind of object has.
+Absent, `null` and `{}` mean the same. Server-side apply turns an object that loses its last field
+into `null`, or into `{}` from Kubernetes 1.36 on, so no object has a meaning by its presence. The
+models drop empty objects before they validate; rules write `present(self.field)` in place of
+`has(self.field)`, which `redrive.api.crds` expands by the schema of the field.
 """
 
 from __future__ import annotations
@@ -57,9 +51,24 @@ class ApiModel(BaseModel):
         use_attribute_docstrings=True,
     )
 
+    KEPT_EMPTY: ClassVar[frozenset[str]] = frozenset()
+    """Fields whose empty object has a meaning, because Kubernetes gave it one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, data: object) -> object:
+        if not isinstance(data, Mapping):
+            return data
+        return {k: v for k, v in data.items() if k in cls.KEPT_EMPTY or not is_empty(v)}
+
     def to_manifest(self) -> dict[str, Any]:
         """Write the value as it stands in a manifest; what is None is left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def is_empty(value: object) -> bool:
+    """Return True for None, and for an object that holds nothing else, at any depth."""
+    return value is None or (isinstance(value, Mapping) and all(map(is_empty, value.values())))
 
 
 class StatusModel(ApiModel):
@@ -78,7 +87,8 @@ class Rule:
     """A rule that the API server checks an object against.
 
     Attributes:
-        holds: a CEL expression over `self`, and over `oldSelf` where it is about a change.
+        holds: a CEL expression over `self`, and over `oldSelf` where it is about a change. It may
+            use `present` (see the module).
         problem: what is wrong where it does not hold.
         remedy: what to do about it.
         got: a CEL expression for what was found, as a string; empty where nothing can be shown.
@@ -201,8 +211,24 @@ def check_one(rule: Rule, *fields: object) -> None:
         raise InvalidSpecError(rule.problem, got=got, remedy=rule.remedy)
 
 
+def at_most_one(what: str, *fields: str) -> Rule:
+    """Return the rule that at most one of *fields* is given; none of them is the default.
+
+    Args:
+        what: the field, as the message names it.
+        fields: names as in a manifest.
+    """
+    given = ", ".join(f"present(self.{field})" for field in fields)
+    return Rule(
+        f"[{given}].filter(given, given).size() <= 1",
+        f"`{what}` must be at most one of {', '.join(fields)}",
+        "keep one of them",
+        got="'more than one of them'",
+    )
+
+
 class OneOf(ApiModel):
-    """A choice: exactly one field is given."""
+    """A union of which one field is given. Without any it is empty, as if it were left out."""
 
     ONE: ClassVar[Rule]
 
@@ -212,7 +238,47 @@ class OneOf(ApiModel):
         return self
 
     def _check_one(self) -> None:
-        check_one(self.ONE, *(getattr(self, name) for name in type(self).model_fields))
+        if sum(getattr(self, name) is not None for name in type(self).model_fields) > 1:
+            raise InvalidSpecError(
+                self.ONE.problem, got="more than one of them", remedy=self.ONE.remedy
+            )
+
+
+def of_its_type(what: str, members: Mapping[str, str]) -> Rule:
+    """Return the rule that a typed union has the field of its `type`, and no other.
+
+    Args:
+        what: the field, as the message names it.
+        members: value of `type` → the field that goes with it; other values have no field.
+    """
+    pairs = [f"(self.type == '{word}') == present(self.{name})" for word, name in members.items()]
+    fields = ", ".join(f"{name} with type {word}" for word, name in members.items())
+    return Rule(
+        f"!has(self.type) || {' && '.join(pairs)}",
+        f"`{what}` must have the field of its type and no other",
+        f"give {fields}",
+        got='"\'" + self.type + "\'"',
+    )
+
+
+class TypedUnion(ApiModel):
+    """A union whose field `type` selects which of its other fields is given."""
+
+    MEMBERS: ClassVar[Mapping[str, str]]
+    """Value of `type` → the field that goes with it."""
+
+    RULE: ClassVar[Rule]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refusing(TypedUnion._check_members)(self)
+        return self
+
+    def _check_members(self) -> None:
+        word = self.type  # type: ignore[attr-defined]  # each union has values of its own
+        for value, field in self.MEMBERS.items():
+            if (word == value) != (getattr(self, field) is not None):
+                raise InvalidSpecError(self.RULE.problem, got=str(word), remedy=self.RULE.remedy)
 
 
 E = TypeVar("E", bound=enum.StrEnum)
@@ -273,7 +339,6 @@ def _problem(details: ErrorDetails) -> str:
 
 
 MAX_TOPIC = 1_024
-MAX_LIST = 256
 SET = {"x-kubernetes-list-type": "set"}
 """Schema of a list in which order says nothing, and nothing stands twice."""
 
@@ -308,7 +373,8 @@ Role = Annotated[
 ]
 
 
-Roles = Annotated[tuple[Role, ...], Field(max_length=MAX_LIST, json_schema_extra=SET)]
+ConsumerRoles = Annotated[tuple[Role, ...], Field(max_length=32, json_schema_extra=SET)]
+ReaderRoles = Annotated[tuple[Role, ...], Field(max_length=16, json_schema_extra=SET)]
 
 
 def _topic(value: object) -> naming.TopicName:
@@ -388,7 +454,7 @@ ObjectKey = Annotated[
 
 
 ApprovalAbove = Annotated[int, Strict(), Field(ge=0, le=1_000_000_000)]
-"""How many messages a Replay may move without approval."""
+"""Number of messages that a Replay may move without approval."""
 
 
 class SecretKeyRef(ApiModel):

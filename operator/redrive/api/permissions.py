@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field, Strict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from redrive.api.model import (
     MAX_TOPIC,
@@ -24,8 +24,8 @@ from redrive.api.model import (
     ObjectName,
     OneOf,
     Rule,
-    exactly_one,
-    one_given,
+    at_most_one,
+    one_of,
     refusing,
 )
 from redrive.errors import InvalidSpecError
@@ -33,7 +33,7 @@ from redrive.policy.naming import TopicName
 from redrive.policy.values import Patterns
 
 MAX_RULES = 64
-MAX_PATTERNS = 256
+MAX_PATTERNS = 64
 
 TopicPattern = Annotated[
     str,
@@ -53,6 +53,16 @@ RolePattern = Annotated[
         r"[^\x00-\x1f\x7f]+",
         "a pattern of roles is not empty; * in it stands for any characters",
         "write a role's name, or one like shop-*",
+    ),
+]
+
+RuleName = Annotated[
+    str,
+    Field(max_length=63),
+    Form(
+        r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",
+        "`name` must be lower-case letters, digits and '-'",
+        "give the rule a name like shop",
     ),
 ]
 
@@ -115,7 +125,7 @@ class LabelExpression(ApiModel):
 
 
 class LabelSelector(ApiModel):
-    """Selects objects by their labels, as everywhere in Kubernetes; an empty one selects all."""
+    """Selects objects by their labels. A selector without requirements selects none."""
 
     match_labels: Annotated[Mapping[str, LabelValue], Field(max_length=64)] | None = None
     """Labels that all have to be there, with these values."""
@@ -124,7 +134,9 @@ class LabelSelector(ApiModel):
     """Requirements that all have to be met."""
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with *labels* is selected."""
+        """Return True if there are requirements and *labels* meet all of them."""
+        if not self.match_labels and not self.match_expressions:
+            return False
         return (self.match_labels or {}).items() <= labels.items() and all(
             expression.matches(labels) for expression in self.match_expressions
         )
@@ -133,8 +145,8 @@ class LabelSelector(ApiModel):
 class Namespaces(OneOf):
     """Kubernetes namespaces, by name or by their labels."""
 
-    ONE = exactly_one("which namespaces a rule is for", "names", "selector")
-    model_config = ConfigDict(json_schema_extra=one_given(ONE))
+    ONE = at_most_one("namespaces", "names", "selector")
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
 
     names: (
         Annotated[tuple[ObjectName, ...], Field(max_length=256, json_schema_extra=SET)] | None
@@ -147,12 +159,27 @@ class Namespaces(OneOf):
     label `kubernetes.io/metadata.name` is a namespace's name."""
 
 
+class Consent(enum.StrEnum):
+    """Permission for an action that is refused by default."""
+
+    NEVER = "Never"
+    ALLOWED = "Allowed"
+
+
+def _consent(field: str) -> tuple[object, ...]:
+    return one_of(Consent, f"`{field}` must be Never or Allowed", "use one of Never, Allowed")
+
+
 class AllowRule(ApiModel):
-    """What some Kubernetes namespaces may do through a connection."""
+    """Topics and roles that objects of some Kubernetes namespaces may use through a connection."""
+
+    name: RuleName
+    """Name of the rule, unique in the connection: 1 to 63 lower-case letters, digits and '-'.
+    Example: `shop`."""
 
     namespaces: Namespaces | None = None
-    """The Kubernetes namespaces whose policies and replays it is for. Left out: the connection's
-    own only."""
+    """The Kubernetes namespaces whose policies and Replays the rule is for. Defaults to the
+    connection's own namespace only."""
 
     topics: Annotated[
         tuple[TopicPattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
@@ -168,13 +195,13 @@ class AllowRule(ApiModel):
     """The Pulsar roles that policies may grant rights to on these topics, as patterns: `*` stands
     for any characters. Left out: none. Example: `shop-*`."""
 
-    adopt: Annotated[bool, Strict()] = False
-    """Whether policies may adopt retry and dead-letter topics, among these topics, that redrive did
-    not create. Left out: no."""
+    adoption: Annotated[Consent, *_consent("adoption")] = Consent.NEVER
+    """`Allowed`: policies may adopt retry and dead-letter topics, among these topics, that redrive
+    did not create. Defaults to Never."""
 
-    delete: Annotated[bool, Strict()] = False
-    """Whether policies may have topics, among these, deleted with them (`deletionPolicy`). Left
-    out: no."""
+    deletion: Annotated[Consent, *_consent("deletion")] = Consent.NEVER
+    """`Allowed`: policies may have topics, among these, deleted with them (`deletionPolicy`).
+    Defaults to Never."""
 
     def is_for(self, namespace: str, labels: Mapping[str, str], own: str) -> bool:
         """Whether the rule is for *namespace*, which has *labels*, of a connection in *own*."""
@@ -244,11 +271,11 @@ class Permissions:
 
     def allows_adoption(self, topic: TopicName) -> bool:
         """Whether a policy may adopt *topic*, which redrive did not create."""
-        return any(rule.adopt for rule in self._on(topic))
+        return any(rule.adoption is Consent.ALLOWED for rule in self._on(topic))
 
     def allows_deletion(self, topic: TopicName) -> bool:
         """Whether a policy may have *topic* deleted with it."""
-        return any(rule.delete for rule in self._on(topic))
+        return any(rule.deletion is Consent.ALLOWED for rule in self._on(topic))
 
     def _on(self, topic: TopicName) -> tuple[AllowRule, ...]:
         return tuple(rule for rule in self.rules if rule.covers(topic))

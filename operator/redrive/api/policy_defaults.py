@@ -1,22 +1,14 @@
-"""Fields that a RetryPolicy shares with the defaults of its connection.
+"""Fields that a RetryPolicy shares with the defaults of its connection, and the naming of topics.
 
-The delay ladder of a policy: by preset, as a list, one fixed delay, or growing by a factor.
-
-How a policy's topics are named: each by a name that is given, or by a scheme.
-
-The scheme may be left to the connection. It is on record in the status of a policy from before its
-first topic is created, and never changes then: messages wait under these names.
-
-When consumers pause because what they depend on is down.
-
-What a policy may leave to its connection: the fields that both have, stated once.
+A policy takes a field that it leaves out from `policyDefaults` of its connection, else from the
+defaults here. Naming is none of these fields: the name of a topic where messages wait must not
+depend on another object, nor on a status that can be lost.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
@@ -33,19 +25,19 @@ from redrive.api.model import (
     QUOTED,
     VALIDATIONS,
     ApiModel,
+    OneOf,
     Rule,
     TopicField,
-    one_given,
+    at_most_one,
     one_of,
     refusing,
 )
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import (
+    DEFAULT_PRESET,
     MAX_DELAY,
-    MAX_FACTOR,
     MAX_LEVELS,
     MAX_RUNGS,
-    MIN_FACTOR,
     PRESETS,
     Ladder,
     check_delay,
@@ -124,27 +116,12 @@ Levels = Annotated[
     AfterValidator(refusing(_check_levels)),
 ]
 
-Factor = Annotated[
-    float,
-    Strict(),
-    WithJsonSchema({"type": "number", "minimum": MIN_FACTOR, "maximum": MAX_FACTOR}),
-    # Beside bounds: the API server cuts 1.1 to 1 before it compares a whole number with it.
-    Rule(
-        f"double(self) >= {MIN_FACTOR} && double(self) <= {MAX_FACTOR}",
-        f"the factor of an exponential ladder is from {MIN_FACTOR:g} to {MAX_FACTOR:g}",
-        "choose one within these bounds; 2 doubles the delay each time",
-    ),
-]
-
-Jitter = Annotated[
-    float,
-    Strict(),
-    WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1}),
-]
+FactorPercent = Annotated[int, Strict(), Field(ge=110, le=10_000)]
+JitterPercent = Annotated[int, Strict(), Field(ge=0, le=100)]
 
 _INITIAL, _MAX = (SECONDS.replace("self", f"self.{field}") for field in ("initial", "max"))
 _RISES = Rule(
-    f"{_INITIAL} <= {_MAX}",
+    f"!present(self.initial) || !present(self.max) || {_INITIAL} <= {_MAX}",
     "the longest delay of an exponential ladder is shorter than its first",
     "raise max, or lower initial",
     got="'initial ' + self.initial + ', max ' + self.max",
@@ -159,15 +136,16 @@ class Exponential(ApiModel):
     initial: Delay
     """The delay before the first retry, from 1s to 10d. Example: `1s`."""
 
-    factor: Factor = 2.0
-    """How many times as long each delay is as the one before it, from 1.1 to 100. Left out: 2."""
+    factor_percent: FactorPercent = 200
+    """Length of each delay in percent of the one before it, 110 to 10000. Defaults to 200: each
+    delay is twice as long."""
 
     max: Delay
     """The longest delay, from 1s to 10d; once reached, it repeats. Example: `10m`."""
 
-    jitter: Jitter = 0.0
-    """Up to which share of itself each delay is shortened at random, from 0 to 1, so that messages
-    that failed together do not come again together. Left out: 0, none."""
+    jitter_percent: JitterPercent = 0
+    """Percentage of each delay, 0 to 100, by which it is shortened at most, at random, so that
+    messages that failed together do not come again together. Defaults to 0."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -180,30 +158,20 @@ class Exponential(ApiModel):
         Raises:
             InvalidSpecError: a value is out of bounds, or max is shorter than initial.
         """
-        return Ladder.from_exponential(self.initial, self.factor, self.max, self.jitter)
+        return Ladder.from_exponential(
+            self.initial, self.factor_percent / 100, self.max, self.jitter_percent / 100
+        )
 
 
-_CHOICES = (
-    "[has(self.preset), has(self.delays), has(self.fixed), has(self.exponential),"
-    " has(self.ordered)]"
-    ".filter(given, given).size()"
-)
-_ONE_OF = Rule(
-    f"{_CHOICES} == 1",
-    "a delay ladder is exactly one of preset, delays, fixed and exponential",
-    "keep one of them, or leave delayLadder out for the default",
-    got=f"({_CHOICES} == 0 ? 'none of them' : 'more than one of them')",
-)
-
-
-class DelayLadder(ApiModel):
+class DelayLadder(OneOf):
     """The delay before retry 1, 2, 3 …; past its end the last delay repeats."""
 
-    model_config = ConfigDict(json_schema_extra=one_given(_ONE_OF))
+    ONE = at_most_one("delayLadder", "preset", "delays", "fixed", "exponential")
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
 
     preset: Preset | None = None
-    """A ladder by name. `tdmq`: 1s 5s 10s 30s, 1m to 10m by the minute, 20m 30m 1h 2h (18 rungs).
-    `rocketmq` and `apsaramq`: the same from 10s on (16 rungs)."""
+    """A ladder by name. `TDMQ`: 1s 5s 10s 30s, 1m to 10m by the minute, 20m 30m 1h 2h (18 rungs).
+    `RocketMQ` and `ApsaraMQ`: the same from 10s on (16 rungs)."""
 
     delays: Rungs | None = None
     """The delays themselves, one per retry, 1 to 1000 of them, each from 1s to 10d (864000 s),
@@ -215,31 +183,24 @@ class DelayLadder(ApiModel):
     exponential: Exponential | None = None
     """Delays that grow by a factor from retry to retry, with jitter if wanted."""
 
-    ordered: Delay | None = None
-    """Deprecated: `fixed`, and `ordering: PerKey` beside `delayLadder`."""
-
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_ladder(self) -> Self:
         refusing(DelayLadder.to_ladder)(self)
         return self
 
     def to_ladder(self) -> Ladder:
-        """Return the ladder that is asked for.
+        """Return the ladder; the default where it is empty.
 
         Raises:
-            InvalidSpecError: none or more than one is, or it is out of bounds.
+            InvalidSpecError: it is out of bounds.
         """
-        match (self.preset, self.delays, self.fixed or self.ordered, self.exponential):
-            case (str(preset), None, None, None):
-                return Ladder.from_preset(preset)
-            case (None, tuple(delays), None, None):
-                return Ladder.from_delays(delays)
-            case (None, None, str(fixed), None) if not (self.fixed and self.ordered):
-                return Ladder.from_fixed(fixed)
-            case (None, None, None, Exponential() as exponential):
-                return exponential.to_ladder()
-        found = "more than one of them" if self.to_manifest() else "none of them"
-        raise InvalidSpecError(_ONE_OF.problem, got=found, remedy=_ONE_OF.remedy)
+        if self.delays is not None:
+            return Ladder.from_delays(self.delays)
+        if self.fixed is not None:
+            return Ladder.from_fixed(self.fixed)
+        if self.exponential is not None:
+            return self.exponential.to_ladder()
+        return Ladder.from_preset(self.preset or DEFAULT_PRESET)
 
 
 def _scheme(value: object) -> Scheme:
@@ -254,102 +215,56 @@ SchemeField = Annotated[
 ]
 
 
-NAMING_SCHEME = "namingScheme"
-"""The field of a policy's status that records the scheme."""
-
-
 class Naming(ApiModel):
-    """How retry and dead-letter topic are named: by a scheme, or each by a name that is given."""
+    """Names of retry and dead-letter topic: by a scheme, or each by a name that is given."""
 
-    scheme: SchemeField | None = None
-    """Names what is not given. `pulsar`: `<topic>-<subscription>-RETRY` and `…-DLQ`.
-    `tdmq-2.7.2`: `<subscription>-RETRY` and `…-DLQ`. `tdmq-2.6.1`: `<subscription>-retry` and
-    `…-dlq`. `rocketmq`: `%RETRY%<subscription>` and `%DLQ%<subscription>`. With all but the first,
-    a subscription's name can be used for one topic of a namespace only. Left out: what the
-    connection's `policyDefaults` say when the policy is provisioned first, else `pulsar`;
-    `status.namingScheme` shows it, and it never changes."""
+    scheme: SchemeField = Scheme.PULSAR
+    """Names what is not given. `Pulsar`: `<topic>-<subscription>-RETRY` and `…-DLQ`.
+    `SubscriptionUpper` (TDMQ 2.7.2): `<subscription>-RETRY` and `…-DLQ`. `SubscriptionLower` (TDMQ
+    2.6.1): `<subscription>-retry` and `…-dlq`. `RocketMQ`: `%RETRY%<subscription>` and
+    `%DLQ%<subscription>`. With all but the first, a subscription's name can be used for one topic
+    of a Pulsar namespace only. Defaults to Pulsar."""
 
     retry_topic: TopicField | None = None
     """Full name of the retry topic, in the tenant and namespace of the source topic; the
-    connection has to allow it. Left out: the scheme names it."""
+    connection has to allow it. Defaults to the name by the scheme."""
 
     dead_letter_topic: TopicField | None = None
     """Full name of the dead-letter topic, in the tenant and namespace of the source topic; the
-    connection has to allow it. Left out: the scheme names it."""
+    connection has to allow it. Defaults to the name by the scheme."""
 
 
-class DefaultNaming(ApiModel):
-    """How topics are named where a policy leaves it out."""
-
-    scheme: SchemeField | None = None
-    """The scheme, as in `naming.scheme` of a policy. It is for policies that are provisioned from
-    then on; older ones keep theirs, because messages wait under their names (condition
-    `NamingSchemeKept`). Left out: `pulsar`."""
+def _name(field: str, of: str, default: str = "") -> str:
+    """Return the CEL expression for a field of `naming`; *default* where it is not given."""
+    return f"(present({of}.naming.{field}) ? {of}.naming.{field} : '{default}')"
 
 
 _FIELDS = ("retryTopic", "deadLetterTopic")
 
 
-def _given(field: str, of: str) -> str:
-    """Return the CEL expression for a field of `naming`; an empty string where it is not given."""
-    return f"(has({of}.naming) && has({of}.naming.{field}) ? {of}.naming.{field} : '')"
-
-
 def _beside(field: str) -> Rule:
-    given = _given(field, "self")
+    name = _name(field, "self")
     namespace = "self.topic.substring(0, self.topic.lastIndexOf('/') + 1)"
     return Rule(
-        f"{given} == '' || {given}.startsWith({namespace})",
-        "retry and dead-letter topic lie in the tenant and namespace of their source topic",
+        f"{name} == '' || {name}.startsWith({namespace})",
+        "retry and dead-letter topic must lie in the tenant and namespace of their source topic",
         "name a topic of that namespace, or leave the name to the scheme",
-        got=f'"\'" + {given} + "\'"',
+        got=f'"\'" + {name} + "\'"',
     )
 
 
-def _unchanged(holds: str) -> Rule:
-    return Rule(
-        holds,
+NAMING_RULES = (
+    *map(_beside, _FIELDS),
+    Rule(
+        " && ".join(
+            f"{_name(field, 'self', default)} == {_name(field, 'oldSelf', default)}"
+            for field, default in (("scheme", Scheme.PULSAR), *((name, "") for name in _FIELDS))
+        ),
         "the naming of a policy can't change: messages wait under the old names",
         "make another RetryPolicy with the other names once this one's topics are drained",
-    )
-
-
-GIVEN_NAMES = (
-    *map(_beside, _FIELDS),
-    _unchanged(" && ".join(f"{_given(f, 'self')} == {_given(f, 'oldSelf')}" for f in _FIELDS)),
-)
-"""Rules on the spec of a policy."""
-
-_SCHEME, _BEFORE = (_given("scheme", f"{of}.spec") for of in ("self", "oldSelf"))
-_RECORDED, _RECORDED_BEFORE = (
-    f"(has({of}.status) && has({of}.status.namingScheme) ? {of}.status.namingScheme : '')"
-    for of in ("self", "oldSelf")
-)
-_KEPT = (
-    "(has(oldSelf.status) && has(oldSelf.status.retryTopic) && "
-    f"{_RECORDED_BEFORE} == '' ? '{Scheme.PULSAR}' : {_RECORDED_BEFORE})"
-)
-SAME_SCHEME = (
-    _unchanged(f"{_SCHEME} == '' || {_RECORDED} == '' || {_SCHEME} == {_RECORDED}"),
-    # One that is taken away has to be known still.
-    _unchanged(
-        f"{_SCHEME} == {_BEFORE} || ({_BEFORE} == '' ? {_KEPT} == '' || {_SCHEME} == {_KEPT}"
-        f" : {_SCHEME} == '' && ({_BEFORE} == '{Scheme.PULSAR}' || {_RECORDED_BEFORE} != ''))"
     ),
 )
-"""Rules on a whole policy, of which the first holds for its status too."""
-
-
-def kept_scheme(status: Mapping[str, Any]) -> Scheme | None:
-    """Return the scheme that a policy was provisioned with; None where it was not yet.
-
-    Args:
-        status: of the policy. Before it held the scheme, the schema's default stood in each policy
-            that named none: `pulsar`.
-    """
-    if status.get(NAMING_SCHEME):
-        return Scheme(status[NAMING_SCHEME])
-    return Scheme.PULSAR if "retryTopic" in status else None
+"""Rules on the spec of a policy."""
 
 
 def _check_interval(text: str) -> str:
@@ -388,7 +303,7 @@ Pause = Annotated[
 
 _FITS = Rule(
     "(has(self.minMessages) ? self.minMessages : 10) <= (has(self.window) ? self.window : 100)",
-    "minMessages of an outage breaker is at most its window",
+    "`minMessages` of an outage breaker must be at most its `window`",
     "lower it, or raise the window",
 )
 
@@ -409,12 +324,12 @@ class OutageBreakerSpec(ApiModel):
         OutageMode,
         *one_of(
             OutageMode,
-            "mode of an outage breaker says whether consumers pause",
+            "`mode` of an outage breaker must be Pause or Never",
             "use one of Pause, Never",
         ),
-    ] = OutageMode.PAUSE
-    """`Pause`: consumers pause in an outage. `Never`: they don't, whatever the connection's
-    `policyDefaults` say. Left out: Pause."""
+    ]
+    """`Pause`: consumers pause in an outage. `Never`: they don't, even if the connection's
+    `policyDefaults` have it otherwise. Required beside the other fields."""
 
     min_messages: Annotated[int, Strict(), Field(ge=1, le=MAX_WINDOW)] = 10
     """A consumer pauses when so many different messages have failed for one cause, and their share
@@ -490,7 +405,7 @@ class Choices(ApiModel):
     # No default in the schema: a default choice would stay beside the one a user makes later.
     delay_ladder: DelayLadder | None = None
     """The delay before each retry: exactly one of preset, delays, fixed and exponential. Left out:
-    what the connection's `policyDefaults` say, else the preset `tdmq`."""
+    what the connection's `policyDefaults` say, else the preset `TDMQ`."""
 
     delay_levels: Levels | None = None
     """What consumers mean by `level=k`: the k-th of these delays, from 1; a higher level means the
@@ -516,10 +431,9 @@ class Choices(ApiModel):
     Retain."""
 
     outage_breaker: OutageBreakerSpec | None = None
-    """Has consumers in Python pause while what they depend on is down, so that an outage uses up no
-    retries; `{}` for the defaults, `{mode: Never}` for none in spite of the connection's
-    `policyDefaults`. The annotation `redrive.io/ignore-outages: "true"` has them go
-    on. Left out: what the connection's `policyDefaults` say, else they don't pause."""
+    """Pauses consumers in Python while a dependency of them is down, so that an outage uses up no
+    retries. The annotation `redrive.io/ignore-outages: "true"` has them resume. Defaults to the
+    connection's `policyDefaults`, else consumers don't pause. Example: `{mode: Pause}`."""
 
     def completed(self, defaults: Choices | None) -> Self:
         """Return this with what it leaves out taken from *defaults*."""
@@ -530,13 +444,4 @@ class Choices(ApiModel):
 
 
 class PolicyDefaults(Choices):
-    """What policies of a connection leave out."""
-
-    naming: DefaultNaming | None = None
-    """How topics are named. Left out: by the scheme `pulsar`."""
-
-    @property
-    def scheme(self) -> Scheme:
-        """Return the naming scheme of policies that leave it out."""
-        named = None if self.naming is None else self.naming.scheme
-        return named or Scheme.PULSAR
+    """Values for fields that policies of a connection leave out."""

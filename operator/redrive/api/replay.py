@@ -37,12 +37,6 @@ from redrive.policy.values import check_duration, parse_duration
 _MAX_IDS = 500
 _MAX_KEYS = 64
 
-_PARTS = ("where", "ids", "keys", "since", "until", "limit")
-_GIVEN = Rule(
-    " || ".join(f"has(self.{part})" for part in _PARTS),
-    "a selection selects by nothing",
-    f"give one of {', '.join(_PARTS)}, or leave select out: then all is selected",
-)
 _WINDOW = Rule(
     "!has(self.since) || !has(self.until) || timestamp(self.since) < timestamp(self.until)",
     "a selection begins before it ends",
@@ -86,12 +80,7 @@ Moment = Annotated[
 class Selection(ApiModel):
     """Which dead letters a replay moves: those for which all holds that is given."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            VALIDATIONS: [_GIVEN.to_schema(), _WINDOW.to_schema()],
-            "minProperties": 1,
-        }
-    )
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_WINDOW.to_schema()]})
 
     where: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """A condition in SQL over the columns of a dead letter, which is true for it.
@@ -132,8 +121,6 @@ class Selection(ApiModel):
         return self
 
     def _check_parts(self) -> None:
-        if all(getattr(self, part) is None for part in _PARTS):
-            raise InvalidSpecError(_GIVEN.problem, remedy=_GIVEN.remedy)
         since, until = milliseconds(self.since), milliseconds(self.until)
         if since is not None and until is not None and since >= until:
             raise InvalidSpecError(_WINDOW.problem, got=self.since, remedy=_WINDOW.remedy)
@@ -155,8 +142,8 @@ _FIXED = (
 )  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
-        f"(has(self.{field}) ? has(oldSelf.{field}) && self.{field} == oldSelf.{field}"
-        f" : !has(oldSelf.{field}))"
+        f"(present(self.{field}) ? present(oldSelf.{field}) && self.{field} == oldSelf.{field}"
+        f" : !present(oldSelf.{field}))"
         for field in _FIXED
     ),
     "the spec of a Replay can't change, but for suspend and ttlAfterFinished: "
@@ -300,7 +287,7 @@ class ReplaySpec(ApiModel):
 
     reconciled: Annotated[bool, Strict()] = False
     """Confirms that what the first handling of these messages left behind was reconciled. Policies
-    with `replaySafety: ReconcileFirst` ask for it."""
+    with `replay.safety: ReconcileFirst` ask for it."""
 
     confirmations: (
         Annotated[

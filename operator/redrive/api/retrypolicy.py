@@ -1,9 +1,4 @@
-"""The kind RetryPolicy: its spec and its status.
-
-RetryPolicy: how failed messages of one subscription are retried, and where they end.
-
-What a RetryPolicy shows: the operator's words about it.
-"""
+"""The kind RetryPolicy: retries of failed messages of one subscription, and their dead letters."""
 
 from __future__ import annotations
 
@@ -14,7 +9,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    Strict,
     WithJsonSchema,
     model_validator,
 )
@@ -24,8 +18,8 @@ from redrive.api.model import (
     VALIDATIONS,
     ApiModel,
     ApprovalAbove,
+    ConsumerRoles,
     ObjectName,
-    Roles,
     Rule,
     StatusModel,
     Subscription,
@@ -34,12 +28,10 @@ from redrive.api.model import (
     refusing,
 )
 from redrive.api.policy_defaults import (
-    GIVEN_NAMES,
+    NAMING_RULES,
     Choices,
     DeletionPolicy,
     Naming,
-    PolicyDefaults,
-    SchemeField,
 )
 from redrive.api.topology import DeadLetterTopic, RetryTopic
 from redrive.errors import InvalidSpecError
@@ -80,10 +72,10 @@ _CHANGE = '"\'" + self + "\' where it was \'" + oldSelf + "\'"'
 
 _DELAYED = [kind.value for kind in SubscriptionType if kind.honours_delays]
 _NOT_DELAYED = (
-    "retries with a delay need a Shared or Key_Shared subscription: "
+    "retries with a delay need a Shared or KeyShared subscription: "
     "on the others the broker delivers a delayed message at once"
 )
-_DELAYED_REMEDY = "use Shared, or Key_Shared to keep the order of first deliveries per key"
+_DELAYED_REMEDY = "use Shared, or KeyShared to keep the order of first deliveries per key"
 
 
 def _subscription_type(value: object) -> SubscriptionType:
@@ -101,25 +93,57 @@ SharedType = Annotated[
 
 
 _SUBSCRIPTION_TYPE = "(has(self.subscriptionType) ? self.subscriptionType : 'Shared')"
-_NOT_ORDERED = (
-    "(has(self.ordering) ? self.ordering == 'None'"
-    " : !has(self.delayLadder) || !has(self.delayLadder.ordered))"
-)
+_NOT_ORDERED = "(!has(self.ordering) || self.ordering == 'None')"
 _KEPT_TOGETHER = Rule(
-    f"{_NOT_ORDERED} || {_SUBSCRIPTION_TYPE} == 'Key_Shared'",
+    f"{_NOT_ORDERED} || {_SUBSCRIPTION_TYPE} == 'KeyShared'",
     "an ordered policy needs a subscription that keeps the messages of a key together",
-    "use Key_Shared, or ordering None",
+    "use KeyShared, or ordering None",
     got=f'"\'" + {_SUBSCRIPTION_TYPE} + "\'"',
 )
 
 
 _IN_SEQUENCE = Rule(
-    "!has(self.deadLetter) || !has(self.deadLetter.sequenced) || !self.deadLetter.sequenced || "
-    f"!{_NOT_ORDERED} && (has(self.deadLetter.mode) ? self.deadLetter.mode != 'Discard'"
-    " : !has(self.deadLetter.enabled) || self.deadLetter.enabled)",
+    "!present(self.deadLetter.sequenced) || !self.deadLetter.sequenced || "
+    f"!{_NOT_ORDERED} && (!present(self.deadLetter.mode) || self.deadLetter.mode != 'Discard')",
     "only an ordered policy that keeps dead letters can keep their sequence",
     "set ordering to PerKey and deadLetter.mode to Keep, or leave deadLetter.sequenced out",
 )
+
+
+class Adoption(enum.StrEnum):
+    """Treatment of a topic that exists and that redrive did not create."""
+
+    NEVER = "Never"
+    IF_PRESENT = "IfPresent"
+
+
+class Chaining(enum.StrEnum):
+    """Treatment of a source topic that is a retry or dead-letter topic of redrive."""
+
+    FORBIDDEN = "Forbidden"
+    ALLOWED = "Allowed"
+
+
+class ReplayRules(ApiModel):
+    """Rules for Replays of a policy."""
+
+    safety: Annotated[
+        ReplaySafety,
+        *one_of(
+            ReplaySafety,
+            "`replay.safety` must be Idempotent, ReconcileFirst or Never",
+            "use one of Idempotent, ReconcileFirst, Never",
+        ),
+    ] = ReplaySafety.IDEMPOTENT
+    """Whether dead letters may be handled again. `Idempotent`: always. `ReconcileFirst`: once the
+    effects of their first handling were reconciled, which a Replay confirms by `confirmations:
+    [Reconciled]`. `Never`: each Replay of this policy is refused, except plans. Defaults to
+    Idempotent."""
+
+    approval_above: ApprovalAbove | None = None
+    """Number of messages that a Replay may move without approval. A Replay of more messages plans,
+    and then waits for approval; the connection may set a lower number. Defaults to any number.
+    Example: `1000`."""
 
 
 class ConnectionRef(ApiModel):
@@ -138,7 +162,9 @@ class RetryPolicySpec(Choices):
 
     model_config = ConfigDict(
         json_schema_extra={
-            VALIDATIONS: [rule.to_schema() for rule in (*GIVEN_NAMES, _KEPT_TOGETHER, _IN_SEQUENCE)]
+            VALIDATIONS: [
+                rule.to_schema() for rule in (*NAMING_RULES, _KEPT_TOGETHER, _IN_SEQUENCE)
+            ]
         }
     )
 
@@ -170,27 +196,36 @@ class RetryPolicySpec(Choices):
     white space, and not `.` or `..`. Topics are named after it. Immutable."""
 
     subscription_type: SharedType = SubscriptionType.SHARED
-    """How consumers share the source topic: `Shared` or `Key_Shared`. Exclusive and Failover are
+    """How consumers share the source topic: `Shared` or `KeyShared`. Exclusive and Failover are
     refused: there the broker ignores delays. Left out: Shared."""
 
-    ordering: Ordering | None = None
+    ordering: Ordering = Ordering.NONE
     """`None`: a failed message waits in the retry topic, and later ones overtake it. `PerKey`: it
     waits in its consumer, and so do later messages of its key; those of other keys go on. PerKey
-    needs `Key_Shared`, and goes with any ladder. Left out: None."""
+    needs `KeyShared`, and goes with any ladder. Defaults to None."""
 
     naming: Naming = Naming()
     """How retry and dead-letter topic are named. Left out: by the scheme. Immutable."""
 
-    adopt: Annotated[bool, Strict()] = False
-    """Whether the retry and the dead-letter topic may be topics that are there already and that
-    redrive did not create. They get the rights, topic policies and subscriptions that the policy
-    needs; with `deletionPolicy: Delete` they get back what they had before, and are never deleted.
-    The connection has to allow it. Left out: a policy that needs such a topic is refused."""
+    adoption: Annotated[
+        Adoption,
+        *one_of(Adoption, "`adoption` must be Never or IfPresent", "use one of Never, IfPresent"),
+    ] = Adoption.NEVER
+    """`IfPresent`: the retry and the dead-letter topic may be existing topics that redrive did not
+    create. They get the rights, topic policies and subscriptions that the policy needs; with
+    `deletionPolicy: Delete` they get back what they had before, and are never deleted. The
+    connection has to allow it. `Never`: a policy that needs such a topic is refused. Defaults to
+    Never."""
 
-    chained: Annotated[bool, Strict()] = False
-    """Whether the source topic may itself be a retry or a dead-letter topic of redrive, as for a
-    service that consumes dead letters. Left out: such a policy is refused, because in most cases it
-    retries what is retried already."""
+    chaining: Annotated[
+        Chaining,
+        *one_of(
+            Chaining, "`chaining` must be Forbidden or Allowed", "use one of Forbidden, Allowed"
+        ),
+    ] = Chaining.FORBIDDEN
+    """`Allowed`: the source topic may itself be a retry or a dead-letter topic of redrive, as for a
+    service that consumes dead letters. `Forbidden`: such a policy is refused, because in most cases
+    it retries what is retried already. Defaults to Forbidden."""
 
     retry: RetryTopic = RetryTopic()
     """The retry topic. Left out: like the source topic."""
@@ -198,27 +233,13 @@ class RetryPolicySpec(Choices):
     dead_letter: DeadLetterTopic = DeadLetterTopic()
     """What becomes of messages that have used up their retries. Left out: they are kept."""
 
-    consumer_roles: Roles = ()
+    consumer_roles: ConsumerRoles = ()
     """The Pulsar roles that consume the subscription. Each is granted `produce` and `consume` on
     the retry topic and `produce` on the dead-letter topic; the connection has to allow it.
     Example: `[fulfilment]`."""
 
-    replay_safety: Annotated[
-        ReplaySafety,
-        *one_of(
-            ReplaySafety,
-            "replaySafety says whether dead letters may be handled again",
-            "use one of Idempotent, ReconcileFirst, Never",
-        ),
-    ] = ReplaySafety.IDEMPOTENT
-    """Whether dead letters may be handled again. `Idempotent`: always. `ReconcileFirst`: once what
-    their first handling left behind was reconciled, which a Replay confirms by `reconciled: true`.
-    `Never`: each Replay of this policy is refused, but for dry runs."""
-
-    replay_approval_above: ApprovalAbove | None = None
-    """How many messages a Replay may move without approval. One of more plans, and then waits for
-    the annotation `redrive.io/approved-by`; the connection may set a lower number. Left out: any
-    number. Example: `1000`."""
+    replay: ReplayRules = ReplayRules()
+    """Rules for Replays of this policy."""
 
     management_policy: Annotated[
         ManagementPolicy,
@@ -253,63 +274,21 @@ class RetryPolicySpec(Choices):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether failed messages are retried before later ones of their key."""
-        if self.ordering is not None:
-            return self.ordering is Ordering.PER_KEY
-        return self.delay_ladder is not None and self.delay_ladder.ordered is not None
-
-    @property
-    def edits(self) -> tuple[str, ...]:
-        """Return what to edit where fields are in use that others have replaced."""
-        ladder = self.delay_ladder
-        ordered = () if ladder is None or ladder.ordered is None else (ladder.ordered,)
-        return (
-            *(
-                f"replace delayLadder.ordered, here or in the connection's policyDefaults, by "
-                f"delayLadder.fixed: {delay}, and give ordering: "
-                "PerKey"
-                for delay in ordered
-            ),
-            *self.dead_letter.edits,
-        )
-
-    def effective(
-        self, defaults: PolicyDefaults | None, kept: names.Scheme | None
-    ) -> RetryPolicySpec:
-        """Return this with all that it leaves out to others; only then its topics have names.
-
-        Args:
-            defaults: what its connection says.
-            kept: the scheme that it was provisioned with; None for a policy that was not.
-        """
-        scheme = self.naming.scheme or kept or (defaults or PolicyDefaults()).scheme
-        naming = self.naming.model_copy(update={"scheme": scheme})
-        return self.completed(defaults).model_copy(update={"naming": naming})
-
-    @property
-    def scheme(self) -> names.Scheme:
-        """Return what names topics whose names are not given.
-
-        Raises:
-            LookupError: it is left to others; see `effective`.
-        """
-        if self.naming.scheme is None:
-            msg = "the naming scheme of a policy is known once it is effective"
-            raise LookupError(msg)
-        return self.naming.scheme
+        """Return True if failed messages are retried before later ones of their key."""
+        return self.ordering is Ordering.PER_KEY
 
     @property
     def retry_topic(self) -> names.TopicName:
         """Return where messages wait for their next attempt."""
         return self.naming.retry_topic or names.retry_topic(
-            self.topic, self.subscription, self.scheme
+            self.topic, self.subscription, self.naming.scheme
         )
 
     @property
     def dead_letter_topic(self) -> names.TopicName:
         """Return where messages rest that have used up their attempts, if they are kept."""
         return self.naming.dead_letter_topic or names.dead_letter_topic(
-            self.topic, self.subscription, self.scheme
+            self.topic, self.subscription, self.naming.scheme
         )
 
     @property
@@ -415,20 +394,6 @@ class RetryPolicyStatus(StatusModel):
     config_map: str | None = None
     """The ConfigMap, in the policy's namespace, that consumers mount; its key is `policy.json`."""
 
-    naming_scheme: (
-        Annotated[
-            SchemeField,
-            Rule(
-                "self == oldSelf",
-                "the naming scheme of a policy is on record, and can't change",
-                "look at the policy again: another operator has recorded it",
-            ),
-        ]
-        | None
-    ) = None
-    """The scheme that names the policy's topics, from before the first of them is created. It never
-    changes."""
-
     deletion_policy: DeletionPolicy | None = None
     """What a deletion does at the broker: what the policy says, or its connection, or Retain."""
 
@@ -444,7 +409,7 @@ class RetryPolicyStatus(StatusModel):
     policy asks."""
 
     broker_digest: Annotated[str, Field(max_length=32)] | None = None
-    """A digest of that connection's `adminUrl` at the time. Towards other namespaces the policy
+    """A digest of that connection's `adminURL` at the time. Towards other namespaces the policy
     claims its topics at that broker only."""
 
     creating: tuple[str, ...] | None = None

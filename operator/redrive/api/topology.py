@@ -1,10 +1,9 @@
-"""Which topics a policy has beside its source, and what they keep."""
+"""Retry and dead-letter topic of a policy: partitions, limits of time and size, readers."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Self
 
@@ -17,25 +16,35 @@ from pydantic import (
     model_validator,
 )
 
-from redrive.api.model import QUOTED, VALIDATIONS, ApiModel, Roles, Rule, Subscription, refusing
-from redrive.api.policy_defaults import IS_DURATION, SECONDS, WRITTEN
+from redrive.api.model import (
+    QUOTED,
+    VALIDATIONS,
+    ApiModel,
+    ReaderRoles,
+    Rule,
+    Subscription,
+    one_of,
+    refusing,
+)
+from redrive.api.policy_defaults import SECONDS, WRITTEN
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import MAX_DELAY
-from redrive.policy.values import SIZE_PATTERN, parse_duration, parse_size
+from redrive.policy.values import DURATION_PATTERN, SIZE_PATTERN, parse_duration, parse_size
 
-MAX_PARTITIONS = 1_000
+MAX_PARTITIONS = 256
 MAX_TTL = timedelta(days=3_650)
 MAX_MEGABYTES = 2**30
 MIB = 2**20
+UNLIMITED = "Unlimited"
+"""Value of a limit that is lifted, which differs from one that is left out."""
 
 
 def _check_partitions(count: int) -> int:
     if not 1 <= count <= MAX_PARTITIONS:
         raise InvalidSpecError(
-            f"a retry topic has from 1 to {MAX_PARTITIONS} partitions",
+            f"`partitions` must be from 1 to {MAX_PARTITIONS}",
             got=count,
-            remedy="choose a number within these bounds, or leave retry.partitions out to follow "
-            "the source topic",
+            remedy="choose a number within these bounds, or leave it out",
         )
     return count
 
@@ -48,38 +57,60 @@ Partitions = Annotated[
 ]
 
 
-def _check_ttl(text: str) -> str:
-    if parse_duration(text) > MAX_TTL:
-        raise InvalidSpecError(_NOT_TOO_LONG.problem, got=text[:64], remedy=_NOT_TOO_LONG.remedy)
-    return text
+def _limit(text: str) -> timedelta | None:
+    """Read a limit of time; None for one that is lifted."""
+    return None if text == UNLIMITED else parse_duration(text)
 
 
-def _check_retry_ttl(text: str) -> str:
-    if timedelta(0) < parse_duration(text) <= MAX_DELAY:
-        raise InvalidSpecError(_OUTLIVES.problem, got=text[:64], remedy=_OUTLIVES.remedy)
-    return text
+def _time(least: int, problem: str, remedy: str) -> tuple[object, ...]:
+    """Return the annotations of a limit of time.
+
+    Args:
+        least: seconds that a limit must have.
+        problem: about a limit that has fewer, or more than `MAX_TTL`.
+        remedy: for both.
+    """
+    most = int(MAX_TTL.total_seconds())
+    rule = Rule(
+        f"!({WRITTEN}) || [{SECONDS}].all(s, {least} <= s && s <= {most})", problem, remedy, QUOTED
+    )
+
+    def check(text: str) -> str:
+        limit = _limit(text)
+        if limit is not None and not least <= limit.total_seconds() <= most:
+            raise InvalidSpecError(problem, got=text[:64], remedy=remedy)
+        return text
+
+    pattern = f"^{UNLIMITED}$|{DURATION_PATTERN}"
+    schema = {"type": "string", "minLength": 1, "maxLength": 40, "pattern": pattern}
+    return Field(max_length=40), WithJsonSchema(schema), rule, AfterValidator(refusing(check))
 
 
-_NOT_TOO_LONG = Rule(
-    f"!({WRITTEN}) || {SECONDS} <= {int(MAX_TTL.total_seconds())}",
-    "a time to live or of retention is at most 3650d",
-    "shorten it, or use 0s for ever",
-    got=QUOTED,
-)
-_OUTLIVES = Rule(
-    f"!({WRITTEN}) || [{SECONDS}].all(s, s == 0 || s > {int(MAX_DELAY.total_seconds())})",
-    "a time to live of the retry topic of up to 10d drops retries that wait as long as allowed",
-    "use 0s for ever, or more than 10d",
-    got=QUOTED,
-)
 Ttl = Annotated[
-    str, Field(max_length=40), IS_DURATION, _NOT_TOO_LONG, AfterValidator(refusing(_check_ttl))
+    str,
+    *_time(
+        1,
+        "`messageTTL` must be from 1s to 3650d",
+        f"choose a duration within these bounds, or {UNLIMITED}",
+    ),
 ]
-RetryTtl = Annotated[Ttl, _OUTLIVES, AfterValidator(refusing(_check_retry_ttl))]
-
-
-Megabytes = Annotated[int, Strict(), Field(ge=1, le=MAX_MEGABYTES)]
-"""The old way to write a size."""
+RetryTtl = Annotated[
+    str,
+    *_time(
+        int(MAX_DELAY.total_seconds()) + 1,
+        "`messageTTL` of the retry topic must be more than 10d, the longest delay of a retry, and "
+        "at most 3650d",
+        f"choose a longer duration, or {UNLIMITED}",
+    ),
+]
+RetentionTime = Annotated[
+    str,
+    *_time(
+        60,
+        "`time` of a retention must be from 1m to 3650d, because brokers count minutes",
+        f"choose a duration within these bounds, or {UNLIMITED}",
+    ),
+]
 
 
 def _check_size(text: str) -> str:
@@ -92,7 +123,7 @@ _BYTES = "quantity(self)"
 _IN_BOUNDS = Rule(
     f"!isQuantity(self) || ({_BYTES}.compareTo(quantity('1Mi')) >= 0"
     f" && {_BYTES}.compareTo(quantity('1024Ti')) <= 0)",
-    "a size is from 1Mi to 1024Ti",
+    "a size must be from 1Mi to 1024Ti",
     "choose one within these bounds",
     got=QUOTED,
 )
@@ -102,174 +133,134 @@ Size = Annotated[
     _IN_BOUNDS,
     AfterValidator(refusing(_check_size)),
 ]
+SizeOrUnlimited = Annotated[
+    str,
+    WithJsonSchema({"type": "string", "maxLength": 17, "pattern": f"^{UNLIMITED}$|{SIZE_PATTERN}"}),
+    _IN_BOUNDS,
+    AfterValidator(refusing(lambda text: text if text == UNLIMITED else _check_size(text))),
+]
 
 
-class RetryTopic(ApiModel):
-    """The retry topic."""
-
-    partitions: Partitions | None = None
-    """How many partitions it has, 1 to 1000. Left out: as many as the source topic, also when that
-    grows later. Partitions are only ever added."""
-
-    message_ttl: Annotated[RetryTtl, Field(alias="messageTTL")] = "0s"
-    """How long a message may wait before the broker drops it, counted from its publication: `0s`
-    for ever, else more than 10d, the longest delay of a retry. Left out: 0s."""
+class _Expiring(ApiModel):
+    """A topic whose messages may expire."""
 
     @property
     def ttl_seconds(self) -> int:
-        """Return `message_ttl` in seconds."""
-        return int(parse_duration(self.message_ttl).total_seconds())
+        """Return `messageTTL` in seconds, 0 for unlimited, as the broker writes it."""
+        limit = _limit(self.message_ttl)  # type: ignore[attr-defined]  # with bounds of its own
+        return 0 if limit is None else int(limit.total_seconds())
 
 
-def _check_retention_time(text: str) -> str:
-    if parse_duration(text) < timedelta(minutes=1):
-        raise InvalidSpecError(_A_MINUTE.problem, got=text[:64], remedy=_A_MINUTE.remedy)
-    return text
+class RetryTopic(_Expiring):
+    """The retry topic."""
 
+    partitions: Partitions | None = None
+    """Number of partitions, 1 to 256. Defaults to that of the source topic, even if that grows
+    later. Partitions are only ever added."""
 
-_A_MINUTE = Rule(
-    f"!({WRITTEN}) || {SECONDS} >= 60",
-    "a time of retention is at least 1m, because brokers count it in minutes",
-    "use 1m or more, or leave it out for no limit of time",
-    got=QUOTED,
-)
-RetentionTime = Annotated[Ttl, _A_MINUTE, AfterValidator(refusing(_check_retention_time))]
+    message_ttl: Annotated[RetryTtl, Field(alias="messageTTL")] = UNLIMITED
+    """Time after its publication when the broker drops a message that waits: more than 10d, the
+    longest delay of a retry, and at most 3650d; or `Unlimited`. Defaults to Unlimited."""
 
 
 class Retention(ApiModel):
-    """What is kept of messages that are acknowledged, until the first of the limits is reached."""
+    """Limits of acknowledged messages, which are kept until the first limit is reached."""
 
     time: RetentionTime | None = None
-    """For how long after their acknowledgement, 1m to 3650d; brokers round it up to minutes. Left
-    out: without limit of time."""
+    """Time after their acknowledgement, 1m to 3650d, or `Unlimited`; brokers round it up to
+    minutes. Defaults to Unlimited, where `size` is given."""
 
-    size: Size | None = None
-    """How much at most, `1Mi` to `1024Ti`; brokers round it up to MiB. Left out: without limit of
-    size. Example: `10Gi`."""
-
-    megabytes: Megabytes | None = None
-    """Deprecated: `size`."""
+    size: SizeOrUnlimited | None = None
+    """Size of the messages that are kept, `1Mi` to `1024Ti`, or `Unlimited`; brokers round it up to
+    MiB. Defaults to Unlimited, where `time` is given. Example: `10Gi`."""
 
     @property
     def bytes(self) -> int | None:
         """Return the limit of size; None for none."""
-        return _bytes(self.size, self.megabytes)
+        return None if self.size in {None, UNLIMITED} else parse_size(str(self.size))
 
     def to_broker(self) -> dict[str, int]:
         """Write it as the broker does, in minutes and MB; -1 is no limit."""
-        seconds = None if self.time is None else parse_duration(self.time).total_seconds()
+        limit = None if self.time is None else _limit(self.time)
+        minutes = -1 if limit is None else math.ceil(limit.total_seconds() / 60)
         return {
-            "retentionTimeInMinutes": -1 if seconds is None else math.ceil(seconds / 60),
+            "retentionTimeInMinutes": minutes,
             "retentionSizeInMB": -1 if self.bytes is None else math.ceil(self.bytes / MIB),
         }
 
 
-def _bytes(size: str | None, megabytes: int | None) -> int | None:
-    if size is not None:
-        return parse_size(size)
-    return None if megabytes is None else megabytes * MIB
-
-
-_SOME_SIZE = Rule(
-    "has(self.size) || has(self.megabytes)",
-    "a backlog quota has a size",
-    "give it one, like 10Gi",
-)
-
-
 class BacklogQuota(ApiModel):
-    """How much the topic holds. Once it is full, it refuses messages and drops none."""
+    """The most that the topic holds. Once it is full, it refuses messages and drops none."""
 
-    model_config = ConfigDict(
-        json_schema_extra={VALIDATIONS: [_SOME_SIZE.to_schema()], "minProperties": 1}
-    )
-
-    size: Size | None = None
-    """How much, `1Mi` to `1024Ti`; it has to be given. A message that can't be dead-lettered
-    because of it is handled again by its consumer, until there is room. Example: `10Gi`."""
-
-    megabytes: Megabytes | None = None
-    """Deprecated: `size`."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        refusing(BacklogQuota._check_size)(self)
-        return self
-
-    def _check_size(self) -> None:
-        if self.size is None and self.megabytes is None:
-            raise InvalidSpecError(_SOME_SIZE.problem, got="none", remedy=_SOME_SIZE.remedy)
+    size: Size
+    """Size of the backlog, `1Mi` to `1024Ti`. A message that can't be dead-lettered because of it
+    is handled again by its consumer, until there is room. Example: `10Gi`."""
 
     @property
     def bytes(self) -> int:
         """Return the size in bytes."""
-        return _bytes(self.size, self.megabytes) or 0
+        return parse_size(self.size)
 
 
 class DeadLetterMode(enum.StrEnum):
-    """What becomes of messages that have used up their retries."""
+    """Treatment of messages that have used up their retries."""
 
     KEEP = "Keep"
     DISCARD = "Discard"
 
 
 _MORE_THAN_THE_QUOTA = Rule(
-    "!has(self.retention) || !has(self.backlogQuota) || !has(self.retention.size)"
-    " || !has(self.backlogQuota.size) || !isQuantity(self.retention.size)"
-    " || !isQuantity(self.backlogQuota.size)"
+    "!present(self.retention.size) || !present(self.backlogQuota.size)"
+    " || !isQuantity(self.retention.size) || !isQuantity(self.backlogQuota.size)"
     " || quantity(self.retention.size).isGreaterThan(quantity(self.backlogQuota.size))",
-    "retention.size has to be more than backlogQuota.size, or the broker refuses both",
+    "`retention.size` must be more than `backlogQuota.size`, or the broker refuses both",
     "raise retention.size, or lower backlogQuota.size",
     got="'retention ' + self.retention.size + ', quota ' + self.backlogQuota.size",
 )
 
 
-class DeadLetterTopic(ApiModel):
-    """What becomes of messages that have used up their retries."""
+class DeadLetterTopic(_Expiring):
+    """Treatment of messages that have used up their retries."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_MORE_THAN_THE_QUOTA.to_schema()]})
 
-    mode: DeadLetterMode | None = None
+    mode: Annotated[
+        DeadLetterMode,
+        *one_of(DeadLetterMode, "`mode` must be Keep or Discard", "use one of Keep, Discard"),
+    ] = DeadLetterMode.KEEP
     """`Keep`: they are kept in the dead-letter topic. `Discard`: there is no such topic, and
     consumers acknowledge a message for good once its retries are used up. Java consumers can't
-    discard: without a dead-letter topic they retry for ever. Left out: Keep."""
-
-    enabled: Annotated[bool, Strict()] | None = None
-    """Deprecated: `mode`, which wins where both are given."""
+    discard: without a dead-letter topic they retry permanently. Defaults to Keep."""
 
     partitions: Partitions | None = None
-    """How many partitions the topic has, 1 to 1000, where redrive makes it; they are only ever
-    added. Left out: it has none, which keeps dead letters in the order in which they came."""
+    """Number of partitions of the topic, 1 to 256, where redrive makes it; they are only ever
+    added. Defaults to none, which keeps dead letters in the order in which they came."""
 
     subscription: Subscription | None = None
     """The durable subscription that keeps dead letters, and that replays read. Name that of a
-    consumer of your own here, if one acknowledges dead letters. Left out: `redrive`."""
+    consumer of your own here, if one acknowledges dead letters. Defaults to `redrive`."""
 
-    message_ttl: Annotated[Ttl, Field(alias="messageTTL")] = "0s"
-    """How long a dead letter is kept before the broker drops it, up to 3650d. Left out: `0s`, for
-    ever."""
+    message_ttl: Annotated[Ttl, Field(alias="messageTTL")] = UNLIMITED
+    """Time after which the broker drops a dead letter, 1s to 3650d, or `Unlimited`. Defaults to
+    Unlimited."""
 
     retention: Retention | None = None
-    """What is kept of dead letters that were acknowledged, by a replay for example. Left out: what
-    the Pulsar namespace says."""
+    """Limits of dead letters that were acknowledged, by a replay for example. Defaults to the
+    retention of the Pulsar namespace."""
 
     backlog_quota: BacklogQuota | None = None
-    """How much the dead-letter topic holds. Left out: what the Pulsar namespace says, but a quota
-    that drops dead letters is replaced by one that refuses them."""
+    """The most that the dead-letter topic holds. Defaults to the quota of the Pulsar namespace, but
+    one that drops dead letters is replaced by one that refuses them."""
 
     sequenced: Annotated[bool, Strict()] = False
     """Whether later messages of a key that has a dead letter follow it, unhandled, until a replay
     has brought all of them back in order. Needs `ordering: PerKey`, and consumers in Python, which
-    are restarted for a change. Left out: they are handled."""
+    are restarted for a change. Defaults to false: they are handled."""
 
-    reader_roles: Roles = ()
+    reader_roles: ReaderRoles = ()
     """The Pulsar roles of people and tools that read dead letters. Each is granted `consume` on
-    the dead-letter topic; the connection has to allow it. Example: `[oncall]`."""
-
-    @property
-    def ttl_seconds(self) -> int:
-        """Return `message_ttl` in seconds."""
-        return int(parse_duration(self.message_ttl).total_seconds())
+    the dead-letter topic, which includes skipping messages and resetting the cursor; the connection
+    has to allow it. Example: `[oncall]`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -287,20 +278,5 @@ class DeadLetterTopic(ApiModel):
 
     @property
     def keeps(self) -> bool:
-        """Whether dead letters are kept."""
-        if self.mode is not None:
-            return self.mode is DeadLetterMode.KEEP
-        return self.enabled is not False
-
-    @property
-    def edits(self) -> Iterator[str]:
-        """Yield what to edit where fields are in use that others have replaced."""
-        # true was the default, which the API server wrote into every object.
-        if self.mode is None and self.enabled is False:
-            yield "replace deadLetter.enabled by deadLetter.mode: Discard"
-        for name, part in (("retention", self.retention), ("backlogQuota", self.backlog_quota)):
-            if part is not None and part.size is None and part.megabytes is not None:
-                yield (
-                    f"replace deadLetter.{name}.megabytes by "
-                    f"deadLetter.{name}.size: {part.megabytes}Mi"
-                )
+        """Return True if dead letters are kept."""
+        return self.mode is DeadLetterMode.KEEP

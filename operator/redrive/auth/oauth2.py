@@ -87,7 +87,7 @@ async def _ask(
         raise AuthenticationFailedError(
             f"the issuer {client.issuer_url} does not accept the client",
             got=client.client_id,
-            remedy="correct oauth2.clientId, or the secret in the Secret of oauth2.clientSecret",
+            remedy="correct oauth2.clientID, or the secret in the Secret of oauth2.clientSecret",
         )
     if status != 200:  # noqa: PLR2004
         raise _unexpected(client, f"{status} {_code(answer)}".strip())
@@ -104,5 +104,5 @@ def _unexpected(client: Client, got: str) -> IssuerFailedError:
     return IssuerFailedError(
         f"the issuer {client.issuer_url} gave no token",
         got=got,
-        remedy="check oauth2.issuerUrl, audience and scope; it is tried again",
+        remedy="check oauth2.issuerURL, audience and scope; it is tried again",
     )

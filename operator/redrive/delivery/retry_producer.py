@@ -140,7 +140,7 @@ class RetryProducer(Closing):
             partition_key: messages of one key go to one partition, the one that the client's own
                 producers choose; those without take the partitions in turn.
             event_timestamp: in milliseconds since 1970; 0 for none.
-            deliver_after: Shared and Key_Shared subscriptions get the message so much later.
+            deliver_after: Shared and KeyShared subscriptions get the message so much later.
 
         Returns:
             The message's id; None if the broker proves that an earlier send had stored it, whose

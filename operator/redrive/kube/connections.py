@@ -37,7 +37,7 @@ from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
 from redrive.api.permissions import Permissions
-from redrive.api.policy_defaults import PolicyDefaults, kept_scheme
+from redrive.api.policy_defaults import PolicyDefaults
 from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import resources
@@ -55,7 +55,6 @@ from redrive.kube.credentials import CredentialReader, KeptCredentials
 from redrive.kube.observability import BREAKER_OPEN
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
-from redrive.policy.naming import Scheme
 
 REMEMBERED = timedelta(minutes=15)
 """How long a connection that is gone serves what is deleted with it, which waits for less."""
@@ -166,7 +165,7 @@ def connection_of(body: Body) -> Key:
 def broker_of(connection: Key, connections: Cache) -> str | None:
     """Return the broker of a connection, as `broker_at` names it; None without the connection."""
     body = connections.get(connection)
-    return None if body is None else broker_at(str(body["spec"]["adminUrl"]))
+    return None if body is None else broker_at(str(body["spec"]["pulsar"]["adminURL"]))
 
 
 def defaults_of(connection: Key, connections: Cache) -> PolicyDefaults | None:
@@ -239,7 +238,7 @@ class Connections:
     async def _open(self, key: Key, spec: BrokerConnectionSpec) -> Connection:
         credentials = self._credentials_of(key, spec)
         await credentials.refresh()
-        admin = self._admin(key, spec.admin_url, credentials)
+        admin = self._admin(key, spec.pulsar.admin_url, credentials)
         opened = self._opened[key] = Connection(key, spec, admin)
         if self._table.get(key) is None:  # it went meanwhile
             self._gone[key] = self._clock()
@@ -250,11 +249,13 @@ class Connections:
 
     def _credentials_of(self, key: Key, spec: BrokerConnectionSpec) -> KeptCredentials:
         """Return what is kept for the connection as it is; other references are other ones."""
-        said = spec.authentication, spec.tls, spec.redirect_hosts
+        broker = spec.pulsar
+        said = broker.authentication, broker.tls, broker.redirect_hosts
         known = self._credentials.get(key)
         if known is None or known[0] != said:
             read = partial(self._reader.read, key.namespace, spec)
-            known = self._credentials[key] = said, KeptCredentials(read, hosts=spec.redirect_hosts)
+            credentials = KeptCredentials(read, hosts=broker.redirect_hosts)
+            known = self._credentials[key] = said, credentials
         return known[1]
 
     def _admin(self, key: Key, admin_url: str, credentials: KeptCredentials) -> Admin:
@@ -288,7 +289,7 @@ class Connections:
     def _show_breaker(self, key: Key) -> None:
         """Show a connection's breaker in the metrics, as long as there is that connection.
 
-        A call may still be under way from before a connection was deleted or its adminUrl changed.
+        A call may still be under way from before a connection was deleted or its adminURL changed.
         """
         if self._table.get(key) is not None and key in self._breakers:
             BREAKER_OPEN.labels(*key).set(self._breakers[key][1].is_open)
@@ -440,8 +441,7 @@ def effective_spec(body: Body, policies: Cache, defaults: PolicyDefaults | None)
     Raises:
         InvalidSpecError: it can't be obeyed.
     """
-    kept = scheme_kept_by(body)
-    return policies.derive(_effective, body, spec_of(body, policies), defaults, kept)
+    return policies.derive(_effective, body, spec_of(body, policies), defaults)
 
 
 def policy_of(body: Body, policies: Cache, spec: RetryPolicySpec) -> Policy:
@@ -456,24 +456,12 @@ def policy_of(body: Body, policies: Cache, spec: RetryPolicySpec) -> Policy:
     return policies.derive(_policy, body, spec)
 
 
-def names_no_scheme(body: Body) -> bool:
-    """Whether a RetryPolicy leaves its naming scheme to its connection."""
-    return "scheme" not in (body["spec"].get("naming") or {})
-
-
-def scheme_kept_by(body: Body) -> Scheme | None:
-    """Return the naming scheme that a RetryPolicy was provisioned with; None where it was not."""
-    return kept_scheme(body.get("status") or {})
-
-
 def _parsed_policy(body: Body) -> RetryPolicySpec:
     return parse_spec(RetryPolicySpec, body)
 
 
-def _effective(
-    _: Body, spec: RetryPolicySpec, defaults: PolicyDefaults | None, kept: Scheme | None
-) -> RetryPolicySpec:
-    return spec.effective(defaults, kept)
+def _effective(_: Body, spec: RetryPolicySpec, defaults: PolicyDefaults | None) -> RetryPolicySpec:
+    return spec.completed(defaults)
 
 
 def _policy(body: Body, spec: RetryPolicySpec) -> Policy:

@@ -157,14 +157,14 @@ class Ladder:
 PRESETS: Mapping[str, tuple[timedelta, ...]] = MappingProxyType(
     {
         # TDMQ for Pulsar: level increment begins at level 1.
-        "tdmq": LEVELS,
+        "TDMQ": LEVELS,
         # RocketMQ: level 0 means level 3 + reconsume times, clamped to the highest.
-        "rocketmq": LEVELS[2:],
+        "RocketMQ": LEVELS[2:],
         # ApsaraMQ: 16 rungs, 2 h for every further retry.
-        "apsaramq": LEVELS[2:],
+        "ApsaraMQ": LEVELS[2:],
     }
 )
-DEFAULT_PRESET = "tdmq"
+DEFAULT_PRESET = "TDMQ"
 
 
 DEFAULT_LEVELS = Ladder(LEVELS)

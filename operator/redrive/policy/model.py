@@ -30,12 +30,12 @@ MAX_RETRIES_LIMIT = 1_000
 class SubscriptionType(enum.StrEnum):
     """How the consumers of the source topic share its messages.
 
-    Only Shared and Key_Shared subscriptions honour a delay: on the others a broker delivers
+    Only Shared and KeyShared subscriptions honour a delay: on the others a broker delivers
     delayed messages at once. The operator takes no others; a policy in a file may have them.
     """
 
     SHARED = "Shared"
-    KEY_SHARED = "Key_Shared"
+    KEY_SHARED = "KeyShared"
     EXCLUSIVE = "Exclusive"
     FAILOVER = "Failover"
 
@@ -86,7 +86,7 @@ def check_order(kind: SubscriptionType, *, ordered: bool) -> None:
         raise InvalidSpecError(
             "an ordered policy needs a subscription that keeps the messages of a key together",
             got=kind.value,
-            remedy="use Key_Shared, or ordering None",
+            remedy="use KeyShared, or ordering None",
         )
 
 

@@ -53,10 +53,10 @@ SYSTEM_SUBSCRIPTION = (
 class Scheme(enum.StrEnum):
     """How topics are named after a source topic and a subscription."""
 
-    PULSAR = "pulsar"
-    TDMQ_2_7_2 = "tdmq-2.7.2"
-    TDMQ_2_6_1 = "tdmq-2.6.1"
-    ROCKETMQ = "rocketmq"
+    PULSAR = "Pulsar"
+    SUBSCRIPTION_UPPER = "SubscriptionUpper"
+    SUBSCRIPTION_LOWER = "SubscriptionLower"
+    ROCKETMQ = "RocketMQ"
 
     @classmethod
     def parse(cls, text: str) -> Scheme:
@@ -80,8 +80,8 @@ class Scheme(enum.StrEnum):
 _FORMS: Mapping[Scheme, tuple[str, str]] = MappingProxyType(
     {
         Scheme.PULSAR: ("{topic}-{subscription}-RETRY", "{topic}-{subscription}-DLQ"),
-        Scheme.TDMQ_2_7_2: ("{subscription}-RETRY", "{subscription}-DLQ"),
-        Scheme.TDMQ_2_6_1: ("{subscription}-retry", "{subscription}-dlq"),
+        Scheme.SUBSCRIPTION_UPPER: ("{subscription}-RETRY", "{subscription}-DLQ"),
+        Scheme.SUBSCRIPTION_LOWER: ("{subscription}-retry", "{subscription}-dlq"),
         Scheme.ROCKETMQ: ("%RETRY%{subscription}", "%DLQ%{subscription}"),
     }
 )

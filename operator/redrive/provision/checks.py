@@ -18,13 +18,13 @@ from typing import Any, Generic, TypeVar
 
 from redrive.admin.model import NamespaceState
 from redrive.api import Body
+from redrive.api.retrypolicy import Adoption, Chaining
 from redrive.errors import (
     AdoptionNotAllowedError,
     BrokerChangedError,
     ChainedPolicyError,
     ConfigMapNotOursError,
     DeletionNotAllowedError,
-    InvalidSpecError,
     OwnerConflictError,
     PartitionsDifferError,
     RedriveError,
@@ -37,7 +37,6 @@ from redrive.kube.resources import TOPIC_OWNER, is_owned_by
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
 from redrive.provision.desired import (
-    CONFIG_MAP_SUFFIX,
     Desired,
     Observed,
     TopicState,
@@ -71,20 +70,7 @@ class Checks(Generic[F]):
             raise error
 
 
-MAX_OBJECT_NAME = 253
 _SHOWN = 5
-
-
-def name_is_too_long(request: Request) -> RedriveError | None:
-    """Find a name from which no ConfigMap's name can be made."""
-    room = MAX_OBJECT_NAME - len(CONFIG_MAP_SUFFIX)
-    if len(request.key.name) > room:
-        return InvalidSpecError(
-            f"metadata.name has at most {room} characters, because a ConfigMap is named after it",
-            got=len(request.key.name),
-            remedy="make a policy with a shorter name",
-        )
-    return None
 
 
 def topic_is_not_allowed(request: Request) -> RedriveError | None:
@@ -156,8 +142,8 @@ def deletion_is_not_allowed(request: Request) -> RedriveError | None:
                 "the policy, which the connection does not allow to namespace "
                 f"{request.key.namespace}",
                 got=str(topic),
-                remedy="use deletionPolicy Retain, or set delete in a rule for that topic in the "
-                "connection's spec.allow",
+                remedy="use deletionPolicy Retain, or set deletion to Allowed in a rule for that "
+                "topic in the connection's spec.allow",
             )
     return None
 
@@ -168,7 +154,6 @@ def _listed(patterns: Sequence[str]) -> str:
 
 
 ADMISSION = Checks(
-    name_is_too_long,
     topic_is_not_allowed,
     own_topic_is_not_allowed,
     role_is_not_allowed,
@@ -304,21 +289,21 @@ def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
                 "dead-letter topic need this name, and no other topic takes them",
                 remedy="delete the topic, or use another name for the dead-letter topic",
             )
-        if not facts.request.spec.adopt:
+        if facts.request.spec.adoption is Adoption.NEVER:
             return TopicExistsError(
                 f"the topic {topic.name} exists, and redrive did not create it: as this policy's "
                 "own it would get other rights, topic policies and a subscription",
-                got="spec.adopt of false",
+                got="spec.adoption of Never",
                 remedy="use other names for this policy's topics, delete the topic, or set "
-                "spec.adopt to true",
+                "spec.adoption to IfPresent",
             )
         if not facts.request.permissions.allows_adoption(topic.name):
             return AdoptionNotAllowedError(
                 "the connection does not allow policies of namespace "
                 f"{facts.request.key.namespace} to adopt a topic that redrive did not create",
                 got=str(topic.name),
-                remedy="set adopt in a rule for that topic in the connection's spec.allow, or use "
-                "other names for this policy's topics",
+                remedy="set adoption to Allowed in a rule for that topic in the connection's "
+                "spec.allow, or use other names for this policy's topics",
             )
     return None
 
@@ -335,14 +320,15 @@ def _is_free(have: TopicState, *, about_to: bool) -> bool:
 def source_is_of_redrive(facts: PreflightFacts) -> RedriveError | None:
     """Find a source topic that is itself a topic of a policy's own."""
     record = OwnershipRecord.of(facts.observed.source_properties or {})
-    if not record.owner or facts.request.spec.chained or "retryTopic" in _status(facts.body):
+    is_allowed = facts.request.spec.chaining is Chaining.ALLOWED
+    if not record.owner or is_allowed or "retryTopic" in _status(facts.body):
         return None
     return ChainedPolicyError(
         "the source topic is a retry, dead-letter or ledger topic of another RetryPolicy, and what "
         "waits or rests there would be retried once more, in topics of its own",
         got=f"{TOPIC_OWNER}={record.owner}",
         remedy="name the topic that producers send to; where this one is meant, create the policy "
-        "with spec.chained true",
+        "with spec.chaining Allowed",
     )
 
 

@@ -33,9 +33,7 @@ from redrive.kube.connections import (
     connection_of,
     defaults_of,
     effective_spec,
-    names_no_scheme,
     policy_of,
-    scheme_kept_by,
     spec_of,
     users,
 )
@@ -166,9 +164,7 @@ class Conflicts:
 def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
     if before is None or after is None:
         return before is not after
-    was, now = (
-        (Standing.of(body), proof_of(body), scheme_kept_by(body)) for body in (before, after)
-    )
+    was, now = ((Standing.of(body), proof_of(body)) for body in (before, after))
     return was != now
 
 
@@ -204,9 +200,8 @@ def resolve_through(body: Body, connection: BrokerConnectionSpec, ctx: Context) 
         connection=connection,
         permissions=connections.permissions(connection, through, key.namespace, ctx.namespaces),
         standing=Standing.of(body),
-        is_proven=is_proven(body, through, broker_at(connection.admin_url)),
+        is_proven=is_proven(body, through, broker_at(connection.pulsar.admin_url)),
         takes_over=named_in(body),
-        names_no_scheme=names_no_scheme(body),
     )
 
 

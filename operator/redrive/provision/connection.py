@@ -17,7 +17,6 @@ from redrive import errors
 from redrive.admin.errors import BrokerDownError
 from redrive.api import Body
 from redrive.api.conditions import Reason, StatusWarning, is_new, progressing, ready, warning
-from redrive.api.connection import BrokerConnectionSpec
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources
 from redrive.kube.client import NotFoundError
@@ -26,7 +25,6 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
 from redrive.provision.outcome import Outcome, publish
-from redrive.provision.warnings import deprecated_fields
 
 CONNECTED = Reason("Connected")
 """Reason: the broker accepts the token, and its role administers the tenants concerned."""
@@ -76,25 +74,18 @@ async def connect(key: Key, ctx: Context) -> Outcome:
     except RedriveError as error:
         return Outcome.failed(error)
     message = "the broker answers; the token has rights"
-    conditions = ready(CONNECTED, message, warnings(connection.spec, version))
+    warning = unsupported(version)
+    warnings = () if warning is None else (warning,)
+    conditions = ready(CONNECTED, message, warnings)
     return Outcome(conditions, {"brokerVersion": ".".join(map(str, version)) or None})
 
 
-def warnings(
-    spec: BrokerConnectionSpec, version: tuple[int, ...] = ()
-) -> tuple[StatusWarning, ...]:
-    """Say which fields others have replaced, and whether the broker's release is supported.
+def unsupported(version: tuple[int, ...]) -> StatusWarning | None:
+    """Find a release that redrive is not tested with; patches do not count.
 
     Args:
-        spec: of the connection.
         version: the broker's release; empty where it is not known.
     """
-    found = (deprecated_fields(spec.edits), unsupported(version))
-    return tuple(each for each in found if each is not None)
-
-
-def unsupported(version: tuple[int, ...]) -> StatusWarning | None:
-    """Find a release that redrive is not tested with; patches do not count."""
     if not version or OLDEST_BROKER <= version[:2] <= NEWEST_BROKER:
         return None
     oldest, newest = (".".join(map(str, line)) for line in (OLDEST_BROKER, NEWEST_BROKER))
@@ -113,7 +104,7 @@ async def check(connection: Connection) -> None:
         TenantNotFoundError: a tenant of spec.allow does not exist.
     """
     await connection.admin.clusters()
-    patterns = (pattern for rule in connection.spec.rules for pattern in rule.topics)
+    patterns = (pattern for rule in connection.spec.allow for pattern in rule.topics)
     tenants = {pattern.split("/")[2] for pattern in patterns}
     for tenant in sorted(tenant for tenant in tenants if "*" not in tenant):
         if not await connection.admin.tenant_exists(tenant):

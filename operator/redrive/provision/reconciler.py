@@ -40,7 +40,6 @@ from redrive.api.conditions import (
     ready,
     reason,
 )
-from redrive.api.policy_defaults import NAMING_SCHEME
 from redrive.errors import InvalidSpecError, RedriveError, Requeue
 from redrive.kube import logs, resources
 from redrive.kube.client import NotFoundError
@@ -48,7 +47,6 @@ from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher
-from redrive.policy.naming import Scheme
 from redrive.provision.actions import Action, CreateTopic, in_words, is_refusable
 from redrive.provision.apply import apply
 from redrive.provision.checks import PREFLIGHT, PreflightFacts
@@ -255,7 +253,6 @@ def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
 def _fields(made: Converged) -> dict[str, Any]:
     wanted = made.desired
     return {
-        NAMING_SCHEME: str(made.request.spec.scheme),
         "deletionPolicy": str(made.request.deletion),
         "maxRetries": wanted.policy.max_retries,
         "blockedBy": None,
@@ -318,7 +315,7 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
         body = await ensure_cleanup_finalizer(body, request.deletion, out)
         planned = diff(want, have)
         actions, planned_changes = ((), planned) if request.only_observes else (planned, ())
-        body = await record_intent(actions, request.spec.scheme, body, ctx)
+        body = await record_intent(actions, body, ctx)
         try:
             applied = await apply(actions, connection.admin, grant, ctx.kubernetes)
         except AdminError as error:
@@ -329,7 +326,8 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     have = replace(have, inherited={**have.inherited, **applied.in_force})
     # Its status may not say yet that it is.
     seen = Seen(replace(request, is_proven=True), rivals, want, have, tuple(applied.refused))
-    broker = broker_at(connection.spec.admin_url)  # it may have changed since the request was read
+    # It may have changed since the request was read.
+    broker = broker_at(connection.spec.pulsar.admin_url)
     return Converged(want, request, broker, tuple(applied.done), planned_changes, warnings(seen))
 
 
@@ -360,14 +358,11 @@ def _awaits_source(body: Body) -> bool:
     return reason(body) in awaited and not is_new(body)
 
 
-async def record_intent(
-    planned: Sequence[Action], scheme: Scheme, body: Body, ctx: Context
-) -> Body:
+async def record_intent(planned: Sequence[Action], body: Body, ctx: Context) -> Body:
     """Record which topics of *planned* are about to be created, as far as that can be lost.
 
     Args:
         planned: what is about to be done.
-        scheme: what names the policy's topics.
         body: the RetryPolicy.
         ctx: what the watches have shown.
 
@@ -378,10 +373,9 @@ async def record_intent(
         KubernetesError: it could not be recorded; nothing may be created then.
     """
     topics = [str(a.topic) for a in planned if isinstance(a, CreateTopic) and not a.partitions]
-    fields: dict[str, Any] = {} if creating(body).issuperset(topics) else {CREATING: topics}
-    if planned and (body.get("status") or {}).get(NAMING_SCHEME) != scheme:
-        fields[NAMING_SCHEME] = str(scheme)
-    return await _write_intent(fields, body, ctx) if fields else body
+    if creating(body).issuperset(topics):
+        return body
+    return await _write_intent({CREATING: topics}, body, ctx)
 
 
 async def clear_intent(error: AdminError, body: Body, ctx: Context) -> None:

@@ -133,7 +133,6 @@ class Request:
         standing: how its claim on its names stands.
         is_proven: see `redrive.provision.request.is_proven`.
         takes_over: names of policies of its namespace whose topics it may take over.
-        names_no_scheme: whether it leaves the naming scheme to its connection.
     """
 
     key: Key
@@ -145,7 +144,6 @@ class Request:
     standing: Standing = Standing.OPEN
     is_proven: bool = False
     takes_over: frozenset[str] = frozenset()
-    names_no_scheme: bool = False
 
     @property
     def through(self) -> Key:
@@ -174,7 +172,7 @@ class Request:
     @property
     def broker(self) -> str:
         """Return the broker, as `broker_at` names it."""
-        return broker_at(self.connection.admin_url)
+        return broker_at(self.connection.pulsar.admin_url)
 
     def subscribes_like(self, other: Request) -> bool:
         """Whether both are for one subscription of one topic."""

@@ -11,7 +11,6 @@ from math import inf
 from typing import Any
 
 from redrive.api.conditions import Reason, StatusWarning
-from redrive.api.policy_defaults import PolicyDefaults
 from redrive.policy.values import format_duration
 from redrive.provision.actions import CopySchema
 from redrive.provision.apply import Refused
@@ -25,10 +24,6 @@ from redrive.provision.desired import (
 )
 from redrive.provision.request import NameCollisionError, Request, ResourceConflictError
 
-DEPRECATED_FIELDS = Reason("DeprecatedFields")
-"""The spec has fields that others have replaced."""
-NAMING_SCHEME_KEPT = Reason("NamingSchemeKept")
-"""The policy's topics are named by another scheme than its connection says now."""
 LADDER_DESCENDS = Reason("LadderDescends")
 """Some retry waits a shorter time than the one before it."""
 
@@ -75,37 +70,6 @@ class Seen:
         """Return the rivals that it keeps from their topics, the oldest first."""
         found = [rival for rival in self.rivals if rival.yields_to(self.request)]
         return sorted(found, key=lambda rival: rival.age)
-
-
-def fields_are_deprecated(seen: Seen) -> StatusWarning | None:
-    """Find fields that others have replaced."""
-    return deprecated_fields(seen.request.spec.edits)
-
-
-def deprecated_fields(edits: Sequence[str]) -> StatusWarning | None:
-    """Say what to edit in a spec; None where that is nothing."""
-    if not edits:
-        return None
-    return StatusWarning(
-        DEPRECATED_FIELDS,
-        f"fields are in use that are still read, and will not be for ever; {'; '.join(edits)}",
-    )
-
-
-def scheme_is_kept(seen: Seen) -> StatusWarning | None:
-    """Find a connection that names topics otherwise than when the policy was provisioned first."""
-    spec = seen.request.spec
-    now = (seen.request.connection.policy_defaults or PolicyDefaults()).scheme
-    given = spec.naming.retry_topic is not None and spec.naming.dead_letter_topic is not None
-    if not seen.request.names_no_scheme or given or now is spec.scheme:
-        return None
-    return StatusWarning(
-        NAMING_SCHEME_KEPT,
-        f"the connection's policyDefaults name topics by the scheme {now}, and this policy, which "
-        "was provisioned before, keeps its topics, where messages may wait; got "
-        f"status.namingScheme {spec.scheme}; set naming.scheme to {spec.scheme}, or make another "
-        "RetryPolicy and drain the topics of this one",
-    )
 
 
 def ladder_descends(seen: Seen) -> StatusWarning | None:
@@ -278,8 +242,6 @@ def names_are_contested(seen: Seen) -> StatusWarning | None:
 
 
 CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
-    fields_are_deprecated,
-    scheme_is_kept,
     ladder_descends,
     topics_have_too_many_partitions,
     delay_is_limited,

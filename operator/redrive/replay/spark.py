@@ -325,8 +325,8 @@ def encode_scans(scans: Sequence[Scan]) -> str:
     return json.dumps(
         [
             {
-                "serviceUrl": scan.service_url,
-                "adminUrl": scan.admin_url,
+                "serviceURL": scan.service_url,
+                "adminURL": scan.admin_url,
                 "topic": str(scan.topic),
                 "range": str(scan.piece.range),
                 "resting": bitmap.encode(scan.piece.resting),
@@ -343,8 +343,8 @@ def decode_scans(text: str) -> list[Scan]:
     """Read what `encode` wrote."""
     return [
         Scan(
-            each["serviceUrl"],
-            each["adminUrl"],
+            each["serviceURL"],
+            each["adminURL"],
             TopicName.parse_whole(each["topic"]),
             Piece(
                 Range.parse(each["range"]),

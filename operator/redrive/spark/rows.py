@@ -328,7 +328,7 @@ class _Sending:
                     producer_name=identity(),
                     block_if_queue_full=True,
                     batching_enabled=True,
-                    # So a Key_Shared subscription gets each batch whole.
+                    # So a KeyShared subscription gets each batch whole.
                     batching_type=pulsar.BatchingType.KeyBased,
                 )
         return self._producers[topic]

@@ -27,7 +27,7 @@ async def test_a_thousand_ready_policies_cost_little(
     shop = make_shop()
     names = [f"orders-{number}" for number in range(POLICIES)]
     async with counting(shop.broker.admin_url) as proxy, crowd(shop, operator.kubeconfig) as people:
-        shop.connection(adminUrl=proxy.url)
+        shop.connection(adminURL=proxy.url)
         await people.make_sources(names)
         await people.make(names)
         await people.settled(POLICIES)

@@ -110,10 +110,15 @@ def _object(version: str, kind: str, name: str) -> dict[str, Any]:
 
 def _connection(number: int, url: str) -> Body:
     spec = {
-        "serviceUrl": "pulsar://pulsar:6650",
-        "adminUrl": url,
-        "authentication": {"token": {"secretRef": {"name": "admin", "key": "token"}}},
-        "allow": [{"topics": ["persistent://shop/*/*"], "roles": ["*"]}],
+        "pulsar": {
+            "serviceURL": "pulsar://pulsar:6650",
+            "adminURL": url,
+            "authentication": {
+                "type": "Token",
+                "token": {"secretRef": {"name": "admin", "key": "token"}},
+            },
+        },
+        "allow": [{"name": "one", "topics": ["persistent://shop/*/*"], "roles": ["*"]}],
     }
     made = _object(resources.CONNECTIONS.api_version, "BrokerConnection", f"to-{number}")
     return made | {"spec": spec}

@@ -23,7 +23,7 @@ async def test_the_bare_script_makes_what_the_operator_makes(
 ) -> None:
     shop, other = make_shop(), make_shop()
     async with counting(shop.broker.admin_url) as proxy, crowd(shop, operator.kubeconfig) as people:
-        shop.connection(adminUrl=proxy.url)
+        shop.connection(adminURL=proxy.url)
         await people.make_sources(NAMES)
         assert not writes(proxy.calls)
         await people.make(NAMES)

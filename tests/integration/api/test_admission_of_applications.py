@@ -47,7 +47,7 @@ EVERYTHING: dict[str, Any] = {
 def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     key = {"secretRef": {"name": "replayer", "key": "token"}}
     tls = {"caRef": {"name": "authority", "key": "ca.crt"}}
-    identity = {"role": "replayer", "authentication": {"token": key}, "tls": tls}
+    identity = {"role": "replayer", "authentication": {"type": "Token", "token": key}, "tls": tls}
     access = pod_access(ReplayIdentity.model_validate(identity), ())
     policy = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders")
     job = ReplayJob("default", "after.fix", "u", policy, "pulsar://p:6650", "http://p:8080", None)

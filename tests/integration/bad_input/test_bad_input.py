@@ -54,9 +54,11 @@ def body_of(identity: str, case: Case, shop: Shop) -> dict[str, Any]:
     right = {
         "RetryPolicy": {"topic": shop.topic("orders"), "subscription": identity},
         "BrokerConnection": {
-            "serviceUrl": shop.broker.service_url,
-            "adminUrl": shop.broker.admin_url,
-            "authentication": {"token": token},
+            "pulsar": {
+                "serviceURL": shop.broker.service_url,
+                "adminURL": shop.broker.admin_url,
+                "authentication": {"type": "Token", "token": token},
+            },
             "allow": [shop.rule("fulfilment")],
         },
     }[case["kind"]]

@@ -236,7 +236,7 @@ def test_the_operator_changes_finalizers_and_no_specs(
     def enforced() -> bool:
         change: dict[str, Any] = {"connectionRef": {"name": str(time.monotonic())}}
         if kind == "brokerconnection":
-            change = {"adminUrl": f"http://thief:{time.monotonic_ns() % 60_000}"}
+            change = {"pulsar": {"adminURL": f"http://thief:{time.monotonic_ns() % 60_000}"}}
         if kind == "replay":
             change = {"ttlAfterFinished": f"{time.monotonic_ns() % 60_000}s"}
         try:

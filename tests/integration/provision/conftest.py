@@ -17,6 +17,7 @@ import pytest
 from redrive.provision.desired import BUCKETS_SINCE
 from sandbox.kubernetes import Cluster
 from sandbox.pulsar import Broker
+from tests.support.connections import changed
 
 SECONDS = 180
 UNREACHABLE = "BrokerUnreachable"
@@ -75,18 +76,25 @@ class Shop:
         """
         token = {"secretRef": {"name": "pulsar-admin", "key": "token"}}
         defaults: dict[str, object] = {
-            "serviceUrl": self.broker.service_url,
-            "adminUrl": self.broker.admin_url,
-            "authentication": {"token": token},
+            "pulsar": {
+                "serviceURL": self.broker.service_url,
+                "adminURL": self.broker.admin_url,
+                "authentication": {"type": "Token", "token": token},
+            },
             "allow": [self.rule("fulfilment")],
         }
-        given = {field: value for field, value in (defaults | spec).items() if value is not None}
-        self.apply({name: redrive("BrokerConnection", given)})
+        self.apply({name: redrive("BrokerConnection", changed(defaults, **spec))})
 
     def rule(self, *roles: str) -> dict[str, object]:
         """A rule of a connection that allows all of the tenant's topics, with whatever happens."""
         topics = [f"persistent://{self.tenant}/*/*"]
-        return {"topics": topics, "roles": roles, "adopt": True, "delete": True}
+        return {
+            "name": "one",
+            "topics": topics,
+            "roles": roles,
+            "adoption": "Allowed",
+            "deletion": "Allowed",
+        }
 
     def policy(self, name: str = "orders", **spec: object) -> None:
         """Make or change a RetryPolicy, for subscription `fulfilment` of topic `orders`."""

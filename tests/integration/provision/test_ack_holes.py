@@ -43,7 +43,7 @@ def shop(other: Broker, cluster: Cluster, operator_process: Path, kube_namespace
     shop.secret("pulsar-admin", token=shop.token(shop.role))
     shop.secret("super", token=shop.token(SUPERUSER))
     shop.connection()
-    super_user = {"token": {"secretRef": {"name": "super", "key": "token"}}}
+    super_user = {"type": "Token", "token": {"secretRef": {"name": "super", "key": "token"}}}
     shop.connection("super", authentication=super_user)
     return shop
 

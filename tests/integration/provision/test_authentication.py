@@ -70,8 +70,8 @@ def test_a_client_certificate_and_an_authority_of_ones_own(
     shop.secret("operator-tls", **{"tls.crt": certificate, "tls.key": key})
     config_map(shop, "authority", **{"ca.crt": shop.broker.authority})
     mutual: dict[str, Any] = {
-        "adminUrl": shop.broker.admin_tls_url,
-        "authentication": {"tls": {"secretRef": {"name": "operator-tls"}}},
+        "adminURL": shop.broker.admin_tls_url,
+        "authentication": {"type": "TLS", "tls": {"secretRef": {"name": "operator-tls"}}},
         "tls": {"caRef": {"name": "authority", "key": "ca.crt"}},
     }
     shop.connection(**mutual)
@@ -88,7 +88,9 @@ def test_a_client_certificate_and_an_authority_of_ones_own(
     shop.connection(**mutual | {"tls": {"caRef": {"name": "nobody", "key": "ca.crt"}}})
     shop.reaches("main", "CaInvalid", "brokerconnection")
     shop.secret("broken-tls", **{"tls.crt": certificate, "tls.key": "no key"})
-    shop.connection(**mutual | {"authentication": {"tls": {"secretRef": {"name": "broken-tls"}}}})
+    shop.connection(
+        **mutual | {"authentication": {"type": "TLS", "tls": {"secretRef": {"name": "broken-tls"}}}}
+    )
     shop.reaches("main", "CertificateInvalid", "brokerconnection")
     assert_nothing_is_shown(shop, operator_process)
     shop.kubectl("delete", "retrypolicy,brokerconnection", "--all")  # it would go on asking
@@ -144,13 +146,13 @@ def test_oauth2_client_credentials_with_tokens_that_end(
 ) -> None:
     shop.secret("client", secret=SECRET)
     oauth2 = {
-        "issuerUrl": f"http://127.0.0.1:{issuer.server_port}/realm",
-        "clientId": "redrive",
+        "issuerURL": f"http://127.0.0.1:{issuer.server_port}/realm",
+        "clientID": "redrive",
         "clientSecret": {"secretRef": {"name": "client", "key": "secret"}},
         "audience": "urn:pulsar",
         "scope": "admin",
     }
-    shop.connection(authentication={"oauth2": oauth2})
+    shop.connection(authentication={"type": "OAuth2", "oauth2": oauth2})
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     shop.ready()
@@ -161,10 +163,10 @@ def test_oauth2_client_credentials_with_tokens_that_end(
     shop.told("others", "Provisioned")
     assert set(shop.event_reasons("others")) == {("Normal", "Provisioned")}
 
-    shop.connection(authentication={"oauth2": oauth2 | {"clientId": "somebody"}})
+    shop.connection(authentication={"type": "OAuth2", "oauth2": oauth2 | {"clientID": "somebody"}})
     refused = shop.reaches("main", "AuthenticationFailed", "brokerconnection")
     said = json.dumps(refused["status"])
-    assert "does not accept the client; got 'somebody'; correct oauth2.clientId" in said
+    assert "does not accept the client; got 'somebody'; correct oauth2.clientID" in said
     assert SECRET not in said
     assert_nothing_is_shown(shop, operator_process)
     shop.kubectl("delete", "retrypolicy,brokerconnection", "--all")  # it would go on asking
@@ -174,7 +176,7 @@ def test_a_token_in_a_file_and_what_is_put_in_its_place(
     shop: Shop, installed: Sandbox, operator_process: Path
 ) -> None:
     shop.create_topic(shop.topic("orders"))
-    shop.connection(authentication={"token": {"file": "admin.token"}})
+    shop.connection(authentication={"type": "Token", "token": {"file": "admin.token"}})
     shop.reaches("main", "TokenFileInvalid", "brokerconnection")
     file = installation.credentials(installed) / shop.namespace / "admin.token"
     file.parent.mkdir(parents=True)

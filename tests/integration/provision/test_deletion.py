@@ -81,7 +81,7 @@ def test_from_what_was_there_before_delete_takes_what_redrive_added_and_nothing_
     doomed.request("POST", f"{rest_path(retry)}/permissions/fulfilment", ["consume"])
     doomed.request("POST", f"{rest_path(retry)}/permissions/somebody", ["produce"])
     send(doomed.broker, retry)
-    provision(doomed, "before", adopt=True)
+    provision(doomed, "before", adoption="IfPresent")
     doomed.delete("before")
     left = doomed.topics()
     assert left[retry]["subscriptions"] == ["fulfilment"]
@@ -138,7 +138,7 @@ def test_a_deletion_that_gets_no_further_says_why_and_an_annotation_ends_it(doom
     doomed.connection("going", policyDefaults={"deletionPolicy": "Delete"})
     provision(doomed, "stuck", connectionRef={"name": "going"})
     doomed.connection(
-        "going", adminUrl="http://127.0.0.1:1", policyDefaults={"deletionPolicy": "Delete"}
+        "going", adminURL="http://127.0.0.1:1", policyDefaults={"deletionPolicy": "Delete"}
     )
     doomed.reaches("stuck", "BrokerUnreachable")
     doomed.kubectl("delete", "retrypolicy", "stuck", "--wait=false")

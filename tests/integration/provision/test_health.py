@@ -145,7 +145,7 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
     shop.create_topic(shop.topic("orders"), partitions)
     dead_letter = shop.topic("orders-fulfilment-DLQ")
     shop.create_topic(dead_letter, partitions)  # adopted as it is
-    shop.policy(adopt=True)
+    shop.policy(adoption="IfPresent")
     async with ward(shop) as watched:
         assert figures(watched.status()) == {"retry": 0, "deadLetter": 0}
         assert age(shop) == 0
@@ -309,7 +309,7 @@ async def test_consumers_that_have_paused_are_shown_until_they_go_on(
     source = shop.topic("orders")
     shop.create_topic(source, partitions)
     shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
-    shop.policy(outageBreaker={"minMessages": 2, "maxProbeInterval": "1s"})
+    shop.policy(outageBreaker={"mode": "Pause", "minMessages": 2, "maxProbeInterval": "1s"})
     async with ward(shop) as watched:
         found = consumer_policy(shop)
         assert found.outage_breaker == OutageLimits(

@@ -38,7 +38,7 @@ def test_policies_of_a_broker_without_authentication_are_provisioned_and_deleted
     shop: Shop,
 ) -> None:
     shop.create_topic(shop.topic("orders"), 2)
-    shop.connection(authentication={"none": {}})
+    shop.connection(authentication={"type": "None"})
     assert shop.ready("main", "brokerconnection")["status"]["brokerVersion"] == shop.broker.version
     # Roles are kept for the day on which the broker asks for them.
     for name, roles in (("open", []), ("orders", ["fulfilment"])):

@@ -71,7 +71,7 @@ def test_what_was_there_before_is_remembered_as_not_ours(busy: Shop) -> None:
     busy.request("PUT", f"{rest_path(retry)}/subscription/fulfilment", {})
     busy.request("PUT", f"{rest_path(retry)}/properties", {"team": "orders"})
     grant(busy, retry, "fulfilment", "consume")
-    busy.policy("adopted", topic=busy.topic("adopted"), adopt=True)
+    busy.policy("adopted", topic=busy.topic("adopted"), adoption="IfPresent")
     busy.ready("adopted")
     marks = properties(busy, retry)
     assert json.loads(marks.pop("redrive.io/granted")) == {"fulfilment": ["produce"]}
@@ -95,7 +95,7 @@ def test_a_role_that_is_taken_out_keeps_what_others_gave_it_and_no_more(busy: Sh
     before = rights(busy, retry)
     ours = ["fulfilment", "shop-before", "shop-same"]
     readers = {"readerRoles": ["shop-before"]}
-    spec = {"topic": busy.topic("roles"), "adopt": True, "deadLetter": readers}
+    spec = {"topic": busy.topic("roles"), "adoption": "IfPresent", "deadLetter": readers}
     busy.policy("roles", **spec, consumerRoles=ours)
     busy.ready("roles")
     assert rights(busy, retry) == before | {
@@ -120,7 +120,7 @@ def test_the_topic_of_another_cluster_is_refused_and_left_alone_until_it_is_give
     mark = {"redrive.io/owner": f"elsewhere/{busy.namespace}/foreign"}
     busy.request("PUT", f"{rest_path(retry)}/properties", mark)
     before = state(busy, "foreign")
-    busy.policy("foreign", topic=busy.topic("foreign"), adopt=True)
+    busy.policy("foreign", topic=busy.topic("foreign"), adoption="IfPresent")
     refused = busy.reaches("foreign", "OwnerConflict")
     conditions = {c["type"]: c["message"] for c in refused["status"]["conditions"]}
     assert conditions.keys() == {"Ready", "Stalled"}
@@ -191,7 +191,7 @@ def test_a_topic_of_others_is_adopted_only_if_told_and_is_as_before_when_the_pol
     busy.request("POST", f"{rest_path(audit)}/deduplicationEnabled", body=False)
     before = {topic: whole(busy, topic) for topic in (payroll, audit)}
     assert before[payroll]["messageTTL"] == 3600
-    cautious = busy.rule("fulfilment") | {"adopt": False}
+    cautious = busy.rule("fulfilment") | {"adoption": "Never"}
     busy.connection("cautious", allow=[cautious])
     spec: dict[str, Any] = {
         "connectionRef": {"name": "cautious"},
@@ -202,12 +202,12 @@ def test_a_topic_of_others_is_adopted_only_if_told_and_is_as_before_when_the_pol
     }
     busy.policy("hours", **spec)
     busy.reaches("hours", "TopicExists")
-    busy.policy("hours", **spec, adopt=True)
+    busy.policy("hours", **spec, adoption="IfPresent")
     busy.reaches("hours", "AdoptionNotAllowed")
     assert {topic: whole(busy, topic) for topic in (payroll, audit)} == before
-    busy.connection("cautious", allow=[cautious | {"adopt": True, "delete": False}])
+    busy.connection("cautious", allow=[cautious | {"adoption": "Allowed", "deletion": "Never"}])
     busy.reaches("hours", "DeletionNotAllowed")
-    busy.connection("cautious", allow=[cautious | {"adopt": True, "delete": True}])
+    busy.connection("cautious", allow=[cautious | {"adoption": "Allowed", "deletion": "Allowed"}])
     busy.ready("hours")
     during = whole(busy, payroll)
     assert (during["messageTTL"], during["deduplicationEnabled"]) == (0, True)
@@ -218,13 +218,14 @@ def test_a_topic_of_others_is_adopted_only_if_told_and_is_as_before_when_the_pol
 
 def test_all_topics_of_a_policy_are_handed_over_together(busy: Shop) -> None:
     token = {"secretRef": {"name": "replayer", "key": "token"}}
-    busy.connection("replaying", replay={"role": "replayer", "token": token})
+    authentication = {"type": "Token", "token": token}
+    busy.connection("replaying", replay={"role": "replayer", "authentication": authentication})
     busy.create_topic(busy.topic("blue"))
     busy.policy(
         "blue",
         topic=busy.topic("blue"),
         connectionRef={"name": "replaying"},
-        subscriptionType="Key_Shared",
+        subscriptionType="KeyShared",
         ordering="PerKey",
         deadLetter={"sequenced": True},
     )

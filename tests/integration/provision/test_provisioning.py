@@ -23,7 +23,10 @@ REPLAYER = {
     "orders-fulfilment-DLQ": {"consume"},
     "orders-fulfilment-DLQ-LEDGER": {"consume", "produce"},
 }
-CREDENTIALS = {"token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}}}
+CREDENTIALS = {
+    "type": "Token",
+    "token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}},
+}
 REPLAY = {"role": "replayer", "authentication": CREDENTIALS}
 
 
@@ -86,7 +89,7 @@ def test_what_exists_is_adopted_and_rights_that_others_granted_are_kept(shop: Sh
     shop.request("PUT", f"{path}/subscription/others", {"ledgerId": -1, "entryId": -1})
     shop.request("POST", f"{path}/permissions/fulfilment", ["functions", "consume"])
     shop.request("POST", f"{path}/permissions/auditor", ["consume"])
-    shop.policy(adopt=True)
+    shop.policy(adoption="IfPresent")
     shop.ready()
     assert permissions(shop) == {
         "fulfilment": CONSUMER | {"orders-fulfilment-RETRY": {"consume", "produce", "functions"}},
@@ -225,7 +228,7 @@ def test_a_deletion_needs_no_broker_and_a_namespace_goes_with_its_policies(shop:
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     shop.ready()
-    shop.connection(adminUrl="http://127.0.0.1:1")
+    shop.connection(adminURL="http://127.0.0.1:1")
     shop.policy("unready", topic=shop.topic("other"))
     shop.reaches("unready", "BrokerUnreachable")
     shop.kubectl("delete", "namespace", shop.namespace, f"--timeout={SECONDS}s")
@@ -266,7 +269,7 @@ def test_two_policies_of_one_subscription_conflict_under_any_names(shop: Shop) -
     shop.policy("older")
     shop.ready("older")
     shop.let_a_second_pass()
-    shop.policy("younger", naming={"scheme": "tdmq-2.7.2"})
+    shop.policy("younger", naming={"scheme": "SubscriptionUpper"})
     shop.reaches("younger", "ResourceConflict")
     contested = shop.reaches_condition("older", "ResourceConflict")
     assert f"RetryPolicy {shop.namespace}/younger" in contested["message"]
@@ -275,11 +278,11 @@ def test_two_policies_of_one_subscription_conflict_under_any_names(shop: Shop) -
 @pytest.mark.parametrize(
     ("naming", "retry", "dead_letter"),
     [
-        ({"scheme": "tdmq-2.7.2"}, "fulfilment-RETRY", "fulfilment-DLQ"),
-        ({"scheme": "tdmq-2.6.1"}, "fulfilment-retry", "fulfilment-dlq"),
-        ({"scheme": "rocketmq"}, "%RETRY%fulfilment", "%DLQ%fulfilment"),
+        ({"scheme": "SubscriptionUpper"}, "fulfilment-RETRY", "fulfilment-DLQ"),
+        ({"scheme": "SubscriptionLower"}, "fulfilment-retry", "fulfilment-dlq"),
+        ({"scheme": "RocketMQ"}, "%RETRY%fulfilment", "%DLQ%fulfilment"),
         ({"retryTopic": "again"}, "again", "orders-fulfilment-DLQ"),
-        ({"scheme": "tdmq-2.7.2", "deadLetterTopic": "dead"}, "fulfilment-RETRY", "dead"),
+        ({"scheme": "SubscriptionUpper", "deadLetterTopic": "dead"}, "fulfilment-RETRY", "dead"),
     ],
 )
 def test_topics_are_named_as_the_policy_says(
@@ -347,7 +350,7 @@ def test_what_policies_leave_out_their_connection_says_and_a_change_reaches_them
     shop: Shop,
 ) -> None:
     shop.create_topic(shop.topic("orders"))
-    exponential = {"initial": "1s", "factor": 2, "max": "5s", "jitter": 0.5}
+    exponential = {"initial": "1s", "max": "5s", "jitterPercent": 50}
     shop.policy(delayLadder={"exponential": exponential})
     for retries in (3, 4):
         shop.connection(policyDefaults={"maxRetries": retries, "delayLevels": ["7s", "9s"]})
@@ -355,36 +358,6 @@ def test_what_policies_leave_out_their_connection_says_and_a_change_reaches_them
     policy = consumers_policy(shop)
     assert policy.ladder == Ladder.from_exponential("1s", 2, "5s", 0.5)
     assert policy.levels == Ladder.from_delays(["7s", "9s"])
-
-
-def test_topics_keep_the_names_that_the_connection_gave_them_at_first(shop: Shop) -> None:
-    shop.connection(policyDefaults={"naming": {"scheme": "tdmq-2.7.2"}})
-    shop.create_topic(shop.topic("orders"))
-    shop.create_topic(shop.topic("returns"))
-    shop.policy(deletionPolicy="Delete")
-    first = shop.ready()["status"]
-    assert first["retryTopic"] == shop.topic("fulfilment-RETRY")
-    assert first["namingScheme"] == "tdmq-2.7.2"
-    before = shop.topics()
-
-    shop.connection(policyDefaults={"naming": {"scheme": "rocketmq"}})
-    assert "rocketmq" in shop.reaches_condition("orders", "NamingSchemeKept")["message"]
-    assert shop.topics() == before
-    shop.policy("returns", topic=shop.topic("returns"))
-    new = shop.ready("returns")["status"]
-    assert new["retryTopic"] == shop.topic("%RETRY%fulfilment")
-    file = json.loads(shop.get("configmap", "orders-redrive")["data"]["policy.json"])
-    assert file["retryTopic"] == first["retryTopic"]
-
-    shop.policy(deletionPolicy="Delete", naming={"scheme": "tdmq-2.7.2"})
-    shop.ready()
-    conditions = shop.get("retrypolicy", "orders")["status"]["conditions"]
-    assert "NamingSchemeKept" not in {each["type"] for each in conditions}
-    shop.delete("orders")
-    assert shop.topics().keys() == before.keys() - {
-        first["retryTopic"],
-        first["deadLetterTopic"],
-    } | {new["retryTopic"], new["deadLetterTopic"]}
 
 
 def test_policies_whose_derived_names_meet_do_not_share_a_topic(shop: Shop) -> None:
@@ -408,7 +381,7 @@ def test_policies_whose_derived_names_meet_do_not_share_a_topic(shop: Shop) -> N
 def test_the_younger_of_two_whose_names_met_takes_over_and_nothing_is_deleted(shop: Shop) -> None:
     for name in ("orders", "returns"):
         shop.create_topic(shop.topic(name))
-    short = {"scheme": "tdmq-2.7.2"}
+    short = {"scheme": "SubscriptionUpper"}
     shop.policy("older", naming=short)
     shop.ready("older")
     before = shop.dump()

@@ -18,7 +18,12 @@ GONE = "http://127.0.0.1:1"
 
 def token_of(secret: str) -> Fields:
     """The connection's field that refers to *secret*."""
-    return {"authentication": {"token": {"secretRef": {"name": secret, "key": "token"}}}}
+    return {
+        "authentication": {
+            "type": "Token",
+            "token": {"secretRef": {"name": secret, "key": "token"}},
+        }
+    }
 
 
 def filled(fields: Fields, shop: Shop) -> Fields:
@@ -137,22 +142,24 @@ CASES = {
     ),
     "unreachable": Case(
         "BrokerUnreachable",
-        (GONE, "check adminUrl"),
+        (GONE, "check adminURL"),
         lambda shop: shop.connection("unreachable"),
-        connection={"adminUrl": GONE},
+        connection={"adminURL": GONE},
     ),
     "no-address": Case(
         "AdminUrlInvalid",
         ("got 'http://broker:99999'", "correct its host and port"),
         lambda shop: shop.connection("no-address"),
         stalls=True,
-        connection={"adminUrl": "http://broker:99999"},
+        connection={"adminURL": "http://broker:99999"},
     ),
     "no-tenant": Case(
         "TenantNotFound",
         ("got '{tenant}-later'", "create it"),
         make_tenant,
-        connection={"allow": [{"topics": ["persistent://*/*/*"], "roles": ["fulfilment"]}]},
+        connection={
+            "allow": [{"name": "one", "topics": ["persistent://*/*/*"], "roles": ["fulfilment"]}]
+        },
         policy={"topic": "persistent://{tenant}-later/prod/orders"},
     ),
     "no-namespace": Case(
@@ -175,7 +182,11 @@ CASES = {
         ),
         lambda shop: shop.connection("topic-not-allowed"),
         stalls=True,
-        connection={"allow": [{"topics": ["persistent://elsewhere/*/*"], "roles": ["fulfilment"]}]},
+        connection={
+            "allow": [
+                {"name": "one", "topics": ["persistent://elsewhere/*/*"], "roles": ["fulfilment"]}
+            ]
+        },
     ),
     "derived-topic-not-allowed": Case(
         "TopicNotAllowed",
@@ -185,7 +196,11 @@ CASES = {
         ),
         lambda shop: shop.connection("derived-topic-not-allowed"),
         stalls=True,
-        connection={"allow": [{"topics": ["persistent://*/prod/orders"], "roles": ["fulfilment"]}]},
+        connection={
+            "allow": [
+                {"name": "one", "topics": ["persistent://*/prod/orders"], "roles": ["fulfilment"]}
+            ]
+        },
     ),
     "given-name-not-allowed": Case(
         "TopicNotAllowed",
@@ -193,7 +208,13 @@ CASES = {
         lambda shop: shop.connection("given-name-not-allowed"),
         stalls=True,
         connection={
-            "allow": [{"topics": ["persistent://{tenant}/*/orders"], "roles": ["fulfilment"]}]
+            "allow": [
+                {
+                    "name": "one",
+                    "topics": ["persistent://{tenant}/*/orders"],
+                    "roles": ["fulfilment"],
+                }
+            ]
         },
         policy={
             "naming": {"retryTopic": "persistent://{tenant}/prod/own-given-name-not-allowed-RETRY"}
@@ -218,7 +239,9 @@ CASES = {
         ("got '{namespace}'", "add the namespace to a rule of its spec.allow"),
         lambda shop: shop.connection("namespace-not-allowed"),
         stalls=True,
-        connection={"allow": [{"namespaces": {"names": ["elsewhere"]}, "topics": []}]},
+        connection={
+            "allow": [{"name": "one", "namespaces": {"names": ["elsewhere"]}, "topics": []}]
+        },
     ),
     "partitions-differ": Case(
         "PartitionsDiffer",

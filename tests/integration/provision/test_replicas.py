@@ -102,7 +102,7 @@ def test_one_that_was_stopped_past_its_lease_writes_nothing_more_and_ends(
     one = start_replica(NAMES[0], "redrive serves")
     two = start_replica(NAMES[1], "redrive stands by")
     shop.create_topic(shop.topic("orders"))
-    shop.connection(adminUrl=f"http://127.0.0.1:{door.server_port}")
+    shop.connection(adminURL=f"http://127.0.0.1:{door.server_port}")
     names = [f"p{number}" for number in range(POLICIES)]
     shop.policies({name: {"subscription": name} for name in names})
     door.wait_for_writes(POLICIES)

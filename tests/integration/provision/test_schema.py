@@ -89,7 +89,7 @@ def test_a_schema_that_the_broker_refuses_is_told_and_the_policy_works_without(
         typed.create_topic(typed.topic(name))
     give(typed, "odd", record("id"))
     give(typed, retry, STRING)
-    typed.policy("odd", topic=typed.topic("odd"), adopt=True)
+    typed.policy("odd", topic=typed.topic("odd"), adoption="IfPresent")
     typed.ready("odd")
     told = typed.reaches_condition("odd", "SchemaRefused")["message"]
     assert f"could not be copied to {typed.topic(retry)}, so" in told
@@ -98,7 +98,7 @@ def test_a_schema_that_the_broker_refuses_is_told_and_the_policy_works_without(
     assert schema_of(typed, "odd-fulfilment-DLQ") == record("id")
     assert typed.topics()[typed.topic(retry)]["subscriptions"] == ["fulfilment"]
     typed.request("DELETE", f"schemas/{typed.tenant}/prod/{retry}/schema?force=true")
-    typed.policy("odd", topic=typed.topic("odd"), adopt=True, maxRetries=3)
+    typed.policy("odd", topic=typed.topic("odd"), adoption="IfPresent", maxRetries=3)
     follow(typed, "odd", record("id"))
     typed.ready("odd")
     conditions = typed.get("retrypolicy", "odd")["status"]["conditions"]

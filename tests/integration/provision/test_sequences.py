@@ -12,7 +12,7 @@ from redrive.policy import codec
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop, rest_path
 from tests.integration.provision.test_deletion import client, send
 
-IN_ORDER = {"subscriptionType": "Key_Shared", "ordering": "PerKey"}
+IN_ORDER = {"subscriptionType": "KeyShared", "ordering": "PerKey"}
 SEQUENCED = {**IN_ORDER, "deadLetter": {"sequenced": True}}
 BOTH = ["consume", "produce"]
 
@@ -21,7 +21,7 @@ BOTH = ["consume", "produce"]
 def shop(make_shop: MakeShop) -> Shop:
     """A shop for all tests here, each with a source topic of its own."""
     shop = make_shop()
-    rule = {**shop.rule("fulfilment", "billing"), "adopt": True}
+    rule = {**shop.rule("fulfilment", "billing"), "adoption": "Allowed"}
     shop.connection(allow=[rule])
     return shop
 
@@ -143,7 +143,7 @@ def test_turned_off_it_stays_for_consumers_that_still_run_and_goes_with_the_poli
 def test_a_topic_of_others_never_becomes_one_of_records(shop: Shop) -> None:
     shop.create_topic(shop.topic("taken"))
     shop.create_topic(records(shop, "taken"))
-    shop.policy("taken", topic=shop.topic("taken"), adopt=True, **SEQUENCED)
+    shop.policy("taken", topic=shop.topic("taken"), adoption="IfPresent", **SEQUENCED)
     said = shop.reaches("taken", "TopicExists")["status"]["conditions"]
     assert any(records(shop, "taken") in c["message"] for c in said)
     assert rights(shop, records(shop, "taken")) == {}

@@ -32,7 +32,7 @@ REMAINING = ("live", "off", "adopted")
 VICTIMS = (*REMAINING, "gone")
 BYSTANDERS = ("bystander", "payslips-LEDGER", "wages-SEQUENCES")
 SEQUENCED = {
-    "subscriptionType": "Key_Shared",
+    "subscriptionType": "KeyShared",
     "ordering": "PerKey",
     "deadLetter": {"sequenced": True},
 }
@@ -128,17 +128,20 @@ class Tenants:
 def tenants(make_shop: MakeShop) -> Tenants:
     victim, attacker = make_shop(), make_shop()
     token = {"secretRef": {"name": "replayer", "key": "token"}}
-    replay = {"role": "replayer", "token": token}  # so each dead-letter topic has a ledger
+    authentication = {"type": "Token", "token": token}
+    # With a replay role each dead-letter topic has a ledger.
+    replay = {"role": "replayer", "authentication": authentication}
     victim.connection(replay=replay)
     victim.connection(
         "lent",
         replay=replay,
         allow=[
             {
+                "name": "attacker",
                 "namespaces": {"names": [attacker.namespace]},
                 "topics": [f"persistent://{victim.tenant}/*/*"],
                 "roles": ["thief", "fulfilment"],
-                "delete": True,
+                "deletion": "Allowed",
             }
         ],
     )
@@ -153,7 +156,7 @@ def tenants(make_shop: MakeShop) -> Tenants:
         send(victim.broker, victim.topic(name))
     naming = {"retryTopic": victim.topic("payroll")}
     for name in VICTIMS:
-        more = {"naming": naming, "adopt": True} if name == "adopted" else {}
+        more = {"naming": naming, "adoption": "IfPresent"} if name == "adopted" else {}
         victim.policy(name, topic=victim.topic(name), **SEQUENCED, **more)
         status = victim.ready(name)["status"]
         for topic in (status["retryTopic"], status["deadLetterTopic"]):
@@ -202,8 +205,8 @@ def hostile(tenants: Tenants) -> Iterator[tuple[str, dict[str, Any], dict[str, s
                 "consumerRoles": ["thief", "fulfilment"],
                 "deadLetter": {"readerRoles": ["thief"], "messageTTL": "1s"},
                 "deletionPolicy": chosen.choice(["Delete", "DeleteIfEmpty", "RevokeGrants"]),
-                "adopt": chosen.random() < 0.8,
-                "chained": chosen.random() < 0.8,
+                "adoption": chosen.choice(["IfPresent"] * 4 + ["Never"]),
+                "chaining": chosen.choice(["Allowed"] * 4 + ["Forbidden"]),
                 "managementPolicy": chosen.choice(["Manage", "Manage", "Manage", "Observe"]),
                 **spec,
             },
@@ -212,15 +215,19 @@ def hostile(tenants: Tenants) -> Iterator[tuple[str, dict[str, Any], dict[str, s
 
     for topic, field in itertools.product(tenants.topics, ("retryTopic", "deadLetterTopic")):
         yield policy(naming={field: topic})
-    yield policy(naming={"deadLetterTopic": victim.topic("payslips")}, adopt=True)
-    yield policy(naming={"deadLetterTopic": victim.topic("wages")}, adopt=True, **SEQUENCED)
+    yield policy(naming={"deadLetterTopic": victim.topic("payslips")}, adoption="IfPresent")
+    yield policy(
+        naming={"deadLetterTopic": victim.topic("wages")}, adoption="IfPresent", **SEQUENCED
+    )
     for topic in tenants.topics:  # consumed under the victim's own subscription, and another
         subscription = chosen.choice(["fulfilment", "redrive", "mine"])
-        yield policy(topic=topic, subscription=subscription, chained=chosen.random() < 0.5)
+        yield policy(
+            topic=topic, subscription=subscription, chaining=chosen.choice(["Allowed", "Forbidden"])
+        )
     for name in VICTIMS:  # names that are derived, not given
         subscription = f"{name}-fulfilment"
-        yield policy(subscription=subscription, naming={"scheme": "tdmq-2.7.2"})
-        yield policy(topic=victim.topic(name), subscription="fulfilment", adopt=True)
+        yield policy(subscription=subscription, naming={"scheme": "SubscriptionUpper"})
+        yield policy(topic=victim.topic(name), subscription="fulfilment", adoption="IfPresent")
 
 
 def replays(tenants: Tenants) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -321,10 +328,10 @@ def test_names_are_not_kept_by_policies_whose_connection_opens_nothing(
     victim = make_shop()
     orders = victim.topic("orders")
     retry = f"{orders}-fulfilment-RETRY"
-    missing = {"token": {"secretRef": {"name": "missing", "key": "token"}}}
+    missing = {"type": "Token", "token": {"secretRef": {"name": "missing", "key": "token"}}}
     claims: list[tuple[dict[str, Any], dict[str, str], str]] = [
         ({"topic": orders}, {}, "SecretNotFound"),
-        ({"topic": retry, "chained": True}, {}, "SecretNotFound"),
+        ({"topic": retry, "chaining": "Allowed"}, {}, "SecretNotFound"),
         (
             {"topic": victim.topic("rest"), "naming": {"deadLetterTopic": retry}},
             {},

@@ -29,6 +29,7 @@ from redrive.replay.controller.reconciler import reconcile
 from sandbox import chart, installation
 from sandbox.pulsar import SUPERUSER
 from sandbox.sandbox import Sandbox
+from tests.support.connections import changed
 from tests.support.subscriptions import drain
 from tests.support.waiting import wait_until
 
@@ -74,21 +75,26 @@ class Shop:
         """Make or change the connection, and make the policy `orders`."""
         secret = {name: {"secretRef": {"name": name, "key": "token"}} for name in self.tokens}
         connection = {
-            "serviceUrl": self.sandbox.pulsar.service_url,
-            "adminUrl": self.sandbox.pulsar.admin_url,
-            "authentication": {"token": secret["pulsar-admin"]},
+            "pulsar": {
+                "serviceURL": self.sandbox.pulsar.service_url,
+                "adminURL": self.sandbox.pulsar.admin_url,
+                "authentication": {"type": "Token", "token": secret["pulsar-admin"]},
+            },
             "allow": [
                 {
+                    "name": "shop",
                     "topics": [f"persistent://{self.name}/*/*"],
                     "roles": ["fulfilment", "replayer"],
-                    "delete": True,
+                    "deletion": "Allowed",
                 }
             ],
-            "replay": {"role": "replayer", "authentication": {"token": secret["pulsar-replayer"]}},
-            **changes,
+            "replay": {
+                "role": "replayer",
+                "authentication": {"type": "Token", "token": secret["pulsar-replayer"]},
+            },
         }
-        connection = {name: value for name, value in connection.items() if value is not None}
-        self.apply("redrive.io/v1beta1", "BrokerConnection", "main", spec=connection)
+        spec = changed(connection, **changes)
+        self.apply("redrive.io/v1beta1", "BrokerConnection", "main", spec=spec)
         policy = {
             "connectionRef": {"name": "main"},
             "topic": str(self.policy.topic),
@@ -221,10 +227,10 @@ def test_apache_operator_runs_a_replay_by_certificate(shop: Shop) -> None:
     shop.apply("v1", "Secret", "replayer-tls", type="kubernetes.io/tls", stringData=pair)
     shop.apply("v1", "ConfigMap", "authority", data={"ca.crt": broker.authority})
     trust = {"caRef": {"name": "authority", "key": "ca.crt"}}
-    by_certificate = {"tls": {"secretRef": {"name": "replayer-tls"}}}
+    by_certificate = {"type": "TLS", "tls": {"secretRef": {"name": "replayer-tls"}}}
     shop.declare(
-        serviceUrl=broker.service_tls_url,
-        adminUrl=broker.admin_tls_url,
+        serviceURL=broker.service_tls_url,
+        adminURL=broker.admin_tls_url,
         tls=trust,
         replay={"role": "replayer", "authentication": by_certificate, "tls": trust},
         job={"launcher": "Apache", "sparkConf": {"spark.task.maxFailures": "4"}},

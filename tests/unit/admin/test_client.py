@@ -204,7 +204,7 @@ async def test_answer_not_of_a_broker_is_refused_and_hidden(answer_text: str, sh
             await Admin(http, url, Access.bearer("x")).namespace("t/n")
     assert str(caught.value) == (
         "what answers when asked to read namespace t/n is not Pulsar's admin API; "
-        f"got {shown}; check adminUrl: it is where the admin REST API answers, without /admin/v2"
+        f"got {shown}; check adminURL: it is where the admin REST API answers, without /admin/v2"
     )
 
 

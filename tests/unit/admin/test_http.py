@@ -277,7 +277,7 @@ async def test_json_that_would_exhaust_memory_is_not_parsed(bomb: bytes, shown: 
             tracemalloc.stop()
     assert str(caught.value) == (
         "what answers when asked to read the internal state of persistent://t/n/a is not Pulsar's "
-        f"admin API; got {shown!r}; check adminUrl: it is where the admin REST API answers, "
+        f"admin API; got {shown!r}; check adminURL: it is where the admin REST API answers, "
         "without /admin/v2"
     )
     assert peak < 100 * 2**20

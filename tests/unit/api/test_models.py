@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -9,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from redrive.api.connection import BrokerConnectionSpec, ReplayIdentity
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import InvalidFieldsError, parse_spec
-from redrive.api.policy_defaults import kept_scheme
 from redrive.api.replay import ReplaySpec, ReplayStatus
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.policy import naming as naming_of
@@ -35,9 +33,9 @@ ladders = st.one_of(
             "exponential": st.fixed_dictionaries(
                 {
                     "initial": st.just("1s"),
-                    "factor": st.floats(1.1, 100),
+                    "factorPercent": st.integers(110, 10_000),
                     "max": delays,
-                    "jitter": st.floats(0, 1),
+                    "jitterPercent": st.integers(0, 100),
                 }
             )
         }
@@ -57,35 +55,36 @@ policies = st.fixed_dictionaries(
         "connectionRef": st.fixed_dictionaries({"name": names}, optional={"namespace": names}),
         "topic": topics,
         "subscription": words,
-        "subscriptionType": st.just("Key_Shared"),
+        "subscriptionType": st.just("KeyShared"),
         "ordering": st.sampled_from(["None", "PerKey"]),
         "consumerRoles": st.lists(words, max_size=3, unique=True),
         "naming": st.fixed_dictionaries({"scheme": st.sampled_from(list(Scheme))}),
-        "adopt": st.booleans(),
-        "chained": st.booleans(),
+        "adoption": st.sampled_from(["Never", "IfPresent"]),
+        "chaining": st.sampled_from(["Forbidden", "Allowed"]),
         "managementPolicy": st.sampled_from(["Manage", "Observe"]),
-        "replayApprovalAbove": st.integers(0, 1_000),
-        "replaySafety": st.sampled_from(["Idempotent", "ReconcileFirst", "Never"]),
+        "replay": st.fixed_dictionaries(
+            {
+                "approvalAbove": st.integers(0, 1_000),
+                "safety": st.sampled_from(["Idempotent", "ReconcileFirst", "Never"]),
+            }
+        ),
         "retry": st.fixed_dictionaries(
-            {"messageTTL": st.sampled_from(["0s", "11d", "10d1s"])},
-            optional={"partitions": st.integers(1, 1_000)},
+            {"messageTTL": st.sampled_from(["Unlimited", "11d", "10d1s"])},
+            optional={"partitions": st.integers(1, 256)},
         ),
         "deadLetter": st.fixed_dictionaries(
             {
                 "mode": st.sampled_from(["Keep", "Discard"]),
-                "messageTTL": st.just("0s") | delays,
+                "messageTTL": st.just("Unlimited") | delays,
                 "readerRoles": st.lists(words, max_size=3, unique=True),
                 "sequenced": st.just(False),  # noqa: FBT003 - True needs other fields
             },
             optional={
-                "partitions": st.integers(1, 1_000),
+                "partitions": st.integers(1, 256),
                 "subscription": words,
                 "retention": st.fixed_dictionaries(
-                    {},
-                    optional={
-                        "time": st.sampled_from(["1m", "1h30m", "3650d"]),
-                        "size": st.sampled_from(["8Gi", "1024Ti"]),
-                    },
+                    {"time": st.sampled_from(["1m", "1h30m", "3650d", "Unlimited"])},
+                    optional={"size": st.sampled_from(["8Gi", "1024Ti", "Unlimited"])},
                 ),
                 "backlogQuota": st.fixed_dictionaries(
                     {"size": st.sampled_from(["1Mi", "2000k", "7Gi"])}
@@ -95,7 +94,8 @@ policies = st.fixed_dictionaries(
     },
     optional=choices,
 )
-labels = st.dictionaries(words, words, max_size=2)
+labels = st.dictionaries(words, words, min_size=1, max_size=2)
+rule_names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", fullmatch=True)
 expressions = st.builds(
     lambda key, operator, values: {
         "key": key,
@@ -111,31 +111,40 @@ selectors = st.fixed_dictionaries(
 )
 rules = st.fixed_dictionaries(
     {
+        "name": rule_names,
         "topics": st.lists(topics, max_size=3),
         "roles": st.lists(words, max_size=3, unique=True),
-        "adopt": st.booleans(),
-        "delete": st.booleans(),
+        "adoption": st.sampled_from(["Never", "Allowed"]),
+        "deletion": st.sampled_from(["Never", "Allowed"]),
     },
     optional={
         "namespaces": st.fixed_dictionaries({"names": st.lists(names, max_size=3)})
         | st.fixed_dictionaries({"selector": selectors})
     },
 )
-methods: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries({"token": tokens}) | st.just(
-    {"none": {}}
-)
+methods: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"type": st.just("Token"), "token": tokens}
+) | st.just({"type": "None"})
 identities = st.fixed_dictionaries({"role": words, "authentication": methods})
-connections = st.fixed_dictionaries(
+brokers = st.fixed_dictionaries(
     {
-        "serviceUrl": st.builds("pulsar://{}:{}".format, names, st.integers(1, 65_535)),
-        "adminUrl": st.builds("https://{}:{}".format, names, st.integers(1, 65_535)),
+        "serviceURL": st.builds("pulsar://{}:{}".format, names, st.integers(1, 65_535)),
+        "adminURL": st.builds("https://{}:{}".format, names, st.integers(1, 65_535)),
         "authentication": methods,
         "redirectHosts": st.lists(words, max_size=3, unique=True),
+    }
+)
+connections = st.fixed_dictionaries(
+    {
+        "pulsar": brokers,
         "allow": st.lists(rules, max_size=3),
     },
     optional={
-        "replay": st.fixed_dictionaries({"role": words, "token": tokens}) | identities,
-        "policyDefaults": st.fixed_dictionaries({}, optional=choices),
+        "replay": identities,
+        "policyDefaults": st.fixed_dictionaries(
+            {"maxRetries": choices["maxRetries"]},
+            optional={name: values for name, values in choices.items() if name != "maxRetries"},
+        ),
     },
 )
 letter_ids = st.builds("{}:{}:{}:{}".format, *[st.integers(0, 9)] * 2, *[st.integers(-1, 9)] * 2)
@@ -169,7 +178,7 @@ replays = st.fixed_dictionaries(
                 "keys": st.lists(st.text(min_size=1, max_size=9), min_size=1, unique=True),
                 "since": st.just("2026-11-20T10:00:00.5+01:00"),
                 "until": st.just("2026-11-20T09:00:01Z"),
-                "limit": st.integers(1, 1_000),
+                "limit": st.integers(1, 256),
             },
         ),
         "rateLimit": st.fixed_dictionaries({"messagesPerSecond": st.floats(0.1, 1_000_000)}),
@@ -189,18 +198,18 @@ MINIMAL = {
 
 
 def policy_spec(**fields: object) -> RetryPolicySpec:
-    return parse_spec(RetryPolicySpec, {"spec": MINIMAL | fields}).effective(None, None)
+    return parse_spec(RetryPolicySpec, {"spec": MINIMAL | fields})
 
 
 def connection_spec(**fields: object) -> BrokerConnectionSpec:
     spec = {
-        "serviceUrl": "pulsar://pulsar:6650",
-        "adminUrl": "http://pulsar:8080",
-        "authentication": {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}},
-        "allow": [],
+        "pulsar": {
+            "serviceURL": "pulsar://pulsar:6650",
+            "adminURL": "http://pulsar:8080",
+            "authentication": {"type": "None"},
+        }
     }
-    fields = {name: value for name, value in (spec | fields).items() if value is not None}
-    return parse_spec(BrokerConnectionSpec, {"spec": fields})
+    return parse_spec(BrokerConnectionSpec, {"spec": spec | fields})
 
 
 @given(policies)
@@ -229,7 +238,7 @@ def test_minimal_policy_has_the_defaults() -> None:
 
 def test_policy_spec_fields_reach_the_consumer_policy() -> None:
     policy = policy_spec(
-        subscriptionType="Key_Shared", maxRetries=0, delayLadder={"delays": ["1m30s", "10d"]}
+        subscriptionType="KeyShared", maxRetries=0, delayLadder={"delays": ["1m30s", "10d"]}
     ).to_policy("shop/orders", 1)
     assert policy.subscription_type is SubscriptionType.KEY_SHARED
     assert policy.max_retries == 0
@@ -239,7 +248,7 @@ def test_policy_spec_fields_reach_the_consumer_policy() -> None:
 @pytest.mark.parametrize(
     ("ladder", "first"),
     [
-        ({"preset": "tdmq"}, 1),
+        ({"preset": "TDMQ"}, 1),
         ({"delays": ["3s", "1m"]}, 3),
         ({"fixed": "5s"}, 5),
         ({"exponential": {"initial": "2s", "max": "1m"}}, 2),
@@ -248,23 +257,12 @@ def test_policy_spec_fields_reach_the_consumer_policy() -> None:
 )
 def test_ordering_per_key_accepts_any_ladder(ladder: dict[str, Any] | None, first: int) -> None:
     fields = {} if ladder is None else {"delayLadder": ladder}
-    options = {"subscriptionType": "Key_Shared", **fields}
+    options = {"subscriptionType": "KeyShared", **fields}
     policy = policy_spec(ordering="PerKey", **options).to_policy("shop/orders", 1)
     assert policy.ordered
     assert policy.ladder.delay(1) == timedelta(seconds=first)
     for ordering in ({}, {"ordering": "None"}):
         assert not policy_spec(**ordering, **options).to_policy("shop/orders", 1).ordered
-
-
-def test_old_ordered_ladder_is_read_with_an_edit() -> None:
-    old = policy_spec(subscriptionType="Key_Shared", delayLadder={"ordered": "5s"})
-    policy = old.to_policy("shop/orders", 1)
-    assert policy.ordered
-    assert policy.ladder.rungs == (timedelta(seconds=5),)
-    (edit,) = old.edits
-    assert edit.endswith("by delayLadder.fixed: 5s, and give ordering: PerKey")
-    with pytest.raises(InvalidFieldsError, match="use Key_Shared, or ordering None"):
-        policy_spec(delayLadder={"ordered": "5s"})
 
 
 def test_exponential_ladder_defaults_to_factor_2_without_jitter() -> None:
@@ -275,7 +273,7 @@ def test_exponential_ladder_defaults_to_factor_2_without_jitter() -> None:
 
 
 def test_naming_and_dead_letter_mode_follow_the_policy() -> None:
-    naming = {"scheme": "tdmq-2.6.1", "deadLetterTopic": "persistent://shop/prod/dead"}
+    naming = {"scheme": "SubscriptionLower", "deadLetterTopic": "persistent://shop/prod/dead"}
     policy = policy_spec(naming=naming, deadLetter={"mode": "Discard"}).to_policy("", 1)
     assert str(policy.retry_topic) == "persistent://shop/prod/fulfilment-retry"
     assert str(policy.dead_letter_topic) == "persistent://shop/prod/dead"
@@ -295,49 +293,6 @@ def test_connection_defaults_fill_omitted_policy_fields() -> None:
     assert own.completed(None) is own
 
 
-@pytest.mark.parametrize(
-    ("own", "kept", "by_connection", "scheme"),
-    [
-        (None, None, None, "pulsar"),
-        (None, None, "rocketmq", "rocketmq"),
-        (None, "tdmq-2.7.2", "rocketmq", "tdmq-2.7.2"),
-        (None, "tdmq-2.7.2", None, "tdmq-2.7.2"),
-        ("pulsar", None, "rocketmq", "pulsar"),
-    ],
-)
-def test_naming_scheme_is_of_policy_then_status_then_connection(
-    own: str | None, kept: str | None, by_connection: str | None, scheme: str
-) -> None:
-    naming = {} if own is None else {"naming": {"scheme": own}}
-    defaults = {} if by_connection is None else {"naming": {"scheme": by_connection}}
-    written = parse_spec(RetryPolicySpec, {"spec": MINIMAL | naming})
-    status = {} if kept is None else {"namingScheme": kept}
-    spec = written.effective(
-        connection_spec(policyDefaults=defaults).policy_defaults, kept_scheme(status)
-    )
-    expected = Scheme(scheme)
-    assert spec.scheme is expected
-    topic = TopicName("shop", "prod", "orders")
-    assert spec.retry_topic == naming_of.retry_topic(topic, "fulfilment", expected)
-    assert spec.dead_letter_topic == naming_of.dead_letter_topic(topic, "fulfilment", expected)
-    assert spec.effective(None, Scheme.TDMQ_2_6_1) == spec
-
-
-def test_naming_scheme_without_a_record_is_pulsar() -> None:
-    assert kept_scheme({"retryTopic": "x"}) is Scheme.PULSAR
-    assert kept_scheme({"retryTopic": "x", "namingScheme": "rocketmq"}) is Scheme.ROCKETMQ
-    assert kept_scheme({"conditions": []}) is None
-
-
-def test_topic_names_need_a_known_naming_scheme() -> None:
-    written = parse_spec(RetryPolicySpec, {"spec": MINIMAL})
-    with pytest.raises(LookupError, match="naming scheme"):
-        assert written.retry_topic
-    names = {"retryTopic": "persistent://shop/prod/again"}
-    named = parse_spec(RetryPolicySpec, {"spec": MINIMAL | {"naming": names}})
-    assert str(named.retry_topic) == names["retryTopic"]
-
-
 def test_ladder_has_at_most_a_thousand_rungs() -> None:
     assert len(policy_spec(delayLadder={"delays": ["1s"] * 1_000}).to_policy("", 1).ladder.rungs)
     with pytest.raises(InvalidFieldsError, match=r"delayLadder\.delays: .* at most 1000 .* 1001"):
@@ -349,81 +304,42 @@ def test_spec_is_immutable() -> None:
         policy_spec().subscription = "other"  # type: ignore[misc]
 
 
-def test_old_allow_lists_are_read_as_one_rule_with_an_edit() -> None:
-    old = connection_spec(
-        allow=None,
-        allowedTopics=["persistent://shop/*/*"],
-        allowedRoles=["shop-*"],
-        allowedNamespaces=["shop", "other"],
-    )
-    (edit,) = old.edits
-    before, written = edit.split(" by allow: ")
-    assert before == "replace allowedTopics, allowedRoles, allowedNamespaces"
-    new = connection_spec(allow=json.loads(written))
-    assert new.rules == old.rules
-    assert new.edits == ()
-    topic = TopicName("shop", "prod", "orders")
-    for namespace, allowed in (("shop", True), ("other", True), ("third", False)):
-        assert old.permissions(namespace, {}, "shop").allows_role("shop-a", topic) is allowed
-    assert old.permissions("shop", {}, "shop").allows_deletion(topic)
-    assert not old.permissions("shop", {}, "shop").allows_adoption(topic)
-
-
-@pytest.mark.parametrize(
-    ("fields", "shown"),
-    [
-        ({"allow": None}, "got 'none'; give allow"),
-        ({"allow": None, "allowedTopics": []}, "got 'none'; give allow"),
-        ({"allowedRoles": []}, "got 'both'; give allow, and take allowedTopics"),
-    ],
-)
-def test_connection_needs_rules_or_old_lists_not_both(fields: dict[str, Any], shown: str) -> None:
-    with pytest.raises(InvalidFieldsError, match=f"^spec: .*{shown}"):
-        connection_spec(**fields)
-
-
 def test_status_of_newer_operator_can_be_read() -> None:
     status = ReplayStatus.model_validate({"phase": "Running", "matched": 3, "fromTheFuture": 1})
     assert status.to_manifest() == {"phase": "Running", "matched": 3, "conditions": []}
 
 
-def test_old_dead_letter_fields_are_read_with_edits() -> None:
-    old = policy_spec(
-        deadLetter={
-            "enabled": False,
-            "retention": {"megabytes": 2048},
-            "backlogQuota": {"megabytes": 1024},
-        }
-    )
-    new = policy_spec(
-        deadLetter={
-            "mode": "Discard",
-            "retention": {"size": "2Gi"},
-            "backlogQuota": {"size": "1Gi"},
-        }
-    )
-    assert old.edits == (
-        "replace deadLetter.enabled by deadLetter.mode: Discard",
-        "replace deadLetter.retention.megabytes by deadLetter.retention.size: 2048Mi",
-        "replace deadLetter.backlogQuota.megabytes by deadLetter.backlogQuota.size: 1024Mi",
-    )
-    assert new.edits == ()
-    for spec in (old.dead_letter, new.dead_letter):
-        assert not spec.keeps
-        assert spec.retention is not None
-        assert spec.retention.to_broker() == {
-            "retentionTimeInMinutes": -1,
-            "retentionSizeInMB": 2048,
-        }
-        assert spec.backlog_quota is not None
-        assert spec.backlog_quota.bytes == 2**30
+@pytest.mark.parametrize("fields", [{}, {"naming": {}}, {"naming": {"scheme": None}}])
+def test_topic_names_depend_on_the_policy_alone(fields: dict[str, Any]) -> None:
+    topic = TopicName("shop", "prod", "orders")
+    spec = policy_spec(**fields)
+    assert spec.retry_topic == naming_of.retry_topic(topic, "fulfilment", Scheme.PULSAR)
+    assert spec.dead_letter_topic == naming_of.dead_letter_topic(topic, "fulfilment", Scheme.PULSAR)
 
 
-def test_old_default_of_dead_letters_needs_no_edit() -> None:
-    assert policy_spec(deadLetter={"enabled": True}).edits == ()
-    both = policy_spec(deadLetter={"enabled": True, "mode": "Discard"})
-    assert not both.dead_letter.keeps
-    assert both.edits == ()
+def test_connection_without_rules_allows_nothing() -> None:
+    cases: tuple[dict[str, Any], ...] = ({}, {"allow": None}, {"allow": []})
+    for fields in cases:
+        assert connection_spec(**fields).permissions("shop", {}, "shop").rules == ()
+
+
+@pytest.mark.parametrize("empty", [None, {}, {"size": None}, {"size": {}}])
+def test_empty_object_equals_one_left_out(empty: dict[str, Any] | None) -> None:
+    """Objects that server-side apply has emptied are null, or empty from Kubernetes 1.36 on."""
+    for name in ("delayLadder", "outageBreaker", "retry", "deadLetter", "naming", "replay"):
+        assert policy_spec(**{name: None if empty is None else {}}) == policy_spec()
+    letters = policy_spec(deadLetter={"retention": empty, "backlogQuota": empty})
+    assert letters == policy_spec()
+    ladder = {"fixed": "5s", "exponential": {"initial": None}}
+    assert policy_spec(delayLadder=ladder) == policy_spec(delayLadder={"fixed": "5s"})
+
+
+def test_lifted_limit_differs_from_one_left_out() -> None:
+    spec = policy_spec(deadLetter={"retention": {"time": "Unlimited"}}).dead_letter
+    assert spec.ttl_seconds == 0
+    assert spec.retention is not None
+    assert spec.retention.to_broker() == {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+    assert policy_spec().dead_letter.retention is None
 
 
 def test_retention_is_rounded_up_for_the_broker() -> None:
@@ -431,27 +347,6 @@ def test_retention_is_rounded_up_for_the_broker() -> None:
     spec = policy_spec(deadLetter={"retention": retention}).dead_letter
     assert spec.retention is not None
     assert spec.retention.to_broker() == {"retentionTimeInMinutes": 2, "retentionSizeInMB": 2}
-
-
-@pytest.mark.parametrize("both", [True, False])
-def test_replay_identity_needs_exactly_one_credential_field(*, both: bool) -> None:
-    token = {"secretRef": {"name": "replayer", "key": "token"}}
-    fields = {"token": token, "authentication": {"none": {}}} if both else {}
-    with pytest.raises(ValidationError, match="exactly one of authentication, token"):
-        ReplayIdentity.model_validate({"role": "replayer", **fields})
-
-
-def test_old_replay_token_field_is_read_with_an_edit() -> None:
-    token = {"secretRef": {"name": "replayer", "key": "token"}}
-    old = connection_spec(replay={"role": "replayer", "token": token})
-    new = connection_spec(replay={"role": "replayer", "authentication": {"token": token}})
-    assert old.replay is not None
-    assert new.replay is not None
-    assert old.replay.credentials == new.replay.credentials
-    (edit,) = old.edits
-    written = json.dumps({"token": token})
-    assert edit == f"replace replay.token by replay.authentication: {written}"
-    assert new.edits == ()
 
 
 @pytest.mark.parametrize("field", sorted(ReplayStatus.model_fields))

@@ -42,31 +42,35 @@ def permissions(
 def test_topic_pattern_matches_whole_name_and_no_slash(
     pattern: str, topic: str, *, allowed: bool
 ) -> None:
-    rights = permissions({"topics": [pattern]})
+    rights = permissions({"name": "one", "topics": [pattern]})
     assert rights.allows_topic(TopicName.parse(topic)) is allowed
 
 
 def test_topic_wildcard_does_not_match_a_slash() -> None:
-    rights = permissions({"topics": ["persistent://*/prod/orders"]})
+    rights = permissions({"name": "one", "topics": ["persistent://*/prod/orders"]})
     assert rights.allows_topic(ORDERS)
     assert not rights.allows_topic(TopicName("shop/evil", "prod", "orders"))
 
 
 def test_one_matching_pattern_allows_and_an_empty_list_refuses() -> None:
-    everything = {"topics": ["persistent://*/*/*"]}
+    everything = {"name": "one", "topics": ["persistent://*/*/*"]}
     rights = permissions({**everything, "roles": ["fulfilment", "shop-*"]})
     assert rights.allows_role("fulfilment", ORDERS)
     assert rights.allows_role("shop-a", ORDERS)
     assert not rights.allows_role("fulfilment-2", ORDERS)
     assert not rights.allows_role("my-shop-a", ORDERS)
     assert not permissions(everything).allows_role("fulfilment", ORDERS)
-    assert not permissions({"topics": []}).allows_topic(ORDERS)
+    assert not permissions({"name": "one", "topics": []}).allows_topic(ORDERS)
     assert not permissions().allows_topic(ORDERS)
 
 
 def test_pattern_with_many_stars_is_matched_quickly() -> None:
     rights = permissions(
-        {"topics": ["persistent://shop/*/" + "*a" * 60 + "b"], "roles": ["*a" * 60 + "b"]}
+        {
+            "name": "one",
+            "topics": ["persistent://shop/*/" + "*a" * 60 + "b"],
+            "roles": ["*a" * 60 + "b"],
+        }
     )
     assert not rights.allows_topic(TopicName("shop", "prod", "a" * 255))
     assert rights.allows_topic(TopicName("shop", "prod", "a" * 60 + "b"))
@@ -77,8 +81,8 @@ def test_pattern_with_many_stars_is_matched_quickly() -> None:
 
 def test_first_refused_role_is_returned_with_its_topic() -> None:
     rights = permissions(
-        {"topics": [str(ORDERS), str(PAYROLL)], "roles": ["a", "b-*"]},
-        {"topics": [str(ORDERS)], "roles": ["c"]},
+        {"name": "one", "topics": [str(ORDERS), str(PAYROLL)], "roles": ["a", "b-*"]},
+        {"name": "one", "topics": [str(ORDERS)], "roles": ["c"]},
     )
     assert rights.first_refused(["a", "b-1"], [ORDERS, PAYROLL]) is None
     assert rights.first_refused(["a", "c"], [ORDERS]) is None
@@ -89,8 +93,12 @@ def test_first_refused_role_is_returned_with_its_topic() -> None:
 def test_topic_patterns_are_matched_once_for_all_roles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names = [f"persistent://shop/prod/{number}-*" for number in range(255)]
-    rule = {"topics": [*names, str(ORDERS)], "roles": [f"{number}-*" for number in range(256)]}
+    names = [f"persistent://shop/prod/{number}-*" for number in range(63)]
+    rule = {
+        "name": "one",
+        "topics": [*names, str(ORDERS)],
+        "roles": [f"{number}-*" for number in range(64)],
+    }
     rights = permissions(*[rule] * 64)
     compared = Counter[str]()
     match = Patterns.match
@@ -100,7 +108,7 @@ def test_topic_patterns_are_matched_once_for_all_roles(
         return match(patterns, name)
 
     monkeypatch.setattr(Patterns, "match", counted)
-    roles = [f"{number}-a" for number in range(256)]
+    roles = [f"{number}-a" for number in range(64)]
     assert rights.first_refused(roles, [ORDERS]) is None
     assert rights.first_refused(["other"], [ORDERS]) == ("other", ORDERS)
     assert compared["/"] == 2 * 64
@@ -109,8 +117,8 @@ def test_topic_patterns_are_matched_once_for_all_roles(
 
 def test_rule_does_not_extend_to_topics_of_another() -> None:
     rights = permissions(
-        {"topics": [str(ORDERS)], "roles": ["fulfilment"], "adopt": True},
-        {"topics": [str(PAYROLL)], "roles": ["accounting"], "delete": True},
+        {"name": "one", "topics": [str(ORDERS)], "roles": ["fulfilment"], "adoption": "Allowed"},
+        {"name": "one", "topics": [str(PAYROLL)], "roles": ["accounting"], "deletion": "Allowed"},
     )
     assert rights.allows_role("fulfilment", ORDERS)
     assert rights.allows_role("accounting", PAYROLL)
@@ -122,8 +130,13 @@ def test_rule_does_not_extend_to_topics_of_another() -> None:
 
 def test_rules_on_a_topic_are_combined() -> None:
     rights = permissions(
-        {"topics": [str(ORDERS)], "roles": ["fulfilment"]},
-        {"topics": ["persistent://shop/*/*"], "roles": ["accounting"], "adopt": True},
+        {"name": "one", "topics": [str(ORDERS)], "roles": ["fulfilment"]},
+        {
+            "name": "one",
+            "topics": ["persistent://shop/*/*"],
+            "roles": ["accounting"],
+            "adoption": "Allowed",
+        },
     )
     assert rights.roles_on(ORDERS) == ("fulfilment", "accounting")
     assert rights.allows_adoption(ORDERS)
@@ -131,24 +144,24 @@ def test_rules_on_a_topic_are_combined() -> None:
 
 
 def test_rule_without_namespaces_covers_only_its_own() -> None:
-    rule = {"topics": [str(ORDERS)]}
+    rule = {"name": "one", "topics": [str(ORDERS)]}
     assert permissions(rule).rules
     assert not permissions(rule, namespace="other").rules
 
 
 def test_rule_with_namespaces_covers_exactly_those() -> None:
-    rule = {"namespaces": {"names": ["other"]}, "topics": [str(ORDERS)]}
+    rule = {"name": "one", "namespaces": {"names": ["other"]}, "topics": [str(ORDERS)]}
     assert permissions(rule, namespace="other").rules
     assert not permissions(rule, namespace="shop").rules
     assert not permissions(rule, namespace="other-2").rules
-    nothing = {"namespaces": {"names": []}, "topics": [str(ORDERS)]}
+    nothing = {"name": "one", "namespaces": {"names": []}, "topics": [str(ORDERS)]}
     assert not permissions(nothing, namespace="shop").rules
 
 
 @pytest.mark.parametrize(
     ("selector", "labels", "matches"),
     [
-        ({}, {}, True),
+        ({}, {}, False),  # as one left out
         ({"matchLabels": {"team": "shop"}}, {"team": "shop", "a": "b"}, True),
         ({"matchLabels": {"team": "shop"}}, {"team": "other"}, False),
         ({"matchLabels": {"team": "shop"}}, {}, False),
@@ -180,6 +193,7 @@ def test_label_selector_matches_as_in_kubernetes(
         is matches
     )
     rule = {
+        "name": "one",
         "namespaces": {"selector": selector | {"matchExpressions": expressions}},
         "topics": [str(ORDERS)],
     }
@@ -200,7 +214,15 @@ def test_expression_with_wrong_number_of_values_is_refused(
 @pytest.mark.parametrize("pattern", ["persistent://*/*/*", "persistent://shop/prod/__*"])
 @pytest.mark.parametrize("local", ["__change_events", "orders-s__transaction_pending_ack"])
 def test_no_pattern_covers_a_system_topic(pattern: str, local: str) -> None:
-    allowed = permissions({"topics": [pattern], "roles": ["*"], "adopt": True, "delete": True})
+    allowed = permissions(
+        {
+            "name": "one",
+            "topics": [pattern],
+            "roles": ["*"],
+            "adoption": "Allowed",
+            "deletion": "Allowed",
+        }
+    )
     topic = ORDERS.sibling(local)
     assert not allowed.allows_topic(topic)
     assert not allowed.allows_role("fulfilment", topic)

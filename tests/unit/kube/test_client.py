@@ -249,8 +249,12 @@ async def test_namespace_labels_are_read_at_start(
 ) -> None:
     api = FakeKubernetes()
     identity = {"uid": "1", "resourceVersion": "1"}
-    selecting = {"namespaces": {"selector": {"matchLabels": {"team": "shop"}}}, "topics": []}
-    for name, allow in (("own", [{"topics": []}]), ("selecting", [selecting])):
+    selecting = {
+        "name": "one",
+        "namespaces": {"selector": {"matchLabels": {"team": "shop"}}},
+        "topics": [],
+    }
+    for name, allow in (("own", [{"name": "one", "topics": []}]), ("selecting", [selecting])):
         metadata = {"namespace": "brokers", "name": name, **identity}
         api.add(resources.CONNECTIONS, {"metadata": metadata, "spec": {"allow": allow}})
         reference = {"connectionRef": {"namespace": "brokers", "name": name}}

@@ -36,6 +36,7 @@ from redrive.kube.connections import (
 )
 from redrive.kube.credentials import Material
 from redrive.kube.resources import Key, Resource
+from tests.support.connections import changed
 from tests.support.fake_kubernetes import FakeKubernetes
 
 REF = ConnectionRef(name="main", namespace=None)
@@ -43,10 +44,12 @@ KEY = Key("shop", "main")
 BODY: dict[str, Any] = {
     "metadata": {"namespace": "shop", "name": "main", "uid": "1", "resourceVersion": "1"},
     "spec": {
-        "serviceUrl": "pulsar://pulsar:6650",
-        "adminUrl": "http://pulsar:8080",
-        "authentication": {"token": {"secretRef": {"name": "s", "key": "k"}}},
-        "allow": [{"topics": []}],
+        "pulsar": {
+            "serviceURL": "pulsar://pulsar:6650",
+            "adminURL": "http://pulsar:8080",
+            "authentication": {"type": "Token", "token": {"secretRef": {"name": "s", "key": "k"}}},
+        },
+        "allow": [{"name": "one", "topics": []}],
     },
 }
 
@@ -117,7 +120,7 @@ def connections(
 def connection_at(admin_url: str, version: int) -> dict[str, Any]:
     """The connection with another broker."""
     metadata = BODY["metadata"] | {"resourceVersion": str(version), "generation": version}
-    return {"metadata": metadata, "spec": BODY["spec"] | {"adminUrl": admin_url}}
+    return {"metadata": metadata, "spec": changed(BODY["spec"], adminURL=admin_url)}
 
 
 def breaker_metric() -> float | None:
@@ -213,7 +216,7 @@ async def test_breaker_metric_ends_with_its_connection(
     "error",
     [
         SecretNotFoundError("no Secret pulsar-admin", got="shop/pulsar-admin", remedy="create it"),
-        ConnectionInvalidError("spec.adminUrl: got 'pulsar-admin'", remedy="correct it"),
+        ConnectionInvalidError("spec.pulsar.adminURL: got 'pulsar-admin'", remedy="correct it"),
         AdminUrlInvalidError("can't be called", got="http://pulsar-admin:99999", remedy="correct"),
     ],
 )

@@ -227,16 +227,18 @@ def spec(authentication: dict[str, Any]) -> BrokerConnectionSpec:
         BrokerConnectionSpec,
         {
             "spec": {
-                "serviceUrl": "pulsar://pulsar:6650",
-                "adminUrl": "http://pulsar:8080",
-                "authentication": authentication,
+                "pulsar": {
+                    "serviceURL": "pulsar://pulsar:6650",
+                    "adminURL": "http://pulsar:8080",
+                    "authentication": authentication,
+                },
                 "allow": [],
             }
         },
     )
 
 
-FILE = {"token": {"file": "admin.token"}}
+FILE = {"type": "Token", "token": {"file": "admin.token"}}
 
 
 async def test_token_file_is_read_in_folder_of_namespace_only(
@@ -264,7 +266,7 @@ async def test_token_file_without_folder_is_refused() -> None:
 async def test_no_authentication_reads_nothing_and_sends_no_token() -> None:
     unused: Any = None
     reader = CredentialReader(unused, unused, None)
-    read = await reader.read("shop", spec({"none": {}}))
+    read = await reader.read("shop", spec({"type": "None"}))
     assert read == Material()
 
     async def again() -> Material:

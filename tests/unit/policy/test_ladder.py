@@ -37,13 +37,13 @@ def test_retries_count_from_one(ladder: Ladder, retry: int) -> None:
 
 
 def test_presets_equal_those_of_their_systems() -> None:
-    assert written("tdmq") == "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-    assert written("rocketmq") == "10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-    assert written("apsaramq") == "10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    assert written("TDMQ") == "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    assert written("RocketMQ") == "10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    assert written("ApsaraMQ") == "10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 
 def test_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidSpecError, match=r"got 'kafka'; use one of tdmq, rocketmq, apsaramq"):
+    with pytest.raises(InvalidSpecError, match=r"got 'kafka'; use one of TDMQ, RocketMQ, ApsaraMQ"):
         Ladder.from_preset("kafka")
 
 

@@ -70,20 +70,20 @@ def test_max_retries_out_of_range_is_refused(count: int) -> None:
 def test_unknown_subscription_type_is_refused_with_known_ones(text: str) -> None:
     with pytest.raises(
         InvalidSpecError,
-        match=f"got '{text}'; use one of Shared, Key_Shared, Exclusive, Failover",
+        match=f"got '{text}'; use one of Shared, KeyShared, Exclusive, Failover",
     ):
         SubscriptionType.parse(text)
 
 
 def test_only_shared_subscriptions_honour_delays() -> None:
     assert [kind.value for kind in SubscriptionType if kind.honours_delays] == [
-        "Shared", "Key_Shared",
+        "Shared", "KeyShared",
     ]  # fmt: skip
 
 
 def test_ordered_policy_needs_a_key_shared_subscription() -> None:
     assert Policy(ORDERS, "s", SubscriptionType.KEY_SHARED, ordered=True).ordered
-    with pytest.raises(InvalidSpecError, match="got 'Shared'; use Key_Shared"):
+    with pytest.raises(InvalidSpecError, match="got 'Shared'; use KeyShared"):
         Policy(ORDERS, "s", ordered=True)
 
 

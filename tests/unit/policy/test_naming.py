@@ -31,10 +31,10 @@ def test_derived_names_equal_those_of_pulsar_clients() -> None:
 @pytest.mark.parametrize(
     ("scheme", "retry", "dead_letter"),
     [
-        ("pulsar", "orders-billing-RETRY", "orders-billing-DLQ"),
-        ("tdmq-2.7.2", "billing-RETRY", "billing-DLQ"),
-        ("tdmq-2.6.1", "billing-retry", "billing-dlq"),
-        ("rocketmq", "%RETRY%billing", "%DLQ%billing"),
+        ("Pulsar", "orders-billing-RETRY", "orders-billing-DLQ"),
+        ("SubscriptionUpper", "billing-RETRY", "billing-DLQ"),
+        ("SubscriptionLower", "billing-retry", "billing-dlq"),
+        ("RocketMQ", "%RETRY%billing", "%DLQ%billing"),
     ],
 )
 def test_scheme_names_topics_as_its_system_does(scheme: str, retry: str, dead_letter: str) -> None:
@@ -49,7 +49,9 @@ def test_braces_in_names_are_not_substituted() -> None:
 
 
 def test_unknown_scheme_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidSpecError, match=r"got 'kafka'; use one of pulsar, tdmq-2\.7\.2,"):
+    with pytest.raises(
+        InvalidSpecError, match=r"got 'kafka'; use one of Pulsar, SubscriptionUpper,"
+    ):
         Scheme.parse("kafka")
 
 

@@ -12,31 +12,35 @@ from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.kube.cache import Cache
-from redrive.kube.connections import connection_of, names_no_scheme, scheme_kept_by
+from redrive.kube.connections import connection_of
 from redrive.kube.context import Context, wall_clock
 from redrive.kube.resources import Key
 from redrive.provision.ownership import named_in
 from redrive.provision.request import Request, Standing, is_proven
+from tests.support.connections import changed
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
 
-TOKEN = {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}}
+TOKEN = {"type": "Token", "token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}}
 
 
 @pytest.fixture
 def connection() -> dict[str, Any]:
     """Spec of a connection."""
     return {
-        "serviceUrl": "pulsar://pulsar:6650",
-        "adminUrl": "http://pulsar:8080",
-        "authentication": TOKEN,
+        "pulsar": {
+            "serviceURL": "pulsar://pulsar:6650",
+            "adminURL": "http://pulsar:8080",
+            "authentication": TOKEN,
+        },
         "allow": [
             {
+                "name": "shop",
                 "topics": ["persistent://shop/*/*"],
                 "roles": ["fulfilment", "shop-*"],
-                "adopt": True,
-                "delete": True,
+                "adoption": "Allowed",
+                "deletion": "Allowed",
             }
         ],
         "replay": {"role": "replayer", "authentication": TOKEN},
@@ -79,9 +83,9 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
 
     def read(body: Body, **changes: object) -> Request:
         key = Key.of(body)
-        through = BrokerConnectionSpec.model_validate(connection | changes)
+        through = BrokerConnectionSpec.model_validate(changed(connection, **changes))
         written = RetryPolicySpec.model_validate(body["spec"])
-        spec = written.effective(through.policy_defaults, scheme_kept_by(body))
+        spec = written.completed(through.policy_defaults)
         return Request(
             key=key,
             age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
@@ -90,9 +94,8 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
             connection=through,
             permissions=through.permissions(key.namespace, {}, "shop"),
             standing=Standing.of(body),
-            is_proven=is_proven(body, connection_of(body), broker_at(through.admin_url)),
+            is_proven=is_proven(body, connection_of(body), broker_at(through.pulsar.admin_url)),
             takes_over=named_in(body),
-            names_no_scheme=names_no_scheme(body),
         )
 
     return read

@@ -37,6 +37,7 @@ from redrive.provision.request import (
     Standing,
     digest_of,
 )
+from tests.support.connections import changed
 from tests.support.fake_admin import Do
 from tests.support.fake_kubernetes import edit
 from tests.unit.provision.test_faults import Shop, shop
@@ -70,8 +71,8 @@ MEET = {
     "k": "jk",
 }
 NAMING = {
-    "e": {"scheme": "tdmq-2.7.2"},
-    "f": {"scheme": "tdmq-2.7.2"},
+    "e": {"scheme": "SubscriptionUpper"},
+    "f": {"scheme": "SubscriptionUpper"},
     "h": {"retryTopic": "persistent://shop/prod/returns"},
     "i": {"deadLetterTopic": "persistent://shop/prod/orders-fulfilment-DLQ-LEDGER"},
     "j": {"deadLetterTopic": "persistent://shop/prod/rest"},
@@ -84,7 +85,7 @@ BROKERS = {"main": "http://Pulsar:8080/", "twin": "http://pulsar:8080", "stage":
 def connection_body(name: str, url: str, generation: int = 1) -> dict[str, Any]:
     metadata = {"namespace": "shop", "name": name, "uid": name, "generation": generation}
     metadata["resourceVersion"] = str(generation)
-    return {"metadata": metadata, "spec": {"adminUrl": url}}
+    return {"metadata": metadata, "spec": {"pulsar": {"adminURL": url}}}
 
 
 def make_policy(
@@ -466,10 +467,10 @@ async def test_converge_proves_the_broker_that_answered(
 ) -> None:
     """Not the one that the connection named a moment before, or names a moment later."""
     async with shop(connection, policy()) as harness:
-        elsewhere = connection | {"adminUrl": "http://elsewhere:8080"}
+        elsewhere = changed(connection, adminURL="http://elsewhere:8080")
         read = BrokerConnectionSpec.model_validate(elsewhere)
         converged = await provision(harness, harness.ctx(None), read)
-        assert converged.broker == broker_at(connection["adminUrl"])
+        assert converged.broker == broker_at(connection["pulsar"]["adminURL"])
 
 
 async def test_rival_provisioned_during_reconcile_has_priority(
@@ -549,7 +550,7 @@ def test_changed_connection_defaults_change_resolved_policy(
 def test_outage_breaker_of_policy_overrides_connection(
     ctx: Context, connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    defaults = {"policyDefaults": {"outageBreaker": {"window": 50}}}
+    defaults = {"policyDefaults": {"outageBreaker": {"mode": "Pause", "window": 50}}}
     connections = Cache([connection_with(connection | defaults)])
     for breaker, expected in (
         ({}, OutageLimits(window=50)),
@@ -564,7 +565,7 @@ def test_outage_breaker_of_policy_overrides_connection(
 def test_ignore_outages_annotation_reaches_resolved_policy(
     ctx: Context, connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    body = policy(outageBreaker={"window": 50})
+    body = policy(outageBreaker={"mode": "Pause", "window": 50})
     ctx = dataclasses.replace(
         ctx, policies=Cache([body]), connections=Cache([connection_with(connection)])
     )

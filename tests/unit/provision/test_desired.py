@@ -194,7 +194,7 @@ def test_ledger_has_no_partitions(policy: MakeBody, requested: MakeRequest) -> N
 
 def test_sequence_records_get_topic_like_a_ledger(policy: MakeBody, requested: MakeRequest) -> None:
     body = policy(
-        subscriptionType="Key_Shared",
+        subscriptionType="KeyShared",
         ordering="PerKey",
         consumerRoles=["fulfilment"],
         deadLetter={"sequenced": True, "partitions": 3},

@@ -186,7 +186,7 @@ async def test_failed_broker_call_is_repaired_by_next_reconcile(
 async def test_failed_deletion_call_is_repaired_by_next_reconcile(
     connection: dict[str, Any], policy: MakeBody, fault: str
 ) -> None:
-    body = policy(deletionPolicy="Delete", adopt=True)
+    body = policy(deletionPolicy="Delete", adoption="IfPresent")
     async with deleted_shop(connection, body) as undisturbed:
         before = len(undisturbed.broker.calls)
         assert await undisturbed.finalize() is Requeue.ON_CHANGE

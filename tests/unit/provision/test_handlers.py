@@ -98,7 +98,7 @@ async def test_connections_of_hanging_brokers_do_not_delay_others(
 ) -> None:
     for name in (*(f"slow-{number}" for number in TIMES_AT_ONCE), "main"):
         metadata = {"namespace": "shop", "name": name, "uid": name, "resourceVersion": "1"}
-        spec = {"adminUrl": f"http://{name}:8080"}
+        spec = {"pulsar": {"adminURL": f"http://{name}:8080"}}
         ctx.connections.put({"metadata": metadata, "spec": spec})
     await looks.reach("main")
 
@@ -110,7 +110,7 @@ async def test_broker_upgrade_enqueues_its_policies(
         metadata = {"namespace": "shop", "name": "main", "uid": "m", "generation": 1}
         return {
             "metadata": metadata | {"resourceVersion": str(version)},
-            "spec": {"adminUrl": "http://main:8080"},
+            "spec": {"pulsar": {"adminURL": "http://main:8080"}},
             "status": {"brokerVersion": release},
         }
 
@@ -135,7 +135,7 @@ async def test_ready_connection_enqueues_policies_that_failed(
         conditions = [{"type": "Ready", "status": ready, "reason": "x"}]
         return {
             "metadata": metadata | {"resourceVersion": str(version)},
-            "spec": {"adminUrl": "http://main:8080"},
+            "spec": {"pulsar": {"adminURL": "http://main:8080"}},
             "status": {"conditions": conditions},
         }
 

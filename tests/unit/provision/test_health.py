@@ -30,6 +30,7 @@ from redrive.provision import health as provision_health
 from redrive.provision.health import INTERVAL_SECONDS, Gauges, Health, Reader
 from redrive.provision.health_checks import Deliveries
 from redrive.provision.poller import RateLimit
+from tests.support.connections import changed
 from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -58,7 +59,7 @@ async def test_connections_to_one_broker_share_its_rate_limit(
     monkeypatch.setattr(provision_health, "Reader", Noting)
     for name, url in (("a", "http://b:80"), ("b", "http://b:80/"), ("c", "http://other:80")):
         metadata = {"namespace": "shop", "name": name, "uid": name, "resourceVersion": "1"}
-        ctx.connections.put({"metadata": metadata, "spec": connection | {"adminUrl": url}})
+        ctx.connections.put({"metadata": metadata, "spec": changed(connection, adminURL=url)})
         body = policy(name, connectionRef={"name": name})
         ctx.policies.put(body | {"status": {"conditions": [READY]}})
     health = Health(ctx, lambda _: None)

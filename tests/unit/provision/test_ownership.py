@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from redrive.api.conditions import find, reason
 from redrive.kube import resources
-from redrive.kube.cache import Cache
-from redrive.kube.client import UnavailableError
-from redrive.kube.resources import Key, Resource
+from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision import reconciler
 from redrive.provision.claims import Conflicts
@@ -200,7 +198,7 @@ async def test_policy_refused_at_first_has_no_finalizer(
         assert await operator.reconcile() == "TopicExists"
         assert operator.finalizers == []
         assert made.broker.writes == []
-        assert await operator.reconcile(adopt=True) == "Provisioned"
+        assert await operator.reconcile(adoption="IfPresent") == "Provisioned"
         assert operator.finalizers == [FINALIZER]
 
 
@@ -224,9 +222,9 @@ async def test_chained_policy_needs_explicit_permission(
         operator = Operator(made)
         assert await operator.reconcile() == "ChainedPolicy"
         assert made.broker.writes == []
-        assert await operator.reconcile(chained=True) == "Provisioned"
+        assert await operator.reconcile(chaining="Allowed") == "Provisioned"
         # A provisioned policy is not stopped by a later refusal.
-        assert await operator.reconcile(chained=False) == "Provisioned"
+        assert await operator.reconcile(chaining="Forbidden") == "Provisioned"
 
 
 async def test_topics_are_handed_over_only_by_their_owner(
@@ -324,136 +322,3 @@ async def test_revoke_grants_takes_back_only_own_grants(
             before[name].properties["redrive.io/granted"] = ""
         assert made.topics == before
         assert made.kubernetes.objects[resources.POLICIES] == {}
-
-
-SHORT = {"fulfilment-RETRY", "fulfilment-DLQ", "fulfilment-DLQ-LEDGER"}
-SOURCE_TOPIC = "orders"
-
-
-def name_by(connection: dict[str, Any], scheme: str | None) -> None:
-    """Have the connection name topics by *scheme*."""
-    connection["policyDefaults"] = {} if scheme is None else {"naming": {"scheme": scheme}}
-
-
-def own_topics(made: Shop) -> set[str]:
-    """The topics beside the source."""
-    return made.topics.keys() - {SOURCE_TOPIC, "others"}
-
-
-def written_for_consumers(made: Shop) -> dict[str, Any]:
-    (data,) = made.config_maps.values()
-    return cast("dict[str, Any]", json.loads(data["policy.json"]))
-
-
-async def test_naming_scheme_of_connection_never_renames_topics(
-    connection: dict[str, Any], policy: MakeBody
-) -> None:
-    name_by(connection, "tdmq-2.7.2")
-    async with shop(connection, policy(deletionPolicy="Delete")) as made:
-        operator = Operator(made)
-        assert await operator.reconcile() == "Provisioned"
-        assert own_topics(made) == SHORT
-        assert made.stored["status"]["namingScheme"] == "tdmq-2.7.2"
-        assert made.stored["status"]["deletionPolicy"] == "Delete"
-        assert find(made.stored, "NamingSchemeKept") is None
-
-        for later in ("rocketmq", None):
-            name_by(connection, later)
-            assert await operator.reconcile(maxRetries=len(later or "")) == "Provisioned"
-            assert own_topics(made) == SHORT
-            assert find(made.stored, "NamingSchemeKept") is not None
-            file = written_for_consumers(made)
-            assert file["retryTopic"] == "persistent://shop/prod/fulfilment-RETRY"
-            assert file["maxRetries"] == len(later or "")
-        assert await operator.reconcile(naming={"scheme": "tdmq-2.7.2"}) == "Provisioned"
-        assert find(made.stored, "NamingSchemeKept") is None
-
-        made.kubernetes.add(resources.POLICIES, deleted(made.stored))
-        await made.finalize()
-        assert own_topics(made) == set()
-
-
-@pytest.mark.parametrize("partitions", [0, 2])
-async def test_crash_before_first_topic_keeps_its_name(
-    connection: dict[str, Any], policy: MakeBody, partitions: int
-) -> None:
-    name_by(connection, "tdmq-2.7.2")
-    async with shop(connection, policy()) as made:
-        made.topics[SOURCE_TOPIC] = Topic(partitions, {})
-        operator = Operator(made)
-
-        def dies(verb: str, resource: Resource, _: Key) -> None:
-            if verb == "create" and resource is resources.CONFIG_MAPS:
-                raise UnavailableError("the API server is gone", remedy="wait")
-
-        before, made.kubernetes.before = made.kubernetes.before, dies
-        assert await operator.reconcile() == UnavailableError.reason
-        made.kubernetes.before = before
-        assert "retryTopic" not in made.stored["status"]
-        name_by(connection, "rocketmq")
-        assert await operator.reconcile() == "Provisioned"
-        assert own_topics(made) == SHORT
-
-
-async def test_unprovisioned_policy_follows_naming_of_connection(
-    connection: dict[str, Any], policy: MakeBody
-) -> None:
-    name_by(connection, "tdmq-2.7.2")
-    async with shop(connection, policy(managementPolicy="Observe")) as made:
-        operator = Operator(made)
-        assert await operator.reconcile() == "Observed"
-        assert "fulfilment-RETRY" in str(made.stored["status"]["plannedChanges"])
-        name_by(connection, "tdmq-2.6.1")
-        assert await operator.reconcile(managementPolicy="Manage") == "Provisioned"
-        assert "fulfilment-retry" in own_topics(made)
-
-
-async def test_stored_default_of_older_schema_changes_nothing(
-    connection: dict[str, Any], policy: MakeBody
-) -> None:
-    stored = {
-        "subscriptionType": "Shared",
-        "naming": {"scheme": "pulsar"},
-        "adopt": False,
-        "chained": False,
-        "retry": {"messageTTL": "0s"},
-        "deadLetter": {"messageTTL": "0s", "readerRoles": []},
-        "managementPolicy": "Manage",
-    }
-    async with shop(connection, policy()) as made:
-        operator = Operator(made)
-        assert await operator.reconcile() == "Provisioned"
-        topics, file = copy.deepcopy(made.topics), written_for_consumers(made)
-        del made.stored["status"]["namingScheme"]
-        name_by(connection, "rocketmq")
-        edits: tuple[dict[str, Any], ...] = (stored, {"naming": {}})
-        for changes in edits:  # as it was written, and written without
-            assert await operator.reconcile(**changes) == "Provisioned"
-            assert made.topics == topics
-            assert written_for_consumers(made) == file | {
-                "generation": made.stored["metadata"]["generation"]
-            }
-
-
-def test_conflicts_follow_naming_scheme_of_connection(
-    connection: dict[str, Any], policy: MakeBody
-) -> None:
-    def through(name: str, generation: int, scheme: str | None) -> dict[str, Any]:
-        spec = copy.deepcopy(connection)
-        name_by(spec, scheme)
-        metadata = {"namespace": "shop", "name": name, "uid": name, "generation": generation}
-        return {"metadata": metadata | {"resourceVersion": str(generation)}, "spec": spec}
-
-    short = policy("short", connectionRef={"name": "short"})
-    other = policy("other", topic="persistent://shop/prod/returns", connectionRef={"name": "long"})
-    policies = Cache([short, other])
-    connections = Cache([through("short", 1, "tdmq-2.7.2"), through("long", 1, None)])
-    woken: set[Key] = set()
-    conflicts = Conflicts(policies, connections, woken.add)
-    keys = Key("shop", "short"), Key("shop", "other")
-    assert conflicts.rivals(keys[0]) == set()
-    connections.put(through("long", 2, "tdmq-2.7.2"))
-    assert woken == {keys[0]}  # the policies of a connection are reconciled anyway
-    assert conflicts.rivals(keys[0]) == {keys[1]}
-    policies.put({**short, "status": {"namingScheme": "rocketmq"}})
-    assert conflicts.rivals(keys[0]) == conflicts.rivals(keys[1]) == set()

@@ -84,7 +84,7 @@ def ignore(_: Key) -> None:
 def connection_to(name: str, broker: str = "http://pulsar:8080", version: int = 1) -> Body:
     metadata = {"namespace": "shop", "name": name, "uid": f"uid-{name}"}
     metadata["resourceVersion"] = str(version)
-    return {"metadata": metadata, "spec": {"adminUrl": broker}}
+    return {"metadata": metadata, "spec": {"pulsar": {"adminURL": broker}}}
 
 
 def settled_policy(
@@ -539,7 +539,10 @@ async def test_forbidden_policy_drifts_without_broker_call(
 ) -> None:
     facts, broker = thirty_policies
     changed = {"namespace": "shop", "name": "main", **NEW, "resourceVersion": "2", "generation": 2}
-    narrowed = {**connection, "allow": [{"topics": ["persistent://shop/n2/*"], "roles": ["*"]}]}
+    narrowed = {
+        **connection,
+        "allow": [{"name": "one", "topics": ["persistent://shop/n2/*"], "roles": ["*"]}],
+    }
     for table, body in (
         (facts.ctx.connections, {"metadata": changed, "spec": narrowed}),
         (facts.ctx.policies, policy("broken", maxRetries=-1, generation=8)),

@@ -369,7 +369,7 @@ async def test_failed_subscription_on_partition_is_retried(
 async def test_lost_subscription_on_partition_is_created_again(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    body = policy(adopt=True)
+    body = policy(adoption="IfPresent")
     async with partitioned_shop(connection, body) as made:
         await made.look()
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}
@@ -382,7 +382,7 @@ async def test_lost_subscription_on_partition_is_created_again(
 async def test_deleted_partition_is_restored_with_subscription(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
-    body = policy(adopt=True)
+    body = policy(adoption="IfPresent")
     async with partitioned_shop(connection, body) as made:
         await made.look()
         body["status"] = {"observedGeneration": 7, "conditions": [READY]}
@@ -400,7 +400,7 @@ async def test_observing_policy_reports_lost_partition_only(
     parts = {"-partition-0": ["fulfilment"], "-partition-1": ["fulfilment"]}
     retry = Topic(3, {}, parts)
     del retry.parts["-partition-2"]
-    body = policy(adopt=True, managementPolicy="Observe")
+    body = policy(adoption="IfPresent", managementPolicy="Observe")
     async with partitioned_shop(connection, body, **{"orders-fulfilment-RETRY": retry}) as made:
         planned_changes = (await made.look()).planned_changes
         assert {RestorePartitions, CreateSubscription} <= set(map(type, planned_changes))
@@ -413,7 +413,7 @@ async def test_completed_foreign_subscription_is_not_recorded(
 ) -> None:
     retry = Topic(3, {}, {"-partition-0": ["fulfilment"]})
     async with partitioned_shop(
-        connection, policy(adopt=True), **{"orders-fulfilment-RETRY": retry}
+        connection, policy(adoption="IfPresent"), **{"orders-fulfilment-RETRY": retry}
     ) as made:
         await made.look()
         assert made.retry.parts == WHOLE

@@ -25,6 +25,7 @@ from redrive.provision import poller
 from redrive.provision.claims import Conflicts, resolve
 from redrive.provision.poller import CALLS_PER_QUESTION, StallChecks, is_checked
 from redrive.provision.reconciler import converge
+from tests.support.connections import changed
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.operator_in_process import operator_in_process
@@ -95,7 +96,7 @@ async def harness(
         broker.tenants = {"shop": []}
         broker.namespaces = {"shop/prod": Namespace({"orders": Topic(2, {})})}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
-        body = policy(adopt=True)
+        body = policy(adoption="IfPresent")
         ctx = make_world(admin, connection, body)
 
         async def open_(_: Key) -> SimpleNamespace:
@@ -147,7 +148,11 @@ def expiring(minutes: int) -> Step:
         pytest.param({}, marked(DEAD), "OwnerConflict", deleted(DEAD), id="dead letters"),
         pytest.param({}, marked(LEDGER), "OwnerConflict", deleted(LEDGER), id="ledger"),
         pytest.param(
-            {"adopt": False}, stored(DEAD, team="a"), "TopicExists", deleted(DEAD), id="foreign"
+            {"adoption": "Never"},
+            stored(DEAD, team="a"),
+            "TopicExists",
+            deleted(DEAD),
+            id="foreign",
         ),
         pytest.param(
             {}, stored(LEDGER, team="a"), "TopicExists", deleted(LEDGER), id="foreign ledger"
@@ -290,7 +295,7 @@ async def test_refused_policies_make_few_calls_per_hour(
 ) -> None:
     metadata = {"namespace": "shop", "name": "main", "uid": "main", "resourceVersion": "1"}
     typed = {"apiVersion": resources.CONNECTIONS.api_version, "kind": "BrokerConnection"}
-    open_to_all = connection | {"authentication": {"none": {}}}
+    open_to_all = changed(connection, authentication={"type": "None"})
     kubernetes, http = FakeKubernetes(), Refusing()
     kubernetes.add(
         resources.CONNECTIONS,

@@ -20,7 +20,7 @@ MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
 NO_SUBSCRIPTIONS = TopicSubscriptions((frozenset(),))
 OWN = "persistent://shop/prod/own"
-SHORT = {"scheme": "tdmq-2.7.2"}
+SHORT = {"scheme": "SubscriptionUpper"}
 KEEPS_TICKS = (4, 0, 8)
 
 
@@ -43,33 +43,6 @@ def found(  # noqa: PLR0913 - each is a part of the case
 
 def test_uncontested_policy_has_no_warnings(policy: MakeBody, requested: MakeRequest) -> None:
     assert found(policy(), requested(policy())) == ()
-
-
-@pytest.mark.parametrize(
-    ("naming", "by_connection", "warns"),
-    [
-        ({}, {"naming": {"scheme": "rocketmq"}}, True),
-        ({}, {"naming": {"scheme": "tdmq-2.7.2"}}, False),
-        ({}, {}, True),  # so topics were named by pulsar
-        ({"scheme": "tdmq-2.7.2"}, {"naming": {"scheme": "rocketmq"}}, False),
-        ({"retryTopic": f"{OWN}-r", "deadLetterTopic": f"{OWN}-d"}, {}, False),
-    ],
-)
-def test_kept_naming_scheme_is_warned_about(
-    policy: MakeBody,
-    requested: MakeRequest,
-    naming: dict[str, str],
-    by_connection: dict[str, Any],
-    *,
-    warns: bool,
-) -> None:
-    body = policy(naming=naming) | {"status": {"namingScheme": "tdmq-2.7.2"}}
-    seen = found(body, requested(body, policyDefaults=by_connection))
-    assert [warning.reason for warning in seen] == ["NamingSchemeKept"] * warns
-    for warning in seen:
-        assert (
-            "got status.namingScheme tdmq-2.7.2; set naming.scheme to tdmq-2.7.2" in warning.message
-        )
 
 
 def test_descending_ladder_is_warned_about(policy: MakeBody, requested: MakeRequest) -> None:
@@ -205,7 +178,7 @@ def test_blocked_younger_policies_are_named(policy: MakeBody, requested: MakeReq
     older = requested(policy("old", naming=SHORT))
     same = requested(policy("same", age=2, naming=SHORT))
     other = requested(policy("other", age=1, topic="persistent://shop/prod/returns", naming=SHORT))
-    elsewhere = requested(policy("away", age=3, naming=SHORT), adminUrl="http://there:8080")
+    elsewhere = requested(policy("away", age=3, naming=SHORT), adminURL="http://there:8080")
     conflict, collision = found(policy(), older, [same, other, elsewhere])
     assert (conflict.reason, collision.reason) == ("ResourceConflict", "NameCollision")
     assert "got RetryPolicy shop/same;" in conflict.message

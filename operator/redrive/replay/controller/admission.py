@@ -57,7 +57,7 @@ class Admitted:
 
     Attributes:
         identity: the replay role, and where its credentials lie in the Replay's namespace.
-        redirect_hosts: where else than to the host of `adminUrl` they may go.
+        redirect_hosts: where else than to the host of `adminURL` they may go.
         template: what is said about the job's pods.
         connection_ref: the connection of the policy.
         grants: the topics on which the replay role is given rights: the target, and those where an
@@ -109,11 +109,11 @@ def admit(replay: Body, ctx: Context) -> Admitted:
             "role for replays",
             remedy="give it spec.replay, with a role and where its credentials lie",
         )
-    if connection.tls is not None and connection.replay.tls is None:
+    if connection.pulsar.tls is not None and connection.replay.tls is None:
         raise TrustNotSupportedError(
             f"the BrokerConnection {connections.key_of(reference, key.namespace)} has certificate "
             "authorities of its own, and names none for replay jobs",
-            got="spec.tls without spec.replay.tls",
+            got="spec.pulsar.tls without spec.replay.tls",
             remedy="store them in the namespaces of Replays, and name them in spec.replay.tls",
         )
     permitted = connections.permissions(
@@ -128,11 +128,11 @@ def admit(replay: Body, ctx: Context) -> Admitted:
             "the Replay is suspended", remedy="set spec.suspend to false; it starts by itself then"
         )
     if not spec.dry_run:
-        _check_safety(spec, asked.replay_safety, policy_key)
+        _check_safety(spec, asked.replay.safety, policy_key)
         _check_turn(replay, ctx)
     bounds = [
         bound
-        for bound in (asked.replay_approval_above, connection.replay.approval_above)
+        for bound in (asked.replay.approval_above, connection.replay.approval_above)
         if bound is not None
     ]
     job = ReplayJob(
@@ -140,8 +140,8 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         name=key.name,
         uid=replay["metadata"]["uid"],
         policy=policy,
-        service_url=connection.service_url,
-        admin_url=connection.admin_url,
+        service_url=connection.pulsar.service_url,
+        admin_url=connection.pulsar.admin_url,
         where=where,
         dry_run=spec.dry_run,
         reason=spec.reason or "",
@@ -161,7 +161,8 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         if topic not in {None, policy.retry_topic}
         and permitted.allows_role(connection.replay.role, topic)
     )
-    return Admitted(job, connection.replay, connection.redirect_hosts, pods, reference, grants)
+    hosts = connection.pulsar.redirect_hosts
+    return Admitted(job, connection.replay, hosts, pods, reference, grants)
 
 
 def _target(spec: ReplaySpec, policy: Policy, permitted: Permissions) -> TopicName | None:
@@ -268,7 +269,7 @@ def _check_safety(spec: ReplaySpec, safety: ReplaySafety, policy: Key) -> None:
     if safety is ReplaySafety.NEVER:
         raise ReplayNotSafeError(
             f"the RetryPolicy {policy} says that its messages must not be handled again",
-            got=f"replaySafety: {safety}",
+            got=f"replay.safety: {safety}",
             remedy="look at them by a dry run; change the policy if its handlers have changed",
         )
     if safety is ReplaySafety.RECONCILE_FIRST and not spec.reconciled:

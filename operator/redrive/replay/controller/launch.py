@@ -263,9 +263,9 @@ def pod_access(identity: ReplayIdentity, redirect_hosts: Sequence[str]) -> PodAc
 
     Args:
         identity: the replay role.
-        redirect_hosts: where else than to the host of `adminUrl` they may go.
+        redirect_hosts: where else than to the host of `adminURL` they may go.
     """
-    description = _description(identity.credentials, tuple(redirect_hosts))
+    description = _description(identity.authentication, tuple(redirect_hosts))
     variable = {"name": ACCESS_VARIABLE, "value": description.encode()}
     sources = list(_sources(identity))
     if not sources:
@@ -276,7 +276,7 @@ def pod_access(identity: ReplayIdentity, redirect_hosts: Sequence[str]) -> PodAc
 
 
 def _description(given: ReplayAuthentication, redirect_hosts: tuple[str, ...]) -> BrokerAccess:
-    (method,) = (each for each in Method if getattr(given, each) is not None)
+    method = Method(given.type.lower())
     client = given.oauth2
     if client is None:
         return BrokerAccess(method, ACCESS_FOLDER, redirect_hosts)
@@ -293,7 +293,7 @@ def _description(given: ReplayAuthentication, redirect_hosts: tuple[str, ...]) -
 
 def _sources(identity: ReplayIdentity) -> Iterator[Mapping[str, Any]]:
     """Yield what is mounted, each at the path that `BrokerAccess` has for it."""
-    match identity.credentials:
+    match identity.authentication:
         case ReplayAuthentication(token=token) if token is not None:
             ref = token.secret_ref
             yield _source("secret", ref.name, {ref.key: "credentials/token"})

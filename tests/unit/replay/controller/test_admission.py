@@ -31,6 +31,7 @@ from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import admit
 from redrive.replay.spec import Choice, ReplayJob
+from tests.support.connections import changed
 
 SETTINGS = Settings("here", (), Key("redrive", "replay"), "local:///replay.py", "redrive-replay")
 
@@ -89,17 +90,21 @@ def policy(ready: str = "True", observed: int = 1, **spec: object) -> dict[str, 
 
 
 def connection(**spec: object) -> dict[str, Any]:
-    token = {"token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}}
-    replayer = {"token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}}}
+    token = {"type": "Token", "token": {"secretRef": {"name": "pulsar-admin", "key": "token"}}}
+    replayer = {
+        "type": "Token",
+        "token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}},
+    }
     defaults = {
-        "serviceUrl": "pulsar://pulsar:6650",
-        "adminUrl": "http://pulsar:8080",
-        "authentication": token,
-        "allow": [{"topics": ["persistent://shop/*/*"], "roles": ["*"]}],
+        "pulsar": {
+            "serviceURL": "pulsar://pulsar:6650",
+            "adminURL": "http://pulsar:8080",
+            "authentication": token,
+        },
+        "allow": [{"name": "one", "topics": ["persistent://shop/*/*"], "roles": ["*"]}],
         "replay": {"role": "replayer", "authentication": replayer},
     }
-    filled = {key: value for key, value in (defaults | spec).items() if value is not None}
-    return named("BrokerConnection", "main", filled)
+    return named("BrokerConnection", "main", changed(defaults, **spec))
 
 
 def ctx(**tables: list[dict[str, Any]]) -> Context:
@@ -151,7 +156,7 @@ def test_job_has_ids_keys_times_and_limits() -> None:
 
 
 def test_job_token_is_that_of_replay_role() -> None:
-    token = admit(replay(), ctx()).identity.credentials.token
+    token = admit(replay(), ctx()).identity.authentication.token
     assert token is not None
     assert token.secret_ref.name == "pulsar-replayer"
 
@@ -222,8 +227,13 @@ def test_job_has_field_of_the_spec(spec: dict[str, Any], field: str, value: obje
 )
 def test_target_outside_rules_is_refused(topic: str) -> None:
     allow = [
-        {"topics": ["persistent://shop/prod/orders*"], "roles": ["*"]},
-        {"namespaces": {"names": ["billing"]}, "topics": ["persistent://*/*/*"], "roles": ["*"]},
+        {"name": "one", "topics": ["persistent://shop/prod/orders*"], "roles": ["*"]},
+        {
+            "name": "one",
+            "namespaces": {"names": ["billing"]},
+            "topics": ["persistent://*/*/*"],
+            "roles": ["*"],
+        },
     ]
     asked = replay(spec={"target": "Topic", "targetTopic": topic})
     with pytest.raises(TargetNotAllowedError, match=r"spec\.allow") as refused:
@@ -234,8 +244,8 @@ def test_target_outside_rules_is_refused(topic: str) -> None:
 @pytest.mark.parametrize(("role", "granted"), [("replay*", True), ("fulfilment", False)])
 def test_target_grants_need_a_rule_for_the_role(role: str, *, granted: bool) -> None:
     allow = [
-        {"topics": [f"{ORDERS}*"], "roles": [role]},
-        {"topics": ["persistent://shop/prod/*"], "roles": ["fulfilment"]},
+        {"name": "one", "topics": [f"{ORDERS}*"], "roles": [role]},
+        {"name": "one", "topics": ["persistent://shop/prod/*"], "roles": ["fulfilment"]},
     ]
     context = ctx(connections=[connection(allow=allow)])
     source = TopicName.parse(ORDERS)
@@ -285,14 +295,6 @@ def test_job_policy_has_connection_defaults() -> None:
     assert admitted.job.policy.max_retries == 3
 
 
-def test_job_topics_keep_the_naming_scheme() -> None:
-    body = policy()
-    body["status"]["namingScheme"] = "tdmq-2.7.2"
-    through = connection(policyDefaults={"naming": {"scheme": "rocketmq"}})
-    resolved = admit(replay(), ctx(policies=[body], connections=[through])).job.policy
-    assert resolved.dead_letter_topic.local == "fulfilment-DLQ"
-
-
 def test_missing_policy_is_waited_for() -> None:
     with pytest.raises(PolicyNotFoundError, match="does not exist"):
         admit(replay(), ctx(policies=[]))
@@ -318,7 +320,7 @@ def test_connection_without_replay_role_is_refused() -> None:
 
 def test_connection_with_ca_needs_one_for_jobs() -> None:
     tls = {"caRef": {"kind": "ConfigMap", "name": "authorities", "key": "ca.crt"}}
-    secured = connection(tls=tls, adminUrl="https://pulsar:8443")
+    secured = connection(tls=tls, adminURL="https://pulsar:8443")
     with pytest.raises(
         TrustNotSupportedError, match=r"shop/main .* name them in spec\.replay\.tls"
     ):
@@ -327,14 +329,16 @@ def test_connection_with_ca_needs_one_for_jobs() -> None:
     admit(replay(), ctx(connections=[connection(**secured["spec"] | {"replay": identity})]))
     assert TrustNotSupportedError.stalls
     assert TrustNotSupportedError.requeue is Requeue.ON_CHANGE
-    trusting = connection(adminUrl="https://pulsar:8443")
+    trusting = connection(adminURL="https://pulsar:8443")
     assert admit(replay(), ctx(connections=[trusting])).job.admin_url == "https://pulsar:8443"
 
 
 def test_missing_or_closed_connection_is_refused() -> None:
     with pytest.raises(ConnectionNotFoundError):
         admit(replay(), ctx(connections=[]))
-    other = [{"namespaces": {"names": ["other"]}, "topics": ["persistent://shop/*/*"]}]
+    other = [
+        {"name": "one", "namespaces": {"names": ["other"]}, "topics": ["persistent://shop/*/*"]}
+    ]
     with pytest.raises(NamespaceNotAllowedError):
         admit(replay(), ctx(connections=[connection(allow=other)]))
 
@@ -376,12 +380,6 @@ def test_stalled_replay_before_launch_blocks_no_other() -> None:
         admit(replay(age=2), ctx(replays=[older]))
 
 
-def test_invalid_connection_defaults_are_waited_for() -> None:
-    wrong = connection(policyDefaults={"delayLadder": {"ordered": "5s"}})
-    with pytest.raises(PolicyNotReadyError, match="not valid"):
-        admit(replay(), ctx(connections=[wrong]))
-
-
 @pytest.mark.parametrize("phase", ["Completed", "Failed"])
 def test_ended_replay_blocks_no_other(phase: str) -> None:
     ended = replay("ended", age=1, status={"phase": phase, "sparkApplication": "it"})
@@ -406,14 +404,14 @@ def test_dry_run_blocks_no_other_and_is_not_blocked() -> None:
     assert not admit(moving, both).job.dry_run
 
 
-@pytest.mark.parametrize("kind", ["Shared", "Key_Shared"])
+@pytest.mark.parametrize("kind", ["Shared", "KeyShared"])
 @pytest.mark.parametrize(
     "target", [{"target": "Source"}, {"target": "Topic", "targetTopic": ORDERS}, {}]
 )
 def test_batch_by_key_to_own_subscription_is_refused(kind: str, target: dict[str, str]) -> None:
     context = ctx(policies=[policy(subscriptionType=kind)])
     asked = replay(spec={**target, "batch": True})
-    if kind == "Key_Shared" and target:
+    if kind == "KeyShared" and target:
         with pytest.raises(BatchMixesKeysError, match="without batch, or with target Retry"):
             admit(asked, context)
     else:
@@ -421,20 +419,20 @@ def test_batch_by_key_to_own_subscription_is_refused(kind: str, target: dict[str
 
 
 def test_unsafe_policy_allows_dry_runs_only() -> None:
-    never = ctx(policies=[policy(replaySafety="Never")])
-    with pytest.raises(ReplayNotSafeError, match="got 'replaySafety: Never'; look"):
+    never = ctx(policies=[policy(replay={"safety": "Never"})])
+    with pytest.raises(ReplayNotSafeError, match=r"got 'replay\.safety: Never'; look"):
         admit(replay(spec={"reconciled": True}), never)
     assert admit(replay(spec={"dryRun": True}), never).job.dry_run
     assert ReplayNotSafeError.stalls
 
 
 def test_policy_to_reconcile_first_needs_confirmation() -> None:
-    first = ctx(policies=[policy(replaySafety="ReconcileFirst")])
+    first = ctx(policies=[policy(replay={"safety": "ReconcileFirst"})])
     with pytest.raises(ReplayNotSafeError, match="make another Replay with reconciled: true"):
         admit(replay(), first)
     admit(replay(spec={"reconciled": True}), first)
     admit(replay(spec={"dryRun": True}), first)
-    admit(replay(), ctx(policies=[policy(replaySafety="Idempotent")]))
+    admit(replay(), ctx(policies=[policy(replay={"safety": "Idempotent"})]))
 
 
 def test_suspended_replay_is_not_launched_and_blocks_none() -> None:
@@ -455,9 +453,9 @@ def test_suspended_replay_is_not_launched_and_blocks_none() -> None:
 def test_lower_approval_bound_applies(
     of_policy: int | None, of_connection: int | None, bound: int | None
 ) -> None:
-    token = {"token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}}}
+    token = {"type": "Token", "token": {"secretRef": {"name": "pulsar-replayer", "key": "token"}}}
     identity = {"role": "replayer", "authentication": token, "approvalAbove": of_connection}
-    asking: dict[str, Any] = {} if of_policy is None else {"replayApprovalAbove": of_policy}
+    asking: dict[str, Any] = {} if of_policy is None else {"replay": {"approvalAbove": of_policy}}
     context = ctx(policies=[policy(**asking)], connections=[connection(replay=identity)])
     job = admit(replay(), context).job
     assert job.approval_above == bound

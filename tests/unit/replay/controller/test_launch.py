@@ -36,13 +36,14 @@ TOKEN = {"secretRef": {"name": "pulsar-replayer", "key": "token"}}
 HOSTS = ("broker-*.pulsar", "other")
 
 
-def identity(method: str, value: object, **fields: object) -> ReplayIdentity:
+def identity(method: str, value: object = None, **fields: object) -> ReplayIdentity:
+    credentials = {method.lower(): value} if value else {}
     return ReplayIdentity.model_validate(
-        {"role": "replayer", "authentication": {method: value}, **fields}
+        {"role": "replayer", "authentication": {"type": method, **credentials}, **fields}
     )
 
 
-ACCESS = pod_access(identity("token", TOKEN), HOSTS)
+ACCESS = pod_access(identity("Token", TOKEN), HOSTS)
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders", generation=3)
 JOB = ReplayJob(
     "shop", "after-fix", "uid-1", POLICY, "pulsar://pulsar:6650", "http://pulsar:8080", "key = 'ü'"
@@ -82,8 +83,8 @@ def test_application_is_owned_by_its_replay() -> None:
 
 CA = {"caRef": {"name": "authority", "key": "ca.pem"}}
 CLIENT = {
-    "issuerUrl": "https://issuer/$(PATH)",
-    "clientId": "replay",
+    "issuerURL": "https://issuer/$(PATH)",
+    "clientID": "replay",
     "clientSecret": {"secretRef": {"name": "client", "key": "password"}},
     "audience": "urn:pulsar",
     "caRef": {"kind": "Secret", "name": "issuer", "key": "ca.pem"},
@@ -93,13 +94,9 @@ CLIENT = {
 @pytest.mark.parametrize(
     ("role", "sources"),
     [
-        (identity("token", TOKEN), [("secret", "pulsar-replayer", {"token": "credentials/token"})]),
+        (identity("Token", TOKEN), [("secret", "pulsar-replayer", {"token": "credentials/token"})]),
         (
-            ReplayIdentity.model_validate({"role": "replayer", "token": TOKEN}),  # the old field
-            [("secret", "pulsar-replayer", {"token": "credentials/token"})],
-        ),
-        (
-            identity("tls", {"secretRef": {"name": "certificate"}}, tls=CA),
+            identity("TLS", {"secretRef": {"name": "certificate"}}, tls=CA),
             [
                 (
                     "secret",
@@ -110,14 +107,14 @@ CLIENT = {
             ],
         ),
         (
-            identity("oauth2", CLIENT),
+            identity("OAuth2", CLIENT),
             [
                 ("secret", "client", {"password": "credentials/client-secret"}),
                 ("secret", "issuer", {"ca.pem": "issuer-ca/ca.crt"}),
             ],
         ),
-        (identity("none", {}, tls=CA), [("configMap", "authority", {"ca.pem": "ca/ca.crt"})]),
-        (identity("none", {}), []),
+        (identity("None", tls=CA), [("configMap", "authority", {"ca.pem": "ca/ca.crt"})]),
+        (identity("None"), []),
     ],
 )
 def test_pods_mount_only_credentials_of_replay_role(
@@ -139,7 +136,7 @@ def test_pods_mount_only_credentials_of_replay_role(
         assert "$" not in value  # a kubelet would put in variables
         decoded = BrokerAccess.decode(value)
         assert (decoded.folder, decoded.redirect_hosts) == (ACCESS_FOLDER, HOSTS)
-        assert decoded.issuer_url == (CLIENT["issuerUrl"] if decoded.method == "oauth2" else None)
+        assert decoded.issuer_url == (CLIENT["issuerURL"] if decoded.method == "oauth2" else None)
     assert "pulsar-replayer" not in json.dumps(spec["arguments"])
 
 
@@ -308,7 +305,6 @@ ASKED: list[dict[str, Any]] = [
     {"driver": {"memory": "2049m"}},
     {"executors": 5},
     {"dynamicAllocation": {"minExecutors": 1, "maxExecutors": 5}},
-    {"nodeSelector": {}},
     {"nodeSelector": {"disk": "ssd"}},
     {"tolerations": [{"operator": "Exists"}]},
     {"sparkConf": {"spark.task.maxFailures": "9"}},
@@ -350,7 +346,7 @@ def test_chart_overrides_apply_if_connection_has_none() -> None:
     chart = settings_with(overrides={"maxExecutors": 4})
     assert resolved({"executors": 4}, {"executors": 2}, chart).executors == 4
     with pytest.raises(JobNotPermittedError):
-        resolved({"executors": 4}, {"overrides": {}}, chart)
+        resolved({"executors": 4}, {"overrides": {"maxExecutors": 3}}, chart)
 
 
 @pytest.mark.parametrize("asking", ["connection", "replay"])
@@ -434,8 +430,8 @@ def test_only_listed_spark_properties_are_open(end: str) -> None:
         {"volumes": [{"name": "a"}]},
         {"serviceAccount": "admin"},
         {"env": []},
-        {"labels": {}},
-        {"annotations": {}},
+        {"labels": {"a": "b"}},
+        {"annotations": {"a": "b"}},
         {"images": ["*"]},
         {"securityContext": {"privileged": True}},
         {"securityContext": {"runAsUser": 0}},
@@ -450,7 +446,7 @@ def test_connection_template_has_no_dangerous_fields(field: dict[str, Any]) -> N
 @pytest.mark.parametrize("field", ["imagePullSecrets", "securityContext", "volumes", "overrides"])
 def test_replay_template_has_fewer_fields_than_connection(field: str) -> None:
     with pytest.raises(ValueError, match="Extra inputs"):
-        JobRequest.model_validate({field: {}})
+        JobRequest.model_validate({field: {"maxExecutors": 2}})
 
 
 ENTRYPOINT = Path(__file__).parents[4] / "images" / "replay-entrypoint.sh"

@@ -71,7 +71,7 @@ async def prepare(
     **spec: Any,  # noqa: ANN401
 ) -> tuple[ObjectEvent, ...]:
     """Prepare the target of a Replay, and return its events."""
-    allow = [{"topics": [f"{NAMESPACE}/*"], "roles": [roles]}]
+    allow = [{"name": "one", "topics": [f"{NAMESPACE}/*"], "roles": [roles]}]
     body = replay(spec=spec, status=status or {})
     context = ctx(connections=[connection(allow=allow)], replays=[body])
     kubernetes = FakeKubernetes()
