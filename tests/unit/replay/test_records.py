@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
+import pulsar
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -16,11 +20,16 @@ from redrive.reading import bitmap
 from redrive.reading.positions import EntryId, Position, Source, Tail, TargetPartition
 from redrive.reading.ranges import Range
 from redrive.replay import audit, records, refused
+from redrive.replay import ledger as ledger_module
 from redrive.replay.audit import AuditFindings
+from redrive.replay.ledger import FencedError, Lease, Ledger
+from redrive.replay.ledger import read as read_ledger
 from redrive.replay.records import (
+    PERMIT,
     Account,
     EntriesRead,
     Header,
+    Permit,
     RangePlan,
     RangeRecord,
     Records,
@@ -274,3 +283,114 @@ def test_refused_list_omits_incomplete_plans() -> None:
     records = Records()
     records.plans["uid"] = {Range(-1, 7, 0, 9_999): plan_refusing(3)}
     assert list(refused.lines(records)) == []
+
+
+LEDGER = TopicName("shop", "prod", "orders-billing-DLQ-LEDGER")
+DROPPED = pulsar.MessageId(-1, -1, -1, -1)
+"""The receipt of a record that the broker takes for a duplicate."""
+
+
+class LedgerRecord(NamedTuple):
+    """A stored record, as the client shows it."""
+
+    content: bytes
+    options: dict[str, Any]
+
+    def data(self) -> bytes:
+        return self.content
+
+    def partition_key(self) -> str:
+        return str(self.options["partition_key"])
+
+    def properties(self) -> dict[str, str]:
+        return dict(self.options["properties"])
+
+
+class LedgerTopic:
+    """The part of `pulsar.Client` for one topic: producers that fence off others, and readers."""
+
+    def __init__(self) -> None:
+        self.stored: list[LedgerRecord] = []
+        self.drops = 0
+        self.owner: object = None
+
+    def as_pulsar(self) -> pulsar.Client:
+        return cast("pulsar.Client", self)
+
+    def create_producer(self, _topic: str, **options: object) -> LedgerProducer:
+        producer = LedgerProducer(self)
+        if options["access_mode"] == pulsar.ProducerAccessMode.ExclusiveWithFencing:
+            self.owner = producer
+        return producer
+
+    def create_reader(self, _topic: str, start: pulsar.MessageId, **_: object) -> LedgerReader:
+        return LedgerReader(self, max(0, start.entry_id() + 1))
+
+
+class LedgerProducer:
+    """A producer, until another one fences it off."""
+
+    def __init__(self, topic: LedgerTopic) -> None:
+        self._topic = topic
+
+    def send(self, content: bytes, **options: Any) -> pulsar.MessageId:  # noqa: ANN401
+        topic = self._topic
+        if topic.owner not in {None, self}:
+            raise pulsar.ProducerFenced
+        if topic.drops:
+            topic.drops -= 1
+            return DROPPED
+        topic.stored.append(LedgerRecord(content, options))
+        return pulsar.MessageId(-1, 7, len(topic.stored) - 1, -1)
+
+
+class LedgerReader:
+    """A reader of all records from one on."""
+
+    def __init__(self, topic: LedgerTopic, start: int) -> None:
+        self._topic = topic
+        self._next = start
+
+    def has_message_available(self) -> bool:
+        return self._next < len(self._topic.stored)
+
+    def read_next(self, _milliseconds: int) -> LedgerRecord:
+        self._next += 1
+        return self._topic.stored[self._next - 1]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_ledger_record_without_entry_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "time", SimpleNamespace(monotonic=lambda: 0, sleep=int))
+    topic = LedgerTopic()
+    ledger = Ledger(topic.as_pulsar(), LEDGER, "first")
+    topic.drops = 2
+    stored = ledger.write(records.header_key(UID), HEADER.to_json())
+    assert stored.ledger_id() >= 0
+    assert ledger.records.headers == {UID: HEADER}
+    assert read_ledger(topic.as_pulsar(), LEDGER).headers == {UID: HEADER}
+
+
+def test_ledger_takeover_ends_writes_and_leases_of_others() -> None:
+    topic = LedgerTopic()
+    client = topic.as_pulsar()
+    first = Ledger(client, LEDGER, "first")
+    lease = Lease(client, LEDGER, "first", since(first), Permit())
+    first.write(PERMIT, Permit(40.0).to_json())
+    lease.check()
+    assert lease.permit == Permit(40.0)
+    second = Ledger(client, LEDGER, "second")
+    assert second.fencing_token > first.fencing_token
+    with pytest.raises(FencedError):
+        first.write(records.header_key(UID), HEADER.to_json())
+    with pytest.raises(FencedError):
+        lease.check()
+    Lease(client, LEDGER, "second", since(second), Permit()).check()
+
+
+def since(ledger: Ledger) -> bytes:
+    """Return the position from which a lease of *ledger* reads."""
+    written: bytes = ledger.write(PERMIT, Permit().to_json()).serialize()
+    return written
