@@ -99,12 +99,15 @@ class InHand:
 
         A copy of that would be moved on too. Others are remembered where their id is known.
         """
-        if self._new.pop(id(message), None) is not None and not moved:
+        if not moved and self._new.pop(id(message), None) is not None:
             return
         with self._changing:
-            key, copy = self._forget(id(message))
-            if moved or key is not None:
-                self._settled.add(key or _id_of(message))
+            held = self._known.get(id(message))
+            # Before it leaves the in-flight messages: `begin` first reads without the lock.
+            if moved or held is not None:
+                self._settled.add(_id_of(message) if held is None else held[0])
+            _, copy = self._forget(id(message))
+            self._new.pop(id(message), None)
         if copy is not None:
             self._acknowledge(copy)
 

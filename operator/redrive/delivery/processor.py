@@ -12,6 +12,7 @@ message, under the same origin and count, and never loses it.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 
 import pulsar
@@ -41,8 +42,10 @@ from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.scheduling import OneAttempt
 from redrive.delivery.parts import Parts
 from redrive.delivery.reporting import Reporting
-from redrive.messages import NotSentError
+from redrive.messages import NotSentError, id_text
 from redrive.policy.verdict import Dead, Done, FailureRules, Retry
+
+_log = logging.getLogger(__name__)
 
 
 class Processor:
@@ -236,7 +239,19 @@ class Processor:
     def _acknowledge(self, message: pulsar.Message, *, moved: bool = False) -> None:
         if self._closed:  # by a thread that no longer waited for this one
             return
-        self._tell_broker(message)
+        try:
+            self._tell_broker(message)
+        except pulsar.Interrupted:
+            raise  # the client's word for KeyboardInterrupt
+        except pulsar.exceptions.PulsarException:
+            if not moved:
+                raise
+            # Handled again here, it would be sent on twice.
+            _log.exception(
+                "message %s was sent on, and could not be acknowledged; the broker delivers it "
+                "again after the next connection",
+                id_text(message.message_id()),
+            )
         self._in_hand.end(message, moved=moved)
         self.decisions.attempts.forget(message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import cast
@@ -100,6 +101,31 @@ def test_moved_message_is_remembered_for_ten_seconds() -> None:
     assert not world.handle(1)
     world.clock.advance(LATER)
     assert world.handle(1)
+
+
+@pytest.mark.parametrize("ids_are_read", [False, True])
+def test_copy_taken_while_original_is_settled_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, *, ids_are_read: bool
+) -> None:
+    world, copy = World(behind=0), numbered(1)
+    original = numbered(1)
+    assert world.in_hand.begin(original)
+    if ids_are_read:
+        assert len(world.in_hand) == 1
+    handed_out: list[bool] = []
+    taker = threading.Thread(target=lambda: handed_out.append(world.in_hand.begin(copy)))
+    add = world.settled.add
+
+    def add_while_taking(key: bytes) -> None:
+        taker.start()
+        taker.join(0.2)
+        add(key)
+
+    monkeypatch.setattr(world.settled, "add", add_while_taking)
+    world.in_hand.end(original, moved=True)
+    taker.join()
+    assert handed_out == [False]
+    assert world.acknowledged == [copy]
 
 
 def test_remembered_messages_are_limited(world: World) -> None:

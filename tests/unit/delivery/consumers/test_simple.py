@@ -23,6 +23,7 @@ from redrive.delivery.middleware.chain import Middleware, Receive
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
+from redrive.testing.broker import InMemoryMessage
 from redrive.testing.consumers import InMemorySimpleConsumer
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
@@ -54,6 +55,28 @@ def test_interrupted_receive_keeps_its_messages_for_the_next() -> None:
     received = consumer.receive(3, MINUTE, MINUTE)
     assert [message.data() for message in received] == [b"1", b"2", b"3"]
     assert [consumer.attempt_of(message).number for message in received] == [1, 1, 1]
+
+
+def test_failed_acknowledgement_stores_no_second_dead_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    consumer = InMemorySimpleConsumer(replace(POLICY, max_retries=0))
+    consumer.send(b"x")
+    acknowledge, failures = consumer.broker.acknowledge, [pulsar.ConnectError("lost")]
+
+    def fail_once(message: InMemoryMessage) -> None:
+        if failures:
+            raise failures.pop()
+        acknowledge(message)
+
+    monkeypatch.setattr(consumer.broker, "acknowledge", fail_once)
+    assert len(consumer.receive(1, MINUTE)) == 1
+    consumer.advance(MINUTE + timedelta(seconds=6))
+    assert consumer.receive(1, MINUTE, 1) == []
+    assert [letter.data() for letter in consumer.dead_letters] == [b"x"]
+    consumer.broker.unload()
+    assert consumer.receive(1, MINUTE, 1) == []
+    assert consumer.broker.unsettled() == []
 
 
 @pytest.mark.parametrize("seconds", [10, 43_200])
