@@ -243,6 +243,8 @@ class SubscriptionStats:
         oldest: when the oldest message of the backlog was published; None if there is none, or if
             that was not asked for.
         unacknowledged: messages that consumers have.
+        stranded: unacknowledged messages that no connected consumer has, while consumers are
+            connected. A broker that is delivering counts some for a moment.
         bytes: of the backlog, about, in the partition where most are; 0 if not asked for.
     """
 
@@ -253,6 +255,7 @@ class SubscriptionStats:
     ack_holes: int
     oldest: datetime | None
     unacknowledged: int = 0
+    stranded: int = 0
     bytes: int = 0
 
 
@@ -382,6 +385,8 @@ def _by_name(parts: Iterable[Mapping[str, SubscriptionStats]]) -> dict[str, Subs
 
 def _read_subscription(found: Mapping[str, Any]) -> SubscriptionStats:
     oldest = int(found.get("earliestMsgPublishTimeInBacklog", 0))
+    unacknowledged = int(found.get("unackedMessages", 0))
+    held = [int(consumer.get("unackedMessages", 0)) for consumer in found["consumers"]]
     return SubscriptionStats(
         backlog=int(found["msgBacklog"]),
         delivered=int(found["msgOutCounter"]),
@@ -389,7 +394,8 @@ def _read_subscription(found: Mapping[str, Any]) -> SubscriptionStats:
         durable=bool(found.get("isDurable", True)),
         ack_holes=int(found.get("nonContiguousDeletedMessagesRanges", 0)),
         oldest=datetime.fromtimestamp(oldest / 1_000, UTC) if oldest > 0 else None,
-        unacknowledged=int(found.get("unackedMessages", 0)),
+        unacknowledged=unacknowledged,
+        stranded=max(0, unacknowledged - sum(held)) if held else 0,
         bytes=max(0, int(found.get("backlogSize", 0))),  # -1 where it was not asked for
     )
 
@@ -404,6 +410,7 @@ def _combine(parts: Iterable[SubscriptionStats]) -> SubscriptionStats:
         ack_holes=max(part.ack_holes for part in parts),
         oldest=min((part.oldest for part in parts if part.oldest is not None), default=None),
         unacknowledged=sum(part.unacknowledged for part in parts),
+        stranded=sum(part.stranded for part in parts),
         bytes=max(part.bytes for part in parts),
     )
 

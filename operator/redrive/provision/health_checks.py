@@ -40,6 +40,8 @@ RETRY_STORM = Reason("RetryStorm")
 """Most deliveries of the last ten minutes were retries."""
 RETRIES_OVERDUE = Reason("RetriesOverdue")
 """Retries are due and consumers are connected, but the broker delivers none."""
+CHUNKS_STRANDED = Reason("ChunksStranded")
+"""Chunks of large messages are assigned to a consumer that has left, and delivered to no other."""
 QUOTA_NEARLY_REACHED = Reason("QuotaNearlyReached")
 """The dead-letter topic holds nearly as much as its backlog quota allows."""
 
@@ -62,6 +64,8 @@ class Thresholds:
         retry_share: more of the deliveries than this are one.
         overdue: retries that are due for longer than this should have been delivered.
         undelivered_seconds: nothing else was delivered for so long either.
+        stranded_readings: so many consecutive readings show stranded chunks. A broker that delivers
+            thousands of messages a second shows some in one of ten.
         quota_share: from this share of the quota on a dead-letter topic is nearly full.
         quota_share_cleared: below this share the warning ends.
     """
@@ -72,6 +76,7 @@ class Thresholds:
     retry_share: float = 0.5
     overdue: timedelta = timedelta(minutes=5)
     undelivered_seconds: float = 60.0
+    stranded_readings: int = 5
     quota_share: float = 0.8
     quota_share_cleared: float = 0.7
 
@@ -96,6 +101,7 @@ class CheckInput:
         acknowledged: how many messages of the retry topic are acknowledged behind one that is not,
             see `Admin.acknowledged`; 0 where that was not read.
         outages: what each consumer that has paused shows as the cause.
+        stranded_readings: how many consecutive readings show stranded chunks, this one included.
     """
 
     policy: Policy
@@ -110,6 +116,7 @@ class CheckInput:
     persistence: AckPersistence = BY_DEFAULT
     acknowledged: int = 0
     outages: tuple[str, ...] = ()
+    stranded_readings: int = 0
 
     @property
     def retries(self) -> SubscriptionStats | None:
@@ -235,6 +242,26 @@ def retries_are_overdue(given: CheckInput, limits: Thresholds) -> StatusWarning 
     )
 
 
+def chunks_are_stranded(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
+    """Find unacknowledged messages that no connected consumer has, in several readings in a row.
+
+    A broker assigns all chunks of a message to one consumer of a Shared subscription, also after
+    that consumer has left.
+    """
+    policy, published = given.policy, given.published.get(CHUNKS_STRANDED)
+    own = ((policy.topic, given.source), (policy.retry_topic, given.retries))
+    chunks = {topic: stats.stranded for topic, stats in own if stats is not None and stats.stranded}
+    if not chunks or (published is None and given.stranded_readings < limits.stranded_readings):
+        return None
+    return published or StatusWarning(
+        CHUNKS_STRANDED,
+        f"a consumer of subscription {policy.subscription} left between two chunks of a large "
+        "message, and the broker delivers that message to no other consumer; got "
+        f"{sum(chunks.values())} chunks; load the topic again, which delivers all unacknowledged "
+        f"messages again: {', '.join(f'pulsar-admin topics unload {topic}' for topic in chunks)}",
+    )
+
+
 def quota_is_nearly_reached(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
     """Find a dead-letter topic that will soon refuse dead letters, which then wait in consumers."""
     dead_letter = given.dead_letter.get(given.policy.dead_letter_subscription)
@@ -273,6 +300,7 @@ CHECKS: tuple[Callable[[CheckInput, Thresholds], StatusWarning | None], ...] = (
     retry_topic_is_not_consumed,
     most_deliveries_are_retries,
     retries_are_overdue,
+    chunks_are_stranded,
     quota_is_nearly_reached,
     consumers_have_paused,
 )
@@ -283,6 +311,7 @@ REASONS = frozenset(
         RETRY_TOPIC_NOT_CONSUMED,
         RETRY_STORM,
         RETRIES_OVERDUE,
+        CHUNKS_STRANDED,
         QUOTA_NEARLY_REACHED,
         OUTAGE_SUSPECTED,
     }
@@ -409,6 +438,11 @@ class Reading:
         return self.source.get(name), self.retry.get(name)
 
     @property
+    def shows_stranded(self) -> bool:
+        """Return True if unacknowledged messages are with no connected consumer."""
+        return any(stats is not None and stats.stranded > 0 for stats in self.subscriptions)
+
+    @property
     def backlog(self) -> Backlog:
         """Return what waits in the policy's own subscriptions."""
         return backlog_of(
@@ -425,11 +459,13 @@ class Findings:
 
     Attributes:
         unconsumed: see `CheckInput`; at the last reading.
+        stranded_readings: see `CheckInput`.
     """
 
     deliveries: Deliveries
     unconsumed: bool
     warnings: tuple[StatusWarning, ...]
+    stranded_readings: int = 0
 
     @classmethod
     def of(
@@ -454,6 +490,7 @@ class Findings:
             if before is None
             else before.deliveries.seen(reading.seconds, *counters)
         )
+        readings = 0 if before is None else before.stranded_readings
         given = CheckInput(
             policy=reading.policy,
             source=source,
@@ -468,8 +505,10 @@ class Findings:
             persistence=reading.persistence,
             acknowledged=reading.acknowledged,
             outages=reading.outages,
+            # A requested reading may come right after another, and is no further one.
+            stranded_readings=readings + (not reading.requested) if reading.shows_stranded else 0,
         )
-        return cls(window, given.unconsumed, check(given, limits))
+        return cls(window, given.unconsumed, check(given, limits), given.stranded_readings)
 
 
 BACKLOG_SHARE = 0.1

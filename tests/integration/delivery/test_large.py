@@ -13,12 +13,14 @@ from datetime import timedelta
 import pulsar
 import pytest
 
+from redrive.admin.model import read_stats
 from redrive.delivery import connection, fetcher
 from redrive.delivery.reporting import Event, Name
 from redrive.policy.model import SubscriptionType
 from sandbox.pulsar import SUPERUSER
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.raw_producer import RawProducer, raw_producer
+from tests.support.subscriptions import tell
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
@@ -214,3 +216,29 @@ def test_chunks_of_a_dead_producer_leave_the_backlog(
     wait_until(lambda: provisioned.unsettled() == 24)
     wait_until(lambda: not provisioned.unsettled(), 300)
     assert consumer.receive(0) is None
+
+
+def test_chunks_of_departed_consumer_need_an_unload(
+    provision_policy: ProvisionPolicy, closing: ExitStack
+) -> None:
+    provisioned = provision_policy()
+    topic, subscription = provisioned.policy.topic, provisioned.policy.subscription
+
+    def stranded() -> int:
+        return read_stats(tell(provisioned.broker, topic, "stats"))[subscription].stranded
+
+    producer = closing.enter_context(raw_producer(provisioned.broker, topic))
+    applications, departing = Applications(producer, 3), provisioned.consumer()
+    applications.send(0, 2)
+    wait_until(lambda: provisioned.given_out(topic) == 6)
+    remaining = provisioned.consumer()
+    departing.close()
+    wait_until(lambda: stranded() == 6)
+    applications.send(2, 3)
+    producer.send(b"another")
+    assert receive_all(remaining, 1) == {b"another"}
+    wait_until(lambda: stranded() == provisioned.unsettled() == 9)
+    provisioned.unload()
+    assert receive_all(remaining, 3) == applications.contents
+    wait_until(lambda: not provisioned.unsettled())
+    assert stranded() == 0

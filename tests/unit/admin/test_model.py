@@ -47,6 +47,20 @@ def test_stats_of_subscriptions_are_read() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("unacknowledged", "held", "stranded"), [(18, [0, 4], 14), (4, [0, 4], 0), (18, [], 0)]
+)
+def test_stranded_messages_are_with_no_consumer(
+    unacknowledged: int, held: list[int], stranded: int
+) -> None:
+    consumers = [{"unackedMessages": count} for count in held]
+    stats = subscription(unackedMessages=unacknowledged, consumers=consumers)
+    partitions = {name: {"subscriptions": {"s": stats}} for name in ("p-0", "p-1")}
+    [alone] = read_stats({"subscriptions": {"s": stats}}).values()
+    [combined] = read_stats({"partitions": partitions}).values()
+    assert (alone.stranded, combined.stranded) == (stranded, 2 * stranded)
+
+
 def test_producer_metadata_is_read_per_partition() -> None:
     producers: list[dict[str, Any]] = [{"metadata": {"a": "1"}}, {"metadata": {}}, {}]
     assert read_producers({"publishers": producers}) == [{"a": "1"}, {}, {}]

@@ -390,6 +390,30 @@ def test_requested_read_does_not_confirm_unconsumed_topic() -> None:
     assert third.warnings == second.warnings
 
 
+def test_stranded_chunks_are_reported_after_five_readings() -> None:
+    def following(
+        before: Findings | None, stranded: int = 18, *, requested: bool = False
+    ) -> Findings:
+        source = replace(stats(consumers=1), unacknowledged=stranded, stranded=stranded)
+        after = Reading(
+            POLICY, READ_AT, 0.0, requested, None, {"s": source}, {"s": stats(consumers=1)}, {}
+        )
+        return Findings.of(after, before, () if before is None else before.warnings, THRESHOLDS)
+
+    findings = following(None)
+    for requested in (False, True, False, False):
+        findings = following(findings, requested=requested)
+        assert findings.warnings == ()
+    findings = following(findings)
+    [warning] = findings.warnings
+    assert warning.reason == "ChunksStranded"
+    assert "got 18 chunks; load the topic again, which " in warning.message
+    assert warning.message.endswith(f": pulsar-admin topics unload {POLICY.topic}")
+    assert following(findings, 21).warnings == (warning,)
+    assert following(findings, 0).warnings == ()
+    assert following(following(findings, 0)).warnings == ()
+
+
 def test_backlog_has_time_and_counts_of_its_read() -> None:
     assert reading(0).backlog.observed_at == READ_AT
     assert (reading(0).backlog.retry, reading(0).backlog.dead_letter) == (2, 0)
