@@ -155,12 +155,12 @@ class Story:
         requested = f"redrive.io/reconcile-requested-at={now}"
         self._kubectl("annotate", "--overwrite", policy, requested)
         deadline = monotonic() + _TIMEOUT_SECONDS
-        path = "jsonpath={.status.backlog.observedAt}"
+        path = "jsonpath={.status.backlog.observedTime}"
         while (observed := self._kubectl("get", policy, "-o", path)) < now:
             if monotonic() > deadline:
                 raise SandboxError(
                     f"it took more than {_TIMEOUT_SECONDS:.0f} s to read the policy's backlog",
-                    got=f"status.backlog.observedAt: {observed}",
+                    got=f"status.backlog.observedTime: {observed}",
                     remedy=f"see the logs in {self.sandbox.state / 'logs'}",
                 )
             sleep(_POLL_SECONDS)

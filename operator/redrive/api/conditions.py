@@ -123,13 +123,20 @@ class Condition(StatusModel):
 Conditions = Annotated[
     tuple[Condition, ...],
     Field(
-        max_length=16,
+        max_length=32,
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
         },
     ),
 ]
+
+
+WarningTypes = Annotated[
+    tuple[Annotated[str, Field(max_length=316)], ...],
+    Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"}),
+]
+"""Types of conditions that need attention."""
 
 
 def merge(

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from redrive.api.conditions import Conditions
+from redrive.api.conditions import Conditions, WarningTypes
 from redrive.api.job import JobTemplate
 from redrive.api.model import (
     MAX_TOPIC,
@@ -352,7 +352,9 @@ class BrokerConnectionSpec(ApiModel):
             own: the namespace that this connection lies in.
         """
         return Permissions(
-            tuple(rule for rule in self.allow if rule.is_for(namespace, labels, own))
+            tuple(
+                rule.within(namespace) for rule in self.allow if rule.is_for(namespace, labels, own)
+            )
         )
 
 
@@ -366,9 +368,9 @@ class BrokerConnectionStatus(StatusModel):
     """Ready: the broker answers and the token has rights. Reconciling and Stalled are there only
     while true."""
 
-    warnings: Annotated[str, Field(max_length=1024)] | None = None
-    """The types of the conditions that need attention although the object is ready, separated by
-    commas; not there while there is none."""
+    warnings: WarningTypes | None = None
+    """Types of the conditions that need attention although the object is ready. Absent without
+    any."""
 
     broker_version: Annotated[str, Field(max_length=64)] | None = None
     """The release of the broker, read every minute. Example: `4.0.8`. Not there where a proxy hides

@@ -66,6 +66,9 @@ RuleName = Annotated[
     ),
 ]
 
+NAMESPACE = "{namespace}"
+"""Stands in a pattern for the Kubernetes namespace of the object that uses the connection."""
+
 LabelValue = Annotated[str, Field(max_length=63)]
 
 
@@ -185,15 +188,17 @@ class AllowRule(ApiModel):
         tuple[TopicPattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
     ]
     """The topics that policies may name, and those that retry and dead-letter topics may be, as
-    patterns on the full name: `*` stands for any characters but a slash. Examples:
-    `persistent://shop/*/*`; `persistent://shop/prod/orders` together with
-    `persistent://shop/prod/orders-billing-*`."""
+    patterns on the full name: `*` stands for any characters but a slash, `{namespace}` for the
+    Kubernetes namespace of the object, so that one rule can serve many teams. Examples:
+    `persistent://shop/*/*`; `persistent://{namespace}/*/*`; `persistent://shop/prod/orders`
+    together with `persistent://shop/prod/orders-billing-*`."""
 
     roles: Annotated[
         tuple[RolePattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
     ] = ()
     """The Pulsar roles that policies may grant rights to on these topics, as patterns: `*` stands
-    for any characters. Left out: none. Example: `shop-*`."""
+    for any characters, `{namespace}` for the Kubernetes namespace of the object. Defaults to none.
+    Examples: `shop-*`; `{namespace}.*`."""
 
     adoption: Annotated[Consent, *_consent("adoption")] = Consent.NEVER
     """`Allowed`: policies may adopt retry and dead-letter topics, among these topics, that redrive
@@ -202,6 +207,16 @@ class AllowRule(ApiModel):
     deletion: Annotated[Consent, *_consent("deletion")] = Consent.NEVER
     """`Allowed`: policies may have topics, among these, deleted with them (`deletionPolicy`).
     Defaults to Never."""
+
+    def within(self, namespace: str) -> AllowRule:
+        """Return the rule with *namespace* in place of `{namespace}` in its patterns."""
+        if not any(NAMESPACE in pattern for pattern in (*self.topics, *self.roles)):
+            return self
+        topics, roles = (
+            tuple(pattern.replace(NAMESPACE, namespace) for pattern in patterns)
+            for patterns in (self.topics, self.roles)
+        )
+        return AllowRule.model_construct(**{**dict(self), "topics": topics, "roles": roles})
 
     def is_for(self, namespace: str, labels: Mapping[str, str], own: str) -> bool:
         """Whether the rule is for *namespace*, which has *labels*, of a connection in *own*."""

@@ -14,10 +14,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, Strict, ValidationError, model_validator
 
-from redrive.api.conditions import Conditions, Timestamp
+from redrive.api.conditions import Conditions, Timestamp, WarningTypes
 from redrive.api.job import JobRequest
 from redrive.api.model import (
     MAX_TOPIC,
+    QUOTED,
     SET,
     VALIDATIONS,
     ApiModel,
@@ -29,7 +30,7 @@ from redrive.api.model import (
     one_of,
     refusing,
 )
-from redrive.api.policy_defaults import IS_DURATION
+from redrive.api.policy_defaults import IS_DURATION, SECONDS, WRITTEN
 from redrive.errors import InvalidSpecError
 from redrive.policy.values import check_duration, parse_duration
 
@@ -38,7 +39,7 @@ _MAX_IDS = 500
 _MAX_KEYS = 64
 
 _WINDOW = Rule(
-    "!has(self.since) || !has(self.until) || timestamp(self.since) < timestamp(self.until)",
+    "!has(self.since) || !has(self.until) || self.since < self.until",
     "a selection begins before it ends",
     "have since lie before until",
 )
@@ -67,7 +68,7 @@ def _moment(text: str) -> str:
 
 Moment = Annotated[
     str,
-    Field(max_length=32),
+    Field(max_length=32, json_schema_extra={"format": "date-time"}),
     Form(
         r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}([.]\d{1,3})?(Z|[+-]\d{2}:\d{2})",
         "a moment is written with its date, its time and its offset",
@@ -132,7 +133,16 @@ def milliseconds(moment: str | None) -> int | None:
 
 
 Duration = Annotated[
-    str, Field(max_length=40), IS_DURATION, AfterValidator(refusing(check_duration))
+    str,
+    Field(max_length=40),
+    IS_DURATION,
+    Rule(
+        f"!({WRITTEN}) || {SECONDS} >= 1",
+        "a duration must be at least 1s",
+        "raise it, or leave it out",
+        got=QUOTED,
+    ),
+    AfterValidator(refusing(check_duration)),
 ]
 
 _FIXED = (
@@ -266,12 +276,12 @@ class ReplaySpec(ApiModel):
     acknowledged all. Not to a source topic that the policy's subscription reads by key."""
 
     deadline: Duration | None = None
-    """How long the run may take from its launch, the time included in which it is suspended. Then
-    it drains and has failed. Example: `2h`."""
+    """Time limit of the run from its launch, including the time in which it is suspended. After it
+    the run drains and is Failed. At least 1s. Defaults to no limit. Example: `2h`."""
 
     ttl_after_finished: Duration | None = None
-    """How long after its end the Replay deletes itself, with all that belongs to it. It can change
-    at any time. Left out: it stays. Example: `7d`."""
+    """Time after its end when the Replay is deleted, with its job and pods. At least 1s. It can
+    change at any time. Defaults to no deletion. Example: `7d`."""
 
     follow_for: Duration | None = None
     """How long to look, once all is moved, at what becomes of it: see `status.aftermath`. The run
@@ -393,7 +403,7 @@ class ReplayAftermath(StatusModel):
     Consumers that were killed may have left copies, which count as well.
     """
 
-    observed_at: Timestamp
+    observed_time: Timestamp
     """When that was looked at."""
 
     handled: int
@@ -444,9 +454,9 @@ class ReplayStatus(StatusModel):
     observed_generation: int | None = None
     """The `metadata.generation` that this status is about."""
 
-    warnings: Annotated[str, Field(max_length=1024)] | None = None
-    """The types of the conditions that need attention although the object is ready, separated by
-    commas; not there while there is none."""
+    warnings: WarningTypes | None = None
+    """Types of the conditions that need attention although the object is ready. Absent without
+    any."""
 
     phase: Phase | None = None
     """Pending, Submitted, Running, Suspended, Completed or Failed; the last two are final."""

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from redrive.api.conditions import Conditions, Timestamp
+from redrive.api.conditions import Conditions, Timestamp, WarningTypes
 from redrive.api.model import (
     VALIDATIONS,
     ApiModel,
@@ -355,11 +355,21 @@ class Backlog(StatusModel):
     dead_letter: Annotated[int, Field(ge=0)] | None = None
     """How many messages rest in the dead-letter topic; not there where they are discarded."""
 
-    oldest_dead_letter: Timestamp | None = None
-    """When the one that rests for longest came there; not there while there is none."""
+    oldest_dead_letter_time: Timestamp | None = None
+    """Time at which the oldest dead letter was stored. Absent without dead letters."""
 
-    observed_at: Timestamp | None = None
-    """When these figures were read from the broker. Left out by operators before it was there."""
+    observed_time: Timestamp | None = None
+    """Time at which these figures were read from the broker."""
+
+
+class EffectiveFields(StatusModel):
+    """Values in effect of fields that the policy may take from its connection."""
+
+    max_retries: int | None = None
+    """Retries of a failed message."""
+
+    deletion_policy: DeletionPolicy | None = None
+    """Effect of a deletion at the broker."""
 
 
 class RetryPolicyStatus(StatusModel):
@@ -372,9 +382,12 @@ class RetryPolicyStatus(StatusModel):
     """Ready: topics, subscriptions, grants and the ConfigMap are as the policy asks. Reconciling
     and Stalled are there only while true."""
 
-    warnings: Annotated[str, Field(max_length=1024)] | None = None
-    """The types of the conditions that need attention although the object is ready, separated by
-    commas; not there while there is none."""
+    warnings: WarningTypes | None = None
+    """Types of the conditions that need attention although the object is ready. Absent without
+    any."""
+
+    topic: str | None = None
+    """Local name of the source topic. Example: `orders`."""
 
     retry_topic: str | None = None
     """Full name of the topic where messages wait for their next attempt."""
@@ -394,11 +407,9 @@ class RetryPolicyStatus(StatusModel):
     config_map: str | None = None
     """The ConfigMap, in the policy's namespace, that consumers mount; its key is `policy.json`."""
 
-    deletion_policy: DeletionPolicy | None = None
-    """What a deletion does at the broker: what the policy says, or its connection, or Retain."""
-
-    max_retries: int | None = None
-    """How often a failed message is retried: what the policy says, or its connection, or 16."""
+    effective: EffectiveFields | None = None
+    """Values in effect of fields that the policy, or `policyDefaults` of its connection, or neither
+    may set."""
 
     blocked_by: str | None = None
     """The RetryPolicy, as `namespace/name`, that this one waits for: it has what this one needs.

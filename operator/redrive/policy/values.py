@@ -45,12 +45,15 @@ def parse_duration(text: str) -> timedelta:
 
 
 def check_duration(text: str) -> str:
-    """Return *text*, which `parse` can read.
+    """Return *text* if it is a duration of at least 1s.
 
     Raises:
-        InvalidSpecError: it can't.
+        InvalidSpecError: it is not written as a duration, or it is 0s.
     """
-    parse_duration(text)
+    if not parse_duration(text):
+        raise InvalidSpecError(
+            "a duration must be at least 1s", got=text, remedy="raise it, or leave it out"
+        )
     return text
 
 

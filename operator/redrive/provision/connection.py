@@ -17,6 +17,7 @@ from redrive import errors
 from redrive.admin.errors import BrokerDownError
 from redrive.api import Body
 from redrive.api.conditions import Reason, StatusWarning, is_new, progressing, ready, warning
+from redrive.api.permissions import NAMESPACE
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources
 from redrive.kube.client import NotFoundError
@@ -106,7 +107,7 @@ async def check(connection: Connection) -> None:
     await connection.admin.clusters()
     patterns = (pattern for rule in connection.spec.allow for pattern in rule.topics)
     tenants = {pattern.split("/")[2] for pattern in patterns}
-    for tenant in sorted(tenant for tenant in tenants if "*" not in tenant):
+    for tenant in sorted(t for t in tenants if "*" not in t and NAMESPACE not in t):
         if not await connection.admin.tenant_exists(tenant):
             raise errors.TenantNotFoundError(
                 "a tenant of the topics in spec.allow does not exist",

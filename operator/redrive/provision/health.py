@@ -497,7 +497,7 @@ class Gauges:
             _remove_dead_letters(labels)
             return
         BACKLOG.labels(*labels, DEAD_LETTER).set(backlog.dead_letter)
-        oldest = backlog.oldest_dead_letter
+        oldest = backlog.oldest_dead_letter_time
         OLDEST_DEAD_LETTER.labels(*labels).set_function(lambda: self._age(oldest))
 
     def remove(self, policy: Key) -> None:

@@ -540,8 +540,8 @@ def backlog_of(
         retry=0 if retry is None else retry.backlog,
         dead_letter=None if discards else 0 if dead is None else dead.backlog,
         # In whole seconds, as it is written: else each look would find it changed.
-        oldest_dead_letter=None if oldest is None else oldest.replace(microsecond=0),
-        observed_at=now.replace(microsecond=0),
+        oldest_dead_letter_time=None if oldest is None else oldest.replace(microsecond=0),
+        observed_time=now.replace(microsecond=0),
     )
 
 
@@ -552,10 +552,10 @@ def is_backlog_worth_writing(written: Backlog | None, found: Backlog) -> bool:
     and unchanged figures once an hour: a thousand policies would else be a thousand writes a
     minute.
     """
-    if written is None or written.observed_at is None or found.observed_at is None:
+    if written is None or written.observed_time is None or found.observed_time is None:
         return True
-    age = found.observed_at - written.observed_at
-    if written == found.model_copy(update={"observed_at": written.observed_at}):
+    age = found.observed_time - written.observed_time
+    if written == found.model_copy(update={"observed_time": written.observed_time}):
         return age >= BACKLOG_UNCHANGED_AFTER
     return (
         age >= BACKLOG_CHANGED_AFTER

@@ -253,13 +253,16 @@ def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
 def _fields(made: Converged) -> dict[str, Any]:
     wanted = made.desired
     return {
-        "deletionPolicy": str(made.request.deletion),
-        "maxRetries": wanted.policy.max_retries,
+        "effective": {
+            "maxRetries": wanted.policy.max_retries,
+            "deletionPolicy": str(made.request.deletion),
+        },
         "blockedBy": None,
         "connection": str(made.request.through),
         BROKER_DIGEST: digest_of(made.broker),
         "creating": None,
         "plannedChanges": None,
+        "topic": wanted.policy.topic.local,
         "retryTopic": str(wanted.retry.name),
         # In a merge patch None removes the field.
         "deadLetterTopic": None if wanted.dead_letter is None else str(wanted.dead_letter.name),

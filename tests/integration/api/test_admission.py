@@ -327,27 +327,54 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
 ) -> None:
     put(cluster, kube_namespace, maxRetries=3)
     cluster.objects.put(manifest("Replay"), kube_namespace)
-    backlog = {"retry": 3, "deadLetter": 41}
+    backlog = {"retry": 3, "deadLetter": 41, "oldestDeadLetterTime": "2026-11-20T10:00:00Z"}
     conditions = [condition("True", "Provisioned")]
-    status = {"conditions": conditions, "maxRetries": 3, "backlog": backlog}
-    status["warnings"] = "AckHoles, GeoReplicated"
+    status = {"conditions": conditions, "topic": "orders", "backlog": backlog}
     patch_status(cluster, kube_namespace, "rpol", status)
-    account = {"phase": "Running", "scanned": 9, "matched": 8, "moved": 5, "refused": 1, "left": 2}
+    account = {
+        "phase": "Completed",
+        "moved": 5,
+        "refused": 1,
+        "aftermath": {
+            "observedTime": "2026-11-20T10:00:00Z", "handled": 3, "waiting": 0, "diedAgain": 2,
+            "settled": True,
+        },
+        "conditions": [condition("True", "ReplayCompleted")],
+    }  # fmt: skip
     patch_status(cluster, kube_namespace, "replay", account)
     shown = cluster.kubectl("get", "rpol,replay", f"--namespace={kube_namespace}")
     table = [re.split(r"\s{2,}|\t", line.strip()) for line in shown.splitlines() if line]
     policy_header, policy, replay_header, replay = table
-    assert policy_header == (
-        "NAME READY REASON WARNINGS TOPIC SUBSCRIPTION RETRIES WAITING DEAD AGE".split()
-    )
-    assert policy[1:-1] == [
-        "True", "Provisioned", "AckHoles, GeoReplicated", "persistent://shop/prod/orders",
-        "fulfilment", "3", "3", "41",
+    assert policy_header == ("NAME READY REASON TOPIC SUBSCRIPTION WAITING DEAD OLDEST AGE".split())
+    assert policy[1:-2] == ["True", "Provisioned", "orders", "fulfilment", "3", "41"]
+    assert re.fullmatch(r"\d+d(\d+h)?", policy[-2])
+    assert replay_header == [
+        "NAME", "POLICY", "PHASE", "MOVED", "REFUSED", "DEAD AGAIN", "REASON", "AGE",
     ]  # fmt: skip
-    assert replay_header == (
-        "NAME POLICY PHASE SCANNED MATCHED MOVED REFUSED LEFT RATE REMAINING AGE".split()
+    assert replay[1:-1] == ["orders-fulfilment", "Completed", "5", "1", "2", "ReplayCompleted"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "selector"),
+    [
+        ("retrypolicy", "spec.connectionRef.name=main"),
+        ("replay", "spec.policyRef.name=orders-fulfilment"),
+        ("replay", "status.phase=Running"),
+    ],
+)
+def test_kinds_are_selected_by_their_selectable_fields(
+    cluster: Cluster, kube_namespace: str, kind: str, selector: str
+) -> None:
+    for manifested in ("RetryPolicy", "Replay"):
+        cluster.objects.put(manifest(manifested), kube_namespace)
+    patch_status(cluster, kube_namespace, "replay", {"phase": "Running"})
+    listed, others = (
+        cluster.kubectl(
+            "get", kind, "-o", "name", f"--namespace={kube_namespace}", f"--field-selector={terms}"
+        )
+        for terms in (selector, f"{selector}-else")
     )
-    assert replay[1:-1] == ["orders-fulfilment", "Running", "9", "8", "5", "1", "2"]
+    assert (listed.split(), others.split()) == ([f"{kind}.redrive.io/one"], [])
 
 
 def test_short_names_and_the_category_lead_to_the_kinds(

@@ -52,7 +52,7 @@ def look_again(shop: Shop, name: str) -> None:
     """Have the topics of a policy be looked at."""
 
     def observed_at() -> object:
-        return shop.get("retrypolicy", name)["status"].get("backlog", {}).get("observedAt")
+        return shop.get("retrypolicy", name)["status"].get("backlog", {}).get("observedTime")
 
     before = observed_at()
     shop.request_reconcile(name)

@@ -164,8 +164,8 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
         status = await watched.shows(lambda status: oldest(status) is not None)
         status = await watched.shows(
             lambda status: (
-                {**figures(status), "oldestDeadLetter": ""}
-                == {"retry": 1, "deadLetter": 2, "oldestDeadLetter": ""}
+                {**figures(status), "oldestDeadLetterTime": ""}
+                == {"retry": 1, "deadLetter": 2, "oldestDeadLetterTime": ""}
             )
         )
         first = oldest(status)
@@ -351,13 +351,13 @@ def now() -> datetime:
 
 def oldest(status: dict[str, Any]) -> datetime | None:
     """When the oldest dead letter came, by a policy's status."""
-    written = status.get("backlog", {}).get("oldestDeadLetter")
+    written = status.get("backlog", {}).get("oldestDeadLetterTime")
     return None if written is None else datetime.fromisoformat(written)
 
 
 def figures(status: dict[str, Any]) -> dict[str, Any]:
     """The backlog in a policy's status, without when it was read."""
-    return {name: value for name, value in status["backlog"].items() if name != "observedAt"}
+    return {name: value for name, value in status["backlog"].items() if name != "observedTime"}
 
 
 def labels(shop: Shop) -> dict[str, str]:

@@ -38,7 +38,7 @@ def test_nothing_is_written_for_a_paused_policy_until_it_goes_on(calm: Shop) -> 
     calm.kubectl("annotate", "retrypolicy", "paused", "redrive.io/paused-")
     status = calm.ready("paused")["status"]
     assert "Paused" not in {c["type"] for c in status["conditions"]}
-    assert (status["maxRetries"], retries(calm, "paused")) == (5, 5)
+    assert (status["effective"]["maxRetries"], retries(calm, "paused")) == (5, 5)
     assert calm.dump() != before
     calm.kubectl("annotate", "retrypolicy", "paused", "redrive.io/paused=true")
     after = calm.dump()

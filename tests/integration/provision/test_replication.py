@@ -46,7 +46,7 @@ def test_replicated_retries_are_warned_of_until_they_stay_in_their_cluster(
     shop.kubectl(
         "wait",
         "retrypolicy/orders",
-        "--for=jsonpath={.status.maxRetries}=3",
+        "--for=jsonpath={.status.effective.maxRetries}=3",
         f"--timeout={SECONDS}s",
     )
     conditions = shop.ready()["status"]["conditions"]

@@ -184,7 +184,7 @@ replays = st.fixed_dictionaries(
         "rateLimit": st.fixed_dictionaries({"messagesPerSecond": st.floats(0.1, 1_000_000)}),
         "maxReplays": st.integers(1, 9),
         "deadline": st.just("2h30m"),
-        "ttlAfterFinished": st.just("0s"),
+        "ttlAfterFinished": st.just("1s"),
         "reason": st.text(min_size=1, max_size=50),
         "ticket": st.text(min_size=1, max_size=50),
     },

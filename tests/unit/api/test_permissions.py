@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.job import is_among
 from redrive.api.model import InvalidFieldsError, parse_spec
-from redrive.api.permissions import AllowRule, LabelSelector, Permissions
+from redrive.api.permissions import LabelSelector, Permissions
 from redrive.policy.naming import TopicName
 from redrive.policy.values import Patterns
 
@@ -22,8 +23,14 @@ def permissions(
     *rules: dict[str, Any], namespace: str = "shop", labels: Mapping[str, str] | None = None
 ) -> Permissions:
     """Permissions by the rules of a connection in `shop`."""
-    read = [AllowRule.model_validate(rule) for rule in rules]
-    return Permissions(tuple(r for r in read if r.is_for(namespace, labels or {}, "shop")))
+    pulsar = {
+        "serviceURL": "pulsar://pulsar:6650",
+        "adminURL": "http://pulsar:8080",
+        "authentication": {"type": "None"},
+    }
+    named = [{**rule, "name": f"rule-{number}"} for number, rule in enumerate(rules)]
+    spec = BrokerConnectionSpec.model_validate({"pulsar": pulsar, "allow": named})
+    return spec.permissions(namespace, labels or {}, "shop")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +51,19 @@ def test_topic_pattern_matches_whole_name_and_no_slash(
 ) -> None:
     rights = permissions({"name": "one", "topics": [pattern]})
     assert rights.allows_topic(TopicName.parse(topic)) is allowed
+
+
+def test_namespace_in_patterns_is_that_of_the_object() -> None:
+    rule = {
+        "namespaces": {"names": ["shop", "billing"]},
+        "topics": ["persistent://{namespace}/*/*"],
+        "roles": ["{namespace}.*"],
+    }
+    rights, invoices = permissions(rule, namespace="billing"), TopicName("billing", "prod", "all")
+    assert rights.allows_role("billing.clerk", invoices)
+    assert not rights.allows_role("shop.clerk", invoices)
+    assert not rights.allows_topic(ORDERS)
+    assert permissions(rule).allows_topic(ORDERS)
 
 
 def test_topic_wildcard_does_not_match_a_slash() -> None:

@@ -92,7 +92,7 @@ async def test_warning_is_a_condition_and_event_when_it_changes(
         caution = StatusWarning("NameCollision", message)
         await out.publish(stored(api), ready("Provisioned", "all is there", [caution]))
     assert conditions(stored(api)).keys() == {"Ready", "NameCollision"}
-    assert stored(api)["status"]["warnings"] == "NameCollision"
+    assert stored(api)["status"]["warnings"] == ["NameCollision"]
     await out.publish(stored(api), ready("Provisioned", "all is there"))
     assert conditions(stored(api)).keys() == {"Ready"}
     assert "warnings" not in stored(api)["status"]

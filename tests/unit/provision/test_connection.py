@@ -330,7 +330,7 @@ async def test_deletion_in_use_names_policies_and_waits(lent: Lent, policy: Make
     stored = lent.stored
     assert stored is not None
     assert reason(stored) == "Connected"  # its policies continue to work
-    assert stored["status"]["warnings"] == DELETION_BLOCKED
+    assert stored["status"]["warnings"] == [DELETION_BLOCKED]
     assert "got 2 of other namespaces; delete" in await lent.reconcile(*others)
     assert "hidden" not in str(lent.stored)
     warned = [event for event in lent.kubernetes.announced() if event[1] == DELETION_BLOCKED]

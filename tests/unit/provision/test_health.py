@@ -128,12 +128,12 @@ class Cluster:
         self.ctx.policies.put(policy)
 
     async def written(self) -> str:
-        """The `observedAt` of the next write."""
+        """The `observedTime` of the next write."""
         async with asyncio.timeout(5):
             write = await self.kubernetes.written()
         self.seen += 1
-        observed_at: str = write.body["status"]["backlog"]["observedAt"]
-        return observed_at
+        observed_time: str = write.body["status"]["backlog"]["observedTime"]
+        return observed_time
 
 
 @pytest.fixture
@@ -411,7 +411,7 @@ KEY = Key("a-namespace", "gauged")
 TOPIC = "persistent://shop/prod/orders"
 POLICY = Policy(TopicName.parse(TOPIC), "fulfilment")
 WAITING = Backlog(
-    retry=3, dead_letter=2, oldest_dead_letter=NOW - timedelta(minutes=1), observed_at=NOW
+    retry=3, dead_letter=2, oldest_dead_letter_time=NOW - timedelta(minutes=1), observed_time=NOW
 )
 DELIVERED = Deliveries.begin(0.0, 10, 20).seen(60.0, 15, 21)
 

@@ -254,23 +254,23 @@ def test_backlog_is_read_as_it_was_written() -> None:
         "backlog": {
             "retry": 3,
             "deadLetter": 41,
-            "oldestDeadLetter": "2026-11-21T09:00:00Z",
-            "observedAt": "2026-11-21T09:01:00Z",
+            "oldestDeadLetterTime": "2026-11-21T09:00:00Z",
+            "observedTime": "2026-11-21T09:01:00Z",
         }
     }
     assert read_backlog(written) == backlog
 
 
 def test_backlog_without_messages_clears_its_fields() -> None:
-    observed = {"observedAt": "2026-11-21T09:01:00Z"}
+    observed = {"observedTime": "2026-11-21T09:01:00Z"}
     none = backlog_patch(backlog_of(None, subscription_with(0), discards=False, now=READ))[
         "backlog"
     ]
-    assert none == {"retry": 0, "deadLetter": 0, "oldestDeadLetter": None, **observed}
+    assert none == {"retry": 0, "deadLetter": 0, "oldestDeadLetterTime": None, **observed}
     discards = backlog_patch(backlog_of(subscription_with(2), None, discards=True, now=READ))[
         "backlog"
     ]
-    assert discards == {"retry": 2, "deadLetter": None, "oldestDeadLetter": None, **observed}
+    assert discards == {"retry": 2, "deadLetter": None, "oldestDeadLetterTime": None, **observed}
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_changed_backlog_is_written_at_once_if_large(
 ) -> None:
     def is_worth(age: timedelta) -> bool:
         written, backlog = (
-            Backlog(retry=r, dead_letter=d, observed_at=at)
+            Backlog(retry=r, dead_letter=d, observed_time=at)
             for (r, d), at in ((before, MOMENT), (now, MOMENT + age))
         )
         return is_backlog_worth_writing(written, backlog)
@@ -318,20 +318,20 @@ def test_unreadable_backlog_counts_as_not_written() -> None:
     spoilt = {
         "retry": 3,
         "deadLetter": 41,
-        "oldestDeadLetter": "0000-01-01T00:00:00Z",
-        "observedAt": "2026-11-21T09:01:00Z",
+        "oldestDeadLetterTime": "0000-01-01T00:00:00Z",
+        "observedTime": "2026-11-21T09:01:00Z",
     }
     assert read_backlog({"backlog": spoilt}) is None
 
 
 def test_first_backlog_is_written() -> None:
-    assert is_backlog_worth_writing(None, Backlog(retry=0, observed_at=MOMENT))
+    assert is_backlog_worth_writing(None, Backlog(retry=0, observed_time=MOMENT))
 
 
 def test_backlog_without_time_is_written_again() -> None:
     before = read_backlog({"backlog": {"retry": 3, "deadLetter": 1}})
     assert before is not None
-    assert is_backlog_worth_writing(before, Backlog(retry=3, dead_letter=1, observed_at=MOMENT))
+    assert is_backlog_worth_writing(before, Backlog(retry=3, dead_letter=1, observed_time=MOMENT))
 
 
 def test_first_read_counts_no_deliveries() -> None:
@@ -415,5 +415,5 @@ def test_stranded_chunks_are_reported_after_five_readings() -> None:
 
 
 def test_backlog_has_time_and_counts_of_its_read() -> None:
-    assert reading(0).backlog.observed_at == READ_AT
+    assert reading(0).backlog.observed_time == READ_AT
     assert (reading(0).backlog.retry, reading(0).backlog.dead_letter) == (2, 0)

@@ -128,7 +128,7 @@ class Progress:
 
     def report_aftermath(self, aftermath: Aftermath) -> None:
         """Write down what has become of what was moved."""
-        observed = {**aftermath.to_status(), "observedAt": wall_clock()}
+        observed = {**aftermath.to_status(), "observedTime": wall_clock()}
         shown = ReplayAftermath.model_validate(observed).to_manifest()
         asyncio.run(self._exchange({"aftermath": shown}))
 

@@ -323,7 +323,7 @@ async def test_completion_message_has_outcome_of_messages(
     api: FakeKubernetes,
 ) -> None:
     after = {"handled": 3, "waiting": 0, "diedAgain": 2, "settled": True}
-    moment = {"observedAt": "2026-11-22T00:00:00Z"}
+    moment = {"observedTime": "2026-11-22T00:00:00Z"}
     numbers = {"matched": 5, "moved": 5, "skipped": 0, "refused": 0, "left": 0}
     await ended(api, "COMPLETED", **numbers, aftermath=after | moment, finished=True)
     assert shown(api)[1].endswith("that were moved 3 were handled, 2 died again, 0 wait")
@@ -417,11 +417,11 @@ def finished(seconds_ago: int, **spec: object) -> dict[str, Any]:
     ("body", "requeue", "stays"),
     [
         (finished(61, ttlAfterFinished="1m"), Requeue.ON_CHANGE, False),
-        (finished(0, ttlAfterFinished="0s"), Requeue.ON_CHANGE, False),
+        (finished(1, ttlAfterFinished="1s"), Requeue.ON_CHANGE, False),
         (finished(50, ttlAfterFinished="1d"), Requeue.SLOW_BACKOFF, True),
         (finished(10**6), Requeue.ON_CHANGE, True),
         (
-            replay(spec={"ttlAfterFinished": "0s"}, status={"phase": "Failed"}),
+            replay(spec={"ttlAfterFinished": "1s"}, status={"phase": "Failed"}),
             Requeue.SLOW_BACKOFF,
             True,
         ),
@@ -473,7 +473,7 @@ async def test_invalid_completion_time_counts_as_now(forged: str | None, ttl: st
         {"startTime": "0000-01-01T00:00:00Z"},
         {"completionTime": "0000-01-01T00:00:00Z"},
         {"moved": 1e300},
-        {"aftermath": {"observedAt": "2026-01-01T00:00:00+99:00", "handled": 1, "waiting": 0,
+        {"aftermath": {"observedTime": "2026-01-01T00:00:00+99:00", "handled": 1, "waiting": 0,
                        "diedAgain": 0, "settled": True}},
         {"conditions": [{"type": "Other", "status": "True", "reason": "Why", "message": "",
                          "lastTransitionTime": "0000-01-01T00:00:00Z"}]},
