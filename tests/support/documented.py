@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 README, INSTALL = "README.md", "docs/howto/install.md"
@@ -50,3 +50,16 @@ def commands(page: str, heading: str | None = None) -> list[Block]:
         msg = f"{page} has no block of commands under {heading!r}"
         raise LookupError(msg)
     return commands
+
+
+def original(letter: Any) -> tuple[dict[bytes, bytes], str, bytes | None]:  # noqa: ANN401 - no types
+    """Decode an encoded dead letter as documented: properties, key and payload of its original."""
+    [code] = [
+        block.text
+        for block in blocks("docs/reference/properties.md")
+        if block.heading == "Messages that can't be copied"
+    ]
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - our own page
+    message: tuple[dict[bytes, bytes], str, bytes | None] = names["original"](letter)
+    return message

@@ -14,7 +14,7 @@ from redrive.delivery.reporting import Name
 from redrive.messages import id_text
 from redrive.policy.verdict import DeadReason
 from redrive.reading.positions import encode_nested
-from tests.support.documented import blocks
+from tests.support.documented import original
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.raw_producer import SCHEMA_VERSION, RawProducer, raw_producer
 from tests.support.waiting import wait_until
@@ -22,19 +22,6 @@ from tests.support.waiting import wait_until
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 RAW = {b"order": b"7", b"customer": b"M\xfcller", b"\xff\xfe": b"\x00"}
 UNKNOWN_VERSION = encode_nested(SCHEMA_VERSION, (77).to_bytes(8, "big"))
-
-
-def original(letter: Any) -> tuple[dict[bytes, bytes], str, bytes | None]:  # noqa: ANN401 - no types
-    """Return the message of a dead letter as the reference reads it."""
-    [code] = [
-        block.text
-        for block in blocks("docs/reference/properties.md")
-        if block.heading == "Messages that can't be copied"
-    ]
-    names: dict[str, Any] = {}
-    exec(code, names)  # noqa: S102 - our own page
-    message: tuple[dict[bytes, bytes], str, bytes | None] = names["original"](letter)
-    return message
 
 
 def unreadable(producer: RawProducer, number: int) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from redrive import RetryConsumer
+from redrive.admin.model import read_usage
 from redrive.delivery.inspection import MALFORMED_ENTRY
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
@@ -18,8 +21,10 @@ from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
+from tests.support.documented import original
 from tests.support.local_runs import Notes, job_of, replay, selecting
 from tests.support.raw_entries import HARMFUL, RawEntry, chunk, numbers, store
+from tests.support.raw_producer import raw_producer
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
@@ -90,6 +95,12 @@ def test_unreadable_entries_are_discarded_by_choice(
     assert account.discarded == len(UNREADABLE)
     assert account.matched == account.moved + account.discarded
     wait_until(lambda: provisioned.backlog_of_dead_letters() == 0)
+    precise = provisioned.admin(
+        "GET", provisioned.policy.dead_letter_topic, "stats?getPreciseBacklog=true"
+    )
+    usage = read_usage(json.loads(precise), DEAD_LETTER_SUBSCRIPTION)
+    # The figures of an empty topic, which `deletionPolicy: DeleteIfEmpty` deletes.
+    assert (usage.subscriptions[DEAD_LETTER_SUBSCRIPTION].backlog, usage.uncounted) == (0, 0)
 
 
 def test_selection_by_content_leaves_unreadable_entries(
@@ -104,6 +115,29 @@ def test_selection_by_content_leaves_unreadable_entries(
         account = runs.preview(job, engine, Notes()).account
         assert (account.matched, account.left, account.refused) == (GOOD, GOOD, 0)
         assert (account.unevaluated, account.scanned) == (len(UNREADABLE), GOOD + len(UNREADABLE))
+
+
+def test_encoded_dead_letter_is_replayed_and_dies_again_whole(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    policy = dataclasses.replace(provisioned.policy, max_retries=0)
+    provisioned.create(policy.topic, policy.subscription, 0)
+    with raw_producer(provisioned.broker, policy.topic) as producer:
+        producer.send(b"7", properties={b"customer": b"M\xfcller"}, key="k")
+    with RetryConsumer(provisioned.client, policy) as consumer:
+        for count in (1, 2):
+            message = consumer.receive(60)
+            assert message is not None
+            consumer.reconsume_later(message, cause=LookupError(str(count)))
+            letters = list(provisioned.read_all(policy.dead_letter_topic))
+            assert len(letters) == count
+            properties, key, payload = original(letters[-1])
+            assert (properties[b"customer"], key, payload) == (b"M\xfcller", "k", b"7")
+            assert letters[-1].properties()["REDRIVE_CAUSE_MESSAGE"] == str(count)
+            if count == 1:
+                account = runs.run(job_of(provisioned), Local(), Notes())
+                assert (account.moved, account.refused, account.left) == (1, 0, 0)
 
 
 def test_chunks_ending_in_the_next_range_count_once(
