@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap
 from redrive.reading.positions import EntryId
@@ -131,7 +133,7 @@ class DiesAtLast(Local):
 def kill_at(provisioned: Any, job: ReplayJob, moved: int, count: int) -> None:  # noqa: ANN401
     """Run *job* in a process, and kill it when its target has a number of messages of *count*."""
     with process(job, count) as killed:
-        wait_until_moved(provisioned, moved, job.destination)
+        wait_until_moved(provisioned, moved, job.destination, run=killed)
         killed.send_signal(signal.SIGKILL)
         killed.wait()
 
@@ -140,13 +142,29 @@ def wait_until_moved(
     provisioned: Any,  # noqa: ANN401
     count: int,
     target: TopicName | None = None,
+    *,
+    run: subprocess.Popen[str] | None = None,
 ) -> None:
-    """Wait until the retry topic, or another *target*, has stored a number since it was loaded."""
+    """Wait until the retry topic, or another *target*, has stored a number since it was loaded.
+
+    A *run* that ends before, or stops moving, fails the test with its log.
+    """
     deadline = time.monotonic() + 180
     target = target or provisioned.policy.retry_topic
-    while json.loads(provisioned.admin("GET", target, "stats"))["msgInCounter"] < count:
-        assert time.monotonic() < deadline
+    while (stored := _stored_since_load(provisioned, target)) < count:
+        ended = run is not None and run.poll() is not None
+        if ended or time.monotonic() > deadline:
+            log = ""
+            if run is not None:
+                run.kill()
+                log = run.communicate()[1]
+            pytest.fail(f"only {stored} of {count} messages are stored; {log}")
         time.sleep(0.01)
+
+
+def _stored_since_load(provisioned: Any, target: TopicName) -> int:  # noqa: ANN401
+    stats = json.loads(provisioned.admin("GET", target, "stats"))
+    return int(stats["msgInCounter"])
 
 
 def numbers(count: int) -> list[str]:

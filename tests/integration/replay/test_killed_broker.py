@@ -65,7 +65,7 @@ def test_run_resumes_when_the_broker_is_killed(
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
     with process(job_of(provisioned), count) as running:
-        wait_until_moved(provisioned, 1_000)
+        wait_until_moved(provisioned, 1_000, run=running)
         killable.processes.kill(pulsar.NAME)
         assert running.poll() is None
         running.send_signal(signal.SIGCONT)

@@ -243,7 +243,7 @@ def test_a_run_that_was_stopped_and_wakes_up_stores_nothing(
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)
     with process(job_of(provisioned, batch=batch), count) as stopped:
-        wait_until_moved(provisioned, 500)
+        wait_until_moved(provisioned, 500, run=stopped)
         stopped.send_signal(signal.SIGSTOP)
         account = replay(provisioned)
         assert 0 < account.moved < count
@@ -468,12 +468,12 @@ def test_topics_may_be_unloaded_meanwhile(
     provisioned.bury_in_ranges(count)
     with process(job_of(provisioned, batch=batch), count) as running:
         for _ in range(2):
-            wait_until_moved(provisioned, 500)  # since the last time
+            wait_until_moved(provisioned, 500, run=running)  # since the last time
             provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
             provisioned.admin("PUT", provisioned.policy.dead_letter_topic, "unload")
             running.send_signal(signal.SIGCONT)
             time.sleep(1)
-        running.communicate(timeout=180)
-        assert running.returncode == 0
-    assert provisioned.in_target() == numbers(count)
+        _, log = running.communicate(timeout=180)
+        assert running.returncode == 0, log
     provisioned.check_audit()
+    assert provisioned.in_target() == numbers(count)
