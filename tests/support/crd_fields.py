@@ -32,6 +32,8 @@ from redrive.errors import InvalidSpecError
 CRDS = Path(__file__).parents[2] / "crds"
 ITEM = "[]"
 """A step of a path: any item of a list."""
+_TYPE = "type"
+"""The field that decides which of its neighbours is set, where one does."""
 _ALPHABET = string.ascii_letters + string.digits + "-._:/+"
 _SAMPLES = 80
 _SHORT, _LONG = 4, 40
@@ -145,6 +147,7 @@ class SpecFields:
                 continue
             for other in _excluded(schema, step):
                 node.pop(other, None)
+            self._choose(node, schema, leaf.steps[:index], step, value if last else None, digits)
             schema = schema["properties"][step]
             if last:
                 node[step] = value
@@ -154,6 +157,32 @@ class SpecFields:
                 self._fill(node, schema, leaf.steps[: index + 1], digits, leaf.steps[index + 1])
         return dict(spec)
 
+    def _choose(  # noqa: PLR0913, PLR0917  one node
+        self,
+        node: dict[str, Any],
+        schema: Schema,
+        steps: tuple[str, ...],
+        step: str,
+        value: object,
+        digits: Iterator[int],
+    ) -> None:
+        """Where a type decides which field is set, keep the type and that field alone in *node*.
+
+        Args:
+            step: the type, which gets *value*, or the field that it decides on.
+        """
+        fields = _fields_by_type(schema)
+        chosen = value if step == _TYPE else {f: t for t, f in fields.items()}.get(step)
+        if not fields or chosen is None:
+            return
+        node[_TYPE] = chosen
+        for other in fields.keys() - {chosen}:
+            node.pop(fields[other], None)
+        if step == _TYPE and chosen in fields:
+            name = fields[chosen]
+            inner = schema["properties"][name]
+            self._fill(node.setdefault(name, {}), inner, (*steps, name), digits)
+
     def _fill(
         self,
         node: dict[str, Any],
@@ -162,8 +191,11 @@ class SpecFields:
         digits: Iterator[int],
         but: str = "",
     ) -> None:
-        """Add the required fields of *node* except one, with values chosen by *digits*."""
-        for name in required_of(schema):
+        """Add the required fields of *node* except one, with values chosen by *digits*.
+
+        An object that requires none gets its first one: an empty object counts as absent.
+        """
+        for name in required_of(schema) or ([] if but else [*schema["properties"]][:1]):
             if name == but or name in node:
                 continue
             inner = schema["properties"][name]
@@ -219,11 +251,17 @@ def _compared(schema: Schema) -> Iterator[tuple[str, ...]]:
 
 
 def _excluded(schema: Schema, name: str) -> Iterator[str]:
-    """Yield the fields that *name* excludes: exactly one of them is set."""
+    """Yield the fields that *name* excludes: one of them is set at most."""
     for rule in _rules(schema):
-        if rule.endswith(".filter(given, given).size() == 1"):
+        if re.search(r"\.filter\(given, given\)\.size\(\) (==|<=) 1$", rule):
             choices = re.findall(r"has\(self\.(\w+)\)", rule)
             yield from (other for other in choices if name in choices and other != name)
+
+
+def _fields_by_type(schema: Schema) -> dict[object, str]:
+    """Return the field that each type has, where a type decides which field is set."""
+    text = " ".join(_rules(schema))
+    return dict(re.findall(rf"\(self\.{_TYPE} == '(\w+)'\) == \(has\(self\.(\w+)\)", text))
 
 
 def _values(schema: Schema) -> Iterator[Any]:  # noqa: C901 - a case for each type

@@ -26,7 +26,7 @@ from tests.support.whole_states import NAME, Lasting, World, difference
 
 ROUND_SECONDS = 60.0
 """A round fails after this time without a change."""
-LOOK_SECONDS = 3.0
+LOOK_SECONDS = 1.5
 """The interval between reads of all objects, which are expensive."""
 AT_ONCE = 8
 
