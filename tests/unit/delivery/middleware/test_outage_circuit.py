@@ -37,6 +37,24 @@ def test_outage_counts_failures_for_another_cause() -> None:
     assert circuit.held == 2
 
 
+def test_failing_probes_wait_twice_as_long_up_to_the_limit() -> None:
+    circuit, now, waits = Circuit[Copy]("", LIMITS), 0.0, list[float]()
+    for key in ("1", "2"):
+        circuit.failed(key, Copy(key), "outage", key, START, now, 0)
+    for _ in range(6):
+        alarm = circuit.next_alarm(now)
+        assert alarm is not None
+        copy, seconds = alarm
+        waits.append(seconds)
+        now += seconds
+        probe = circuit.admit(copy.key, copy, now)
+        assert probe is not None
+        assert circuit.failed(probe.key, probe, "outage", probe.key, START, now, 0) is (
+            AfterFailure.HELD
+        )
+    assert waits == [1, 2, 4, 8, 8, 8]
+
+
 class Outages(RuleBasedStateMachine):
     """A consumer of many workers, its broker, and the circuit between them."""
 
