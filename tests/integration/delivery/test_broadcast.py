@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 SECOND = timedelta(seconds=1)
-SOON = 30 * SECOND
+SOON = 180 * SECOND
 
 
 pytestmark = pytest.mark.parametrize("kind", ["threads", "asyncio"], indirect=True)

@@ -16,7 +16,7 @@ from redrive.policy.model import SubscriptionType
 from tests.support.messages import handle_until_quiet, receive_until_quiet
 
 ProvisionPolicy = Callable[..., Any]
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=180)
 SECONDS = 180
 
 

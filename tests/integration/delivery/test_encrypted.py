@@ -23,7 +23,7 @@ from redrive import (
 )
 
 ProvisionPolicy = Callable[..., Any]
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=180)
 SECRET = b"4929 1234 5678 9012"
 
 

@@ -26,7 +26,7 @@ __all__ = ["start_program"]
 ProvisionPolicy = Callable[..., Any]
 
 
-SOON = timedelta(seconds=60)
+SOON = timedelta(seconds=180)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 ProvisionPolicy = Callable[..., ProvisionedPolicy]
 
 
-SOON = timedelta(seconds=60)
+SOON = timedelta(seconds=180)
 
 
 LARGEST = 5 * 1024 * 1024

@@ -238,11 +238,11 @@ def test_partitions_share_few_producers_and_lose_nothing(
 def test_unsendable_message_is_refused_at_once(provision_policy: ProvisionPolicy) -> None:
     provisioned = provision_policy()
     client, topic = producing(provisioned)
-    with RetryProducer(client, topic) as producer:
+    with RetryProducer(client, topic, timeout=timedelta(minutes=5)) as producer:
         with awake_time() as passed:
             with pytest.raises(TooBigError, match="keep messages well below it"):
                 producer.send(b"x" * 6_000_000)
-            assert passed() < 8  # no time-out was waited for
+            assert passed() < 60  # no time-out was waited for
         producer.send(b"small")
     assert contents(provisioned, 1) == [b"small"]
 

@@ -34,7 +34,7 @@ ProvisionPolicy = Callable[..., Any]
 TICK = timedelta(seconds=1)  # a broker may be early by this much
 
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=180)
 
 
 def elapsed(since: float) -> timedelta:

@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 ProvisionPolicy = Callable[..., Any]
 
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=180)
 
 
 def test_run_acknowledges_successes_and_retries_failures(

@@ -31,7 +31,7 @@ from tests.support.withholding_proxy import SEND, WithholdingProxy, proxy_of
 
 __all__ = ["start_program"]
 ProvisionPolicy = Callable[..., Any]
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=180)
 LONG = 10.0
 """Seconds; the client alone waits for 30, and for 10 to connect."""
 
