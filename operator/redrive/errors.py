@@ -430,5 +430,23 @@ class ReplayFailedError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
-FINAL = (InvalidSpecError, ReplayFailedError, DeadlineExceededError)
+class CanceledError(RedriveError):
+    """The author of the Replay canceled it."""
+
+    reason = "Canceled"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
+class StartedTooLateError(RedriveError):
+    """The Replay was not launched before its `startBefore`."""
+
+    reason = "StartedTooLate"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
+FINAL = (
+    InvalidSpecError, ReplayFailedError, DeadlineExceededError, CanceledError, StartedTooLateError
+)  # fmt: skip
 """What ends a Replay: its spec can't change, and a run is not begun a second time."""

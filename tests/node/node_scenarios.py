@@ -210,7 +210,7 @@ def test_the_story_of_the_demo_ends_well_with_its_job_in_pods(replays: Shop) -> 
 
 def test_driver_deleted_half_way_is_replaced_and_completes(replays: Shop) -> None:
     count, name = 200, "replay/cut-off"
-    replays.replay("cut-off", count=count, rateLimit={"messagesPerSecond": 5})
+    replays.replay("cut-off", count=count, rateLimit={"messages": 5})
     deadline = time.monotonic() + SECONDS
     # Its progress is visible before its only range ends.
     while not int(replays.get(name, ".status.moved") or 0):
@@ -311,7 +311,7 @@ def test_a_replica_that_is_drained_hands_over(replays: Shop) -> None:
             "get", "lease/redrive", "-n", SYSTEM, "-o", f"jsonpath={{{holder}}}"
         )
 
-    replays.replay("drained", count=40, rateLimit={"messagesPerSecond": 4})
+    replays.replay("drained", count=40, rateLimit={"messages": 4})
     replays.wait("replay/drained", ".status.phase", "Running")
     before = leader()
     pods = replays.node.kubectl("get", "pods", "-n", SYSTEM, "--output=name").split()
@@ -329,7 +329,7 @@ def test_a_replica_that_is_drained_hands_over(replays: Shop) -> None:
 
 def test_what_is_deleted_leaves_nothing(replays: Shop) -> None:
     """Delete the namespace during a Replay, and then the operator."""
-    replays.replay("last", count=100, rateLimit={"messagesPerSecond": 1})
+    replays.replay("last", count=100, rateLimit={"messages": 1})
     replays.wait("replay/last", ".status.phase", "Running")
     replays.kubectl("delete", "replays", "--all")
     replays.kubectl("wait", "--for=delete", f"{APPLICATIONS},pods", "--all", "--timeout=3m")

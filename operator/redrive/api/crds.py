@@ -142,7 +142,7 @@ REPLAY = Kind(
         Column("Skipped", ".status.skipped", "Messages that needed no move.", "integer", wide=True),
         Column("Rate", ".status.rate", "Messages moved in a second.", "number", wide=True),
         Column("Remaining", ".status.remaining", "Estimated time to the end.", wide=True),
-        Column("Dry Run", ".spec.dryRun", "True if nothing is moved.", "boolean", wide=True),
+        Column("Mode", ".spec.mode", "`Plan` if nothing is moved.", wide=True),
         _AGE,
     ),
     selectable=(".spec.policyRef.name", ".status.phase"),

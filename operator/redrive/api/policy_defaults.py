@@ -25,6 +25,7 @@ from redrive.api.model import (
     QUOTED,
     VALIDATIONS,
     ApiModel,
+    ObjectName,
     OneOf,
     Rule,
     TopicField,
@@ -216,7 +217,7 @@ SchemeField = Annotated[
 
 
 class Naming(ApiModel):
-    """Names of retry and dead-letter topic: by a scheme, or each by a name that is given."""
+    """Names of retry topic, dead-letter topic and ConfigMap: derived, or each as given."""
 
     scheme: SchemeField = Scheme.PULSAR
     """Names what is not given. `Pulsar`: `<topic>-<subscription>-RETRY` and `…-DLQ`.
@@ -232,6 +233,11 @@ class Naming(ApiModel):
     dead_letter_topic: TopicField | None = None
     """Full name of the dead-letter topic, in the tenant and namespace of the source topic; the
     connection has to allow it. Defaults to the name by the scheme."""
+
+    config_map: ObjectName | None = None
+    """Name of the ConfigMap for consumers, in the namespace of the policy. Tools that change the
+    names of objects, such as kustomize, can't change a derived name. Defaults to the name of the
+    policy and `-redrive`."""
 
 
 def _name(field: str, of: str, default: str = "") -> str:
@@ -258,7 +264,10 @@ NAMING_RULES = (
     Rule(
         " && ".join(
             f"{_name(field, 'self', default)} == {_name(field, 'oldSelf', default)}"
-            for field, default in (("scheme", Scheme.PULSAR), *((name, "") for name in _FIELDS))
+            for field, default in (
+                ("scheme", Scheme.PULSAR),
+                *((name, "") for name in (*_FIELDS, "configMap")),
+            )
         ),
         "the naming of a policy can't change: messages wait under the old names",
         "make another RetryPolicy with the other names once this one's topics are drained",

@@ -27,11 +27,14 @@ from redrive.api.model import (
     Rule,
     StatusModel,
     TopicField,
+    TypedUnion,
+    of_its_type,
     one_of,
     refusing,
 )
 from redrive.api.policy_defaults import IS_DURATION, SECONDS, WRITTEN
 from redrive.errors import InvalidSpecError
+from redrive.policy.naming import TopicName
 from redrive.policy.values import check_duration, parse_duration
 
 # All of a selection is one argument of a process, which holds 128 KiB.
@@ -51,7 +54,7 @@ LetterId = Annotated[
         r"\d{1,18}:\d{1,18}(:-?\d{1,9}){0,2}",
         "the id of a message is written ledger:entry, ledger:entry:partition or "
         "ledger:entry:partition:index",
-        "write it as a dry run shows it",
+        "write it as a plan shows it",
     ),
 ]
 
@@ -146,9 +149,8 @@ Duration = Annotated[
 ]
 
 _FIXED = (
-    "policyRef", "select", "maxReplays", "dryRun", "rateLimit", "deadline", "reason", "ticket",
-    "reconciled", "confirmations", "job", "target", "targetTopic", "guarantee", "followFor",
-    "batch",
+    "policyRef", "startBefore", "select", "maxReplays", "mode", "rateLimit", "reason", "ticket",
+    "confirmations", "job", "target", "guarantee", "followFor", "sending",
 )  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
@@ -156,24 +158,24 @@ _ONE_RUN = Rule(
         f" : !present(oldSelf.{field}))"
         for field in _FIXED
     ),
-    "the spec of a Replay can't change, but for suspend and ttlAfterFinished: "
+    "the spec of a Replay can't change, except suspend, cancel, deadline and ttlAfterFinished: "
     "it is one run, like a Job",
     "make another Replay",
 )
 
 
-_NAMED = Rule(
-    "(has(self.target) && self.target == 'Topic') == has(self.targetTopic)",
-    "targetTopic names the topic of target Topic, and of no other target",
-    "give both, or leave targetTopic out",
+_CANCELED = Rule(
+    "!(has(oldSelf.cancel) && oldSelf.cancel) || (has(self.cancel) && self.cancel)",
+    "`cancel` can't change back to false",
+    "make another Replay",
 )
 
 
 _FOLLOWED = Rule(
-    "!has(self.followFor) || !((has(self.dryRun) && self.dryRun) "
-    "|| (has(self.target) && self.target == 'Topic'))",
+    "!has(self.followFor) || !((has(self.mode) && self.mode == 'Plan') "
+    "|| (present(self.target.type) && self.target.type == 'Topic'))",
     "followFor is for messages that come to the policy's own consumers: not for target Topic, "
-    "and not for a dry run",
+    "and not for a plan",
     "leave followFor out",
 )
 
@@ -186,6 +188,20 @@ class Target(enum.StrEnum):
     TOPIC = "Topic"
 
 
+class Mode(enum.StrEnum):
+    """Whether a Replay moves messages."""
+
+    RUN = "Run"
+    PLAN = "Plan"
+
+
+class Sending(enum.StrEnum):
+    """How messages are sent to the target."""
+
+    INDIVIDUAL = "Individual"
+    BATCHED = "Batched"
+
+
 class Guarantee(enum.StrEnum):
     """How often a message that is moved may come to be in the target."""
 
@@ -196,6 +212,7 @@ class Guarantee(enum.StrEnum):
 class Confirmation(enum.StrEnum):
     """What a Replay does only where its author says so."""
 
+    RECONCILED = "Reconciled"
     DISCARD_UNREADABLE = "DiscardUnreadable"
 
 
@@ -206,43 +223,87 @@ class PolicyRef(ApiModel):
     """Name of the RetryPolicy."""
 
 
-class ReplayRate(ApiModel):
-    """A limit for all tasks of a run together."""
+def _check_period(text: str) -> str:
+    if not 1 <= parse_duration(text).total_seconds() <= _LONGEST_PERIOD:
+        raise InvalidSpecError(_PERIOD.problem, got=text, remedy=_PERIOD.remedy)
+    return text
 
-    messages_per_second: Annotated[float, Field(ge=0.1, le=1_000_000)]
-    """How many messages a second. Example: `500`."""
+
+_LONGEST_PERIOD = 10
+_PERIOD = Rule(
+    f"!({WRITTEN}) || [{SECONDS}].all(s, 1 <= s && s <= {_LONGEST_PERIOD})",
+    f"`per` of a rate must be from 1s to {_LONGEST_PERIOD}s",
+    "choose a duration within these bounds, and fewer messages",
+    got=QUOTED,
+)
+Period = Annotated[
+    str, Field(max_length=40), IS_DURATION, _PERIOD, AfterValidator(refusing(_check_period))
+]
+
+
+class ReplayRate(ApiModel):
+    """Limit of the messages that all tasks of a run send together."""
+
+    messages: Annotated[int, Strict(), Field(ge=1, le=1_000_000)]
+    """Number of messages in a period, 1 to 1000000. Example: `500`."""
+
+    per: Period = "1s"
+    """Length of the period, 1s to 10s. Defaults to 1s."""
+
+    @property
+    def per_second(self) -> float:
+        """Return the number of messages in a second."""
+        return self.messages / parse_duration(self.per).total_seconds()
+
+
+class ReplayTarget(TypedUnion):
+    """The topic that dead letters are moved to."""
+
+    MEMBERS = {Target.TOPIC.value: "topic"}  # noqa: RUF012  never changed
+    RULE = of_its_type("target", MEMBERS)
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
+
+    type: Annotated[
+        Target,
+        *one_of(
+            Target,
+            "`type` of `target` must be Retry, Source or Topic",
+            "use one of Retry, Source, Topic",
+        ),
+    ]
+    """`Retry`: the retry topic, for the subscription of the policy alone. `Source`: the source
+    topic, for each of its subscriptions. `Topic`: the topic of the field `topic`."""
+
+    topic: TopicField | None = None
+    """Full name of the target, among the topics that the connection allows. It must exist, and must
+    not be a retry, dead-letter or ledger topic of another policy."""
 
 
 class ReplaySpec(ApiModel):
-    """What to replay.
+    """One run that moves dead letters.
 
-    Immutable but for `suspend` and `ttlAfterFinished`: a Replay is one run, like a Job.
+    Immutable, except `suspend`, `cancel`, `deadline` and `ttlAfterFinished`.
     """
 
     model_config = ConfigDict(
         json_schema_extra={
-            VALIDATIONS: [_ONE_RUN.to_schema(), _NAMED.to_schema(), _FOLLOWED.to_schema()]
+            VALIDATIONS: [rule.to_schema() for rule in (_ONE_RUN, _CANCELED, _FOLLOWED)]
         }
     )
 
     policy_ref: PolicyRef
     """The RetryPolicy, in the same namespace, whose dead letters are moved."""
 
+    start_before: Moment | None = None
+    """Time before which the run must be launched; a Replay that was not launched by then is Failed.
+    So a copy of a Replay, from Git or a backup, moves nothing later. Defaults to no limit. Example:
+    `2026-11-27T00:00:00Z`."""
+
     select: Selection | None = None
     """Which dead letters to move. Left out: all that are there when the run begins."""
 
-    target: Annotated[
-        Target,
-        *one_of(
-            Target, "target says where dead letters are moved", "use one of Retry, Source, Topic"
-        ),
-    ] = Target.RETRY
-    """Where to: `Retry`, the retry topic, for the policy's subscription alone; `Source`, the source
-    topic, for each of its subscriptions; `Topic`, the one that `targetTopic` names."""
-
-    target_topic: TopicField | None = None
-    """The topic of target `Topic`, among those that the connection permits. It is there already,
-    and no retry, dead-letter or ledger topic of another policy."""
+    target: ReplayTarget = ReplayTarget(type=Target.RETRY)
+    """The topic that dead letters are moved to. Defaults to the retry topic."""
 
     guarantee: Annotated[
         Guarantee,
@@ -259,9 +320,11 @@ class ReplaySpec(ApiModel):
     """How often a message may be replayed, this time included; one that was replayed so often
     before is refused, and stays. Left out: without end. Example: `3`."""
 
-    dry_run: Annotated[bool, Strict()] = False
-    """Whether to tell only what would be moved, in `status.preview`. Nothing is moved, and a Replay
-    that runs meanwhile goes on."""
+    mode: Annotated[Mode, *one_of(Mode, "`mode` must be Run or Plan", "use one of Run, Plan")] = (
+        Mode.RUN
+    )
+    """`Run`: messages are moved. `Plan`: they are counted, `status.preview` shows the result, and
+    nothing is moved; other Replays of the policy run at the same time. Defaults to Run."""
 
     suspend: Annotated[bool, Strict()] = False
     """Whether to rest: what is on its way is settled, the account is written, and nothing more is
@@ -270,10 +333,22 @@ class ReplaySpec(ApiModel):
     rate_limit: ReplayRate | None = None
     """How fast to move messages. Left out: as fast as the broker takes them."""
 
-    batch: Annotated[bool, Strict()] = False
-    """Whether to send messages in batches: faster, and easier on the broker. A consumer gets a
-    batch as a whole, and again as a whole if it ends, or gives one message back, before it has
-    acknowledged all. Not to a source topic that the policy's subscription reads by key."""
+    cancel: Annotated[bool, Strict()] = False
+    """`true` ends the run: in-flight messages are settled, and the Replay is Failed with reason
+    `Canceled`. Messages that were moved stay moved. Can't be taken back. Defaults to false."""
+
+    sending: Annotated[
+        Sending,
+        *one_of(
+            Sending,
+            "`sending` must be Individual or Batched",
+            "use one of Individual, Batched",
+        ),
+    ] = Sending.INDIVIDUAL
+    """`Batched`: messages are sent in batches, which is faster and costs the broker less. A
+    consumer receives a batch as a whole, and again as a whole if it ends, or returns one message,
+    before all are acknowledged. Refused for a source topic that is read by key. Defaults to
+    Individual."""
 
     deadline: Duration | None = None
     """Time limit of the run from its launch, including the time in which it is suspended. After it
@@ -295,10 +370,6 @@ class ReplaySpec(ApiModel):
     ticket: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Where that was decided. Example: `OPS-1432`."""
 
-    reconciled: Annotated[bool, Strict()] = False
-    """Confirms that what the first handling of these messages left behind was reconciled. Policies
-    with `replay.safety: ReconcileFirst` ask for it."""
-
     confirmations: (
         Annotated[
             tuple[
@@ -306,8 +377,8 @@ class ReplaySpec(ApiModel):
                     Confirmation,
                     *one_of(
                         Confirmation,
-                        "confirmations says what else the Replay may do",
-                        "use DiscardUnreadable",
+                        "`confirmations` must be a list of Reconciled and DiscardUnreadable",
+                        "use one of Reconciled, DiscardUnreadable",
                     ),
                 ],
                 ...,
@@ -316,7 +387,9 @@ class ReplaySpec(ApiModel):
         ]
         | None
     ) = None
-    """What the Replay does only where it is confirmed. `DiscardUnreadable` acknowledges the entries
+    """Actions and facts that the author confirms. `Reconciled`: the effects of the first handling
+    of these messages were reconciled, which policies with `replay.safety: ReconcileFirst` require.
+    `DiscardUnreadable` acknowledges the entries
     that it selects and no client can show, such as chunks of a message whose producer was killed;
     they are lost then. Left out: they are refused as `NotDelivered`, and stay."""
 
@@ -326,14 +399,29 @@ class ReplaySpec(ApiModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refusing(ReplaySpec._check_target)(self)
+        refusing(ReplaySpec._check_followed)(self)
         return self
 
-    def _check_target(self) -> None:
-        if (self.target is Target.TOPIC) != (self.target_topic is not None):
-            raise InvalidSpecError(_NAMED.problem, remedy=_NAMED.remedy)
-        if self.follow_for is not None and (self.dry_run or self.target is Target.TOPIC):
+    def _check_followed(self) -> None:
+        if self.follow_for is not None and (self.is_plan or self.target.type is Target.TOPIC):
             raise InvalidSpecError(_FOLLOWED.problem, remedy=_FOLLOWED.remedy)
+
+    @property
+    def is_plan(self) -> bool:
+        """Return True if nothing is moved."""
+        return self.mode is Mode.PLAN
+
+    def confirms(self, confirmation: Confirmation) -> bool:
+        """Return True if the author confirms it."""
+        return confirmation in (self.confirmations or ())
+
+    def target_topic(self, source: TopicName) -> TopicName | None:
+        """Return the target by its name; None for the retry topic.
+
+        Args:
+            source: the source topic of the policy.
+        """
+        return source if self.target.type is Target.SOURCE else self.target.topic
 
 
 APPROVED_BY = "redrive.io/approved-by"
@@ -381,7 +469,7 @@ class Count(StatusModel):
 
 
 class Preview(StatusModel):
-    """What a dry run has found."""
+    """Result of a plan."""
 
     causes: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
     """What the messages died of that would be moved; the 20 most frequent causes."""
@@ -502,7 +590,7 @@ class ReplayStatus(StatusModel):
     """The first 100 of what was refused; `python -m redrive.replay.refused` lists all."""
 
     preview: Preview | None = None
-    """What a dry run has found; while it scans, by now."""
+    """Result of a plan, and of its scan so far while it runs."""
 
     aftermath: ReplayAftermath | None = None
     """What became of the messages that were moved, where `spec.followFor` asks for it."""

@@ -205,7 +205,8 @@ class RetryPolicySpec(Choices):
     needs `KeyShared`, and goes with any ladder. Defaults to None."""
 
     naming: Naming = Naming()
-    """How retry and dead-letter topic are named. Left out: by the scheme. Immutable."""
+    """Names of retry topic, dead-letter topic and ConfigMap. Defaults to derived names.
+    Immutable."""
 
     adoption: Annotated[
         Adoption,

@@ -202,14 +202,11 @@ def _of_records(name: TopicName) -> DesiredTopic:
     return DesiredTopic(name, naming.LEDGER_SUBSCRIPTION, record_topic_policies())
 
 
-def config_map_name(policy_name: str) -> str:
-    """Name the ConfigMap for the consumers of a RetryPolicy."""
-    return f"{policy_name}{CONFIG_MAP_SUFFIX}"
-
-
-def policy_of(config_map: Key) -> Key:
-    """Return the RetryPolicy whose ConfigMap has, or would have, this name."""
-    return Key(config_map.namespace, config_map.name.removesuffix(CONFIG_MAP_SUFFIX))
+def config_map_of(policy: Body) -> Key:
+    """Return the ConfigMap for the consumers of a RetryPolicy."""
+    key = Key.of(policy)
+    name = (policy["spec"].get("naming") or {}).get("configMap")
+    return Key(key.namespace, name or f"{key.name}{CONFIG_MAP_SUFFIX}")
 
 
 def _retry_grants(request: Request) -> Iterator[Grant]:
@@ -258,8 +255,7 @@ def _config_map(policy: Policy, owner: Body) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
-            "name": config_map_name(owner["metadata"]["name"]),
-            "namespace": owner["metadata"]["namespace"],
+            **config_map_of(owner)._asdict(),
             "labels": dict([resources.MANAGED]),
             "ownerReferences": [resources.owner_reference(resources.POLICIES, owner)],
         },

@@ -31,7 +31,7 @@ from redrive.kube.status import Publisher
 from redrive.provision import connection, reconciler
 from redrive.provision.claims import Conflicts
 from redrive.provision.connection import is_protection_due
-from redrive.provision.desired import policy_of
+from redrive.provision.desired import config_map_of
 from redrive.provision.health import Health
 from redrive.provision.orphans import DeletionEvents, LostPolicies
 from redrive.provision.poller import NamespaceFacts, Resync, StallChecks
@@ -176,13 +176,10 @@ class Queues:
                 self._enqueue_with_rivals(key)
 
     def _config_map_changed(self, key: Key, _before: Body | None, after: Body | None) -> None:
-        body = self._ctx.policies.get(policy_of(key))
-        if body is None:
-            return
-        if is_settled(body) and self.facts.lacks_config_map(body):
-            self.policies.enqueue(Key.of(body))
-        if after is None and reason(body) == ConfigMapNotOursError.reason:
-            self.policies.enqueue(Key.of(body))
+        for body in self._ctx.policies.index(config_map_of).get(key):
+            is_freed = after is None and reason(body) == ConfigMapNotOursError.reason
+            if is_freed or (is_settled(body) and self.facts.lacks_config_map(body)):
+                self.policies.enqueue(Key.of(body))
 
     def _enqueue_users(self, connection: Key) -> None:
         for body in users(connection, self._ctx.policies):

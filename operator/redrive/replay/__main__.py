@@ -15,7 +15,7 @@ from redrive.kube import logs
 from redrive.kube.client import NotFoundError
 from redrive.replay import spark as replay_spark
 from redrive.replay.job import aftermath
-from redrive.replay.job.dispatch import DeadlineError, RunEndedError
+from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, RunEndedError
 from redrive.replay.job.progress import Progress, ReplayGoneError
 from redrive.replay.job.run import preview, run
 from redrive.replay.spec import ReplayJob
@@ -29,7 +29,9 @@ def main(arguments: list[str]) -> None:
     job = ReplayJob.decode(arguments[0] if len(arguments) == 1 else "")
     try:
         _run(job, Progress(job))
-    except (ReplayGoneError, NotFoundError, RunEndedError, DeadlineError) as error:
+    except (
+        ReplayGoneError, NotFoundError, RunEndedError, DeadlineError, CanceledRunError
+    ) as error:  # fmt: skip
         logger.info("there is nothing more to do: %s", error)
 
 

@@ -65,11 +65,11 @@ def test_a_field_that_a_rule_compares_with_what_it_was_can_not_change(
     topics = tuple(f"persistent://shop/prod/{name}" for name in "ab")
     moments = "2026-11-20T10:00:00Z", "2026-11-20T10:00:00.5+01:00"
     given: dict[str, tuple[object, ...]] = dict.fromkeys(
-        ("naming.retryTopic", "naming.deadLetterTopic", "targetTopic"), topics
+        ("naming.retryTopic", "naming.deadLetterTopic", "target.topic"), topics
     )
-    given |= dict.fromkeys(("select.since", "select.until"), moments)
+    given |= dict.fromkeys(("select.since", "select.until", "startBefore"), moments)
     given["job.sparkConf"] = tuple({"spark.task.maxFailures": count} for count in "12")
-    beside = {"target": "Topic"} if str(leaf) == "targetTopic" else {}
+    beside = {"target": {"type": "Topic"}} if str(leaf) == "target.topic" else {}
     base = VALID[kind] | beside
     specs = SpecFields(kind, given).specs(leaf, base, 2)
     now, later = [base, *specs][-2:]  # a field that has one value only is left out first
@@ -279,10 +279,7 @@ def test_the_spec_of_a_replay_can_not_change(
 ) -> None:
     cluster.objects.put(manifest("Replay", select={"where": "true"}), kube_namespace)
     message = refusal(cluster, manifest("Replay", **select), kube_namespace)
-    assert (
-        "the spec of a Replay can't change, but for suspend and ttlAfterFinished: it is one run"
-        in message
-    )
+    assert "the spec of a Replay can't change, except suspend, cancel, deadline and" in message
     assert "make another Replay" in message
     for suspend in (True, False):
         may_change: dict[str, Any] = {"suspend": suspend, "ttlAfterFinished": f"{1 + suspend}h"}

@@ -242,10 +242,10 @@ def replays(tenants: Tenants) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
         {"sparkConf": {"spark.log.level": "INFO"}},
     ]
     asked: list[dict[str, Any]] = [
-        {"target": "Source", "guarantee": "AtLeastOnce"},
+        {"target": {"type": "Source"}, "guarantee": "AtLeastOnce"},
         *({"job": job} for job in jobs),
         *(
-            {"target": "Topic", "targetTopic": topic, "guarantee": "AtLeastOnce"}
+            {"target": {"type": "Topic", "topic": topic}, "guarantee": "AtLeastOnce"}
             for topic in tenants.topics
         ),
     ]

@@ -39,12 +39,12 @@ def test_source_target_requires_subscription_and_guarantee(shop: Shop) -> None:
     shop.bury(4, "WarehouseDown")
     shop.bury(3, "JSONDecodeError")
     down = "cause_type = 'WarehouseDown'"
-    shop.replay("at-least-once", down, target="Source")
+    shop.replay("at-least-once", down, target={"type": "Source"})
     shop.reaches("at-least-once", "Pending", "TargetNotSubscribed")
     shop.kubectl("delete", "replay", "at-least-once")
     earliest = {"ledgerId": -1, "entryId": -1}
     shop.rest("PUT", f"persistent/{shop.name}/prod/orders/subscription/fulfilment", earliest)
-    shop.replay("at-least-once", down, target="Source")
+    shop.replay("at-least-once", down, target={"type": "Source"})
     refused = shop.reaches("at-least-once", "Pending", "TargetDoesNotDeduplicate")
     message = refused["Stalled"]["message"]
     assert f"set-deduplication-status --enable {shop.policy.topic}" in message
@@ -52,11 +52,11 @@ def test_source_target_requires_subscription_and_guarantee(shop: Shop) -> None:
     assert "replayer" not in rights(shop, "orders")
     shop.kubectl("delete", "replay", "at-least-once")
 
-    shop.replay("at-least-once", down, target="Source", guarantee="AtLeastOnce")
+    shop.replay("at-least-once", down, target={"type": "Source"}, guarantee="AtLeastOnce")
     shop.reaches("at-least-once", "Completed")
     wait_until(lambda: "replayer" not in rights(shop, "orders"), seconds=SECONDS)
     shop.rest("POST", f"persistent/{shop.name}/prod/orders/deduplicationEnabled", body=True)
-    shop.replay("exactly-once", target="Source")
+    shop.replay("exactly-once", target={"type": "Source"})
     shop.reaches("exactly-once", "Completed")
 
     received = _receive(shop, 7)
@@ -90,13 +90,13 @@ def test_no_replay_reaches_a_topic_that_is_not_its_own(shop: Shop) -> None:
     ]
     for number, topic in enumerate(attacks):
         name = f"attack-{number}"
-        shop.replay(name, target="Topic", targetTopic=topic, guarantee="AtLeastOnce")
+        shop.replay(name, target={"type": "Topic", "topic": topic}, guarantee="AtLeastOnce")
         refused = shop.reaches(name, "Pending", "TargetNotAllowed")
         assert topic in refused["Stalled"]["message"]
         shop.kubectl("delete", "replay", name)
     assert shop.applications() == []
     with pytest.raises(Exception, match="not for one partition of it"):
-        shop.replay("part", target="Topic", targetTopic=f"{own.retry_topic}-partition-0")
+        shop.replay("part", target={"type": "Topic", "topic": f"{own.retry_topic}-partition-0"})
 
 
 @pytest.mark.timeout(SECONDS)
@@ -109,7 +109,7 @@ def test_losing_target_is_refused_until_it_keeps_messages(shop: Shop) -> None:
     shop.rest("POST", f"{at}/deduplicationEnabled", body=True)
     client = shop.client()
     reader = client.create_reader(target, pulsar.MessageId.latest)
-    shop.replay("reader", target="Topic", targetTopic=target)
+    shop.replay("reader", target={"type": "Topic", "topic": target})
     refused = shop.reaches("reader", "Pending", "TargetNotSubscribed")
     assert "those of readers and Pulsar's own do not count" in refused["Stalled"]["message"]
     shop.kubectl("delete", "replay", "reader")  # else it runs once the target keeps messages
@@ -137,7 +137,7 @@ def refuses(shop: Shop, target: str, reason: str, got: str) -> None:
     name = f"refused-{secrets.token_hex(3)}"
 
     def is_refused() -> bool:
-        shop.replay(name, target="Topic", targetTopic=target, suspend=False)
+        shop.replay(name, target={"type": "Topic", "topic": target}, suspend=False)
         status = shop.reaches(name, "Pending")
         found: bool = status["Ready"]["reason"] == reason
         if found:
@@ -157,7 +157,9 @@ def test_right_at_target_ends_with_a_replay_that_is_deleted(shop: Shop) -> None:
     shop.rest("POST", f"{at}/deduplicationEnabled", body=True)
     shop.rest("PUT", f"{at}/subscription/checks", {"ledgerId": -1, "entryId": -1})
     shop.rest("POST", f"{at}/permissions/auditor", ["consume"])
-    shop.replay("slow", target="Topic", targetTopic=target, rateLimit={"messagesPerSecond": 0.5})
+    shop.replay(
+        "slow", target={"type": "Topic", "topic": target}, rateLimit={"messages": 1, "per": "2s"}
+    )
     wait_until(lambda: "replayer" in rights(shop, "checked"), seconds=SECONDS)
     (record,) = shop.status("slow")["targetRights"]
     assert (record["topic"], record["role"]) == (target, "replayer")
@@ -172,7 +174,7 @@ def test_no_field_names_a_topic_of_pulsars_own(shop: Shop) -> None:
     for local in ("__change_events", "%5F_change_events", "x__transaction_pending_ack"):
         topic = f"persistent://{shop.name}/prod/{local}"
         with pytest.raises(Exception, match="one of Pulsar's own"):
-            shop.replay("attack", target="Topic", targetTopic=topic, guarantee="AtLeastOnce")
+            shop.replay("attack", target={"type": "Topic", "topic": topic}, guarantee="AtLeastOnce")
         for field in ("retryTopic", "deadLetterTopic"):
             spec = {
                 "connectionRef": {"name": "main"},

@@ -93,7 +93,7 @@ def test_messages_replayed_too_often_are_parked(
     spec = yaml.safe_load(parking.text)
     provisioned = provision_policy(partitions=2)
     parked = dataclasses.replace(
-        provisioned.policy.topic, local=TopicName.parse(spec["targetTopic"]).local
+        provisioned.policy.topic, local=TopicName.parse(spec["target"]["topic"]).local
     )
     provisioned.create(parked, "people", partitions=2)
     provisioned.deduplicate(parked)

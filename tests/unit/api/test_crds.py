@@ -144,6 +144,7 @@ ONLY_BY_CEL = {
     "a ladder that ends before it begins",
     "a pause for an outage that hardly ends",
     "a probe of an outage that comes too seldom",
+    "a rate in long periods",
     "a retention that ends before a broker counts",
     "a retention that is not more than the quota",
     "a retention that is too small to be counted",

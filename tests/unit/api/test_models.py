@@ -150,25 +150,24 @@ connections = st.fixed_dictionaries(
 letter_ids = st.builds("{}:{}:{}:{}".format, *[st.integers(0, 9)] * 2, *[st.integers(-1, 9)] * 2)
 targets = st.fixed_dictionaries(
     {
-        "target": st.sampled_from(["Retry", "Source"]),
+        "target": st.fixed_dictionaries({"type": st.sampled_from(["Retry", "Source"])}),
         "guarantee": st.sampled_from(["ExactlyOnce", "AtLeastOnce"]),
-        "dryRun": st.sampled_from([False]),
+        "mode": st.just("Run"),
         "followFor": st.sampled_from(["30s", "2h"]),
     }
 ) | st.just(
     {
-        "target": "Topic",
-        "targetTopic": "persistent://shop/prod/checked",
+        "target": {"type": "Topic", "topic": "persistent://shop/prod/checked"},
         "guarantee": "ExactlyOnce",
     }
 )
 replays = st.fixed_dictionaries(
     {
         "policyRef": st.fixed_dictionaries({"name": names}),
-        "dryRun": st.booleans(),
+        "mode": st.sampled_from(["Run", "Plan"]),
         "suspend": st.booleans(),
-        "reconciled": st.booleans(),
-        "batch": st.booleans(),
+        "cancel": st.booleans(),
+        "sending": st.sampled_from(["Individual", "Batched"]),
     },
     optional={
         "select": st.fixed_dictionaries(
@@ -181,7 +180,11 @@ replays = st.fixed_dictionaries(
                 "limit": st.integers(1, 256),
             },
         ),
-        "rateLimit": st.fixed_dictionaries({"messagesPerSecond": st.floats(0.1, 1_000_000)}),
+        "rateLimit": st.fixed_dictionaries(
+            {"messages": st.integers(1, 1_000_000), "per": st.sampled_from(["1s", "10s"])}
+        ),
+        "startBefore": st.just("2026-11-20T10:00:00Z"),
+        "confirmations": st.sampled_from([["Reconciled"], ["Reconciled", "DiscardUnreadable"]]),
         "maxReplays": st.integers(1, 9),
         "deadline": st.just("2h30m"),
         "ttlAfterFinished": st.just("1s"),

@@ -16,10 +16,17 @@ from redrive.api import Body
 from redrive.api.conditions import find, is_ready
 from redrive.errors import Requeue
 from redrive.kube import resources
+from redrive.kube.resources import Key
 from redrive.policy import codec
 from redrive.policy.naming import TopicName
 from redrive.provision.actions import CreateTopic
-from redrive.provision.desired import Observed, delay_policy, desired, policies_in_force
+from redrive.provision.desired import (
+    Observed,
+    config_map_of,
+    delay_policy,
+    desired,
+    policies_in_force,
+)
 from redrive.provision.diff import diff
 from redrive.provision.request import Request
 from tests.support.fake_admin import Do, Topic
@@ -174,6 +181,12 @@ def test_config_map_contains_policy_and_owner(policy: MakeBody, requested: MakeR
     written = codec.decode(config_map["data"]["policy.json"])
     assert written == requested(body).policy
     assert (written.name, written.generation, written.max_retries) == ("shop/orders", 7, 3)
+
+
+def test_config_map_has_the_name_of_the_spec(policy: MakeBody, requested: MakeRequest) -> None:
+    body = policy(naming={"configMap": "retries"})
+    named = desired(requested(body), body, "here").config_map
+    assert (named["metadata"]["name"], config_map_of(body)) == ("retries", Key("shop", "retries"))
 
 
 def test_ledger_has_no_partitions(policy: MakeBody, requested: MakeRequest) -> None:

@@ -18,10 +18,11 @@ from redrive.api.replay import (
     FINAL,
     Confirmation,
     Guarantee,
+    Mode,
     Phase,
     ReplaySpec,
     ReplayStatus,
-    Target,
+    Sending,
     milliseconds,
 )
 from redrive.api.retrypolicy import ConnectionRef, ReplaySafety
@@ -120,14 +121,14 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         connection, connections.key_of(reference, key.namespace), key.namespace, ctx.namespaces
     )
     target = _target(spec, policy, permitted)
-    if spec.batch and target == policy.topic:
+    if spec.sending is Sending.BATCHED and target == policy.topic:
         _check_batches(policy)
     pods = resolve_template(ctx.settings, connection.job, spec.job)
     if spec.suspend:
         raise SuspendedError(
             "the Replay is suspended", remedy="set spec.suspend to false; it starts by itself then"
         )
-    if not spec.dry_run:
+    if not spec.is_plan:
         _check_safety(spec, asked.replay.safety, policy_key)
         _check_turn(replay, ctx)
     bounds = [
@@ -143,11 +144,11 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         service_url=connection.pulsar.service_url,
         admin_url=connection.pulsar.admin_url,
         where=where,
-        dry_run=spec.dry_run,
+        dry_run=spec.is_plan,
         reason=spec.reason or "",
         ticket=spec.ticket or "",
-        rate_limit=None if spec.rate_limit is None else spec.rate_limit.messages_per_second,
-        batch=spec.batch,
+        rate_limit=None if spec.rate_limit is None else spec.rate_limit.per_second,
+        batch=spec.sending is Sending.BATCHED,
         choice=_choice(spec),
         approval_above=min(bounds, default=None),
         target=target,
@@ -171,7 +172,7 @@ def _target(spec: ReplaySpec, policy: Policy, permitted: Permissions) -> TopicNa
     Raises:
         TargetNotAllowedError: no rule of the connection covers that topic.
     """
-    topic = policy.topic if spec.target is Target.SOURCE else spec.target_topic
+    topic = spec.target_topic(policy.topic)
     if topic in {None, policy.retry_topic}:
         return None
     if not permitted.allows_topic(topic):
@@ -204,14 +205,14 @@ def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[To
             spec = parse_spec(ReplaySpec, other)
         except InvalidSpecError:
             continue
-        topic = source if spec.target is Target.SOURCE else spec.target_topic
+        topic = spec.target_topic(source)
         if topic is not None:
             yield topic
 
 
 def _choice(spec: ReplaySpec) -> Choice:
     select = spec.select
-    discards = Confirmation.DISCARD_UNREADABLE in (spec.confirmations or ())
+    discards = spec.confirms(Confirmation.DISCARD_UNREADABLE)
     if select is None:
         return Choice(max_replays=spec.max_replays, discards=discards)
     since, until = milliseconds(select.since), milliseconds(select.until)
@@ -230,7 +231,7 @@ def is_final(replay: Body) -> bool:
 
 def is_dry_run(replay: Body) -> bool:
     """Whether the Replay moves nothing."""
-    return bool(replay["spec"].get("dryRun"))
+    return bool(replay["spec"].get("mode") == Mode.PLAN)
 
 
 def policy_of(replay: Body) -> Key:
@@ -270,14 +271,14 @@ def _check_safety(spec: ReplaySpec, safety: ReplaySafety, policy: Key) -> None:
         raise ReplayNotSafeError(
             f"the RetryPolicy {policy} says that its messages must not be handled again",
             got=f"replay.safety: {safety}",
-            remedy="look at them by a dry run; change the policy if its handlers have changed",
+            remedy="look at them by a plan; change the policy if its handlers have changed",
         )
-    if safety is ReplaySafety.RECONCILE_FIRST and not spec.reconciled:
+    if safety is ReplaySafety.RECONCILE_FIRST and not spec.confirms(Confirmation.RECONCILED):
         raise ReplayNotSafeError(
             f"messages of the RetryPolicy {policy} are handled again only once what their first "
             "handling left behind was reconciled",
-            got="a Replay without reconciled: true",
-            remedy="reconcile it, and make another Replay with reconciled: true",
+            got="a Replay without confirmations: [Reconciled]",
+            remedy="reconcile it, and make another Replay with confirmations: [Reconciled]",
         )
 
 
@@ -288,8 +289,8 @@ def _check_batches(policy: Policy) -> None:
         raise BatchMixesKeysError(
             "a batch goes to one consumer, whatever the keys in it: a subscription of the type "
             f"{kind.value} would have messages of a key at several",
-            got=f"batch: true, and {policy.topic} as the target",
-            remedy="delete this Replay and make another one without batch, or with target Retry",
+            got=f"sending: Batched, and {policy.topic} as the target",
+            remedy="make another Replay with sending Individual, or with target Retry",
         )
 
 

@@ -116,6 +116,7 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
     fields: dict[str, Any] = {}
     judged, reported = replay, ReplayStatus.of(replay)
     try:
+        check_start(replay, reported, ctx)
         # Before: a broker that hangs must hold no other up.
         notices = await prepare_target(replay, ctx)
         judged = _current(replay, ctx)
@@ -125,6 +126,7 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
             reported = ReplayStatus.of(judged)
             phase = Phase.SUBMITTED if run is None else run.phase
             check_deadline(replay, reported, phase, now)
+            check_canceled(replay, reported, phase)
             if run is not None:
                 _check_started(run, now)
             elif not reported.finished:
@@ -175,6 +177,7 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
             "this operator runs no Replays: it has no image for their jobs",
             remedy="start it with --replay-template (replay.enabled in the Helm chart)",
         )
+    check_start(replay, reported, ctx)
     admitted = admit(replay, ctx)
     failure = reported.failure
     if failure is not None and admitted.template.time_to_live_seconds is not None:
@@ -335,7 +338,7 @@ def _approval_required(reported: ReplayStatus) -> errors.ApprovalRequiredError:
         "the run would move more messages than it may without approval",
         got=reported.left,
         remedy=f"set the annotation {APPROVED_BY} of this Replay to who approves it, or delete it; "
-        "a dry run tells more of what is selected",
+        "a plan shows more of the selection",
     )
 
 
@@ -353,7 +356,7 @@ def _outcome(reported: ReplayStatus) -> str:
     )
     if reported.preview is not None:
         said = f"{reported.left} of {reported.scanned} dead letters would be moved"
-        return f"a dry run: {said}, {reported.refused} can't be{unevaluated}"
+        return f"a plan: {said}, {reported.refused} can't be{unevaluated}"
     said = (
         f"of {reported.matched} dead letters {reported.moved} were moved, "
         f"{reported.skipped} needed no move, {reported.refused} can't be moved"
@@ -446,8 +449,10 @@ def next_requeue(replay: Body, phase: str, *, is_idle: bool = False) -> Requeue:
 
 def requeue_after_error(error: RedriveError, replay: Body, status: ReplayStatus) -> Requeue:
     """Return when to look again at a Replay that *error* keeps from going on."""
-    if error.requeue is not Requeue.ON_CHANGE or status.start_time is None:
+    if error.requeue is not Requeue.ON_CHANGE or isinstance(error, errors.FINAL):
         return error.requeue
+    if status.start_time is None:
+        return Requeue.SLOW_BACKOFF if "startBefore" in replay["spec"] else Requeue.ON_CHANGE
     return next_requeue(replay, Phase.RUNNING)  # its deadline counts, whether its job runs or not
 
 
@@ -457,6 +462,39 @@ def is_overdue(replay: Body, status: ReplayStatus, now: datetime) -> bool:
     Its job ends by itself at the deadline. One that does not run, or hangs, does not.
     """
     return status.is_past(replay["spec"].get("deadline"), now - GRACE)
+
+
+def check_canceled(replay: Body, status: ReplayStatus, phase: str) -> None:
+    """Check that a run was not canceled, unless its job still settles in-flight messages.
+
+    Raises:
+        CanceledError: it was canceled, and no job of it runs.
+    """
+    is_canceled = replay["spec"].get("cancel") and not status.finished
+    if is_canceled and phase not in {Phase.RUNNING, Phase.SUSPENDED}:
+        raise errors.CanceledError(
+            "the Replay was canceled; messages that were moved before stay moved",
+            remedy="make another Replay for those that are left",
+        )
+
+
+def check_start(replay: Body, status: ReplayStatus, ctx: Context) -> None:
+    """Check that a Replay which was not launched may still be launched, whatever it waits for.
+
+    Raises:
+        CanceledError: it was canceled.
+        StartedTooLateError: the time of its `startBefore` is over.
+    """
+    if was_launched(replay) or find_application(replay, ctx) is not None:
+        return
+    check_canceled(replay, status, Phase.PENDING)
+    latest = replay["spec"].get("startBefore")
+    if latest is not None and ctx.clock() >= datetime.fromisoformat(latest):
+        raise errors.StartedTooLateError(
+            "the Replay was not launched before its startBefore",
+            got=latest,
+            remedy="make another Replay with a later one if its messages are still to be moved",
+        )
 
 
 def check_deadline(replay: Body, status: ReplayStatus, phase: str, now: datetime) -> None:

@@ -143,7 +143,7 @@ class _Stop:
         """Ask now; without an answer it goes on."""
         self._asked = time.monotonic()
         try:
-            return self._reporter.wish() in {Wish.END, Wish.EXPIRE}
+            return self._reporter.wish() in {Wish.END, Wish.EXPIRE, Wish.CANCEL}
         except RedriveError:
             logger.warning("it is not known whether the Replay has ended", exc_info=True)
             return False

@@ -50,6 +50,12 @@ class DeadlineError(RedriveError):
     reason: ClassVar[str] = "DeadlineExceeded"
 
 
+class CanceledRunError(RedriveError):
+    """The author of a run canceled it."""
+
+    reason: ClassVar[str] = "Canceled"
+
+
 REPORT_SECONDS = 2.0
 LOOK_SECONDS = 4.0
 """What tasks under way have acknowledged is looked at when no range has come to its end for so
@@ -110,6 +116,7 @@ class Dispatch:
         Raises:
             RunEndedError: its Replay is deleted. What was under way has been settled.
             DeadlineError: its time is over; likewise.
+            CanceledRunError: it is canceled; likewise.
             Exception: the first that a task raised; those under way have come to their end by then.
         """
         self._skip_gone()
@@ -125,6 +132,12 @@ class Dispatch:
                 "the run has reached its deadline, and dead letters are left",
                 got=self._account().left,
                 remedy="make another Replay with a longer one: it goes on from what was moved",
+            )
+        if self._wish is Wish.CANCEL and self._waiting:
+            raise CanceledRunError(
+                "the Replay was canceled, and dead letters are left",
+                got=self._account().left,
+                remedy="make another Replay for those that are left",
             )
         if self._wish is Wish.END and self._waiting:
             raise RunEndedError(

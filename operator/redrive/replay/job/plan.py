@@ -303,6 +303,8 @@ class Wish(enum.Enum):
     END = enum.auto()
     EXPIRE = enum.auto()
     """To end as well, because of the deadline."""
+    CANCEL = enum.auto()
+    """To end as well, because its author canceled it."""
 
 
 class Rest(NamedTuple):

@@ -278,10 +278,12 @@ _PACKAGE = re.compile(r"^(: )?([a-z]\w*\.)+(?=[A-Z]\w*: )")
 
 
 def _ends(replay: Body) -> Wish | None:
-    """Return whether the run is to end, and for which of the two reasons."""
+    """Return whether the run is to end, and for which reason."""
     status = ReplayStatus.of(replay)
     if "deletionTimestamp" in replay["metadata"] or status.phase in FINAL:
         return Wish.END
+    if replay["spec"].get("cancel"):
+        return Wish.CANCEL
     is_late = status.is_past(replay["spec"].get("deadline"), wall_clock())
     return Wish.EXPIRE if is_late else None
 

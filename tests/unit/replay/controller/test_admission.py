@@ -183,10 +183,10 @@ ORDERS = "persistent://shop/prod/orders"
     ("asked", "target"),
     [
         ({}, None),
-        ({"target": "Retry"}, None),
-        ({"target": "Source"}, ORDERS),
-        ({"target": "Topic", "targetTopic": f"{ORDERS}-checked"}, f"{ORDERS}-checked"),
-        ({"target": "Topic", "targetTopic": f"{ORDERS}-fulfilment-RETRY"}, None),
+        ({"target": {"type": "Retry"}}, None),
+        ({"target": {"type": "Source"}}, ORDERS),
+        ({"target": {"type": "Topic", "topic": f"{ORDERS}-checked"}}, f"{ORDERS}-checked"),
+        ({"target": {"type": "Topic", "topic": f"{ORDERS}-fulfilment-RETRY"}}, None),
     ],
 )
 def test_job_target_follows_the_spec(asked: dict[str, str], target: str | None) -> None:
@@ -205,10 +205,10 @@ def test_job_target_follows_the_spec(asked: dict[str, str], target: str | None) 
         ({"guarantee": "ExactlyOnce"}, "exactly_once", True),
         ({"guarantee": "AtLeastOnce"}, "exactly_once", False),
         ({}, "batch", False),
-        ({"batch": True}, "batch", True),
+        ({"sending": "Batched"}, "batch", True),
         ({"reason": "up again"}, "reason", "up again"),
         ({"ticket": "OPS-1"}, "ticket", "OPS-1"),
-        ({"rateLimit": {"messagesPerSecond": 2.5}}, "rate_limit", 2.5),
+        ({"rateLimit": {"messages": 5, "per": "2s"}}, "rate_limit", 2.5),
     ],
 )
 def test_job_has_field_of_the_spec(spec: dict[str, Any], field: str, value: object) -> None:
@@ -235,7 +235,7 @@ def test_target_outside_rules_is_refused(topic: str) -> None:
             "roles": ["*"],
         },
     ]
-    asked = replay(spec={"target": "Topic", "targetTopic": topic})
+    asked = replay(spec={"target": {"type": "Topic", "topic": topic}})
     with pytest.raises(TargetNotAllowedError, match=r"spec\.allow") as refused:
         admit(asked, ctx(connections=[connection(allow=allow)]))
     assert topic in str(refused.value)
@@ -249,15 +249,19 @@ def test_target_grants_need_a_rule_for_the_role(role: str, *, granted: bool) -> 
     ]
     context = ctx(connections=[connection(allow=allow)])
     source = TopicName.parse(ORDERS)
-    assert admit(replay(spec={"target": "Source"}), context).grants == (source,) * granted
-    other = {"target": "Topic", "targetTopic": "persistent://shop/prod/checked"}
+    assert admit(replay(spec={"target": {"type": "Source"}}), context).grants == (source,) * granted
+    other = {"target": {"type": "Topic", "topic": "persistent://shop/prod/checked"}}
     assert admit(replay(spec=other), context).grants == ()
     assert admit(replay(), context).grants == ()
 
 
 def test_failed_replay_adds_grants_at_its_target() -> None:
     """The next Replay looks for messages that it left there without a record."""
-    targets = [{"target": "Source"}, {"target": "Topic", "targetTopic": f"{ORDERS}-checked"}, {}]
+    targets = [
+        {"target": {"type": "Source"}},
+        {"target": {"type": "Topic", "topic": f"{ORDERS}-checked"}},
+        {},
+    ]
     failed = [
         replay(
             f"failed-{number}",
@@ -393,7 +397,7 @@ def test_replay_of_other_policy_blocks_no_other() -> None:
 
 
 def test_dry_run_blocks_no_other_and_is_not_blocked() -> None:
-    dry, moving = replay("dry", spec={"dryRun": True}, age=1), replay("moving", age=2)
+    dry, moving = replay("dry", spec={"mode": "Plan"}, age=1), replay("moving", age=2)
     both = ctx(
         replays=[dry, moving],
         applications=[
@@ -406,13 +410,13 @@ def test_dry_run_blocks_no_other_and_is_not_blocked() -> None:
 
 @pytest.mark.parametrize("kind", ["Shared", "KeyShared"])
 @pytest.mark.parametrize(
-    "target", [{"target": "Source"}, {"target": "Topic", "targetTopic": ORDERS}, {}]
+    "target", [{"target": {"type": "Source"}}, {"target": {"type": "Topic", "topic": ORDERS}}, {}]
 )
 def test_batch_by_key_to_own_subscription_is_refused(kind: str, target: dict[str, str]) -> None:
     context = ctx(policies=[policy(subscriptionType=kind)])
-    asked = replay(spec={**target, "batch": True})
+    asked = replay(spec={**target, "sending": "Batched"})
     if kind == "KeyShared" and target:
-        with pytest.raises(BatchMixesKeysError, match="without batch, or with target Retry"):
+        with pytest.raises(BatchMixesKeysError, match="sending Individual, or with target Retry"):
             admit(asked, context)
     else:
         assert admit(asked, context).job.batch
@@ -421,17 +425,17 @@ def test_batch_by_key_to_own_subscription_is_refused(kind: str, target: dict[str
 def test_unsafe_policy_allows_dry_runs_only() -> None:
     never = ctx(policies=[policy(replay={"safety": "Never"})])
     with pytest.raises(ReplayNotSafeError, match=r"got 'replay\.safety: Never'; look"):
-        admit(replay(spec={"reconciled": True}), never)
-    assert admit(replay(spec={"dryRun": True}), never).job.dry_run
+        admit(replay(spec={"confirmations": ["Reconciled"]}), never)
+    assert admit(replay(spec={"mode": "Plan"}), never).job.dry_run
     assert ReplayNotSafeError.stalls
 
 
 def test_policy_to_reconcile_first_needs_confirmation() -> None:
     first = ctx(policies=[policy(replay={"safety": "ReconcileFirst"})])
-    with pytest.raises(ReplayNotSafeError, match="make another Replay with reconciled: true"):
+    with pytest.raises(ReplayNotSafeError, match=r"with confirmations: \[Reconciled\]"):
         admit(replay(), first)
-    admit(replay(spec={"reconciled": True}), first)
-    admit(replay(spec={"dryRun": True}), first)
+    admit(replay(spec={"confirmations": ["Reconciled"]}), first)
+    admit(replay(spec={"mode": "Plan"}), first)
     admit(replay(), ctx(policies=[policy(replay={"safety": "Idempotent"})]))
 
 

@@ -43,7 +43,7 @@ def test_replays_are_counted_by_phase_without_dry_runs() -> None:
         replay("first", status=later),
         replay("second", status=done),
         replay("third", status=failed),
-        replay("dry", spec={"dryRun": True}, status=failed),
+        replay("dry", spec={"mode": "Plan"}, status=failed),
         replay("new"),
     ]
     with counting(Cache(replays), Cache()):

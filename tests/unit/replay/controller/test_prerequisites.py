@@ -98,8 +98,8 @@ def deduplicate(broker: FakeBroker, topic: str) -> None:
 
 
 async def test_retry_topic_target_needs_no_broker_call(broker: FakeBroker) -> None:
-    named = {"target": "Topic", "targetTopic": RETRY}
-    same: tuple[dict[str, Any], ...] = ({}, {"target": "Retry"}, named)
+    named = {"target": {"type": "Topic", "topic": RETRY}}
+    same: tuple[dict[str, Any], ...] = ({}, {"target": {"type": "Retry"}}, named)
     for spec in same:
         await prepare(broker, **spec)
     assert broker.calls == []
@@ -107,7 +107,9 @@ async def test_retry_topic_target_needs_no_broker_call(broker: FakeBroker) -> No
 
 async def test_launched_replay_skips_target_checks(broker: FakeBroker) -> None:
     """Its job detects changes at the broker."""
-    await prepare(broker, target="Source", status={"sparkApplication": launch.name_of(replay())})
+    await prepare(
+        broker, target={"type": "Source"}, status={"sparkApplication": launch.name_of(replay())}
+    )
     assert broker.calls == []
 
 
@@ -117,7 +119,9 @@ async def test_application_of_namesake_does_not_skip_target_checks(
     """A status is written by name: it may have been meant for one that is gone."""
     status = {"sparkApplication": "replay-now-of-before"}
     with pytest.raises(TargetNotAllowedError):
-        await prepare(broker, target="Topic", targetTopic=f"{NAMESPACE}/theirs", status=status)
+        await prepare(
+            broker, target={"type": "Topic", "topic": f"{NAMESPACE}/theirs"}, status=status
+        )
 
 
 @pytest.mark.parametrize("topic", ["orders", "checked"])
@@ -127,8 +131,8 @@ async def test_deduplicating_target_gets_grant_of_replay_role(
     deduplicate(broker, topic)
     grants = broker.namespaces["shop/prod"].grants
     grants[f"{NAMESPACE}/{topic}"] = {"replayer": ["functions"], "fulfilment": ["consume"]}
-    asked: dict[str, Any] = {"target": "Topic", "targetTopic": f"{NAMESPACE}/{topic}"}
-    for spec in (asked, {"target": "Source"} if topic == "orders" else asked):
+    asked: dict[str, Any] = {"target": {"type": "Topic", "topic": f"{NAMESPACE}/{topic}"}}
+    for spec in (asked, {"target": {"type": "Source"}} if topic == "orders" else asked):
         await prepare(broker, **spec)
         assert rights(broker, topic) == {
             "replayer": ["consume", "functions", "produce"],
@@ -137,15 +141,15 @@ async def test_deduplicating_target_gets_grant_of_replay_role(
 
 
 @pytest.mark.parametrize("topic", ["theirs", "theirs-in-parts"])
-@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("mode", ["Run", "Plan"])
 async def test_topic_owned_by_policy_is_refused_as_target(
-    broker: FakeBroker, topic: str, *, dry_run: bool
+    broker: FakeBroker, topic: str, mode: str
 ) -> None:
     deduplicate(broker, topic)
-    asked: dict[str, Any] = {"target": "Topic", "targetTopic": f"{NAMESPACE}/{topic}"}
+    asked: dict[str, Any] = {"target": {"type": "Topic", "topic": f"{NAMESPACE}/{topic}"}}
     for guarantee in ("ExactlyOnce", "AtLeastOnce"):
         with pytest.raises(TargetNotAllowedError, match="keeps for a RetryPolicy"):
-            await prepare(broker, guarantee=guarantee, dryRun=dry_run, **asked)
+            await prepare(broker, guarantee=guarantee, mode=mode, **asked)
     assert rights(broker, topic) == {}
 
 
@@ -155,17 +159,17 @@ async def test_source_owned_by_other_policy_is_refused_as_target(
     source = broker.namespaces["shop/prod"].topics["orders"]
     source.properties["redrive.io/owner"] = "here/shop/first"
     with pytest.raises(TargetNotAllowedError):
-        await prepare(broker, target="Source")
+        await prepare(broker, target={"type": "Source"})
 
 
 async def test_target_without_deduplication_is_refused(broker: FakeBroker) -> None:
     with pytest.raises(TargetDeduplicationError) as refused:
-        await prepare(broker, target="Source")
+        await prepare(broker, target={"type": "Source"})
     assert f"set-deduplication-status --enable {NAMESPACE}/orders" in str(refused.value)
     assert "guarantee: AtLeastOnce" in str(refused.value)
     assert refused.value.requeue is Requeue.SLOW_BACKOFF
     assert rights(broker, "orders") == {}
-    await prepare(broker, target="Source", guarantee="AtLeastOnce")
+    await prepare(broker, target={"type": "Source"}, guarantee="AtLeastOnce")
     assert rights(broker, "orders") == {"replayer": ["consume", "produce"]}
 
 
@@ -178,22 +182,22 @@ async def test_target_without_subscription_is_refused(
     broker.namespaces["shop/prod"].topics["orders"].parts = parts
     deduplicate(broker, "orders")
     with pytest.raises(TargetNotSubscribedError, match="create-subscription"):
-        await prepare(broker, target="Source")
+        await prepare(broker, target={"type": "Source"})
     assert rights(broker, "orders") == {}
 
 
 async def test_missing_target_is_not_created(broker: FakeBroker) -> None:
     with pytest.raises(TargetNotFoundError, match="create it"):
-        await prepare(broker, target="Topic", targetTopic=f"{NAMESPACE}/absent")
+        await prepare(broker, target={"type": "Topic", "topic": f"{NAMESPACE}/absent"})
     assert "absent" not in broker.namespaces["shop/prod"].topics
 
 
-@pytest.mark.parametrize("spec", [{"dryRun": True}, {"roles": "fulfilment"}])
+@pytest.mark.parametrize("spec", [{"mode": "Plan"}, {"roles": "fulfilment"}])
 async def test_dry_run_or_missing_rule_grants_nothing(
     broker: FakeBroker, spec: dict[str, Any]
 ) -> None:
     deduplicate(broker, "orders")
-    await prepare(broker, target="Source", **spec)
+    await prepare(broker, target={"type": "Source"}, **spec)
     assert rights(broker, "orders") == {}
 
 
@@ -205,10 +209,10 @@ async def test_target_with_only_system_subscriptions_is_refused(
     topic = broker.namespaces["shop/prod"].topics["orders"]
     topic.parts = {"-partition-0": ["s", only], "-partition-1": [only]}
     with pytest.raises(TargetNotSubscribedError, match="those of readers"):
-        await prepare(broker, target="Source")
+        await prepare(broker, target={"type": "Source"})
     assert rights(broker, "orders") == {}
     topic.parts["-partition-1"].append("s")
-    await prepare(broker, target="Source")
+    await prepare(broker, target={"type": "Source"})
 
 
 EVICTS = {"policy": "consumer_backlog_eviction"}
@@ -237,10 +241,10 @@ async def test_target_with_evicting_quota_in_force_is_refused(
     namespace.topics["orders"].quotas = dict(own)
     namespace.policies["backlog_quota_map"] = inherited
     if not evicts:
-        await prepare(broker, target="Source", guarantee=guarantee)
+        await prepare(broker, target={"type": "Source"}, guarantee=guarantee)
         return
     with pytest.raises(TargetEvictsError, match="set-backlog-quota --type"):
-        await prepare(broker, target="Source", guarantee=guarantee)
+        await prepare(broker, target={"type": "Source"}, guarantee=guarantee)
     assert rights(broker, "orders") == {}
 
 
@@ -253,23 +257,23 @@ async def test_target_with_evicting_quota_in_force_is_refused(
         (3_600, None, "warns"),
         (3_599, None, "refused"),
         (1, None, "refused"),
-        (7_200, 0.5, "warns"),  # of no dead letters
+        (7_200, {"messages": 1, "per": "2s"}, "warns"),  # of no dead letters
     ],
 )
 async def test_target_with_short_ttl_in_force_is_refused(
-    broker: FakeBroker, seconds: int, rate: float | None, outcome: str
+    broker: FakeBroker, seconds: int, rate: dict[str, Any] | None, outcome: str
 ) -> None:
     deduplicate(broker, "orders")
     broker.in_force["messageTTL"] = seconds
     dead_letters = Topic(0, {}, {"": ["redrive"]})
     broker.namespaces["shop/prod"].topics["orders-fulfilment-DLQ"] = dead_letters
-    limit: dict[str, Any] = {} if rate is None else {"rateLimit": {"messagesPerSecond": rate}}
+    limit: dict[str, Any] = {} if rate is None else {"rateLimit": rate}
     if outcome == "refused":
         with pytest.raises(TargetExpiresError, match=f"got 'messageTTL of {seconds} s'"):
-            await prepare(broker, target="Source", **limit)
+            await prepare(broker, target={"type": "Source"}, **limit)
         assert rights(broker, "orders") == {}
         return
-    events = await prepare(broker, target="Source", **limit)
+    events = await prepare(broker, target={"type": "Source"}, **limit)
     assert [event.reason for event in events] == ["TargetExpires"] * (outcome == "warns")
 
 
@@ -281,11 +285,11 @@ async def test_target_with_ttl_below_run_time_is_refused(
     broker.namespaces["shop/prod"].topics["orders-fulfilment-DLQ"] = Topic(
         0, {}, {"": ["redrive"]}, backlog=3_601
     )
-    limit: dict[str, Any] = {"rateLimit": {"messagesPerSecond": 0.5}}
+    limit: dict[str, Any] = {"rateLimit": {"messages": 1, "per": "2s"}}
     with pytest.raises(TargetExpiresError, match="which takes about 2h2s"):
-        await prepare(broker, target="Source", **limit)
+        await prepare(broker, target={"type": "Source"}, **limit)
     few: dict[str, Any] = {"select": {"limit": 3_600}}
-    await prepare(broker, target="Source", **limit, **few)
+    await prepare(broker, target={"type": "Source"}, **limit, **few)
 
 
 OF_RUN = f"sparkoperator.k8s.io/app-name={launch.name_of(replay())}"

@@ -332,7 +332,7 @@ async def test_completion_message_has_outcome_of_messages(
 async def test_dry_run_completion_shows_planned_moves(api: FakeKubernetes) -> None:
     numbers = {"scanned": 9, "matched": 8, "moved": 0, "refused": 1, "left": 7}
     await ended(api, "COMPLETED", **numbers, preview={"estimatedSeconds": 1}, finished=True)
-    assert shown(api)[1] == "a dry run: 7 of 9 dead letters would be moved, 1 can't be"
+    assert shown(api)[1] == "a plan: 7 of 9 dead letters would be moved, 1 can't be"
 
 
 async def test_failure_message_has_error_of_the_job(api: FakeKubernetes) -> None:
@@ -361,7 +361,7 @@ async def test_launch_event_has_reason_and_ticket() -> None:
 
 
 async def test_hanging_broker_does_not_block_other_launches(api: FakeKubernetes) -> None:
-    body, launching = replay(spec={"target": "Source"}), asyncio.Lock()
+    body, launching = replay(spec={"target": {"type": "Source"}}), asyncio.Lock()
     asked = []
 
     async def resolve(*_: object) -> None:
@@ -504,6 +504,71 @@ async def test_replay_changed_meanwhile_is_not_deleted() -> None:
     assert Key.of(cached) in api.objects[resources.REPLAYS]
 
 
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"startBefore": "2026-01-01T00:00:00Z"}, "StartedTooLate"),
+        ({"cancel": True}, "Canceled"),
+        ({"cancel": True, "suspend": True}, "Canceled"),
+    ],
+)
+@pytest.mark.parametrize("policies", [True, False])
+async def test_replay_that_may_not_start_fails_at_once(
+    spec: dict[str, Any], reason: str, *, policies: bool
+) -> None:
+    """It does not wait for its policy first."""
+    body = replay(spec=spec)
+    api = storing(body)
+    provide(api)
+    context = ctx(replays=[body]) if policies else ctx(replays=[body], policies=[])
+    context = dataclasses.replace(context, kubernetes=api)
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    (status,) = statuses(api)
+    assert (status["phase"], shown(api)[0]) == ("Failed", reason)
+    assert "completionTime" in status
+    assert not [write for write in api.writes if write.verb == "create"]
+
+
+async def test_replay_in_time_is_launched_and_waits_no_longer() -> None:
+    body = replay(spec={"startBefore": "2126-01-01T00:00:00Z"})
+    api = storing(body)
+    provide(api)
+    await reconcile_cached(api, body)
+    (status,) = statuses(api)
+    assert status["phase"] == "Submitted"
+    late = replay(spec={"startBefore": "2026-01-01T00:00:00Z"}, status=status)
+    api = storing(late)
+    runs = application(wall_clock(), applicationState={"state": "RUNNING"})
+    await reconcile_cached(api, late, runs)
+    assert statuses(api)[0]["phase"] == "Running"
+
+
+async def test_waiting_replay_is_polled_for_its_start_before() -> None:
+    body = replay(spec={"startBefore": "2126-01-01T00:00:00Z", "suspend": True})
+    assert await reconcile_cached(storing(body), body) is Requeue.SLOW_BACKOFF
+
+
+@pytest.mark.parametrize(
+    ("state", "reported", "phase"),
+    [
+        ("RUNNING", {}, "Running"),
+        ("COMPLETED", {}, "Failed"),
+        ("COMPLETED", {"finished": True}, "Completed"),
+    ],
+)
+async def test_canceled_run_drains_before_it_fails(
+    state: str, reported: dict[str, Any], phase: str
+) -> None:
+    launched = {"sparkApplication": launch.name_of(replay()), "moved": 5, **reported}
+    body = replay(spec={"cancel": True}, status=launched)
+    api = storing(body)
+    runs = application(wall_clock(), applicationState={"state": state})
+    await reconcile_cached(api, body, runs)
+    (status,) = statuses(api)
+    assert status["phase"] == phase
+    assert (shown(api)[0] == "Canceled") is (phase == "Failed")
+
+
 @pytest.mark.parametrize("state", ["", "SUBMITTED", "RUNNING", "PENDING_RERUN"])
 async def test_silent_run_fails_at_its_deadline(state: str) -> None:
     def launched(minutes: int) -> dict[str, Any]:
@@ -582,7 +647,7 @@ async def test_completion_is_not_written_to_namesake() -> None:
 
 
 async def test_replay_replaced_during_broker_call_is_not_launched() -> None:
-    api, body = storing(another()), replay(spec={"target": "Source"})
+    api, body = storing(another()), replay(spec={"target": {"type": "Source"}})
     cached = ctx(replays=[body])
 
     async def resolve(*_: object) -> None:
@@ -780,8 +845,8 @@ async def test_replay_crash_at_any_write_launches_one_run(*, done: bool, stale: 
         assert more.total() <= 2, f"write {number}: {more}"
 
 
-def test_only_suspend_and_ttl_are_mutable() -> None:
-    assert [str(leaf) for leaf in CHANGEABLE] == ["suspend", "ttlAfterFinished"]
+def test_only_suspend_deadline_and_ttl_change_both_ways() -> None:
+    assert [str(leaf) for leaf in CHANGEABLE] == ["suspend", "deadline", "ttlAfterFinished"]
 
 
 @pytest.mark.parametrize("leaf", CHANGEABLE, ids=str)

@@ -32,7 +32,7 @@ from tests.unit.replay.controller.test_admission import connection, ctx, policy,
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PREFIX = "persistent://shop/prod"
-CHECKED = {"target": "Topic", "targetTopic": f"{PREFIX}/checked"}
+CHECKED = {"target": {"type": "Topic", "topic": f"{PREFIX}/checked"}}
 BOTH = ["consume", "produce"]
 
 
@@ -313,10 +313,7 @@ async def test_next_replay_has_right_at_target_of_failed_one(
     assert place.granted == {"billing": ["consume"]}
     if not exists:
         del place.broker.namespaces["shop/prod"].topics["checked"]
-    place.add("next", target="Retry", targetTopic=None)
-    body = place.kubernetes.objects[resources.REPLAYS][Key("shop", "next")]
-    del body["spec"]["targetTopic"]
-    place.ctx.replays.put(body)
+    place.add("next", target={"type": "Retry"})
     await place.prepare("next")
     assert place.granted.get("replayer") == (BOTH if exists else None)
     await place.end("next", "Completed")

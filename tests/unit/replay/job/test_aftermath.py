@@ -235,7 +235,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 LONG = replace(JOB, follow_for=3_600.0)
 
 
-@pytest.mark.parametrize("wish", [Wish.END, Wish.EXPIRE])
+@pytest.mark.parametrize("wish", [Wish.END, Wish.EXPIRE, Wish.CANCEL])
 def test_follow_ends_with_its_replay(topics: Topics, wish: Wish) -> None:
     for _ in range(3):
         topics.put(RETRY)

@@ -29,7 +29,7 @@ from redrive.reading.ranges import (
 )
 from redrive.replay import lookup
 from redrive.replay.job import dispatch
-from redrive.replay.job.dispatch import Dispatch, RunEndedError
+from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, Dispatch, RunEndedError
 from redrive.replay.job.plan import (
     SUSPENDED,
     Engine,
@@ -104,8 +104,8 @@ class InStep:
 class Silent:
     """Lets the run continue, or ends it after so many reports."""
 
-    def __init__(self, reports: float = math.inf) -> None:
-        self._reports = reports
+    def __init__(self, reports: float = math.inf, last: Wish = Wish.END) -> None:
+        self._reports, self._last = reports, last
 
     def take_over(self, _: EntryId) -> None:
         pass
@@ -114,7 +114,7 @@ class Silent:
         assert account.matched
         self._reports -= 1
         if self._reports < 0:
-            return Wish.END
+            return self._last
         return Wish.SUSPEND if rests == SUSPENDED else Wish.RUN
 
     def report_scan(self, scanned: Scanned) -> None:
@@ -398,6 +398,14 @@ def test_deleted_replay_ends_run_during_broker_outage(
     reporter = Silent(reports=3)
     with pytest.raises(RunEndedError):
         run(POLICY, InStep(slots=2, beside=1), partitions=1, reporter=reporter)
+
+
+@pytest.mark.parametrize(
+    ("wish", "error"), [(Wish.CANCEL, CanceledRunError), (Wish.EXPIRE, DeadlineError)]
+)
+def test_canceled_or_late_run_ends_with_messages_left(wish: Wish, error: type[Exception]) -> None:
+    with pytest.raises(error, match="dead letters are left"):
+        run(POLICY, InStep(slots=2, beside=1), partitions=1, reporter=Silent(0, wish))
 
 
 @pytest.mark.usefixtures("at_once")
