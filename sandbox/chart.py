@@ -66,7 +66,8 @@ def prepare_replays(cluster: Cluster, namespace: str) -> None:
     """
     values = {"replay": {"namespaces": [namespace]}}
     args = "template", "redrive", str(CHART), "--show-only=templates/replay.yaml"
-    cluster.kubectl("apply", "-f", "-", input=helm(*args, values=values))
+    for body in _objects(helm(*args, values=values)):
+        cluster.objects.apply(body)
 
 
 def uninstall(cluster: Cluster, release: str, namespace: str) -> None:

@@ -16,6 +16,8 @@ from tests.integration.provision.conftest import SECONDS, Shop
 from tests.support.awake_time import awake_time
 from tests.support.waiting import wait_until
 
+READ_SECONDS = 0.5
+"""The interval between reads of all topics, each of which is dozens of requests."""
 CONSUMER = {"orders-fulfilment-RETRY": {"consume", "produce"}, "orders-fulfilment-DLQ": {"produce"}}
 REPLAYER = {
     "orders-fulfilment-RETRY": {"consume", "produce"},  # what it has moved is looked for there
@@ -124,8 +126,9 @@ def test_a_retry_topic_follows_its_source_when_that_grows(shop: Shop) -> None:
     shop.policy()
     shop.ready()
     shop.request("POST", f"persistent/{shop.tenant}/prod/orders/partitions", 4)
-    wait_until(lambda: shop.topics()[retry]["partitions"] == 4)
-    wait_until(lambda: shop.topics()[f"{retry}-partition-3"]["subscriptions"] == ["fulfilment"])
+    grown = f"{retry}-partition-3"
+    wait_until(lambda: shop.topics()[retry]["partitions"] == 4, every=READ_SECONDS)
+    wait_until(lambda: shop.topics()[grown]["subscriptions"] == ["fulfilment"], every=READ_SECONDS)
     wait_until(lambda: any(event[1] == "Repaired" for event in shop.events("orders")))
 
 
@@ -138,7 +141,7 @@ def test_what_somebody_takes_away_is_put_back_and_an_event_says_so(shop: Shop) -
     shop.request("DELETE", f"{path}-RETRY/permissions/fulfilment")
     shop.request("DELETE", f"{path}-RETRY/subscription/fulfilment")
     shop.request("DELETE", f"{path}-DLQ?force=true")
-    wait_until(lambda: (shop.topics(), permissions(shop)) == before)
+    wait_until(lambda: (shop.topics(), permissions(shop)) == before, every=READ_SECONDS)
     shop.tells(
         "orders",
         "Repaired",
@@ -157,12 +160,12 @@ def test_what_one_partition_lacks_is_put_back_and_an_event_and_a_metric_say_so(
     before, counted = shop.topics(), repairs(installed)
     path = f"persistent/{shop.tenant}/prod/orders-fulfilment-RETRY"
     shop.request("DELETE", f"{path}-partition-1/subscription/fulfilment")
-    wait_until(lambda: shop.topics() == before)
+    wait_until(lambda: shop.topics() == before, every=READ_SECONDS)
     assert shop.told("orders", "Repaired") == (
         "created subscription fulfilment on orders-fulfilment-RETRY"
     )
     shop.request("DELETE", f"{path}-partition-2")
-    wait_until(lambda: shop.topics() == before)
+    wait_until(lambda: shop.topics() == before, every=READ_SECONDS)
     anew = f"created missing partitions of {shop.topic('orders-fulfilment-RETRY')} again: 2; "
     wait_until(lambda: any(event[2].startswith(anew) for event in shop.events("orders")))
     after = repairs(installed)

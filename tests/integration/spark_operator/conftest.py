@@ -1,4 +1,7 @@
-"""The stand-in as a process against the real API server, in a namespace of the test's own."""
+"""The stand-in as a process against the real API server, in a namespace of the test's own.
+
+The modules are a group, so that one worker starts one control plane for them.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from sandbox.kubernetes import Cluster
 from tests.node.conftest import PUBLISHED, SPARK_STEP, write_chart_of_stand_in
 from tests.support.documented import QUICK_START, commands
 
+pytestmark = pytest.mark.xdist_group("spark operator")
+
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.integration.spark_operator.conftest import StandIn, eventually, session
+
+pytestmark = pytest.mark.xdist_group("spark operator")
 
 # Writes its argument and stays; without a Spark session it starts in a second.
 STAYING = "import sys, time; print('STARTED', *sys.argv[1:], flush=True); time.sleep(600)"
