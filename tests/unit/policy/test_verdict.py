@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from redrive.policy.verdict import (
     Retry,
     RetryLater,
     after_error,
+    after_expiry,
     after_failure,
 )
 
@@ -38,14 +40,17 @@ levels = st.integers(-50, 50)
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 
 
-@given(policies)
-def test_failing_message_is_retried_then_dead_lettered(policy: Policy) -> None:
+@pytest.mark.parametrize("decide", [after_failure, after_expiry])
+@given(policy=policies)
+def test_failing_message_is_retried_then_dead_lettered(
+    decide: Callable[[Policy, int], Retry | Dead | Discard], policy: Policy
+) -> None:
     end = Dead if policy.dead_letters else Discard
     retries = []
-    verdict = after_failure(policy, 0)
+    verdict = decide(policy, 0)
     while isinstance(verdict, Retry):
         retries.append(verdict)
-        verdict = after_failure(policy, verdict.reconsume_times)
+        verdict = decide(policy, verdict.reconsume_times)
     assert [retry.reconsume_times for retry in retries] == list(range(1, policy.max_retries + 1))
     assert verdict == end(DeadReason.RETRIES_EXHAUSTED, policy.max_retries + 1)
 
