@@ -60,8 +60,8 @@ def _annotations() -> dict[str, str]:
         "artifacthub.io/changes": _dump(
             [
                 {
-                    "kind": "changed",
-                    "description": f"The changes of {__version__} are in the changelog",
+                    "kind": "added",
+                    "description": f"Contents of {__version__}: see the changelog",
                     "links": [{"name": "Changelog", "url": page("CHANGELOG.md")}],
                 }
             ]

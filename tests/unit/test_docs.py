@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-FRONT = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+FRONT = [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
 DESIGN = sorted((ROOT / "docs/design").glob("*.md"))
 AREAS = [page for page in DESIGN if page.stem != "measurements"]

@@ -68,7 +68,6 @@ PRIVATE = {
     for words, standard in STANDARD.items()
 }
 PENDING = {
-    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "Makefile",
     "SECURITY.md",
