@@ -24,10 +24,8 @@ def installed(user: User, node: Node, broker: Broker) -> Iterator[User]:
         file.write_text(text.replace("http://localhost:8080", broker.admin_url))
     (user.folder / "admin.token").write_text(broker.token(TENANT_ADMIN))
     user.follow(QUICK_START, "2. A tenant, a topic, and four roles")
-    node.kubectl("create", "namespace", "shop")
     user.follow(INSTALL, "The operator")
     node.kubectl("label", "namespace", "redrive-system", RESTRICTED)
-    node.kubectl("rollout", "status", "deploy/redrive", "-n", "redrive-system", "--timeout=3m")
     try:
         yield user
     finally:
