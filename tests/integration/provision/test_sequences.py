@@ -108,7 +108,7 @@ def test_a_consumer_that_is_connected_to_it_holds_its_deletion_up(shop: Shop) ->
         assert topic in body["message"]
         assert topic in shop.topics()
     # The policy goes later: a creation of its topics may still be in flight.
-    wait_until(lambda: topic not in shop.topics(), SECONDS)
+    wait_until(lambda: topic not in shop.request("GET", f"persistent/{shop.tenant}/prod"))
 
 
 def waits(shop: Shop, name: str) -> dict[str, Any]:
