@@ -70,7 +70,7 @@ class Stored:
     origin: str
     number: int
     failed: int = 0
-    published: float = 0.0
+    published: float = math.inf
 
 
 @dataclass
@@ -224,6 +224,7 @@ class Account:
     def _check_repetitions(self, by_id: Mapping[str, Sequence[Handling]]) -> None:
         """Explain repetitions by disturbances while a message was in flight or just settled."""
         passed = _passed(self.source, by_id) | _passed(self.retried, by_id)
+        published = {message.id: message.published for message in (*self.source, *self.retried)}
         for id_, handlings in by_id.items():
             moment = passed.get(id_, math.inf)
             for index, again in enumerate(handlings[1:], start=1):
@@ -233,7 +234,11 @@ class Account:
                     disturbance
                     for disturbance in self.disturbances
                     if disturbance.start <= again.began
-                    and (_broke(disturbance, before) or self._was_left_out(moment, disturbance))
+                    and (
+                        _broke(disturbance, before)
+                        or self._was_left_out(moment, disturbance)
+                        or _waited(disturbance, published.get(id_, math.inf), before)
+                    )
                 ]
                 if not causes and _dispatched_twice(before, again):
                     self.explained["broker that dispatches a retry twice"] += 1
@@ -302,6 +307,20 @@ def _passed(
 def _place(id_: str) -> tuple[int, ...]:
     """Return ledger, entry, partition, index in a batch."""
     return tuple(map(int, id_.split(":")))
+
+
+def _waited(disturbance: Disturbance, published: float, handling: Handling) -> bool:
+    """Return True if the message may have waited in a consumer during *disturbance*.
+
+    The queue of a client outlives its connection, and the broker delivers its messages again, to
+    others as well. Both handle it when they reach it: on a busy machine, two minutes later.
+    """
+    everywhere = disturbance.process is None and disturbance.redelivers
+    return (
+        everywhere
+        and published <= disturbance.end + disturbance.settles
+        and handling.began >= disturbance.start
+    )
 
 
 def _dispatched_twice(handling: Handling, again: Handling) -> bool:

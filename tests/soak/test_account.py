@@ -153,6 +153,23 @@ def test_repetition_is_explained_by_a_disturbance_of_the_first() -> None:
         assert account.repetitions == 1
 
 
+def test_message_that_waited_in_a_queue_may_be_handled_twice() -> None:
+    unload = Disturbance("unload", 20, 21, redelivers=True, settles=5)
+    for published, disturbance, expected in (
+        (19, unload, {}),
+        (26, unload, {}),
+        (27, unload, {"repeated": 1}),
+        (19, replace(unload, process="a"), {"repeated": 1}),  # its queue ends with it
+        (19, replace(unload, redelivers=False), {"repeated": 1}),
+        (19, replace(unload, start=90, end=91), {"repeated": 1}),
+    ):
+        message = replace(SOURCE, published=published)
+        account = Account([message], [], [], disturbances=[disturbance])
+        account.add("a", [begin(80, message), end(81, message)])
+        account.add("b", [begin(120, message), end(121, message)])
+        assert wrong(account) == expected
+
+
 def test_cursor_move_between_load_and_kill_may_be_forgotten() -> None:
     first, second = SOURCE, Stored("1:1", "1:1", WELL)
     unload = Disturbance("unload", 40, 41, redelivers=True, settles=5)
