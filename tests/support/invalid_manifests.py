@@ -42,6 +42,8 @@ REFUSED: list[dict[str, Any]] = _TABLE["refused"]
 
 def manifest(kind: str, name: str = "one", **fields: object) -> dict[str, Any]:
     """Return the smallest valid object of *kind* with *fields* in its spec."""
+    if kind == "ReplayApproval":  # it has the name of its Replay
+        fields = {"replayRef": VALID[kind]["replayRef"] | {"name": name}, **fields}
     return {
         "apiVersion": API_VERSION,
         "kind": kind,

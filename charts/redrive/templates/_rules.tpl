@@ -98,9 +98,9 @@
 
 {{- /* What the drivers of replay jobs may do in the namespace of their Replay. */ -}}
 {{- define "redrive.replayRules" -}}
-# A job reads its own Replay, and writes how far it is.
+# A job reads its own Replay and the approval of it, and writes how far it is.
 - apiGroups: [redrive.io]
-  resources: [replays]
+  resources: [replays, replayapprovals]
   verbs: [get]
 - apiGroups: [redrive.io]
   resources: [replays/status]

@@ -276,7 +276,7 @@ class ReplayIdentity(ApiModel):
 
     approval_above: ApprovalAbove | None = None
     """Number of messages that a Replay may move without approval, even if its RetryPolicy permits
-    more. A Replay of more messages waits for the annotation `redrive.io/approved-by`. Defaults to
+    more. A Replay of more messages waits for a ReplayApproval. Defaults to
     the policy's `replay.approvalAbove`."""
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from redrive.api import API_VERSION, GROUP, VERSION
 from redrive.api.connection import BrokerConnectionSpec, BrokerConnectionStatus
 from redrive.api.model import VALIDATIONS, ApiModel, Rule, StatusModel
-from redrive.api.replay import ReplaySpec, ReplayStatus
+from redrive.api.replay import ReplayApprovalSpec, ReplaySpec, ReplayStatus
 from redrive.api.retrypolicy import RetryPolicySpec, RetryPolicyStatus
 
 
@@ -39,7 +39,9 @@ class Kind:
     """One kind of object of the API.
 
     Attributes:
+        status: None for a kind without status.
         selectable: paths of fields that field selectors may name.
+        rules: rules on the whole object, which may read `metadata.name`.
     """
 
     kind: str
@@ -47,9 +49,10 @@ class Kind:
     short_names: tuple[str, ...]
     description: str
     spec: type[ApiModel]
-    status: type[StatusModel]
+    status: type[StatusModel] | None
     columns: tuple[Column, ...]
     selectable: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
 
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
@@ -148,7 +151,27 @@ REPLAY = Kind(
     selectable=(".spec.policyRef.name", ".status.phase"),
 )
 
-KINDS = (BROKER_CONNECTION, RETRY_POLICY, REPLAY)
+REPLAY_APPROVAL = Kind(
+    kind="ReplayApproval",
+    plural="replayapprovals",
+    short_names=("rappr",),
+    description="Approval of one Replay that moves more messages than it may without approval.",
+    spec=ReplayApprovalSpec,
+    status=None,
+    columns=(
+        Column("Messages", ".spec.messages", "Messages that the Replay may move.", "integer"),
+        _AGE,
+    ),
+    rules=(
+        Rule(
+            "self.metadata.name == self.spec.replayRef.name",
+            "a ReplayApproval must have the name of its Replay",
+            "give both the name of the Replay",
+        ),
+    ),
+)
+
+KINDS = (BROKER_CONNECTION, RETRY_POLICY, REPLAY, REPLAY_APPROVAL)
 
 
 def crds() -> list[dict[str, Any]]:
@@ -196,7 +219,7 @@ def _crd(kind: Kind) -> dict[str, Any]:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    **({"subresources": {"status": {}}} if kind.status else {}),
                     "additionalPrinterColumns": [_column(column) for column in kind.columns],
                     **(
                         {"selectableFields": [{"jsonPath": path} for path in kind.selectable]}
@@ -217,13 +240,15 @@ def _schema(kind: Kind) -> dict[str, Any]:
         # Labels repeat the name.
         "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 63}}},
         "spec": structural(kind.spec),
-        "status": structural(kind.status),
+        **({"status": structural(kind.status)} if kind.status else {}),
     }
+    rules = [rule.to_schema() for rule in kind.rules]
     return {
         "type": "object",
         "description": kind.description,
         "required": ["spec"],
         "properties": properties,
+        **({VALIDATIONS: rules} if rules else {}),
     }
 
 

@@ -424,8 +424,42 @@ class ReplaySpec(ApiModel):
         return source if self.target.type is Target.SOURCE else self.target.topic
 
 
-APPROVED_BY = "redrive.io/approved-by"
-"""An annotation: who approves of a Replay of more messages than may be moved without."""
+class ReplayRef(ApiModel):
+    """Names one Replay of the same namespace."""
+
+    name: ObjectName
+    """Name of the Replay, and of the ReplayApproval."""
+
+    uid: Annotated[
+        str,
+        Field(max_length=64),
+        Form(
+            r"[-0-9a-zA-Z]+",
+            "the uid of a Replay must be letters, digits and '-'",
+            "take it from `metadata.uid` of the Replay",
+        ),
+    ]
+    """`metadata.uid` of the Replay: another Replay of this name needs another approval."""
+
+
+_SAME_APPROVAL = Rule(
+    "self == oldSelf",
+    "the spec of a ReplayApproval can't change",
+    "delete it, and create another one",
+)
+
+
+class ReplayApprovalSpec(ApiModel):
+    """Approval of one Replay, up to a number of messages. Immutable."""
+
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_SAME_APPROVAL.to_schema()]})
+
+    replay_ref: ReplayRef
+    """The Replay that is approved."""
+
+    messages: Annotated[int, Strict(), Field(ge=1, le=1_000_000_000)]
+    """Number of messages that the Replay may move, 1 to 1000000000. A plan of more messages needs
+    another approval. Example: `1200`."""
 
 
 class Phase(enum.StrEnum):
@@ -599,8 +633,7 @@ class ReplayStatus(StatusModel):
     """Whether the run is at rest, as `spec.suspend` asks; written by the job."""
 
     awaits_approval: bool | None = None
-    """Whether the run is at rest until the annotation `redrive.io/approved-by` says who approves;
-    written by the job."""
+    """True while the run waits for a ReplayApproval. Written by the job."""
 
     full_topic: str | None = None
     """The topic for whose consumers the run waits, because it is over its backlog quota; written by

@@ -84,6 +84,7 @@ TOPIC_OWNER = "redrive.io/owner"
 CONNECTIONS = Resource(GROUP, VERSION, "brokerconnections", "BrokerConnection")
 POLICIES = Resource(GROUP, VERSION, "retrypolicies", "RetryPolicy")
 REPLAYS = Resource(GROUP, VERSION, "replays", "Replay")
+APPROVALS = Resource(GROUP, VERSION, "replayapprovals", "ReplayApproval")
 SPARK_APPLICATIONS = Resource(
     "sparkoperator.k8s.io",
     "v1beta2",

@@ -128,6 +128,7 @@ def test_a_driver_has_no_right_to_config_maps_or_secrets() -> None:
     assert named == {
         "replays",
         "replays/status",
+        "replayapprovals",
         "pods",
         "services",
         "persistentvolumeclaims",

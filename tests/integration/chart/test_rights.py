@@ -149,6 +149,7 @@ def test_view_edit_and_admin_have_the_kinds_of_redrive(
             "create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}",
             f"--namespace={kube_namespace}",
         )  # fmt: skip
+        assert not may(cluster, role, "create", "replayapprovals.redrive.io", kube_namespace)
     asked = [
         (verb, f"{kind}.redrive.io")
         for verb in ("list", "create", "delete")

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from redrive.api.replay import APPROVED_BY
 from redrive.kube import resources
 from redrive.kube.context import wall_clock
 from redrive.policy import envelope
@@ -297,10 +296,15 @@ def test_a_run_of_more_than_its_bound_waits_for_approval(
         while not progress.read().awaits_approval:
             assert not run.done()
         assert provisioned.in_target() == []
-        replay_api.kubectl(
-            "--namespace", job.namespace, "annotate", resources.REPLAYS.plural, job.name,
-            f"{APPROVED_BY}=ann",
-        )  # fmt: skip
+        replay_api.objects.put(
+            {
+                "apiVersion": resources.APPROVALS.api_version,
+                "kind": resources.APPROVALS.kind,
+                "metadata": {"name": job.name},
+                "spec": {"replayRef": {"name": job.name, "uid": job.uid}, "messages": 5},
+            },
+            job.namespace,
+        )
         assert run.result(180).moved == 5
     assert not progress.read().awaits_approval
 

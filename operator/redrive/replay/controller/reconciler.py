@@ -27,7 +27,7 @@ from redrive.api.conditions import (
     waiting,
     written,
 )
-from redrive.api.replay import APPROVED_BY, FINAL, Phase, ReplayStatus
+from redrive.api.replay import FINAL, Phase, ReplayStatus
 from redrive.errors import DeadlineExceededError, RedriveError, Requeue
 from redrive.kube import logs, resources
 from redrive.kube.client import ConflictError, NotFoundError
@@ -337,8 +337,8 @@ def _approval_required(reported: ReplayStatus) -> errors.ApprovalRequiredError:
     return errors.ApprovalRequiredError(
         "the run would move more messages than it may without approval",
         got=reported.left,
-        remedy=f"set the annotation {APPROVED_BY} of this Replay to who approves it, or delete it; "
-        "a plan shows more of the selection",
+        remedy="create a ReplayApproval with the name and the uid of this Replay and that number "
+        "of messages, or cancel the Replay; a plan shows more of the selection",
     )
 
 

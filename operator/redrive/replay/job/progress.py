@@ -27,7 +27,8 @@ from datetime import timedelta
 from typing import ClassVar
 
 from redrive.api import Body
-from redrive.api.replay import APPROVED_BY, FINAL, ReplayAftermath, ReplayStatus
+from redrive.api.model import parse_spec
+from redrive.api.replay import FINAL, ReplayAftermath, ReplayApprovalSpec, ReplayStatus
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import ConflictError, Kubernetes, NotFoundError
@@ -105,6 +106,7 @@ class Progress:
         fields["unsubscribedTopic"] = rest.unsubscribed_topic and str(rest.unsubscribed_topic)
         try:
             replay = asyncio.run(self._exchange(fields))
+            return self._wish(replay, account)
         except (ReplayGoneError, NotFoundError):
             return Wish.END
         except FencedError:
@@ -114,7 +116,6 @@ class Progress:
                 raise
             logger.warning("it is not known whether the run is approved", exc_info=True)
             return Wish.SUSPEND
-        return self._wish(replay, account)
 
     def report_scan(self, scanned: Scanned) -> None:
         """Write down what scans have found; by cause in a dry run, which a limit does not end."""
@@ -143,11 +144,22 @@ class Progress:
         ends = _ends(replay)
         if ends is not None:
             return ends
-        bound = self._approval_above
-        approved = (replay["metadata"].get("annotations") or {}).get(APPROVED_BY)
-        self._awaiting = bound is not None and account.moved + account.left > bound and not approved
+        bound, messages = self._approval_above, account.moved + account.left
+        if bound is not None:
+            self._awaiting = messages > bound and not asyncio.run(self._is_approved(messages))
         rests = self._awaiting or replay["spec"].get("suspend")
         return Wish.SUSPEND if rests else Wish.RUN
+
+    async def _is_approved(self, messages: int) -> bool:
+        """Return True if a ReplayApproval permits this Replay to move so many messages."""
+        async with Kubernetes.connect() as kubernetes:
+            try:
+                approval = await kubernetes.get(resources.APPROVALS, self._key)
+            except NotFoundError:
+                return False
+        spec = parse_spec(ReplayApprovalSpec, approval)
+        is_deleted = "deletionTimestamp" in approval["metadata"]
+        return not is_deleted and spec.replay_ref.uid == self._uid and spec.messages >= messages
 
     def preview(self, preview: RunPreview) -> None:
         """Write down what a dry run has found."""

@@ -393,7 +393,7 @@ async def test_run_above_approval_bound_asks_for_approval(api: FakeKubernetes) -
     assert statuses(api)[-1]["phase"] == "Suspended"
     reason, message = shown(api)
     assert reason == "ApprovalRequired"
-    assert "got 5000; set the annotation redrive.io/approved-by of this Replay" in message
+    assert "got 5000; create a ReplayApproval with the name and the uid of this Replay" in message
 
 
 async def test_run_with_full_target_reports_it(api: FakeKubernetes) -> None:

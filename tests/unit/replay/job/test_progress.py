@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.api.replay import APPROVED_BY
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes, UnavailableError
@@ -163,9 +162,21 @@ def test_run_above_its_bound_waits_for_approval(api: FakeKubernetes) -> None:
     assert bounded.report(account) is Wish.SUSPEND
     assert bounded.report(account, rests=SUSPENDED) is Wish.SUSPEND
     assert status(api)["awaitsApproval"]
-    api.objects[resources.REPLAYS][KEY]["metadata"]["annotations"] = {APPROVED_BY: "ops"}
+    for uid, messages in (("other", 3), ("uid", 2)):
+        api.add(resources.APPROVALS, approval(uid, messages))
+        assert bounded.report(account) is Wish.SUSPEND
+    api.add(resources.APPROVALS, approval("uid", 3))
     assert bounded.report(account) is Wish.RUN
+    bounded.report(account)
     assert not status(api)["awaitsApproval"]
+    del api.objects[resources.APPROVALS][KEY]
+    assert bounded.report(account) is Wish.SUSPEND
+
+
+def approval(uid: str, messages: int) -> dict[str, Any]:
+    """Return a ReplayApproval of the Replay's name."""
+    spec = {"replayRef": {"name": KEY.name, "uid": uid}, "messages": messages}
+    return {"metadata": KEY._asdict(), "spec": spec}
 
 
 def test_unknown_approval_suspends_the_run(api: FakeKubernetes) -> None:
