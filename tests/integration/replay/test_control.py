@@ -72,6 +72,7 @@ class Author:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.1)
     monkeypatch.setattr(dispatch, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.5)
 
 
 @contextmanager
@@ -111,7 +112,6 @@ def test_suspended_run_keeps_its_account_and_resumes(
 def test_run_waits_while_target_exceeds_its_backlog_quota(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, behaviour: str
 ) -> None:
-    monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.5)
     monkeypatch.setattr(broker, "WAIT_SECONDS", 1.0)
     monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
     count = 4_000
