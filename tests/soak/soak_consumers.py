@@ -231,7 +231,7 @@ class Soak:
                 start,
                 time.time(),
                 redelivers=True,
-                forgets=0.5,
+                forgets=2,
                 unanswered=True,
                 settles=5,
             )
@@ -240,7 +240,8 @@ class Soak:
     def _kill_broker(self) -> None:
         start = time.time()
         # Acknowledgements are stored every 10 s (managedLedgerDefaultMarkDeleteRateLimit of
-        # a standalone broker; every second in others), and 1.6 s later on a busy machine.
+        # a standalone broker; every second in others), the last ones before a pause after up to
+        # 60 s (managedLedgerCursorPositionFlushSeconds), and a little later on a busy machine.
         self._sandbox.processes.kill(pulsar.NAME)
         self._sandbox.restart_broker()
         self.disturbances.append(
@@ -249,7 +250,7 @@ class Soak:
                 start,
                 time.time(),
                 redelivers=True,
-                forgets=13,
+                forgets=62,
                 crashes=True,
                 unanswered=True,
                 settles=30,
