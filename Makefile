@@ -23,8 +23,8 @@ help: ## List the targets
 # is idle for long.
 test: lint ## Run lint, then all tests against a real broker and API server
 	$(python) -m sandbox prepare
-	@echo "Three workers share a broker, an API server and an operator; suites that stop one have their own."
-	$(python) -m pytest --numprocesses=3 --dist=loadgroup --no-loadscope-reorder --durations=10 $(TESTS)
+	@echo "Four workers share a broker, an API server and an operator; suites that stop one have their own."
+	$(python) -m pytest --numprocesses=4 --dist=loadgroup --no-loadscope-reorder --durations=10 $(TESTS)
 
 # What speaks to a broker; the Java client and Spark are those of the default release.
 test-brokers: ## Run the contract and integration tests against each supported release of Pulsar

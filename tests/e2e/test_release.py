@@ -65,7 +65,8 @@ def test_packaged_chart_has_the_crds_and_renders_as_the_checkout(dist: Path) -> 
     packed = dist / f"redrive-{__version__}.tgz"
     with tarfile.open(packed) as archive:
         names = archive.getnames()
-    assert len([name for name in names if name.startswith("redrive/definitions/")]) == 3
+    definitions = {f"redrive/definitions/{path.name}" for path in (CHECKOUT / "crds").iterdir()}
+    assert definitions == {name for name in names if name.startswith("redrive/definitions/")}
     flags = "--namespace=redrive-system", "--set=image.registry=r"
     from_checkout = chart.helm("template", "redrive", str(chart.CHART), *flags)
     assert chart.helm("template", "redrive", str(packed), *flags) == from_checkout

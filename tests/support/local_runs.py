@@ -159,7 +159,7 @@ def wait_until_moved(
                 run.kill()
                 log = run.communicate()[1]
             pytest.fail(f"only {stored} of {count} messages are stored; {log}")
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def _stored_since_load(provisioned: Any, target: TopicName) -> int:  # noqa: ANN401
