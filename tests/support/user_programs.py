@@ -36,7 +36,9 @@ def start_program(tmp_path: Path) -> StartProgram:
 
     def start_program(provisioned: Any, program: str) -> subprocess.Popen[str]:  # noqa: ANN401 - see conftest
         file = tmp_path / "policy.json"
-        file.write_text(codec.encode(provisioned.policy), encoding="utf-8")
+        new = file.with_suffix(".new")
+        new.write_text(codec.encode(provisioned.policy), encoding="utf-8")
+        new.replace(file)  # another program may be reading it
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM + program],
             env=os.environ
