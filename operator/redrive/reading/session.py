@@ -337,6 +337,7 @@ _DEFAULT_MESSAGE_SIZE = 5 * 2**20
 _OVERHEAD_BYTES = 2**20
 """So much more than its largest messages a broker's frames may have."""
 _ERROR_FIELDS = {frames.ERROR: 2, frames.LOOKUP_RESPONSE: 6}
+_NOT_READY = 6
 _ANSWERED_AT_ONCE = {frames.PING, frames.AUTH_CHALLENGE}
 
 
@@ -345,9 +346,11 @@ class ProtocolError(Exception):
 
     Attributes:
         code: the number of the error by which it refused; None if it did not.
+        unloaded: whether it unloads a topic: it closed a producer, or opens none for now.
     """
 
     code: int | None = None
+    unloaded: bool = False
 
 
 class ProtocolConnection:
@@ -549,6 +552,7 @@ def refusal(command: Command) -> ProtocolError:
     text = b" ".join(command.nested.values()).decode(errors="replace")
     error = ProtocolError(f"command {command.kind} of the broker: {command.numbers} {text}")
     error.code = command.numbers.get(_ERROR_FIELDS.get(command.kind, 0))
+    error.unloaded = command.kind == frames.CLOSE_PRODUCER or error.code == _NOT_READY
     return error
 
 

@@ -52,6 +52,10 @@ from redrive.replay.task import RangeTask
 from redrive.replay.transport import SEND_SECONDS, ByClient, ByProtocol, Outlet, StalledError
 
 MAX_TRIES = 200
+MAX_UNLOADS = 3
+"""After more unloads of the target a range is sent by the client: each of them costs a search."""
+RELOAD_SECONDS = 0.5
+"""The time that a broker has to load a topic again before the next try."""
 GRACE_SECONDS = 1.0
 """How long a broker may take to begin to write what it had received of a producer that is gone."""
 QUIET_SECONDS = SEND_SECONDS + GRACE_SECONDS
@@ -98,6 +102,7 @@ class RangeMover:
         self._outcome = RangeOutcome(task.partly, route.uid, proven=not route.exactly_once)
         self._lease = Lease(client, route.ledger, route.owner, task.lease, task.permit)
         self._drained = False
+        self._unloads = 0
         # By this lease: whether another process may have sent something, and where this one has.
         self._again = again
         self._sent_to: set[TargetPartition] = set()
@@ -206,14 +211,17 @@ class RangeMover:
                 window.drain()
             window.give_up()
             return False
-        except StalledError:
+        except StalledError as error:
             window.give_up()
+            if error.unloaded:
+                self._unloads += 1
+                time.sleep(RELOAD_SECONDS)
             return True
 
     def _outlet(self, sent_in: Try, stack: ExitStack) -> Callable[[], Outlet]:
-        """Return what makes the way for one try: what may be stored, the client sends on from."""
+        """Return what makes the way for one try: see the module `transport`."""
         url = self._route.service_url
-        if not (sent_in.attempt or self._tails):
+        if not self._task.tails and sent_in.attempt == self._unloads <= MAX_UNLOADS:
             return functools.partial(ByProtocol, url, batches=self._route.batch)
         # Of its own: the connection breaks when the broker refuses a message.
         return functools.partial(ByClient, stack.enter_context(broker.connect(url)))

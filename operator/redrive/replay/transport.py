@@ -1,7 +1,9 @@
 """Two ways to the broker for the messages of a range: by the client, and by the protocol itself.
 
 The client connects again, repeats what it had on the way, and cuts what is too large; it takes
-twice the time for each message. So a first try goes by the protocol, and all else by the client.
+twice the time for each message. And a broker that unloads a topic may store twice what a client
+repeats (apache/pulsar#25954). So a first try goes by the protocol, as do the next ones after an
+unload, and all else by the client.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ logger = logging.getLogger(__name__)
 
 
 class StalledError(Exception):
-    """The broker answers none of what is on its way, or takes nothing more."""
+    """The broker answers none of what is on its way, or takes nothing more.
+
+    Attributes:
+        unloaded: whether it unloads a topic.
+    """
+
+    unloaded: bool = False
 
 
 class OutgoingLetter(NamedTuple):
@@ -243,5 +251,7 @@ def _stalling() -> Iterator[None]:
 
 
 def _stalled(error: ProtocolError) -> StalledError:
-    logger.warning("the client goes on with sending: %s", error)
-    return StalledError()
+    logger.warning("sending by the protocol ends: %s", error)
+    stalled = StalledError()
+    stalled.unloaded = error.unloaded
+    return stalled

@@ -9,6 +9,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from redrive.replay.records import Account, RefusedEntry
 from redrive.replay.sending import DeduplicationOffError
 from redrive.replay.task import RangeTask
 from tests.chaos.proxy import Proxy, answering
+from tests.support.held_sends import held_at
 from tests.support.local_runs import (
     EverySecond,
     Notes,
@@ -85,6 +87,28 @@ def test_a_range_without_trouble_is_sent_by_the_protocol(
     assert provisioned.ids(provisioned.replayed()) == buried
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_range_of_an_unloaded_target_is_sent_by_the_protocol(
+    provision_policy: ProvisionPolicy,
+    monkeypatch: pytest.MonkeyPatch,
+    batch: bool,  # noqa: FBT001
+) -> None:
+    monkeypatch.setattr(mover, "ByClient", None)
+    count = 4_000
+    provisioned = provision_policy()
+    provisioned.bury_in_ranges(count)
+    with held_at(count * 3 // 4) as go_on, ThreadPoolExecutor(1) as threads:
+        run = threads.submit(replay, provisioned, batch=batch)
+        wait_until_moved(provisioned, count // 4)
+        provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
+        go_on.set()
+        account = run.result()
+
+    assert (account.moved, account.left) == (count, 0)
+    provisioned.check_audit()
+    assert provisioned.in_target() == numbers(count)
+
+
 class CountsTasks(Local):
     """Counts the tasks of a run: a range that is moved by one has one."""
 
@@ -119,7 +143,7 @@ def test_client_takes_over_if_the_protocol_fails(
     account = runs.run(job_of(provisioned), engine, Notes())
 
     assert engine.tasks == 1
-    assert "the client goes on" in caplog.text
+    assert "sending by the protocol ends" in caplog.text
     assert (account.moved, account.left) == (1_000, 0)
     assert provisioned.ids(provisioned.replayed()) == buried
 
