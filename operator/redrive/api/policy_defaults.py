@@ -62,6 +62,41 @@ SECONDS = (
 )
 
 
+def within(least: int, most: int) -> str:
+    """Return the CEL expression that a duration has from *least* to *most* seconds.
+
+    It is true for what is not written as a duration, which another rule refuses.
+    """
+    return f"!({WRITTEN}) || [{SECONDS}].all(s, {least} <= s && s <= {most})"
+
+
+def bounded_duration(
+    least: int, most: int, problem: str, remedy: str, *, word: str = ""
+) -> tuple[object, ...]:
+    """Return the annotations of a duration within bounds.
+
+    Args:
+        least: seconds that it must have.
+        most: seconds that it may have.
+        problem: about a duration out of these bounds.
+        remedy: likewise.
+        word: a value that stands for no duration; empty for none.
+    """
+
+    def check(text: str) -> str:
+        if text != word and not least <= parse_duration(text).total_seconds() <= most:
+            raise InvalidSpecError(problem, got=text, remedy=remedy)
+        return text
+
+    pattern = f"^{word}$|{DURATION_PATTERN}" if word else DURATION_PATTERN
+    return (
+        Field(max_length=40),
+        WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 40, "pattern": pattern}),
+        Rule(within(least, most), problem, remedy, got=QUOTED),
+        AfterValidator(refusing(check)),
+    )
+
+
 def _check_delay(text: str) -> str:
     check_delay(parse_duration(text), "a delay")
     return text
@@ -81,7 +116,7 @@ Delay = Annotated[
     Field(max_length=40),
     IS_DURATION,
     Rule(
-        f"!({WRITTEN}) || [{SECONDS}].all(s, 1 <= s && s <= {int(MAX_DELAY.total_seconds())})",
+        within(1, int(MAX_DELAY.total_seconds())),
         "a delay must be from 1 s to 864000 s (10 days)",
         "choose a delay within these bounds",
         got=QUOTED,
@@ -288,7 +323,7 @@ def _check_pause(text: str) -> str:
 
 def _within(name: str, most: int, words: str) -> Rule:
     return Rule(
-        f"!({WRITTEN}) || [{SECONDS}].all(s, 1 <= s && s <= {most})",
+        within(1, most),
         f"{name} of an outage breaker is from 1s to {words}",
         "choose a value within these bounds, or leave it out",
         got=QUOTED,

@@ -32,7 +32,7 @@ from redrive.api.model import (
     one_of,
     refusing,
 )
-from redrive.api.policy_defaults import IS_DURATION, SECONDS, WRITTEN
+from redrive.api.policy_defaults import IS_DURATION, SECONDS, WRITTEN, bounded_duration
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 from redrive.policy.values import check_duration, parse_duration
@@ -189,14 +189,14 @@ class Target(enum.StrEnum):
 
 
 class Mode(enum.StrEnum):
-    """Whether a Replay moves messages."""
+    """Effect of a Replay: messages are moved, or only counted."""
 
     RUN = "Run"
     PLAN = "Plan"
 
 
 class Sending(enum.StrEnum):
-    """How messages are sent to the target."""
+    """Form in which messages are sent to the target."""
 
     INDIVIDUAL = "Individual"
     BATCHED = "Batched"
@@ -223,21 +223,14 @@ class PolicyRef(ApiModel):
     """Name of the RetryPolicy."""
 
 
-def _check_period(text: str) -> str:
-    if not 1 <= parse_duration(text).total_seconds() <= _LONGEST_PERIOD:
-        raise InvalidSpecError(_PERIOD.problem, got=text, remedy=_PERIOD.remedy)
-    return text
-
-
-_LONGEST_PERIOD = 10
-_PERIOD = Rule(
-    f"!({WRITTEN}) || [{SECONDS}].all(s, 1 <= s && s <= {_LONGEST_PERIOD})",
-    f"`per` of a rate must be from 1s to {_LONGEST_PERIOD}s",
-    "choose a duration within these bounds, and fewer messages",
-    got=QUOTED,
-)
 Period = Annotated[
-    str, Field(max_length=40), IS_DURATION, _PERIOD, AfterValidator(refusing(_check_period))
+    str,
+    *bounded_duration(
+        1,
+        10,
+        "`per` of a rate must be from 1s to 10s",
+        "choose a duration within these bounds, and fewer messages",
+    ),
 ]
 
 

@@ -26,10 +26,10 @@ from redrive.api.model import (
     one_of,
     refusing,
 )
-from redrive.api.policy_defaults import SECONDS, WRITTEN
+from redrive.api.policy_defaults import bounded_duration
 from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import MAX_DELAY
-from redrive.policy.values import DURATION_PATTERN, SIZE_PATTERN, parse_duration, parse_size
+from redrive.policy.values import SIZE_PATTERN, parse_duration, parse_size
 
 MAX_PARTITIONS = 256
 MAX_TTL = timedelta(days=3_650)
@@ -63,27 +63,9 @@ def _limit(text: str) -> timedelta | None:
 
 
 def _time(least: int, problem: str, remedy: str) -> tuple[object, ...]:
-    """Return the annotations of a limit of time.
-
-    Args:
-        least: seconds that a limit must have.
-        problem: about a limit that has fewer, or more than `MAX_TTL`.
-        remedy: for both.
-    """
+    """Return the annotations of a limit of time, from *least* seconds to `MAX_TTL`."""
     most = int(MAX_TTL.total_seconds())
-    rule = Rule(
-        f"!({WRITTEN}) || [{SECONDS}].all(s, {least} <= s && s <= {most})", problem, remedy, QUOTED
-    )
-
-    def check(text: str) -> str:
-        limit = _limit(text)
-        if limit is not None and not least <= limit.total_seconds() <= most:
-            raise InvalidSpecError(problem, got=text[:64], remedy=remedy)
-        return text
-
-    pattern = f"^{UNLIMITED}$|{DURATION_PATTERN}"
-    schema = {"type": "string", "minLength": 1, "maxLength": 40, "pattern": pattern}
-    return Field(max_length=40), WithJsonSchema(schema), rule, AfterValidator(refusing(check))
+    return bounded_duration(least, most, problem, remedy, word=UNLIMITED)
 
 
 Ttl = Annotated[
