@@ -218,9 +218,9 @@ def at_most_one(what: str, *fields: str) -> Rule:
         what: the field, as the message names it.
         fields: names as in a manifest.
     """
-    given = ", ".join(f"present(self.{field})" for field in fields)
+    fields_present = ", ".join(f"present(self.{field})" for field in fields)
     return Rule(
-        f"[{given}].filter(given, given).size() <= 1",
+        f"[{fields_present}].filter(given, given).size() <= 1",
         f"`{what}` must be at most one of {', '.join(fields)}",
         "keep one of them",
         got="'more than one of them'",

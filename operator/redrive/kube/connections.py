@@ -250,13 +250,13 @@ class Connections:
     def _credentials_of(self, key: Key, spec: BrokerConnectionSpec) -> KeptCredentials:
         """Return what is kept for the connection as it is; other references are other ones."""
         broker = spec.pulsar
-        said = broker.authentication, broker.tls, broker.redirect_hosts
-        known = self._credentials.get(key)
-        if known is None or known[0] != said:
+        references = broker.authentication, broker.tls, broker.redirect_hosts
+        kept = self._credentials.get(key)
+        if kept is None or kept[0] != references:
             read = partial(self._reader.read, key.namespace, spec)
             credentials = KeptCredentials(read, hosts=broker.redirect_hosts)
-            known = self._credentials[key] = said, credentials
-        return known[1]
+            kept = self._credentials[key] = references, credentials
+        return kept[1]
 
     def _admin(self, key: Key, admin_url: str, credentials: KeptCredentials) -> Admin:
         """Return the one client that reconciles share: batches form only within one client."""

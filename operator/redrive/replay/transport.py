@@ -43,7 +43,9 @@ class StalledError(Exception):
         unloaded: whether it unloads a topic.
     """
 
-    unloaded: bool = False
+    def __init__(self, *, unloaded: bool = False) -> None:
+        super().__init__()
+        self.unloaded = unloaded
 
 
 class OutgoingLetter(NamedTuple):
@@ -252,6 +254,4 @@ def _stalling() -> Iterator[None]:
 
 def _stalled(error: ProtocolError) -> StalledError:
     logger.warning("sending by the protocol ends: %s", error)
-    stalled = StalledError()
-    stalled.unloaded = error.unloaded
-    return stalled
+    return StalledError(unloaded=error.unloaded)

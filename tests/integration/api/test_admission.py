@@ -64,14 +64,14 @@ def test_a_field_that_a_rule_compares_with_what_it_was_can_not_change(
 ) -> None:
     topics = tuple(f"persistent://shop/prod/{name}" for name in "ab")
     moments = "2026-11-20T10:00:00Z", "2026-11-20T10:00:00.5+01:00"
-    given: dict[str, tuple[object, ...]] = dict.fromkeys(
+    values: dict[str, tuple[object, ...]] = dict.fromkeys(
         ("naming.retryTopic", "naming.deadLetterTopic", "target.topic"), topics
     )
-    given |= dict.fromkeys(("select.since", "select.until", "startBefore"), moments)
-    given["job.sparkConf"] = tuple({"spark.task.maxFailures": count} for count in "12")
+    values |= dict.fromkeys(("select.since", "select.until", "startBefore"), moments)
+    values["job.sparkConf"] = tuple({"spark.task.maxFailures": count} for count in "12")
     beside = {"target": {"type": "Topic"}} if str(leaf) == "target.topic" else {}
     base = VALID[kind] | beside
-    specs = SpecFields(kind, given).specs(leaf, base, 2)
+    specs = SpecFields(kind, values).specs(leaf, base, 2)
     now, later = [base, *specs][-2:]  # a field that has one value only is left out first
     cluster.objects.put(manifest(kind, **now), kube_namespace)
     assert "can't change" in refusal(cluster, manifest(kind, **later), kube_namespace)

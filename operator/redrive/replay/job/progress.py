@@ -105,8 +105,7 @@ class Progress:
         fields["fullTopic"] = rest.full_topic and str(rest.full_topic)
         fields["unsubscribedTopic"] = rest.unsubscribed_topic and str(rest.unsubscribed_topic)
         try:
-            replay = asyncio.run(self._exchange(fields))
-            return self._wish(replay, account)
+            return asyncio.run(self._reported(fields, account))
         except (ReplayGoneError, NotFoundError):
             return Wish.END
         except FencedError:
@@ -140,23 +139,27 @@ class Progress:
         except (ReplayGoneError, NotFoundError):
             return Wish.END
 
-    def _wish(self, replay: Body, account: Account) -> Wish:
+    async def _reported(self, fields: Mapping[str, object], account: Account) -> Wish:
+        async with Kubernetes.connect() as kubernetes:
+            replay = await self._write(kubernetes, fields)
+            return await self._wish(kubernetes, replay, account)
+
+    async def _wish(self, kubernetes: Kubernetes, replay: Body, account: Account) -> Wish:
         ends = _ends(replay)
         if ends is not None:
             return ends
         bound, messages = self._approval_above, account.moved + account.left
         if bound is not None:
-            self._awaiting = messages > bound and not asyncio.run(self._is_approved(messages))
+            self._awaiting = messages > bound and not await self._is_approved(kubernetes, messages)
         rests = self._awaiting or replay["spec"].get("suspend")
         return Wish.SUSPEND if rests else Wish.RUN
 
-    async def _is_approved(self, messages: int) -> bool:
+    async def _is_approved(self, kubernetes: Kubernetes, messages: int) -> bool:
         """Return True if a ReplayApproval permits this Replay to move so many messages."""
-        async with Kubernetes.connect() as kubernetes:
-            try:
-                approval = await kubernetes.get(resources.APPROVALS, self._key)
-            except NotFoundError:
-                return False
+        try:
+            approval = await kubernetes.get(resources.APPROVALS, self._key)
+        except NotFoundError:
+            return False
         spec = parse_spec(ReplayApprovalSpec, approval)
         is_deleted = "deletionTimestamp" in approval["metadata"]
         return not is_deleted and spec.replay_ref.uid == self._uid and spec.messages >= messages
@@ -199,13 +202,16 @@ class Progress:
     async def _exchange(self, fields: Mapping[str, object]) -> Body:
         """Return the Replay, with *fields* written into its status if there are any."""
         async with Kubernetes.connect() as kubernetes:
-            while True:
-                replay = await self._get(kubernetes)
-                if not fields:
-                    return replay
-                self._check_writable(ReplayStatus.of(replay))
-                with suppress(ConflictError):  # what was written meanwhile may have ended it
-                    return await self._swap(kubernetes, replay, fields)
+            return await self._write(kubernetes, fields)
+
+    async def _write(self, kubernetes: Kubernetes, fields: Mapping[str, object]) -> Body:
+        while True:
+            replay = await self._get(kubernetes)
+            if not fields:
+                return replay
+            self._check_writable(ReplayStatus.of(replay))
+            with suppress(ConflictError):  # what was written meanwhile may have ended it
+                return await self._swap(kubernetes, replay, fields)
 
     async def _get(self, kubernetes: Kubernetes) -> Body:
         replay = await kubernetes.get(resources.REPLAYS, self._key)

@@ -242,7 +242,7 @@ def test_each_lease_has_the_next_generation_of_its_range() -> None:
     engine = LostOnce()
     ledger = run(POLICY, engine, partitions=1)
     assert list(engine.generations.values()) == [[1, 2]] * RANGES
-    assert {ledger.records.range(of).generation for of in engine.generations} == {2}
+    assert {ledger.records.range(piece).generation for piece in engine.generations} == {2}
 
 
 def test_deleted_partitions_leave_nothing_to_move() -> None:
