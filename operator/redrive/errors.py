@@ -259,6 +259,12 @@ class JobSecretNotFoundError(RedriveError):
     reason = "JobSecretNotFound"
 
 
+class ConsentMissingError(RedriveError):
+    """An object that a connection names for replay jobs lacks the consent of its owner."""
+
+    reason = "ConsentMissing"
+
+
 class JobImageNotFoundError(RedriveError):
     """The operator's PodTemplate, which has the image of replay jobs, does not exist."""
 

@@ -39,6 +39,10 @@ def open_shop(sandbox: Sandbox) -> None:
         sandbox.cluster.kubectl(
             "create", "secret", "generic", secret, f"--from-file=token={token}", "-n", NAMESPACE
         )
+    sandbox.cluster.kubectl(
+        "annotate", "secret", "pulsar-replayer", f"redrive.io/usable-by={NAMESPACE}/main",
+        "-n", NAMESPACE,
+    )  # fmt: skip
 
 
 def manifest(sandbox: Sandbox, name: str) -> str:

@@ -230,7 +230,10 @@ def secret(shop: Shop, token: str, key: str = "token") -> None:
     manifest = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": "pulsar-replayer"},
+        "metadata": {
+            "name": "pulsar-replayer",
+            "annotations": {"redrive.io/usable-by": f"{NAMESPACE}/main"},
+        },
         "stringData": {key: token},
     }
     shop.kubectl("apply", "-f", "-", text=json.dumps(manifest))

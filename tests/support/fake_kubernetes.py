@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from redrive.api import Body
@@ -81,10 +81,10 @@ class FakeKubernetes(Kubernetes):
         self.before("get", resource, key)
         return copy.deepcopy(self._stored(resource, key))
 
-    async def exists(self, resource: Resource, key: Key) -> bool:
-        """Return True if an object exists."""
-        self.before("exists", resource, key)
-        return key in self.objects[resource]
+    async def annotations(self, resource: Resource, key: Key) -> Mapping[str, str]:
+        """Return the annotations of one object."""
+        self.before("annotations", resource, key)
+        return dict(self._stored(resource, key)["metadata"].get("annotations") or {})
 
     async def create(self, resource: Resource, body: Body) -> Body:
         """Store a new object, or record an Event."""

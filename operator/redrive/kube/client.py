@@ -184,13 +184,14 @@ class Kubernetes:
         """
         return await self._call("GET", resource.path(*key))
 
-    async def exists(self, resource: Resource, key: Key) -> bool:
-        """Whether an object is there; its metadata alone is asked for, and not kept."""
-        try:
-            await self._call("GET", resource.path(*key), accept=_METADATA_ONLY)
-        except NotFoundError:
-            return False
-        return True
+    async def annotations(self, resource: Resource, key: Key) -> Mapping[str, str]:
+        """Read the annotations of one object; of a Secret no data is requested.
+
+        Raises:
+            NotFoundError: it does not exist.
+        """
+        answer = await self._call("GET", resource.path(*key), accept=_METADATA_ONLY)
+        return answer["metadata"].get("annotations") or {}
 
     async def create(self, resource: Resource, body: Body) -> Body:
         """Create *body*; a field that the schema does not know is refused, never dropped.

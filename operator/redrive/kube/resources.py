@@ -105,6 +105,7 @@ CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", selector="=".join(MA
 EVENTS = Resource("", "v1", "events", "Event")
 PODS = Resource("", "v1", "pods", "Pod")
 POD_TEMPLATES = Resource("", "v1", "podtemplates", "PodTemplate")
+CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 APPLICATIONS: Mapping[LauncherName, Resource] = {

@@ -157,3 +157,12 @@ async def test_a_list_is_of_one_namespace_or_of_all(server: Server) -> None:
     assert [Key.of(body) for body in await server.client.list(LEASES, server.namespace)] == [key]
     assert await server.client.list(LEASES, "elsewhere") == []
     assert key in [Key.of(body) for body in await server.client.list(LEASES)]
+
+
+async def test_annotations_are_read_without_the_object(server: Server) -> None:
+    marked = await server.create("marked", annotations={"redrive.io/usable-by": "a/b"})
+    plain = await server.create("plain")
+    assert await server.client.annotations(LEASES, marked) == {"redrive.io/usable-by": "a/b"}
+    assert await server.client.annotations(LEASES, plain) == {}
+    with pytest.raises(NotFoundError):
+        await server.client.annotations(LEASES, Key(server.namespace, "absent"))

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from sandbox import SOURCE_ROOT, chart
+from redrive.replay.controller.spark_operators import LAUNCHERS
+from sandbox import SOURCE_ROOT, chart, spark_operator
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
+from tests.integration.api.test_admission_of_applications import manifest as manifest_of
 from tests.support.invalid_manifests import manifest
 
 pytestmark = pytest.mark.xdist_group("own sandbox")
@@ -307,3 +309,85 @@ def test_replay_jobs_have_their_account_in_the_namespaces_that_are_named(
     for verb in ("get", "list", "create", "update", "patch", "delete", "deletecollection"):
         for what in ("configmaps", "secrets"):
             assert not may(cluster, user, verb, what, kube_namespace), (verb, what)
+
+
+@pytest.fixture(scope="module")
+def launching(cluster: Cluster) -> Iterator[str]:
+    """The operator's user of a release that runs Replays by both Spark operators."""
+    cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
+    values = IMAGE | {
+        "replay": {"launchers": {"kubeflow": True, "apache": True}},
+        "fullnameOverride": "launching",
+    }
+    chart.install(cluster, "launching", "launching", values)
+    yield "system:serviceaccount:launching:launching"
+    chart.uninstall(cluster, "launching", "launching")
+    cluster.objects.delete("namespace", "launching")
+
+
+def changed(body: dict[str, Any], path: tuple[str, ...], value: object) -> dict[str, Any]:
+    """Return *body* with *value* at *path*; None removes the field."""
+    step, *rest = path
+    if rest:
+        return {**body, step: changed(body.get(step) or {}, tuple(rest), value)}
+    others = {name: field for name, field in body.items() if name != step}
+    return others if value is None else {**others, step: value}
+
+
+TEMPLATE = {"containers": [{"name": "spark-kubernetes-driver"}], "serviceAccountName": "admin"}
+CONF = ("spec", "sparkConf")
+AUTHENTICATE = "spark.kubernetes.authenticate"
+LABEL, OWNER, ACCOUNT = (
+    "the operator creates only SparkApplications " + rule
+    for rule in (
+        "with the label app.kubernetes.io/managed-by=redrive",
+        "that a Replay owns",
+        "that run as the ServiceAccount redrive-replay",
+    )
+)
+FORGED: list[tuple[str, tuple[str, ...], object, str]] = [
+    ("Kubeflow", ("metadata", "labels"), None, LABEL),
+    ("Kubeflow", ("metadata", "labels"), {"app.kubernetes.io/managed-by": "Helm"}, LABEL),
+    ("Apache", ("metadata", "labels"), None, LABEL),
+    ("Kubeflow", ("metadata", "ownerReferences"), None, OWNER),
+    (
+        "Apache",
+        ("metadata", "ownerReferences"),
+        [{"apiVersion": "v1", "kind": "ConfigMap", "name": "a", "uid": "u"}],
+        OWNER,
+    ),
+    ("Kubeflow", ("spec", "driver", "serviceAccount"), "admin", ACCOUNT),
+    ("Kubeflow", ("spec", "driver", "serviceAccount"), None, ACCOUNT),
+    ("Kubeflow", ("spec", "executor", "serviceAccount"), "admin", ACCOUNT),
+    ("Apache", (*CONF, f"{AUTHENTICATE}.executor.serviceAccountName"), "admin", ACCOUNT),
+    ("Apache", (*CONF, f"{AUTHENTICATE}.submission.oauthTokenFile"), "/token", ACCOUNT),
+    ("Apache", (*CONF, "spark.kubernetes.driver.podTemplateFile"), "local:///a", ACCOUNT),
+    ("Apache", (*CONF, f"{AUTHENTICATE}.driver.serviceAccountName"), "admin", ACCOUNT),
+    ("Apache", (*CONF, f"{AUTHENTICATE}.driver.serviceAccountName"), None, ACCOUNT),
+    ("Apache", ("spec", "driverSpec", "podTemplateSpec", "spec"), TEMPLATE, ACCOUNT),
+    ("Apache", ("spec", "executorSpec", "podTemplateSpec", "spec"), TEMPLATE, ACCOUNT),
+]
+
+
+def test_operator_creates_only_applications_of_replays(
+    cluster: Cluster, launching: str, kube_namespace: str
+) -> None:
+    made = {launcher.name.value: manifest_of(launcher, {}) for launcher in LAUNCHERS}
+
+    def create(body: dict[str, Any]) -> None:
+        placed = changed(body, ("metadata", "namespace"), kube_namespace)
+        cluster.kubectl(
+            "create", "--dry-run=server", f"--as={launching}", "--filename=-",
+            input=json.dumps(placed),
+        )  # fmt: skip
+
+    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
+    for body in made.values():
+        unlabelled = changed(body, ("metadata", "labels"), None)
+        while not refuses(lambda _, body=unlabelled: create(body), "", LABEL):
+            assert time.monotonic() < deadline, "the policy is not enforced"
+        create(body)
+    for launcher, path, value, message in FORGED:
+        forged = changed(made[launcher], path, value)
+        with pytest.raises(SandboxError, match=message):
+            create(forged)

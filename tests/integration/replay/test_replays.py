@@ -55,7 +55,7 @@ class Shop:
             for secret, role in (("pulsar-admin", admin), ("pulsar-replayer", "replayer"))
         }
         for secret, token in self.tokens.items():
-            self.apply("v1", "Secret", secret, stringData={"token": token})
+            self.lend("Secret", secret, stringData={"token": token})
 
     def rest(self, method: str, path: str, body: object = None) -> None:
         """Ask the broker as its super-user."""
@@ -69,6 +69,13 @@ class Shop:
         """Make or change one object."""
         metadata = {"name": name, "namespace": self.name}
         manifest = {"apiVersion": version, "kind": kind, "metadata": metadata, **body}
+        self.sandbox.cluster.objects.apply(manifest)
+
+    def lend(self, kind: str, name: str, **body: object) -> None:
+        """Make or change an object that the connection may have mounted into jobs."""
+        usable = {"redrive.io/usable-by": f"{self.name}/main"}
+        metadata = {"name": name, "namespace": self.name, "annotations": usable}
+        manifest = {"apiVersion": "v1", "kind": kind, "metadata": metadata, **body}
         self.sandbox.cluster.objects.apply(manifest)
 
     def declare(self, **changes: object) -> None:
@@ -224,8 +231,8 @@ def test_apache_operator_runs_a_replay_by_certificate(shop: Shop) -> None:
     broker = shop.sandbox.pulsar
     certificate, key = broker.certificate("replayer")
     pair = {"tls.crt": certificate, "tls.key": key}
-    shop.apply("v1", "Secret", "replayer-tls", type="kubernetes.io/tls", stringData=pair)
-    shop.apply("v1", "ConfigMap", "authority", data={"ca.crt": broker.authority})
+    shop.lend("Secret", "replayer-tls", type="kubernetes.io/tls", stringData=pair)
+    shop.lend("ConfigMap", "authority", data={"ca.crt": broker.authority})
     trust = {"caRef": {"name": "authority", "key": "ca.crt"}}
     by_certificate = {"type": "TLS", "tls": {"secretRef": {"name": "replayer-tls"}}}
     shop.declare(
@@ -319,6 +326,11 @@ def test_replay_waits_for_service_account_and_secret_of_job(shop: Shop) -> None:
     assert shop.applications() == []
     token = {"token": shop.tokens["pulsar-replayer"]}
     shop.apply("v1", "Secret", "pulsar-replayer", stringData=token)
+    told = shop.reaches("early", "Pending", "ConsentMissing")["Reconciling"]["message"]
+    assert f"`redrive.io/usable-by: {shop.name}/main`" in told
+    assert shop.applications() == []
+    usable = f"redrive.io/usable-by={shop.name}/main"
+    shop.kubectl("annotate", "secret/pulsar-replayer", usable)
     shop.launched("early")
 
 
@@ -338,7 +350,7 @@ def test_replay_waits_for_objects_of_its_pod_template(
     assert told.startswith(f"a {kind} that the pods of replay jobs ")
     assert f"got '{shop.name}/lacking'" in told
     assert shop.applications() == []
-    shop.apply("v1", kind, "lacking")
+    shop.lend(kind, "lacking")
     shop.launched("early")
 
 

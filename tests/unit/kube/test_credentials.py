@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from redrive.admin.errors import IssuerFailedError
+from redrive.admin.http import Http
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
 from redrive.errors import RedriveError
+from redrive.kube import resources
 from redrive.kube.client import SecretNotFoundError, TokenFileError, UnavailableError
 from redrive.kube.credentials import (
     KEPT_SECONDS,
@@ -18,6 +20,9 @@ from redrive.kube.credentials import (
     KeptCredentials,
     Material,
 )
+from redrive.kube.resources import Key
+from tests.support.crd_fields import SpecFields
+from tests.support.fake_kubernetes import FakeKubernetes
 
 
 class Clock:
@@ -277,3 +282,46 @@ async def test_no_authentication_reads_nothing_and_sends_no_token() -> None:
     assert kept.held.headers == {}
     assert kept.held.may_go_to("broker-1")
     assert not kept.held.may_go_to("broker-1.elsewhere")
+
+
+CREDENTIALS: list[dict[str, Any]] = [
+    {"authentication": {"type": "Token", "token": {"secretRef": {"name": "theirs", "key": "k"}}}},
+    {"authentication": {"type": "TLS", "tls": {"secretRef": {"name": "theirs"}}}},
+    {
+        "authentication": {
+            "type": "OAuth2",
+            "oauth2": {
+                "issuerURL": "https://issuer",
+                "clientID": "id",
+                "clientSecret": {"secretRef": {"name": "theirs", "key": "k"}},
+            },
+        }
+    },
+    {
+        "authentication": {"type": "None"},
+        "tls": {"caRef": {"kind": "Secret", "name": "theirs", "key": "k"}},
+    },
+]
+
+
+@pytest.mark.parametrize("credentials", CREDENTIALS)
+async def test_operator_reads_only_the_namespace_of_the_connection(
+    credentials: dict[str, Any],
+) -> None:
+    keys = list[Key]()
+    api = FakeKubernetes()
+    victim = {"metadata": {"namespace": "victim", "name": "theirs"}, "data": {"k": "c2VjcmV0"}}
+    api.add(resources.SECRETS, victim)
+    api.before = lambda _verb, _resource, key: keys.append(key)
+    pulsar = {"serviceURL": "pulsar://p:6650", "adminURL": "https://p:8443", **credentials}
+    spec = parse_spec(BrokerConnectionSpec, {"spec": {"pulsar": pulsar}})
+    reader = CredentialReader(api, cast("Http", None), None)
+    with pytest.raises(RedriveError):
+        await reader.read("thief", spec)
+    assert set(keys) == {Key("thief", "theirs")}
+
+
+def test_no_reference_of_a_connection_has_a_namespace() -> None:
+    references = [leaf for leaf in SpecFields("BrokerConnection").all if "Ref" in str(leaf)]
+    assert references
+    assert not [leaf for leaf in references if str(leaf).endswith("namespace")]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from redrive.api import Body
 from redrive.api.conditions import READY, STALLED, find
 from redrive.api.connection import ReplayIdentity
-from redrive.api.job import JobDefaults
+from redrive.api.job import JobDefaults, JobTemplate
 from redrive.api.model import parse_spec
 from redrive.api.permissions import Permissions
 from redrive.api.replay import (
@@ -60,6 +60,7 @@ class Admitted:
         identity: the replay role, and where its credentials lie in the Replay's namespace.
         redirect_hosts: where else than to the host of `adminURL` they may go.
         template: what is said about the job's pods.
+        own_template: the part of it that the connection specifies.
         connection_ref: the connection of the policy.
         grants: the topics on which the replay role is given rights: the target, and those where an
             earlier Replay of the policy that failed may have left messages to be found.
@@ -69,6 +70,7 @@ class Admitted:
     identity: ReplayIdentity
     redirect_hosts: tuple[str, ...]
     template: JobDefaults
+    own_template: JobTemplate | None
     connection_ref: ConnectionRef
     grants: tuple[TopicName, ...]
 
@@ -163,7 +165,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         and permitted.allows_role(connection.replay.role, topic)
     )
     hosts = connection.pulsar.redirect_hosts
-    return Admitted(job, connection.replay, hosts, pods, reference, grants)
+    return Admitted(job, connection.replay, hosts, pods, connection.job, reference, grants)
 
 
 def _target(spec: ReplaySpec, policy: Policy, permitted: Permissions) -> TopicName | None:

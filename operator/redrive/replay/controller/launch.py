@@ -20,9 +20,9 @@ Replay. Of a Secret only the keys that are named are mounted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from redrive.api import Body
 from redrive.api.connection import CaKind, CaRef, OAuth2, ReplayAuthentication, ReplayIdentity
@@ -43,7 +43,7 @@ from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.errors import JobNotPermittedError
 from redrive.kube import resources
 from redrive.kube.context import Settings
-from redrive.kube.resources import Key
+from redrive.kube.resources import Key, Resource
 from redrive.replay.spec import ReplayJob
 
 SPARK_VERSION = "4.3.0"
@@ -237,6 +237,43 @@ def _too_big(size: PodSize, allowed: JobOverrides) -> Iterator[str]:
         allowed.max_memory is None or mebibytes(size.memory) > mebibytes(allowed.max_memory)
     ):
         yield f"memory: {size.memory}"
+
+
+class NamedObject(NamedTuple):
+    """A Secret, ConfigMap, claim or ServiceAccount of the Replay's namespace."""
+
+    resource: Resource
+    name: str
+
+
+_SOURCES = {
+    "secret": (resources.SECRETS, "name"),
+    "configMap": (resources.CONFIG_MAPS, "name"),
+    "persistentVolumeClaim": (resources.CLAIMS, "claimName"),
+}
+"""Source of a volume → the kind of its object, and the field with the name of that."""
+
+
+def mounted_objects(volumes: Iterable[Mapping[str, Any]]) -> Iterator[NamedObject]:
+    """Yield the objects that *volumes* of a pod contain."""
+    for volume in volumes:
+        for source in volume.get("projected", {}).get("sources", (volume,)):
+            for kind, (resource, field) in _SOURCES.items():
+                if kind in source:
+                    yield NamedObject(resource, source[kind][field])
+
+
+def lent_objects(access: PodAccess, job: JobTemplate | None) -> frozenset[NamedObject]:
+    """Return the objects that a connection names for jobs; their owners have to consent.
+
+    Args:
+        access: the credentials of the connection's replay role.
+        job: its template of pods.
+    """
+    template = job or JobTemplate()
+    volumes = (*access.volumes, *map(_volume, template.volumes or ()))
+    pulled = (NamedObject(resources.SECRETS, name) for name in template.image_pull_secrets or ())
+    return frozenset((*mounted_objects(volumes), *pulled))
 
 
 ACCESS_FOLDER = "/etc/redrive/access"

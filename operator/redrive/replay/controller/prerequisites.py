@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -30,6 +30,7 @@ from redrive.api import Body
 from redrive.api.conditions import ObjectEvent, moment_of
 from redrive.api.replay import Phase, ReplayStatus, Target
 from redrive.errors import (
+    ConsentMissingError,
     DriverNotStartedError,
     ExecutorsNotStartedError,
     JobImageNotFoundError,
@@ -50,11 +51,14 @@ from redrive.policy.naming import TopicName
 from redrive.policy.values import format_duration
 from redrive.replay.controller import rights
 from redrive.replay.controller.admission import admit, former_targets
-from redrive.replay.controller.launch import JobApplication
+from redrive.replay.controller.launch import JobApplication, NamedObject, mounted_objects
 from redrive.replay.controller.spark_operators import SparkRun, was_launched
 from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
 
-_MOUNTED = {"secret": resources.SECRETS, "configMap": resources.CONFIG_MAPS}
+USABLE_BY = "redrive.io/usable-by"
+"""Annotation of a Secret, ConfigMap or claim: the BrokerConnections that may have it mounted into
+replay jobs, each as `namespace/name`, separated by commas. On the ServiceAccount of replay jobs it
+is the consent for all objects of the namespace that the operator may not read."""
 
 
 async def read_image(template: Key, ctx: Context) -> str:
@@ -76,51 +80,96 @@ async def read_image(template: Key, ctx: Context) -> str:
     return image
 
 
-async def check_prerequisites(job: JobApplication, ctx: Context) -> None:
-    """Check that what *job* needs is in its namespace: else submissions fail, or pods wait.
+async def check_prerequisites(
+    job: JobApplication, connection: Key, lent: Collection[NamedObject], ctx: Context
+) -> None:
+    """Check that what *job* needs is in its namespace, and may be used by the connection.
+
+    Without it submissions fail, or pods wait. Without the consent anyone with a connection of their
+    own could have a Secret of the namespace sent to any address, by a Replay.
+
+    Args:
+        job: what is to be launched.
+        connection: the BrokerConnection of its policy.
+        lent: the objects that this connection names; the administrator's template names the others.
+        ctx: reads metadata.
 
     Raises:
-        ServiceAccountNotFoundError: what it runs as does not exist.
-        JobSecretNotFoundError: what its pods mount, or pull their image with, does not exist.
+        ServiceAccountNotFoundError: the account of the job does not exist.
+        JobSecretNotFoundError: an object that its pods mount, or pull their image with, does not
+            exist.
+        ConsentMissingError: one of *lent* is not marked as usable by the connection.
     """
     namespace = job.metadata["namespace"]
     account = Key(namespace, job.service_account)
-    if await _is_missing(resources.SERVICE_ACCOUNTS, account, ctx):
+    try:
+        of_account = await _annotations(resources.SERVICE_ACCOUNTS, account, ctx)
+    except NotFoundError as error:
         raise ServiceAccountNotFoundError(
             "the ServiceAccount that replay jobs run as does not exist",
             got=str(account),
             remedy=f"add {namespace} to replay.namespaces of the Helm chart, which creates it with "
             f"its rights, or run kubectl create serviceaccount {account.name} -n {namespace} and "
             "give it the rights of a Spark driver; this Replay starts by itself then",
-        )
-    for resource, name, use in _needed(job):
-        if await _is_missing(resource, Key(namespace, name), ctx):
+        ) from error
+    for needed, use in _needed(job):
+        try:
+            annotations = await _annotations(needed.resource, Key(namespace, needed.name), ctx)
+        except NotFoundError as error:
             raise JobSecretNotFoundError(
-                f"a {resource.kind} that the pods of replay jobs {use} does not exist",
-                got=str(Key(namespace, name)),
+                f"a {needed.resource.kind} that the pods of replay jobs {use} does not exist",
+                got=str(Key(namespace, needed.name)),
                 remedy="create it in the namespace of the Replay, or correct what names it: "
                 "spec.replay or spec.job of the BrokerConnection, or replay.job of the Helm chart; "
                 "this Replay starts by itself then",
-            )
+            ) from error
+        if needed in lent and not _consents(
+            of_account if annotations is None else annotations, connection
+        ):
+            of_job = NamedObject(resources.SERVICE_ACCOUNTS, account.name)
+            where = of_job if annotations is None else needed
+            raise _consent_missing(needed, where, namespace, connection)
 
 
-def _needed(job: JobApplication) -> Iterator[tuple[Resource, str, str]]:
-    """Go through the Secrets and ConfigMaps that pods need, by name, and what for."""
+def _consents(annotations: Mapping[str, str] | None, connection: Key) -> bool:
+    """Return True if *annotations*, None if they are not readable, name *connection*."""
+    names = (annotations or {}).get(USABLE_BY, "").split(",")
+    return str(connection) in {name.strip() for name in names}
+
+
+def _consent_missing(
+    needed: NamedObject, where: NamedObject, namespace: str, connection: Key
+) -> ConsentMissingError:
+    unread = "" if where == needed else ", which the operator may not read,"
+    return ConsentMissingError(
+        f"the BrokerConnection {connection} names a {needed.resource.kind} for replay jobs{unread} "
+        "without the consent of its owner",
+        got=str(Key(namespace, needed.name)),
+        remedy=f"if {connection} may use it, add the annotation `{USABLE_BY}: {connection}` to the "
+        f"{where.resource.kind} (`kubectl annotate {where.resource.kind.lower()} {where.name} "
+        f"-n {namespace} {USABLE_BY}={connection}`; separate several connections by commas); the "
+        "Replay starts automatically then",
+    )
+
+
+def _needed(job: JobApplication) -> Iterator[tuple[NamedObject, str]]:
+    """Yield the objects that pods need, and their use."""
     for name in job.image_pull_secrets:
-        yield resources.SECRETS, name, "pull their image with"
-    for volume in job.volumes:
-        for source in volume.get("projected", {}).get("sources", (volume,)):
-            for kind, resource in _MOUNTED.items():
-                if kind in source:
-                    yield resource, source[kind]["name"], "mount"
+        yield NamedObject(resources.SECRETS, name), "pull their image with"
+    for needed in mounted_objects(job.volumes):
+        yield needed, "mount"
 
 
-async def _is_missing(resource: Resource, key: Key, ctx: Context) -> bool:
-    """Whether an object is known not to exist; that of one that may not be read is not known."""
+async def _annotations(resource: Resource, key: Key, ctx: Context) -> Mapping[str, str] | None:
+    """Return the annotations of an object; None if the operator may not read it.
+
+    Raises:
+        NotFoundError: it does not exist.
+    """
     try:
-        return not await ctx.kubernetes.exists(resource, key)
+        return await ctx.kubernetes.annotations(resource, key)
     except ForbiddenError:
-        return False
+        return None
 
 
 SHORTEST_TTL = timedelta(hours=1)

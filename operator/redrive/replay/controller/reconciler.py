@@ -31,7 +31,7 @@ from redrive.api.replay import FINAL, Phase, ReplayStatus
 from redrive.errors import DeadlineExceededError, RedriveError, Requeue
 from redrive.kube import logs, resources
 from redrive.kube.client import ConflictError, NotFoundError
-from redrive.kube.connections import shown_to
+from redrive.kube.connections import key_of, shown_to
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, has_finalizer
@@ -192,7 +192,9 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
     wanted = launch.application(
         replay, admitted.job, access, admitted.template, ctx.settings, image=image
     )
-    await check_prerequisites(wanted, ctx)
+    connection = key_of(admitted.connection_ref, Key.of(replay).namespace)
+    lent = launch.lent_objects(access, admitted.own_template)
+    await check_prerequisites(wanted, connection, lent, ctx)
     created = await ctx.kubernetes.create(launcher.resource, launcher.manifest(wanted))
     ctx.applications[launcher.resource].put(created)
     return launcher.run(created)

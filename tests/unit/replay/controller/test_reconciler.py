@@ -31,10 +31,11 @@ from redrive.replay.controller.reconciler import reconcile
 from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.crd_fields import SpecField, SpecFields
 from tests.support.fake_kubernetes import FakeKubernetes, edit
-from tests.unit.replay.controller.test_admission import SETTINGS, ctx, replay
+from tests.unit.replay.controller.test_admission import SETTINGS, connection, ctx, policy, replay
 
 ACCOUNT = Key("shop", "redrive-replay")
 SECRET = Key("shop", "pulsar-replayer")
+USABLE = {"annotations": {"redrive.io/usable-by": "shop/main"}}
 TEMPLATE = SETTINGS.replay_template or Key("", "")
 
 
@@ -74,7 +75,7 @@ def provide(api: FakeKubernetes) -> None:
     """Add the image, the ServiceAccount and the Secret of jobs."""
     provide_image(api)
     api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
-    api.add(resources.SECRETS, {"metadata": SECRET._asdict()})
+    api.add(resources.SECRETS, {"metadata": SECRET._asdict() | USABLE})
 
 
 async def look(
@@ -101,7 +102,7 @@ async def test_missing_service_account_is_waited_for(
     read: list[tuple[Resource, Key]] = []
 
     def note(verb: str, resource: Resource, key: Key) -> None:
-        if verb == "exists":
+        if verb == "annotations":
             read.append((resource, key))
 
     api.before = note
@@ -166,11 +167,113 @@ async def test_missing_template_reference_is_waited_for(
 async def test_unreadable_volumes_do_not_block_launch(
     api: FakeKubernetes,
 ) -> None:
+    def refuse(_verb: str, resource: Resource, _key: Key) -> None:
+        if resource == resources.CLAIMS:
+            raise ForbiddenError("the chart grants no right to claims", remedy="none")
+
     provide(api)
+    api.before = refuse
     settings = dataclasses.replace(SETTINGS, replay_job=JobDefaults.model_validate(CLAIMED))
     await look(api, settings)
     assert shown(api)[0] == "Progressing"
     assert [write.resource.kind for write in api.writes if write.verb == "create"]
+
+
+THIEF = Key("thief", "main")
+
+
+def stealing(name: str) -> list[dict[str, Any]]:
+    """Return a connection of another namespace that names a Secret of the victim's."""
+    token = {"type": "Token", "token": {"secretRef": {"name": name, "key": "password"}}}
+    rule = {
+        "name": "one",
+        "namespaces": {"names": ["shop"]},
+        "topics": ["persistent://shop/*/*"],
+        "roles": ["*"],
+    }
+    body = connection(replay={"role": "replayer", "authentication": token}, allow=[rule])
+    body["metadata"]["namespace"] = THIEF.namespace
+    return [body]
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {},
+        {"redrive.io/usable-by": ""},
+        {"redrive.io/usable-by": "shop/main"},
+        {"redrive.io/usable-by": "main"},
+        {"redrive.io/usable-by": "*"},
+        {"redrive.io/usable-by": "thief/main2"},
+    ],
+)
+async def test_foreign_connection_gets_no_secret_of_the_replay(
+    api: FakeKubernetes, annotations: dict[str, str]
+) -> None:
+    """Whoever may create Replays would have it sent to an address of a connection of their own."""
+    provide(api)
+    database = {"namespace": "shop", "name": "database", "annotations": annotations}
+    api.add(resources.SECRETS, {"metadata": database})
+    account = {
+        "metadata": {**ACCOUNT._asdict(), "annotations": {"redrive.io/usable-by": str(THIEF)}}
+    }
+    api.add(resources.SERVICE_ACCOUNTS, account)
+    body = replay()
+    context = ctx(
+        replays=[body],
+        connections=stealing("database"),
+        policies=[policy(connectionRef={"name": THIEF.name, "namespace": THIEF.namespace})],
+    )
+    context = dataclasses.replace(context, kubernetes=api)
+    assert await reconcile(Key.of(body), context, asyncio.Lock()) is Requeue.BACKOFF
+    assert [write.verb for write in api.writes] == ["patch_status"]
+    reason, message = shown(api)
+    assert reason == "ConsentMissing"
+    assert "got 'shop/database'" in message
+    assert "`redrive.io/usable-by: thief/main`" in message
+    assert "kubectl annotate secret database -n shop redrive.io/usable-by=thief/main" in message
+
+    api.objects[resources.SECRETS][Key("shop", "database")]["metadata"]["annotations"] = {
+        "redrive.io/usable-by": "shop/main, thief/main"
+    }
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    assert [write.resource.kind for write in api.writes if write.verb == "create"] == [
+        "SparkApplication"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        ({"imagePullSecrets": ["registry"]}, (resources.SECRETS, "registry")),
+        (
+            {"volumes": [{"name": "a", "configMap": {"name": "our-ca"}}]},
+            (resources.CONFIG_MAPS, "our-ca"),
+        ),
+        (
+            {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "data"}}]},
+            (resources.CLAIMS, "data"),
+        ),
+    ],
+    ids=["pull secret", "config map", "claim"],
+)
+async def test_each_object_of_a_connection_needs_consent(
+    api: FakeKubernetes, job: dict[str, Any], name: tuple[Resource, str]
+) -> None:
+    provide(api)
+    resource, own = name
+    api.add(resource, {"metadata": {"namespace": "shop", "name": own}})
+    body = replay()
+    context = dataclasses.replace(
+        ctx(replays=[body], connections=[connection(job=job)]), kubernetes=api
+    )
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    reason, message = shown(api)
+    assert (reason, resource.kind in message) == ("ConsentMissing", True)
+    assert f"kubectl annotate {resource.kind.lower()} {own} -n shop" in message
+    api.add(resource, {"metadata": {"namespace": "shop", "name": own, **USABLE}})
+    await reconcile(Key.of(body), context, asyncio.Lock())
+    assert shown(api)[0] == "Progressing"
 
 
 async def test_missing_spark_operator_is_reported(api: FakeKubernetes) -> None:
@@ -183,22 +286,29 @@ async def test_missing_spark_operator_is_reported(api: FakeKubernetes) -> None:
     assert "install the Spark operator" in message
 
 
-@pytest.mark.parametrize("forbidden", [False, True])
-async def test_replay_with_prerequisites_is_launched(
-    api: FakeKubernetes, *, forbidden: bool
-) -> None:
-    def refuse(_verb: str, resource: Resource, _key: Key) -> None:
-        if resource in {resources.SERVICE_ACCOUNTS, resources.SECRETS}:
-            raise ForbiddenError("it is not allowed", remedy="none")
-
-    if forbidden:
-        api.before = refuse
-    else:
-        provide(api)
+async def test_replay_with_prerequisites_is_launched(api: FakeKubernetes) -> None:
+    provide(api)
     assert await look(api) is Requeue.BACKOFF  # until the application has a state
     created = [write.resource.kind for write in api.writes if write.verb == "create"]
     assert created == ["SparkApplication"]
     assert [status["phase"] for status in statuses(api)] == ["Submitted"]
+
+
+async def test_unreadable_secret_needs_consent_of_the_account(api: FakeKubernetes) -> None:
+    def refuse(_verb: str, resource: Resource, _key: Key) -> None:
+        if resource == resources.SECRETS:
+            raise ForbiddenError("it is not allowed", remedy="none")
+
+    provide(api)  # an annotation of the Secret that the operator may not read does not count
+    api.before = refuse
+    assert await look(api) is Requeue.BACKOFF
+    reason, message = shown(api)
+    assert reason == "ConsentMissing"
+    assert "got 'shop/pulsar-replayer'" in message
+    assert "kubectl annotate serviceaccount redrive-replay -n shop redrive.io/usable" in message
+    api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict() | USABLE})
+    await look(api)
+    assert [status["phase"] for status in statuses(api)] == ["Pending", "Submitted"]
 
 
 def application(created: datetime, **status: object) -> dict[str, Any]:
