@@ -372,22 +372,24 @@ FORGED: list[tuple[str, tuple[str, ...], object, str]] = [
 def test_operator_creates_only_applications_of_replays(
     cluster: Cluster, launching: str, kube_namespace: str
 ) -> None:
-    made = {launcher.name.value: manifest_of(launcher, {}) for launcher in LAUNCHERS}
+    made = {
+        launcher.name.value: changed(
+            manifest_of(launcher, {}), ("metadata", "namespace"), kube_namespace
+        )
+        for launcher in LAUNCHERS
+    }
 
-    def create(body: dict[str, Any]) -> None:
-        placed = changed(body, ("metadata", "namespace"), kube_namespace)
+    def create(body: str) -> None:
         cluster.kubectl(
-            "create", "--dry-run=server", f"--as={launching}", "--filename=-",
-            input=json.dumps(placed),
-        )  # fmt: skip
+            "create", "--dry-run=server", f"--as={launching}", "--filename=-", input=body
+        )
 
     deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
     for body in made.values():
-        unlabelled = changed(body, ("metadata", "labels"), None)
-        while not refuses(lambda _, body=unlabelled: create(body), "", LABEL):
+        unlabelled = json.dumps(changed(body, ("metadata", "labels"), None))
+        while not refuses(create, unlabelled, LABEL):
             assert time.monotonic() < deadline, "the policy is not enforced"
-        create(body)
+        create(json.dumps(body))
     for launcher, path, value, message in FORGED:
-        forged = changed(made[launcher], path, value)
         with pytest.raises(SandboxError, match=message):
-            create(forged)
+            create(json.dumps(changed(made[launcher], path, value)))
