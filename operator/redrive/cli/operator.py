@@ -16,12 +16,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import kopf
@@ -43,7 +44,23 @@ from redrive.provision import handlers as provision
 from redrive.replay.controller import handlers as replay
 from redrive.replay.controller import metrics as replay_metrics
 
+END_SECONDS = 5.0
+"""Time for kopf to end its watches, in seconds. Then all of its tasks are cancelled."""
+CANCEL_SECONDS = 1.0
+CANCELLATIONS = 3
+"""A task of kopf may take a cancellation for a pause of its watch, and need another one."""
+EXIT_SECONDS = 20.0
+"""Time for the process to end after a signal. Below the 30 s after which a kubelet kills it."""
+RELIST_BACK_OFF_SECONDS = 1.0
+"""Pause of kopf before it lists a kind again."""
+
 logger = logging.getLogger(__name__)
+
+
+class WatchesEndedError(RedriveError):
+    """kopf's watches ended, and nothing asked for it."""
+
+    reason: ClassVar[str] = "WatchesEnded"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -89,14 +106,18 @@ async def stand_by(settings: Settings, health: Liveness, lease: Key | None, iden
 
     Raises:
         LeaseLostError: another operator has taken over.
+        WatchesEndedError: the watches failed.
     """
-    async with health.beating():
-        _end_at_a_signal()
-        if lease is None:
-            await _serve_again_and_again(settings, health, identity, None)
-            return
-        async with leading(lease, identity, health, wall_clock) as fence:
-            await _serve_again_and_again(settings, health, identity, fence)
+    try:
+        async with health.beating():
+            _end_at_a_signal()
+            if lease is None:
+                await _serve_again_and_again(settings, health, identity, None)
+                return
+            async with leading(lease, identity, health, wall_clock) as fence:
+                await _serve_again_and_again(settings, health, identity, fence)
+    finally:
+        _exit_in_time()  # asyncio.run waits for each task, also for one that ignores cancellations
 
 
 async def _serve_again_and_again(
@@ -115,8 +136,25 @@ def _end_at_a_signal() -> None:
 
 
 def _at_a_signal(act: Callable[[], object]) -> None:
+    def end() -> None:
+        _exit_in_time()
+        act()
+
     for signal_ in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signal_, act)
+        asyncio.get_running_loop().add_signal_handler(signal_, end)
+
+
+def _exit_in_time() -> None:
+    """Exit with code 1 if this process still runs after `EXIT_SECONDS`, even if its loop hangs."""
+
+    def give_up() -> None:
+        logger.error("redrive did not stop within %.0f s, and exits", EXIT_SECONDS)
+        logging.shutdown()
+        os._exit(1)
+
+    timer = threading.Timer(EXIT_SECONDS, give_up)
+    timer.daemon = True
+    timer.start()
 
 
 async def serve(
@@ -125,9 +163,12 @@ async def serve(
     """Watch and reconcile until a signal ends it, then stop all tasks and close connections.
 
     Returns:
-        Whether it ended because all objects have to be loaded again; see `informer.relisting`.
+        True if all objects have to be loaded again; see `informer.relisting`.
+
+    Raises:
+        WatchesEndedError: kopf ended otherwise.
     """
-    signalled = False
+    signalled, ending = False, asyncio.Event()
     async with (
         Context.open(settings, fence) as ctx,
         informer.relisting(
@@ -149,6 +190,7 @@ async def serve(
             asyncio.get_running_loop().call_soon(_at_a_signal, end)
 
         async def stop(**_: object) -> None:
+            ending.set()  # kopf ends, and may never return
             for stoppable in stoppables:
                 await stoppable.stop()
 
@@ -159,7 +201,7 @@ async def serve(
         health.ready = True
         logger.info("redrive serves %s", ", ".join(settings.namespaces) or "all namespaces")
         with counting_objects(ctx.caches), replay_metrics.counting(ctx.replays, ctx.policies):
-            await kopf.operator(
+            watches = kopf.operator(
                 registry=registry,
                 # kopf's default needs an entry in /etc/passwd, which a pod's user lacks; its type
                 # is not exported.
@@ -170,8 +212,41 @@ async def serve(
                 standalone=True,
                 stop_flag=outdated,
             )
+            failure = await _supervise(watches, outdated, ending)
+    if not outdated.is_set():
+        raise WatchesEndedError(
+            "the watches of the Kubernetes API ended",
+            got=failure,
+            remedy="no action needed: this operator exits, and its container is started again",
+        )
     logger.info("redrive has stopped")
-    return not signalled and outdated.is_set()
+    return not signalled
+
+
+async def _supervise(
+    watches: Coroutine[Any, Any, None], *endings: asyncio.Event
+) -> BaseException | None:
+    """Run kopf until it ends; after one of *endings*, or a cancellation, end it within seconds.
+
+    kopf alone may never end: it stops the task that renews its credentials first, and a watch whose
+    connection is closed at that time waits for credentials, and swallows the one cancellation.
+
+    Returns:
+        The exception of kopf, or None if it has none.
+    """
+    others = asyncio.all_tasks()
+    running = asyncio.create_task(watches, name="kopf")
+    waiting = [asyncio.create_task(ending.wait()) for ending in endings]
+    try:
+        await asyncio.wait([running, *waiting], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([running], timeout=END_SECONDS)
+    finally:
+        for _ in range(CANCELLATIONS):
+            tasks = [task for task in asyncio.all_tasks() - others if task is not running]
+            for task in (*tasks, running):
+                task.cancel()
+            await asyncio.wait([*tasks, running], timeout=CANCEL_SECONDS)
+    return None if not running.done() or running.cancelled() else running.exception()
 
 
 def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:
@@ -184,6 +259,7 @@ def _kopf_settings(kinds: Iterable[Resource]) -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.watching.server_timeout = informer.WATCH_SECONDS
+    settings.watching.reconnect_backoff = RELIST_BACK_OFF_SECONDS
     settings.watching.chunk_size = informer.WATCH_PAGE
     settings.queueing.idle_timeout = informer.WATCH_IDLE_SECONDS
     settings.watching.inactivity_timeout = informer.INACTIVITY_SECONDS

@@ -40,6 +40,9 @@ LONGEST_PAGE = 8 * 2**20
 
 An object may have over a mebibyte. Those of redrive have some kilobytes, and come in whole pages.
 """
+LONGEST_ANSWER = 32 * 2**20
+"""In bytes, of any other answer: an object of etcd may have 1.5 MiB, and escapes of JSON more."""
+_MAPPINGS = ("spec", "status", "data")
 _MERGE_PATCH = "application/merge-patch+json"
 _JSON = "application/json"
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -119,7 +122,7 @@ class Kubernetes:
             ClusterUnknownError: it may not be read.
         """
         try:
-            answer = await self._call("GET", "/api/v1/namespaces/kube-system")
+            answer = await self.get(resources.NAMESPACES, Key("", "kube-system"))
         except ForbiddenError as error:
             raise ClusterUnknownError(
                 "nothing tells this cluster from others that may use the same brokers",
@@ -139,15 +142,20 @@ class Kubernetes:
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}
         keep = keep_of(resource)
         pages = self._pages(resource, namespace)
-        return [keep(typed | item) async for page in pages for item in page["items"]]
+        return [
+            keep(_object(typed | item, resource.plural))
+            async for page in pages
+            for item in page["items"] or ()
+        ]
 
     async def versions(self, resource: Resource, namespace: str | None = None) -> Versions:
         """Read the versions of the same objects, and nothing else of them."""
         found, latest = dict[str, int](), 0
         async for page in self._pages(resource, namespace, accept=_METADATA_OF_LIST):
-            latest = int(page["metadata"]["resourceVersion"])
+            latest = _version_of(page, resource.plural)
             for item in page["items"] or ():  # null where there are none
-                found[item["metadata"]["uid"]] = int(item["metadata"]["resourceVersion"])
+                metadata = _object(item, resource.plural)["metadata"]
+                found[metadata["uid"]] = int(metadata["resourceVersion"])
         return Versions(latest, found)
 
     async def _pages(
@@ -170,6 +178,7 @@ class Kubernetes:
             except _TooLongError:
                 size = max(size // SMALLER, 1)
                 continue
+            _check_page(page, resource.plural)
             yield page
             if not page["metadata"].get("continue"):
                 return
@@ -182,7 +191,7 @@ class Kubernetes:
         Raises:
             NotFoundError: it is not there.
         """
-        return await self._call("GET", resource.path(*key))
+        return _object(await self._call("GET", resource.path(*key)), resource.plural)
 
     async def annotations(self, resource: Resource, key: Key) -> Mapping[str, str]:
         """Read the annotations of one object; of a Secret no data is requested.
@@ -200,7 +209,8 @@ class Kubernetes:
             ConflictError: an object of that name is there already.
         """
         path = resource.path(body["metadata"]["namespace"])
-        return await self._call("POST", path, body, query={"fieldValidation": "Strict"})
+        created = await self._call("POST", path, body, query={"fieldValidation": "Strict"})
+        return _object(created, resource.plural)
 
     async def dry_run(self, resource: Resource, body: Body) -> None:
         """Have the API server admit *body* as `create` would, and persist nothing."""
@@ -218,7 +228,8 @@ class Kubernetes:
             ConflictError: it has changed.
         """
         query = {"fieldValidation": "Strict"}
-        return await self._call("PATCH", resource.path(*key), patch, query=query)
+        patched = await self._call("PATCH", resource.path(*key), patch, query=query)
+        return _object(patched, resource.plural)
 
     async def delete(self, resource: Resource, body: Body) -> None:
         """Delete one object if it is still as in *body*; what it owns is deleted after it.
@@ -248,7 +259,7 @@ class Kubernetes:
         patch: dict[str, Any] = {"status": status}
         if version is not None:
             patch["metadata"] = {"resourceVersion": version}
-        return await self._call("PATCH", path, patch)
+        return _object(await self._call("PATCH", path, patch), resource.plural)
 
     async def read_secret_key(self, secret: Key, key: str) -> str:
         """Read the text under *key* of a Secret, without white space around it.
@@ -298,7 +309,7 @@ class Kubernetes:
             return str(data[key]).encode()
         try:
             return base64.b64decode(data[key])
-        except binascii.Error:
+        except (binascii.Error, TypeError, ValueError):
             return b""
 
     async def emit(
@@ -341,16 +352,26 @@ class Kubernetes:
         )
         try:
             response: Any = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
-            answer = await _whole(response.response, longest)
+            answer = await _whole(response.response, longest or LONGEST_ANSWER)
         except (aiohttp.ClientError, OSError) as error:
             raise _unavailable(error) from error
+        except _TooLongError:
+            if longest is not None:
+                raise
+            raise _malformed(path, f"more than {LONGEST_ANSWER} bytes") from None
         if not 200 <= response.status < 300:  # noqa: PLR2004  success, as HTTP has it
-            raise kubernetes_error(f"{method} {path}", response.status, answer.decode())
-        found: dict[str, Any] = json.loads(answer)
-        return found
+            text = answer.decode(errors="replace")
+            raise kubernetes_error(f"{method} {path}", response.status, text)
+        try:
+            document = json.loads(answer)
+        except (ValueError, RecursionError) as error:
+            raise _malformed(path, str(error)) from None
+        if not isinstance(document, dict):
+            raise _malformed(path, type(document).__name__)
+        return document
 
 
-async def _whole(response: aiohttp.ClientResponse, longest: int | None) -> bytes:
+async def _whole(response: aiohttp.ClientResponse, longest: int) -> bytes:
     """Read an answer.
 
     Raises:
@@ -360,7 +381,7 @@ async def _whole(response: aiohttp.ClientResponse, longest: int | None) -> bytes
     async with response:
         async for part in response.content.iter_any():
             read += part
-            if longest is not None and len(read) > longest:
+            if len(read) > longest:
                 raise _TooLongError
     return bytes(read)
 
@@ -370,6 +391,60 @@ def _unavailable(error: Exception) -> UnavailableError:
         "the Kubernetes API does not answer",
         got=str(error) or type(error).__name__,
         remedy="it is tried again; check the API server and the way to it",
+    )
+
+
+def _check_page(page: Body, path: str) -> None:
+    """Check the parts of a list that its readers rely on.
+
+    Raises:
+        UnavailableError: one of them is missing, or of another type.
+    """
+    items, metadata = page.get("items", ""), page.get("metadata")
+    if not isinstance(items, list | None) or not isinstance(metadata, dict):
+        raise _malformed(path, "a list without items or metadata")
+    if not all(isinstance(item, dict) for item in items or ()):
+        raise _malformed(path, "an item that is no object")
+    if not isinstance(metadata.get("continue") or "", str):
+        raise _malformed(path, "a continuation that is no text")
+
+
+def _object(body: Body, path: str) -> Body:
+    """Return *body*, which has an identity, and mappings where an object has some.
+
+    Raises:
+        UnavailableError: it does not.
+    """
+    metadata = body.get("metadata")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("uid"), str):
+        raise _malformed(path, "an object without metadata or uid")
+    _version_of(body, path)
+    texts = (metadata.get("name", ""), metadata.get("namespace", ""))
+    if not all(isinstance(text, str) for text in texts):
+        raise _malformed(path, "a name that is no text")
+    mappings = [metadata.get("labels"), metadata.get("annotations")]
+    mappings += [body.get(name) for name in _MAPPINGS]
+    if not all(isinstance(mapping, dict | None) for mapping in mappings):
+        raise _malformed(path, "a field that is no mapping")
+    owners = metadata.get("ownerReferences") or []
+    if not isinstance(owners, list) or not all(isinstance(owner, dict) for owner in owners):
+        raise _malformed(path, "owners that are no mappings")
+    return body
+
+
+def _version_of(body: Body, path: str) -> int:
+    version = body["metadata"].get("resourceVersion")
+    if not isinstance(version, str) or not version.isdecimal():
+        raise _malformed(path, f"resourceVersion {version!r}"[:200])
+    return int(version)
+
+
+def _malformed(path: str, got: str) -> UnavailableError:
+    return UnavailableError(
+        f"the Kubernetes API gave an answer about {path} that no API server gives",
+        got=got[:200],
+        remedy="no action needed if it passes: the operator retries; else check the API server, "
+        "and proxies before it",
     )
 
 
@@ -538,8 +613,8 @@ _REMEDIES = {
 def kubernetes_error(call: str, status: int, answer: str) -> KubernetesError:
     """Name the failure of *call* by the HTTP *status* and what the API server says about it."""
     try:
-        said = json.loads(answer)["message"]
-    except (ValueError, KeyError, TypeError):
+        said = str(json.loads(answer)["message"])[:2000]
+    except (ValueError, KeyError, TypeError, RecursionError):
         said = answer[:200]
     kind = UnavailableError if status >= 500 else KubernetesError  # noqa: PLR2004
     return _KINDS.get(status, kind)(

@@ -108,7 +108,8 @@ def session(
     """Return HTTP connections to the API server whose watches send heartbeats to *health*.
 
     A watch that is not found sets *outdated*: the kind was uninstalled, and kopf, which watches the
-    kinds that it found at its start, ends that watch for good.
+    kinds that it found at its start, ends that watch for good. A list whose continuation has
+    expired (410) is begun again.
     """
 
     async def begun(
@@ -131,12 +132,26 @@ def session(
             health.forget(f"watch of {request.url.path}")
             outdated.set()
 
+    async def beginning_again(
+        request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        response = await send(request)
+        if response.status == HTTPStatus.GONE and "limit" in request.url.query:
+            response.release()
+            # kopf begins a list again after this error, and ends all watches after a status of 410.
+            raise aiohttp.ClientPayloadError(f"410: the list of {request.url.path} has expired")
+        return response
+
     trace = aiohttp.TraceConfig()
     trace.on_request_start.append(begun)
     trace.on_request_end.append(answered)
     connector = aiohttp.TCPConnector(limit=0, ssl=tls)
     return aiohttp.ClientSession(
-        connector=connector, headers=headers, proxy=proxy, trace_configs=[trace]
+        connector=connector,
+        headers=headers,
+        proxy=proxy,
+        trace_configs=[trace],
+        middlewares=(beginning_again,),
     )
 
 

@@ -123,6 +123,8 @@ class LeaderElector:
     async def release(self) -> None:
         """Release the lease, so that a standby need not wait for it to expire."""
         self._fence.open_until(float("-inf"))
+        if self._holder() != self._identity:
+            return  # another has taken it
         released = {"holderIdentity": "", "leaseDurationSeconds": RELEASED_SECONDS}
         try:
             await self._patch(released)
@@ -144,8 +146,9 @@ class LeaderElector:
             await self._create(spec | {"acquireTime": now, "leaseTransitions": 0})
         else:
             if taken:
-                transitions = self._record["spec"].get("leaseTransitions", 0) + 1
-                spec |= {"acquireTime": now, "leaseTransitions": transitions}
+                transitions = _spec(self._record).get("leaseTransitions")
+                count = transitions if isinstance(transitions, int) else 0
+                spec |= {"acquireTime": now, "leaseTransitions": count + 1}
             await self._patch(spec)
         self._writer = self._identity
         self._fence.open_until(began + FENCE_SECONDS)
@@ -171,8 +174,7 @@ class LeaderElector:
         if _version(record) != _version(self._record):
             self._seen_at = self._elapsed()
         self._record = record
-        spec = {} if record is None else record.get("spec", {})
-        holder = spec.get("holderIdentity")
+        spec, holder = _spec(record), self._holder()
         if holder == self._identity:
             # Maybe edited by hand: the holder that was seen before may still be writing.
             self._writer = self._writer or holder
@@ -185,9 +187,12 @@ class LeaderElector:
         return self._elapsed() - self._seen_at
 
     def _holder(self) -> str:
-        if self._record is None:
-            return ""
-        return self._record.get("spec", {}).get("holderIdentity") or ""
+        holder = _spec(self._record).get("holderIdentity")
+        return holder if isinstance(holder, str) else ""
+
+
+def _spec(record: Body | None) -> Body:
+    return (record or {}).get("spec") or {}
 
 
 def _version(record: Body | None) -> str:
@@ -210,7 +215,7 @@ async def leading(
         elector = LeaderElector(kubernetes, key, identity, fence, clock=clock)
         await _take(elector, health, key)
         LEASE_HELD.set_function(fence.is_open)
-        async with _holding(elector, health):
+        async with holding(elector, health):
             yield fence
 
 
@@ -233,32 +238,42 @@ async def _take(elector: LeaderElector, health: Liveness, key: Key) -> None:
 
 
 @asynccontextmanager
-async def _holding(elector: LeaderElector, health: Liveness) -> AsyncIterator[None]:
+async def holding(elector: LeaderElector, health: Liveness) -> AsyncIterator[None]:
     """Renew the lease while the block runs, then release it; cancel the block when it is lost."""
     block = asyncio.current_task()
     assert block is not None  # noqa: S101  every coroutine runs in a task
-    lost: list[LeaseLostError] = []
 
-    async def hold() -> None:
-        try:
-            await _renew_for_ever(elector, health)
-        except LeaseLostError as error:
-            logger.error("lease lost: %s", error)  # noqa: TRY400  no fault of the code
-            lost.append(error)
-            block.cancel()
+    def end_block(_: object) -> None:
+        block.cancel()
 
-    holding = asyncio.create_task(hold(), name=PART)
+    renewal = asyncio.create_task(_renew_for_ever(elector, health), name=PART)
+    # Also where the task is cancelled or fails otherwise: nothing else would renew the lease.
+    renewal.add_done_callback(end_block)
     try:
         yield
     except asyncio.CancelledError:
-        if lost:
-            raise lost[0] from None
-        raise
+        if not renewal.done():
+            raise
+        loss = _loss(renewal)
+        logger.error("lease lost: %s", loss)  # noqa: TRY400  no fault of the code
+        raise loss from None
     finally:
-        holding.cancel()
-        await asyncio.gather(holding, return_exceptions=True)
-        if not lost:
-            await _release(elector)
+        renewal.remove_done_callback(end_block)
+        renewal.cancel()
+        await asyncio.gather(renewal, return_exceptions=True)
+        await _release(elector)
+
+
+def _loss(renewal: asyncio.Task[None]) -> LeaseLostError:
+    """Return the reason for which a lease is renewed no more."""
+    error = None if renewal.cancelled() else renewal.exception()
+    if isinstance(error, LeaseLostError):
+        return error
+    return LeaseLostError(
+        "the lease is renewed no more",
+        got=error or "a cancellation",
+        remedy="no action needed: this operator exits, and stands by when it is started again",
+    )
 
 
 async def _renew_for_ever(elector: LeaderElector, health: Liveness) -> None:

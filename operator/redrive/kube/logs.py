@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import TracebackType
@@ -19,6 +21,7 @@ from redrive.kube.resources import Key
 Format = Literal["json", "text"]
 FORMATS: tuple[Format, ...] = ("json", "text")
 LEVELS = ("debug", "info", "warning", "error")
+TRACEBACK_SECONDS = 60.0
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 _object: ContextVar[dict[str, str]] = ContextVar("object", default={})  # noqa: B039  never changed
@@ -76,6 +79,41 @@ class TextFormatter(logging.Formatter):
         return "\n".join(f"  {_printable(line)}" for line in lines)
 
 
+class TracebackLimit(logging.Filter):
+    """Logs the traceback of an error once within `TRACEBACK_SECONDS`, for each place in the code.
+
+    Later entries have the error in one line: an API server that gives the same wrong answer to
+    each call must not fill the log.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._shown: dict[object, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Reduce *record* where its traceback was logged lately; keep each record."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return True
+        now, place = self._clock(), (record.name, type(error), _place(error))
+        self._shown = {p: at for p, at in self._shown.items() if now - at < TRACEBACK_SECONDS}
+        if place in self._shown:
+            record.msg, record.args = "%s: %r", (record.getMessage(), error)
+            record.exc_info = record.exc_text = None
+        else:
+            self._shown[place] = now
+        return True
+
+
+def _place(error: BaseException) -> tuple[str, int] | None:
+    """Return the file and line that raised *error*."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback and (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+
+
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -93,6 +131,7 @@ def to_stderr(form: Format, level: str = "info") -> None:
     least = logging.getLevelNamesMapping()[level.upper()]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.addFilter(TracebackLimit())
     logging.basicConfig(level=max(least, logging.INFO), handlers=[handler])
     logging.getLogger("redrive").setLevel(least)
     logging.getLogger("kopf").setLevel(max(least, logging.WARNING))

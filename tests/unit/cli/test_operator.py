@@ -58,8 +58,9 @@ SIGNAL_WHILE_IT_LOADS_AGAIN = WHEN_KOPF_SAYS.format(
     "Stop-flag is set", "os.kill(os.getpid(), signal.SIGTERM)"
 )
 START = """
+import sys
 from redrive.__main__ import main
-main()
+sys.exit(main())
 """
 WATCHED = (
     resources.CONNECTIONS,
@@ -132,15 +133,16 @@ class ApiServer:
 
 @asynccontextmanager
 async def operator(
-    api: ApiServer, folder: Path, *arguments: str, before: str = ""
+    api: ApiServer, folder: Path, *arguments: str, before: str = "", code: int | None = 0
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run the operator while the block runs, then stop it as a kubelet does.
 
     Args:
         before: code that its process runs first.
+        code: the exit code that it must have; None for any.
     """
     kubeconfig = folder / "kubeconfig"
-    async with asyncio.timeout(60), RawTestServer(api.answer) as server:
+    async with asyncio.timeout(180), RawTestServer(api.answer) as server:
         write_kubeconfig(kubeconfig, server.port or 0)
         process = await asyncio.create_subprocess_exec(
             *(
@@ -162,7 +164,8 @@ async def operator(
             yield process
             if process.returncode is None:
                 process.send_signal(signal.SIGTERM)
-            assert await process.wait() == 0
+            await process.wait()
+            assert code in {None, process.returncode}
         finally:
             if process.returncode is None:
                 process.kill()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
+from redrive.errors import RedriveError
 from redrive.kube import client, resources
 from redrive.kube.client import ForbiddenError, Kubernetes, UnavailableError, Versions
 from redrive.kube.context import Context, Settings
@@ -67,15 +68,107 @@ async def test_server_that_hangs_up_is_unavailable(answer: bytes, kubeconfig: Pa
                 await kubernetes.get(resources.POLICIES, Key("n", "a"))
 
 
+STATUSES = (100, 204, 206, 301, 302, 304, 400, 401, 403, 404, 405, 406, 409, 410, 413, 415, 422,
+            429, 500, 501, 502, 503, 504, 520, 599, 999)  # fmt: skip
+OBJECT = b'{"metadata": {"name": "a", "namespace": "n", "uid": "1", "resourceVersion": "1"%s}%s}'
+BODIES = (
+    b"", b"null", b"[]", b"7", b'"text"', b"{}", b"{nonsense", b"\xff\xfe\x00", b"<html>no</html>",
+    b"[" * 100_000, b'{"metadata": ' + b"9" * 5_000 + b"}",
+    b'{"metadata": null}', b'{"metadata": []}', b'{"metadata": {}}', b'{"metadata": {"uid": 1}}',
+    b'{"metadata": {"uid": "1", "resourceVersion": 1}}',
+    b'{"metadata": {"uid": "1", "resourceVersion": "x"}}',
+    OBJECT % (b', "labels": []', b""), OBJECT % (b', "ownerReferences": 1', b""),
+    OBJECT % (b', "ownerReferences": [null]', b""), OBJECT % (b"", b', "spec": []'),
+    OBJECT % (b"", b', "status": "x"'), OBJECT % (b"", b', "data": 1'),
+)  # fmt: skip
+PAGES = (
+    b'{"metadata": {}}', b'{"metadata": {}, "items": {}}', b'{"metadata": {}, "items": [null]}',
+    b'{"metadata": null, "items": []}', b'{"metadata": {}, "items": [{"metadata": 1}]}',
+    b'{"metadata": {"continue": 1}, "items": []}',
+)  # fmt: skip
+BODY = {"metadata": {"namespace": "n", "name": "a", "uid": "1", "resourceVersion": "1"}}
+KEY = Key("n", "a")
+Call = Callable[[Kubernetes], Awaitable[object]]
+CALLS: dict[str, Call] = {
+    "list": lambda api: api.list(resources.POLICIES),
+    "versions": lambda api: api.versions(resources.POLICIES),
+    "get": lambda api: api.get(resources.POLICIES, KEY),
+    "cluster id": lambda api: api.cluster_id(),
+    "create": lambda api: api.create(resources.CONFIG_MAPS, BODY),
+    "patch": lambda api: api.patch(resources.LEASES, KEY, {}),
+    "patch status": lambda api: api.patch_status(resources.POLICIES, KEY, {}),
+    "read a key": lambda api: api.read_secret_key(KEY, "token"),
+}
+UNREAD: dict[str, Call] = {
+    "dry run": lambda api: api.dry_run(resources.CONFIG_MAPS, BODY),
+    "delete": lambda api: api.delete(resources.POLICIES, BODY),
+}
+
+
+@pytest.mark.parametrize("name", [*CALLS, *UNREAD])
+async def test_each_wrong_answer_is_a_redrive_error(name: str, kubeconfig: Path) -> None:
+    """Statuses and bodies that an API server, or a proxy before it, can give to a call."""
+    call = (CALLS | UNREAD)[name]
+    reply = b""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply)
+        writer.close()
+
+    answers = [(s, b'{"kind": "Status"}') for s in STATUSES if name in CALLS or s // 100 != 2]
+    # Of other calls the status alone counts, and a body that is a JSON object.
+    answers += [(200, body) for body in BODIES if name in CALLS or body in BODIES[:5]]
+    answers += [(200, body) for body in PAGES if name in {"list", "versions"}]
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        write_kubeconfig(kubeconfig, server.sockets[0].getsockname()[1])
+        async with Kubernetes.connect() as kubernetes:
+            for status, body in answers:
+                head = f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n"
+                reply = head.encode() + body
+                try:
+                    await call(kubernetes)
+                except RedriveError:
+                    continue
+                pytest.fail(f"accepted: {status} {body[:100]!r}")
+
+
+@pytest.mark.parametrize("name", ["get", "list", "delete"])
+async def test_endless_answer_is_cut_and_unavailable(
+    name: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LONGEST_ANSWER", 10_000)
+    monkeypatch.setattr(client, "LONGEST_PAGE", 1_000)
+    sent = 0
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            while True:
+                await response.write(b"[" * 1_000)
+                sent += 1_000
+        return response
+
+    async with asyncio.timeout(30), RawTestServer(answer) as server:
+        write_kubeconfig(kubeconfig, server.port or 0)
+        async with Kubernetes.connect() as kubernetes:
+            with pytest.raises(UnavailableError, match="more than 10000 bytes"):
+                await (CALLS | UNREAD)[name](kubernetes)
+    assert sent < 10**8
+
+
 async def test_config_maps_are_selected_by_label(kubeconfig: Path) -> None:
     asked: list[str] = []
-    page = b'{"items": [{"metadata": {"name": "a"}, "data": {}}], "metadata": {}}'
+    metadata = {"name": "a", "uid": "1", "resourceVersion": "1"}
+    page = json.dumps({"items": [{"metadata": metadata, "data": {}}], "metadata": {}}).encode()
     async with api_server(b"HTTP/1.1 200 OK\r\n\r\n" + page, asked) as port:
         write_kubeconfig(kubeconfig, port)
         async with Kubernetes.connect() as kubernetes:
             listed = await kubernetes.list(resources.CONFIG_MAPS, "shop")
     typed = {"apiVersion": "v1", "kind": "ConfigMap"}
-    assert listed == [{**typed, "metadata": {"name": "a"}}]
+    assert listed == [{**typed, "metadata": metadata}]
     path, _, query = asked[0].split()[1].partition("?")
     assert path == "/api/v1/namespaces/shop/configmaps"
     assert unquote(query) == "limit=500&labelSelector=app.kubernetes.io/managed-by=redrive"
@@ -114,6 +207,7 @@ async def test_pages_of_long_objects_get_smaller(
 ) -> None:
     pages: list[int] = []
     count = 90
+    identity = '"uid": "1", "resourceVersion": "1", '
     rest = f'"}}, "data": {{"long": "{"x" * length}"}}}}'
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -125,7 +219,9 @@ async def test_pages_of_long_objects_get_smaller(
         going_on = f'"continue": "{end}"' if end < count else '"continue": ""'
         await page.write(f'{{"metadata": {{{going_on}}}, "items": ['.encode())
         for number in range(begin, end):
-            item = f'{"," if number > begin else ""}{{"metadata": {{"name": "{number}{rest}'
+            item = (
+                f'{"," if number > begin else ""}{{"metadata": {{{identity}"name": "{number}{rest}'
+            )
             with suppress(ConnectionError):  # where that was too much
                 await page.write(item.encode())
         with suppress(ConnectionError):
@@ -144,7 +240,8 @@ async def test_pages_of_long_objects_get_smaller(
 
 async def test_long_object_is_read_alone(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LONGEST_PAGE", 100)
-    item = {"metadata": {"name": "a"}, "data": {"long": "x" * 200}}
+    metadata = {"name": "a", "uid": "1", "resourceVersion": "1"}
+    item = {"metadata": metadata, "data": {"long": "x" * 200}}
 
     async def answer(_: web.BaseRequest) -> web.Response:
         return web.json_response({"metadata": {}, "items": [item]})
@@ -153,7 +250,7 @@ async def test_long_object_is_read_alone(kubeconfig: Path, monkeypatch: pytest.M
         write_kubeconfig(kubeconfig, server.port or 0)
         async with Kubernetes.connect() as kubernetes:
             (object_,) = await kubernetes.list(resources.CONFIG_MAPS)
-    assert object_["metadata"] == {"name": "a"}
+    assert object_["metadata"] == metadata
 
 
 async def test_deletion_has_uid_and_version_as_preconditions(kubeconfig: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 
 import pytest
@@ -10,7 +11,15 @@ from redrive.admin.guards import Fence
 from redrive.api import Body
 from redrive.kube import resources
 from redrive.kube.client import LeaseLostError
-from redrive.kube.leader_election import FENCE_SECONDS, LEASE_SECONDS, RENEW_SECONDS, LeaderElector
+from redrive.kube.leader_election import (
+    FENCE_SECONDS,
+    LEASE_SECONDS,
+    PART,
+    RENEW_SECONDS,
+    LeaderElector,
+    holding,
+)
+from redrive.kube.observability import Liveness
 from redrive.kube.resources import Key, Resource
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -210,3 +219,41 @@ async def test_lease_is_released_despite_unanswered_renewal(
     assert await two.lease.try_to_take()
     await one.lease.release()
     assert not await Operator(api, clock, "three").lease.try_to_take()
+
+
+async def test_release_leaves_the_lease_of_another(
+    one: Operator, two: Operator, api: FakeKubernetes, clock: Clock
+) -> None:
+    await one.lease.try_to_take()
+    assert not await two.lease.try_to_take()
+    clock.now += LEASE_SECONDS
+    assert await two.lease.try_to_take()
+    with pytest.raises(LeaseLostError):
+        await one.lease.renew()
+    await one.lease.release()
+    assert api.objects[resources.LEASES][KEY]["spec"]["holderIdentity"] == "two"
+
+
+@pytest.mark.parametrize("spec", [None, {"holderIdentity": 7, "leaseTransitions": "x"}])
+async def test_malformed_lease_is_taken(
+    one: Operator, api: FakeKubernetes, spec: Body | None
+) -> None:
+    metadata = {**KEY._asdict(), "uid": "1", "resourceVersion": "1"}
+    api.add(resources.LEASES, {"metadata": metadata, "spec": spec})
+    assert await one.lease.try_to_take()
+    assert api.objects[resources.LEASES][KEY]["spec"]["leaseTransitions"] == 1
+
+
+async def test_cancelled_renewal_ends_the_block_and_releases(one: Operator, two: Operator) -> None:
+    await one.lease.try_to_take()
+
+    async def lead() -> None:
+        async with asyncio.timeout(10), holding(one.lease, Liveness()):
+            (renewal,) = (task for task in asyncio.all_tasks() if task.get_name() == PART)
+            renewal.cancel()
+            await asyncio.sleep(60)
+
+    with pytest.raises(LeaseLostError, match="renewed no more; got 'a cancellation'"):
+        await lead()
+    assert not one.fence.is_open()
+    assert await two.lease.try_to_take()

@@ -241,6 +241,26 @@ def test_traceback_lines_are_indented_and_escaped() -> None:
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
 
 
+def test_repeated_traceback_is_one_line_for_a_minute() -> None:
+    now = 0.0
+    limit = logs.TracebackLimit(lambda: now)
+
+    def entry(number: int) -> str:
+        try:
+            raise [KeyError, ValueError][number]("broken")
+        except (KeyError, ValueError) as error:
+            fault = type(error), error, error.__traceback__
+        record = logger.makeRecord("redrive", logging.ERROR, "", 0, "failed: %s", ("x",), fault)
+        assert limit.filter(record)
+        return logs.TextFormatter().format(record)
+
+    assert "Traceback" in entry(0)
+    assert entry(0).endswith("failed: x: KeyError('broken')")
+    assert "Traceback" in entry(1)
+    now = logs.TRACEBACK_SECONDS
+    assert "Traceback" in entry(0)
+
+
 @pytest.mark.parametrize(
     ("level", "expected"),
     [
