@@ -95,6 +95,14 @@ class RoleNotAllowedError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class LimitExceededError(RedriveError):
+    """The policy is beyond a limit of its connection, or of the record of a Pulsar namespace."""
+
+    reason: ClassVar[str] = "LimitExceeded"
+    stalls = True
+    requeue = Requeue.SLOW_BACKOFF  # no watch shows that another policy has gone
+
+
 class OwnerConflictError(RedriveError):
     """A topic belongs to another policy, which may be gone."""
 
@@ -317,6 +325,13 @@ class ReplayInProgressError(RedriveError):
     """Another Replay of the same policy comes first."""
 
     reason = "ReplayInProgress"
+    requeue = Requeue.ON_CHANGE
+
+
+class TooManyRunsError(RedriveError):
+    """As many Replays of the namespace run as its connection permits."""
+
+    reason: ClassVar[str] = "TooManyRuns"
     requeue = Requeue.ON_CHANGE
 
 

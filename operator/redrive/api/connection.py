@@ -36,7 +36,7 @@ from redrive.api.model import (
     of_its_type,
     one_of,
 )
-from redrive.api.permissions import MAX_RULES, AllowRule, Permissions
+from redrive.api.permissions import MAX_RULES, AllowRule, Permissions, RuleName
 from redrive.api.policy_defaults import PolicyDefaults
 
 Url = Annotated[
@@ -358,6 +358,19 @@ class BrokerConnectionSpec(ApiModel):
         )
 
 
+class RuleUsage(ApiModel):
+    """Use of one rule of `spec.allow`."""
+
+    name: RuleName
+    """Name of the rule."""
+
+    namespaces: int
+    """Number of namespaces with policies that the rule is for."""
+
+    policies: int
+    """Number of RetryPolicies in them that use the connection."""
+
+
 class BrokerConnectionStatus(StatusModel):
     """What the operator found at the broker."""
 
@@ -380,3 +393,16 @@ class BrokerConnectionStatus(StatusModel):
     """How many RetryPolicies use it, of all namespaces that it is for, counted every minute. Those
     that are being deleted count: their deletion needs the connection, which is not deleted before
     them."""
+
+    allow: Annotated[
+        tuple[RuleUsage, ...],
+        Field(
+            max_length=MAX_RULES,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+            },
+        ),
+    ] = ()
+    """Use of each rule of `spec.allow`, counted every minute. A policy counts for each rule that is
+    for its namespace."""

@@ -373,8 +373,37 @@ Role = Annotated[
 ]
 
 
-ConsumerRoles = Annotated[tuple[Role, ...], Field(max_length=32, json_schema_extra=SET)]
-ReaderRoles = Annotated[tuple[Role, ...], Field(max_length=16, json_schema_extra=SET)]
+def _short_together(field: str, most: int) -> tuple[object, ...]:
+    """Return the annotations of a list of roles with at most *most* characters in all of them.
+
+    The broker keeps the rights of a whole Pulsar namespace in one record, for each topic anew.
+    """
+    rule = Rule(
+        f"self.map(role, role.size()).sum() <= {most}",
+        f"`{field}` must have at most {most} characters in all roles together",
+        "use shorter roles, or fewer",
+        got="string(self.map(role, role.size()).sum())",
+    )
+
+    def check(roles: tuple[str, ...]) -> tuple[str, ...]:
+        length = sum(map(len, roles))
+        if length > most:
+            raise InvalidSpecError(rule.problem, got=length, remedy=rule.remedy)
+        return roles
+
+    return rule, AfterValidator(refusing(check))
+
+
+ConsumerRoles = Annotated[
+    tuple[Role, ...],
+    Field(max_length=32, json_schema_extra=SET),
+    *_short_together("consumerRoles", 2_048),
+]
+ReaderRoles = Annotated[
+    tuple[Role, ...],
+    Field(max_length=16, json_schema_extra=SET),
+    *_short_together("readerRoles", 1_024),
+]
 
 
 def _topic(value: object) -> naming.TopicName:

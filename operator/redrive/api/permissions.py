@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, Strict, model_validator
 
 from redrive.api.model import (
     MAX_TOPIC,
@@ -173,6 +173,23 @@ def _consent(field: str) -> tuple[object, ...]:
     return one_of(Consent, f"`{field}` must be Never or Allowed", "use one of Never, Allowed")
 
 
+class NamespaceLimits(ApiModel):
+    """Bounds on what the objects of one Kubernetes namespace have through a connection."""
+
+    policies: Annotated[int, Strict(), Field(ge=1, le=10_000)] = 100
+    """Number of RetryPolicies, 1 to 10000. Those beyond it, the newest, are Stalled with reason
+    `LimitExceeded` and change nothing at the broker; policies that were provisioned come first.
+    Defaults to 100."""
+
+    partitions: Annotated[int, Strict(), Field(ge=1, le=256)] = 64
+    """Number of partitions of one retry or dead-letter topic, 1 to 256. A policy that needs more is
+    Stalled with reason `LimitExceeded`. Defaults to 64."""
+
+    runs: Annotated[int, Strict(), Field(ge=1, le=100)] = 4
+    """Number of Replays that run at the same time, plans and suspended runs included, 1 to 100.
+    Others wait with reason `TooManyRuns`. Defaults to 4."""
+
+
 class AllowRule(ApiModel):
     """Topics and roles that objects of some Kubernetes namespaces may use through a connection."""
 
@@ -207,6 +224,11 @@ class AllowRule(ApiModel):
     deletion: Annotated[Consent, *_consent("deletion")] = Consent.NEVER
     """`Allowed`: policies may have topics, among these, deleted with them (`deletionPolicy`).
     Defaults to Never."""
+
+    limits: NamespaceLimits | None = None
+    """Bounds for each namespace of the rule. Where several rules are for a namespace, the highest
+    value of each bound is in effect. Defaults to 100 policies, 64 partitions and 4 runs. Example:
+    `{policies: 20, runs: 2}`."""
 
     def within(self, namespace: str) -> AllowRule:
         """Return the rule with *namespace* in place of `{namespace}` in its patterns."""
@@ -254,6 +276,13 @@ class Permissions:
     """
 
     rules: tuple[AllowRule, ...]
+
+    @property
+    def limits(self) -> NamespaceLimits:
+        """Return the bounds in effect for the namespace."""
+        limits = [dict(rule.limits or NamespaceLimits()) for rule in self.rules]
+        names = NamespaceLimits.model_fields
+        return NamespaceLimits(**{name: max(bound[name] for bound in limits) for name in names})
 
     @property
     def topics(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from redrive.admin.model import broker_at
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
-from redrive.api.permissions import Permissions
+from redrive.api.permissions import AllowRule, Permissions
 from redrive.api.policy_defaults import PolicyDefaults
 from redrive.api.retrypolicy import ConnectionRef, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
@@ -131,6 +131,16 @@ def may_use(connection: Key, namespace: str, table: Cache, labels: NamespaceLabe
         return bool(permissions(_spec_at(connection, table), connection, namespace, labels).rules)
     except RedriveError:
         return True
+
+
+def rules_for(
+    connection: Key, namespace: str, table: Cache, labels: NamespaceLabels
+) -> tuple[AllowRule, ...]:
+    """Return the rules of a connection for objects of *namespace*; none if they are unknown."""
+    try:
+        return permissions(_spec_at(connection, table), connection, namespace, labels).rules
+    except RedriveError:
+        return ()
 
 
 def selected_namespaces(connections: Cache, policies: Cache) -> set[str]:

@@ -25,6 +25,7 @@ from redrive.errors import (
     ChainedPolicyError,
     ConfigMapNotOursError,
     DeletionNotAllowedError,
+    LimitExceededError,
     OwnerConflictError,
     PartitionsDifferError,
     RedriveError,
@@ -148,6 +149,30 @@ def deletion_is_not_allowed(request: Request) -> RedriveError | None:
     return None
 
 
+def partitions_exceed_limit(request: Request) -> RedriveError | None:
+    """Find a topic for which the policy asks for more partitions than its namespace may have."""
+    spec = request.spec
+    asked = (
+        ("retry.partitions", spec.retry.partitions),
+        ("deadLetter.partitions", spec.dead_letter.partitions),
+    )
+    for field, count in asked:
+        if (count or 0) > request.permissions.limits.partitions:
+            return _too_many_partitions(f"spec.{field} is", count or 0, request)
+    return None
+
+
+def _too_many_partitions(subject: str, count: int, request: Request) -> LimitExceededError:
+    most = request.permissions.limits.partitions
+    return LimitExceededError(
+        f"{subject} more than the {most} partitions of a topic that the connection allows to "
+        f"namespace {request.key.namespace}",
+        got=count,
+        remedy="set retry.partitions or deadLetter.partitions to fewer, or raise limits.partitions "
+        "in a rule of the connection's spec.allow",
+    )
+
+
 def _listed(patterns: Sequence[str]) -> str:
     more = [f"and {len(patterns) - _SHOWN} more"] if len(patterns) > _SHOWN else []
     return ", ".join([*patterns[:_SHOWN], *more]) or "which is empty"
@@ -158,6 +183,7 @@ ADMISSION = Checks(
     own_topic_is_not_allowed,
     role_is_not_allowed,
     deletion_is_not_allowed,
+    partitions_exceed_limit,
 )
 
 
@@ -404,6 +430,56 @@ def _partitions(count: int) -> str:
     return f"{count} partitions" if count else "no partitions"
 
 
+MAX_RECORD = 2**19
+"""Bytes of the rights on all topics of a Pulsar namespace.
+
+The broker keeps them in one record, which each client of the namespace reads, and which its
+metadata store limits to 1 MiB by default.
+"""
+_PER_ROLE = 32
+"""Bytes of a role's actions and punctuation in it."""
+
+
+def source_has_too_many_partitions(facts: PreflightFacts) -> RedriveError | None:
+    """Find a source topic with more partitions than the retry topic may get."""
+    request, retry = facts.request, facts.observed.retry
+    count = partitions_of_retry(facts.desired, facts.observed.source_partitions)
+    existing = 0 if retry is None else retry.partitions
+    if count <= max(request.permissions.limits.partitions, existing):
+        return None
+    return _too_many_partitions(f"{request.policy.topic} has", count, request)
+
+
+def rights_exceed_record(facts: PreflightFacts) -> RedriveError | None:
+    """Find rights to grant for which the record of the Pulsar namespace has no room.
+
+    Rights that were granted before are kept, and can be revoked.
+    """
+    held = facts.observed.permissions
+    missing = [
+        grant
+        for grant in facts.desired.grants
+        if not grant.actions <= held.get(str(grant.topic), {}).get(grant.role, frozenset())
+    ]
+    if not missing:
+        return None
+    size = sum(len(topic) + sum(map(_size_of_role, roles)) for topic, roles in held.items())
+    size += sum(len(str(grant.topic)) + _size_of_role(grant.role) for grant in missing)
+    if size <= MAX_RECORD:
+        return None
+    return LimitExceededError(
+        f"the rights on topics of {facts.request.policy.topic.namespace_name} would take more than "
+        f"{MAX_RECORD} bytes, which the broker keeps in one record",
+        got=size,
+        remedy="revoke rights that are not used, use fewer or shorter roles, or put topics into "
+        "another Pulsar namespace",
+    )
+
+
+def _size_of_role(role: str) -> int:
+    return len(role.encode()) + _PER_ROLE
+
+
 PREFLIGHT = Checks(
     topics_are_elsewhere,
     source_is_of_redrive,
@@ -412,4 +488,6 @@ PREFLIGHT = Checks(
     dead_letter_topic_lacks_partitions,
     topic_is_not_redrives,
     config_map_is_not_ours,
+    source_has_too_many_partitions,
+    rights_exceed_record,
 )

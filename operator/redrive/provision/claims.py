@@ -21,11 +21,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from redrive.admin.model import broker_at
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
-from redrive.errors import InvalidSpecError, RedriveError
+from redrive.errors import InvalidSpecError, LimitExceededError, RedriveError
 from redrive.kube import connections
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import (
@@ -212,11 +213,48 @@ def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request
         RedriveError: its connection does not allow it, or a rival comes first.
     """
     ADMISSION.check(request)
+    check_number(request, ctx)
     found = rivals(request.key, ctx, conflicts)
     contested = prior_claim(request, found)
     if contested is not None:
         raise contested
     return found
+
+
+def check_number(request: Request, ctx: Context) -> None:
+    """Check that the namespace has not more policies than its connection allows.
+
+    Policies that were provisioned come first, then the older ones. So a new policy never displaces
+    one in use, and any number of them leaves others of the namespace alone.
+
+    Raises:
+        LimitExceededError: as many come before this one.
+    """
+    most, through = request.permissions.limits.policies, request.through
+    peers = ctx.policies.index(_namespace_and_connection).get((request.key.namespace, through))
+    body = ctx.policies.get(request.key)
+    if len(peers) <= most or body is None:
+        return
+    own = _seniority(body)
+    before = sum(1 for _ in islice((p for p in peers if _seniority(p) < own), most))
+    if before == most:
+        raise LimitExceededError(
+            f"namespace {request.key.namespace} has more RetryPolicies than the {most} that the "
+            f"BrokerConnection {through} allows, and older ones come first",
+            got=len(peers),
+            remedy="delete policies that are not used, or raise limits.policies in a rule of the "
+            "connection's spec.allow; the policy is provisioned within minutes then",
+        )
+
+
+def _namespace_and_connection(body: Body) -> tuple[str, Key]:
+    return Key.of(body).namespace, connection_of(body)
+
+
+def _seniority(body: Body) -> tuple[bool, str, str]:
+    metadata = body["metadata"]
+    is_provisioned = "retryTopic" in (body.get("status") or {})
+    return not is_provisioned, metadata["creationTimestamp"], metadata["uid"]
 
 
 def rivals(key: Key, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:

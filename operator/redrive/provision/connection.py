@@ -10,8 +10,10 @@ A BrokerConnection does not go before the policies that use it: their deletion m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from redrive import errors
 from redrive.admin.errors import BrokerDownError
@@ -21,7 +23,7 @@ from redrive.api.permissions import NAMESPACE
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources
 from redrive.kube.client import NotFoundError
-from redrive.kube.connections import Connection, may_use, users
+from redrive.kube.connections import Connection, may_use, rules_for, users
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
@@ -51,7 +53,7 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
         if is_new(body):
             body = await out.publish(body, progressing("asking the broker"))
         outcome = await connect(key, ctx)
-        outcome = replace(outcome, fields={**outcome.fields, "policies": len(used)})
+        outcome = replace(outcome, fields={**outcome.fields, **usage(body, used, ctx)})
         blocked = deletion_blocked(body, used)
         if blocked is not None:
             conditions = (*outcome.conditions, warning(blocked))
@@ -61,6 +63,26 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
         ctx.connections.drop(body)  # no watch has shown that it is gone
         return Requeue.ON_CHANGE
     return outcome.requeue
+
+
+def usage(connection: Body, used: Sequence[Body], ctx: Context) -> dict[str, Any]:
+    """Return the fields of the status with the numbers of policies.
+
+    Args:
+        connection: the BrokerConnection.
+        used: the policies that use it.
+        ctx: what the watches have shown.
+    """
+    by_namespace = Counter(Key.of(body).namespace for body in used)
+    by_rule = {rule["name"]: Counter[str]() for rule in connection["spec"].get("allow") or ()}
+    for namespace, count in by_namespace.items():
+        for rule in rules_for(Key.of(connection), namespace, ctx.connections, ctx.namespaces):
+            by_rule[rule.name][namespace] = count
+    allow = [
+        {"name": name, "namespaces": len(counts), "policies": counts.total()}
+        for name, counts in by_rule.items()
+    ]
+    return {"policies": len(used), "allow": allow}
 
 
 async def connect(key: Key, ctx: Context) -> Outcome:

@@ -118,7 +118,14 @@ def _connection(number: int, url: str) -> Body:
                 "token": {"secretRef": {"name": "admin", "key": "token"}},
             },
         },
-        "allow": [{"name": "one", "topics": ["persistent://shop/*/*"], "roles": ["*"]}],
+        "allow": [
+            {
+                "name": "one",
+                "topics": ["persistent://shop/*/*"],
+                "roles": ["*"],
+                "limits": {"policies": 10_000},
+            }
+        ],
     }
     made = _object(resources.CONNECTIONS.api_version, "BrokerConnection", f"to-{number}")
     return made | {"spec": spec}

@@ -129,6 +129,8 @@ PLACEHOLDER = re.compile(r"\{(tenant|namespace|other)\}")
 """Placeholders in cases that need an installation."""
 
 ONLY_BY_CEL = {
+    "roles that are too long together",
+    "readers that are too long together",
     "a Spark property of a Replay that mounts a Secret",
     "a Spark property of a connection that runs a program",
     "a Spark property permitted to Replays that names their ServiceAccount",

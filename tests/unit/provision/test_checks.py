@@ -18,6 +18,8 @@ from redrive.provision.checks import (
     is_of_the_other_kind,
     namespace_expires_subscriptions,
     prior_claim,
+    rights_exceed_record,
+    source_has_too_many_partitions,
 )
 from redrive.provision.desired import Observed, TopicState, desired
 from redrive.provision.request import Request
@@ -179,6 +181,44 @@ def test_deletion_policy_without_delete_permission_is_refused(
         assert violation is None or violation.reason == "DeletionNotAllowed"
 
 
+RULE = {"name": "one", "topics": ["persistent://shop/*/*"], "roles": ["*"]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "limits", "shown"),
+    [
+        ({"retry": {"partitions": 65}}, {}, "spec.retry.partitions is more than the 64"),
+        ({"deadLetter": {"partitions": 65}}, {}, "spec.deadLetter.partitions is more than the 64"),
+        ({"retry": {"partitions": 65}}, {"limits": {"partitions": 65}}, None),
+        ({"retry": {"partitions": 3}}, {"limits": {"partitions": 2}}, "than the 2 partitions"),
+        ({"retry": {"partitions": 64}}, {"limits": {"runs": 1}}, None),
+    ],
+)
+def test_partitions_beyond_limit_of_rule_are_refused(
+    policy: MakeBody,
+    requested: MakeRequest,
+    asked: dict[str, Any],
+    limits: dict[str, Any],
+    shown: str | None,
+) -> None:
+    violation = ADMISSION.first_violation(requested(policy(**asked), allow=[RULE | limits]))
+    if shown is None:
+        assert violation is None
+    else:
+        assert violation is not None
+        assert violation.reason == "LimitExceeded"
+        assert shown in str(violation)
+
+
+def test_highest_limit_of_several_rules_is_in_effect(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    other = RULE | {"name": "two", "topics": ["persistent://shop/a/b"], "limits": {"runs": 9}}
+    rules = [RULE | {"limits": {"partitions": 100, "policies": 3}}, other]
+    limits = requested(policy(), allow=rules).permissions.limits
+    assert dict(limits) == {"policies": 100, "partitions": 100, "runs": 9}
+
+
 NO_SUBSCRIPTIONS = TopicSubscriptions((frozenset(),))
 
 
@@ -193,6 +233,41 @@ def buildable(
     state = None if retry is None else TopicState(retry, NO_SUBSCRIPTIONS, {}, {})
     observed = Observed(source, None, state, None, {}, {}, config_map)
     return PreflightFacts(body, desired(requested, body, "here"), observed, requested)
+
+
+@pytest.mark.parametrize(
+    ("source", "retry", "refused"), [(64, None, False), (65, None, True), (65, 65, False)]
+)
+def test_source_with_more_partitions_than_limit_is_refused(
+    policy: MakeBody, requested: MakeRequest, source: int, retry: int | None, *, refused: bool
+) -> None:
+    body = policy()
+    facts = buildable(body, requested(body), source=source, retry=retry)
+    violation = source_has_too_many_partitions(facts)
+    assert (violation is not None) is refused
+    if violation is not None:
+        assert f"{SOURCE} has more than the 64 partitions" in str(violation)
+
+
+def test_rights_that_fill_the_record_of_a_namespace_are_refused(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    """Two hundred policies once made a record of 27 MB, which no client could read any more."""
+    body = policy()
+    request = requested(body)
+    roles = {f"{n:0255}": frozenset({"produce"}) for n in range(256)}
+    facts = buildable(body, request, source=0, retry=None)
+    held = {f"{SOURCE}-{n}-RETRY": dict(roles) for n in range(8)}
+    full = dataclasses.replace(facts.observed, permissions=held)
+    violation = rights_exceed_record(dataclasses.replace(facts, observed=full))
+    assert violation is not None
+    assert violation.reason == "LimitExceeded"
+    assert "the rights on topics of shop/prod would take more than 524288 bytes" in str(violation)
+
+    for grant in facts.desired.grants:
+        held.setdefault(str(grant.topic), {})[grant.role] = grant.actions
+    has_all = dataclasses.replace(full, permissions=held)
+    assert rights_exceed_record(dataclasses.replace(facts, observed=has_all)) is None
 
 
 @pytest.mark.parametrize("topic", ["retry", "dead_letter", "ledger"])

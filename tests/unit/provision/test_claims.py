@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,15 +19,15 @@ from redrive.admin.model import broker_at
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import InvalidFieldsError, parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.errors import PartitionsDifferError, RedriveError
-from redrive.kube import connections
+from redrive.errors import LimitExceededError, PartitionsDifferError, RedriveError
+from redrive.kube import connections, resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import SecretNotFoundError
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.model import OutageLimits
 from redrive.provision.checks import prior_claim
-from redrive.provision.claims import Conflicts, resolve
+from redrive.provision.claims import Conflicts, check_number, resolve
 from redrive.provision.outcome import Outcome
 from redrive.provision.reconciler import Converged, converge
 from redrive.provision.request import (
@@ -40,7 +41,7 @@ from redrive.provision.request import (
 from tests.support.connections import changed
 from tests.support.fake_admin import Do
 from tests.support.fake_kubernetes import edit
-from tests.unit.provision.test_faults import Shop, shop
+from tests.unit.provision.test_faults import Shop, deleted, shop
 
 MakeBody = Callable[..., dict[str, Any]]
 TOPICS = {
@@ -606,3 +607,67 @@ def test_deleted_policy_leaves_no_parsed_spec(
     ctx.policies.put(policy(maxRetries=9))  # another one of its name, uid and generation
     assert resolve(policy(maxRetries=9), ctx).policy.max_retries == 9
     assert parses == [None, None, None, 9]
+
+
+def limited(
+    ctx: Context, connection: dict[str, Any], bodies: list[dict[str, Any]], most: int
+) -> list[str]:
+    """Return the names of policies within the limit, in the order of *bodies*."""
+    rule = connection["allow"][0] | {"limits": {"policies": most}}
+    spec = connection | {"allow": [rule]}
+    ctx = dataclasses.replace(
+        ctx, policies=Cache(bodies), connections=Cache([connection_with(spec)])
+    )
+    within = []
+    for body in bodies:
+        with suppress(LimitExceededError):
+            check_number(resolve(body, ctx), ctx)
+            within.append(body["metadata"]["name"])
+    return within
+
+
+def test_oldest_policies_within_the_limit_are_admitted(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody
+) -> None:
+    bodies = [policy(name, age=age) for age, name in enumerate("cab")]
+    assert limited(ctx, connection, bodies, 3) == ["c", "a", "b"]
+    assert limited(ctx, connection, bodies, 2) == ["c", "a"]
+    assert limited(ctx, connection, [*bodies[1:], policy("z", age=9)], 2) == ["a", "b"]
+
+
+def test_provisioned_policies_come_before_older_ones(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody
+) -> None:
+    bodies = [policy(name, age=age) for age, name in enumerate("abc")]
+    bodies[2]["status"] = {"retryTopic": "persistent://shop/prod/orders-fulfilment-RETRY"}
+    assert limited(ctx, connection, bodies, 2) == ["a", "c"]
+
+
+async def test_policy_beyond_the_limit_changes_nothing(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    connection["allow"][0]["limits"] = {"policies": 1}
+    async with shop(connection, policy("second", age=2)) as harness:
+        ctx = harness.ctx(None)
+        ctx.policies.put(policy("first", age=1, subscription="billing"))
+        with pytest.raises(LimitExceededError, match=r"than the 1 that .* shop/main .*; got 2;"):
+            await provision(harness, ctx)
+        assert harness.broker.calls == []
+        assert harness.kubernetes.writes == []
+
+
+async def test_policy_beyond_a_lowered_limit_is_still_cleaned_up(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    async with shop(connection, policy(deletionPolicy="Delete")) as harness:
+        await harness.look()
+        assert "orders-fulfilment-RETRY" in harness.topics
+        connection["allow"][0]["limits"] = {"partitions": 1}
+        harness.kubernetes.add(
+            resources.POLICIES, edit(dict(harness.stored), retry={"partitions": 2})
+        )
+        with pytest.raises(LimitExceededError):
+            await harness.look()
+        harness.kubernetes.add(resources.POLICIES, deleted(harness.stored))
+        await harness.finalize()
+        assert set(harness.topics) == {"orders", "others"}

@@ -31,6 +31,7 @@ from redrive.provision.connection import (
     is_protection_due,
     reconcile,
     unsupported,
+    usage,
 )
 from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.fake_admin import SUPERUSER, FakeBroker, answering
@@ -77,7 +78,9 @@ async def test_unchanged_connection_costs_two_calls_and_no_write(
         assert kubernetes.objects[CONNECTIONS][KEY]["status"]["policies"] == 1
         policies.put(policy("payments"))
         assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
-        assert kubernetes.objects[CONNECTIONS][KEY]["status"]["policies"] == 2
+        status = kubernetes.objects[CONNECTIONS][KEY]["status"]
+        assert status["policies"] == 2
+        assert status["allow"] == [{"name": "shop", "namespaces": 1, "policies": 2}]
 
         missing.append(SecretNotFoundError("the Secret is not there", remedy="make it"))
         assert await reconcile(KEY, ctx) is Requeue.BACKOFF
@@ -379,3 +382,27 @@ def test_protection_is_due_for_first_and_last_policy() -> None:
     assert is_protection_due(made(finalizers=[IN_USE]), used=False)
     assert not is_protection_due(made(finalizers=[IN_USE]), used=True)
     assert is_protection_due(made(finalizers=[IN_USE], deletionTimestamp="x"), used=True)
+
+
+def test_usage_counts_namespaces_and_policies_of_each_rule(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    topics = ["persistent://shop/*/*"]
+    connection["allow"] = [
+        {"name": "own", "topics": topics},
+        {"name": "some", "topics": topics, "namespaces": {"names": ["shop", "a", "b"]}},
+        {"name": "none", "topics": topics, "namespaces": {"names": ["c"]}},
+    ]
+    body = {"metadata": {**KEY._asdict(), "uid": "u"}, "spec": connection}
+    used = [policy(str(n)) for n in range(5)]
+    for other, namespace in zip(used[2:], "abb", strict=True):
+        other["metadata"]["namespace"] = namespace
+    ctx: Any = SimpleNamespace(connections=Cache([body]), namespaces=None)
+    assert usage(body, used, ctx) == {
+        "policies": 5,
+        "allow": [
+            {"name": "own", "namespaces": 1, "policies": 2},
+            {"name": "some", "namespaces": 3, "policies": 5},
+            {"name": "none", "namespaces": 0, "policies": 0},
+        ],
+    }

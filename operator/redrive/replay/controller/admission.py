@@ -37,6 +37,7 @@ from redrive.errors import (
     ReplayNotSafeError,
     SuspendedError,
     TargetNotAllowedError,
+    TooManyRunsError,
     TrustNotSupportedError,
 )
 from redrive.kube import connections
@@ -133,6 +134,8 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     if not spec.is_plan:
         _check_safety(spec, asked.replay.safety, policy_key)
         _check_turn(replay, ctx)
+    through = connections.key_of(reference, key.namespace)
+    _check_runs(replay, through, permitted.limits.runs, ctx)
     bounds = [
         bound
         for bound in (asked.replay.approval_above, connection.replay.approval_above)
@@ -310,6 +313,39 @@ def _check_turn(replay: Body, ctx: Context) -> None:
                 got=str(Key.of(other)),
                 remedy="wait for it to end, or delete it; this one starts by itself then",
             )
+
+
+def namespace_of(replay: Body) -> str:
+    """Return the Kubernetes namespace of *replay*, by which Replays are counted."""
+    return Key.of(replay).namespace
+
+
+def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
+    """Check that fewer Replays of the namespace run by a connection than it allows.
+
+    Called while no other Replay of the namespace is launched.
+    """
+    if find_application(replay, ctx) is not None:
+        return
+    peers = ctx.replays.index(namespace_of).get(namespace_of(replay))
+    running = sum(1 for other in peers if _runs(other, ctx) and _uses(other, through, ctx))
+    if running >= most:
+        raise TooManyRunsError(
+            f"as many Replays of namespace {namespace_of(replay)} run at the same time as the "
+            f"BrokerConnection {through} allows",
+            got=running,
+            remedy="wait for one of them to end, or raise limits.runs in a rule of its spec.allow; "
+            "this Replay starts automatically then",
+        )
+
+
+def _runs(replay: Body, ctx: Context) -> bool:
+    return not is_final(replay) and find_application(replay, ctx) is not None
+
+
+def _uses(replay: Body, connection: Key, ctx: Context) -> bool:
+    policy = ctx.policies.get(policy_of(replay))
+    return policy is not None and connections.connection_of(policy) == connection
 
 
 def _open_replays(replay: Body, ctx: Context) -> Iterator[Body]:

@@ -13,15 +13,16 @@ from weakref import WeakValueDictionary
 import kopf
 
 from redrive.api import Body
-from redrive.api.conditions import is_ready
+from redrive.api.conditions import is_ready, reason
 from redrive.api.replay import ReplayStatus
+from redrive.errors import TooManyRunsError
 from redrive.kube import resources
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
-from redrive.replay.controller.admission import is_final, policy_of, rests
+from redrive.replay.controller.admission import is_final, namespace_of, policy_of, rests
 from redrive.replay.controller.prerequisites import is_idle
 from redrive.replay.controller.reconciler import reconcile
 
@@ -32,11 +33,11 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller,
     Returns:
         The controllers, which the caller has to stop in the end.
     """
-    # One for each policy: the turns of its Replays are theirs alone.
-    launching = WeakValueDictionary[Key | None, asyncio.Lock]()
+    # One for each namespace: its Replays have turns by policy, and a limit together.
+    launching = WeakValueDictionary[str, asyncio.Lock]()
     controller = Controller(
         "Replay",
-        lambda key: reconcile(key, ctx, launching.setdefault(_policy(key, ctx), asyncio.Lock())),
+        lambda key: reconcile(key, ctx, launching.setdefault(key.namespace, asyncio.Lock())),
         partition_key=lambda key: _connection(key, ctx),
     )
     _listen(ctx, controller)
@@ -69,6 +70,8 @@ def _listen(ctx: Context, controller: Controller) -> None:
             controller.enqueue(key)
         if after is None or is_final(after) or rests(after):
             _enqueue_open_of(policy_of(after or before or {}), ctx, controller)
+        if after is None or is_final(after):
+            _enqueue_limited(key.namespace, ctx, controller)
 
     def application_changed(_key: Key, before: Body | None, after: Body | None) -> None:
         for owner in _owners(after or before or {}):
@@ -102,6 +105,13 @@ def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
 
 def _enqueue_open_of(policy: Key, ctx: Context, controller: Controller) -> None:
     _enqueue_open(ctx.replays.index(policy_of).get(policy), controller)
+
+
+def _enqueue_limited(namespace: str, ctx: Context, controller: Controller) -> None:
+    """Enqueue the Replays of *namespace* that wait for another one to end."""
+    for body in ctx.replays.index(namespace_of).get(namespace):
+        if reason(body) == TooManyRunsError.reason:
+            controller.enqueue(Key.of(body))
 
 
 def _enqueue_open(replays: Iterable[Body], controller: Controller) -> None:

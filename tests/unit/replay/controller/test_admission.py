@@ -19,6 +19,7 @@ from redrive.errors import (
     Requeue,
     SuspendedError,
     TargetNotAllowedError,
+    TooManyRunsError,
     TrustNotSupportedError,
 )
 from redrive.kube import resources
@@ -464,3 +465,48 @@ def test_lower_approval_bound_applies(
     job = admit(replay(), context).job
     assert job.approval_above == bound
     assert ReplayJob.decode(job.encode()) == job
+
+
+def launched(name: str, policy_name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a Replay, and its application."""
+    body = replay(name, spec={"policyRef": {"name": policy_name}})
+    metadata = {"name": launch.name_of(body), "namespace": "shop", "uid": name}
+    owner = {"kind": "Replay", "name": name, "uid": body["metadata"]["uid"]}
+    return body, {"metadata": metadata | {"ownerReferences": [owner]}}
+
+
+@pytest.mark.parametrize(
+    ("most", "runs", "mode", "refused"),
+    [(2, 2, "Run", True), (2, 2, "Plan", True), (3, 2, "Run", False), (2, 1, "Run", False)],
+)
+def test_replay_waits_while_its_namespace_has_all_its_runs(
+    most: int, runs: int, mode: str, *, refused: bool
+) -> None:
+    rule = {"name": "one", "topics": ["persistent://shop/*/*"], "limits": {"runs": most}}
+    others = [launched(f"other-{n}", f"policy-{n}") for n in range(runs)]
+    policies = [policy(), *(renamed(policy(), f"policy-{n}") for n in range(runs))]
+    elsewhere = renamed(policy(connectionRef={"name": "another"}), "elsewhere")
+    uncounted = launched("uncounted", "elsewhere")
+    mine = replay(spec={"mode": mode})
+    made = ctx(
+        connections=[connection(allow=[rule])],
+        policies=[*policies, elsewhere],
+        replays=[mine, uncounted[0], *(body for body, _ in others)],
+        applications=[uncounted[1], *(application for _, application in others)],
+    )
+    if not refused:
+        assert admit(mine, made).job.name == "now"
+        return
+    with pytest.raises(TooManyRunsError, match=rf"BrokerConnection shop/main allows; got {runs};"):
+        admit(mine, made)
+
+
+def renamed(body: dict[str, Any], name: str) -> dict[str, Any]:
+    return body | {"metadata": body["metadata"] | {"name": name, "uid": f"uid-{name}"}}
+
+
+def test_launched_replay_is_not_counted_against_itself() -> None:
+    rule = {"name": "one", "topics": ["persistent://shop/*/*"], "limits": {"runs": 1}}
+    mine, application = launched("now", "orders")
+    made = ctx(connections=[connection(allow=[rule])], replays=[mine], applications=[application])
+    assert admit(mine, made).job.name == "now"

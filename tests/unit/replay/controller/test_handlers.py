@@ -137,6 +137,35 @@ async def test_changed_connection_enqueues_only_its_replays(
     await controller.stop()
 
 
+async def test_end_of_a_run_wakes_replays_that_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[Key] = []
+
+    async def look(key: Key, *_: object) -> Requeue:
+        looked.append(key)
+        return Requeue.ON_CHANGE
+
+    async def rest() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(handlers, "reconcile", look)
+    limited = {"type": "Ready", "status": "False", "reason": "TooManyRuns"}
+    waiting = replay("waiting", spec={"policyRef": {"name": "b"}}, status={"conditions": [limited]})
+    other = replay("other", spec={"policyRef": {"name": "c"}})
+    running = replay("running", spec={"policyRef": {"name": "a"}})
+    made = ctx(replays=[waiting, other, running])
+    made = dataclasses.replace(made, namespaces=NamespaceLabels(cast("Any", None)))
+    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    await rest()
+    looked.clear()
+    made.replays.drop(running)
+    await rest()
+    assert looked == [Key("shop", "running"), Key("shop", "waiting")]
+    await controller.stop()
+
+
 PROGRAM = """
 import sys
 import redrive.cli
