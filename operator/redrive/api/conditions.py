@@ -91,6 +91,14 @@ class Reason(str):
         return super().__new__(cls, name)
 
 
+_TYPE_PATTERN = (
+    r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+    r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"
+)
+_REASON_PATTERN = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
+"""The patterns of `metav1.Condition`."""
+
+
 class Condition(StatusModel):
     """One aspect of an object's state."""
 
@@ -100,14 +108,17 @@ class Condition(StatusModel):
         }
     )
 
-    type: Annotated[str, Field(max_length=316)]
+    type: Annotated[str, Field(max_length=316, json_schema_extra={"pattern": _TYPE_PATTERN})]
     """Which aspect: Ready, Reconciling, Stalled, or what needs attention although the object is
     ready, such as `NameCollision`."""
 
     status: ConditionStatus
     """Whether it holds: True, False or Unknown."""
 
-    reason: Annotated[str, Field(min_length=1, max_length=1024)]
+    reason: Annotated[
+        str,
+        Field(min_length=1, max_length=1024, json_schema_extra={"pattern": _REASON_PATTERN}),
+    ]
     """Why, as one word for programs, for example `TopicNotFound`."""
 
     message: Annotated[str, Field(max_length=MAX_MESSAGE)]

@@ -69,8 +69,9 @@ BROKER_CONNECTION = Kind(
         Column("Ready", f"{_READY}.status", "Whether the broker answers and the token has rights."),
         Column("Reason", f"{_READY}.reason", "Why, in one word."),
         Column("Policies", ".status.policies", "RetryPolicies that use it.", "integer"),
+        Column("Version", ".status.brokerVersion", "Release of the broker."),
         Column("Warnings", ".status.warnings", "Conditions that need attention.", wide=True),
-        Column("URL", ".spec.pulsar.serviceURL", "Where Pulsar clients connect."),
+        Column("URL", ".spec.pulsar.serviceURL", "Where Pulsar clients connect.", wide=True),
         Column(
             "Admin URL", ".spec.pulsar.adminURL", "Where the admin REST API answers.", wide=True
         ),
@@ -308,7 +309,18 @@ def _flat(
             case _ if key not in _DROPPED:
                 flat[key] = value
     rules = _rules(flat, optional=optional)  # they take the place of others in it
-    return flat | _nullable(flat, optional=optional) | _format(flat) | rules
+    return {
+        **_list_type(flat),
+        **flat,
+        **_nullable(flat, optional=optional),
+        **_format(flat),
+        **rules,
+    }
+
+
+def _list_type(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the type of a list that has none of its own: order has a meaning."""
+    return {"x-kubernetes-list-type": "atomic"} if flat.get("type") == "array" else {}
 
 
 def _nullable(flat: Mapping[str, Any], *, optional: bool) -> dict[str, Any]:

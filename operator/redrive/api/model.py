@@ -382,7 +382,6 @@ def _short_together(field: str, most: int) -> tuple[object, ...]:
         f"self.map(role, role.size()).sum() <= {most}",
         f"`{field}` must have at most {most} characters in all roles together",
         "use shorter roles, or fewer",
-        got="string(self.map(role, role.size()).sum())",
     )
 
     def check(roles: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from redrive.api.crds import KINDS, Kind, structural
 from redrive.api.model import InvalidFieldsError, parse_spec
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
-from tests.support.crd_fields import SpecField, SpecFields
+from tests.support.crd_fields import ITEM, SpecField, SpecFields
 from tests.support.invalid_manifests import REFUSED, VALID, manifest
 
 Emptied = tuple[tuple[str, ...], dict[str, Any]]
@@ -202,24 +202,66 @@ def test_nothing_is_written_into_what_a_user_has_left_out(
         assert {field: value for field, value in found.items() if value != {}} == spec
 
 
+def emptied(spec: Any, steps: tuple[str, ...], empty: object) -> Any:  # noqa: ANN401 - a part
+    """Return *spec* with *empty* at a path; `OMIT` removes what is there."""
+    step, *rest = steps
+    if step == ITEM:
+        return [emptied(item, tuple(rest), empty) for item in spec]
+    if rest:
+        return {**spec, step: emptied(spec[step], tuple(rest), empty)}
+    others = {name: value for name, value in spec.items() if name != step}
+    return others if empty is OMIT else {**others, step: empty}
+
+
+OMIT = object()
+
+
+def optional_in(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each optional object below *schema*, in items of lists, too."""
+    for name, field in schema.get("properties", {}).items():
+        inner, step = field, (*path, name)
+        if field["type"] == "array":
+            inner, step = field["items"], (*step, ITEM)
+        elif field["type"] == "object" and field.get("nullable"):
+            yield step
+        yield from optional_in(inner, step)
+
+
+def filled(kind: str, path: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return a valid spec with a value at *path* that can change; None if there is none."""
+    fields = SpecFields(kind)
+    for leaf in fields.all:
+        if leaf.steps[: len(path)] != path or leaf.immutable:
+            continue
+        for spec in fields.specs(leaf, VALID[kind], 1):
+            if fields.is_valid(emptied(spec, path, OMIT)):
+                return spec
+    return None
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("kind", "path"),
     [
-        ("naming", {"scheme": "Pulsar"}),
-        ("retry", {"partitions": 2}),
-        ("deadLetter", {"mode": "Keep"}),
+        pytest.param(kind, path, id=f"{kind} {'.'.join(path)}")
+        for kind in ("BrokerConnection", "RetryPolicy")
+        for path in optional_in(structural(KIND[kind].spec))
     ],
 )
-def test_server_side_apply_empties_what_it_filled(
-    cluster: Cluster, kube_namespace: str, field: str, value: dict[str, Any]
+def test_object_emptied_by_server_side_apply_means_left_out(
+    cluster: Cluster, kube_namespace: str, kind: str, path: tuple[str, ...]
 ) -> None:
-    filled: dict[str, Any] = {field: value}
-    assert cluster.objects.apply(manifest("RetryPolicy", **filled), kube_namespace)["spec"][field]
-    emptied: dict[str, Any] = {field: {}}
-    stored = cluster.objects.apply(manifest("RetryPolicy", **emptied), kube_namespace)
-    assert not stored["spec"][field]
-    spec = KIND["RetryPolicy"].spec
-    assert parse_spec(spec, stored) == parse_spec(spec, manifest("RetryPolicy"))
+    """Whether its owner removes the fields of the object, or the object."""
+    spec = filled(kind, path)
+    if spec is None:
+        # Immutable, or the one field that a type or a volume must have.
+        assert path[0] == "naming" or {"authentication", "volumes"} & set(path)
+        return
+    expected = parse_spec(KIND[kind].spec, {"spec": emptied(spec, path, OMIT)})
+    for empty in ({}, OMIT):
+        cluster.objects.apply({**manifest(kind), "spec": spec}, kube_namespace)
+        body = {**manifest(kind), "spec": emptied(spec, path, empty)}
+        stored = cluster.objects.apply(body, kube_namespace)
+        assert parse_spec(KIND[kind].spec, stored) == expected
 
 
 CANT_CHANGE = "the naming of a policy can't change"
@@ -356,6 +398,48 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
         "NAME", "POLICY", "PHASE", "MOVED", "REFUSED", "DEAD AGAIN", "REASON", "AGE",
     ]  # fmt: skip
     assert replay[1:-1] == ["orders-fulfilment", "Completed", "5", "1", "2", "ReplayCompleted"]
+
+
+WIDE: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "BrokerConnection": (
+        "connection-of-platform-1", "TargetDoesNotDeduplicate", {},
+        {"brokerVersion": "4.0.8", "policies": 10_000},
+    ),
+    "RetryPolicy": (
+        "orders-europe-fulfilment", "AdoptionNotAllowed",
+        {"topic": "persistent://shop/prod/orders-europe"},
+        {
+            "topic": "orders-europe",
+            "backlog": {
+                "retry": 10_000,
+                "deadLetter": 100_000,
+                "oldestDeadLetterTime": "2026-01-20T10:00:00Z",
+            },
+        },
+    ),
+    # The name of a Replay begins with that of its policy.
+    "Replay": (
+        "orders-fulfilment-x7k2pq", "CompletedWithRefusals",
+        {"policyRef": {"name": "orders-fulfilment"}},
+        {"phase": "Completed"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_columns_of_a_kind_fit_120_characters(
+    cluster: Cluster, kube_namespace: str, kind: str
+) -> None:
+    name, reason, fields, status = WIDE[kind]
+    assert len(name) == 24
+    cluster.objects.put(manifest(kind, name, **fields), kube_namespace)
+    body = {"status": {**status, "conditions": [condition("False", reason)]}}
+    cluster.kubectl(
+        "patch", kind.lower(), name, f"--namespace={kube_namespace}", "--subresource=status",
+        "--type=merge", f"--patch={json.dumps(body)}",
+    )  # fmt: skip
+    for line in cluster.kubectl("get", kind.lower(), "-n", kube_namespace).splitlines():
+        assert len(line.rstrip()) <= 120, line
 
 
 @pytest.mark.parametrize(

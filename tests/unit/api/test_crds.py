@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from redrive.api import crds
 from redrive.api.crds import KINDS, structural
@@ -113,6 +114,54 @@ def test_unordered_lists_are_sets() -> None:
         "RetryPolicy.spec.consumerRoles",
         "RetryPolicy.spec.deadLetter.readerRoles",
     }
+
+
+def test_every_list_has_a_type() -> None:
+    """Server-side apply merges lists by it; teams edit entries of maps by name."""
+    lists = {
+        path.removesuffix("[]"): schema["x-kubernetes-list-type"]
+        for path, schema in schemas()
+        if schema["type"] == "array"
+    }
+    maps = {path for path, list_type in lists.items() if list_type == "map"}
+    assert maps >= {"BrokerConnection.spec.allow", "BrokerConnection.status.allow"}
+    assert lists["RetryPolicy.spec.delayLevels"] == "atomic"
+    assert set(lists.values()) == {"atomic", "map", "set"}
+
+
+def test_fields_follow_the_conventions_of_kubernetes() -> None:
+    for path, schema in schemas():
+        name = path.rpartition(".")[2]
+        assert not re.search(r"(Url|Id|Ttl|Tls|Ca)$", name), path
+        # The rate of a run is counted in a minute by its successor.
+        assert schema["type"] != "number" or path == "Replay.status.rate", path
+        if schema["type"] == "integer":
+            assert schema["format"] in {"int32", "int64"}, path
+        if name.endswith("Time"):
+            assert schema.get("format") == "date-time", path
+        for word in schema.get("enum", ()):
+            assert re.fullmatch(r"[A-Z][A-Za-z0-9]*", word), (path, word)
+
+
+def test_conditions_are_bounded_like_those_of_kubernetes() -> None:
+    by_path = dict(schemas())
+    for kind in KINDS:
+        if kind.status is None:
+            continue
+        conditions = by_path[f"{kind.kind}.status.conditions"]
+        assert conditions["maxItems"] == 32
+        assert conditions["x-kubernetes-list-map-keys"] == ["type"]
+        fields = conditions["items"]["properties"]
+        assert fields["reason"]["pattern"] == "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
+        assert fields["type"]["maxLength"] == 316
+        assert "pattern" in fields["type"]
+        assert fields["lastTransitionTime"]["format"] == "date-time"
+
+
+def test_crd_files_have_no_anchors() -> None:
+    for file in COMMITTED.iterdir():
+        events = yaml.parse(file.read_text(encoding="utf-8"), yaml.SafeLoader)
+        assert not any(getattr(event, "anchor", None) for event in events), file.name
 
 
 SCHEMAS = {kind.kind: structural(kind.spec) for kind in KINDS}
