@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from redrive.api import Body
 from redrive.api.crds import KINDS, Kind, structural
 from redrive.api.model import InvalidFieldsError, parse_spec
 from sandbox.errors import SandboxError
@@ -227,7 +228,7 @@ def optional_in(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[
         yield from optional_in(inner, step)
 
 
-def filled(kind: str, path: tuple[str, ...]) -> dict[str, Any] | None:
+def filled(kind: str, path: tuple[str, ...]) -> Body | None:
     """Return a valid spec with a value at *path* that can change; None if there is none."""
     fields = SpecFields(kind)
     for leaf in fields.all:
