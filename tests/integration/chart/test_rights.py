@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from redrive.api.crds import KINDS
 from redrive.replay.controller.spark_operators import LAUNCHERS
 from sandbox import SOURCE_ROOT, chart, spark_operator
 from sandbox.errors import SandboxError
@@ -97,8 +98,9 @@ def test_helm_test_finds_missing_rights_and_kinds(cluster: Cluster, release: str
     assert "the operator has its" in ran.stdout
     ran = run_test_pod(cluster, kinds_pod)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout == "the API server admits BrokerConnection, RetryPolicy, Replay\n"
-    assert cluster.kubectl("get", "replays,retrypolicies", where, "--output=name") == ""
+    assert ran.stdout == f"the API server admits {', '.join(kind.kind for kind in KINDS)}\n"
+    plurals = ",".join(f"{kind.plural}.redrive.io" for kind in KINDS)
+    assert cluster.kubectl("get", plurals, where, "--output=name") == ""
 
     cluster.kubectl("delete", "rolebinding", "rights.rights.secrets", "--namespace=kube-public")
     ran = run_test_pod(cluster, operator_pod)

@@ -155,8 +155,7 @@ def test_chart_file_describes_each_kind_and_image() -> None:
     assert lists["license"] == "Apache-2.0"
     kinds = {kind.kind for kind in KINDS}
     assert {crd["kind"] for crd in lists["crds"]} == kinds
-    # An approval names the uid of one Replay: no example of it fits a cluster.
-    assert {example["kind"] for example in lists["crdsExamples"]} == kinds - {"ReplayApproval"}
+    assert {example["kind"] for example in lists["crdsExamples"]} == kinds
     assert [image["image"] for image in lists["images"]] == [*chart_file.images().values()]
     (change,) = lists["changes"]
     assert change["links"][0]["url"] == page("CHANGELOG.md")
