@@ -12,7 +12,7 @@ DEFINITIONS = CHART / "definitions"
 """Copies of `crds/`, not a link: Flux and `git archive` drop symbolic links."""
 GENERATED: Mapping[Path, Callable[[], str]] = {
     chart_readme.README: chart_readme.render,
-    dashboard.DASHBOARD: dashboard.render,
+    **dashboard.FILES,
     values_schema.SCHEMA: values_schema.render,
     chart_file.CHART_FILE: chart_file.render,
     CHART / "LICENSE": partial((CHECKOUT / "LICENSE").read_text, "utf-8"),

@@ -95,8 +95,8 @@ _SUCCEEDED = Counter(
     _WHERE,
 )
 _SECONDS = Histogram(
-    "redrive_consumer_handler_seconds",
-    "How long calls of a handler took, whatever came of them; a batch is one call.",
+    "redrive_consumer_handler_duration_seconds",
+    "Duration of calls of a handler, whatever their result; a batch is one call.",
     _WHERE,
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300),
 )

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime, timedelta
 
 from prometheus_client import REGISTRY
 
 from redrive import prometheus
-from redrive.admin.http import ADMIN_CALLS
+from redrive.admin.http import ADMIN_CALLS, ADMIN_SECONDS
+from redrive.admin.model import SubscriptionStats
 from redrive.api.replay import Phase
 from redrive.cli import operator  # noqa: F401  declares all reasons of conditions
 from redrive.delivery.reporting import Event, Name
@@ -19,26 +21,37 @@ from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.observability import (
     BREAKER_OPEN,
+    LEASE,
     LEASE_HELD,
     QUEUE_DEPTH,
+    QUEUE_SECONDS,
+    RECONCILE_SECONDS,
     RECONCILES,
     counting_objects,
 )
-from redrive.provision.health import BACKLOG, DELIVERIES, OLDEST_DEAD_LETTER, REPAIRS
+from redrive.kube.resources import Key
+from redrive.policy.model import Policy
+from redrive.policy.naming import TopicName
+from redrive.provision.health_checks import THRESHOLDS, Findings, Reading
+from redrive.provision.metrics import REPAIRS, TopicMetrics
 from redrive.replay.controller import metrics as replay
 
 POLICY = ("orders", "shop", "persistent://shop/prod/orders", "fulfilment")
+NOW = datetime(1970, 1, 1, 0, 5, tzinfo=UTC)
 
 
 def objects(kind: str, reason: str) -> Cache:
-    """Return one object of a kind, with a Ready condition."""
-    condition = {"type": "Ready", "status": "True", "reason": reason}
+    """Return one object of a kind, with a Ready condition and a warning."""
+    conditions = [
+        {"type": "Ready", "status": "True", "reason": reason},
+        {"type": "AckHoles", "status": "True", "reason": "AckHoles"},
+    ]
     name, namespace, topic, subscription = POLICY
     body = {
         "kind": kind,
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"topic": topic, "subscription": subscription},
-        "status": {"conditions": [condition]},
+        "status": {"conditions": conditions},
     }
     return Cache([body])
 
@@ -59,22 +72,42 @@ def replays() -> Cache:
     )
 
 
+def reading() -> Reading:
+    """Return statistics of the topics of the policy."""
+    name, _, topic, subscription = POLICY
+    waiting = SubscriptionStats(
+        3, 7, 1, durable=True, ack_holes=0, oldest=NOW - timedelta(minutes=4), bytes=800, delayed=1
+    )
+    return Reading(
+        policy=Policy(TopicName.parse(topic), subscription, name=name),
+        begun=NOW,
+        seconds=0.0,
+        requested=False,
+        quota=1_000,
+        source={subscription: waiting},
+        retry={subscription: waiting},
+        dead_letter={"redrive": waiting},
+        published={"": 3},
+    )
+
+
 def work() -> None:
     """Increment each metric."""
     LEASE_HELD.set(1)
+    LEASE.transitions = 1
     RECONCILES.labels("RetryPolicy", "success").inc()
+    RECONCILES.labels("RetryPolicy", "error").inc()
+    RECONCILE_SECONDS.labels("RetryPolicy").observe(1)
     QUEUE_DEPTH.labels("RetryPolicy").set(1)
+    QUEUE_SECONDS.labels("RetryPolicy").observe(1)
     BREAKER_OPEN.labels("shop", "main").set(1)
     ADMIN_CALLS.labels("GET", "200").inc()
-    BACKLOG.labels(*POLICY, "retry").set(1)
-    BACKLOG.labels(*POLICY, "dead-letter").set(1)
-    OLDEST_DEAD_LETTER.labels(*POLICY).set(1)
-    DELIVERIES.labels(*POLICY, "source").inc()
+    ADMIN_SECONDS.labels("GET").observe(1)
     REPAIRS.labels("CreateTopic").inc()
     replay.MESSAGES.labels(*POLICY[:2], "moved").inc()
     replay.SECONDS.labels("Completed").observe(60)
     name, namespace, topic, subscription = POLICY
-    for event in (Name.ATTEMPT_FAILED, Name.RETRIED, Name.UNSENT):
+    for event in (Name.ATTEMPT_FAILED, Name.RETRIED, Name.DEAD_LETTERED, Name.UNSENT):
         prometheus.count(
             Event(
                 event=event, policy=f"{namespace}/{name}", source=topic, subscription=subscription,
@@ -90,6 +123,9 @@ def main() -> None:
         resources.POLICIES: objects("RetryPolicy", "Provisioned"),
         resources.REPLAYS: objects("Replay", "Completed"),
     }
+    topics = TopicMetrics(lambda: NOW)
+    name, namespace, *_ = POLICY
+    topics.show(Key(namespace, name), reading(), Findings.of(reading(), None, (), THRESHOLDS))
     series = {}
     with counting_objects(shown), replay.counting(replays(), Cache()):
         for family in REGISTRY.collect():

@@ -1,4 +1,4 @@
-"""Alerts and dashboard, evaluated by Prometheus, and the page of each alert."""
+"""Alerts and dashboards, evaluated by Prometheus, and the page of each alert."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 import redrive
+from redrive.provision.health_checks import REASONS
 from release import CHART, dashboard, page
+from release.dashboard import DASHBOARDS, Dashboard
 from sandbox import builds, chart
 from sandbox.errors import SandboxError
 
@@ -28,6 +30,13 @@ LABELS = (
     'subscription="fulfilment"}'
 )
 """The policy in the series of `record`."""
+PANEL_QUERIES = [
+    (query.query, query.legend)
+    for board in DASHBOARDS
+    for panel in board.panels
+    for query in panel.queries
+]
+"""Each query of a dashboard, with its legend."""
 HEADINGS = ["What it means", "What to look at", "What to do"]
 
 
@@ -154,6 +163,16 @@ def test_every_alert_has_a_page_that_says_what_to_do(alert: dict[str, Any]) -> N
     assert f"({runbook.name})" in index
 
 
+def test_every_warning_about_topics_has_an_alert() -> None:
+    pattern = re.compile(r'redrive_policy_condition{type="(\w+)"}')
+    alerted = {alert["alert"]: pattern.findall(alert["expr"]) for alert in ALERTS}
+    by_condition = {name: reasons for name, reasons in alerted.items() if reasons}
+    assert all(name == f"Redrive{reasons[0]}" for name, reasons in by_condition.items())
+    # Storms and outages have alerts by their own metrics.
+    others = REASONS - {"RetryStorm", "OutageSuspected"}
+    assert {reasons[0] for reasons in by_condition.values()} == others
+
+
 def test_no_page_is_for_an_alert_that_is_gone() -> None:
     pages = {file.stem for file in (ROOT / "docs" / "runbooks").glob("*.md")} - {"index"}
     assert pages == {alert["alert"] for alert in ALERTS}
@@ -170,15 +189,59 @@ def documented() -> set[str]:
 
 
 def test_alerts_and_panels_ask_for_metrics_that_exist() -> None:
-    queries = [alert["expr"] for alert in ALERTS] + [panel.query for panel in dashboard.PANELS]
+    queries = [alert["expr"] for alert in ALERTS] + [query for query, _ in PANEL_QUERIES]
     asked = set().union(*map(metric_names, queries))
     assert asked <= documented()
 
 
-def test_the_dashboard_is_generated_from_its_panels() -> None:
-    assert dashboard.DASHBOARD.read_text("utf-8") == dashboard.render()
-    shown = [panel["targets"][0]["expr"] for panel in json.loads(dashboard.render())["panels"]]
-    assert shown == [panel.query for panel in dashboard.PANELS]
+@pytest.mark.parametrize("board", dashboard.DASHBOARDS, ids=lambda board: board.name)
+def test_dashboard_is_generated_from_its_panels(board: Dashboard) -> None:
+    file = dashboard.FOLDER / f"{board.name}.json"
+    assert file.read_text("utf-8") == board.render()
+    assert {file.stem for file in dashboard.FOLDER.iterdir()} == {b.name for b in DASHBOARDS}
+    panels = json.loads(board.render())["panels"]
+    assert [target["expr"] for panel in panels for target in panel["targets"]] == board.queries
+    places = [panel["gridPos"] for panel in panels]
+    cells = [
+        (x, y)
+        for place in places
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells)), "panels overlap"
+    assert max(x for x, _ in cells) < 24
+
+
+def test_columns_of_tables_are_those_of_their_queries() -> None:
+    """Grafana calls the values of several queries `Value #A` and so on, and of one `Value`."""
+    for board in dashboard.DASHBOARDS:
+        for panel in json.loads(board.render())["panels"]:
+            if panel["type"] != "table":
+                continue
+            references = [target["refId"] for target in panel["targets"]]
+            columns = {o["matcher"]["options"] for o in panel["fieldConfig"]["overrides"]}
+            values = {f"Value #{reference}" for reference in references}
+            assert columns >= (values if len(references) > 1 else {"Value"})
+
+
+def test_installed_dashboards_link_to_pages_of_alerts() -> None:
+    alerts = {alert["alert"] for alert in ALERTS}
+    for values, base in (
+        ({}, page("docs/runbooks")),
+        ({"runbookURL": "https://wiki.test/redrive/"}, "https://wiki.test/redrive"),
+    ):
+        rendered = chart.render({"prometheusRule": values, "dashboard": {"enabled": True}})
+        (boards,) = (body["data"] for body in rendered if body["kind"] == "ConfigMap")
+        assert boards.keys() == {f"{board.name}.json" for board in DASHBOARDS}
+        linked = set()
+        for text in boards.values():
+            json.loads(text)
+            linked |= set(re.findall(rf'"{re.escape(base)}/(\w+)\.md"', text))
+            assert text.count("docs/runbooks") == text.count(f"{page('docs/runbooks')}/") * (
+                not values
+            )
+        assert linked <= alerts
+        assert len(linked) > 10
 
 
 def recorded() -> dict[str, float]:
@@ -202,15 +265,30 @@ def assert_holds(checks: list[dict[str, Any]], folder: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_every_panel_shows_something_of_recorded_metrics(tmp_path: Path) -> None:
+def test_every_query_shows_something_of_recorded_metrics(tmp_path: Path) -> None:
     checks = [
         {
-            "expr": f"count({chosen_all(panel.query)}) > bool 0",
+            "expr": f"count({chosen_all(query)}) > bool 0",
             "eval_time": "30m",
             "exp_samples": [{"labels": "{}", "value": 1}],
         }
-        for panel in dashboard.PANELS
+        for query, _ in PANEL_QUERIES
     ]
+    assert_holds(checks, tmp_path)
+
+
+def test_legends_name_labels_of_their_query(tmp_path: Path) -> None:
+    """A label that the query does not keep would be an empty legend."""
+    checks = [
+        {
+            "expr": f"group by (x) (label_replace({chosen_all(query)}, 'x', 'y', '{label}', '.+'))",
+            "eval_time": "30m",
+            "exp_samples": [{"labels": '{x="y"}', "value": 1}],
+        }
+        for query, legend in PANEL_QUERIES
+        for label in re.findall(r"{{(\w+)}}", legend)
+    ]
+    assert len(checks) > 20
     assert_holds(checks, tmp_path)
 
 

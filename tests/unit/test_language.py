@@ -71,7 +71,6 @@ PENDING = {
     "CONTRIBUTING.md",
     "Makefile",
     "SECURITY.md",
-    "charts/redrive",
     "charts/redrive/definitions",
     "charts/redrive/templates",
     "crds",

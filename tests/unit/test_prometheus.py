@@ -130,9 +130,14 @@ def test_successes_and_durations_are_counted() -> None:
         if message.data() == b"bad" and failing:
             raise failing.pop()
 
-    before = REGISTRY.get_sample_value("redrive_consumer_handler_seconds_count", WHERE) or 0
+    before = (
+        REGISTRY.get_sample_value("redrive_consumer_handler_duration_seconds_count", WHERE) or 0
+    )
     consumer.run(handle)
-    assert REGISTRY.get_sample_value("redrive_consumer_handler_seconds_count", WHERE) == before + 3
+    assert (
+        REGISTRY.get_sample_value("redrive_consumer_handler_duration_seconds_count", WHERE)
+        == before + 3
+    )
     assert counts.added() == {
         "succeeded_attempts_total": 2,
         "failed_attempts_total LookupError": 1,

@@ -112,3 +112,11 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- toJson $namespaces }}
 {{- end }}
+
+{{- /* Address of the runbooks, without a slash at its end: of this release, or as the values have it. */ -}}
+{{- define "redrive.defaultRunbooks" -}}
+{{- printf "%s/blob/v%s/docs/runbooks" .Chart.Home .Chart.AppVersion }}
+{{- end }}
+{{- define "redrive.runbooks" -}}
+{{- default (include "redrive.defaultRunbooks" .) .Values.prometheusRule.runbookURL | trimSuffix "/" }}
+{{- end }}

@@ -50,8 +50,8 @@ from redrive.admin.model import (
     AckPersistence,
     NamespaceState,
     Schema,
-    SubscriptionStats,
     TopicMetadata,
+    TopicStats,
     TopicSubscriptions,
     TopicUsage,
     acknowledged_behind,
@@ -369,8 +369,8 @@ class TopicCalls(Calls):
 
     async def stats(
         self, topic: TopicName, *, partitioned: bool, oldest: bool = False
-    ) -> dict[str, SubscriptionStats]:
-        """Return how the subscriptions of a topic stand, by name.
+    ) -> TopicStats:
+        """Return the statistics of a topic, and of its subscriptions by name.
 
         Args:
             topic: the whole topic, never one partition.

@@ -71,8 +71,8 @@ ADMIN_CALLS = Counter(
     ["verb", "status"],
 )
 ADMIN_SECONDS = Histogram(
-    "redrive_admin_call_seconds",
-    "How long calls to brokers' admin APIs took, redirects included.",
+    "redrive_admin_call_duration_seconds",
+    "Duration of calls to brokers' admin APIs, redirects included.",
     ["verb"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )

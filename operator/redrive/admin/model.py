@@ -246,6 +246,8 @@ class SubscriptionStats:
         stranded: unacknowledged messages that no connected consumer has, while consumers are
             connected. A broker that is delivering counts some for a moment.
         bytes: of the backlog, about, in the partition where most are; 0 if not asked for.
+        delayed: messages of the backlog that wait for their time. A broker counts those that it has
+            read for connected consumers, so none for a subscription without consumers.
     """
 
     backlog: int
@@ -257,6 +259,39 @@ class SubscriptionStats:
     unacknowledged: int = 0
     stranded: int = 0
     bytes: int = 0
+    delayed: int = 0
+
+    @property
+    def due(self) -> int:
+        """Return how many messages of the backlog can be processed now, or are in-flight."""
+        return max(0, self.backlog - self.delayed)
+
+
+class TopicStats(Mapping[str, SubscriptionStats]):
+    """Statistics of a topic: those of its subscriptions, by name.
+
+    Attributes:
+        published: how many messages were stored, by partition. A broker counts from 0 whenever it
+            loads the partition.
+    """
+
+    def __init__(
+        self, subscriptions: Mapping[str, SubscriptionStats], published: Mapping[str, int]
+    ) -> None:
+        self._subscriptions = subscriptions
+        self.published = published
+
+    def __getitem__(self, subscription: str) -> SubscriptionStats:
+        """Return the statistics of one subscription."""
+        return self._subscriptions[subscription]
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names of the subscriptions."""
+        return iter(self._subscriptions)
+
+    def __len__(self) -> int:
+        """Return how many subscriptions the topic has."""
+        return len(self._subscriptions)
 
 
 def as_is(answer: Any) -> Any:  # noqa: ANN401  JSON
@@ -305,14 +340,15 @@ def read_version(answer: str) -> tuple[int, ...]:
     return () if found is None else tuple(int(part) for part in found.groups() if part)
 
 
-def read_stats(answer: Mapping[str, Any]) -> dict[str, SubscriptionStats]:
+def read_stats(answer: Mapping[str, Any]) -> TopicStats:
     """Read the answer for a topic without partitions, or for a partitioned one with each of them.
 
     Raises:
         AttributeError, KeyError, TypeError, ValueError: it is no broker's answer.
     """
-    parts = (answer.get("partitions") or {"": answer}).values()
-    return _by_name(map(_subscriptions, parts))
+    parts = answer.get("partitions") or {"": answer}
+    published = {name: int(part.get("msgInCounter", 0)) for name, part in parts.items()}
+    return TopicStats(_by_name(map(_subscriptions, parts.values())), published)
 
 
 def read_producers(answer: Mapping[str, Any]) -> list[Mapping[str, str]]:
@@ -397,6 +433,7 @@ def _read_subscription(found: Mapping[str, Any]) -> SubscriptionStats:
         unacknowledged=unacknowledged,
         stranded=max(0, unacknowledged - sum(held)) if held else 0,
         bytes=max(0, int(found.get("backlogSize", 0))),  # -1 where it was not asked for
+        delayed=int(found.get("msgDelayed", 0)),
     )
 
 
@@ -412,6 +449,7 @@ def _combine(parts: Iterable[SubscriptionStats]) -> SubscriptionStats:
         unacknowledged=sum(part.unacknowledged for part in parts),
         stranded=sum(part.stranded for part in parts),
         bytes=max(part.bytes for part in parts),
+        delayed=sum(part.delayed for part in parts),
     )
 
 

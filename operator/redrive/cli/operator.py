@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import logging
 import os
+import platform
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
@@ -26,9 +27,10 @@ from typing import Any, ClassVar, cast
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import kopf
-from prometheus_client import make_wsgi_app
+from prometheus_client import Info, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
+from redrive import __version__
 from redrive.admin.guards import Fence
 from redrive.api import LauncherName
 from redrive.api.job import JobDefaults
@@ -55,6 +57,9 @@ RELIST_BACK_OFF_SECONDS = 1.0
 """Pause of kopf before it lists a kind again."""
 
 logger = logging.getLogger(__name__)
+
+BUILD = Info("redrive_build", "Versions of the operator and of Python.")
+BUILD.info({"version": __version__, "python_version": platform.python_version()})
 
 
 class WatchesEndedError(RedriveError):

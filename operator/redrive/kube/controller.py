@@ -16,7 +16,12 @@ from weakref import WeakValueDictionary
 
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs
-from redrive.kube.observability import QUEUE_DEPTH, RECONCILE_SECONDS, RECONCILES
+from redrive.kube.observability import (
+    QUEUE_DEPTH,
+    QUEUE_SECONDS,
+    RECONCILE_SECONDS,
+    RECONCILES,
+)
 from redrive.kube.resources import Key
 
 AT_ONCE = 50
@@ -132,7 +137,8 @@ class Controller:
         return requeue
 
     async def _reconcile_in_turn(self, key: Key) -> Requeue:
-        with QUEUE_DEPTH.labels(self._kind).track_inprogress():
+        depth, waiting = QUEUE_DEPTH.labels(self._kind), QUEUE_SECONDS.labels(self._kind)
+        with depth.track_inprogress(), waiting.time():
             if self._mark_progressing is not None:
                 async with self._marking:
                     await self._mark_progressing(key)

@@ -32,7 +32,7 @@ from redrive.kube.client import (
     LeaseLostError,
     NotFoundError,
 )
-from redrive.kube.observability import LEASE_HELD, Liveness
+from redrive.kube.observability import LEASE, LEASE_HELD, Liveness
 from redrive.kube.resources import Key
 
 LEASE_SECONDS = 10
@@ -146,9 +146,8 @@ class LeaderElector:
             await self._create(spec | {"acquireTime": now, "leaseTransitions": 0})
         else:
             if taken:
-                transitions = _spec(self._record).get("leaseTransitions")
-                count = transitions if isinstance(transitions, int) else 0
-                spec |= {"acquireTime": now, "leaseTransitions": count + 1}
+                transitions = _transitions(self._record) + 1
+                spec |= {"acquireTime": now, "leaseTransitions": transitions}
             await self._patch(spec)
         self._writer = self._identity
         self._fence.open_until(began + FENCE_SECONDS)
@@ -175,6 +174,8 @@ class LeaderElector:
             self._seen_at = self._elapsed()
         self._record = record
         spec, holder = _spec(record), self._holder()
+        if record is not None:
+            LEASE.transitions = _transitions(record)
         if holder == self._identity:
             # Maybe edited by hand: the holder that was seen before may still be writing.
             self._writer = self._writer or holder
@@ -193,6 +194,12 @@ class LeaderElector:
 
 def _spec(record: Body | None) -> Body:
     return (record or {}).get("spec") or {}
+
+
+def _transitions(record: Body) -> int:
+    """Return how often the leader has changed; 0 if the record, which others may edit, has none."""
+    transitions = _spec(record).get("leaseTransitions")
+    return transitions if isinstance(transitions, int) else 0
 
 
 def _version(record: Body | None) -> str:

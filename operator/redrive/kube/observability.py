@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from redrive.api import Body
@@ -36,8 +36,11 @@ OBJECTS = "redrive_objects"
 OTHER = "Other"
 """What conditions are counted as that hold what redrive writes in none."""
 _STATUSES = frozenset(map(str, ConditionStatus))
+_STATES = frozenset({READY, RECONCILING, STALLED})
+"""Conditions that do not warn."""
 _LABELS = ("kind", "condition", "status", "reason")
 POLICY_READY = "redrive_policy_ready"
+POLICY_CONDITION = "redrive_policy_condition"
 POLICY_LABELS = ("policy", "policy_namespace", "source_topic", "subscription")
 """The metrics of consumers have the same. Scrapers overwrite a label `namespace`."""
 RECONCILES = Counter(
@@ -47,14 +50,20 @@ RECONCILES = Counter(
 )
 RECONCILE_SECONDS = Histogram(
     "redrive_reconcile_duration_seconds",
-    "How long looks at objects took, without the time in the queue.",
+    "Duration of reconciles, without the time in the queue.",
     ("kind",),
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 QUEUE_DEPTH = Gauge(
     "redrive_reconcile_queue_depth",
-    "Objects that are to be looked at and wait for others to be done.",
+    "Objects that wait in the queue until their reconcile begins.",
     ("kind",),
+)
+QUEUE_SECONDS = Histogram(
+    "redrive_reconcile_queue_duration_seconds",
+    "Time that objects waited in the queue until their reconcile began.",
+    ("kind",),
+    buckets=(0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900),
 )
 BREAKER_OPEN = Gauge(
     "redrive_breaker_open",
@@ -63,8 +72,31 @@ BREAKER_OPEN = Gauge(
 )
 
 
+class LeaseMetrics(Collector):
+    """Changes of the leader, as the Lease records them: the same number at each replica.
+
+    Attributes:
+        transitions: None until the Lease was read.
+    """
+
+    transitions: int | None = None
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Return the number."""
+        family = CounterMetricFamily(
+            "redrive_lease_transitions_total", "Changes of the leader, as the Lease records them."
+        )
+        if self.transitions is not None:
+            family.add_metric((), self.transitions)
+        yield family
+
+
+LEASE = LeaseMetrics()
+REGISTRY.register(LEASE)
+
+
 class ConditionMetrics(Collector):
-    """Objects by kind and by each condition in their status, and whether each policy is Ready."""
+    """Conditions of objects: their number by kind, and those of each policy."""
 
     def __init__(self, caches: Mapping[Resource, Cache]) -> None:
         self._caches = caches
@@ -75,7 +107,7 @@ class ConditionMetrics(Collector):
             OBJECTS, "Objects of redrive, by each condition in their status.", labels=_LABELS
         )
         known = reasons()
-        types = known | {READY, RECONCILING, STALLED}
+        types = known | _STATES
         counts = collections.Counter(
             (
                 resource.kind,
@@ -91,6 +123,25 @@ class ConditionMetrics(Collector):
             family.add_metric(labels, count)
         yield family
         yield self._readiness()
+        yield self._warnings(types)
+
+    def _warnings(self, types: frozenset[str]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(
+            POLICY_CONDITION,
+            "1 while a RetryPolicy has a condition that warns; absent without it.",
+            labels=("policy", "policy_namespace", "type"),
+        )
+        for body in self._caches.get(resources.POLICIES, ()):
+            conditions = (body.get("status") or {}).get("conditions") or ()
+            present = {
+                _known(condition.get("type"), types)
+                for condition in conditions
+                if condition.get("status") == ConditionStatus.TRUE
+            }
+            key = Key.of(body)
+            for kind in sorted(present - _STATES):
+                family.add_metric((key.name, key.namespace, kind), 1)
+        return family
 
     def _readiness(self) -> GaugeMetricFamily:
         family = GaugeMetricFamily(

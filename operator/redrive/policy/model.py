@@ -175,6 +175,11 @@ class Policy:
     ignore_outages: bool = False
     sequenced: bool = False
 
+    @property
+    def longest_delay(self) -> timedelta:
+        """Return the longest delay of `ladder` and `levels`."""
+        return max(*self.ladder.rungs, *self.levels.rungs)
+
     def __post_init__(self) -> None:
         """Refuse what no consumer could follow."""
         naming.TopicName.parse_whole(str(self.topic))

@@ -1,4 +1,4 @@
-"""Poll of topic statistics, and the gauges of policies.
+"""Poll of topic statistics.
 
 Looks at the topics of every provisioned policy once a minute, and at once when requested.
 
@@ -8,10 +8,6 @@ than that is enough for, a look comes later than every minute. A policy that is 
 is looked at all the same: its messages still wait.
 
 Statistics of one connection's topics, asked for no more often than a broker should be.
-
-Backlogs, ages and deliveries of policies as metrics, there until a policy is gone.
-
-What provisioning counts and measures, for Prometheus; `docs/reference/metrics.md` lists it.
 """
 
 from __future__ import annotations
@@ -21,13 +17,10 @@ import heapq
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-
-from prometheus_client import Counter, Gauge
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError
-from redrive.admin.model import AckPersistence
+from redrive.admin.model import AckPersistence, TopicStats
 from redrive.admin.policies import BY_SIZE, KeepsBacklog, size_limit
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning, find, is_ready
@@ -38,7 +31,6 @@ from redrive.kube import resources
 from redrive.kube.cache import needs_reconcile
 from redrive.kube.connections import broker_of, connection_of
 from redrive.kube.context import Context
-from redrive.kube.observability import POLICY_LABELS
 from redrive.kube.resources import Key
 from redrive.policy.model import BEACON, Policy
 from redrive.policy.naming import TopicName
@@ -48,15 +40,14 @@ from redrive.provision.desired import quotas_in_force
 from redrive.provision.health_checks import (
     REASONS,
     THRESHOLDS,
-    Deliveries,
     Findings,
     Reading,
     Thresholds,
-    TopicStats,
     backlog_patch,
     is_backlog_worth_writing,
     read_backlog,
 )
+from redrive.provision.metrics import TopicMetrics
 from redrive.provision.poller import RateLimit, RateLimits
 from redrive.provision.request import Request
 
@@ -97,7 +88,7 @@ class Health:
         self._enqueue = enqueue
         self._interval = interval
         self._limits = limits
-        self._gauges = Gauges(ctx.clock)
+        self._metrics = TopicMetrics(ctx.clock)
         self._provisioned = ctx.policies.index(_provisioned_at)
         self._looked: dict[str, float] = {}
         self._requested: set[str] = set()
@@ -116,7 +107,7 @@ class Health:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._gauges.clear()
+        self._metrics.close()
 
     def warnings(self, body: Body) -> tuple[StatusWarning, ...]:
         """Return the warnings about a policy's topics, by the last look at them.
@@ -140,7 +131,7 @@ class Health:
 
     def _forget(self, key: Key, uid: str) -> None:
         """Drop what is known of a policy that is gone."""
-        self._gauges.remove(key)
+        self._metrics.remove(key)
         self._requested.discard(uid)
         for known in (self._looked, self._findings):
             known.pop(uid, None)
@@ -232,7 +223,7 @@ class Health:
         begun, seconds = self._ctx.clock(), _now()
         retry = await reader.read(admin, policy.retry_topic, oldest=True, fresh=True)
         persistence, acknowledged = await self._acknowledgements(policy, retry, admin, reader)
-        rests: TopicStats = {}
+        rests = TopicStats({}, {})
         if policy.dead_letters:
             rests = await reader.read(admin, policy.dead_letter_topic, oldest=True, fresh=True)
         reading = Reading(
@@ -244,6 +235,7 @@ class Health:
             source=await reader.read(admin, policy.topic),
             retry=retry,
             dead_letter=rests,
+            published=rests.published,
             persistence=persistence,
             acknowledged=acknowledged,
             outages=(
@@ -301,8 +293,8 @@ class Health:
         self._findings[uid] = findings
         if is_ready(body) and set(findings.warnings) != set(_published(body)):
             self._enqueue(key)
+        self._metrics.show(key, reading, findings)
         found = reading.backlog
-        self._gauges.show(key, reading.policy, found, findings.deliveries)
         written = read_backlog(body.get("status") or {})
         if reading.requested or is_backlog_worth_writing(written, found):
             await self._write(key, found)
@@ -463,86 +455,3 @@ class Reader:
         stats = await admin.stats(topic, partitioned=partitioned, oldest=oldest)
         self._answers[topic, oldest] = _Answer(_now(), partitioned, stats)
         return stats
-
-
-SOURCE, RETRY, DEAD_LETTER = "source", "retry", "dead-letter"
-"""The role that a topic has for a policy."""
-
-Labels = tuple[str, str, str, str]
-"""Values of `metrics.POLICY_LABELS`."""
-
-
-class Gauges:
-    """Shows what the looks at policies have found.
-
-    Args:
-        clock: read when the age of a dead letter is scraped.
-    """
-
-    def __init__(self, clock: Callable[[], datetime]) -> None:
-        self._clock = clock
-        self._shown: dict[Key, Labels] = {}
-
-    def show(self, key: Key, policy: Policy, backlog: Backlog, deliveries: Deliveries) -> None:
-        """Show what waits in a policy's topics, and count what was delivered meanwhile."""
-        labels = (key.name, key.namespace, str(policy.topic), policy.subscription)
-        if self._shown.setdefault(key, labels) != labels:
-            _remove(self._shown[key])  # of another policy, which had this name
-            self._shown[key] = labels
-        first, retries = deliveries.last
-        DELIVERIES.labels(*labels, SOURCE).inc(first)
-        DELIVERIES.labels(*labels, RETRY).inc(retries)
-        BACKLOG.labels(*labels, RETRY).set(backlog.retry)
-        if backlog.dead_letter is None:
-            _remove_dead_letters(labels)
-            return
-        BACKLOG.labels(*labels, DEAD_LETTER).set(backlog.dead_letter)
-        oldest = backlog.oldest_dead_letter_time
-        OLDEST_DEAD_LETTER.labels(*labels).set_function(lambda: self._age(oldest))
-
-    def remove(self, policy: Key) -> None:
-        """Remove the metrics of a policy that is gone."""
-        if policy in self._shown:
-            _remove(self._shown.pop(policy))
-
-    def clear(self) -> None:
-        """Remove all metrics: nothing is looked at any more."""
-        for policy in tuple(self._shown):
-            self.remove(policy)
-
-    def _age(self, oldest: datetime | None) -> float:
-        return 0.0 if oldest is None else max(0.0, (self._clock() - oldest).total_seconds())
-
-
-def _remove(labels: Labels) -> None:
-    DELIVERIES.remove(*labels, SOURCE)
-    DELIVERIES.remove(*labels, RETRY)
-    BACKLOG.remove(*labels, RETRY)
-    _remove_dead_letters(labels)
-
-
-def _remove_dead_letters(labels: Labels) -> None:
-    BACKLOG.remove(*labels, DEAD_LETTER)
-    OLDEST_DEAD_LETTER.remove(*labels)
-
-
-BACKLOG = Gauge(
-    "redrive_backlog_messages",
-    "Messages that wait in a policy's retry topic or rest in its dead-letter topic.",
-    (*POLICY_LABELS, "role"),
-)
-OLDEST_DEAD_LETTER = Gauge(
-    "redrive_oldest_dead_letter_age_seconds",
-    "Age of the oldest message that rests in a policy's dead-letter topic; 0 without any.",
-    POLICY_LABELS,
-)
-DELIVERIES = Counter(
-    "redrive_deliveries_total",
-    "Messages delivered to the consumers of a policy's subscription, seen while the operator ran.",
-    (*POLICY_LABELS, "role"),
-)
-REPAIRS = Counter(
-    "redrive_drift_repairs_total",
-    "Actions that repaired drift of a policy that was ready.",
-    ("kind",),
-)

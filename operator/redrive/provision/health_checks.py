@@ -15,7 +15,7 @@ What waits in a policy's topics → its status, and when that is worth a write; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,7 +27,7 @@ from redrive.api.retrypolicy import Backlog
 from redrive.policy.model import Policy
 from redrive.policy.values import format_duration
 
-TopicStats = Mapping[str, SubscriptionStats]
+Subscriptions = Mapping[str, SubscriptionStats]
 
 
 ACK_HOLES = Reason("AckHoles")
@@ -227,7 +227,7 @@ def retries_are_overdue(given: CheckInput, limits: Thresholds) -> StatusWarning 
     retries, window, policy = given.retries, given.deliveries, given.policy
     if retries is None or retries.oldest is None or not retries.consumers:
         return None
-    longest = max(*policy.ladder.rungs, *policy.levels.rungs)
+    longest = policy.longest_delay
     is_due = given.now - retries.oldest > longest + limits.overdue
     is_delivered = retries.unacknowledged > 0 or window.retries > 0
     if not is_due or is_delivered or window.now - window.since < limits.undelivered_seconds:
@@ -417,6 +417,7 @@ class Reading:
         persistence: see `CheckInput`.
         acknowledged: see `CheckInput`.
         outages: see `CheckInput`.
+        published: messages stored in each partition of the dead-letter topic, see `TopicStats`.
     """
 
     policy: Policy
@@ -424,12 +425,13 @@ class Reading:
     seconds: float
     requested: bool
     quota: int | None
-    source: TopicStats
-    retry: TopicStats
-    dead_letter: TopicStats
+    source: Subscriptions
+    retry: Subscriptions
+    dead_letter: Subscriptions
     persistence: AckPersistence = BY_DEFAULT
     acknowledged: int = 0
     outages: tuple[str, ...] = ()
+    published: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def subscriptions(self) -> tuple[SubscriptionStats | None, SubscriptionStats | None]:
@@ -441,6 +443,12 @@ class Reading:
     def shows_stranded(self) -> bool:
         """Return True if unacknowledged messages are with no connected consumer."""
         return any(stats is not None and stats.stranded > 0 for stats in self.subscriptions)
+
+    @property
+    def dead_letter_bytes(self) -> int:
+        """Return the size of the dead letters, in the partition where most are."""
+        stats = self.dead_letter.get(self.policy.dead_letter_subscription)
+        return 0 if stats is None else stats.bytes
 
     @property
     def backlog(self) -> Backlog:
@@ -460,12 +468,16 @@ class Findings:
     Attributes:
         unconsumed: see `CheckInput`; at the last reading.
         stranded_readings: see `CheckInput`.
+        dead_letters: messages stored in the dead-letter topic since the reading before.
+        published: the last known count of each partition, see `Reading`.
     """
 
     deliveries: Deliveries
     unconsumed: bool
     warnings: tuple[StatusWarning, ...]
     stranded_readings: int = 0
+    dead_letters: int = 0
+    published: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -508,7 +520,25 @@ class Findings:
             # A requested reading may come right after another, and is no further one.
             stranded_readings=readings + (not reading.requested) if reading.shows_stranded else 0,
         )
-        return cls(window, given.unconsumed, check(given, limits), given.stranded_readings)
+        stored = {} if before is None else before.published
+        return cls(
+            window,
+            given.unconsumed,
+            check(given, limits),
+            given.stranded_readings,
+            stored_since(stored, reading.published),
+            {**stored, **reading.published},  # an answer may lack a partition
+        )
+
+
+def stored_since(before: Mapping[str, int], now: Mapping[str, int]) -> int:
+    """Return how many messages were stored between two readings of a topic.
+
+    The first count of a partition counts nothing. A count that fell began at 0 since, when the
+    broker loaded the partition: messages that were stored just before that are not counted.
+    """
+    steps = ((before[part], count) for part, count in now.items() if part in before)
+    return sum(count - earlier if count >= earlier else count for earlier, count in steps)
 
 
 BACKLOG_SHARE = 0.1

@@ -54,7 +54,8 @@ from redrive.provision.claims import Conflicts, admit, resolve
 from redrive.provision.desired import Desired, Observed, desired
 from redrive.provision.diff import diff
 from redrive.provision.finalize import finalize, hand_over, receiver_of, revoke_on_system_topics
-from redrive.provision.health import REPAIRS, Health
+from redrive.provision.health import Health
+from redrive.provision.metrics import REPAIRS
 from redrive.provision.observe import AWAITED_SECONDS, around, observe
 from redrive.provision.orphans import LostPolicies
 from redrive.provision.outcome import (

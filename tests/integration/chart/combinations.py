@@ -38,7 +38,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "run Replays by Apache's Spark operator alone": {
         "replay": {"launchers": {"apache": True, "kubeflow": False}},
     },
-    "have the Prometheus operator scrape the pods, with alerts and a dashboard": {
+    "have the Prometheus operator scrape the pods, with alerts and dashboards": {
         "podMonitor": {
             "enabled": True,
             "interval": "30s",

@@ -50,7 +50,7 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
     created = re.search(r'redrive_admin_calls_total\{status="20\d",verb="PUT"\} (\S+)', shown)
     assert created is not None
     assert float(created[1]) >= 3
-    assert 'redrive_admin_call_seconds_count{verb="GET"}' in shown
+    assert 'redrive_admin_call_duration_seconds_count{verb="GET"}' in shown
 
 
 def test_a_status_that_was_forged_spoils_no_scrape_and_gets_a_time_that_can_be(

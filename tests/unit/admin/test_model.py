@@ -95,6 +95,23 @@ def test_stats_not_of_a_broker_are_refused(answer: dict[str, Any]) -> None:
         read_stats(answer)
 
 
+def test_messages_stored_are_read_per_partition() -> None:
+    assert read_stats({"subscriptions": {}, "msgInCounter": 3}).published == {"": 3}
+    parts = {"p-0": {"subscriptions": {}, "msgInCounter": 3}, "p-1": {"subscriptions": {}}}
+    assert read_stats({"msgInCounter": 9, "partitions": parts}).published == {"p-0": 3, "p-1": 0}
+
+
+def test_due_messages_are_the_backlog_without_delayed_ones() -> None:
+    stats = subscription(msgBacklog=5, msgDelayed=3)
+    partitions = {name: {"subscriptions": {"s": stats}} for name in ("p-0", "p-1")}
+    [alone] = read_stats({"subscriptions": {"s": stats}}).values()
+    [combined] = read_stats({"partitions": partitions}).values()
+    assert (alone.due, combined.due) == (2, 4)
+    # A message that was acknowledged may still be in the tracker of delays.
+    [late] = read_stats({"subscriptions": {"s": subscription(msgDelayed=3)}}).values()
+    assert late.due == 0
+
+
 RANGES = "managedLedgerMaxUnackedRangesToPersist"
 AS_ARRAYS = "managedLedgerPersistIndividualAckAsLongArray"
 

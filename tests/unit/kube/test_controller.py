@@ -165,6 +165,8 @@ async def test_queue_depth_counts_waiting_objects(
     await until(lambda: measured("redrive_reconcile_queue_depth", kind="Queued") == 2)
     go_on.set()
     await until(lambda: measured("redrive_reconcile_queue_depth", kind="Queued") == 0)
+    assert measured("redrive_reconcile_queue_duration_seconds_count", kind="Queued") == 3
+    assert measured("redrive_reconcile_queue_duration_seconds_sum", kind="Queued") > 0
     await kept.stop()
 
 

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
+from prometheus_client import REGISTRY
 
 from redrive.admin.guards import Fence
 from redrive.api import Body
@@ -95,6 +96,7 @@ async def test_unchanged_lease_is_taken_over_after_its_duration(
     spec = api.objects[resources.LEASES][KEY]["spec"]
     assert spec["holderIdentity"] == "two"
     assert spec["leaseTransitions"] == 1
+    assert REGISTRY.get_sample_value("redrive_lease_transitions_total") == 1
     with pytest.raises(LeaseLostError, match="another operator has taken the lease; got 'two'"):
         await one.lease.renew()
     assert not one.fence.is_open()

@@ -69,6 +69,28 @@ def test_policy_metric_shows_ready_or_not(more: dict[str, Any], shown: float) ->
         assert REGISTRY.get_sample_value("redrive_policy_ready", POLICY) is None
 
 
+def test_policy_conditions_that_warn_are_shown_while_there() -> None:
+    def shown() -> set[str]:
+        return {
+            sample.labels["type"]
+            for family in REGISTRY.collect()
+            for sample in family.samples
+            if sample.name == "redrive_policy_condition"
+            and sample.value == 1
+            and sample.labels.keys() == {"policy", "policy_namespace", "type"}
+        }
+
+    types = ("InvalidSpec", "Reconciling", "Made up", "Up made")
+    conditions = [{"type": kind, "status": "True", "reason": kind} for kind in types]
+    conditions += [ready_condition("True"), {"type": "NameCollision", "status": "False"}]
+    policies = Cache([policy(status={"conditions": conditions})])
+    with counting_objects({resources.POLICIES: policies}):
+        assert shown() == {"InvalidSpec", "Other"}
+    ready = policy(status={"conditions": [ready_condition("True")]})
+    with counting_objects({resources.POLICIES: Cache([ready])}):
+        assert shown() == set()
+
+
 def test_objects_are_counted_by_condition() -> None:
     def count(**labels: str) -> float | None:
         return REGISTRY.get_sample_value("redrive_objects", {"kind": "RetryPolicy", **labels})

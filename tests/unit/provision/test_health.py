@@ -17,18 +17,15 @@ from prometheus_client import REGISTRY
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, AdminNotFoundError
 from redrive.admin.http import Access, Http
-from redrive.admin.model import AckPersistence, SubscriptionStats
+from redrive.admin.model import AckPersistence, SubscriptionStats, TopicStats
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning
 from redrive.api.connection import BrokerConnectionSpec
-from redrive.api.retrypolicy import Backlog
 from redrive.kube.context import Context
 from redrive.kube.resources import POLICIES, Key
-from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import health as provision_health
-from redrive.provision.health import INTERVAL_SECONDS, Gauges, Health, Reader
-from redrive.provision.health_checks import Deliveries
+from redrive.provision.health import INTERVAL_SECONDS, Health, Reader
 from redrive.provision.poller import RateLimit
 from tests.support.connections import changed
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -82,6 +79,7 @@ class Cluster:
         self.kubernetes = FakeKubernetes()
         self.seen = self.waits = 0
         self.found: dict[str, SubscriptionStats] = {}
+        self.published = {"": 0}
         self.quotas: dict[str, dict[str, Any]] = {"topic": {}, "namespace": {}}
         self.refuses_quotas = False
         self.of_broker: int | None = None
@@ -99,10 +97,10 @@ class Cluster:
         """Resolve every connection to this broker."""
         return self
 
-    async def stats(self, *_: object, **__: object) -> dict[str, SubscriptionStats]:
+    async def stats(self, *_: object, **__: object) -> TopicStats:
         """Answer for every topic that as much waits there."""
         waits = dataclasses.replace(NOTHING_WAITS, backlog=self.waits)
-        return {"fulfilment": waits, "redrive": waits, **self.found}
+        return TopicStats({"fulfilment": waits, "redrive": waits, **self.found}, self.published)
 
     async def topic_policy(self, *_: object) -> dict[str, Any]:
         """Answer with the quotas that are set on the dead-letter topic."""
@@ -406,40 +404,22 @@ async def test_reader_keeps_to_its_rate_limit() -> None:
         assert loop.time() - begun >= 5 / 50
 
 
-NOW = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
-KEY = Key("a-namespace", "gauged")
-TOPIC = "persistent://shop/prod/orders"
-POLICY = Policy(TopicName.parse(TOPIC), "fulfilment")
-WAITING = Backlog(
-    retry=3, dead_letter=2, oldest_dead_letter_time=NOW - timedelta(minutes=1), observed_time=NOW
-)
-DELIVERED = Deliveries.begin(0.0, 10, 20).seen(60.0, 15, 21)
+@pytest.mark.usefixtures("virtual_time")
+async def test_dead_letters_are_counted_while_a_replay_drains(cluster: Cluster) -> None:
+    def count() -> float | None:
+        labels = {
+            "policy": "orders",
+            "policy_namespace": "shop",
+            "source_topic": "persistent://shop/prod/orders",
+            "subscription": "fulfilment",
+        }
+        return REGISTRY.get_sample_value("redrive_dead_letters_total", labels)
 
-
-def gauge(metric: str, topic: str = TOPIC, **labels: str) -> float | None:
-    """A metric of the policy, with the labels that consumers have too."""
-    policy = {"policy": "gauged", "policy_namespace": "a-namespace"}
-    where = {"source_topic": topic, "subscription": "fulfilment"}
-    return REGISTRY.get_sample_value(metric, {**policy, **where, **labels})
-
-
-def test_metrics_have_labels_of_policy_topic_and_subscription() -> None:
-    gauges = Gauges(lambda: NOW)
-    gauges.show(KEY, POLICY, WAITING, DELIVERED)
-    assert gauge("redrive_backlog_messages", role="retry") == 3
-    assert gauge("redrive_backlog_messages", role="dead-letter") == 2
-    assert gauge("redrive_oldest_dead_letter_age_seconds") == 60
-    assert gauge("redrive_deliveries_total", role="source") == 5
-    assert gauge("redrive_deliveries_total", role="retry") == 1
-    gauges.remove(KEY)
-    assert gauge("redrive_backlog_messages", role="retry") is None
-    assert gauge("redrive_oldest_dead_letter_age_seconds") is None
-
-
-def test_recreated_policy_replaces_series_of_its_predecessor() -> None:
-    gauges = Gauges(lambda: NOW)
-    gauges.show(KEY, POLICY, WAITING, DELIVERED)
-    gauges.show(KEY, Policy(POLICY.topic.sibling("other"), "fulfilment"), WAITING, DELIVERED)
-    assert gauge("redrive_backlog_messages", role="retry") is None
-    assert gauge("redrive_backlog_messages", str(POLICY.topic.sibling("other")), role="retry")
-    gauges.remove(KEY)
+    cluster.waits, cluster.published = 9, {"": 9}
+    health = Health(cluster.ctx, lambda _: None)
+    for waiting, published, counted in ((9, 9, 0), (4, 11, 2), (0, 14, 5)):
+        cluster.waits, cluster.published = waiting, {"": published}
+        await asyncio.sleep(INTERVAL_SECONDS + 1)
+        assert count() == counted
+    await health.stop()
+    assert count() is None

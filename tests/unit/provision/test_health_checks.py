@@ -32,6 +32,7 @@ from redrive.provision.health_checks import (
     check,
     is_backlog_worth_writing,
     read_backlog,
+    stored_since,
 )
 
 TOPIC = TopicName("shop", "prod", "orders")
@@ -412,6 +413,30 @@ def test_stranded_chunks_are_reported_after_five_readings() -> None:
     assert following(findings, 21).warnings == (warning,)
     assert following(findings, 0).warnings == ()
     assert following(following(findings, 0)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "stored"),
+    [
+        ({}, {"a": 9}, 0),  # the first reading
+        ({"a": 9}, {"a": 9}, 0),
+        ({"a": 9, "b": 1}, {"a": 11, "b": 2}, 3),
+        ({"a": 9, "b": 1}, {"a": 4, "b": 2}, 5),  # the broker has loaded a again
+        ({"a": 9}, {"a": 9, "b": 7}, 0),  # not known when they were stored
+        ({"a": 9, "b": 1}, {"b": 3}, 2),
+    ],
+)
+def test_stored_messages_are_counted_across_loads(
+    before: dict[str, int], now: dict[str, int], stored: int
+) -> None:
+    assert stored_since(before, now) == stored
+
+
+def test_partition_missing_from_an_answer_is_counted_later() -> None:
+    first = Findings.of(replace(reading(0), published={"a": 5, "b": 5}), None, (), THRESHOLDS)
+    second = Findings.of(replace(reading(60), published={"a": 6}), first, (), THRESHOLDS)
+    third = Findings.of(replace(reading(120), published={"a": 6, "b": 8}), second, (), THRESHOLDS)
+    assert [findings.dead_letters for findings in (first, second, third)] == [0, 1, 3]
 
 
 def test_backlog_has_time_and_counts_of_its_read() -> None:
