@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from release import CHART, CHECKOUT, chart_file, chart_readme, dashboard, values_schema
+from release import (
+    CHART,
+    CHECKOUT,
+    api_reference,
+    chart_file,
+    chart_readme,
+    dashboard,
+    values_schema,
+)
 
 DEFINITIONS = CHART / "definitions"
 """Copies of `crds/`, not a link: Flux and `git archive` drop symbolic links."""
@@ -15,6 +23,7 @@ GENERATED: Mapping[Path, Callable[[], str]] = {
     **dashboard.FILES,
     values_schema.SCHEMA: values_schema.render,
     chart_file.CHART_FILE: chart_file.render,
+    **{page: partial(api_reference.render, kind) for page, kind in api_reference.GENERATED.items()},
     CHART / "LICENSE": partial((CHECKOUT / "LICENSE").read_text, "utf-8"),
     **{
         DEFINITIONS / crd.name: partial(crd.read_text, "utf-8")

@@ -36,11 +36,13 @@ DOCSTRINGS = [
     for module in (ROOT / "operator" / "redrive").rglob("*.py")
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`[^`\n]*`")
+"""Code in a line: a pattern may look like a link."""
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
     """Yield each relative link of *page*: the file that it leads to, and its anchor."""
-    for link in LINK.findall(page.read_text("utf-8")):
+    for link in LINK.findall(CODE.sub("", page.read_text("utf-8"))):
         if "://" not in link:
             path, _, anchor = link.partition("#")
             yield (page.parent / path).resolve() if path else page, anchor

@@ -78,6 +78,7 @@ PENDING = {
     "docs/explanation",
     "docs/howto",
     "docs/reference",
+    "docs/reference/api",
     "docs/runbooks",
     "examples/01-first-policy",
     "examples/02-deployment",

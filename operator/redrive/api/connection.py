@@ -78,8 +78,8 @@ class CaRef(ApiModel):
     """Certificate authorities, as PEM under a key of a ConfigMap or Secret."""
 
     kind: CaKind = CaKind.CONFIG_MAP
-    """`ConfigMap` or `Secret`; for the operator it lies in the namespace of the BrokerConnection,
-    for replay jobs in that of the Replay."""
+    """Kind of the object, which lies in the namespace of the BrokerConnection for the operator, and
+    in that of the Replay for replay jobs. Defaults to ConfigMap."""
 
     name: ObjectName
     """Name of the object."""
@@ -89,7 +89,7 @@ class CaRef(ApiModel):
 
 
 class Tls(ApiModel):
-    """How the broker's certificate is verified. Its host name is verified in any case."""
+    """Verification of the broker's certificate. Its host name is always verified."""
 
     ca_ref: CaRef
     """The certificate authorities to trust, in place of those that the image trusts."""
@@ -144,10 +144,11 @@ class OAuth2(ApiModel):
     """The secret of that id."""
 
     audience: Word | None = None
-    """What the token is for, where the issuer requires it. Example: `urn:pulsar:main`."""
+    """Audience of the token, where the issuer requires it. Defaults to none. Example:
+    `urn:pulsar:main`."""
 
     scope: Word | None = None
-    """The scopes to request, separated by blanks."""
+    """Scopes to request, separated by blanks. Defaults to none. Example: `pulsar admin`."""
 
     ca_ref: CaRef | None = None
     """The certificate authorities to trust for the issuer, in place of those that the image
@@ -264,8 +265,10 @@ class ReplayIdentity(ApiModel):
     """The Pulsar role of replay jobs, and their credentials: never those of the operator."""
 
     role: Role
-    """The Pulsar role of the credentials: each policy grants it `consume` on its dead-letter topic
-    and `produce` on its retry topic. Example: `redrive-replay`."""
+    """The Pulsar role of the credentials. Each policy grants it `consume` on its dead-letter topic,
+    and `produce` and `consume` on its retry topic and its ledger. A Replay with another target
+    grants it both rights there until it ends, where a rule of `allow` names the role. Example:
+    `replayer`."""
 
     authentication: ReplayAuthentication
     """The role's credentials."""
@@ -323,20 +326,20 @@ class BrokerConnectionSpec(ApiModel):
         ),
     ] = ()
     """Which Kubernetes namespaces may use which topics and roles, as rules that add up: the topics
-    of a rule go with its own namespaces and roles, and with no other rule's. What no rule allows is
-    refused; without rules nothing is allowed."""
+    of a rule go with its own namespaces and roles, and with no other rule's. Everything else is
+    refused. Defaults to none: nothing is allowed."""
 
     replay: ReplayIdentity | None = None
-    """The Pulsar role and credentials of replay jobs. Without it policies of this connection can't
-    be replayed."""
+    """The Pulsar role and credentials of replay jobs. Defaults to none: policies of this connection
+    can't be replayed."""
 
     job: JobTemplate | None = None
-    """The pods of replay jobs, and what Replays may ask for otherwise. Left out: as the operator
-    was started."""
+    """The pods of replay jobs, and the fields of them that Replays may change. Defaults to the
+    settings that the operator was started with."""
 
     policy_defaults: PolicyDefaults | None = None
-    """Values for fields that policies of this connection leave out. A change reaches them at
-    once."""
+    """Values for fields that policies of this connection leave out. A change reaches them at once.
+    Defaults to none."""
 
     @property
     def selects_namespaces(self) -> bool:
@@ -372,7 +375,7 @@ class RuleUsage(ApiModel):
 
 
 class BrokerConnectionStatus(StatusModel):
-    """What the operator found at the broker."""
+    """State of the connection, as the operator found it at the broker."""
 
     observed_generation: int | None = None
     """The `metadata.generation` that this status is about."""

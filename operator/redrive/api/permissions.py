@@ -102,7 +102,7 @@ class LabelExpression(ApiModel):
     `Exists`, `DoesNotExist`: it is there, or is not."""
 
     values: Annotated[tuple[LabelValue, ...], Field(max_length=64, json_schema_extra=SET)] = ()
-    """What `In` and `NotIn` compare with."""
+    """Values that `In` and `NotIn` compare with, required beside these. Defaults to none."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -154,8 +154,7 @@ class Namespaces(OneOf):
     names: (
         Annotated[tuple[ObjectName, ...], Field(max_length=256, json_schema_extra=SET)] | None
     ) = None
-    """Their exact names. The list is complete: it names the connection's own namespace too if that
-    is meant."""
+    """Their exact names. The connection's own namespace is included only if the list has it."""
 
     selector: LabelSelector | None = None
     """Their labels, which only those who administer the cluster should be able to change. The
@@ -174,7 +173,7 @@ def _consent(field: str) -> tuple[object, ...]:
 
 
 class NamespaceLimits(ApiModel):
-    """Bounds on what the objects of one Kubernetes namespace have through a connection."""
+    """Bounds for the objects of one Kubernetes namespace that use a connection."""
 
     policies: Annotated[int, Strict(), Field(ge=1, le=10_000)] = 100
     """Number of RetryPolicies, 1 to 10000. Those beyond it, the newest, are Stalled with reason

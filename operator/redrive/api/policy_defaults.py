@@ -255,7 +255,7 @@ class Naming(ApiModel):
     """Names of retry topic, dead-letter topic and ConfigMap: derived, or each as given."""
 
     scheme: SchemeField = Scheme.PULSAR
-    """Names what is not given. `Pulsar`: `<topic>-<subscription>-RETRY` and `…-DLQ`.
+    """Names of topics without a field. `Pulsar`: `<topic>-<subscription>-RETRY` and `…-DLQ`.
     `SubscriptionUpper` (TDMQ 2.7.2): `<subscription>-RETRY` and `…-DLQ`. `SubscriptionLower` (TDMQ
     2.6.1): `<subscription>-retry` and `…-dlq`. `RocketMQ`: `%RETRY%<subscription>` and
     `%DLQ%<subscription>`. With all but the first, a subscription's name can be used for one topic
@@ -360,7 +360,7 @@ class OutageMode(enum.StrEnum):
 
 
 class OutageBreakerSpec(ApiModel):
-    """When consumers pause because what they depend on is down, and for how long."""
+    """Pause of consumers in an outage of a service that they depend on."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_FITS.to_schema()]})
 
@@ -376,23 +376,25 @@ class OutageBreakerSpec(ApiModel):
     `policyDefaults` have it otherwise. Required beside the other fields."""
 
     min_messages: Annotated[int, Strict(), Field(ge=1, le=MAX_WINDOW)] = 10
-    """A consumer pauses when so many different messages have failed for one cause, and their share
-    of its latest outcomes is `failurePercent`. 1 to 10000. Left out: 10."""
+    """Number of different messages that must have failed for one cause before a consumer pauses;
+    their share of its latest outcomes must be `failurePercent` as well. 1 to 10000. Defaults to
+    10."""
 
     failure_percent: Annotated[int, Strict(), Field(ge=1, le=100)] = 50
-    """From which share of the latest outcomes on failures for one cause are an outage, 1 to 100.
-    Left out: 50."""
+    """Share of failures for one cause in the latest outcomes that is an outage, in percent, 1 to
+    100. Defaults to 50."""
 
     window: Annotated[int, Strict(), Field(ge=1, le=MAX_WINDOW)] = 100
-    """How many of its latest outcomes a consumer looks at, 1 to 10000. Left out: 100."""
+    """Number of the latest outcomes that a consumer counts, 1 to 10000. Defaults to 100."""
 
     max_probe_interval: ProbeInterval = "30s"
-    """While it has paused, a consumer handles one message after 1s, then with back-off up to this,
-    1s to 1h. The first that succeeds ends the outage. Left out: 30s."""
+    """Longest time between two messages that a paused consumer handles as a probe, 1s to 1h. The
+    first probe comes after 1s, later ones with back-off; the first success ends the outage.
+    Defaults to 30s."""
 
     max_pause: Pause = "6h"
-    """After this a consumer goes on in spite of the outage, and failures use up retries again,
-    until a message succeeds. 1s to 7d. Left out: 6h."""
+    """Time after which a consumer resumes even if the outage continues, 1s to 7d. Failures use up
+    retries then, until a message succeeds. Defaults to 6h."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -442,19 +444,20 @@ class Choices(ApiModel):
     """How policies treat failed messages where they leave it out."""
 
     max_retries: MaxRetries | None = None
-    """How often a failed message is retried after its first delivery, 0 to 1000: with 3 a message
-    is handled at most 4 times, then it is a dead letter. Left out: what the connection's
-    `policyDefaults` say, else 16."""
+    """Number of retries of a failed message after its first delivery, 0 to 1000. With 3, a message
+    is handled at most 4 times, then it is a dead letter. Defaults to the connection's
+    `policyDefaults`, else 16."""
 
     # No default in the schema: a default choice would stay beside the one a user makes later.
     delay_ladder: DelayLadder | None = None
-    """The delay before each retry: exactly one of preset, delays, fixed and exponential. Left out:
-    what the connection's `policyDefaults` say, else the preset `TDMQ`."""
+    """The delay before each retry: exactly one of `preset`, `delays`, `fixed` and `exponential`.
+    Defaults to the connection's `policyDefaults`, else the preset `TDMQ`."""
 
     delay_levels: Levels | None = None
-    """What consumers mean by `level=k`: the k-th of these delays, from 1; a higher level means the
-    last. 1 to 100 of them, each from 1s to 10d. Left out: what the connection's `policyDefaults`
-    say, else the 18 levels `1s 5s 10s 30s`, 1m to 10m by the minute, `20m 30m 1h 2h`."""
+    """Delays that consumers ask for by `level=k`, the k-th of them from 1; a higher level is the
+    last. 1 to 100 delays, each from 1s to 10d. Defaults to the connection's `policyDefaults`, else
+    to the 18 levels `1s 5s 10s 30s`, 1m to 10m by the minute, `20m 30m 1h 2h`. Example:
+    `[1s, 5s, 10s]`."""
 
     deletion_policy: (
         Annotated[
@@ -467,12 +470,11 @@ class Choices(ApiModel):
         ]
         | None
     ) = None
-    """What a deletion of the policy does at the broker. `Retain`: nothing. `RevokeGrants`: it takes
-    back the rights that redrive granted, and nothing else. `Delete`: it deletes the topics that
-    redrive made with all their messages, and restores those that were there before.
-    `DeleteIfEmpty`: the same, but what holds messages stays as it is. While clients are connected
-    these two wait, at most 10 minutes. Left out: what the connection's `policyDefaults` say, else
-    Retain."""
+    """Effect of a deletion of the policy at the broker. `Retain`: none. `RevokeGrants`: it revokes
+    the rights that redrive granted, and changes nothing else. `Delete`: it deletes the topics that
+    redrive created with all their messages, and restores adopted ones. `DeleteIfEmpty`: the same,
+    except that topics with messages stay unchanged. While clients are connected the last two wait,
+    at most 10 minutes. Defaults to the connection's `policyDefaults`, else Retain."""
 
     outage_breaker: OutageBreakerSpec | None = None
     """Pauses consumers in Python while a dependency of them is down, so that an outage uses up no

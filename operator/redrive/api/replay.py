@@ -307,7 +307,7 @@ class ReplaySpec(ApiModel):
         ),
     ] = Guarantee.EXACTLY_ONCE
     """`ExactlyOnce` refuses a target that does not deduplicate, and messages of which it is not
-    known whether they are stored. `AtLeastOnce` moves them."""
+    known whether they are stored. `AtLeastOnce` moves them. Defaults to ExactlyOnce."""
 
     max_replays: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] | None = None
     """How often a message may be replayed, this time included; one that was replayed so often
@@ -320,8 +320,8 @@ class ReplaySpec(ApiModel):
     nothing is moved; other Replays of the policy run at the same time. Defaults to Run."""
 
     suspend: Annotated[bool, Strict()] = False
-    """Whether to rest: what is on its way is settled, the account is written, and nothing more is
-    sent until this is false again. It can change at any time."""
+    """`true` suspends the run: in-flight messages are settled, the account is written, and no more
+    messages are sent until it is false. It can change at any time. Defaults to false."""
 
     rate_limit: ReplayRate | None = None
     """How fast to move messages. Left out: as fast as the broker takes them."""

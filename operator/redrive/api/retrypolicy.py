@@ -153,8 +153,8 @@ class ConnectionRef(ApiModel):
     """Name of the BrokerConnection."""
 
     namespace: ObjectName | None = None
-    """Its namespace; a rule of its `allow` must then be for the policy's. Left out: the
-    policy's."""
+    """Its namespace; a rule of its `allow` must then be for the policy's. Defaults to that
+    of the policy."""
 
 
 class RetryPolicySpec(Choices):
@@ -197,12 +197,12 @@ class RetryPolicySpec(Choices):
 
     subscription_type: SharedType = SubscriptionType.SHARED
     """How consumers share the source topic: `Shared` or `KeyShared`. Exclusive and Failover are
-    refused: there the broker ignores delays. Left out: Shared."""
+    refused: there the broker ignores delays. Defaults to Shared."""
 
     ordering: Ordering = Ordering.NONE
     """`None`: a failed message waits in the retry topic, and later ones overtake it. `PerKey`: it
-    waits in its consumer, and so do later messages of its key; those of other keys go on. PerKey
-    needs `KeyShared`, and goes with any ladder. Defaults to None."""
+    waits in its consumer, and so do later messages of its key; other keys are not held up. PerKey
+    needs `KeyShared`, and any ladder may be used. Defaults to None."""
 
     naming: Naming = Naming()
     """Names of retry topic, dead-letter topic and ConfigMap. Defaults to derived names.
@@ -224,23 +224,23 @@ class RetryPolicySpec(Choices):
             Chaining, "`chaining` must be Forbidden or Allowed", "use one of Forbidden, Allowed"
         ),
     ] = Chaining.FORBIDDEN
-    """`Allowed`: the source topic may itself be a retry or a dead-letter topic of redrive, as for a
-    service that consumes dead letters. `Forbidden`: such a policy is refused, because in most cases
-    it retries what is retried already. Defaults to Forbidden."""
+    """`Allowed`: the source topic may be a retry or dead-letter topic of redrive, as for a service
+    that consumes dead letters. `Forbidden`: such a policy is refused, because in most cases it
+    would retry the same messages twice. Defaults to Forbidden."""
 
     retry: RetryTopic = RetryTopic()
-    """The retry topic. Left out: like the source topic."""
+    """The retry topic. Defaults to the partitions of the source topic, without a TTL."""
 
     dead_letter: DeadLetterTopic = DeadLetterTopic()
-    """What becomes of messages that have used up their retries. Left out: they are kept."""
+    """Treatment of messages that have used up their retries. Defaults to `mode: Keep`."""
 
     consumer_roles: ConsumerRoles = ()
     """The Pulsar roles that consume the subscription. Each is granted `produce` and `consume` on
-    the retry topic and `produce` on the dead-letter topic; the connection has to allow it.
-    Example: `[fulfilment]`."""
+    the retry topic and `produce` on the dead-letter topic; the connection has to allow it. At most
+    32 roles, with 2048 characters in all of them. Defaults to none. Example: `[fulfilment]`."""
 
     replay: ReplayRules = ReplayRules()
-    """Rules for Replays of this policy."""
+    """Rules for Replays of this policy. Defaults to none: any Replay may run."""
 
     management_policy: Annotated[
         ManagementPolicy,
@@ -250,9 +250,9 @@ class RetryPolicySpec(Choices):
             "use one of Manage, Observe",
         ),
     ] = ManagementPolicy.MANAGE
-    """`Manage`: redrive brings about what the policy asks for. `Observe`: it changes nothing, at
-    the broker or in Kubernetes, and condition `DriftDetected` and `status.plannedChanges` show what
-    it would change. Left out: Manage."""
+    """`Manage`: redrive creates and repairs all that the policy needs. `Observe`: it changes
+    nothing, at the broker or in Kubernetes; the condition `DriftDetected` and `status.plannedChanges` show
+    the changes that it would make. Defaults to Manage."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -351,10 +351,10 @@ class Backlog(StatusModel):
     """Messages that the policy's subscriptions have not acknowledged."""
 
     retry: Annotated[int, Field(ge=0)]
-    """How many messages wait in the retry topic for their next attempt, due or not."""
+    """Number of messages that wait in the retry topic for their next attempt, due or not."""
 
     dead_letter: Annotated[int, Field(ge=0)] | None = None
-    """How many messages rest in the dead-letter topic; not there where they are discarded."""
+    """Number of messages in the dead-letter topic. Absent where they are discarded."""
 
     oldest_dead_letter_time: Timestamp | None = None
     """Time at which the oldest dead letter was stored. Absent without dead letters."""
@@ -374,7 +374,7 @@ class EffectiveFields(StatusModel):
 
 
 class RetryPolicyStatus(StatusModel):
-    """What the operator made of the policy."""
+    """State of the policy. The operator writes it."""
 
     observed_generation: int | None = None
     """The `metadata.generation` that this status is about."""
@@ -394,8 +394,8 @@ class RetryPolicyStatus(StatusModel):
     """Full name of the topic where messages wait for their next attempt."""
 
     dead_letter_topic: str | None = None
-    """Full name of the topic where messages rest that have used up their attempts; not there
-    where they are discarded."""
+    """Full name of the topic of messages that have used up their attempts. Absent where they are
+    discarded."""
 
     ledger_topic: str | None = None
     """Full name of the topic that records which dead letters replays have moved; not there where
@@ -413,8 +413,8 @@ class RetryPolicyStatus(StatusModel):
     may set."""
 
     blocked_by: str | None = None
-    """The RetryPolicy, as `namespace/name`, that this one waits for: it has what this one needs.
-    Left out where there is none."""
+    """The RetryPolicy, as `namespace/name`, whose topics this one needs and waits for. Absent
+    without one."""
 
     connection: str | None = None
     """The BrokerConnection, as `namespace/name`, through which the topics were last found as the
@@ -431,10 +431,10 @@ class RetryPolicyStatus(StatusModel):
     planned_changes: (
         Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
     ) = None
-    """With `managementPolicy: Observe`: what redrive would have done, one step each, the first 32
-    of them."""
+    """Steps that redrive would take, the first 32 of them, with `managementPolicy: Observe`."""
 
     backlog: Backlog | None = None
-    """What waits in these topics. It is read about once a minute, and at once when a Replay of the
-    policy ends, the policy becomes Ready or a reconcile is requested; small changes are written
-    every ten minutes, unchanged figures every hour."""
+    """Messages in the topics of the policy; `observedTime` is the age of the figures. They are read
+    about once a minute, and at once when a Replay of the policy ends, the policy becomes Ready or a
+    reconcile is requested. Small changes are written every ten minutes, unchanged figures every
+    hour."""

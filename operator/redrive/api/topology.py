@@ -176,7 +176,9 @@ class BacklogQuota(ApiModel):
 
     size: Size
     """Size of the backlog, `1Mi` to `1024Ti`. A message that can't be dead-lettered because of it
-    is handled again by its consumer, until there is room. Example: `10Gi`."""
+    stays in its consumer, unacknowledged and without another attempt, and is sent again with
+    back-off until there is room. A consumer with 1000 such messages receives no more. Example:
+    `10Gi`."""
 
     @property
     def bytes(self) -> int:
@@ -240,9 +242,10 @@ class DeadLetterTopic(_Expiring):
     are restarted for a change. Defaults to false: they are handled."""
 
     reader_roles: ReaderRoles = ()
-    """The Pulsar roles of people and tools that read dead letters. Each is granted `consume` on
-    the dead-letter topic, which includes skipping messages and resetting the cursor; the connection
-    has to allow it. Example: `[oncall]`."""
+    """The Pulsar roles of people and tools that read dead letters. Each is granted `consume` on the
+    dead-letter topic; the connection has to allow it. This right includes skipping messages and
+    resetting the cursor: whoever may read dead letters may also delete them. At most 16 roles, with
+    1024 characters in all of them. Defaults to none. Example: `[oncall]`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -12,6 +12,7 @@ import pytest
 from redrive.api import Body
 from redrive.api.crds import KINDS, Kind, structural
 from redrive.api.model import InvalidFieldsError, parse_spec
+from release.api_reference import manifests
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 from tests.support.crd_fields import ITEM, SpecField, SpecFields
@@ -49,6 +50,14 @@ def test_a_bad_value_is_refused_with_path_found_value_and_remedy(
 def test_the_smallest_manifest_is_accepted_and_read_back(cluster: Cluster, kind: str) -> None:
     applied = cluster.objects.put(manifest(kind), "default", dry_run=True)
     assert parse_spec(KIND[kind].spec, applied) == parse_spec(KIND[kind].spec, manifest(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_manifests_of_the_api_reference_are_accepted(cluster: Cluster, kind: Kind) -> None:
+    for body in manifests(kind):
+        metadata = {"name": body["metadata"]["name"]}
+        stored = cluster.objects.put({**body, "metadata": metadata}, "default", dry_run=True)
+        assert stored["spec"] == body["spec"]
 
 
 @pytest.mark.parametrize(
