@@ -251,8 +251,8 @@ class RetryPolicySpec(Choices):
         ),
     ] = ManagementPolicy.MANAGE
     """`Manage`: redrive creates and repairs all that the policy needs. `Observe`: it changes
-    nothing, at the broker or in Kubernetes; the condition `DriftDetected` and `status.plannedChanges` show
-    the changes that it would make. Defaults to Manage."""
+    nothing, at the broker or in Kubernetes; the condition `DriftDetected` and
+    `status.plannedChanges` show the changes that it would make. Defaults to Manage."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
