@@ -6,12 +6,14 @@ redrive's own writes return goes into the cache too, before a watch shows it.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from redrive.api import GROUP, Body
 from redrive.errors import RedriveError
+from redrive.kube.fair_slots import FairSlots
 from redrive.kube.resources import Keep, Key, of_redrive
 
 Listener = Callable[[Key, Body | None, Body | None], None]
@@ -49,6 +51,7 @@ class Cache:
         self._listeners: list[Listener] = []
         self._indexes: dict[Callable[[Body], Hashable], Index] = {}
         self._derived: dict[Key, dict[Callable[..., Any], _Derived]] = {}
+        self._threads = FairSlots(1)
 
     def __iter__(self) -> Iterator[Body]:
         """Go through the bodies as they are now; the cache may change meanwhile."""
@@ -132,6 +135,30 @@ class Cache:
             raise known.error.with_traceback(None)
         value: T = known.value
         return value
+
+    async def derive_aside(self, make: Callable[..., T], body: Body, *others: object) -> T:
+        """Return the same as `derive`, computed in a thread where it is not known yet.
+
+        For what takes more than milliseconds, in which the event loop continues. One is computed at
+        a time, and namespaces come round robin.
+
+        Raises:
+            RedriveError: as *make* does; the same one each time.
+        """
+        key = Key.of(body)
+        if not self._has_derived(make, body, others):
+            async with self._threads.slot(key.namespace):
+                if not self._has_derived(make, body, others):
+                    computed = await asyncio.to_thread(_computed, make, body, others)
+                    if key in self._bodies:
+                        self._derived.setdefault(key, {})[make] = computed
+        return self.derive(make, body, *others)
+
+    def _has_derived(
+        self, make: Callable[..., Any], body: Body, others: tuple[object, ...]
+    ) -> bool:
+        derived = self._derived.get(Key.of(body), {}).get(make)
+        return derived is not None and derived.is_of(_generation(body), others)
 
     def _notify(self, key: Key, before: Body | None, after: Body | None) -> None:
         for index in self._indexes.values():  # first: listeners read them

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs
+from redrive.kube.fair_slots import FairSlots
 from redrive.kube.observability import (
     QUEUE_DEPTH,
     QUEUE_SECONDS,
@@ -24,8 +25,10 @@ from redrive.kube.observability import (
 )
 from redrive.kube.resources import Key
 
-AT_ONCE = 50
-"""So many objects with one partition key are reconciled at a time; so many of all are marked.
+AT_ONCE = 60
+"""So many objects with one partition key are reconciled at a time; so many of all are marked."""
+OF_NAMESPACE = 50
+"""So many of those may be of one namespace: another one finds a free slot.
 
 What limits the load on a broker are the connections to it; but objects that are reconciled together
 share a call for their grants, which is expensive whatever their number. Each takes about 20 kB, and
@@ -47,7 +50,8 @@ class Controller:
     """Work queue of one kind: reconciles each object in one task, never twice at a time.
 
     Where there are many objects, those with one partition key wait for one another and for no
-    others: what is slow holds up its own partition alone.
+    others: what is slow holds up its own partition alone. Within a partition the namespaces of the
+    objects have equal shares, see `FairSlots`.
 
     An exception from *reconcile* is logged with the object's identity, and counts as
     `SLOW_BACKOFF`; a `RedriveError` requeues as it says.
@@ -74,8 +78,8 @@ class Controller:
         self._mark_progressing = mark_progressing
         self._partition_key = partition_key
         # Each exists for as long as a task holds it or waits for it.
-        self._slots = WeakValueDictionary[Hashable, asyncio.Semaphore]()
-        self._marking = asyncio.Semaphore(AT_ONCE)
+        self._slots = WeakValueDictionary[Hashable, FairSlots]()
+        self._marking = FairSlots(AT_ONCE, OF_NAMESPACE)
         self._longest_back_off = longest_back_off
         self._changes: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
@@ -140,15 +144,17 @@ class Controller:
         depth, waiting = QUEUE_DEPTH.labels(self._kind), QUEUE_SECONDS.labels(self._kind)
         with depth.track_inprogress(), waiting.time():
             if self._mark_progressing is not None:
-                async with self._marking:
+                async with self._marking.slot(key.namespace):
                     await self._mark_progressing(key)
-            slots = self._slots.setdefault(self._partition_key(key), asyncio.Semaphore(AT_ONCE))
-            await slots.acquire()
+            slots = self._slots.setdefault(
+                self._partition_key(key), FairSlots(AT_ONCE, OF_NAMESPACE)
+            )
+            await slots.acquire(key.namespace)
         try:
             with RECONCILE_SECONDS.labels(self._kind).time():
                 return await self._reconcile(key)
         finally:
-            slots.release()
+            slots.release(key.namespace)
 
     def _count(self, result: str) -> None:
         RECONCILES.labels(self._kind, result).inc()

@@ -65,6 +65,11 @@ QUEUE_SECONDS = Histogram(
     ("kind",),
     buckets=(0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900),
 )
+LOOP_DELAY = Histogram(
+    "redrive_event_loop_delay_seconds",
+    "Delay of the event loop: the time between a timer's due time and its callback, in seconds.",
+    buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
 BREAKER_OPEN = Gauge(
     "redrive_breaker_open",
     "1 while a connection's broker does not answer and is left alone, else 0.",
@@ -189,7 +194,9 @@ def counting_objects(caches: Mapping[Resource, Cache]) -> Iterator[None]:
 
 STALL_SECONDS = 60.0
 """A part without a heartbeat for longer has stalled."""
-BEAT_SECONDS = 5.0
+BEAT_SECONDS = 1.0
+LATE_SECONDS = 5.0
+"""The event loop sends no heartbeat while it is later: it then renews no lease in time."""
 EVENT_LOOP = "event loop"
 
 
@@ -224,7 +231,7 @@ class Liveness:
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Send heartbeats of the event loop while the block runs."""
+        """Send heartbeats of the event loop while the block runs, unless it is late."""
         task = asyncio.create_task(self._beat_for_ever(), name="heartbeat")
         try:
             yield
@@ -233,6 +240,11 @@ class Liveness:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _beat_for_ever(self) -> None:
+        self.beat(EVENT_LOOP)
         while True:
-            self.beat(EVENT_LOOP)
+            due = self._clock() + BEAT_SECONDS
             await asyncio.sleep(BEAT_SECONDS)
+            delay = max(self._clock() - due, 0.0)
+            LOOP_DELAY.observe(delay)
+            if delay < LATE_SECONDS:
+                self.beat(EVENT_LOOP)

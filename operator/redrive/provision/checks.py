@@ -12,7 +12,7 @@ Whether what is there leaves room for what a policy needs: checks on observed fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -187,17 +187,16 @@ ADMISSION = Checks(
 )
 
 
-def prior_claim(request: Request, rivals: Iterable[Request]) -> ContestedError | None:
-    """Find a policy whose claim on this one's topics, at the same broker, comes first.
+def prior_claim(request: Request, winner: Request) -> ContestedError | None:
+    """Find a rival whose claim on this one's topics, at the same broker, comes first.
 
     Args:
-        rivals: admissible policies that claim one of its names: one that may not be obeyed
+        request: the policy.
+        winner: an admissible policy that claims one of its names: one that may not be obeyed
             itself must not keep others from their topics.
     """
-    prior = [other for other in rivals if request.yields_to(other)]
-    if not prior:
+    if not request.yields_to(winner):
         return None
-    winner = min(prior, key=lambda other: other.age)
     policy = request.policy
     if winner.subscribes_like(request):
         return ResourceConflictError(

@@ -18,10 +18,13 @@ Used by all that looks at policies: reconcile, resync, finalize and health.
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 from redrive.admin.model import broker_at
 from redrive.api import Body
@@ -55,10 +58,12 @@ class _Names:
     """The names of one policy.
 
     Attributes:
+        age: sorts policies, the oldest first.
         broker: where its topics are.
         own: the topics that are for this policy alone.
     """
 
+    age: tuple[str, str]
     broker: str
     topic: TopicName
     subscription: str
@@ -83,8 +88,26 @@ class _Names:
             yield self.broker, str(topic)
 
 
+class _Claimant(NamedTuple):
+    """A policy that claims a name; sorts by age, the oldest first."""
+
+    age: tuple[str, str]
+    key: Key
+
+
+class _Judged(NamedTuple):
+    """The request of a policy if it is admissible, else None, and what it was read from."""
+
+    policy: Body
+    connection: Body | None
+    request: Request | None
+
+
 class Conflicts:
     """Every name that a policy claims at a broker → the policies that claim it.
+
+    A policy that is blocked by a rival is enqueued again when that rival changes, and by no other:
+    of N policies with one name, N are enqueued when the first one goes, and two when one comes.
 
     Args:
         policies: all that there are.
@@ -98,10 +121,14 @@ class Conflicts:
         self._policies = policies
         self._connections = connections
         self._enqueue = enqueue
-        self._claimants: dict[_Name, set[Key]] = defaultdict(set)
+        self._claimants: dict[_Name, list[_Claimant]] = defaultdict(list)
+        self._unblocked: dict[_Name, set[Key]] = defaultdict(set)
         self._names: dict[Key, _Names] = {}
+        self._blocker: dict[Key, Key] = {}
+        self._blocked_by: dict[Key, set[Key]] = defaultdict(set)
+        self._judged: dict[Key, _Judged] = {}
         for body in policies:
-            self._claim(Key.of(body), self._names_of(body))
+            self._claim(Key.of(body), body)
         policies.listen(self._policy_changed)
         connections.listen(self._connection_changed)
 
@@ -111,9 +138,57 @@ class Conflicts:
         Those whose source topic is a retry or dead-letter topic of *key* are among them, and those
         that its own source topic is one of.
         """
+        return frozenset(self.oldest_first(key))
+
+    def oldest_first(self, key: Key) -> Iterator[Key]:
+        """Return the same, by age, without visiting more of them than the caller reads."""
         names = self._names.get(key)
         met = () if names is None else names.met()
-        return frozenset(other for name in met for other in self._claimants.get(name, ())) - {key}
+        before = None
+        for claimant in heapq.merge(*(tuple(self._claimants.get(name, ())) for name in met)):
+            if claimant != before and claimant.key != key:
+                yield claimant.key
+            before = claimant
+
+    def has_rivals(self, key: Key) -> bool:
+        """Return True if another policy claims a name which *key* claims too."""
+        return next(self.oldest_first(key), None) is not None
+
+    def block(self, key: Key, rival: Key | None) -> None:
+        """Record the rival that keeps a policy from its topics; None if there is none."""
+        before = self._blocker.pop(key, None)
+        if before is not None:
+            self._blocked_by[before].discard(key)
+            if not self._blocked_by[before]:
+                del self._blocked_by[before]
+        if rival is not None:
+            self._blocker[key] = rival
+            self._blocked_by[rival].add(key)
+        names = self._names.get(key)
+        for name in () if names is None else names.claimed():
+            if rival is None:
+                self._unblocked[name].add(key)
+            else:
+                self._unblocked[name].discard(key)
+
+    def forget(self) -> None:
+        """Forget which policies are admissible: the labels of namespaces have changed."""
+        self._judged.clear()
+
+    def admissible(self, key: Key, ctx: Context) -> Request | None:
+        """Return the request of a policy, read once for each state of it and its connection.
+
+        Returns:
+            None where it is not there, or may not be obeyed: its own status shows that.
+        """
+        body = ctx.policies.get(key)
+        if body is None:
+            return None
+        connection = ctx.connections.get(connection_of(body))
+        judged = self._judged.get(key)
+        if judged is None or judged.policy is not body or judged.connection is not connection:
+            judged = self._judged[key] = _Judged(body, connection, _admitted(body, ctx))
+        return judged.request
 
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after) or _stands_otherwise(before, after):
@@ -125,22 +200,43 @@ class Conflicts:
                 self._changed(Key.of(body), body)
 
     def _changed(self, key: Key, after: Body | None) -> None:
-        rivals = self.rivals(key)
-        self._claim(key, None if after is None else self._names_of(after))
-        for rival in rivals | self.rivals(key):
+        affected = self.affected(key)
+        self._claim(key, after)
+        for rival in affected | self.affected(key):
             self._enqueue(rival)
 
-    def _claim(self, key: Key, names: _Names | None) -> None:
+    def affected(self, key: Key) -> set[Key]:
+        """Return the rivals about which a change of *key* may decide."""
+        names = self._names.get(key)
+        met = () if names is None else names.met()
+        unblocked = {rival for name in met for rival in self._unblocked.get(name, ())}
+        return (unblocked | self._blocked_by.get(key, set())) - {key}
+
+    def _claim(self, key: Key, body: Body | None) -> None:
+        """Put the names of *body* in place of those that *key* claimed; None for none."""
+        names = None if body is None else self._names_of(body)
+        self.block(key, None)
         before = self._names.pop(key, None)
-        for name in () if before is None else before.claimed():
-            self._claimants[name].discard(key)
-            if not self._claimants[name]:
-                del self._claimants[name]
+        if before is not None:
+            self._unclaim(key, before)
+        if body is None:
+            self._judged.pop(key, None)
         if names is None:
             return
         self._names[key] = names
         for name in names.claimed():
-            self._claimants[name].add(key)
+            insort(self._claimants[name], _Claimant(names.age, key))
+            self._unblocked[name].add(key)
+
+    def _unclaim(self, key: Key, names: _Names) -> None:
+        for name in names.claimed():
+            claimants, unblocked = self._claimants[name], self._unblocked[name]
+            del claimants[bisect_left(claimants, _Claimant(names.age, key))]
+            unblocked.discard(key)
+            if not claimants:
+                del self._claimants[name]
+            if not unblocked:
+                del self._unblocked[name]
 
     def _names_of(self, body: Body) -> _Names | None:
         """Return what a policy claims; one that can't be obeyed claims nothing.
@@ -159,7 +255,12 @@ class Conflicts:
             return None  # its own reconcile says so in its status
         if broker is None:
             return None
-        return _Names(broker, spec.topic, spec.subscription, spec.own_topics)
+        return _Names(age_of(body), broker, spec.topic, spec.subscription, spec.own_topics)
+
+
+def age_of(body: Body) -> tuple[str, str]:
+    """Return the creation time and uid, which sort policies, the oldest first."""
+    return body["metadata"]["creationTimestamp"], body["metadata"]["uid"]
 
 
 def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
@@ -195,7 +296,7 @@ def resolve_through(body: Body, connection: BrokerConnectionSpec, ctx: Context) 
     through = connections.connection_of(body)
     return Request(
         key=key,
-        age=(body["metadata"]["creationTimestamp"], body["metadata"]["uid"]),
+        age=age_of(body),
         spec=spec,
         policy=replace(policy, ignore_outages=True) if ignores_outages(body) else policy,
         connection=connection,
@@ -214,11 +315,18 @@ def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request
     """
     ADMISSION.check(request)
     check_number(request, ctx)
-    found = rivals(request.key, ctx, conflicts)
-    contested = prior_claim(request, found)
-    if contested is not None:
-        raise contested
-    return found
+    rivals = []
+    for key in conflicts.oldest_first(request.key):
+        rival = conflicts.admissible(key, ctx)
+        if rival is None:
+            continue
+        contested = prior_claim(request, rival)
+        if contested is not None:
+            conflicts.block(request.key, key)
+            raise contested
+        rivals.append(rival)
+    conflicts.block(request.key, None)
+    return tuple(rivals)
 
 
 def check_number(request: Request, ctx: Context) -> None:
@@ -263,18 +371,16 @@ def rivals(key: Key, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:
     A policy that is gone claims nothing any more: any other may be its rival.
     """
     gone = ctx.policies.get(key) is None
-    others = map(Key.of, ctx.policies) if gone else conflicts.rivals(key)
-    return tuple(_admissible(others, ctx))
+    others: Iterable[Key] = map(Key.of, ctx.policies) if gone else conflicts.oldest_first(key)
+    requests = (conflicts.admissible(other, ctx) for other in others)
+    return tuple(request for request in requests if request is not None)
 
 
-def _admissible(keys: Iterable[Key], ctx: Context) -> Iterator[Request]:
-    for key in keys:
-        body = ctx.policies.get(key)
-        if body is None:
-            continue
-        try:
-            request = resolve(body, ctx)
-            ADMISSION.check(request)
-        except RedriveError:
-            continue  # shown by the policy's own status
-        yield request
+def _admitted(body: Body, ctx: Context) -> Request | None:
+    """Return the request of a policy; None if it may not be obeyed."""
+    try:
+        request = resolve(body, ctx)
+        ADMISSION.check(request)
+    except RedriveError:
+        return None
+    return request

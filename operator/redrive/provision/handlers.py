@@ -126,7 +126,7 @@ class Queues:
         """Enqueue all that may need a reconcile; the first resync checks other settled policies."""
         for body in self._ctx.policies:
             orphaned = self._ctx.connections.get(connection_of(body)) is None
-            if orphaned or not is_settled(body) or self._conflicts.rivals(Key.of(body)):
+            if orphaned or not is_settled(body) or self._conflicts.has_rivals(Key.of(body)):
                 self.policies.enqueue(Key.of(body))
         for body in self._ctx.connections:
             self.connections.enqueue(Key.of(body))
@@ -170,6 +170,7 @@ class Queues:
         self._enqueue_users(connection)
 
     def _labels_changed(self, namespace: str) -> None:
+        self._conflicts.forget()
         for body in self._ctx.policies:
             key = Key.of(body)
             if key.namespace == namespace:
@@ -187,7 +188,7 @@ class Queues:
 
     def _enqueue_with_rivals(self, policy: Key) -> None:
         self.policies.enqueue(policy)
-        for rival in self._conflicts.rivals(policy):
+        for rival in self._conflicts.affected(policy):
             self.policies.enqueue(rival)
 
 

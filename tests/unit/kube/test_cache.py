@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import sys
+import threading
 from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
 from redrive.api import Body
+from redrive.errors import InvalidSpecError
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.resources import (
     APACHE_SPARK_APPLICATIONS,
@@ -40,6 +43,30 @@ def test_listeners_get_creation_change_and_deletion() -> None:
     cache.drop(second)
     cache.drop(second)
     assert calls == [(key, None, first), (key, first, second), (key, second, None)]
+
+
+async def test_derived_aside_is_computed_once_beside_the_loop() -> None:
+    released, computed = threading.Event(), 0
+
+    def slow(object_: Body) -> int:
+        nonlocal computed
+        computed += 1
+        assert released.wait(30)
+        if object_["metadata"]["name"] == "b":
+            raise InvalidSpecError("a thing is wrong", remedy="fix it")
+        return computed
+
+    cache = Cache([body(), body(name="b")])
+    tasks = [asyncio.create_task(cache.derive_aside(slow, body())) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    released.set()
+    assert await asyncio.gather(*tasks) == [1, 1, 1]
+    assert cache.derive(slow, body()) == 1
+    for _ in range(2):
+        with pytest.raises(InvalidSpecError):
+            await cache.derive_aside(slow, body(name="b"))
+    assert computed == 2
+    assert await cache.derive_aside(slow, body(generation=2)) == 3
 
 
 def test_cache_may_change_during_iteration() -> None:

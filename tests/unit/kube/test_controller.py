@@ -275,13 +275,36 @@ async def test_hanging_objects_block_only_their_partition() -> None:
         return Requeue.ON_CHANGE
 
     kept = Controller("Kind", look, partition_key=lambda key: key.namespace)
-    for number in range(controller.AT_ONCE + 10):
+    for number in range(controller.OF_NAMESPACE + 10):
         kept.enqueue(Key("hangs", f"policy-{number}"))
     async with asyncio.timeout(5):
-        for _ in range(controller.AT_ONCE):
+        for _ in range(controller.OF_NAMESPACE):
             assert (await looked.get()).namespace == "hangs"
         kept.enqueue(ORDERS)
         assert await looked.get() == ORDERS
+    await kept.stop()
+
+
+@pytest.mark.parametrize("marks", [False, True])
+async def test_crowd_of_a_namespace_delays_no_other(*, marks: bool) -> None:
+    begun: list[Key] = []
+
+    async def work(key: Key) -> Requeue:
+        begun.append(key)
+        await asyncio.sleep(1)
+        return Requeue.ON_CHANGE
+
+    async def mark(key: Key) -> None:
+        await work(key)
+
+    kept = Controller("Kind", work, mark_progressing=mark if marks else None)
+    for number in range(2_000):
+        kept.enqueue(Key("crowd", str(number)))
+    await asyncio.sleep(1.5)
+    began = asyncio.get_running_loop().time()
+    kept.enqueue(ORDERS)
+    await until(lambda: begun.count(ORDERS) == 1 + marks)
+    assert asyncio.get_running_loop().time() - began <= 3
     await kept.stop()
 
 

@@ -23,7 +23,9 @@ from redrive.kube import logs, resources
 from redrive.kube.cache import Cache
 from redrive.kube.controller import Controller
 from redrive.kube.observability import (
+    BEAT_SECONDS,
     EVENT_LOOP,
+    LATE_SECONDS,
     STALL_SECONDS,
     Liveness,
     counting_objects,
@@ -179,6 +181,21 @@ async def test_running_event_loop_gives_signs_of_life() -> None:
     clock.now += STALL_SECONDS + 1
     assert health.silent_for() == {EVENT_LOOP: 61}
     assert health.has_stalled()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_late_event_loop_is_measured_and_stalls() -> None:
+    clock = Clock()
+    health = Liveness(clock)
+    begin = REGISTRY.get_sample_value("redrive_event_loop_delay_seconds_sum") or 0.0
+    async with health.beating():
+        for late in (0, LATE_SECONDS + 5, LATE_SECONDS + 5):
+            await asyncio.sleep(0)
+            clock.now += BEAT_SECONDS + late
+            await asyncio.sleep(BEAT_SECONDS)
+    end = REGISTRY.get_sample_value("redrive_event_loop_delay_seconds_sum") or 0.0
+    assert end - begin == pytest.approx(2 * (LATE_SECONDS + 5))
+    assert health.silent_for() == {EVENT_LOOP: 2 * (LATE_SECONDS + 5 + BEAT_SECONDS)}
 
 
 logger = logging.getLogger("redrive.test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -472,18 +473,18 @@ def test_oldest_policy_of_subscription_has_priority(
     oldest, middle, youngest = (
         requested(policy(name, age=age)) for age, name in enumerate(["first", "second", "third"])
     )
-    assert prior_claim(oldest, [middle, youngest]) is None
-    for loser, others in ((middle, [oldest, youngest]), (youngest, [middle, oldest])):
-        violation = prior_claim(loser, others)
+    for winner, loser in itertools.combinations((oldest, middle, youngest), 2):
+        assert prior_claim(winner, loser) is None
+        violation = prior_claim(loser, winner)
         assert violation is not None
         assert violation.reason == "ResourceConflict"
-        assert "got 'RetryPolicy shop/first'" in str(violation)
+        assert f"got 'RetryPolicy {winner.key}'" in str(violation)
 
 
 def test_uid_decides_between_policies_of_same_age(policy: MakeBody, requested: MakeRequest) -> None:
     one, other = requested(policy("a")), requested(policy("b"))
-    assert prior_claim(one, [other]) is None
-    assert prior_claim(other, [one]) is not None
+    assert prior_claim(one, other) is None
+    assert prior_claim(other, one) is not None
 
 
 def test_names_that_collide_are_refused_for_younger_policy(
@@ -493,7 +494,7 @@ def test_names_that_collide_are_refused_for_younger_policy(
     second = requested(
         policy("b", topic="persistent://shop/prod/orders", subscription="eu-billing")
     )
-    violation = prior_claim(second, [first])
+    violation = prior_claim(second, first)
     assert violation is not None
     assert violation.reason == "NameCollision"
     assert "shop/a" in str(violation)
@@ -506,14 +507,14 @@ def test_source_topic_of_older_policy_is_no_derived_topic(
     source = "persistent://shop/prod/payments"
     payments = requested(policy("payments", topic=source, age=1))
     taking = policy("taking", naming={name: source}, age=2)
-    violation = prior_claim(requested(taking), [payments])
+    violation = prior_claim(requested(taking), payments)
     assert violation is not None
     assert violation.reason == "NameCollision"
     assert f"the source topic of an older RetryPolicy, {source}" in str(violation)
     assert "got 'RetryPolicy shop/payments'" in str(violation)
-    assert prior_claim(payments, [requested(taking)]) is None
+    assert prior_claim(payments, requested(taking)) is None
     elsewhere = requested(taking, adminURL="http://elsewhere:8080")
-    assert prior_claim(elsewhere, [payments]) is None
+    assert prior_claim(elsewhere, payments) is None
 
 
 @pytest.mark.parametrize("name", ["retryTopic", "deadLetterTopic"])
@@ -523,14 +524,14 @@ def test_ledger_of_policy_is_never_topic_of_another(
     first = policy("first", age=1)
     ledger = str(requested(first).policy.ledger_topic)
     taking = policy("taking", subscription="billing", naming={name: ledger}, age=2)
-    violation = prior_claim(requested(taking), [requested(first)])
+    violation = prior_claim(requested(taking), requested(first))
     assert violation is not None
     assert violation.reason == "NameCollision"
     # Replays of the first may be configured later.
-    assert prior_claim(requested(taking, replay=None), [requested(first, replay=None)]) is not None
+    assert prior_claim(requested(taking, replay=None), requested(first, replay=None)) is not None
     first["metadata"]["creationTimestamp"] = "2026-01-01T00:00:03Z"
-    assert prior_claim(requested(taking), [requested(first)]) is None
-    assert prior_claim(requested(first), [requested(taking)]) is not None
+    assert prior_claim(requested(taking), requested(first)) is None
+    assert prior_claim(requested(first), requested(taking)) is not None
 
 
 def test_dead_letter_topic_may_have_a_younger_policy(
@@ -538,8 +539,8 @@ def test_dead_letter_topic_may_have_a_younger_policy(
 ) -> None:
     first = requested(policy("first", age=1))
     of_dead_letters = requested(policy("second", topic=str(first.spec.dead_letter_topic), age=2))
-    assert prior_claim(of_dead_letters, [first]) is None
-    assert prior_claim(first, [of_dead_letters]) is None
+    assert prior_claim(of_dead_letters, first) is None
+    assert prior_claim(first, of_dead_letters) is None
 
 
 def test_two_subscriptions_of_a_topic_do_not_conflict(
@@ -547,7 +548,7 @@ def test_two_subscriptions_of_a_topic_do_not_conflict(
 ) -> None:
     first = requested(policy("first", age=1))
     second = requested(policy("second", subscription="billing", age=2))
-    assert prior_claim(second, [first]) is None
+    assert prior_claim(second, first) is None
 
 
 def test_policies_at_different_brokers_do_not_conflict(
@@ -556,5 +557,5 @@ def test_policies_at_different_brokers_do_not_conflict(
     here = requested(policy("b"), adminURL="http://here:8080")
     same = requested(policy("a"), adminURL="http://HERE:8080/")
     elsewhere = requested(policy("a"), adminURL="http://there:8080")
-    assert prior_claim(here, [elsewhere]) is None
-    assert prior_claim(here, [same]) is not None
+    assert prior_claim(here, elsewhere) is None
+    assert prior_claim(here, same) is not None

@@ -26,8 +26,9 @@ from redrive.kube.client import SecretNotFoundError
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.model import OutageLimits
+from redrive.provision import claims
 from redrive.provision.checks import prior_claim
-from redrive.provision.claims import Conflicts, check_number, resolve
+from redrive.provision.claims import Conflicts, admit, check_number, resolve
 from redrive.provision.outcome import Outcome
 from redrive.provision.reconciler import Converged, converge
 from redrive.provision.request import (
@@ -225,6 +226,88 @@ def test_policy_without_connection_keeps_its_claim(
     assert not conflicts.rivals(Key("shop", "b"))
 
 
+class Colliding:
+    """Policies of one subscription, reconciled as the work queue does.
+
+    Attributes:
+        reconciles: their number.
+        readings: the number of requests that were read of rivals.
+    """
+
+    def __init__(self, ctx: Context, policy: MakeBody, patch: pytest.MonkeyPatch) -> None:
+        self.ctx, self._policy = ctx, policy
+        self._queue: dict[Key, None] = {}
+        self.reconciles = self.readings = 0
+        self.conflicts = Conflicts(ctx.policies, ctx.connections, self._enqueue)
+
+        def counted(body: dict[str, Any], ctx: Context) -> Request:
+            self.readings += 1
+            return resolve(body, ctx)
+
+        patch.setattr(claims, "resolve", counted)
+
+    def _enqueue(self, key: Key) -> None:
+        self._queue[key] = None
+
+    def add(self, number: int) -> None:
+        body = self._policy(f"p{number:04}")
+        self.ctx.policies.put(body)
+        self._enqueue(Key.of(body))
+
+    def reconcile_all(self) -> None:
+        while self._queue:
+            key = next(iter(self._queue))
+            del self._queue[key]
+            body = self.ctx.policies.get(key)
+            if body is None:
+                continue
+            self.reconciles += 1
+            try:
+                admit(resolve(body, self.ctx), self.ctx, self.conflicts)
+                status = provisioned()
+            except ContestedError as error:
+                status = {**Outcome.failed(error).fields, "conditions": []}
+            if status != body.get("status"):
+                version = str(int(body["metadata"]["resourceVersion"]) + 1)
+                metadata = body["metadata"] | {"resourceVersion": version}
+                self.ctx.policies.put({**body, "metadata": metadata, "status": status})
+
+    def holders(self) -> list[str]:
+        return [Key.of(b).name for b in self.ctx.policies if "retryTopic" in b["status"]]
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["at once", "one by one"])
+def test_colliding_policies_cost_few_reconciles_each(
+    ctx: Context,
+    connection: dict[str, Any],
+    policy: MakeBody,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    together: bool,
+) -> None:
+    count = 300
+    for rule in connection["allow"]:
+        rule["limits"] = {"policies": count}
+    ctx.connections.put(connection_body("main", "") | {"spec": connection})
+    colliding = Colliding(ctx, policy, monkeypatch)
+    for number in range(count):
+        colliding.add(number)
+        if not together:
+            colliding.reconcile_all()
+    colliding.reconcile_all()
+    assert colliding.holders() == ["p0000"]
+    assert colliding.reconciles <= 3 * count
+    assert colliding.readings <= 5 * count
+    holder = ctx.policies.get(Key("shop", "p0000"))
+    assert holder is not None
+    ctx.policies.drop(holder)
+    colliding.reconciles = colliding.readings = 0
+    colliding.reconcile_all()
+    assert colliding.holders() == ["p0001"]
+    assert colliding.reconciles <= 3 * count
+    assert colliding.readings <= 5 * count
+
+
 MakeRequest = Callable[..., Request]
 FAULT = PartitionsDifferError("it can't be built", remedy="change it")
 POWERLESS = SecretNotFoundError("there is no such Secret", remedy="create it")
@@ -272,7 +355,9 @@ class Rivals:
     def admit(self, number: int) -> ContestedError | None:
         """Return the error of a policy whose claim has no priority, if so."""
         requests = [self.requested(body) for body in self.bodies]
-        return prior_claim(requests[number], [r for r in requests if r is not requests[number]])
+        others = sorted(requests[:number] + requests[number + 1 :], key=lambda other: other.age)
+        priors = (prior_claim(requests[number], other) for other in others)
+        return next((prior for prior in priors if prior is not None), None)
 
     def _reconcile(self, number: int) -> None:
         self.end(number, self.admit(number))
@@ -445,9 +530,9 @@ def test_unproven_claim_of_other_namespace_does_not_block(
         squatter["metadata"] |= {"namespace": "other", "annotations": annotations}
         squatter["spec"]["connectionRef"] = {"namespace": "shop", "name": "main"}
         squatter["status"] = status
-        assert prior_claim(requested(victim), [requested(squatter)]) is None
+        assert prior_claim(requested(victim), requested(squatter)) is None
         squatter["status"] = provisioned()
-        assert prior_claim(requested(victim), [requested(squatter)]) is not None
+        assert prior_claim(requested(victim), requested(squatter)) is not None
 
 
 async def provision(

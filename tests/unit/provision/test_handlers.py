@@ -17,7 +17,7 @@ from redrive.errors import Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings, wall_clock
-from redrive.kube.controller import AT_ONCE
+from redrive.kube.controller import OF_NAMESPACE
 from redrive.kube.resources import POLICIES, Key
 from redrive.provision import connection as connections
 from redrive.provision import handlers, reconciler
@@ -26,7 +26,7 @@ from tests.support.fake_kubernetes import FakeKubernetes
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING = cast("Any", None)
 SLOW, OTHER = {"name": "slow"}, {"name": "other"}
-TIMES_AT_ONCE = range(AT_ONCE + 10)
+TIMES_AT_ONCE = range(OF_NAMESPACE + 10)
 
 
 class Looks:
@@ -88,7 +88,7 @@ async def test_policies_of_hanging_broker_do_not_delay_others(
 ) -> None:
     for number in TIMES_AT_ONCE:
         ctx.policies.put(policy(f"slow-{number}", connectionRef=SLOW))
-    await looks.reach(f"slow-{AT_ONCE - 1}")
+    await looks.reach(f"slow-{OF_NAMESPACE - 1}")
     ctx.policies.put(policy("orders", connectionRef=OTHER))
     await looks.reach("orders")
 

@@ -68,9 +68,9 @@ def _listen(ctx: Context, controller: Controller) -> None:
     def replay_changed(key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after) or _said(before) != _said(after):
             controller.enqueue(key)
-        if after is None or is_final(after) or rests(after):
+        if _gives_way(after) and not _gives_way(before):
             _enqueue_open_of(policy_of(after or before or {}), ctx, controller)
-        if after is None or is_final(after):
+        if (after is None or is_final(after)) and not is_final(before or {}):
             _enqueue_limited(key.namespace, ctx, controller)
 
     def application_changed(_key: Key, before: Body | None, after: Body | None) -> None:
@@ -101,6 +101,11 @@ def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
     def labels_changed(namespace: str) -> None:
         of_namespace = (body for body in ctx.replays if Key.of(body).namespace == namespace)
         _enqueue_open(of_namespace, controller)
+
+
+def _gives_way(replay: Body | None) -> bool:
+    """Return True if no other Replay of its policy waits for *replay*, which may be gone."""
+    return replay is None or is_final(replay) or rests(replay)
 
 
 def _enqueue_open_of(policy: Key, ctx: Context, controller: Controller) -> None:

@@ -37,7 +37,7 @@ from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, has_finalizer
 from redrive.policy.values import parse_duration
 from redrive.replay.controller import launch, metrics, rights
-from redrive.replay.controller.admission import admit, is_final, policy_of
+from redrive.replay.controller.admission import admit, checked_spec, is_final, policy_of
 from redrive.replay.controller.launch import pod_access
 from redrive.replay.controller.prerequisites import (
     check_pods,
@@ -116,9 +116,8 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
     fields: dict[str, Any] = {}
     judged, reported = replay, ReplayStatus.of(replay)
     try:
-        check_start(replay, reported, ctx)
         # Before: a broker that hangs must hold no other up.
-        notices = await prepare_target(replay, ctx)
+        notices = await _prepare(replay, reported, ctx)
         judged = _current(replay, ctx)
         async with launching:
             run = _run(replay, ctx)
@@ -161,6 +160,18 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
     for event in events:
         await out.emit(replay, event)
     return requeue
+
+
+async def _prepare(replay: Body, reported: ReplayStatus, ctx: Context) -> tuple[ObjectEvent, ...]:
+    """Check a Replay that was not launched, and prepare its target; return Events about that.
+
+    Raises:
+        RedriveError: it may not run, or not now.
+    """
+    check_start(replay, reported, ctx)
+    if not was_launched(replay):
+        await ctx.replays.derive_aside(checked_spec, replay)
+    return tuple(await prepare_target(replay, ctx))
 
 
 async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRun:

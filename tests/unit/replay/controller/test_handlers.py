@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,9 +17,11 @@ import pytest
 from redrive.errors import Requeue
 from redrive.kube.connections import NamespaceLabels
 from redrive.kube.context import Context
-from redrive.kube.controller import AT_ONCE
+from redrive.kube.controller import OF_NAMESPACE
 from redrive.kube.resources import Key
+from redrive.replay import selection
 from redrive.replay.controller import handlers, launch
+from redrive.replay.controller.reconciler import reconcile
 from tests.unit.replay.controller.test_admission import connection, ctx, policy, replay
 
 
@@ -58,6 +62,52 @@ async def test_replay_is_reconciled_when_job_starts_or_stops_moving(
     await controller.stop()
 
 
+async def test_suspended_replays_wake_each_other_only_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    async def look(*_: object) -> Requeue:
+        nonlocal looks
+        looks += 1
+        return Requeue.ON_CHANGE
+
+    monkeypatch.setattr(handlers, "reconcile", look)
+    made = dataclasses.replace(ctx(), namespaces=NamespaceLabels(cast("Any", None)))
+    (controller,) = handlers.register(kopf.OperatorRegistry(), made)
+    count = 50
+    for version in range(1, 5):  # at first, and three of their statuses
+        for number in range(count):
+            body = replay(f"r{number}", spec={"suspend": True}, status={"remaining": version})
+            body["metadata"] |= {"uid": str(number), "resourceVersion": str(version)}
+            made.replays.put(body)
+            for _ in range(4):
+                await asyncio.sleep(0)
+    assert looks == count
+    await controller.stop()
+
+
+async def test_condition_is_parsed_once_and_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+    to_sql = selection.to_sql
+
+    def parse(where: str) -> str:
+        threads.append(threading.current_thread())
+        return to_sql(where)
+
+    monkeypatch.setattr(selection, "to_sql", parse)
+    suspended = replay(where="cause_type = 'x'", spec={"suspend": True})
+    made = ctx(replays=[suspended])
+    lock = asyncio.Lock()
+    for _ in range(3):
+        with suppress(AttributeError):  # this context has no API server to write a status to
+            await reconcile(Key("shop", "now"), made, lock)
+    (thread,) = threads
+    assert thread is not threading.main_thread()
+
+
 def of_tenant(body: dict[str, Any], tenant: str, **metadata: object) -> dict[str, Any]:
     """Return *body* as an object of another namespace, or a later state of it."""
     return {**body, "metadata": body["metadata"] | {"namespace": tenant} | metadata}
@@ -88,9 +138,9 @@ async def test_replays_of_hanging_broker_do_not_delay_others(
     monkeypatch.setattr(handlers, "reconcile", look)
     tenants.replays.drop(of_tenant(replay(), "two"))
     (controller,) = handlers.register(kopf.OperatorRegistry(), tenants)
-    for number in range(AT_ONCE + 10):
+    for number in range(OF_NAMESPACE + 10):
         tenants.replays.put(of_tenant(replay(f"slow-{number}"), "one"))
-    for _ in range(AT_ONCE):
+    for _ in range(OF_NAMESPACE):
         assert (await asyncio.wait_for(looked.get(), 60)).namespace == "one"
     tenants.replays.put(of_tenant(replay(), "two"))
     assert await asyncio.wait_for(looked.get(), 60) == Key("two", "now")
