@@ -175,6 +175,15 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
         assert at_least <= (age(shop) or 0) <= (now() - first).total_seconds() + 0.5
         assert backlog_metric(shop, "dead-letter") == 2
         assert backlog_metric(shop, "retry") == 1
+        assert metric(shop, "redrive_dead_letters_total") == 2
+        assert (metric(shop, "redrive_dead_letter_bytes") or 0) > 0
+        assert (metric(shop, "redrive_oldest_retry_age_seconds") or 0) > 0
+        # A broker counts as delayed the messages that it has read for a consumer.
+        assert metric(shop, "redrive_due_messages", role="retry") == 1
+        retries = client.subscribe(waiting.topic(), "fulfilment", consumer_type=SHARED)
+        await becomes(lambda: metric(shop, "redrive_due_messages", role="retry") == 0)
+        assert backlog_metric(shop, "retry") == 1
+        retries.close()
 
         consumer = client.subscribe(dead_letter, "redrive", consumer_type=SHARED)
         messages = sorted(
@@ -189,14 +198,13 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
         status = await watched.shows(lambda status: status["backlog"]["deadLetter"] == 0)
         assert figures(status) == {"retry": 1, "deadLetter": 0}
         assert age(shop) == 0
+        # Acknowledged, as by a Replay: none arrived meanwhile.
+        assert metric(shop, "redrive_dead_letters_total") == 2
 
         body = watched.ctx.policies.get(Key(shop.namespace, "orders"))
         assert body is not None
         watched.ctx.policies.drop(body)
-        deadline = time.monotonic() + SECONDS
-        while age(shop) is not None:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
+        await becomes(lambda: age(shop) is None)
         assert backlog_metric(shop, "retry") is None
 
 
@@ -370,16 +378,29 @@ def labels(shop: Shop) -> dict[str, str]:
     }
 
 
+async def becomes(holds: Callable[[], bool]) -> None:
+    """Wait until *holds* returns True."""
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+def metric(shop: Shop, name: str, **more: str) -> float | None:
+    """Return a sample of the policy."""
+    return REGISTRY.get_sample_value(name, {**labels(shop), **more})
+
+
 def age(shop: Shop) -> float | None:
     """The metric of the oldest dead letter's age."""
-    return REGISTRY.get_sample_value("redrive_oldest_dead_letter_age_seconds", labels(shop))
+    return metric(shop, "redrive_oldest_dead_letter_age_seconds")
 
 
 def backlog_metric(shop: Shop, role: str) -> float | None:
     """The metric of a topic's backlog."""
-    return REGISTRY.get_sample_value("redrive_backlog_messages", {**labels(shop), "role": role})
+    return metric(shop, "redrive_backlog_messages", role=role)
 
 
 def deliveries_metric(shop: Shop, role: str) -> float | None:
     """The metric of deliveries."""
-    return REGISTRY.get_sample_value("redrive_deliveries_total", {**labels(shop), "role": role})
+    return metric(shop, "redrive_deliveries_total", role=role)
