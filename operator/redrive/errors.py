@@ -451,6 +451,14 @@ class ReplayFailedError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class AllRefusedError(RedriveError):
+    """The run refused every message that it selected, and moved none."""
+
+    reason = "AllRefused"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
 class CanceledError(RedriveError):
     """The author of the Replay canceled it."""
 

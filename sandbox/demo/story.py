@@ -97,7 +97,7 @@ class Story:
         self._watch(
             "the replayed orders are processed",
             # Counted after the Replay is completed: earlier counts may be settled, too.
-            lambda _: self._replayed() == "Completed" and self._counts().settled,
+            lambda _: self._has_replayed() and self._counts().settled,
         )
         self._refresh_backlog()
         screen.output(self._kubectl("get", "rpol,replay"))
@@ -165,15 +165,21 @@ class Story:
                 )
             sleep(_POLL_SECONDS)
 
-    def _replayed(self) -> str:
-        phase = self._kubectl("get", "replay/after-the-outage", "-o", "jsonpath={.status.phase}")
-        if phase == "Failed":
+    def _has_replayed(self) -> bool:
+        """Return True if the Replay is complete.
+
+        Raises:
+            SandboxError: it has failed.
+        """
+        true = 'jsonpath={.status.conditions[?(@.status=="True")].type}'
+        conditions = self._kubectl("get", "replay/after-the-outage", "-o", true).split()
+        if "Failed" in conditions:
             raise SandboxError(
                 "the replay failed",
                 got=self._kubectl("get", "replay/after-the-outage", "-o", "jsonpath={.status}"),
                 remedy=f"see the logs in {self.sandbox.state / 'logs'}",
             )
-        return phase
+        return "Complete" in conditions
 
     def _replay_role(self) -> str:
         """Return the role of the token that the SparkApplication mounts.

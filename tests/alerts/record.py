@@ -65,7 +65,11 @@ def replays() -> Cache:
                 "kind": "Replay",
                 "metadata": {"name": phase.lower(), "namespace": namespace},
                 "spec": {"policyRef": {"name": name}},
-                "status": {"phase": phase, "moved": 1, "completionTime": "1970-01-01T00:01:00Z"},
+                "status": {
+                    "phase": phase,
+                    "run": {"counts": {"moved": 1}},
+                    "completionTime": "1970-01-01T00:01:00Z",
+                },
             }
             for phase in Phase
         ]

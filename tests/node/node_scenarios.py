@@ -126,9 +126,9 @@ class Shop:
         return self.get(f"replay/{name}", f"{ready}.message")
 
     def completes(self, name: str) -> None:
-        """Wait until a Replay is Completed; check that it moved each dead letter once."""
-        self.wait(f"replay/{name}", ".status.phase", "Completed")
-        assert self.get(f"replay/{name}", ".status.left") in ("", "0")
+        """Wait until a Replay is Complete; check that it moved each dead letter once."""
+        self.wait(f"replay/{name}", '.status.conditions[?(@.type=="Complete")].status', "True")
+        assert self.get(f"replay/{name}", ".status.run.counts.left") in ("", "0")
         assert self.arrived(name) == Counter(self.buried[name])
 
     def arrived(self, name: str) -> Counter[str]:
@@ -213,7 +213,7 @@ def test_driver_deleted_half_way_is_replaced_and_completes(replays: Shop) -> Non
     replays.replay("cut-off", count=count, rateLimit={"messages": 5})
     deadline = time.monotonic() + SECONDS
     # Its progress is visible before its only range ends.
-    while not int(replays.get(name, ".status.moved") or 0):
+    while not int(replays.get(name, ".status.run.counts.moved") or 0):
         assert time.monotonic() < deadline, replays.kubectl("get", name, "-o", "yaml")
         time.sleep(0.5)
     application = replays.get(name, ".status.sparkApplication")
@@ -243,9 +243,9 @@ def test_refused_token_is_reported_and_the_new_one_used(replays: Shop) -> None:
     token = replays.broker.token(REPLAYER)
     secret(replays, token[:-6] + "wrong0")
     replays.replay("refused")
-    shown = "--for=jsonpath={.status.failure.reason}"
+    shown = "--for=jsonpath={.status.run.failure.reason}"
     replays.kubectl("wait", shown, "replay/refused", f"--timeout={SECONDS}s")
-    reason = replays.get("replay/refused", ".status.failure.reason")
+    reason = replays.get("replay/refused", ".status.run.failure.reason")
     assert reason in {"AuthenticationFailed", "ReplayRoleRefused"}
     secret(replays, token)
     replays.completes("refused")

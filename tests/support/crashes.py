@@ -54,6 +54,14 @@ class Faulty(FakeKubernetes):
         )
         return stored
 
+    async def apply_status(
+        self, resource: Resource, body: Body, status: Body, manager: str
+    ) -> Body:
+        stored: Body = await self.fault.befall(
+            lambda: super(Faulty, self).apply_status(resource, body, status, manager)
+        )
+        return stored
+
     async def create(self, resource: Resource, body: Body) -> Body:
         if resource == resources.EVENTS:  # a lost Event changes nothing
             return await super().create(resource, body)

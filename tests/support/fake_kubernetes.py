@@ -49,6 +49,7 @@ class FakeKubernetes(Kubernetes):
         self.events: list[Body] = []
         self.before: Hook = lambda *_: None
         self._unseen = asyncio.Queue[Write]()
+        self._applied: dict[tuple[Resource, Key, str], Body] = {}
         self.version = 1000
 
     def add(self, resource: Resource, *bodies: Body) -> None:
@@ -131,6 +132,25 @@ class FakeKubernetes(Kubernetes):
             raise ConflictError(f"{resource.kind} {key} has been modified", remedy="read it")
         patched = merge_patch(stored, {"status": status})
         return self._write("patch_status", resource, patched)
+
+    async def apply_status(
+        self, resource: Resource, body: Body, status: Body, manager: str
+    ) -> Body:
+        """Apply *status*, unless the object has another version or uid than *body*.
+
+        A manager owns whole fields of the status, and no parts of them.
+        """
+        key = Key.of(body)
+        self.before("apply_status", resource, key)
+        stored = self._stored(resource, key)
+        for name in ("uid", "resourceVersion"):
+            if stored["metadata"].get(name) != body["metadata"].get(name):
+                raise ConflictError(f"{name} of {resource.kind} {key} differs", remedy="read it")
+        before = self._applied.get((resource, key, manager), {})
+        self._applied[resource, key, manager] = copy.deepcopy(dict(status))
+        others = {n: value for n, value in stored.get("status", {}).items() if n not in before}
+        applied = {**stored, "status": {**others, **copy.deepcopy(dict(status))}}
+        return self._write("apply_status", resource, applied)
 
     def _stored(self, resource: Resource, key: Key) -> dict[str, Any]:
         if key not in self.objects[resource]:

@@ -40,6 +40,9 @@ class Notes:
         self.accounts: list[Account] = []
         self.scans: list[Scanned] = []
 
+    def rate_limit(self, job: ReplayJob) -> float | None:
+        return job.rate_limit
+
     def take_over(self, _: EntryId) -> None:
         pass
 

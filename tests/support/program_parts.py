@@ -9,6 +9,9 @@ class Silent:
     def take_over(self, token):
         pass
 
+    def rate_limit(self, job):
+        return job.rate_limit
+
     def report(self, account, *, rests=None):
         return Wish.RUN
 

@@ -1,12 +1,12 @@
 {{- /* What the operator may do where it serves; a test holds this against what it needs. */ -}}
 {{- define "redrive.rules" -}}
-# The kinds of redrive. `patch` is for finalizers only, `get` for what is deleted: a watch may show
-# it late.
+# The kinds of redrive. `patch` is for finalizers and annotations, `get` for what is deleted: a watch
+# may show it late.
 - apiGroups: [redrive.io]
   resources: [brokerconnections, retrypolicies, replays]
   verbs: [list, watch]
-# A job may write its last words later than the watch shows its end. `patch` is for the finalizer.
-# `delete` is for those with ttlAfterFinished that have ended: the admission policy lets it delete
+# A job may write its last words later than the watch shows its end. `patch` is for the finalizer and
+# the annotations of launch and end. `delete` is for those with ttlAfterFinished that have ended: the admission policy lets it delete
 # no others.
 - apiGroups: [redrive.io]
   resources: [replays]

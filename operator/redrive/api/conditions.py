@@ -3,7 +3,8 @@
 `Ready` is there once an object was reconciled. `Reconciling` and `Stalled` follow kstatus: they are
 there only while true, the first while redrive works on the object or waits for something, the
 second while a user has to act. What needs attention although the object is ready is a condition
-of its own type, there only while true.
+of its own type, there only while true. An object that runs once and ends has `Complete` or `Failed`
+from its end on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from redrive.errors import RedriveError
 READY = "Ready"
 RECONCILING = "Reconciling"
 STALLED = "Stalled"
+COMPLETE = "Complete"
+FAILED = "Failed"
 
 
 class ConditionStatus(enum.StrEnum):
@@ -109,8 +112,8 @@ class Condition(StatusModel):
     )
 
     type: Annotated[str, Field(max_length=316, json_schema_extra={"pattern": _TYPE_PATTERN})]
-    """Which aspect: Ready, Reconciling, Stalled, or what needs attention although the object is
-    ready, such as `NameCollision`."""
+    """Aspect of the object: Ready, Reconciling, Stalled, Complete, Failed, Suspended, or what needs
+    attention although the object is ready, such as `NameCollision`."""
 
     status: ConditionStatus
     """Whether it holds: True, False or Unknown."""
@@ -230,6 +233,18 @@ def paused(reason: str, message: str) -> tuple[Condition, ...]:
         _condition(READY, ConditionStatus.UNKNOWN, reason, message),
         _condition(reason, ConditionStatus.TRUE, reason, message),
     )
+
+
+def with_condition(conditions: tuple[Condition, ...], kind: str) -> tuple[Condition, ...]:
+    """Add a true condition of type *kind*, with the reason and message of the first condition."""
+    first, *_ = conditions
+    return (*conditions, _condition(kind, ConditionStatus.TRUE, first.reason, first.message))
+
+
+def ended(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    """Add `Complete` if the object is ready, else `Failed`."""
+    is_ready = conditions[0].status is ConditionStatus.TRUE
+    return with_condition(conditions, COMPLETE if is_ready else FAILED)
 
 
 def unchanged(body: Body, without: str) -> tuple[Condition, ...]:

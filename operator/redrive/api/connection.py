@@ -374,6 +374,19 @@ class RuleUsage(ApiModel):
     """Number of RetryPolicies in them that use the connection."""
 
 
+class TargetRights(StatusModel):
+    """Rights that the operator granted to the replay role at a target."""
+
+    topic: Annotated[str, Field(max_length=MAX_TOPIC, pattern="^persistent://[^/]+/[^/]+/[^/]+$")]
+    """Full name of the topic."""
+
+    role: Annotated[str, Field(max_length=255)]
+    """The role."""
+
+    actions: Annotated[tuple[Annotated[str, Field(max_length=32)], ...], Field(max_length=2)]
+    """Those of `produce` and `consume` that are taken back at the end of the Replay."""
+
+
 class BrokerConnectionStatus(StatusModel):
     """State of the connection, as the operator found it at the broker."""
 
@@ -409,3 +422,14 @@ class BrokerConnectionStatus(StatusModel):
     ] = ()
     """Use of each rule of `spec.allow`, counted every minute. A policy counts for each rule that is
     for its namespace."""
+
+    target_rights: (
+        Annotated[
+            Mapping[str, Annotated[tuple[TargetRights, ...], Field(max_length=64)]],
+            Field(max_length=1_000),
+        ]
+        | None
+    ) = None
+    """Rights at targets of Replays, by the uid of the Replay with which they end. A connection with
+    such rights is not deleted. Only the operator may write it: jobs may write the status of
+    Replays. Absent without any."""

@@ -121,6 +121,8 @@ RETRY_POLICY = Kind(
     selectable=(".spec.connectionRef.name",),
 )
 
+_COUNTS = ".status.run.counts"
+
 REPLAY = Kind(
     kind="Replay",
     plural="replays",
@@ -131,21 +133,28 @@ REPLAY = Kind(
     columns=(
         Column("Policy", ".spec.policyRef.name", "RetryPolicy whose dead letters are moved."),
         Column("Phase", ".status.phase", "Phase of the run."),
-        Column("Moved", ".status.moved", "Messages stored in the target.", "integer"),
-        Column("Refused", ".status.refused", "Messages that can't be moved.", "integer"),
+        Column("Moved", f"{_COUNTS}.moved", "Messages stored in the target.", "integer"),
+        Column("Refused", f"{_COUNTS}.refused", "Messages that can't be moved.", "integer"),
         Column(
             "Dead Again",
-            ".status.aftermath.diedAgain",
+            ".status.run.outcome.deadAgain",
             "Moved messages that were dead-lettered again.",
             "integer",
         ),
         Column("Reason", f"{_READY}.reason", "Reason of the condition Ready."),
-        Column("Scanned", ".status.scanned", "Dead letters read.", "integer", wide=True),
-        Column("Matched", ".status.matched", "Dead letters selected.", "integer", wide=True),
-        Column("Left", ".status.left", "Selected messages to be moved.", "integer", wide=True),
-        Column("Skipped", ".status.skipped", "Messages that needed no move.", "integer", wide=True),
-        Column("Rate", ".status.rate", "Messages moved in a second.", "number", wide=True),
-        Column("Remaining", ".status.remaining", "Estimated time to the end.", wide=True),
+        Column("Progress", ".status.run.progress", "Settled and selected messages.", wide=True),
+        Column("Scanned", f"{_COUNTS}.scanned", "Dead letters read.", "integer", wide=True),
+        Column(
+            "Skipped", f"{_COUNTS}.skipped", "Messages that needed no move.", "integer", wide=True
+        ),
+        Column(
+            "Rate",
+            ".status.run.ratePerMinute",
+            "Messages moved in a minute.",
+            "integer",
+            wide=True,
+        ),
+        Column("Remaining", ".status.run.remaining", "Estimated time to the end.", wide=True),
         Column("Mode", ".spec.mode", "`Plan` if nothing is moved.", wide=True),
         _AGE,
     ),

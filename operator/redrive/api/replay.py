@@ -12,7 +12,17 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
 from redrive.api.job import JobRequest
@@ -34,12 +44,15 @@ from redrive.api.model import (
 )
 from redrive.api.policy_defaults import IS_DURATION, SECONDS, WRITTEN, bounded_duration
 from redrive.errors import InvalidSpecError
+from redrive.policy.envelope import MAX_CAUSE
 from redrive.policy.naming import TopicName
 from redrive.policy.values import check_duration, parse_duration
 
 # All of a selection is one argument of a process, which holds 128 KiB.
 _MAX_IDS = 500
 _MAX_KEYS = 64
+_MAX_CAUSES = 32
+_MAX_FINGERPRINTS = 64
 
 _WINDOW = Rule(
     "!has(self.since) || !has(self.until) || self.since < self.until",
@@ -55,6 +68,17 @@ LetterId = Annotated[
         "the id of a message is written ledger:entry, ledger:entry:partition or "
         "ledger:entry:partition:index",
         "write it as a plan shows it",
+    ),
+]
+
+
+Fingerprint = Annotated[
+    str,
+    Field(max_length=16),
+    Form(
+        r"[0-9a-f]{16}",
+        "a fingerprint must be 16 hexadecimal digits",
+        "copy it from the property REDRIVE_CAUSE_FINGERPRINT of a dead letter",
     ),
 ]
 
@@ -108,6 +132,27 @@ class Selection(ApiModel):
     ) = None
     """Its key is one of these."""
 
+    causes: (
+        Annotated[
+            tuple[Annotated[str, Field(max_length=MAX_CAUSE)], ...],
+            Field(min_length=1, max_length=_MAX_CAUSES, json_schema_extra=SET),
+        ]
+        | None
+    ) = None
+    """Cause of a dead letter, as a plan shows it: class of the exception, of which the first 256
+    characters count. An empty text selects dead letters without a cause, such as those of Java
+    consumers. 1 to 32 causes. Example: `WarehouseDown`."""
+
+    fingerprints: (
+        Annotated[
+            tuple[Fingerprint, ...],
+            Field(min_length=1, max_length=_MAX_FINGERPRINTS, json_schema_extra=SET),
+        ]
+        | None
+    ) = None
+    """Fingerprint of the cause of a dead letter, which is the same for failures of one kind: its
+    property `REDRIVE_CAUSE_FINGERPRINT`. 1 to 64 fingerprints. Example: `0f4a9c31d2be7755`."""
+
     since: Moment | None = None
     """It came to the dead-letter topic at this moment or later, by the clock of its producer.
     Example: `2026-11-20T10:00:00Z`."""
@@ -149,8 +194,8 @@ Duration = Annotated[
 ]
 
 _FIXED = (
-    "policyRef", "startBefore", "select", "maxReplays", "mode", "rateLimit", "reason", "ticket",
-    "confirmations", "job", "target", "guarantee", "followFor", "sending",
+    "policyRef", "startBefore", "select", "maxReplays", "mode", "reason", "ticket", "confirmations",
+    "job", "target", "guarantee", "followFor", "sending",
 )  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
@@ -158,8 +203,8 @@ _ONE_RUN = Rule(
         f" : !present(oldSelf.{field}))"
         for field in _FIXED
     ),
-    "the spec of a Replay can't change, except suspend, cancel, deadline and ttlAfterFinished: "
-    "it is one run, like a Job",
+    "the spec of a Replay can't change, except suspend, cancel, rateLimit, deadline and "
+    "ttlAfterFinished: it is one run, like a Job",
     "make another Replay",
 )
 
@@ -275,7 +320,7 @@ class ReplayTarget(TypedUnion):
 class ReplaySpec(ApiModel):
     """One run that moves dead letters.
 
-    Immutable, except `suspend`, `cancel`, `deadline` and `ttlAfterFinished`.
+    Immutable, except `suspend`, `cancel`, `rateLimit`, `deadline` and `ttlAfterFinished`.
     """
 
     model_config = ConfigDict(
@@ -316,15 +361,16 @@ class ReplaySpec(ApiModel):
     mode: Annotated[Mode, *one_of(Mode, "`mode` must be Run or Plan", "use one of Run, Plan")] = (
         Mode.RUN
     )
-    """`Run`: messages are moved. `Plan`: they are counted, `status.preview` shows the result, and
-    nothing is moved; other Replays of the policy run at the same time. Defaults to Run."""
+    """`Run`: messages are moved. `Plan`: they are counted, `status.run.preview` shows the result,
+    and nothing is moved; other Replays of the policy run at the same time. Defaults to Run."""
 
     suspend: Annotated[bool, Strict()] = False
     """`true` suspends the run: in-flight messages are settled, the account is written, and no more
     messages are sent until it is false. It can change at any time. Defaults to false."""
 
     rate_limit: ReplayRate | None = None
-    """How fast to move messages. Left out: as fast as the broker takes them."""
+    """Limit of the messages that the run sends. It can change at any time; a run applies it within
+    seconds. Defaults to no limit."""
 
     cancel: Annotated[bool, Strict()] = False
     """`true` ends the run: in-flight messages are settled, and the Replay is Failed with reason
@@ -352,7 +398,7 @@ class ReplaySpec(ApiModel):
     change at any time. Defaults to no deletion. Example: `7d`."""
 
     follow_for: Duration | None = None
-    """How long to look, once all is moved, at what becomes of it: see `status.aftermath`. The run
+    """How long to look, once all is moved, at what becomes of it: see `status.run.outcome`. The run
     has its end when all is settled, or this time is over; its driver stays until then. Left out: it
     ends when all is moved. Example: `15m`."""
 
@@ -487,7 +533,7 @@ class Refusal(StatusModel):
 class Count(StatusModel):
     """How many messages have one cause."""
 
-    cause: Annotated[str, Field(max_length=256)]
+    cause: Annotated[str, Field(max_length=MAX_CAUSE)]
     """The class of the exception that a message died of, empty where it has none; or why it can't
     be moved."""
 
@@ -512,45 +558,30 @@ class Preview(StatusModel):
     """How long that would take, roughly, without Spark's start; known once all is scanned."""
 
 
-class ReplayAftermath(StatusModel):
-    """What became of the messages that were moved: `moved` = handled + waiting + diedAgain.
+class RunOutcome(StatusModel):
+    """Outcome of the messages that were moved: `moved` = handled + waiting + deadAgain.
 
     Consumers that were killed may have left copies, which count as well.
     """
 
     observed_time: Timestamp
-    """When that was looked at."""
+    """Time at which the topics were read."""
 
     handled: int
-    """How many were handled, or expired: they neither wait nor have died."""
+    """Number of messages that were handled or expired: they neither wait nor are dead again."""
 
     waiting: int
-    """How many the consumers have not acknowledged yet: to be delivered, delayed, or in hand."""
+    """Number of messages that the consumers have not acknowledged: undelivered, delayed or
+    in-flight."""
 
-    died_again: int
-    """How many were dead-lettered again."""
+    dead_again: int
+    """Number of messages that were dead-lettered again."""
 
     causes: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
-    """What these died of; the 20 most frequent causes."""
+    """The 20 most frequent causes of the messages that are dead again."""
 
     settled: bool
-    """Whether nothing waits any more."""
-
-
-class TargetRights(StatusModel):
-    """Rights that the operator granted to the replay role at a target."""
-
-    connection: Annotated[str, Field(max_length=507, pattern="^[^/]+/[^/]+$")]
-    """The BrokerConnection that leads to the broker, as `namespace/name`."""
-
-    topic: Annotated[str, Field(max_length=MAX_TOPIC, pattern="^persistent://[^/]+/[^/]+/[^/]+$")]
-    """The full name of the topic."""
-
-    role: Annotated[str, Field(max_length=255)]
-    """The role."""
-
-    actions: Annotated[tuple[Annotated[str, Field(max_length=32)], ...], Field(max_length=2)]
-    """Those of `produce` and `consume` that are taken back at the end of the Replay."""
+    """True if no message waits."""
 
 
 class JobFailure(StatusModel):
@@ -563,122 +594,158 @@ class JobFailure(StatusModel):
     """The error of the job."""
 
 
-class ReplayStatus(StatusModel):
-    """The progress of the run. Numbers are of messages."""
+class LenientStatus(StatusModel):
+    """A status that others may write too: a field that can't be read counts as absent.
 
-    observed_generation: int | None = None
-    """The `metadata.generation` that this status is about."""
+    The API server lets more pass than can be read, such as times in the year 0.
+    """
 
-    warnings: WarningTypes | None = None
-    """Types of the conditions that need attention although the object is ready. Absent without
-    any."""
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _read(
+        cls, value: object, read: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> object:
+        try:
+            return read(value)
+        except ValidationError:
+            return cls.model_fields[str(info.field_name)].get_default(call_default_factory=True)
 
-    phase: Phase | None = None
-    """Pending, Submitted, Running, Suspended, Completed or Failed; the last two are final."""
+
+class RunCounts(LenientStatus):
+    """Numbers of messages: `matched` = moved + skipped + refused + discarded + left."""
 
     scanned: int | None = None
-    """How many dead letters rested when the run was planned: of those that `select.ids` names, and
-    up to the last one that `select.limit` lets pass. While it is planned, how many were looked at
-    by now."""
+    """Dead letters in the topic when the run was planned: of those that `select.ids` names, and up
+    to the last one that `select.limit` admits. During the plan: those that were read so far."""
 
     matched: int | None = None
-    """How many of them were selected: moved + skipped + refused + discarded + left. Where all are,
-    an entry of the topic that was not read yet counts as one, whatever it holds."""
+    """Selected dead letters. Where all are selected, an entry of the topic that was not read yet
+    counts as one message, whatever it holds."""
 
     unevaluated: int | None = None
-    """How many of the scanned ones were not selected because `select.where` can't be computed for
-    them, as where it compares a text that is no number with a number. They stay where they are."""
+    """Scanned messages that were not selected because `select.where` can't be computed for them,
+    such as where it compares a text that is no number with a number. They stay where they are."""
 
     moved: int | None = None
-    """How many of the selected ones were stored in the target and acknowledged."""
+    """Selected messages that were stored in the target and acknowledged."""
 
     skipped: int | None = None
-    """How many of the selected ones needed no move: another Replay had moved them, or others
+    """Selected messages that needed no move: another Replay moved them, or other clients
     acknowledged them after the run was planned."""
 
     refused: int | None = None
-    """How many of the selected ones can't be moved; they stay where they are."""
+    """Selected messages that can't be moved. They stay where they are."""
 
     discarded: int | None = None
-    """How many of the selected ones were acknowledged without being moved, as no client can show
-    them and `confirmations` has `DiscardUnreadable`."""
+    """Selected messages that were acknowledged without being moved, because no client can show them
+    and `confirmations` has `DiscardUnreadable`."""
 
     left: int | None = None
-    """How many of the selected ones are yet to be moved."""
+    """Selected messages that are not settled yet. Of a plan: messages that would be moved."""
 
-    rate: float | None = None
-    """How many messages a second were moved in the last half minute; not there while that is not
-    known, and at the end."""
+
+WHILE_RUNNING = frozenset(
+    {
+        "ratePerMinute",
+        "remaining",
+        "suspended",
+        "awaitsApproval",
+        "fullTopic",
+        "unsubscribedTopic",
+    }
+)
+"""Fields of `status.run` that are absent once the run has ended."""
+
+
+class ReplayRun(LenientStatus):
+    """Progress of the run. The job writes it, by server-side apply."""
+
+    counts: RunCounts = RunCounts()
+    """Numbers of messages."""
+
+    progress: Annotated[str, Field(max_length=64)] | None = None
+    """Settled and selected messages. Example: `112/120`."""
+
+    rate_per_minute: int | None = None
+    """Messages moved in a minute, measured over the last half minute. Absent while it is not known,
+    and at the end."""
 
     remaining: Annotated[str, Field(max_length=32)] | None = None
-    """How long the run still takes at that rate, as `1h30m`."""
+    """Estimated time to the end at that rate. Example: `1h30m`."""
 
     refusals: Annotated[tuple[Refusal, ...] | None, Field(max_length=100)] = None
-    """The first 100 of what was refused; `python -m redrive.replay.refused` lists all."""
+    """The first 100 refused entries; `python -m redrive.replay.refused` lists all."""
 
     preview: Preview | None = None
     """Result of a plan, and of its scan so far while it runs."""
 
-    aftermath: ReplayAftermath | None = None
-    """What became of the messages that were moved, where `spec.followFor` asks for it."""
+    outcome: RunOutcome | None = None
+    """Outcome of the messages that were moved, with `spec.followFor`."""
 
     suspended: bool | None = None
-    """Whether the run is at rest, as `spec.suspend` asks; written by the job."""
+    """True while the run sends nothing, because of `spec.suspend` or a missing approval."""
 
     awaits_approval: bool | None = None
-    """True while the run waits for a ReplayApproval. Written by the job."""
+    """True while the run waits for a ReplayApproval."""
 
-    full_topic: str | None = None
-    """The topic for whose consumers the run waits, because it is over its backlog quota; written by
-    the job."""
+    full_topic: Annotated[str, Field(max_length=MAX_TOPIC)] | None = None
+    """Topic that is over its backlog quota; the run waits for its consumers."""
 
-    unsubscribed_topic: str | None = None
-    """The target for whose durable subscription the run waits, because it, or one of its
-    partitions, has none and would keep no message; written by the job."""
-
-    target_rights: Annotated[tuple[TargetRights, ...] | None, Field(max_length=16)] = None
-    """The rights that were granted for this Replay, and that end with it."""
+    unsubscribed_topic: Annotated[str, Field(max_length=MAX_TOPIC)] | None = None
+    """Target that keeps no message, because it, or one of its partitions, has no durable
+    subscription; the run waits for one."""
 
     finished: bool | None = None
-    """Whether the run has come to its end, with nothing left, and at most follows what was moved;
-    written by the job."""
+    """True once no selected message is left. The job may still read the outcome of the messages
+    that it moved."""
 
     failure: JobFailure | None = None
-    """Why the last job failed, as it wrote itself."""
+    """Error of the last job that ended before its run."""
 
     fencing_token: (
         Annotated[str, Field(max_length=64, pattern=r"^-?\d{1,19}:-?\d{1,19}$")] | None
     ) = None
     """Position of the last run in the ledger, as `ledger:entry`. A run with a lower position does
-    not write the status any more; written by the job."""
+    not write the status any more."""
+
+
+class ReplayStatus(LenientStatus):
+    """State of the Replay. The operator writes all of it except `run`, which the job writes."""
+
+    observed_generation: int | None = None
+    """The `metadata.generation` that this status is about."""
+
+    warnings: WarningTypes | None = None
+    """Types of the conditions that need attention. Absent without any."""
+
+    phase: Phase | None = None
+    """Summary for people, while programs read `conditions`: Pending, Submitted, Running, Suspended,
+    Completed or Failed; the last two are final."""
+
+    run: ReplayRun = ReplayRun()
+    """Progress of the run, written by its job."""
 
     spark_application: str | None = None
     """The SparkApplication, in the same namespace, that does the work."""
 
     start_time: Timestamp | None = None
-    """When the job was launched."""
+    """Time at which the job was launched."""
 
     completion_time: Timestamp | None = None
-    """When the run reached its final phase."""
+    """Time at which the run reached its final phase."""
 
     conditions: Conditions = ()
-    """Ready: the run has completed. Reconciling and Stalled are there only while true."""
+    """`Ready`: the run is complete. An ended Replay has exactly one of `Complete` and `Failed`. All
+    others are there only while true: `Reconciling`, `Stalled`, `Suspended`, `ApprovalRequired` and
+    `MessagesRefused`."""
 
     @classmethod
     def of(cls, replay: Mapping[str, Any]) -> Self:
-        """Read the status of *replay*; a field that can't be read is as one that is not there.
-
-        The API server lets more pass than can be read, and a job's ServiceAccount may write it.
-        """
-        found = replay.get("status") or {}
-        try:
-            return cls.model_validate(found)
-        except ValidationError as error:
-            spoilt = {details["loc"][0] for details in error.errors()}
-            return cls.model_validate({k: v for k, v in found.items() if k not in spoilt})
+        """Read the status of *replay*."""
+        return cls.model_validate(replay.get("status") or {})
 
     def is_past(self, deadline: str | None, now: datetime) -> bool:
-        """Whether the job was launched as long ago as *deadline* says; not without one."""
+        """Return True if the job was launched at least *deadline* before *now*."""
         if deadline is None or self.start_time is None:  # the operator is about to write it
             return False
         return now - self.start_time >= parse_duration(deadline)

@@ -373,6 +373,44 @@ class EffectiveFields(StatusModel):
     """Effect of a deletion at the broker."""
 
 
+MAX_RESULTS = 10
+MAX_SHOWN_REASON = 256
+
+
+class ReplayResult(StatusModel):
+    """Result of an ended Replay of the policy. It outlives the Replay."""
+
+    name: Annotated[str, Field(max_length=63)]
+    """Name of the Replay."""
+
+    uid: Annotated[str, Field(max_length=64)]
+    """`metadata.uid` of the Replay."""
+
+    mode: Annotated[str, Field(max_length=16)]
+    """`Run` or `Plan`."""
+
+    reason: Annotated[str, Field(max_length=MAX_SHOWN_REASON)] | None = None
+    """First 256 characters of `spec.reason` of the Replay."""
+
+    ticket: Annotated[str, Field(max_length=256)] | None = None
+    """`spec.ticket` of the Replay."""
+
+    phase: Annotated[str, Field(max_length=16)]
+    """`Completed` or `Failed`."""
+
+    result: Annotated[str, Field(max_length=128)]
+    """Reason of its condition Ready. Example: `CompletedWithRefusals`."""
+
+    moved: int | None = None
+    """Number of messages that it moved, as its job reported."""
+
+    refused: int | None = None
+    """Number of messages that it refused, as its job reported."""
+
+    completion_time: Timestamp
+    """Time of its end."""
+
+
 class RetryPolicyStatus(StatusModel):
     """State of the policy. The operator writes it."""
 
@@ -438,3 +476,6 @@ class RetryPolicyStatus(StatusModel):
     about once a minute, and at once when a Replay of the policy ends, the policy becomes Ready or a
     reconcile is requested. Small changes are written every ten minutes, unchanged figures every
     hour."""
+
+    replays: Annotated[tuple[ReplayResult, ...], Field(max_length=MAX_RESULTS)] | None = None
+    """Results of the last ten Replays of the policy, the last one first. Absent without any."""

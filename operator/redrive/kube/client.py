@@ -44,6 +44,7 @@ LONGEST_ANSWER = 32 * 2**20
 """In bytes, of any other answer: an object of etcd may have 1.5 MiB, and escapes of JSON more."""
 _MAPPINGS = ("spec", "status", "data")
 _MERGE_PATCH = "application/merge-patch+json"
+_APPLY_PATCH = "application/apply-patch+yaml"
 _JSON = "application/json"
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _METADATA_OF_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -261,6 +262,40 @@ class Kubernetes:
             patch["metadata"] = {"resourceVersion": version}
         return _object(await self._call("PATCH", path, patch), resource.plural)
 
+    async def apply_status(
+        self, resource: Resource, body: Body, status: Body, manager: str
+    ) -> Body:
+        """Apply *status* to the status of one object, if it is as in *body* (server-side apply).
+
+        *manager* owns the fields of *status* from then on, also those of other managers. Fields
+        that it owned before and that *status* lacks are removed.
+
+        Args:
+            resource: the kind.
+            body: the object as it was read.
+            status: all fields that *manager* shall own; none of them is None.
+            manager: the field manager.
+
+        Raises:
+            NotFoundError: it is not there.
+            ConflictError: it has changed since it was read.
+            KubernetesError: the API server refuses, as where another object has its name.
+        """
+        identity = ("name", "namespace", "uid", "resourceVersion")
+        applied = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {name: body["metadata"][name] for name in identity},
+            "status": status,
+        }
+        return await self._call(
+            "PATCH",
+            f"{resource.path(*Key.of(body))}/status",
+            applied,
+            query={"fieldManager": manager, "force": "true"},
+            patch_type=_APPLY_PATCH,
+        )
+
     async def read_secret_key(self, secret: Key, key: str) -> str:
         """Read the text under *key* of a Secret, without white space around it.
 
@@ -337,11 +372,12 @@ class Kubernetes:
         *,
         query: dict[str, str] | None = None,
         accept: str = _JSON,
+        patch_type: str = _MERGE_PATCH,
         longest: int | None = None,
     ) -> dict[str, Any]:
         headers = {"Accept": accept}
         if method == "PATCH":
-            headers["Content-Type"] = _MERGE_PATCH
+            headers["Content-Type"] = patch_type
         request = await self._api.param_serialize(
             method,
             path,

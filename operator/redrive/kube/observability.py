@@ -23,11 +23,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from redrive.api import Body
-from redrive.api.conditions import READY, RECONCILING, STALLED, ConditionStatus, Reason
+from redrive.api.conditions import READY, ConditionStatus, Reason
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key, Resource
+from redrive.kube.status import STATES
 
 LEASE_HELD = Gauge(
     "redrive_lease_held", "1 while this operator holds the lease and may write, else 0."
@@ -36,8 +37,6 @@ OBJECTS = "redrive_objects"
 OTHER = "Other"
 """What conditions are counted as that hold what redrive writes in none."""
 _STATUSES = frozenset(map(str, ConditionStatus))
-_STATES = frozenset({READY, RECONCILING, STALLED})
-"""Conditions that do not warn."""
 _LABELS = ("kind", "condition", "status", "reason")
 POLICY_READY = "redrive_policy_ready"
 POLICY_CONDITION = "redrive_policy_condition"
@@ -112,7 +111,7 @@ class ConditionMetrics(Collector):
             OBJECTS, "Objects of redrive, by each condition in their status.", labels=_LABELS
         )
         known = reasons()
-        types = known | _STATES
+        types = known | STATES
         counts = collections.Counter(
             (
                 resource.kind,
@@ -144,7 +143,7 @@ class ConditionMetrics(Collector):
                 if condition.get("status") == ConditionStatus.TRUE
             }
             key = Key.of(body)
-            for kind in sorted(present - _STATES):
+            for kind in sorted(present - STATES):
                 family.add_metric((key.name, key.namespace, kind), 1)
         return family
 

@@ -19,6 +19,8 @@ from typing import Any
 
 from redrive.api import Body
 from redrive.api.conditions import (
+    COMPLETE,
+    FAILED,
     PROGRESSING,
     READY,
     RECONCILING,
@@ -30,11 +32,13 @@ from redrive.api.conditions import (
     merge,
     read_conditions,
 )
+from redrive.errors import SuspendedError
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
 from redrive.kube.resources import Key, Resource
 
-_STATES = {READY, RECONCILING, STALLED}
+STATES = frozenset({READY, RECONCILING, STALLED, COMPLETE, FAILED, SuspendedError.reason})
+"""Types of the conditions that are no warnings."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +84,7 @@ class Publisher:
         generation = body["metadata"]["generation"]
         observed = [c.model_copy(update={"observed_generation": generation}) for c in conditions]
         merged = [c.to_manifest() for c in merge(read_conditions(body), observed, self.clock())]
-        warnings = [c.type for c in conditions if c.type not in _STATES] or None
+        warnings = [c.type for c in conditions if c.type not in STATES] or None
         status = {
             "observedGeneration": generation,
             "conditions": merged,
@@ -95,7 +99,7 @@ class Publisher:
         await self._announce(find(body, READY), find(after, READY), after)
         for each in conditions:
             known = (_says(find(body, each.type)), _says(find(after, READY)))
-            if each.type not in _STATES and _says(each) not in known:
+            if each.type not in STATES and _says(each) not in known:
                 await self.emit(after, ObjectEvent(each.reason, each.message, is_warning=True))
         return after
 

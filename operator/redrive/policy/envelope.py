@@ -60,6 +60,8 @@ PAYLOAD_PREFIX = "REDRIVE_PAYLOAD_PREFIX"
 """So many bytes of JSON precede the payload, in place of `ENCODED`."""
 
 # Why its last attempt failed; replaced at each hop.
+MAX_CAUSE = 256
+"""Characters of `CAUSE_TYPE` that a plan shows and a selection compares."""
 CAUSE_TYPE = "REDRIVE_CAUSE_TYPE"
 """The name of the exception's class."""
 CAUSE_MESSAGE = "REDRIVE_CAUSE_MESSAGE"

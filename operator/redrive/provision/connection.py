@@ -5,7 +5,8 @@ A BrokerConnection → whether its Secret, its broker and its rights are as poli
 Called by the `Controller` of connections: after each change, by `resync`, and again while something
 is wrong. Policies do not wait for it: each of their reconciles finds out for itself.
 
-A BrokerConnection does not go before the policies that use it: their deletion may need it.
+A BrokerConnection is not deleted before the policies that use it, because their deletion may need
+it, and not before the rights that its status records are taken back.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
     out = Publisher(ctx.kubernetes, resources.CONNECTIONS, ctx.connections, ctx.clock)
     try:
         used = users_of(body, ctx)
-        protected = await protect_connection(body, used, out)
+        protected = await protect_connection(body, out, used=bool(used))
         if protected is None:
             return Requeue.ON_CHANGE
         body = protected
@@ -141,7 +142,7 @@ async def check(connection: Connection) -> None:
 IN_USE = "redrive.io/in-use"
 """The finalizer of a connection that policies use, and of no other."""
 DELETION_BLOCKED = Reason("DeletionBlocked")
-"""The connection is being deleted, and waits for the policies that use it."""
+"""The connection is being deleted, and waits for policies, or for rights to be taken back."""
 _SHOWN = 5
 
 
@@ -164,19 +165,25 @@ def is_protection_due(connection: Body, *, used: bool) -> bool:
         connection: as it is.
         used: whether any policy names it.
     """
-    return _is_deleted(connection) or has_finalizer(connection, IN_USE) is not used
+    is_needed = used or has_target_rights(connection)
+    return _is_deleted(connection) or has_finalizer(connection, IN_USE) is not is_needed
 
 
-async def protect_connection(connection: Body, used: Sequence[Body], out: Publisher) -> Body | None:
-    """Have the finalizer on a connection that is used, and on no other.
+def has_target_rights(connection: Body) -> bool:
+    """Return True if the rights of a Replay at its target have to be taken back."""
+    return bool((connection.get("status") or {}).get("targetRights"))
+
+
+async def protect_connection(connection: Body, out: Publisher, *, used: bool) -> Body | None:
+    """Have the finalizer on a connection that policies or Replays need, and on no other.
 
     A crash before that leaves it for the next reconcile. The API server takes no new finalizer for
     an object that is being deleted; that without ours is gone in a moment.
 
     Args:
         connection: as it is.
-        used: the policies that use it.
         out: writes it.
+        used: whether any policy uses it.
 
     Returns:
         The connection as it is then; None where nothing keeps it from being deleted.
@@ -185,7 +192,7 @@ async def protect_connection(connection: Body, used: Sequence[Body], out: Publis
         ConflictError: it was changed meanwhile.
         NotFoundError: it is gone.
     """
-    if not used:
+    if not (used or has_target_rights(connection)):
         after = await remove_finalizer(connection, IN_USE, out)
         return None if _is_deleted(after) else after
     if _is_deleted(connection):
@@ -195,8 +202,14 @@ async def protect_connection(connection: Body, used: Sequence[Body], out: Publis
 
 def deletion_blocked(connection: Body, used: Sequence[Body]) -> StatusWarning | None:
     """Say what a deletion waits for; the names of other namespaces' policies are not shown."""
-    if not used or not _is_deleted(connection):
+    if not _is_deleted(connection):
         return None
+    if not used:
+        return StatusWarning(
+            DELETION_BLOCKED,
+            "the connection is being deleted, and goes once the rights of Replays at their targets "
+            "are taken back; wait for their end, or delete these Replays",
+        )
     namespace = Key.of(connection).namespace
     own = sorted(name for ns, name in map(Key.of, used) if ns == namespace)
     more = len(used) - len(own)

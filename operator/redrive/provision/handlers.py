@@ -30,7 +30,7 @@ from redrive.kube.resources import Key
 from redrive.kube.status import Publisher
 from redrive.provision import connection, reconciler
 from redrive.provision.claims import Conflicts
-from redrive.provision.connection import is_protection_due
+from redrive.provision.connection import has_target_rights, is_protection_due
 from redrive.provision.desired import config_map_of
 from redrive.provision.health import Health
 from redrive.provision.orphans import DeletionEvents, LostPolicies
@@ -154,6 +154,8 @@ class Queues:
         if needs_reconcile(before, after):
             self.connections.enqueue(key)
             self._enqueue_users(key)
+        elif has_target_rights(before or {}) is not has_target_rights(after or {}):
+            self.connections.enqueue(key)  # it may keep the connection from being deleted
         elif _is_of_another_release(before, after):
             self._enqueue_users(key)
         elif after is not None and is_ready(after) and not is_ready(before or {}):

@@ -48,9 +48,25 @@ def encode(bitmap: int) -> str:
     return base64.b64encode(zlib.compress(_bytes(bitmap))).decode()
 
 
+MAX_BYTES = 2**14 // 8
+"""Largest set that `decode` reads: 2¹⁴ numbers, more than a range has entries."""
+
+
 def decode(text: str) -> int:
-    """Read what `encode` wrote."""
-    return int.from_bytes(zlib.decompress(base64.b64decode(text)), "little")
+    """Return the set that `encode` wrote.
+
+    Raises:
+        ValueError: *text* is something else, or a larger set than `MAX_BYTES`.
+    """
+    decompressor = zlib.decompressobj()
+    try:
+        content = decompressor.decompress(base64.b64decode(text, validate=True), MAX_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not decompressor.eof:
+        msg = f"no set of at most {8 * MAX_BYTES} numbers"
+        raise ValueError(msg)
+    return int.from_bytes(content, "little")
 
 
 def _bytes(bitmap: int) -> bytes:

@@ -22,6 +22,7 @@ from redrive.errors import RedriveError
 from redrive.reading import bitmap
 from redrive.reading.positions import NOWHERE, EntryId, Position
 
+MAX_RANGE_ENTRIES = 8 * bitmap.MAX_BYTES
 RANGE_ENTRIES = 10_000
 """How many entries a range spans; below 2¹⁴, see `position.sequence_id`."""
 LOOK_BACK = 100
@@ -39,8 +40,16 @@ class Range(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Range:
-        """Read what `str` writes."""
-        return cls(*map(int, text.split(".")))
+        """Return the range that `str` wrote.
+
+        Raises:
+            ValueError: *text* is something else, or spans more entries than any range does.
+        """
+        partition, ledger, first, last = map(int, text.split("."))
+        if not first <= last < first + MAX_RANGE_ENTRIES:
+            msg = f"no range: {text}"
+            raise ValueError(msg)
+        return cls(partition, ledger, first, last)
 
     @classmethod
     def of(cls, partition: int, position: Position) -> Range:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from redrive.messages import ordering_key, partition_key, read_properties, schema_version
 from redrive.policy import envelope
-from redrive.policy.envelope import CAUSE_TYPE
+from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE
 from redrive.reading.positions import EntryId, Position
 from redrive.reading.stored import ReadMessage
 
@@ -173,6 +173,9 @@ _COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
             lambda row: list(row.properties.items()),
         ),
         "cause_type": _RowColumn("STRING", pa.string(), lambda row: row.properties.get(CAUSE_TYPE)),
+        "cause_fingerprint": _RowColumn(
+            "STRING", pa.string(), lambda row: row.properties.get(CAUSE_FINGERPRINT)
+        ),
         "reconsume_times": _RowColumn(
             "INT", pa.int32(), lambda row: envelope.reconsume_times(row.properties)
         ),

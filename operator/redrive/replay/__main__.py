@@ -36,9 +36,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _run(job: ReplayJob, progress: Progress) -> None:
-    status = progress.begin()  # it stops here if the Replay is gone, or another, or has ended
-    if not status.finished:
-        _move(job, progress, was_planned=status.matched is not None)
+    before = progress.begin()  # it stops here if the Replay is gone, or another, or has ended
+    if not before.finished:
+        _move(job, progress, was_planned=before.counts.matched is not None)
     if job.follow_for is not None:  # Spark, with its executors, has ended
         aftermath.follow(job, progress)
 

@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import ClassVar, Self
 
 import pulsar
@@ -201,7 +201,8 @@ class Lease:
                 if record.properties().get(WRITER) != self._owner:
                     raise _fenced()
                 if record.partition_key() == PERMIT:
-                    self.permit = Permit.from_json(json.loads(record.data()))
+                    with suppress(ValueError):  # anybody with the right to produce may write it
+                        self.permit = Permit.from_json(record.data())
 
 
 def _fenced() -> FencedError:
@@ -236,4 +237,6 @@ def read(client: pulsar.Client, topic: TopicName) -> Records:
                 records.apply(record.partition_key(), record.data())
         finally:
             broker.close(reader)
+    if records.skipped:
+        logger.warning("ledger %s: %d invalid records skipped", topic, records.skipped)
     return records

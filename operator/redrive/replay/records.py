@@ -15,17 +15,21 @@ What has become of what a Replay selected: one equation. Pure.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, NotRequired, TypeVar
 
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from redrive.errors import InvalidSpecError
 from redrive.reading import bitmap
 from redrive.reading.positions import EntryId, Tail, TargetPartition
-from redrive.reading.ranges import Range
+from redrive.reading.ranges import MAX_RANGE_ENTRIES, Range
 
 _Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 OWNER = "owner"
 """The key of the record with which a run takes the ledger over."""
@@ -270,7 +274,7 @@ class RangePlan:
             written["scanned"],
             bitmap.decode(written["selected"]),
             {int(offset): count for offset, count in written["sizes"].items()},
-            tuple(RefusedEntry(EntryId.parse(e), n, cause) for e, n, cause in written["refused"]),
+            tuple(RefusedEntry(_entry(e), n, cause) for e, n, cause in written["refused"]),
             bitmap.decode(written["skipped"]),
             written["done"],
             _read_entries(written.get("chunks", {}), int),
@@ -317,30 +321,95 @@ class Header:
         return cls(**{**written, "began": began})
 
 
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
+_Offset = Annotated[int, Field(ge=0, lt=MAX_RANGE_ENTRIES)]
+
+
+class _RangeShape(TypedDict):
+    """JSON of a `RangeRecord`."""
+
+    generation: _Count
+    leased: bool
+    moved: dict[str, str]
+    partly: dict[str, dict[_Offset, int]]
+    tails: dict[str, str]
+    sentBy: NotRequired[dict[str, Annotated[list[_Count | bool | None], Field(min_length=3)]]]
+    replays: NotRequired[list[str] | None]
+    unproven: NotRequired[list[tuple[str, _Count | None, _Offset]]]
+    chunks: NotRequired[dict[_Offset, str]]
+
+
+class _PlanShape(TypedDict):
+    """JSON of a `RangePlan`."""
+
+    scanned: _Count
+    selected: str
+    sizes: dict[_Offset, _Count]
+    refused: list[tuple[str, _Count, str]]
+    skipped: str
+    done: bool
+    chunks: NotRequired[dict[_Offset, str]]
+    unread: NotRequired[str]
+    unevaluated: NotRequired[_Count]
+    discarded: NotRequired[_Count]
+
+
+class _HeaderShape(TypedDict):
+    """JSON of a `Header`."""
+
+    replay: str
+    target_partitions: _Count
+    reason: NotRequired[str]
+    ticket: NotRequired[str]
+    began: NotRequired[dict[str, str]]
+
+
+_OWNER, _RANGE = TypeAdapter(str), TypeAdapter(_RangeShape)
+_PLAN, _HEADER = TypeAdapter(_PlanShape), TypeAdapter(_HeaderShape)
+
+
 class Records:
-    """All records of a ledger, as the last of each key has it."""
+    """All records of a ledger, as the last of each key has it.
+
+    Attributes:
+        skipped: number of records that were skipped, because they are no JSON of a known shape.
+    """
 
     def __init__(self) -> None:
+        self.skipped = 0
         self.owner = ""
         self.ranges: dict[Range, RangeRecord] = {}
         self.headers: dict[str, Header] = {}
         self.plans: dict[str, dict[Range, RangePlan]] = {}
 
     def apply(self, key: str, value: bytes) -> None:
-        """Take a record in; an empty value takes away what its key stands for."""
+        """Apply a record; an empty value removes the one of its key.
+
+        Everybody with the right to produce may have written it: a record that is not JSON, or of no
+        known shape, is skipped and counted, and the one before it stays.
+        """
+        try:
+            self._apply(key, value)
+        except (ValueError, InvalidSpecError):
+            self.skipped += 1
+
+    def _apply(self, key: str, value: bytes) -> None:
         kind, _, rest = key.partition("/")
-        uid, _, written = rest.partition("/")
-        content = json.loads(value) if value else None
+        uid, _, piece = rest.partition("/")
         match kind:
             case "owner":
-                self.owner = content or ""
+                self.owner = _OWNER.validate_json(value, strict=True) if value else ""
             case "range":
-                _put(self.ranges, Range.parse(rest), content, RangeRecord.from_json)
-            case "plan" if written:
+                _put(self.ranges, Range.parse(rest), value, _RANGE, RangeRecord.from_json)
+            case "plan" if piece:
                 plan = self.plans.setdefault(uid, {})
-                _put(plan, Range.parse(written), content, RangePlan.from_json)
+                _put(plan, Range.parse(piece), value, _PLAN, RangePlan.from_json)
             case "plan":
-                _put(self.headers, uid, content, Header.from_json)
+                _put(self.headers, uid, value, _HEADER, Header.from_json)
+            case "permit":  # for tasks, see `Lease`
+                pass
+            case _:
+                self.skipped += 1
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Yield each record as it is written, the header of a plan behind its ranges."""
@@ -411,14 +480,28 @@ def _read_sent_by(
 
 
 def _read_entries(written: Mapping[str, str], parse: Callable[[str], _Key]) -> dict[_Key, EntryId]:
-    return {parse(key): EntryId.parse(entry) for key, entry in written.items()}
+    return {parse(key): _entry(entry) for key, entry in written.items()}
 
 
-def _put(into: dict[Any, Any], key: Any, content: Any, read: Any) -> None:  # noqa: ANN401
-    if content is None:
-        into.pop(key, None)
+def _entry(text: str) -> EntryId:
+    entry = EntryId.parse(text)
+    if not all(-1 <= number < 2**63 for number in entry):
+        msg = f"no entry: {text}"
+        raise ValueError(msg)
+    return entry
+
+
+def _put(
+    into: dict[_Key, _Value],
+    key: _Key,
+    value: bytes,
+    shape: TypeAdapter[Any],
+    read: Callable[[Any], _Value],
+) -> None:
+    if value:
+        into[key] = read(shape.validate_json(value, strict=True))
     else:
-        into[key] = read(content)
+        into.pop(key, None)
 
 
 PERMIT = "permit"
@@ -434,7 +517,7 @@ class Permit:
         drain: whether to end: what is on its way is settled, nothing more is sent.
     """
 
-    rate: float | None = None
+    rate: Annotated[float, Field(gt=0)] | None = None
     drain: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -442,9 +525,16 @@ class Permit:
         return {"rate": self.rate, "drain": self.drain}
 
     @classmethod
-    def from_json(cls, written: dict[str, Any]) -> Self:
-        """Read what `to_json` wrote."""
-        return cls(written["rate"], written["drain"])
+    def from_json(cls, written: bytes) -> Permit:
+        """Read the JSON that `to_json` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        return _PERMIT.validate_json(written, strict=True)
+
+
+_PERMIT = TypeAdapter(Permit)
 
 
 SHOWN = 100
@@ -507,16 +597,10 @@ class Account:
         return cls(**numbers, refusals=tuple(itertools.islice(_refusals(plans), SHOWN)))
 
     def to_status(self) -> dict[str, Any]:
-        """Write it as fields of the Replay's status."""
+        """Write it as fields of `status.run` of the Replay."""
         return {
-            "scanned": self.scanned,
-            "matched": self.matched,
-            "unevaluated": self.unevaluated,
-            "moved": self.moved,
-            "skipped": self.skipped,
-            "refused": self.refused,
-            "discarded": self.discarded,
-            "left": self.left,
+            "counts": {name: getattr(self, name) for name in _NUMBERS},
+            "progress": f"{self.matched - self.left}/{self.matched}",
             "refusals": [
                 {"entry": str(entry), "messages": messages, "cause": cause}
                 for entry, messages, cause in self.refusals

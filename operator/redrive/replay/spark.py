@@ -42,13 +42,13 @@ from redrive.replay.job.plan import PlannedRange, Scan, Scanned, Sighting
 from redrive.replay.lookup import schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RangePlan
-from redrive.replay.spec import Choice, Chooser, ReplayJob
+from redrive.replay.spec import Choice, Chooser, FailureCause, ReplayJob
 from redrive.replay.task import RangeTask
 
 _PLANNED = (
     "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "delivered",
-    "encrypted", "unreadable", "schema_version", "key", "published", "cause_type", "size",
-    "replays",
+    "encrypted", "unreadable", "schema_version", "key", "published", "cause_type",
+    "cause_fingerprint", "size", "replays",
 )  # fmt: skip
 """The columns that a plan is made of. A condition may read others; what neither does, such as the
 values for most, does not cross into the JVM."""
@@ -239,8 +239,9 @@ def _sighting(row: Row, chooser: Chooser) -> Sighting:
         named = chooser.takes_undelivered(position)
         return Sighting.undelivered(position, selected=None if named else named)
     first = None if row.first_chunk is None else EntryId.parse(row.first_chunk)
-    kinds = first, row.encrypted, row.unreadable, row.schema_version, row.cause_type or ""
-    taken = chooser.takes(position, row.key, row.published)
+    failure = FailureCause(row.cause_type or "", row.cause_fingerprint or "")
+    kinds = first, row.encrypted, row.unreadable, row.schema_version, failure.cause
+    taken = chooser.takes(position, row.key, row.published, failure)
     return Sighting(
         position,
         row.batch_size,

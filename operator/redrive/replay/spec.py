@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from redrive.auth.method import without_dollars
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
+from redrive.policy.envelope import MAX_CAUSE
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap
@@ -42,6 +44,8 @@ class Choice:
         max_replays: of what is taken, a message that was replayed so often before is refused; None
             for any number.
         discards: whether to acknowledge, without moving it, what is taken and no client can show.
+        causes: with one of these causes, of which the first `MAX_CAUSE` characters count.
+        fingerprints: with a cause that has one of these fingerprints.
     """
 
     ids: tuple[str, ...] = ()
@@ -51,6 +55,24 @@ class Choice:
     limit: int | None = None
     max_replays: int | None = None
     discards: bool = False
+    causes: tuple[str, ...] = ()
+    fingerprints: tuple[str, ...] = ()
+
+
+CHOICE_LISTS = ("ids", "keys", "causes", "fingerprints")
+"""Attributes of a `Choice` that are lists in JSON."""
+
+
+class FailureCause(NamedTuple):
+    """Cause of a dead letter; empty where its consumer did not write one.
+
+    Attributes:
+        cause: class of the exception.
+        fingerprint: the same for failures of one kind.
+    """
+
+    cause: str = ""
+    fingerprint: str = ""
 
 
 EVERYTHING = Choice()
@@ -68,7 +90,8 @@ class ReplayJob:
         dry_run: whether to plan only.
         reason: why, in the words of the Replay's author; empty if it gives none.
         ticket: where that was decided; likewise.
-        rate_limit: how many messages a second all tasks may send together; None for no limit.
+        rate_limit: messages a second that all tasks may send together, at the launch; None for no
+            limit.
         batch: whether messages are sent in batches.
         choice: the other parts of the selection.
         approval_above: how many messages it may move without approval; None for any number.
@@ -140,7 +163,7 @@ class ReplayJob:
         try:
             document = json.loads(text)
             choice, target = document["choice"], document["target"]
-            lists = {name: tuple(choice[name]) for name in ("ids", "keys")}
+            lists = {name: tuple(choice[name]) for name in CHOICE_LISTS}
             return cls(
                 namespace=document["namespace"],
                 name=document["name"],
@@ -177,6 +200,8 @@ class Chooser:
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
         self._keys = frozenset(choice.keys)
+        self._causes = frozenset(cause[:MAX_CAUSE] for cause in choice.causes)
+        self._fingerprints = frozenset(choice.fingerprints)
         # Entry → the indexes that are named of it; -1 for all.
         self._named: dict[EntryId, set[int]] = {}
         for written in choice.ids:
@@ -198,21 +223,27 @@ class Chooser:
         if not self._is_named(position):
             return False
         choice = self._choice
-        is_known = not choice.keys and choice.since is None and choice.until is None
+        by_content = (choice.keys, choice.causes, choice.fingerprints)
+        is_known = not any(by_content) and choice.since is None and choice.until is None
         return True if is_known else None
 
-    def takes(self, position: Position, key: str | None, published: int) -> bool:
-        """Whether a message is taken.
+    def takes(
+        self, position: Position, key: str | None, published: int, failure: FailureCause
+    ) -> bool:
+        """Return True if a message is taken.
 
         Args:
-            position: where it lies.
-            key: its own.
-            published: when, in milliseconds since 1970.
+            position: of the message.
+            key: of the message.
+            published: its publish time, in milliseconds since 1970.
+            failure: cause of its last failure.
         """
         choice = self._choice
         return (
             self._is_named(position)
             and (not self._keys or key in self._keys)
+            and (not self._causes or failure.cause[:MAX_CAUSE] in self._causes)
+            and (not self._fingerprints or failure.fingerprint in self._fingerprints)
             and (choice.since is None or published >= choice.since)
             and (choice.until is None or published < choice.until)
         )

@@ -36,6 +36,9 @@ MakeClient = Callable[..., JavaClient]
 class Silent:
     """Shows nothing."""
 
+    def rate_limit(self, job: ReplayJob) -> float | None:
+        return job.rate_limit
+
     def take_over(self, _: EntryId) -> None:
         pass
 

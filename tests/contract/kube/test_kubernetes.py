@@ -107,12 +107,8 @@ async def test_patch_of_another_version_is_refused(server: Server) -> None:
 
 
 async def test_status_patch_for_another_version_is_refused(server: Server) -> None:
-    metadata = {"name": "a", "namespace": server.namespace}
-    spec = {"replicas": 0, "selector": {"matchLabels": {"a": "b"}}}
-    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [CONTAINER]}}
-    body = {"apiVersion": DEPLOYMENTS.api_version, "kind": DEPLOYMENTS.kind, "metadata": metadata}
-    seen = await server.client.create(DEPLOYMENTS, body | {"spec": spec | {"template": template}})
-    key = Key(server.namespace, "a")
+    seen = await deployment(server)
+    key = Key.of(seen)
     version_seen = seen["metadata"]["resourceVersion"]
     current = await server.client.patch_status(
         DEPLOYMENTS, key, {"observedGeneration": 1}, version_seen
@@ -121,6 +117,40 @@ async def test_status_patch_for_another_version_is_refused(server: Server) -> No
         await server.client.patch_status(DEPLOYMENTS, key, {"observedGeneration": 2}, version_seen)
     assert await server.client.get(DEPLOYMENTS, key) == current
     assert current["status"]["observedGeneration"] == 1
+
+
+async def deployment(server: Server) -> Body:
+    """Create a Deployment without pods."""
+    spec = {"replicas": 0, "selector": {"matchLabels": {"a": "b"}}}
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [CONTAINER]}}
+    body = {
+        "apiVersion": DEPLOYMENTS.api_version,
+        "kind": DEPLOYMENTS.kind,
+        "metadata": {"name": "a", "namespace": server.namespace},
+        "spec": spec | {"template": template},
+    }
+    return await server.client.create(DEPLOYMENTS, body)
+
+
+async def test_applied_status_removes_fields_left_out(server: Server) -> None:
+    seen = await deployment(server)
+    key = Key.of(seen)
+    await server.client.patch_status(DEPLOYMENTS, key, {"observedGeneration": 1})
+    for status in ({"replicas": 1, "readyReplicas": 1}, {"replicas": 2}):
+        seen = await server.client.get(DEPLOYMENTS, key)
+        applied = await server.client.apply_status(DEPLOYMENTS, seen, status, "job")
+        assert applied["status"] == {"observedGeneration": 1, **status}
+
+
+async def test_status_applied_to_another_version_is_refused(server: Server) -> None:
+    seen = await deployment(server)
+    current = await server.client.apply_status(DEPLOYMENTS, seen, {"replicas": 1}, "job")
+    with pytest.raises(ConflictError):
+        await server.client.apply_status(DEPLOYMENTS, seen, {"replicas": 2}, "job")
+    another = {**current, "metadata": {**current["metadata"], "uid": "another"}}
+    with pytest.raises(KubernetesError):
+        await server.client.apply_status(DEPLOYMENTS, another, {"replicas": 2}, "job")
+    assert await server.client.get(DEPLOYMENTS, Key.of(seen)) == current
 
 
 async def test_patch_of_another_object_is_refused(server: Server) -> None:

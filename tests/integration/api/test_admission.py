@@ -331,10 +331,17 @@ def test_the_spec_of_a_replay_can_not_change(
 ) -> None:
     cluster.objects.put(manifest("Replay", select={"where": "true"}), kube_namespace)
     message = refusal(cluster, manifest("Replay", **select), kube_namespace)
-    assert "the spec of a Replay can't change, except suspend, cancel, deadline and" in message
+    assert (
+        "the spec of a Replay can't change, except suspend, cancel, rateLimit, deadline and"
+        in message
+    )
     assert "make another Replay" in message
     for suspend in (True, False):
-        may_change: dict[str, Any] = {"suspend": suspend, "ttlAfterFinished": f"{1 + suspend}h"}
+        may_change: dict[str, Any] = {
+            "suspend": suspend,
+            "rateLimit": {"messages": 1 + suspend},
+            "ttlAfterFinished": f"{1 + suspend}h",
+        }
         same = manifest("Replay", select={"where": "true"}, **may_change)
         assert cluster.objects.put(same, kube_namespace)["spec"]["suspend"] is suspend
 
@@ -343,7 +350,13 @@ def fields(schema: dict[str, Any]) -> Iterator[str]:
     """The names of all fields below *schema*."""
     for name, field in schema.get("properties", {}).items():
         yield name
-        yield from fields(field.get("items", field))
+        yield from fields(element(field))
+
+
+def element(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of the elements of a list or map, also of nested ones; else *schema*."""
+    inner = schema.get("items") or schema.get("additionalProperties")
+    return element(inner) if isinstance(inner, dict) else schema
 
 
 @pytest.mark.parametrize(
@@ -375,7 +388,7 @@ def leaves(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The schemas of all fields below *schema*, and of the items of lists."""
     for field in schema.get("properties", {}).values():
         yield field
-        yield from leaves(field.get("items", field))
+        yield from leaves(element(field))
 
 
 def test_kubectl_shows_policies_and_replays_in_readable_columns(
@@ -389,11 +402,12 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
     patch_status(cluster, kube_namespace, "rpol", status)
     account = {
         "phase": "Completed",
-        "moved": 5,
-        "refused": 1,
-        "aftermath": {
-            "observedTime": "2026-11-20T10:00:00Z", "handled": 3, "waiting": 0, "diedAgain": 2,
-            "settled": True,
+        "run": {
+            "counts": {"moved": 5, "refused": 1},
+            "outcome": {
+                "observedTime": "2026-11-20T10:00:00Z", "handled": 3, "waiting": 0, "deadAgain": 2,
+                "settled": True,
+            },
         },
         "conditions": [condition("True", "ReplayCompleted")],
     }  # fmt: skip

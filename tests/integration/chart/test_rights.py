@@ -269,7 +269,8 @@ def refuses(action: Callable[[str], None], name: str, message: str) -> bool:
 def test_the_operator_deletes_replays_that_have_ended_and_say_so(
     cluster: Cluster, release: str, kube_namespace: str
 ) -> None:
-    ended = {"status": {"phase": "Completed", "completionTime": "2026-11-22T10:00:00Z"}}
+    ended = {"metadata": {"annotations": {"redrive.io/ended-at": "2026-11-22T10:00:00Z"}}}
+    forged = {"status": {"phase": "Completed", "completionTime": "2026-11-22T10:00:00Z"}}
 
     def create(name: str, **spec: str) -> None:
         body = {**manifest("Replay", **spec), "metadata": {"name": name}}
@@ -289,14 +290,60 @@ def test_the_operator_deletes_replays_that_have_ended_and_say_so(
     while not refuses(delete, "goes", refused):
         assert time.monotonic() < deadline, "the policy is not enforced"
         create("goes", ttlAfterFinished="1h")
-    for name in ("stays", "goes"):
+
+    def patch(name: str, change: dict[str, Any], *options: str) -> None:
         cluster.kubectl(
             "patch", "replay", name, f"--namespace={kube_namespace}", "--type=merge",
-            "--subresource=status", f"--patch={json.dumps(ended)}",
+            f"--patch={json.dumps(change)}", *options,
         )  # fmt: skip
+
+    patch("goes", forged, "--subresource=status")
+    with pytest.raises(SandboxError, match=refused):
+        delete("goes")
+    for name in ("stays", "goes"):
+        patch(name, ended)
     with pytest.raises(SandboxError, match=refused):
         delete("stays")
     delete("goes")
+
+
+def test_replay_jobs_write_only_the_run_of_a_status(
+    cluster: Cluster, release: str, kube_namespace: str
+) -> None:
+    chart.prepare_replays(cluster, kube_namespace)
+    cluster.kubectl(
+        "create", f"--namespace={kube_namespace}", "--filename=-",
+        input=json.dumps(manifest("Replay")),
+    )  # fmt: skip
+
+    def patch(status: dict[str, Any], *user: str) -> None:
+        cluster.kubectl(
+            "patch", "replay", "one", f"--namespace={kube_namespace}", "--type=merge",
+            "--subresource=status", f"--patch={json.dumps({'status': status})}", *user,
+        )  # fmt: skip
+
+    account = f"{kube_namespace}:redrive-replay"
+    job = f"--as=system:serviceaccount:{account}"
+    for subject in (  # kubectl reads before it writes, and a job does not
+        ("role", "--verb=get", "--resource=replays.redrive.io/status"),
+        ("rolebinding", "--role=reads-status", f"--serviceaccount={account}"),
+    ):
+        kind, *options = subject
+        cluster.kubectl("create", kind, "reads-status", f"--namespace={kube_namespace}", *options)
+    refused = "a replay job writes only status.run of a Replay"
+    patch({"phase": "Running"})
+
+    def forge(start: str) -> None:
+        patch({"startTime": start}, job)
+
+    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
+    while not refuses(forge, f"2026-01-01T00:00:{int(time.time()) % 60:02}Z", refused):
+        assert time.monotonic() < deadline, f"the policy of {release} is not enforced"
+    for forged in ({"phase": "Completed"}, {"phase": None}, {"warnings": ["Other"]}):
+        with pytest.raises(SandboxError, match=refused):
+            patch(forged, job)
+    patch({"run": {"counts": {"moved": 1}, "finished": True}}, job)
+    patch({"run": None}, job)
 
 
 def test_replay_jobs_have_their_account_in_the_namespaces_that_are_named(

@@ -53,9 +53,7 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
     assert 'redrive_admin_call_duration_seconds_count{verb="GET"}' in shown
 
 
-def test_a_status_that_was_forged_spoils_no_scrape_and_gets_a_time_that_can_be(
-    installed: Sandbox, shop: Shop
-) -> None:
+def test_forged_status_spoils_no_scrape_and_ends_no_replay(installed: Sandbox, shop: Shop) -> None:
     """With what the API server lets pass of whoever may write the status of a Replay."""
     shop.apply({"forged": redrive("Replay", {"policyRef": {"name": "random"}})})
     shop.reaches("forged", "PolicyNotFound", "replay")
@@ -64,7 +62,7 @@ def test_a_status_that_was_forged_spoils_no_scrape_and_gets_a_time_that_can_be(
         "phase": "Completed",
         "startTime": "2026-01-01T00:00:00+99:00",
         "completionTime": "0000-01-01T00:00:00Z",
-        "moved": -5,
+        "run": {"counts": {"moved": -5}},
         "conditions": [condition | {"lastTransitionTime": "0000-01-01T00:00:00Z"}],
     }
     shop.kubectl(
@@ -83,7 +81,7 @@ def test_a_status_that_was_forged_spoils_no_scrape_and_gets_a_time_that_can_be(
     )
     assert "reason-1" not in shown
     shop.kubectl("annotate", "replay", "forged", "redrive.io/reconcile-requested-at=now")
-    while shop.get("replay", "forged")["status"]["completionTime"].startswith("0000"):
+    while "completionTime" in shop.get("replay", "forged")["status"]:
         assert time.monotonic() < deadline
         time.sleep(0.1)
 

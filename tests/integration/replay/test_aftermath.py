@@ -127,9 +127,9 @@ def test_without_consumers_all_waits_and_the_status_says_so(
 
     aftermath.follow(job, progress)
 
-    last = progress.read().aftermath
+    last = progress.read().outcome
     assert last is not None
-    assert (last.handled, last.waiting, last.died_again, last.settled) == (0, 5, 0, False)
+    assert (last.handled, last.waiting, last.dead_again, last.settled) == (0, 5, 0, False)
     assert last.causes == ()
 
 
@@ -144,5 +144,5 @@ def test_a_batch_that_is_replayed_counts_message_by_message(
     aftermath.follow(job, shown)
     assert [(reported.moved, reported.waiting) for reported in shown.found] == [(3, 3)]
     assert shown.found[-1].to_status() == {
-        "handled": 0, "waiting": 3, "diedAgain": 0, "causes": [], "settled": False,
+        "handled": 0, "waiting": 3, "deadAgain": 0, "causes": [], "settled": False,
     }  # fmt: skip

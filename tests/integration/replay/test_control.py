@@ -23,6 +23,7 @@ from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import RunEndedError
 from redrive.replay.job.plan import SUSPENDED, Local, Rest, Scanned, Wish
 from redrive.replay.records import Account
+from redrive.replay.spec import ReplayJob
 from tests.support.held_sends import held_at
 from tests.support.local_runs import (
     EverySecond,
@@ -49,6 +50,9 @@ class Author:
         self.full_topics: set[TopicName] = set()
         self.accounts = [Account()]
         self.go_on = threading.Event()
+
+    def rate_limit(self, job: ReplayJob) -> float | None:
+        return job.rate_limit
 
     def take_over(self, _: EntryId) -> None:
         pass

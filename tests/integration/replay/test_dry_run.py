@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from redrive.api.replay import Count, Preview, ReplayStatus
+from redrive.api.replay import Count, Preview, ReplayRun
 from redrive.reading import broker
 from redrive.replay import ledger as ledgers
 from redrive.replay.job import run as runs
@@ -68,7 +68,8 @@ def test_a_selection_is_counted_by_spark_and_shown_in_the_status(
 
     assert engine.scanned == Scanned(11, Counter(TimeoutError=5), Counter(PartOfBatch=1))
     status = progress.read()
-    assert (status.scanned, status.matched, status.refused, status.left) == (11, 6, 1, 5)
+    counts = status.counts
+    assert (counts.scanned, counts.matched, counts.refused, counts.left) == (11, 6, 1, 5)
     assert [(count.cause, count.messages) for count in status.preview.causes] == [
         ("TimeoutError", 5)
     ]
@@ -85,7 +86,7 @@ class Watched(Local):
     def __init__(self, progress: Progress) -> None:
         super().__init__()
         self._progress = progress
-        self.shown: ReplayStatus | None = None
+        self.shown: ReplayRun | None = None
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         deadline = time.monotonic() + 60
@@ -94,7 +95,7 @@ class Watched(Local):
             while self.shown is None:
                 assert time.monotonic() < deadline
                 status = self._progress.read()
-                self.shown = status if status.scanned else None
+                self.shown = status if status.counts.scanned else None
 
 
 @pytest.mark.parametrize("limit", [None, 12])
@@ -113,12 +114,13 @@ def test_counts_by_cause_are_shown_before_all_is_scanned(
 
     first, last = engine.shown, progress.read()
     assert first is not None
-    assert first.scanned is not None
-    assert 0 < first.scanned < 12
-    timeouts = (Count(cause="TimeoutError", messages=first.scanned),)
+    scanned = first.counts.scanned
+    assert scanned is not None
+    assert 0 < scanned < 12
+    timeouts = (Count(cause="TimeoutError", messages=scanned),)
     # Of a limited one scans look at more than it takes.
     assert first.preview == (Preview(causes=timeouts) if limit is None else None)
-    assert last.scanned == 12
+    assert last.counts.scanned == 12
     assert last.preview is not None
     assert (last.preview.causes[0].messages, last.preview.estimated_seconds) == (12, 1)
 

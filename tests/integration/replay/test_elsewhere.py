@@ -158,16 +158,41 @@ def test_right_at_target_ends_with_a_replay_that_is_deleted(shop: Shop) -> None:
     shop.rest("PUT", f"{at}/subscription/checks", {"ledgerId": -1, "entryId": -1})
     shop.rest("POST", f"{at}/permissions/auditor", ["consume"])
     shop.replay(
-        "slow", target={"type": "Topic", "topic": target}, rateLimit={"messages": 1, "per": "2s"}
+        "slow",
+        target={"type": "Topic", "topic": target},
+        rateLimit={"messages": 1, "per": "2s"},
+        ttlAfterFinished="1s",
     )
     wait_until(lambda: "replayer" in rights(shop, "checked"), seconds=SECONDS)
-    (record,) = shop.status("slow")["targetRights"]
+    uid = shop.sandbox.cluster.objects.get("replay", "slow", shop.name)["metadata"]["uid"]
+    through = shop.sandbox.cluster.objects.get("brokerconnection", "main", shop.name)
+    (record,) = through["status"]["targetRights"][uid]
     assert (record["topic"], record["role"]) == (target, "replayer")
     shop.reaches("slow", "Running")
+    forge_status(shop, "slow")
+    shop.kubectl("annotate", "replay", "slow", "redrive.io/reconcile-requested-at=now")
+    shop.reaches("slow", "Running")
+    assert "replayer" in rights(shop, "checked")
     shop.kubectl("delete", "replay", "slow", "--timeout=150s")
     assert rights(shop, "checked") == {"auditor": ["consume"]}
     shop.replay("rest")
     shop.reaches("rest", "Completed")
+
+
+def forge_status(shop: Shop, name: str) -> None:
+    """Write into the status of a Replay that it was not launched, and has ended long ago.
+
+    So can its job where the chart's admission policies are not installed.
+    """
+    forged = {
+        "phase": "Pending",
+        "sparkApplication": None,
+        "completionTime": "2020-01-01T00:00:00Z",
+    }
+    shop.kubectl(
+        "patch", "replay", name, "--subresource=status", "--type=merge",
+        f"--patch={json.dumps({'status': forged})}",
+    )  # fmt: skip
 
 
 def test_no_field_names_a_topic_of_pulsars_own(shop: Shop) -> None:

@@ -61,8 +61,8 @@ def test_selective_run_leaves_the_rest_to_the_next_run(
     assert len(moved) == 15
     assert {m.properties()[CAUSE_TYPE] for m in moved} == {"TimeoutError"}
     assert len(provisioned.resting()) == 10
-    status = progress.read()
-    assert (status.scanned, status.matched, status.moved, status.left) == (25, 15, 15, 0)
+    counts = progress.read().counts
+    assert (counts.scanned, counts.matched, counts.moved, counts.left) == (25, 15, 15, 0)
 
     job, progress = make_job(provisioned)
     job = dataclasses.replace(job, batch=True)
@@ -154,7 +154,7 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
     assert engine.scanned.messages == count >= scans[-1]
     assert moved == sorted(moved)
     assert len(set(moved)) > 3
-    assert progress.read().moved == moved[-1] == count
+    assert progress.read().counts.moved == moved[-1] == count
     assert provisioned.in_target() == [f"{number:07}" for number in range(count)]
     assert provisioned.backlog_of_dead_letters() == 0
 
@@ -173,7 +173,7 @@ def test_resumed_run_keeps_the_end_fixed_at_its_start(
         patch.setattr(Local, "move", _fails)
         with pytest.raises(RuntimeError, match="killed"):
             jobs.run(job, Local(), progress)
-    begun = progress.read()
+    begun = progress.read().counts
     assert (begun.matched, begun.moved, begun.left) == (5, 0, 5)
     provisioned.bury(4)
 
@@ -181,7 +181,7 @@ def test_resumed_run_keeps_the_end_fixed_at_its_start(
 
     assert len(provisioned.replayed()) == 5
     assert len(provisioned.resting()) == 4
-    assert progress.read().matched == 5
+    assert progress.read().counts.matched == 5
 
 
 def _fails(*_: object) -> None:
@@ -229,7 +229,7 @@ def test_an_empty_topic_is_replayed_at_once(
     jobs.run(job, Spark(spark, job), progress)
     progress.finish()
     status = progress.read()
-    assert (status.matched, status.moved, status.left) == (0, 0, 0)
+    assert (status.counts.matched, status.counts.moved, status.counts.left) == (0, 0, 0)
     assert status.finished
 
 

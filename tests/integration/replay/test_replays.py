@@ -139,7 +139,7 @@ class Shop:
     def fails(self, name: str) -> dict[str, str]:
         """Wait until the job of a Replay has failed, and return why, as it says itself."""
         deadline = time.monotonic() + SECONDS
-        while (failure := self.status(name).get("failure")) is None:
+        while (failure := self.status(name).get("run", {}).get("failure")) is None:
             assert time.monotonic() < deadline, f"the job of {name} does not fail"
             time.sleep(0.3)
         return dict(failure)
@@ -208,12 +208,12 @@ def test_replays_of_one_policy_run_in_turn_and_report(
     assert said in {None, "driver container failed with ExitCode: 1, Reason: Error"}
     shop.rest("POST", right, ["produce", "consume"])
     first = shop.reaches("first", "Completed")
-    assert "failure" not in first
+    assert "failure" not in first["run"]
     second = shop.reaches("second", "Completed")
 
     numbers = ("scanned", "matched", "moved", "skipped", "refused", "left")
-    assert [first[name] for name in numbers] == [13, 8, 8, 0, 0, 0]
-    assert [second[name] for name in numbers] == [5, 5, 5, 0, 0, 0]
+    assert [first["run"]["counts"][name] for name in numbers] == [13, 8, 8, 0, 0, 0]
+    assert [second["run"]["counts"][name] for name in numbers] == [5, 5, 5, 0, 0, 0]
     assert first["Ready"]["status"] == "True"
     assert "Reconciling" not in first
     assert first["startTime"] <= first["completionTime"] <= second["completionTime"]
@@ -246,7 +246,8 @@ def test_apache_operator_runs_a_replay_by_certificate(shop: Shop) -> None:
     shop.tokens["replayer-tls"] = key  # must not be shown either
     shop.replay("secured")
     status = shop.reaches("secured", "Completed")
-    assert (status["matched"], status["moved"], status["left"]) == (3, 3, 0)
+    counts = status["run"]["counts"]
+    assert (counts["matched"], counts["moved"], counts["left"]) == (3, 3, 0)
     assert shop.replayed() == ["WarehouseDown"] * 3
     assert shop.applications() == []
     (application,) = shop.applications("sparkapplications.spark.apache.org")
@@ -285,7 +286,8 @@ def test_deleted_application_is_relaunched_and_moves_once(shop: Shop) -> None:
 
     (application,) = shop.applications()
     assert application["metadata"]["uid"] != before
-    assert (status["matched"], status["moved"]) == (6, 6)
+    counts = status["run"]["counts"]
+    assert (counts["matched"], counts["moved"]) == (6, 6)
     assert shop.replayed() == ["WarehouseDown"] * 6
 
 
@@ -360,10 +362,10 @@ def test_followed_replay_reports_pending_messages_at_its_end(shop: Shop) -> None
     shop.bury(4, "WarehouseDown")
     shop.replay("followed", followFor="2s")
     status = shop.reaches("followed", "Completed")
-    after = status["aftermath"]
-    assert (after["handled"], after["waiting"], after["diedAgain"]) == (0, 4, 0)
-    assert not after["settled"]
-    assert status["Ready"]["message"].endswith("0 were handled, 0 died again, 4 wait")
+    outcome = status["run"]["outcome"]
+    assert (outcome["handled"], outcome["waiting"], outcome["deadAgain"]) == (0, 4, 0)
+    assert not outcome["settled"]
+    assert status["Ready"]["message"].endswith("0 were handled, 0 are dead again, 4 wait")
 
 
 STATES: list[tuple[dict[str, str], str, str, str]] = [
@@ -405,7 +407,8 @@ def application_of(replay: Body, **status: object) -> Body:
 async def reconciled(key: Key, ctx: Context) -> tuple[Requeue, dict[str, Any]]:
     """Reconcile a Replay, and return the status too, as the API server answered.
 
-    The operator, which has no such policy, writes another one soon.
+    The operator, which has no such policy, writes another one soon. A write that conflicts with
+    that is repeated.
     """
     answers, patch_status = list[Body](), ctx.kubernetes.patch_status
 
@@ -416,7 +419,9 @@ async def reconciled(key: Key, ctx: Context) -> tuple[Requeue, dict[str, Any]]:
         return answers[-1]
 
     with mock.patch.object(ctx.kubernetes, "patch_status", patch_and_note):
-        requeue = await reconcile(key, ctx, asyncio.Lock())
+        while not answers:
+            ctx.replays.put(await ctx.kubernetes.get(resources.REPLAYS, key))
+            requeue = await reconcile(key, ctx, asyncio.Lock())
     return requeue, shown(answers[-1])
 
 
@@ -440,7 +445,8 @@ async def test_application_state_becomes_the_replay_phase(
             _, status = await reconciled(key, ctx)
         assert (status["phase"], status["Ready"]["reason"]) == (phase, reason), state
         assert message in status["Ready"]["message"]
-        assert ("Stalled" in status) == (phase == "Failed")
+        assert ("Stalled" in status) == ("Failed" in status) == (phase == "Failed")
+        assert ("Complete" in status) == (phase == "Completed")
         assert ("completionTime" in status) == (phase in {"Completed", "Failed"})
 
 

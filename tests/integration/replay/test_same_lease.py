@@ -24,6 +24,7 @@ from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import Found, RangeResult
 from redrive.replay.records import Account
 from redrive.replay.sending import Sender
+from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask
 from tests.support.faulty_broker import Killed
 from tests.support.local_runs import job_of
@@ -44,6 +45,9 @@ class Suspended:
         """Have the run suspended: its tasks hear of it at their next look at the lease."""
         self.wish = Wish.SUSPEND
         wait_until(lambda: self._told > 1)  # what one report brings is on record before the next
+
+    def rate_limit(self, job: ReplayJob) -> float | None:
+        return job.rate_limit
 
     def take_over(self, _: EntryId) -> None:
         pass

@@ -245,8 +245,8 @@ def test_run_moves_others_and_counts_the_rest(
 
     assert (account.scanned, account.matched, account.moved) == (22, 6, 6)
     assert (account.unevaluated, account.refused, account.left) == (6, 0, 0)
-    status = progress.read()
-    assert (status.scanned, status.matched, status.unevaluated) == (22, 6, 6)
+    counts = progress.read().counts
+    assert (counts.scanned, counts.matched, counts.unevaluated) == (22, 6, 6)
     assert len(provisioned.resting()) == 16
     provisioned.check_audit()
 

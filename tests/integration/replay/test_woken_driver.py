@@ -82,7 +82,8 @@ def test_woken_driver_leaves_the_account_as_it_is(
         _, log = stopped.communicate(timeout=180)
     assert read(replay_api, job) == account, log
     status = progress.read()
-    assert (status.matched, status.moved, status.left) == (COUNT, COUNT, 0)
+    counts = status.counts
+    assert (counts.matched, counts.moved, counts.left) == (COUNT, COUNT, 0)
     assert (status.finished, status.failure) == (True, None)
     assert provisioned.in_target() == numbers(COUNT)
     provisioned.check_audit()

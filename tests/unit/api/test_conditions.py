@@ -18,6 +18,8 @@ from redrive.admin import errors as admin_errors
 from redrive.admin import guards
 from redrive.admin.guards import FenceClosedError
 from redrive.api.conditions import (
+    COMPLETE,
+    FAILED,
     PROGRESSING,
     READY,
     RECONCILING,
@@ -107,7 +109,7 @@ LOGGED = (
     FenceClosedError,
 )
 """Errors of the whole operator: no object shows them."""
-TYPES = {READY, RECONCILING, STALLED}
+TYPES = {READY, RECONCILING, STALLED, COMPLETE, FAILED}
 
 
 def errors() -> Iterator[type[RedriveError]]:
@@ -169,4 +171,5 @@ def test_every_warning_condition_is_documented(documented: dict[str, str]) -> No
     listed = {reason for row in rows for reason in re.findall(r"`(\w+)`", row)}
     warned = {reason for reason, shown in documented.items() if shown == "Warning"}
     # Conflicts stall the younger policy, and are a warning of the older one.
-    assert listed == warned | {"ResourceConflict", "NameCollision"}
+    # A run that waits for its approval is not ready, and needs attention.
+    assert listed == warned | {"ResourceConflict", "NameCollision", "ApprovalRequired"}

@@ -108,6 +108,8 @@ def test_unordered_lists_are_sets() -> None:
         "Replay.spec.confirmations",
         "Replay.spec.select.ids",
         "Replay.spec.select.keys",
+        "Replay.spec.select.causes",
+        "Replay.spec.select.fingerprints",
         "BrokerConnection.spec.job.imagePullSecrets",
         "BrokerConnection.spec.job.overrides.images",
         "BrokerConnection.spec.job.overrides.sparkConf",

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import InvalidFieldsError, parse_spec
-from redrive.api.replay import ReplaySpec, ReplayStatus
+from redrive.api.replay import ReplayRun, ReplaySpec, ReplayStatus, RunCounts
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.policy import naming as naming_of
 from redrive.policy.ladder import LEVELS, PRESETS
@@ -175,6 +175,8 @@ replays = st.fixed_dictionaries(
             optional={
                 "ids": st.lists(letter_ids, min_size=1, max_size=3, unique=True),
                 "keys": st.lists(st.text(min_size=1, max_size=9), min_size=1, unique=True),
+                "causes": st.lists(st.text(max_size=9), min_size=1, max_size=3, unique=True),
+                "fingerprints": st.just(["0f4a9c31d2be7755"]),
                 "since": st.just("2026-11-20T10:00:00.5+01:00"),
                 "until": st.just("2026-11-20T09:00:01Z"),
                 "limit": st.integers(1, 256),
@@ -308,8 +310,10 @@ def test_spec_is_immutable() -> None:
 
 
 def test_status_of_newer_operator_can_be_read() -> None:
-    status = ReplayStatus.model_validate({"phase": "Running", "matched": 3, "fromTheFuture": 1})
-    assert status.to_manifest() == {"phase": "Running", "matched": 3, "conditions": []}
+    run = {"counts": {"matched": 3}}
+    newer = {"phase": "Running", "run": {**run, "later": 1}, "fromTheFuture": 1}
+    status = ReplayStatus.model_validate(newer)
+    assert status.to_manifest() == {"phase": "Running", "run": run, "conditions": []}
 
 
 @pytest.mark.parametrize("fields", [{}, {"naming": {}}, {"naming": {"scheme": None}}])
@@ -352,11 +356,25 @@ def test_retention_is_rounded_up_for_the_broker() -> None:
     assert spec.retention.to_broker() == {"retentionTimeInMinutes": 2, "retentionSizeInMB": 2}
 
 
-@pytest.mark.parametrize("field", sorted(ReplayStatus.model_fields))
-def test_unreadable_status_field_is_omitted_alone(field: str) -> None:
-    spoilt = ReplayStatus.model_fields[field].alias or field
-    read = {"matched": 3, "moved": 2, "phase": "Running"}
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (model, field)
+        for model in (ReplayStatus, ReplayRun, RunCounts)
+        for field in sorted(model.model_fields)
+    ],
+)
+def test_unreadable_status_field_is_omitted_alone(
+    model: type[ReplayStatus | ReplayRun | RunCounts], field: str
+) -> None:
+    spoilt = model.model_fields[field].alias or field
+    valid: dict[type, dict[str, object]] = {
+        ReplayStatus: {"phase": "Running", "sparkApplication": "it"},
+        ReplayRun: {"finished": True, "progress": "2/3"},
+        RunCounts: {"matched": 3, "moved": 2},
+    }
+    read = valid[model]
     for value in ([{"no": "such"}], {"causes": [{}]}, object()):
-        status = ReplayStatus.of({"status": {**read, spoilt: value}})
+        status = model.model_validate({**read, spoilt: value})
         kept = {name: content for name, content in read.items() if name != spoilt}
-        assert status == ReplayStatus.model_validate(kept)
+        assert status == model.model_validate(kept)

@@ -353,6 +353,22 @@ async def test_policy_of_foreign_namespace_does_not_block_deletion(
     assert lent.stored is None
 
 
+async def test_recorded_rights_of_replays_block_deletion(lent: Lent, policy: MakeBody) -> None:
+    await lent.reconcile(policy())
+    topic = "persistent://shop/prod/checked"
+    record = {"topic": topic, "role": "replayer", "actions": ["produce"]}
+    for rights, message in (
+        ({"uid": [record]}, "the rights of Replays at their targets are taken back"),
+        ({"uid": None}, ""),
+    ):
+        status = {"targetRights": rights}
+        lent.ctx.connections.renew(await lent.kubernetes.patch_status(CONNECTIONS, KEY, status))
+        if message:
+            lent.delete()
+        assert message in await lent.reconcile()
+        assert (lent.stored is not None) is bool(message)
+
+
 async def test_foreign_finalizers_stay_and_conflicts_are_raised(
     lent: Lent, policy: MakeBody
 ) -> None:
@@ -382,6 +398,8 @@ def test_protection_is_due_for_first_and_last_policy() -> None:
     assert is_protection_due(made(finalizers=[IN_USE]), used=False)
     assert not is_protection_due(made(finalizers=[IN_USE]), used=True)
     assert is_protection_due(made(finalizers=[IN_USE], deletionTimestamp="x"), used=True)
+    granted: dict[str, Any] = {"status": {"targetRights": {"uid": []}}}
+    assert not is_protection_due(made(finalizers=[IN_USE]) | granted, used=False)
 
 
 def test_usage_counts_namespaces_and_policies_of_each_rule(

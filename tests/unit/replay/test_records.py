@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -116,6 +118,58 @@ def test_records_are_written_again_as_they_were_read(record: RangeRecord, plan: 
     for key, value in ledger.items():
         again.apply(key, json.dumps(value).encode())
     assert vars(again) == vars(ledger)
+
+
+RECORD = RangeRecord(3, moved={UID: 1}).to_json()
+PLAN = RangePlan(3, 7, {0: 2}, (RefusedEntry(EntryId(7, 1), 1, "Encrypted"),)).to_json()
+HUGE_SET = base64.b64encode(zlib.compress(bytes(2**22))).decode()
+INVALID_RECORDS: dict[str, tuple[str, object]] = {
+    "no JSON": (records.range_key(OF), b"\xff{"),
+    "endless nesting": (records.range_key(OF), b"[" * 100_000),
+    "null": (records.range_key(OF), None),
+    "another shape": (records.range_key(OF), ["moved"]),
+    "missing field": (records.range_key(OF), {"generation": 4}),
+    "text for a number": (records.range_key(OF), RECORD | {"generation": "4"}),
+    "number out of bounds": (records.range_key(OF), RECORD | {"generation": 2**63}),
+    "no set": (records.range_key(OF), RECORD | {"moved": {UID: "all"}}),
+    "huge set": (records.range_key(OF), RECORD | {"moved": {UID: HUGE_SET}}),
+    "no entry": (records.range_key(OF), RECORD | {"chunks": {"1": "7"}}),
+    "no topic": (records.range_key(OF), RECORD | {"tails": {"orders 0": "7:8"}}),
+    "short list": (records.range_key(OF), RECORD | {"sentBy": {"persistent://a/b/c 0": [1]}}),
+    "offset of no entry": (records.range_key(OF), RECORD | {"partly": {UID: {"-1": 1}}}),
+    "no range": ("range/0.7", RECORD),
+    "huge range": ("range/0.7.0.99999999999", RECORD),
+    "plan of another shape": (records.plan_key(UID, OF), PLAN | {"refused": [["7:1", 1]]}),
+    "plan of no range": (f"plan/{UID}/all", PLAN),
+    "header of another shape": (records.header_key(UID), {"replay": 4, "target_partitions": 1}),
+    "owner of another shape": ("owner", {}),
+    "unknown kind": ("secret", {}),
+    "no key": ("", {}),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), INVALID_RECORDS.values(), ids=INVALID_RECORDS)
+def test_invalid_record_is_skipped_and_counted(key: str, value: object) -> None:
+    ledger, before = (with_records(RangeRecord(3), RangePlan(1, 1, {}, ())) for _ in range(2))
+    ledger.apply(key, value if isinstance(value, bytes) else json.dumps(value).encode())
+    assert vars(ledger) == vars(before) | {"skipped": 1}
+    ledger.apply(records.range_key(OF), json.dumps(RECORD).encode())
+    assert ledger.range(OF).generation == 3
+    assert ledger.range(OF).moved == {UID: 1}
+
+
+@given(range_records, st.sampled_from(sorted(RECORD)), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda values: st.lists(values) | st.dictionaries(st.text(), values),
+))  # fmt: skip
+def test_mutated_record_is_read_or_skipped(record: RangeRecord, field: str, value: object) -> None:
+    ledger = Records()
+    written = record.to_json() | {field: value}
+    ledger.apply(records.range_key(OF), json.dumps(written).encode())
+    assert (ledger.skipped, len(ledger.ranges)) in {(1, 0), (0, 1)}
+    assert dict(ledger.items()).keys() - {records.OWNER} == set(
+        map(records.range_key, ledger.ranges)
+    )
 
 
 def test_record_of_older_image_has_no_sender() -> None:
@@ -379,6 +433,9 @@ def test_ledger_takeover_ends_writes_and_leases_of_others() -> None:
     first = Ledger(client, LEDGER, "first")
     lease = Lease(client, LEDGER, "first", since(first), Permit())
     first.write(PERMIT, Permit(40.0).to_json())
+    lease.check()
+    assert lease.permit == Permit(40.0)
+    first.write(PERMIT, {"rate": "all"})
     lease.check()
     assert lease.permit == Permit(40.0)
     second = Ledger(client, LEDGER, "second")

@@ -30,7 +30,7 @@ from redrive.replay.selection import (
     read_tokens,
     to_sql,
 )
-from redrive.replay.spec import Choice, Chooser
+from redrive.replay.spec import Choice, Chooser, FailureCause
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,31 @@ def test_value_that_is_no_condition_is_refused(value: str) -> None:
 )
 def test_choice_begins_at_since_and_ends_before_until(published: int, *, is_taken: bool) -> None:
     chooser = Chooser(Choice(since=10, until=20))
-    assert chooser.takes(Position(7, 0, 0), None, published) == is_taken
+    assert chooser.takes(Position(7, 0, 0), None, published, FailureCause()) == is_taken
+
+
+@pytest.mark.parametrize(
+    ("choice", "failure", "is_taken"),
+    [
+        (Choice(causes=("TimeoutError", "")), FailureCause("TimeoutError", "0" * 16), True),
+        (Choice(causes=("TimeoutError", "")), FailureCause(), True),
+        (Choice(causes=("TimeoutError",)), FailureCause("ValueError"), False),
+        (Choice(causes=("x" * 256,)), FailureCause("x" * 300), True),
+        (Choice(fingerprints=("0" * 16,)), FailureCause("TimeoutError", "0" * 16), True),
+        (Choice(fingerprints=("0" * 16,)), FailureCause("TimeoutError"), False),
+        (
+            Choice(causes=("ValueError",), fingerprints=("0" * 16,)),
+            FailureCause("TimeoutError", "0" * 16),
+            False,
+        ),
+    ],
+)
+def test_choice_takes_causes_and_fingerprints(
+    choice: Choice, failure: FailureCause, *, is_taken: bool
+) -> None:
+    chooser = Chooser(choice)
+    assert chooser.takes(Position(7, 0, 0), None, 0, failure) == is_taken
+    assert chooser.takes_undelivered(Position(7, 0, 0)) is None
 
 
 def test_refusal_has_problem_value_and_remedy() -> None:

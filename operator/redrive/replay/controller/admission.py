@@ -15,13 +15,11 @@ from redrive.api.job import JobDefaults, JobTemplate
 from redrive.api.model import parse_spec
 from redrive.api.permissions import Permissions
 from redrive.api.replay import (
-    FINAL,
     Confirmation,
     Guarantee,
     Mode,
-    Phase,
     ReplaySpec,
-    ReplayStatus,
+    Selection,
     Sending,
     milliseconds,
 )
@@ -211,9 +209,10 @@ def _target(spec: ReplaySpec, policy: Policy, permitted: Permissions) -> TopicNa
 
 
 def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[TopicName]:
-    """Yield the targets of Replays of the same policy that were launched and have failed.
+    """Yield the targets of other Replays of the same policy that were launched or have ended.
 
-    What these have sent and not put on record is looked for there by the next one.
+    A run that was cut off may have sent messages without a record, which the next one searches for.
+    Only its job reports a run as complete, so those of Completed Replays count, too.
 
     Args:
         replay: the next one.
@@ -221,9 +220,8 @@ def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[To
         source: the source topic of the policy.
     """
     for other in ctx.replays.index(policy_of).get(policy_of(replay)):
-        status = ReplayStatus.of(other)
-        failed = status.phase is Phase.FAILED and was_launched(other)
-        if not failed or is_dry_run(other) or Key.of(other) == Key.of(replay):
+        began = is_final(other) or find_application(other, ctx) is not None
+        if not began or is_dry_run(other) or Key.of(other) == Key.of(replay):
             continue
         try:
             spec = ctx.replays.derive(parsed_spec, other)
@@ -235,22 +233,35 @@ def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[To
 
 
 def _choice(spec: ReplaySpec) -> Choice:
-    select = spec.select
-    discards = spec.confirms(Confirmation.DISCARD_UNREADABLE)
-    if select is None:
-        return Choice(max_replays=spec.max_replays, discards=discards)
-    since, until = milliseconds(select.since), milliseconds(select.until)
-    ids, keys = select.ids or (), select.keys or ()
-    return Choice(ids, keys, since, until, select.limit, spec.max_replays, discards)
+    select = spec.select or Selection()
+    return Choice(
+        ids=select.ids or (),
+        keys=select.keys or (),
+        since=milliseconds(select.since),
+        until=milliseconds(select.until),
+        limit=select.limit,
+        max_replays=spec.max_replays,
+        discards=spec.confirms(Confirmation.DISCARD_UNREADABLE),
+        causes=select.causes or (),
+        fingerprints=select.fingerprints or (),
+    )
 
 
 def _seconds(duration: str | None) -> float | None:
     return None if duration is None else parse_duration(duration).total_seconds()
 
 
+ENDED_AT = "redrive.io/ended-at"
+"""Annotation of a Replay: the time of its end."""
+
+
 def is_final(replay: Body) -> bool:
-    """Whether the Replay's run has ended, one way or the other."""
-    return (replay.get("status") or {}).get("phase") in FINAL
+    """Return True if the run of the Replay has ended, one way or the other.
+
+    The annotation is the fact, and not the phase: a job may write the status of each Replay of its
+    namespace. Whoever may annotate a Replay may delete it as well.
+    """
+    return ENDED_AT in (replay["metadata"].get("annotations") or {})
 
 
 def is_dry_run(replay: Body) -> bool:

@@ -141,10 +141,9 @@ def _connection(replay: Key, ctx: Context) -> Key | None:
 
 def _said(replay: Body | None) -> tuple[bool, ...]:
     """Return what the job of a Replay says that is more than a number."""
-    said = ReplayStatus.of(replay or {})
+    run = ReplayStatus.of(replay or {}).run
     words = (
-        said.suspended, said.awaits_approval, said.full_topic, said.unsubscribed_topic,
-        is_idle(said),
+        run.suspended, run.awaits_approval, run.full_topic, run.unsubscribed_topic, is_idle(run)
     )  # fmt: skip
     return tuple(map(bool, words))
 

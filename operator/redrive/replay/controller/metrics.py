@@ -67,7 +67,7 @@ def ended(replay: Body, status: ReplayStatus, phase: Phase, ctx: Context) -> Non
         return
     if ctx.policies.get(policy_of(replay)) is not None:
         for outcome in _OUTCOMES:
-            count = max(0, getattr(status, outcome) or 0)
+            count = max(0, getattr(status.run.counts, outcome) or 0)
             MESSAGES.labels(*_policy(replay), outcome).inc(count)
     if status.start_time is not None:
         created = datetime.fromisoformat(replay["metadata"]["creationTimestamp"])
@@ -115,9 +115,11 @@ def _progress(replays: Iterable[Body]) -> GaugeMetricFamily:
         labels=_LABELS,
     )
     for body in replays:
-        status = body.get("status") or {}
-        if status.get("phase") in _UNDER_WAY and not status.get("finished"):
-            done = sum(status.get(step, 0) for step in ("scanned", *_DONE))
+        if (body.get("status") or {}).get("phase") not in _UNDER_WAY:
+            continue
+        run = ReplayStatus.of(body).run
+        if not run.finished:
+            done = sum(getattr(run.counts, step) or 0 for step in ("scanned", *_DONE))
             family.add_metric(_policy(body), done)
     return family
 

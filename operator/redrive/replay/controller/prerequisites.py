@@ -28,7 +28,7 @@ from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.policies import evicting
 from redrive.api import Body
 from redrive.api.conditions import ObjectEvent, moment_of
-from redrive.api.replay import Phase, ReplayStatus, Target
+from redrive.api.replay import Phase, ReplayRun, ReplayStatus, Target
 from redrive.errors import (
     ConsentMissingError,
     DriverNotStartedError,
@@ -52,7 +52,7 @@ from redrive.policy.values import format_duration
 from redrive.replay.controller import rights
 from redrive.replay.controller.admission import admit, former_targets
 from redrive.replay.controller.launch import JobApplication, NamedObject, mounted_objects
-from redrive.replay.controller.spark_operators import SparkRun, was_launched
+from redrive.replay.controller.spark_operators import SparkRun, find_application
 from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
 
 USABLE_BY = "redrive.io/usable-by"
@@ -185,7 +185,8 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
     """Check the target of a Replay that was not launched, and grant the replay role what it needs.
 
     So is that of a run that waits for a subscription: a topic that was deleted, and made again, has
-    lost its rights.
+    lost its rights. The status of the Replay only causes such a repetition: spec, policy and
+    connection decide on the rights, and the existence of an application on whether it was launched.
 
     Returns:
         What to tell about the target when the Replay is launched.
@@ -198,11 +199,14 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
         TargetDeduplicationError: what is asked for can't be kept there.
         RedriveError: the Replay can't be launched now, or the broker does not tell.
     """
-    is_launched = was_launched(replay)
-    if is_launched and not ReplayStatus.of(replay).unsubscribed_topic:
+    launched = find_application(replay, ctx)
+    is_launched = launched is not None and is_owned_by(launched.application, replay)
+    if is_launched and not ReplayStatus.of(replay).run.unsubscribed_topic:
         return ()
-    to_retry = replay["spec"].get("target", Target.RETRY) == Target.RETRY
-    if to_retry and not any(former_targets(replay, ctx, _NONE)):
+    target = replay["spec"].get("target") or {}
+    if target.get("type", Target.RETRY) == Target.RETRY and not any(
+        former_targets(replay, ctx, _NONE)
+    ):
         return ()
     admitted = admit(replay, ctx)
     job, topic = admitted.job, admitted.job.target
@@ -333,14 +337,14 @@ _IN_URLS = re.compile(r"(?<=://)[^/@\s]+@|\?[\w-]+=[^\s\"']*")
 """Where a registry's address may hold credentials: before the host, and in its query."""
 
 
-def is_idle(reported: ReplayStatus) -> bool:
+def is_idle(reported: ReplayRun) -> bool:
     """Whether a job has messages to move, and moves none as far as it says. Pure.
 
     So it is without executors, while it plans, and while a broker is away.
     """
     scanned = reported.preview is not None and reported.preview.estimated_seconds is not None
-    is_over = reported.finished or scanned or reported.left == 0
-    return not (is_over or reported.suspended or reported.rate)
+    is_over = reported.finished or scanned or reported.counts.left == 0
+    return not (is_over or reported.suspended or reported.rate_per_minute)
 
 
 async def check_pods(run: SparkRun, reported: ReplayStatus, now: datetime, ctx: Context) -> None:
@@ -356,7 +360,7 @@ async def check_pods(run: SparkRun, reported: ReplayStatus, now: datetime, ctx: 
     if run.submitted is not None and now - run.submitted > _START_TIME:
         await _check_driver(run, ctx)
     launched = reported.start_time or now
-    if run.phase is Phase.RUNNING and is_idle(reported) and now - launched > _START_TIME:
+    if run.phase is Phase.RUNNING and is_idle(reported.run) and now - launched > _START_TIME:
         await _check_executors(run, now, ctx)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,13 +22,18 @@ from redrive.api.conditions import (
     Condition,
     ObjectEvent,
     Reason,
+    StatusWarning,
+    ended,
     failed,
+    moment_of,
     progressing,
     ready,
     waiting,
+    with_condition,
     written,
 )
-from redrive.api.replay import FINAL, Phase, ReplayStatus
+from redrive.api.replay import FINAL, WHILE_RUNNING, Mode, Phase, ReplayRun, ReplayStatus
+from redrive.api.retrypolicy import MAX_RESULTS, MAX_SHOWN_REASON, ReplayResult
 from redrive.errors import DeadlineExceededError, RedriveError, Requeue
 from redrive.kube import logs, resources
 from redrive.kube.client import ConflictError, NotFoundError
@@ -37,7 +43,14 @@ from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, has_finalizer
 from redrive.policy.values import parse_duration
 from redrive.replay.controller import launch, metrics, rights
-from redrive.replay.controller.admission import admit, checked_spec, is_final, policy_of
+from redrive.replay.controller.admission import (
+    ENDED_AT,
+    admit,
+    checked_spec,
+    is_dry_run,
+    is_final,
+    policy_of,
+)
 from redrive.replay.controller.launch import pod_access
 from redrive.replay.controller.prerequisites import (
     check_pods,
@@ -47,16 +60,23 @@ from redrive.replay.controller.prerequisites import (
     read_image,
 )
 from redrive.replay.controller.spark_operators import (
+    APPLICATION,
+    LAUNCHED_AT,
     SparkRun,
     choose_operator,
     find_application,
+    launched_at,
     was_launched,
 )
 
 LAUNCHED = "Launched"
 """Reason of an Event: the SparkApplication was created."""
 COMPLETED = Reason("Completed")
-"""Reason: the selected dead letters are in their target."""
+"""Reason: the selected dead letters are in their target, or a plan counted them."""
+COMPLETED_WITH_REFUSALS = Reason("CompletedWithRefusals")
+"""Reason: some of the selected dead letters are in their target, and others were refused."""
+MESSAGES_REFUSED = Reason("MessagesRefused")
+"""Warning: dead letters were refused, and stay where they are."""
 
 logger = logging.getLogger(__name__)
 
@@ -116,49 +136,45 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
     fields: dict[str, Any] = {}
     judged, reported = replay, ReplayStatus.of(replay)
     try:
-        # Before: a broker that hangs must hold no other up.
-        notices = await _prepare(replay, reported, ctx)
+        # Before: a broker that hangs must hold no other up. A finished run is not launched again.
+        is_prepared = not _has_finished(replay, reported)
+        notices = await _prepare(replay, reported, ctx) if is_prepared else ()
         judged = _current(replay, ctx)
         async with launching:
             run = _run(replay, ctx)
             judged = await _reported(judged, run, ctx)
             reported = ReplayStatus.of(judged)
             phase = Phase.SUBMITTED if run is None else run.phase
-            check_deadline(replay, reported, phase, now)
+            check_deadline(judged, reported, phase, now)
             check_canceled(replay, reported, phase)
             if run is not None:
+                judged = await _mark_launched(judged, run, ctx)
                 _check_started(run, now)
-            elif not reported.finished:
+            elif is_prepared and not _has_finished(judged, reported):
                 run = await _launch(replay, reported, ctx)
                 events += [_launched(replay, run), *notices]
-        is_late = is_overdue(replay, reported, now)
-        conditions, fields = _mirror(reported, run, now, is_late=is_late)
+                judged = await _mark_launched(judged, run, ctx)
+        conditions, fields = _mirror(judged, reported, run, is_late=is_overdue(judged, now))
         if run is not None and fields["phase"] not in FINAL:
             await check_pods(run, reported, now, ctx)
-        requeue = next_requeue(replay, fields["phase"], is_idle=is_idle(reported))
-        if reported.unsubscribed_topic:
+        requeue = next_requeue(replay, fields["phase"], is_idle=is_idle(reported.run))
+        if reported.run.unsubscribed_topic:
             requeue = Requeue.BACKOFF  # a topic that is made again has lost its rights
     except RedriveError as error:
         policy = ctx.policies.get(policy_of(replay))
         shown = error if policy is None else shown_to(policy, error)
-        conditions, explained = _explain(replay, shown, now)
+        conditions, explained = _explain(judged, shown)
         fields = explained | fields  # which say how one is whose pods do not run
-        requeue = requeue_after_error(error, replay, reported)
+        requeue = requeue_after_error(error, judged)
     current = _current(replay, ctx)
-    is_over = fields.get("phase") in FINAL
-    if is_over:
-        # A driver that was killed left them.
-        fields |= {"rate": None, "remaining": None, "fullTopic": None, "unsubscribedTopic": None}
-    out = Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
-    is_written = await _is_written(out, judged if is_over else current, conditions, fields)
-    requeue = requeue if is_written else Requeue.BACKOFF
-    if is_over and is_written:
-        metrics.ended(replay, reported, Phase(fields["phase"]), ctx)
-        requeue = next_requeue(replay, fields["phase"])
-        if has_finalizer(ctx.replays.get(Key.of(replay)) or replay, rights.FINALIZER):
-            requeue = Requeue.BACKOFF
+    if fields.get("phase") in FINAL:
+        requeue = await _publish_end(judged, conditions, fields, ctx)
+    else:
+        fields["completionTime"] = None  # a job may have written one
+        is_written = await _is_written(current, conditions, fields, ctx)
+        requeue = requeue if is_written else Requeue.BACKOFF
     for event in events:
-        await out.emit(replay, event)
+        await _publisher(ctx).emit(replay, event)
     return requeue
 
 
@@ -172,6 +188,108 @@ async def _prepare(replay: Body, reported: ReplayStatus, ctx: Context) -> tuple[
     if not was_launched(replay):
         await ctx.replays.derive_aside(checked_spec, replay)
     return tuple(await prepare_target(replay, ctx))
+
+
+async def _publish_end(
+    replay: Body, conditions: tuple[Condition, ...], fields: dict[str, Any], ctx: Context
+) -> Requeue:
+    """Write the final status of a Replay, and then the annotation after which it stays.
+
+    Args:
+        replay: as read with all that its job has reported.
+        conditions: of the end, without `Complete` or `Failed`.
+        fields: of the status, with the phase.
+        ctx: what the watches have shown.
+
+    Raises:
+        KubernetesError: it could not be written; the next reconcile repeats it.
+    """
+    reported = ReplayStatus.of(replay)
+    earlier = reported.completion_time if reported.phase in FINAL else None
+    fields = {**fields, "completionTime": written(earlier or ctx.clock())}
+    # A driver that was killed left them.
+    if stale := WHILE_RUNNING & reported.run.to_manifest().keys():
+        fields["run"] = dict.fromkeys(stale)
+    try:
+        if not await _is_written(replay, ended(conditions), fields, ctx):
+            return Requeue.BACKOFF
+        await _record_result(replay, conditions[0].reason, fields, ctx)
+    except ConflictError:  # the policy was changed meanwhile
+        return Requeue.BACKOFF
+    after = await _annotate(replay, {ENDED_AT: written(ctx.clock())}, ctx)
+    metrics.ended(replay, reported, Phase(fields["phase"]), ctx)
+    if has_finalizer(after, rights.FINALIZER):
+        return Requeue.BACKOFF
+    return next_requeue(replay, fields["phase"])
+
+
+async def _record_result(
+    replay: Body, reason: str, fields: Mapping[str, Any], ctx: Context
+) -> None:
+    """Add an ended Replay to the results in the status of its policy, once.
+
+    Raises:
+        ConflictError: the policy was changed meanwhile.
+        KubernetesError: the status could not be written.
+    """
+    policy = ctx.policies.get(policy_of(replay))
+    if policy is None:
+        return
+    metadata, spec, counts = replay["metadata"], replay["spec"], ReplayStatus.of(replay).run.counts
+    result = ReplayResult(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        mode=spec.get("mode") or Mode.RUN.value,
+        reason=spec["reason"][:MAX_SHOWN_REASON] if spec.get("reason") else None,
+        ticket=spec.get("ticket"),
+        phase=fields["phase"],
+        result=reason,
+        moved=counts.moved,
+        refused=counts.refused,
+        completion_time=fields["completionTime"],
+    ).to_manifest()
+    results = (policy.get("status") or {}).get("replays") or []
+    if result in results:
+        return
+    others = [other for other in results if other["uid"] != metadata["uid"]]
+    status = {"replays": [result, *others][:MAX_RESULTS]}
+    version = policy["metadata"]["resourceVersion"]
+    try:
+        after = await ctx.kubernetes.patch_status(
+            resources.POLICIES, Key.of(policy), status, version
+        )
+    except NotFoundError:  # it was deleted, and its results with it
+        return
+    ctx.policies.renew(after)
+
+
+def _has_finished(replay: Body, reported: ReplayStatus) -> bool:
+    """Return True if a job of *replay* has reported that nothing is left."""
+    return bool(was_launched(replay) and reported.run.finished)
+
+
+async def _mark_launched(replay: Body, run: SparkRun, ctx: Context) -> Body:
+    """Annotate *replay* with its launch, unless it is; return the Replay as it is then."""
+    if launched_at(replay) is not None:
+        return replay
+    annotations = {APPLICATION: run.key.name, LAUNCHED_AT: written(ctx.clock())}
+    return await _annotate(replay, annotations, ctx)
+
+
+async def _annotate(replay: Body, annotations: Mapping[str, str], ctx: Context) -> Body:
+    """Write annotations of *replay*; return the Replay as it is then.
+
+    Raises:
+        KubernetesError: they could not be written; a ConflictError if another one has its name.
+    """
+    metadata = {"uid": replay["metadata"]["uid"], "annotations": annotations}
+    after = await ctx.kubernetes.patch(resources.REPLAYS, Key.of(replay), {"metadata": metadata})
+    ctx.replays.renew(after)
+    return after
+
+
+def _publisher(ctx: Context) -> Publisher:
+    return Publisher(ctx.kubernetes, resources.REPLAYS, ctx.replays, ctx.clock)
 
 
 async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRun:
@@ -190,7 +308,7 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
         )
     check_start(replay, reported, ctx)
     admitted = admit(replay, ctx)
-    failure = reported.failure
+    failure = reported.run.failure if was_launched(replay) else None
     if failure is not None and admitted.template.time_to_live_seconds is not None:
         raise errors.ReplayFailedError(
             f"the job has failed, and its SparkApplication {reported.spark_application} is gone",
@@ -260,7 +378,7 @@ def _current(replay: Body, ctx: Context) -> Body:
 
 
 async def _is_written(
-    out: Publisher, replay: Body, conditions: tuple[Condition, ...], fields: dict[str, Any]
+    replay: Body, conditions: tuple[Condition, ...], fields: dict[str, Any], ctx: Context
 ) -> bool:
     """Write the status of *replay*; return False if it has changed since it was read, or ended.
 
@@ -271,59 +389,58 @@ async def _is_written(
     """
     if is_final(replay):
         return False
+    version = replay["metadata"]["resourceVersion"]
     try:
-        await out.publish(replay, conditions, fields, replay["metadata"]["resourceVersion"])
+        await _publisher(ctx).publish(replay, conditions, fields, version)
     except ConflictError:
         return False
     return True
 
 
-def _mirror(
-    reported: ReplayStatus, run: SparkRun | None, now: datetime, *, is_late: bool
-) -> _Shown:
+def _mirror(replay: Body, reported: ReplayStatus, run: SparkRun | None, *, is_late: bool) -> _Shown:
     """Return what the state of the application says about the Replay.
 
     Args:
+        replay: the Replay.
         reported: what the job says. An application that ends without the word of its job that the
             run is finished was cut off.
         run: how its application stands; None if that is gone, and the job says that the run is
             finished.
-        now: the time.
         is_late: whether it is long over its deadline.
 
     Raises:
         ReplayFailedError: the application has ended before its run.
     """
     if run is None:
-        return _completed(reported, now)
+        return _completed(replay, reported)
     name = run.key.name
-    if run.phase in FINAL and not reported.finished:
+    if run.phase in FINAL and not reported.run.finished:
         cut_off = run.phase is Phase.COMPLETED
-        failure = reported.failure
+        failure = reported.run.failure
         raise errors.ReplayFailedError(
             f"the SparkApplication {name} has {'ended before its run' if cut_off else 'failed'}",
             got=f"{failure.reason}: {failure.message}" if failure else run.error,
             remedy=_ANOTHER,
         )
     fields: dict[str, Any] = {"phase": run.phase.value, "sparkApplication": name}
-    if reported.start_time is None:
-        fields["startTime"] = written(now)
-    if reported.finished and (run.phase in FINAL or is_late):
-        conditions, ended = _completed(reported, now)
-        return conditions, fields | ended
-    if run.phase is Phase.RUNNING and reported.finished:
+    if (start := launched_at(replay)) is not None:
+        fields["startTime"] = written(start)
+    if reported.run.finished and (run.phase in FINAL or is_late):
+        conditions, completed = _completed(replay, reported)
+        return conditions, fields | completed
+    if run.phase is Phase.RUNNING and reported.run.finished:
         return progressing("all is moved; the job looks at what becomes of it"), fields
-    if run.phase is Phase.RUNNING and (awaited := _awaited(reported)) is not None:
+    if run.phase is Phase.RUNNING and (awaited := _awaited(reported.run)) is not None:
         return waiting(awaited), fields
-    if run.phase is Phase.RUNNING and reported.suspended:
-        return _suspended(reported), fields | {"phase": Phase.SUSPENDED.value}
+    if run.phase is Phase.RUNNING and reported.run.suspended:
+        return _suspended(reported.run), fields | {"phase": Phase.SUSPENDED.value}
     message = f"the SparkApplication {name} is {run.state or 'NEW'}"
     if run.error:
         message = f"{message}: {run.error}"
     return progressing(message), fields
 
 
-def _awaited(reported: ReplayStatus) -> RedriveError | None:
+def _awaited(reported: ReplayRun) -> RedriveError | None:
     """Return the state of a target that the run waits for the end of; None where it does not."""
     if topic := reported.unsubscribed_topic:
         return errors.SubscriptionAwaitedError(
@@ -340,48 +457,65 @@ def _awaited(reported: ReplayStatus) -> RedriveError | None:
     return None
 
 
-def _suspended(reported: ReplayStatus) -> tuple[Condition, ...]:
-    if reported.awaits_approval:
-        return waiting(_approval_required(reported))
-    return progressing("the run is suspended: nothing is sent")
-
-
-def _approval_required(reported: ReplayStatus) -> errors.ApprovalRequiredError:
-    return errors.ApprovalRequiredError(
-        "the run would move more messages than it may without approval",
-        got=reported.left,
-        remedy="create a ReplayApproval with the name and the uid of this Replay and that number "
-        "of messages, or cancel the Replay; a plan shows more of the selection",
+def _suspended(reported: ReplayRun) -> tuple[Condition, ...]:
+    error: RedriveError = errors.SuspendedError(
+        "the run is suspended: nothing is sent", remedy="set spec.suspend to false to resume it"
     )
+    if reported.awaits_approval:
+        error = errors.ApprovalRequiredError(
+            "the run would move more messages than it may without approval",
+            got=reported.counts.left,
+            remedy="create a ReplayApproval with the name and the uid of this Replay and that "
+            "number of messages, or cancel the Replay; a plan shows more of the selection",
+        )
+    return with_condition(waiting(error), error.reason)
 
 
-def _completed(reported: ReplayStatus, now: datetime) -> _Shown:
-    fields = {"phase": Phase.COMPLETED.value, "completionTime": written(now)}
-    return ready(COMPLETED, _outcome(reported)), fields
+def _completed(replay: Body, reported: ReplayStatus) -> _Shown:
+    """Return the end of a run that has settled all messages which it selected.
+
+    A run that refused all of them has failed. A plan moves nothing, and fails by no refusal.
+    """
+    account, counts = _outcome(replay, reported.run), reported.run.counts
+    fields = {"phase": Phase.COMPLETED.value}
+    if is_dry_run(replay) or not counts.refused:
+        return ready(COMPLETED, account), fields
+    if counts.moved or counts.skipped or counts.discarded:
+        refused = StatusWarning(
+            MESSAGES_REFUSED,
+            f"{counts.refused} dead letters were refused and stay in the dead-letter topic; "
+            "status.run.refusals has the cause of the first 100",
+        )
+        return ready(COMPLETED_WITH_REFUSALS, account, [refused]), fields
+    error = errors.AllRefusedError(
+        f"{account}: nothing was moved",
+        remedy="correct the causes in status.run.refusals, and make another Replay",
+    )
+    return failed(error), fields | {"phase": Phase.FAILED.value}
 
 
-def _outcome(reported: ReplayStatus) -> str:
-    """Say what has become of the selected dead letters."""
+def _outcome(replay: Body, run: ReplayRun) -> str:
+    """Return the account of the selected dead letters as a sentence."""
+    counts, outcome = run.counts, run.outcome
     unevaluated = (
-        f"; for {reported.unevaluated} others select.where can't be computed"
-        if reported.unevaluated
+        f"; for {counts.unevaluated} others select.where can't be computed"
+        if counts.unevaluated
         else ""
     )
-    if reported.preview is not None:
-        said = f"{reported.left} of {reported.scanned} dead letters would be moved"
-        return f"a plan: {said}, {reported.refused} can't be{unevaluated}"
-    said = (
-        f"of {reported.matched} dead letters {reported.moved} were moved, "
-        f"{reported.skipped} needed no move, {reported.refused} can't be moved"
-        + (f", {reported.discarded} were discarded" if reported.discarded else "")
+    if is_dry_run(replay):
+        moves = f"{counts.left} of {counts.scanned} dead letters would be moved"
+        return f"a plan: {moves}, {counts.refused} can't be{unevaluated}"
+    account = (
+        f"of {counts.matched} dead letters {counts.moved} were moved, "
+        f"{counts.skipped} needed no move, {counts.refused} can't be moved"
+        + (f", {counts.discarded} were discarded" if counts.discarded else "")
         + unevaluated
     )
-    after = reported.aftermath
-    if after is None:
-        return said
+    if outcome is None:
+        return account
     return (
-        f"{said}; of those that were moved {after.handled} were handled, "
-        f"{after.died_again} died again, {after.waiting} wait"
+        f"{account}; of those that were moved {outcome.handled} were handled, "
+        f"{outcome.dead_again} are dead again, {outcome.waiting} wait"
     )
 
 
@@ -400,14 +534,17 @@ def _check_started(run: SparkRun, now: datetime) -> None:
     )
 
 
-def _explain(replay: Body, error: RedriveError, now: datetime) -> _Shown:
+def _explain(replay: Body, error: RedriveError) -> _Shown:
     """Return why the Replay does not run: for good, until it is changed, or for now."""
     fields: dict[str, Any] = {}
     if isinstance(error, errors.FINAL):
-        fields = {"phase": Phase.FAILED.value, "completionTime": written(now)}
+        fields = {"phase": Phase.FAILED.value}
     elif not was_launched(replay):
         fields = {"phase": Phase.PENDING.value}
-    return failed(error), fields
+    conditions = failed(error)
+    if isinstance(error, errors.SuspendedError):
+        conditions = with_condition(conditions, error.reason)
+    return conditions, fields
 
 
 GRACE = timedelta(minutes=2)
@@ -417,27 +554,23 @@ GRACE = timedelta(minutes=2)
 async def delete_if_over(replay: Body, ctx: Context) -> Requeue:
     """Delete a Replay that ended as long ago as its `ttlAfterFinished` says.
 
-    What belongs to it, its SparkApplication and the pods of that, goes with it. One that was
-    changed at that moment stays until the next look. One whose end has no time that can be has
-    ended now: so it is neither deleted at once nor kept for ever.
+    Its SparkApplication and its pods are deleted with it. A Replay that was changed at that moment
+    stays until the next reconcile. An invalid or future time of the end counts as now, so the
+    Replay is neither deleted at once nor kept permanently.
 
     Raises:
-        KubernetesError: it could not be deleted, or its status not be written; a ConflictError if
-            it has changed meanwhile.
+        KubernetesError: it could not be deleted or annotated; a ConflictError if it has changed
+            meanwhile.
     """
     ttl = replay["spec"].get("ttlAfterFinished")
-    ended, now = ReplayStatus.of(replay).completion_time, ctx.clock()
+    end, now = moment_of(replay["metadata"]["annotations"][ENDED_AT]), ctx.clock()
     try:
-        if ended is None or ended > now:
-            fields = {"completionTime": written(now)}
-            after = await ctx.kubernetes.patch_status(
-                resources.REPLAYS, Key.of(replay), fields, replay["metadata"]["resourceVersion"]
-            )
-            ctx.replays.renew(after)
+        if end is None or end > now:
+            await _annotate(replay, {ENDED_AT: written(now)}, ctx)
             return next_requeue(replay, Phase.COMPLETED)
         if ttl is None:
             return Requeue.ON_CHANGE
-        if now - ended < parse_duration(ttl):
+        if now - end < parse_duration(ttl):
             return Requeue.SLOW_BACKOFF
         await ctx.kubernetes.delete(resources.REPLAYS, replay)
     except NotFoundError:
@@ -460,21 +593,24 @@ def next_requeue(replay: Body, phase: str, *, is_idle: bool = False) -> Requeue:
     return Requeue.SLOW_BACKOFF if is_idle or timed in replay["spec"] else Requeue.ON_CHANGE
 
 
-def requeue_after_error(error: RedriveError, replay: Body, status: ReplayStatus) -> Requeue:
+def requeue_after_error(error: RedriveError, replay: Body) -> Requeue:
     """Return when to look again at a Replay that *error* keeps from going on."""
     if error.requeue is not Requeue.ON_CHANGE or isinstance(error, errors.FINAL):
         return error.requeue
-    if status.start_time is None:
+    if not was_launched(replay):
         return Requeue.SLOW_BACKOFF if "startBefore" in replay["spec"] else Requeue.ON_CHANGE
     return next_requeue(replay, Phase.RUNNING)  # its deadline counts, whether its job runs or not
 
 
-def is_overdue(replay: Body, status: ReplayStatus, now: datetime) -> bool:
-    """Whether a run was to end long ago.
+def is_overdue(replay: Body, now: datetime) -> bool:
+    """Return True if the run was launched longer ago than its deadline and `GRACE` together.
 
-    Its job ends by itself at the deadline. One that does not run, or hangs, does not.
+    Its job ends at the deadline, unless it does not run or hangs.
     """
-    return status.is_past(replay["spec"].get("deadline"), now - GRACE)
+    deadline, launch_time = replay["spec"].get("deadline"), launched_at(replay)
+    if deadline is None or launch_time is None:
+        return False
+    return now - launch_time >= parse_duration(deadline) + GRACE
 
 
 def check_canceled(replay: Body, status: ReplayStatus, phase: str) -> None:
@@ -483,7 +619,7 @@ def check_canceled(replay: Body, status: ReplayStatus, phase: str) -> None:
     Raises:
         CanceledError: it was canceled, and no job of it runs.
     """
-    is_canceled = replay["spec"].get("cancel") and not status.finished
+    is_canceled = replay["spec"].get("cancel") and not status.run.finished
     if is_canceled and phase not in {Phase.RUNNING, Phase.SUSPENDED}:
         raise errors.CanceledError(
             "the Replay was canceled; messages that were moved before stay moved",
@@ -516,7 +652,7 @@ def check_deadline(replay: Body, status: ReplayStatus, phase: str, now: datetime
     Raises:
         DeadlineExceededError: it has, and something is left.
     """
-    if phase in FINAL or status.finished or not is_overdue(replay, status, now):
+    if phase in FINAL or status.run.finished or not is_overdue(replay, now):
         return
     raise DeadlineExceededError(
         "the run has not come to its end within its deadline, and its job does not say why",

@@ -1,16 +1,19 @@
 """Rights of the replay role at targets: granted for a Replay, and taken back at its end.
 
-What was granted is recorded in the status of the Replay before it is granted, and a finalizer keeps
-the Replay until it is taken back: whatever its end, and whether the operator ran meanwhile. A right
-that another Replay or a policy still needs stays, and the last of them takes it back. A right that
-the role had before, from others, is never taken.
+The missing rights are recorded in the status of the BrokerConnection before they are granted, and a
+finalizer keeps the Replay until they are taken back: whatever its end, and whether the operator ran
+meanwhile. A right that another Replay or a policy still needs stays, and the last of them takes it
+back. A right that the role had before, from others, is never taken.
+
+The record lies where only the operator can write: jobs may write the status of Replays, and authors
+their metadata.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
@@ -19,16 +22,12 @@ from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import RightsChange
 from redrive.api import Body
 from redrive.api.conditions import ObjectEvent
-from redrive.api.replay import FINAL, ReplayStatus, TargetRights
+from redrive.api.connection import BrokerConnectionStatus, TargetRights
+from redrive.api.replay import FINAL
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import connections, resources
-from redrive.kube.client import (
-    ConnectionNotFoundError,
-    NotFoundError,
-    SecretKeyNotFoundError,
-    SecretNotFoundError,
-)
+from redrive.kube.client import NotFoundError, SecretKeyNotFoundError, SecretNotFoundError
 from redrive.kube.connections import Connection, effective_spec
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
@@ -73,31 +72,47 @@ async def grant(
     async with _locks.setdefault(topic, asyncio.Lock()):
         namespace = await connection.admin.namespace(topic.namespace_name)
         missing = NEEDED - namespace.permissions.get(str(topic), {}).get(role, frozenset())
-        record = TargetRights(
-            connection=str(connection.key),
-            topic=str(topic),
-            role=role,
-            actions=tuple(sorted(missing)),
-        )
-        held = [each for other in ctx.replays for each in _same(other, record, ctx)]
-        added = missing.union(*(each.actions for each in held))
+        record = TargetRights(topic=str(topic), role=role, actions=tuple(sorted(missing)))
+        added = missing.union(*_actions_of_others(replay, record, connection.key, ctx))
         if added:
             record = record.model_copy(update={"actions": tuple(sorted(added))})
-            await _record(ctx.replays.get(Key.of(replay)) or replay, record, ctx)
+            await _record(replay, record, connection.key, ctx)
         if missing:
             with connection.admin.granting(topic.namespace_name) as change:
                 await change([RightsChange(topic, role, give=NEEDED)])
 
 
-async def _record(replay: Body, record: TargetRights, ctx: Context) -> None:
-    recorded = ReplayStatus.of(replay).target_rights or ()
-    if record in recorded and has_finalizer(replay, FINALIZER):
+async def _record(replay: Body, record: TargetRights, connection: Key, ctx: Context) -> None:
+    records = _records_of(replay, connection, ctx)
+    current = ctx.replays.get(Key.of(replay)) or replay
+    if record in records and has_finalizer(current, FINALIZER):
         return
-    await add_finalizer(replay, FINALIZER, _publisher(ctx))
-    others = [each for each in recorded if each.topic != record.topic]
-    fields = {"targetRights": [each.to_manifest() for each in (*others, record)]}
-    after = await ctx.kubernetes.patch_status(resources.REPLAYS, Key.of(replay), fields)
-    ctx.replays.renew(after)
+    await add_finalizer(current, FINALIZER, _publisher(ctx))
+    others = [other for other in records if other.topic != record.topic]
+    await _write(replay, [*others, record], connection, ctx)
+
+
+def _records_of(replay: Body, connection: Key, ctx: Context) -> tuple[TargetRights, ...]:
+    """Return the records of *replay* in the status of one connection."""
+    body = ctx.connections.get(connection)
+    return () if body is None else _all_records(body).get(replay["metadata"]["uid"], ())
+
+
+def _all_records(connection: Body) -> Mapping[str, tuple[TargetRights, ...]]:
+    """Return the records in the status of a connection, by the uid of their Replay."""
+    rights = (connection.get("status") or {}).get("targetRights")
+    status = BrokerConnectionStatus.model_validate({"targetRights": rights})
+    return status.target_rights or {}
+
+
+async def _write(
+    replay: Body, records: Iterable[TargetRights], connection: Key, ctx: Context
+) -> None:
+    """Replace the records of *replay* in the status of a connection; those of others stay."""
+    written = [record.to_manifest() for record in records] or None
+    fields = {"targetRights": {replay["metadata"]["uid"]: written}}
+    after = await ctx.kubernetes.patch_status(resources.CONNECTIONS, connection, fields)
+    ctx.connections.renew(after)
 
 
 async def release(replay: Body, ctx: Context) -> None:
@@ -108,8 +123,9 @@ async def release(replay: Body, ctx: Context) -> None:
     """
     if not has_finalizer(replay, FINALIZER):
         return
-    for record in ReplayStatus.of(replay).target_rights or ():
-        await _take_back(replay, record, ctx)
+    for connection in [Key.of(body) for body in ctx.connections]:
+        for record in _records_of(replay, connection, ctx):
+            await _take_back(replay, record, connection, ctx)
     replay = ctx.replays.get(Key.of(replay)) or replay
     await remove_finalizer(replay, FINALIZER, _publisher(ctx))
 
@@ -149,81 +165,64 @@ def _is_running(replay: Body, ctx: Context) -> bool:
     return launched.launcher.run(launched.application).phase not in FINAL
 
 
-async def _take_back(replay: Body, record: TargetRights, ctx: Context) -> None:
-    """Take back one right, unless it is still needed, and forget it.
-
-    Who may write the status of a Replay, as its job may, has no other right taken back than one of
-    the replay role, on a topic that the connection allows to the namespace.
-    """
-    topic, namespace = TopicName.parse(record.topic), Key.of(replay).namespace
-    connection = await _connection(record, namespace, ctx)
-    allowed = connections.permissions(connection.spec, connection.key, namespace, ctx.namespaces)
-    identity = connection.spec.replay
-    is_ours = identity is not None and identity.role == record.role and allowed.allows_topic(topic)
+async def _take_back(replay: Body, record: TargetRights, connection: Key, ctx: Context) -> None:
+    """Take back one right, unless it is still needed, and forget it."""
+    topic = TopicName.parse(record.topic)
+    opened = await _opened(connection, Key.of(replay).namespace, ctx)
     async with _locks.setdefault(topic, asyncio.Lock()):
-        if not is_ours:
-            logger.warning("Replay %s: no rule allows to take back: %s", *_of(replay, record))
-        elif not (_is_needed(replay, record, ctx) or _is_of_policy(topic, ctx)):
+        if not (_actions_of_others(replay, record, connection, ctx) or _is_of_policy(topic, ctx)):
             with (
-                connection.admin.granting(topic.namespace_name) as change,
+                opened.admin.granting(topic.namespace_name) as change,
                 suppress(
                     AdminNotFoundError  # the topic is gone, and the right with it
                 ),
             ):
                 taken = NEEDED.intersection(record.actions)
                 await change([RightsChange(topic, record.role, take=taken)])
-            logger.info("Replay %s: rights taken back: %s", *_of(replay, record))
+            actions = f"{', '.join(record.actions)} of {record.role} on {record.topic}"
+            logger.info("Replay %s: rights taken back: %s", Key.of(replay), actions)
         # Within the lock: of two Replays that end at once, the second has to see none of the first.
-        await _forget(replay, record, ctx)
+        records = _records_of(replay, connection, ctx)
+        others = [other for other in records if other != record]
+        await _write(replay, others, connection, ctx)
 
 
-async def _forget(replay: Body, record: TargetRights, ctx: Context) -> None:
-    known = ReplayStatus.of(ctx.replays.get(Key.of(replay)) or replay).target_rights or ()
-    others = [each.to_manifest() for each in known if each != record]
-    fields = {"targetRights": others or None}
-    after = await ctx.kubernetes.patch_status(resources.REPLAYS, Key.of(replay), fields)
-    ctx.replays.renew(after)
-
-
-def _of(replay: Body, record: TargetRights) -> tuple[Key, str]:
-    return Key.of(replay), f"{', '.join(record.actions)} of {record.role} on {record.topic}"
-
-
-async def _connection(record: TargetRights, namespace: str, ctx: Context) -> Connection:
-    through = Key(*record.connection.split("/", 1))
-    ref = ConnectionRef(name=through.name, namespace=through.namespace)
+async def _opened(connection: Key, namespace: str, ctx: Context) -> Connection:
+    """Return the connection, whatever its rules permit by now; without its Secret as it was."""
     try:
-        return await ctx.brokers.resolve(ref, namespace)
-    except (ConnectionNotFoundError, SecretNotFoundError, SecretKeyNotFoundError):
+        return await ctx.brokers.open(connection)
+    except (SecretNotFoundError, SecretKeyNotFoundError):
+        ref = ConnectionRef(name=connection.name, namespace=connection.namespace)
         remembered = ctx.brokers.remembered(ref, namespace)
         if remembered is None:
             raise
         return remembered
 
 
-def _is_needed(replay: Body, record: TargetRights, ctx: Context) -> bool:
-    """Return True if another Replay has the right on record too: the last of them takes it back."""
-    others = (each for each in ctx.replays if Key.of(each) != Key.of(replay))
-    return any(list(_same(other, record, ctx)) for other in others)
+def _actions_of_others(
+    replay: Body, record: TargetRights, connection: Key, ctx: Context
+) -> list[tuple[str, ...]]:
+    """Return the rights that other Replays have on record at the topic, for the same role.
 
-
-def _same(replay: Body, record: TargetRights, ctx: Context) -> Iterator[TargetRights]:
-    """Yield the records of *replay* about the same role on the same topic of the same broker.
-
-    A record counts only beside the finalizer, without which it is never taken back.
+    A record counts only beside the finalizer of its Replay, without which it is never taken back.
     """
-    if not has_finalizer(replay, FINALIZER):
-        return
-    for each in ReplayStatus.of(replay).target_rights or ():
-        if (each.topic, each.role) == (record.topic, record.role) and _broker(each, ctx) == _broker(
-            record, ctx
-        ):
-            yield each
+    uid, broker = replay["metadata"]["uid"], _broker(connection, ctx)
+    holders = {
+        other["metadata"]["uid"] for other in ctx.replays if has_finalizer(other, FINALIZER)
+    } - {uid}
+    return [
+        other.actions
+        for body in ctx.connections
+        if _broker(Key.of(body), ctx) == broker
+        for holder, records in _all_records(body).items()
+        if holder in holders
+        for other in records
+        if (other.topic, other.role) == (record.topic, record.role)
+    ]
 
 
-def _broker(record: TargetRights, ctx: Context) -> str:
-    through = Key(*record.connection.split("/", 1))
-    return connections.broker_of(through, ctx.connections) or record.connection
+def _broker(connection: Key, ctx: Context) -> str:
+    return connections.broker_of(connection, ctx.connections) or str(connection)
 
 
 def _is_of_policy(topic: TopicName, ctx: Context) -> bool:

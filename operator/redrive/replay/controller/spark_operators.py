@@ -429,12 +429,26 @@ def choose_operator(wanted: LauncherName | None, ctx: Context) -> Launcher:
     )
 
 
-def was_launched(replay: Body) -> bool:
-    """Whether *replay* says that it has, or had, an application: its own, not that of another one.
+APPLICATION = "redrive.io/application"
+"""Annotation of a Replay: the name of the SparkApplication that it was launched with."""
+LAUNCHED_AT = "redrive.io/launched-at"
+"""Annotation of a Replay: the time of its launch, from which its deadline counts."""
 
-    A status that was meant for a Replay of before, with the same name, may be written to this one.
+
+def was_launched(replay: Body) -> bool:
+    """Return True if *replay* has, or had, an application.
+
+    The annotation is the fact, and not the status: a job may write the status of each Replay of its
+    namespace. A Replay that was restored from a backup has another uid, and so another application.
     """
-    return (replay.get("status") or {}).get("sparkApplication") == launch.name_of(replay)
+    annotations = replay["metadata"].get("annotations") or {}
+    return bool(annotations.get(APPLICATION) == launch.name_of(replay))
+
+
+def launched_at(replay: Body) -> datetime | None:
+    """Return the time of the launch of *replay*; None if it was not launched."""
+    annotations = replay["metadata"].get("annotations") or {}
+    return moment_of(annotations.get(LAUNCHED_AT)) if was_launched(replay) else None
 
 
 def find_application(replay: Body, ctx: Context) -> Launched | None:

@@ -18,7 +18,7 @@ import pulsar
 
 from redrive.errors import RedriveError
 from redrive.messages import read_properties
-from redrive.policy.envelope import CAUSE_TYPE, REPLAY, REPLAY_SOURCE
+from redrive.policy.envelope import CAUSE_TYPE, MAX_CAUSE, REPLAY, REPLAY_SOURCE
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader
 from redrive.reading.positions import NOWHERE, EntryId, Position, TargetPartition
@@ -26,7 +26,7 @@ from redrive.reading.ranges import Partition, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.stored import ReadMessage
 from redrive.replay import ledger
-from redrive.replay.job.plan import CAUSES, MAX_CAUSE, SHOWN, Wish, counts
+from redrive.replay.job.plan import CAUSES, SHOWN, Wish, counts
 from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 
@@ -63,11 +63,11 @@ class Aftermath:
         return max(0, self.moved - self.waiting - self.dead)
 
     def to_status(self) -> dict[str, Any]:
-        """Write it as a field of the Replay's status, but for the time."""
+        """Write it as `status.run.outcome` of the Replay, without the time."""
         return {
             "handled": self.handled,
             "waiting": self.waiting,
-            "diedAgain": self.dead,
+            "deadAgain": self.dead,
             "causes": counts(self.causes),
             "settled": self.settled,
         }

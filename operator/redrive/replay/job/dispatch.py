@@ -226,7 +226,7 @@ class Dispatch:
         if self._pause_until is not None and time.monotonic() < self._pause_until:
             return
         self._pause_until = None
-        engine, limited = self._engine, self._job.rate_limit
+        engine, limited = self._engine, self._reporter.rate_limit(self._job)
         room = engine.capacity if limited is None else engine.slots
         if self._full is not None:
             room = 1  # which tells whether it is full yet
@@ -284,7 +284,7 @@ class Dispatch:
 
     def _share(self, tasks: int) -> Permit:
         """Return what each of so many tasks may do: they share the rate of the run."""
-        limit = self._job.rate_limit
+        limit = self._reporter.rate_limit(self._job)
         return Permit(limit and limit / max(1, tasks), drain=self._wish is not Wish.RUN)
 
     def _next(self) -> Range | None:

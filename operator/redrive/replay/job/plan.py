@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
-from redrive.policy.envelope import CAUSE_TYPE
+from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, MAX_CAUSE
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, reader
 from redrive.reading.positions import EntryId, Position
@@ -30,13 +30,25 @@ from redrive.replay import mover
 from redrive.replay.lookup import by_entry, refusal, schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import Account, RangePlan, RefusedEntry
-from redrive.replay.spec import EVERYTHING, MESSAGES_PER_SECOND, Choice, Chooser, ReplayJob
+from redrive.replay.spec import (
+    EVERYTHING,
+    MESSAGES_PER_SECOND,
+    Choice,
+    Chooser,
+    FailureCause,
+    ReplayJob,
+)
 from redrive.replay.task import RangeTask
 
 SAMPLES = 10
 CAUSES = 100
 """So many have a count of their own: anybody may write causes."""
-MAX_CAUSE = 256
+
+
+def failure_of(letter: DeadLetterRow) -> FailureCause:
+    """Return the cause of a dead letter."""
+    properties = letter.properties
+    return FailureCause(properties.get(CAUSE_TYPE, ""), properties.get(CAUSE_FINGERPRINT, ""))
 
 
 class Sighting(NamedTuple):
@@ -86,7 +98,9 @@ class Sighting(NamedTuple):
             letter.properties.get(CAUSE_TYPE, ""),
             letter.size,
             letter.replays,
-            selected=chooser.takes(letter.position, letter.key, letter.publish_time),
+            selected=chooser.takes(
+                letter.position, letter.key, letter.publish_time, failure_of(letter)
+            ),
         )
 
 
@@ -342,6 +356,12 @@ class Reporter(Protocol):
             RedriveError: it can't be shown now.
         """
 
+    def rate_limit(self, job: ReplayJob) -> float | None:
+        """Return the limit of messages a second by now, for all tasks of *job* together.
+
+        None for no limit. It may differ from the limit with which the job was launched.
+        """
+
     def report_scan(self, scanned: Scanned) -> None:
         """Show what scans have found by now, while the run is planned."""
 
@@ -425,7 +445,7 @@ class RunPreview:
         )
 
     def to_status(self) -> dict[str, Any]:
-        """Write it as fields of the Replay's status."""
+        """Write it as fields of `status.run` of the Replay."""
         return {
             **self.account.to_status(),
             "preview": {
@@ -438,7 +458,7 @@ class RunPreview:
 
 
 def so_far(scanned: Scanned) -> dict[str, Any]:
-    """Write what scans have found by now as the field `preview` of the Replay's status."""
+    """Write what scans have found by now as the field `status.run.preview` of the Replay."""
     return {
         "causes": counts(dict(scanned.causes.most_common(SHOWN))),
         "refused": counts(dict(scanned.refused.most_common(SHOWN))),
@@ -446,5 +466,5 @@ def so_far(scanned: Scanned) -> dict[str, Any]:
 
 
 def counts(counted: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Write numbers by cause as a field of the Replay's status."""
+    """Write numbers by cause as a list of the Replay's status."""
     return [{"cause": cause, "messages": n} for cause, n in counted.items()]

@@ -1,8 +1,7 @@
 """Progress of a run in the status of its Replay.
 
-What a replay job reads from and writes into the status of its Replay.
-
-The operator writes the rest of that status; neither touches the other's fields.
+A job writes `status.run`, and the operator the rest of the status. The job uses server-side apply:
+each write is the whole of `status.run`, so fields that it leaves out are removed.
 
 A driver may be stopped at any point and resume after the Replay has ended, or while another run of
 the same Replay works. So each write is one compare-and-swap, by the version of the object: nothing
@@ -24,11 +23,19 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from redrive.api import Body
-from redrive.api.model import parse_spec
-from redrive.api.replay import FINAL, ReplayAftermath, ReplayApprovalSpec, ReplayStatus
+from redrive.api.model import is_empty, parse_spec
+from redrive.api.replay import (
+    FINAL,
+    WHILE_RUNNING,
+    ReplayApprovalSpec,
+    ReplayRate,
+    ReplayRun,
+    ReplayStatus,
+    RunOutcome,
+)
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import ConflictError, Kubernetes, NotFoundError
@@ -43,13 +50,9 @@ from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 
 MAX_MESSAGE = 1_024
-_AT_REST: dict[str, object] = {
-    "rate": None,
-    "remaining": None,
-    "awaitsApproval": None,
-    "fullTopic": None,
-    "unsubscribedTopic": None,
-}
+MANAGER = "redrive-job"
+"""Field manager of a job's writes."""
+_AT_REST: dict[str, object] = dict.fromkeys(WHILE_RUNNING)
 
 logger = logging.getLogger(__name__)
 
@@ -76,16 +79,17 @@ class Progress:
         self._approval_above = job.approval_above
         self._awaiting = job.approval_above is not None  # until the account is known
         self._shows_causes = job.dry_run and job.choice.limit is None
+        self._rate_limit = job.rate_limit
         self._speed = Speed()
         self._token = NOWHERE
         self._is_fenced_by_ledger = not job.dry_run
 
-    def read(self) -> ReplayStatus:
-        """Return the status as it is."""
+    def read(self) -> ReplayRun:
+        """Return `status.run` as it is."""
         replay = asyncio.run(self._exchange({}))
-        return ReplayStatus.of(replay)
+        return ReplayStatus.of(replay).run
 
-    def begin(self) -> ReplayStatus:
+    def begin(self) -> ReplayRun:
         """Check that the run may begin, and return how far others have come with it."""
         return asyncio.run(self._begin())
 
@@ -116,11 +120,14 @@ class Progress:
             logger.warning("it is not known whether the run is approved", exc_info=True)
             return Wish.SUSPEND
 
+    def rate_limit(self, _: ReplayJob) -> float | None:
+        """Return the limit of messages a second in the spec, as of the last report."""
+        return self._rate_limit
+
     def report_scan(self, scanned: Scanned) -> None:
         """Write down what scans have found; by cause in a dry run, which a limit does not end."""
         fields: dict[str, object] = {
-            "scanned": scanned.messages,
-            "unevaluated": scanned.unevaluated,
+            "counts": {"scanned": scanned.messages, "unevaluated": scanned.unevaluated},
         }
         if self._shows_causes:
             fields["preview"] = so_far(scanned)
@@ -129,8 +136,8 @@ class Progress:
     def report_aftermath(self, aftermath: Aftermath) -> None:
         """Write down what has become of what was moved."""
         observed = {**aftermath.to_status(), "observedTime": wall_clock()}
-        shown = ReplayAftermath.model_validate(observed).to_manifest()
-        asyncio.run(self._exchange({"aftermath": shown}))
+        outcome = RunOutcome.model_validate(observed).to_manifest()
+        asyncio.run(self._exchange({"outcome": outcome}))
 
     def wish(self) -> Wish:
         """Return whether the run is to go on, once all is moved."""
@@ -142,6 +149,7 @@ class Progress:
     async def _reported(self, fields: Mapping[str, object], account: Account) -> Wish:
         async with Kubernetes.connect() as kubernetes:
             replay = await self._write(kubernetes, fields)
+            self._rate_limit = _rate_limit(replay)
             return await self._wish(kubernetes, replay, account)
 
     async def _wish(self, kubernetes: Kubernetes, replay: Body, account: Account) -> Wish:
@@ -181,26 +189,26 @@ class Progress:
     def _tempo(self, account: Account) -> dict[str, object]:
         rate, remaining = self._speed.rate, self._speed.remaining(account.left)
         return {
-            "rate": None if rate is None else round(rate, 1),
+            "ratePerMinute": None if rate is None else round(rate * 60),
             "remaining": None if remaining is None else format_duration(remaining),
         }
 
-    async def _begin(self) -> ReplayStatus:
+    async def _begin(self) -> ReplayRun:
         async with Kubernetes.connect() as kubernetes:
             while True:
                 replay = await self._get(kubernetes)
                 status = ReplayStatus.of(replay)
                 self._check_ended(status)
                 self._token = _token(status)
-                if self._is_fenced_by_ledger and not status.finished:
-                    return status
+                if self._is_fenced_by_ledger and not status.run.finished:
+                    return status.run
                 self._token = EntryId(self._token.ledger, self._token.entry + 1)
                 with suppress(ConflictError):
                     await self._swap(kubernetes, replay, {})
-                    return status
+                    return status.run
 
     async def _exchange(self, fields: Mapping[str, object]) -> Body:
-        """Return the Replay, with *fields* written into its status if there are any."""
+        """Return the Replay, with *fields* written into its `status.run` if there are any."""
         async with Kubernetes.connect() as kubernetes:
             return await self._write(kubernetes, fields)
 
@@ -223,17 +231,21 @@ class Progress:
             )
         return replay
 
-    async def _swap(
-        self, kubernetes: Kubernetes, replay: Body, fields: Mapping[str, object]
-    ) -> Body:
-        """Write *fields* into the status of *replay*, if it is as it was read.
+    async def _swap(self, kubernetes: Kubernetes, replay: Body, fields: Mapping[str, Any]) -> Body:
+        """Apply `status.run` of *replay* with *fields*, if the Replay is as it was read.
+
+        Args:
+            fields: None removes one; `counts` may be some of the counts, and the others stay.
 
         Raises:
             ConflictError: it has changed.
         """
-        written = {**fields, "fencingToken": str(self._token)}
-        version = replay["metadata"]["resourceVersion"]
-        return await kubernetes.patch_status(resources.REPLAYS, self._key, written, version)
+        before = (replay.get("status") or {}).get("run") or {}
+        run = {**before, **fields, "fencingToken": str(self._token)}
+        if "counts" in fields:
+            run["counts"] = {**(before.get("counts") or {}), **fields["counts"]}
+        status = {"run": {name: value for name, value in run.items() if value is not None}}
+        return await kubernetes.apply_status(resources.REPLAYS, replay, status, MANAGER)
 
     def _check_writable(self, status: ReplayStatus) -> None:
         """Check that this run may write the status.
@@ -262,7 +274,13 @@ class Progress:
 
 def _token(status: ReplayStatus) -> EntryId:
     """Return the fencing token of the last run that has written *status*."""
-    return NOWHERE if status.fencing_token is None else EntryId.parse(status.fencing_token)
+    token = status.run.fencing_token
+    return NOWHERE if token is None else EntryId.parse(token)
+
+
+def _rate_limit(replay: Body) -> float | None:
+    limit = replay["spec"].get("rateLimit")
+    return None if is_empty(limit) else ReplayRate.model_validate(limit).per_second
 
 
 def cause_of(text: str) -> str:

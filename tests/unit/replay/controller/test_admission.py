@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
+from pydantic.alias_generators import to_camel
 
+from redrive.api.replay import ReplayRun, RunCounts
 from redrive.errors import (
     BatchMixesKeysError,
     DeadLettersDiscardedError,
@@ -30,7 +33,8 @@ from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
-from redrive.replay.controller.admission import admit
+from redrive.replay.controller.admission import ENDED_AT, admit, former_targets
+from redrive.replay.controller.spark_operators import APPLICATION, LAUNCHED_AT
 from redrive.replay.spec import Choice, ReplayJob
 from tests.support.connections import changed
 
@@ -62,15 +66,47 @@ def named(
     }
 
 
+def reported(**fields: object) -> dict[str, Any]:
+    """Return a status of a Replay: counts, other fields of its job, and those of the operator."""
+    names = {
+        model: {to_camel(name) for name in model.model_fields} for model in (RunCounts, ReplayRun)
+    }
+    counts = {name: fields.pop(name) for name in names[RunCounts] & fields.keys()}
+    run = {name: fields.pop(name) for name in names[ReplayRun] & fields.keys()}
+    run |= {"counts": counts} if counts else {}
+    return {**fields, **({"run": run} if run else {})}
+
+
 def replay(
     name: str = "now",
     where: str | None = None,
     spec: dict[str, Any] | None = None,
+    *,
+    ended_at: str = "",
     **more: Any,  # noqa: ANN401
 ) -> dict[str, Any]:
+    """Return a Replay; its status may have the fields of `status.run` beside the others.
+
+    Args:
+        ended_at: the time of its end; empty for one that has not ended.
+    """
     select = {} if where is None else {"select": {"where": where}}
     spec = {"policyRef": {"name": "orders"}, **select, **(spec or {})}
-    return named("Replay", name, spec, **more)
+    if "status" in more:
+        more["status"] = reported(**more["status"])
+    body = named("Replay", name, spec, **more)
+    if ended_at:
+        body["metadata"]["annotations"] = {ENDED_AT: ended_at}
+    return body
+
+
+def launched(body: dict[str, Any], minutes_ago: int = 0) -> dict[str, Any]:
+    """Return a Replay as the operator annotates it when it creates its application."""
+    launch_time = (wall_clock() - timedelta(minutes=minutes_ago)).isoformat()
+    body["metadata"].setdefault("annotations", {}).update(
+        {APPLICATION: launch.name_of(body), LAUNCHED_AT: launch_time}
+    )
+    return body
 
 
 def policy(ready: str = "True", observed: int = 1, **spec: object) -> dict[str, Any]:
@@ -142,16 +178,28 @@ def test_job_has_policy_broker_and_selection() -> None:
     assert admitted.job.where == "cause_type = 'TimeoutError'"
 
 
-def test_job_has_ids_keys_times_and_limits() -> None:
+def test_job_has_each_part_of_the_selection() -> None:
     select = {
         "ids": ["1:2"],
         "keys": ["eu"],
         "since": "1970-01-01T01:00:00.25+01:00",
         "until": "1970-01-01T00:00:01Z",
         "limit": 7,
+        "causes": ["TimeoutError", ""],
+        "fingerprints": ["0f4a9c31d2be7755"],
     }
     admitted = admit(replay(spec={"select": select, "maxReplays": 3}), ctx())
-    assert admitted.job.choice == Choice(("1:2",), ("eu",), 250, 1_000, 7, max_replays=3)
+    assert admitted.job.choice == Choice(
+        ("1:2",),
+        ("eu",),
+        250,
+        1_000,
+        7,
+        max_replays=3,
+        causes=("TimeoutError", ""),
+        fingerprints=("0f4a9c31d2be7755",),
+    )
+    assert ReplayJob.decode(admitted.job.encode()) == admitted.job
     assert admitted.job.where is None
     assert admit(replay(spec={"maxReplays": 3}), ctx()).job.choice == Choice(max_replays=3)
 
@@ -256,31 +304,35 @@ def test_target_grants_need_a_rule_for_the_role(role: str, *, granted: bool) -> 
     assert admit(replay(), context).grants == ()
 
 
-def test_failed_replay_adds_grants_at_its_target() -> None:
-    """The next Replay looks for messages that it left there without a record."""
+def test_earlier_replays_add_grants_at_their_targets() -> None:
+    """The next Replay looks for messages that they left there without a record."""
     targets = [
         {"target": {"type": "Source"}},
         {"target": {"type": "Topic", "topic": f"{ORDERS}-checked"}},
         {},
     ]
-    failed = [
-        replay(
-            f"failed-{number}",
-            spec=spec,
-            status={"phase": phase, "sparkApplication": f"replay-failed-{number}-"},
-        )
+    earlier = [
+        replay(f"ended-{number}", spec=spec, ended_at="2026-01-01T00:00:00Z")
         for number, spec in enumerate(targets)
-        for phase in ["Failed"]
     ]
-    for body in failed:
-        body["status"]["sparkApplication"] = launch.name_of(body)
-    context = ctx(replays=failed)
+    context = ctx(replays=earlier)
     source, checked = TopicName.parse(ORDERS), TopicName.parse(f"{ORDERS}-checked")
     assert admit(replay(), context).grants == (source, checked)
     assert admit(replay(spec=targets[1]), context).grants == (checked, source)
-    failed[0]["status"]["phase"] = "Completed"
-    failed[1]["status"]["sparkApplication"] = "of-another"
-    assert admit(replay(), ctx(replays=failed)).grants == ()
+
+
+@pytest.mark.parametrize("phase", ["Running", "Completed", "Failed"])
+def test_status_of_another_replay_adds_no_grants(phase: str) -> None:
+    """A job may write the status of each Replay of its namespace."""
+    other = replay("other", spec={"target": {"type": "Source"}, "suspend": True})
+    other["status"] = {"phase": phase, "sparkApplication": launch.name_of(other)}
+    context = ctx(replays=[other])
+    assert tuple(former_targets(replay(), context, TopicName.parse(ORDERS))) == ()
+    application = named("SparkApplication", launch.name_of(other), {})
+    context = ctx(replays=[other], applications=[application])
+    assert tuple(former_targets(replay(), context, TopicName.parse(ORDERS))) == (
+        TopicName.parse(ORDERS),
+    )
 
 
 def test_invalid_selection_is_refused_first() -> None:
@@ -361,15 +413,14 @@ def test_running_replay_precedes_an_older_one() -> None:
     running = named("SparkApplication", launch.name_of(younger), {})
     with pytest.raises(ReplayInProgressError, match="got 'shop/younger'"):
         admit(older, ctx(replays=[younger, older], applications=[running]))
-    younger["status"] = {"sparkApplication": launch.name_of(younger)}
+    launched(younger)
     with pytest.raises(ReplayInProgressError, match="got 'shop/younger'"):
         admit(older, ctx(replays=[younger, older]))
 
 
 def test_launched_replay_precedes_without_its_application() -> None:
     """The younger was launched while the older was suspended."""
-    older, younger = replay("older", age=1), replay("younger", age=2)
-    younger["status"] = {"sparkApplication": launch.name_of(younger)}
+    older, younger = replay("older", age=1), launched(replay("younger", age=2))
     both = ctx(replays=[younger, older])
     assert admit(younger, both).job.name == "younger"
     with pytest.raises(ReplayInProgressError):
@@ -380,15 +431,17 @@ def test_stalled_replay_before_launch_blocks_no_other() -> None:
     stalls = {"type": "Stalled", "status": "True", "reason": "ReplayNotSafe", "message": "no"}
     older = replay("older", age=1, status={"conditions": [stalls]})
     assert admit(replay(age=2), ctx(replays=[older])).job.name == "now"
-    older["status"]["sparkApplication"] = launch.name_of(older)
     with pytest.raises(ReplayInProgressError):
-        admit(replay(age=2), ctx(replays=[older]))
+        admit(replay(age=2), ctx(replays=[launched(older)]))
 
 
 @pytest.mark.parametrize("phase", ["Completed", "Failed"])
 def test_ended_replay_blocks_no_other(phase: str) -> None:
-    ended = replay("ended", age=1, status={"phase": phase, "sparkApplication": "it"})
+    status = {"phase": phase, "sparkApplication": "it"}
+    ended = replay("ended", age=1, status=status, ended_at="2026-01-01T00:00:00Z")
     assert admit(replay(age=2), ctx(replays=[ended])).job.name == "now"
+    with pytest.raises(ReplayInProgressError):  # a job may have written that phase
+        admit(replay(age=2), ctx(replays=[replay("ended", age=1, status=status)]))
 
 
 def test_replay_of_other_policy_blocks_no_other() -> None:
@@ -446,9 +499,8 @@ def test_suspended_replay_is_not_launched_and_blocks_none() -> None:
     with pytest.raises(SuspendedError, match=r"set spec\.suspend to false"):
         admit(resting, both)
     assert admit(next_one, both).job.name == "next"
-    resting["status"] = {"sparkApplication": launch.name_of(resting)}
     with pytest.raises(ReplayInProgressError, match="got 'shop/resting'"):
-        admit(next_one, ctx(replays=[resting, next_one]))
+        admit(next_one, ctx(replays=[launched(resting), next_one]))
 
 
 @pytest.mark.parametrize(
@@ -467,7 +519,7 @@ def test_lower_approval_bound_applies(
     assert ReplayJob.decode(job.encode()) == job
 
 
-def launched(name: str, policy_name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def with_application(name: str, policy_name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a Replay, and its application."""
     body = replay(name, spec={"policyRef": {"name": policy_name}})
     metadata = {"name": launch.name_of(body), "namespace": "shop", "uid": name}
@@ -483,10 +535,10 @@ def test_replay_waits_while_its_namespace_has_all_its_runs(
     most: int, runs: int, mode: str, *, refused: bool
 ) -> None:
     rule = {"name": "one", "topics": ["persistent://shop/*/*"], "limits": {"runs": most}}
-    others = [launched(f"other-{n}", f"policy-{n}") for n in range(runs)]
+    others = [with_application(f"other-{n}", f"policy-{n}") for n in range(runs)]
     policies = [policy(), *(renamed(policy(), f"policy-{n}") for n in range(runs))]
     elsewhere = renamed(policy(connectionRef={"name": "another"}), "elsewhere")
-    uncounted = launched("uncounted", "elsewhere")
+    uncounted = with_application("uncounted", "elsewhere")
     mine = replay(spec={"mode": mode})
     made = ctx(
         connections=[connection(allow=[rule])],
@@ -507,6 +559,6 @@ def renamed(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 def test_launched_replay_is_not_counted_against_itself() -> None:
     rule = {"name": "one", "topics": ["persistent://shop/*/*"], "limits": {"runs": 1}}
-    mine, application = launched("now", "orders")
+    mine, application = with_application("now", "orders")
     made = ctx(connections=[connection(allow=[rule])], replays=[mine], applications=[application])
     assert admit(mine, made).job.name == "now"

@@ -42,10 +42,10 @@ async def test_replay_is_reconciled_when_job_starts_or_stops_moving(
     rests = {"suspended": True, "awaitsApproval": True}
     reports: list[tuple[dict[str, Any], bool]] = [
         ({"scanned": 3}, False),
-        ({"rate": 0.1, "moved": 3}, True),
-        ({"rate": 2.5, "moved": 5}, False),
-        ({"rate": 0.0, "moved": 5}, True),
-        ({"rate": 0.0, "moved": 5, "refused": 1}, False),
+        ({"ratePerMinute": 6, "moved": 3}, True),
+        ({"ratePerMinute": 150, "moved": 5}, False),
+        ({"ratePerMinute": 0, "moved": 5}, True),
+        ({"ratePerMinute": 0, "moved": 5, "refused": 1}, False),
         (rests, True),
         ({"suspended": True}, True),
         ({"fullTopic": "persistent://shop/prod/retry", "left": 3}, True),

@@ -18,7 +18,7 @@ from redrive.replay.controller import launch, metrics
 from redrive.replay.controller.metrics import counting
 from redrive.replay.controller.reconciler import reconcile
 from tests.support.fake_kubernetes import FakeKubernetes
-from tests.unit.replay.controller.test_admission import ctx, named, replay
+from tests.unit.replay.controller.test_admission import ctx, launched, named, replay, reported
 
 POLICY = {"policy": "orders", "policy_namespace": "shop"}
 
@@ -76,16 +76,16 @@ def test_progress_is_shown_only_of_running_replay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "reported"),
+    ("spec", "status"),
     [
-        ({"deadline": "1h"}, {"startTime": "2020-01-01T00:00:00Z"}),  # DeadlineExceeded
+        ({"deadline": "1h"}, {}),  # DeadlineExceeded
         ({}, {"failure": {"reason": "Why", "message": "so"}}),  # ReplayFailed
     ],
 )
 async def test_failed_replay_shows_time_of_failure(
-    spec: dict[str, Any], reported: dict[str, Any]
+    spec: dict[str, Any], status: dict[str, Any]
 ) -> None:
-    body = replay(spec=spec, status=reported)
+    body = launched(replay(spec=spec, status=status), minutes_ago=10**6)
     application = application_in("RUNNING" if spec else "FAILED", body)
     api = FakeKubernetes()
     api.add(resources.REPLAYS, body)
@@ -101,12 +101,12 @@ async def test_failed_replay_shows_time_of_failure(
 
 @pytest.mark.parametrize(("state", "outcome"), [("COMPLETED", "Completed"), ("FAILED", "Failed")])
 async def test_ended_replay_counts_its_messages_once(state: str, outcome: str) -> None:
-    reported: dict[str, Any] = {
+    status: dict[str, Any] = {
         "matched": 9, "moved": 4, "skipped": 3, "refused": 2, "left": 0,
         "finished": state == "COMPLETED",
         "startTime": "2026-01-01T00:00:00Z",
     }  # fmt: skip
-    body = replay(status=reported)
+    body = replay(status=status)
     application = application_in(state, body)
     api = FakeKubernetes()
     api.add(resources.REPLAYS, body)
@@ -150,15 +150,15 @@ def test_forged_status_does_not_break_the_scrape() -> None:
 
 
 @pytest.mark.parametrize(
-    "reported",
+    "status",
     [
         {"moved": -5, "left": 0},
         {"moved": 1e300},
         {"startTime": "9999-01-01T00:00:00Z", "finished": True},
     ],
 )
-async def test_forged_numbers_are_not_counted(reported: dict[str, Any]) -> None:
-    body = replay(status={"finished": True, **reported})
+async def test_forged_numbers_are_not_counted(status: dict[str, Any]) -> None:
+    body = replay(status={"finished": True, **status})
     application = application_in("COMPLETED", body)
     api = FakeKubernetes()
     api.add(resources.REPLAYS, body)
@@ -206,6 +206,6 @@ async def test_deleted_policy_takes_its_metrics_along() -> None:
         context.policies.drop(policy)
         assert "orders" not in counted_policies()
         context.policies.put(policy)
-        metrics.ended(body, ReplayStatus(moved=1), Phase.FAILED, context)
+        metrics.ended(body, ReplayStatus.of({"status": reported(moved=1)}), Phase.FAILED, context)
         assert "orders" in counted_policies()
     assert not counted_policies()

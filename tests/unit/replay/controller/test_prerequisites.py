@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -68,14 +68,16 @@ async def prepare(
     broker: FakeBroker,
     roles: str = "*",
     status: dict[str, str] | None = None,
+    applications: Sequence[dict[str, Any]] = (),
     **spec: Any,  # noqa: ANN401
 ) -> tuple[ObjectEvent, ...]:
     """Prepare the target of a Replay, and return its events."""
     allow = [{"name": "one", "topics": [f"{NAMESPACE}/*"], "roles": [roles]}]
-    body = replay(spec=spec, status=status or {})
-    context = ctx(connections=[connection(allow=allow)], replays=[body])
+    body, through = replay(spec=spec, status=status or {}), connection(allow=allow)
+    context = ctx(connections=[through], replays=[body], applications=list(applications))
     kubernetes = FakeKubernetes()
     kubernetes.add(resources.REPLAYS, body)
+    kubernetes.add(resources.CONNECTIONS, through)
     async with aiohttp.ClientSession() as session:
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
 
@@ -107,17 +109,13 @@ async def test_retry_topic_target_needs_no_broker_call(broker: FakeBroker) -> No
 
 async def test_launched_replay_skips_target_checks(broker: FakeBroker) -> None:
     """Its job detects changes at the broker."""
-    await prepare(
-        broker, target={"type": "Source"}, status={"sparkApplication": launch.name_of(replay())}
-    )
+    await prepare(broker, target={"type": "Source"}, applications=[application(wall_clock())])
     assert broker.calls == []
 
 
-async def test_application_of_namesake_does_not_skip_target_checks(
-    broker: FakeBroker,
-) -> None:
-    """A status is written by name: it may have been meant for one that is gone."""
-    status = {"sparkApplication": "replay-now-of-before"}
+async def test_forged_status_does_not_skip_target_checks(broker: FakeBroker) -> None:
+    """A job may write the status of each Replay of its namespace."""
+    status = {"sparkApplication": launch.name_of(replay()), "phase": "Running"}
     with pytest.raises(TargetNotAllowedError):
         await prepare(
             broker, target={"type": "Topic", "topic": f"{NAMESPACE}/theirs"}, status=status
@@ -515,7 +513,7 @@ async def test_executors_of_ended_driver_are_not_checked(api: FakeKubernetes) ->
         {},
         {"scanned": 10_000},
         {"scanned": 10_000, "preview": {"causes": [{"cause": "TimeoutError", "messages": 9}]}},
-        {"rate": 0.0, "moved": 5, "left": 3},
+        {"ratePerMinute": 0, "moved": 5, "left": 3},
     ],
 )
 async def test_run_that_moves_nothing_has_executors_checked(
@@ -530,12 +528,12 @@ async def test_run_that_moves_nothing_has_executors_checked(
 @pytest.mark.parametrize(
     "reported",
     [
-        {"rate": 0.1, "moved": 1, "left": 9},
-        {"suspended": True},
-        {"suspended": True, "awaitsApproval": True, "left": 9},
+        {"ratePerMinute": 6, "moved": 1, "left": 9},
         {"moved": 9, "left": 0},
         {"finished": True},
         {"left": 9, "preview": {"estimatedSeconds": 1}},
+        {"suspended": True},
+        {"suspended": True, "awaitsApproval": True, "left": 9},
     ],
 )
 async def test_run_that_progresses_or_waits_has_no_pod_checked(
@@ -544,7 +542,8 @@ async def test_run_that_progresses_or_waits_has_no_pod_checked(
     api.add(PODS, driver())
     listed = lists(api)
     reason, _ = await look_at_run(api, executor(300), requeue=Requeue.ON_CHANGE, **reported)
-    assert reason == ("ApprovalRequired" if "awaitsApproval" in reported else "Progressing")
+    waits = "ApprovalRequired" if "awaitsApproval" in reported else "Suspended"
+    assert reason == (waits if "suspended" in reported else "Progressing")
     assert listed == []
 
 

@@ -23,16 +23,26 @@ from redrive.api.replay import ReplayStatus
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import ConflictError, ForbiddenError
+from redrive.kube.client import ConflictError, ForbiddenError, UnavailableError
 from redrive.kube.context import Settings, wall_clock
 from redrive.kube.resources import Key, Resource
 from redrive.replay.controller import launch
+from redrive.replay.controller.admission import ENDED_AT
 from redrive.replay.controller.reconciler import reconcile
 from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.crd_fields import SpecField, SpecFields
 from tests.support.fake_kubernetes import FakeKubernetes, edit
-from tests.unit.replay.controller.test_admission import SETTINGS, connection, ctx, policy, replay
+from tests.unit.replay.controller.test_admission import (
+    SETTINGS,
+    connection,
+    ctx,
+    launched,
+    policy,
+    replay,
+    reported,
+)
 
+KEY = Key("shop", "now")
 ACCOUNT = Key("shop", "redrive-replay")
 SECRET = Key("shop", "pulsar-replayer")
 USABLE = {"annotations": {"redrive.io/usable-by": "shop/main"}}
@@ -82,13 +92,18 @@ async def look(
     api: FakeKubernetes,
     settings: Settings = SETTINGS,
     applications: Sequence[dict[str, Any]] = (),
-    **reported: object,
+    **status: object,
 ) -> Requeue:
-    """Reconcile the Replay once, with *reported* in its status."""
-    body = replay(status=reported)
+    """Reconcile the Replay once, with these fields in its status."""
+    body = replay(status=status)
     stored = api.objects[resources.REPLAYS].get(Key.of(body), body)
     body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
     return await reconcile_cached(api, body, *applications, settings=settings)
+
+
+def true_conditions(status: Body) -> set[str]:
+    """Return the types of the conditions that are true."""
+    return {c["type"] for c in status["conditions"] if c["status"] == "True"}
 
 
 def statuses(api: FakeKubernetes) -> list[dict[str, Any]]:
@@ -358,7 +373,7 @@ async def test_application_of_another_owner_is_not_mirrored(api: FakeKubernetes)
 async def test_application_with_state_is_followed_by_watch(api: FakeKubernetes) -> None:
     old = wall_clock() - timedelta(hours=1)
     running = application(old, applicationState={"state": "RUNNING"})
-    assert await look(api, applications=[running], rate=0.1) is Requeue.ON_CHANGE
+    assert await look(api, applications=[running], ratePerMinute=6) is Requeue.ON_CHANGE
     assert shown(api)[0] == "Progressing"
 
 
@@ -383,14 +398,16 @@ async def test_operator_without_replay_image_disables_replays(api: FakeKubernete
     assert all(write.verb != "create" for write in api.writes)
 
 
-async def ended(api: FakeKubernetes, state: str, **reported: object) -> dict[str, Any]:
+async def ended(
+    api: FakeKubernetes, state: str, *, mode: str = "Run", **status: object
+) -> dict[str, Any]:
     """Reconcile the Replay once its application is in *state*; return the status that is written.
 
     The operator's cache does not have the last report of the job yet.
     """
-    body = replay()
+    body = replay(spec={"mode": mode})
     (stored,) = api.objects[resources.REPLAYS].values()
-    stored["status"] = reported
+    stored |= {"spec": body["spec"], "status": reported(**status)}
     application = {
         "metadata": {
             "name": launch.name_of(body),
@@ -407,8 +424,8 @@ async def ended(api: FakeKubernetes, state: str, **reported: object) -> dict[str
 async def test_run_cut_off_is_failed_and_not_completed(api: FakeKubernetes) -> None:
     status = await ended(api, "COMPLETED", matched=8, moved=5, left=3)
     assert status["phase"] == "Failed"
-    ready = next(c for c in status["conditions"] if c["type"] == "Ready")
-    assert "has ended before its run" in ready["message"]
+    assert true_conditions(status) == {"Stalled", "Failed"}
+    assert "has ended before its run" in shown(api)[1]
 
 
 async def test_run_reported_finished_is_completed(api: FakeKubernetes) -> None:
@@ -416,13 +433,136 @@ async def test_run_reported_finished_is_completed(api: FakeKubernetes) -> None:
         api, "COMPLETED", matched=8, moved=5, skipped=2, refused=1, left=0, finished=True
     )
     assert status["phase"] == "Completed"
-    assert shown(api)[1] == ("of 8 dead letters 5 were moved, 2 needed no move, 1 can't be moved")
+    assert shown(api) == (
+        "CompletedWithRefusals",
+        "of 8 dead letters 5 were moved, 2 needed no move, 1 can't be moved",
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "numbers", "reason", "conditions"),
+    [
+        ("Run", {"matched": 8, "moved": 8}, "Completed", {"Ready", "Complete"}),
+        ("Run", {"matched": 8, "skipped": 8}, "Completed", {"Ready", "Complete"}),
+        ("Run", {"matched": 0}, "Completed", {"Ready", "Complete"}),
+        ("Plan", {"matched": 8, "refused": 8}, "Completed", {"Ready", "Complete"}),
+        (
+            "Run",
+            {"matched": 8, "moved": 7, "refused": 1},
+            "CompletedWithRefusals",
+            {"Ready", "Complete", "MessagesRefused"},
+        ),
+        (
+            "Run",
+            {"matched": 8, "skipped": 7, "refused": 1},
+            "CompletedWithRefusals",
+            {"Ready", "Complete", "MessagesRefused"},
+        ),
+        (
+            "Run",
+            {"matched": 8, "discarded": 7, "refused": 1},
+            "CompletedWithRefusals",
+            {"Ready", "Complete", "MessagesRefused"},
+        ),
+        ("Run", {"matched": 1000, "refused": 1000}, "AllRefused", {"Stalled", "Failed"}),
+    ],
+)
+async def test_end_is_shown_as_complete_or_failed(
+    mode: str, numbers: dict[str, int], reason: str, conditions: set[str]
+) -> None:
+    status = {"sparkApplication": launch.name_of(replay()), "finished": True, **numbers}
+    body = replay(spec={"mode": mode}, status=status)
+    api = storing(body)
+    done = application(wall_clock(), applicationState={"state": "COMPLETED"})
+    await reconcile_cached(api, body, done)
+    (status,) = statuses(api)
+    assert shown(api)[0] == reason
+    assert true_conditions(status) == conditions
+    assert status["phase"] == ("Failed" if "Failed" in conditions else "Completed")
+    assert "completionTime" in status
+
+
+LAUNCHED: dict[str, Any] = {"launched": True, "state": "RUNNING"}
+ENDED: dict[str, Any] = {"launched": True, "state": "COMPLETED"}
+FINISHED = {"matched": 8, "finished": True}
+UNSAFE = policy(replay={"safety": "Never"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "run", "life", "ready", "others"),
+    [
+        pytest.param({}, {}, {"behind": True}, "False", {"Reconciling"}, id="turn"),
+        pytest.param({}, {}, {"policies": []}, "False", {"Reconciling"}, id="prerequisite"),
+        pytest.param({}, {}, {"policies": [UNSAFE]}, "False", {"Stalled"}, id="not safe"),
+        pytest.param({}, {}, LAUNCHED, "Unknown", {"Reconciling"}, id="runs"),
+        pytest.param(
+            {"suspend": True}, {}, {}, "False", {"Reconciling", "Suspended"}, id="pending"
+        ),
+        pytest.param(
+            {"suspend": True}, {"suspended": True}, LAUNCHED,
+            "False", {"Reconciling", "Suspended"}, id="suspended",
+        ),
+        pytest.param(
+            {}, {"suspended": True, "awaitsApproval": True, "left": 9}, LAUNCHED,
+            "False", {"Reconciling", "ApprovalRequired"}, id="approval",
+        ),
+        pytest.param({}, FINISHED | {"moved": 8}, ENDED, "True", {"Complete"}, id="moved"),
+        pytest.param({}, FINISHED | {"skipped": 8}, ENDED, "True", {"Complete"}, id="skipped"),
+        pytest.param({}, {"matched": 0, "finished": True}, ENDED, "True", {"Complete"}, id="none"),
+        pytest.param(
+            {"mode": "Plan"}, FINISHED | {"refused": 8}, ENDED, "True", {"Complete"}, id="plan"
+        ),
+        pytest.param(
+            {}, FINISHED | {"moved": 7, "refused": 1}, ENDED,
+            "True", {"Complete", "MessagesRefused"}, id="some refused",
+        ),
+        pytest.param(
+            {}, FINISHED | {"refused": 8}, ENDED, "False", {"Failed", "Stalled"}, id="all refused"
+        ),
+        pytest.param(
+            {}, {"matched": 8, "moved": 7}, {"launched": True, "state": "FAILED"},
+            "False", {"Failed", "Stalled"}, id="failed",
+        ),
+        pytest.param({"cancel": True}, {}, ENDED, "False", {"Failed", "Stalled"}, id="canceled"),
+        pytest.param(
+            {"deadline": "1h"}, {}, LAUNCHED | {"minutes": 63},
+            "False", {"Failed", "Stalled"}, id="late",
+        ),
+        pytest.param(
+            {"startBefore": "2026-01-01T00:00:00Z"}, {}, {},
+            "False", {"Failed", "Stalled"}, id="not started",
+        ),
+    ],
+)  # fmt: skip
+async def test_state_has_its_conditions(
+    spec: dict[str, Any], run: dict[str, Any], life: dict[str, Any], ready: str, others: set[str]
+) -> None:
+    """Each row of the table of states in docs/reference/replays.md."""
+    body = replay(spec=spec, status=run)
+    if "launched" in life:
+        launched(body, life.get("minutes", 0))
+    state = {"applicationState": {"state": life.get("state")}}
+    applications = [application(wall_clock(), **state)] if "state" in life else []
+    tables = {"policies": life["policies"]} if "policies" in life else {}
+    first = [launched(replay("first"))] if "behind" in life else []
+    api = storing(body)
+    provide(api)
+    context = ctx(replays=[*first, body], applications=applications, **tables)
+    context = dataclasses.replace(context, kubernetes=api)
+    await reconcile(KEY, context, asyncio.Lock())
+    status = statuses(api)[-1]
+    (shown_ready,) = (c["status"] for c in status["conditions"] if c["type"] == "Ready")
+    assert (shown_ready, true_conditions(status) - {"Ready"}) == (ready, others)
+    is_ended = "Complete" in others or "Failed" in others
+    assert bool(status.get("completionTime")) is is_ended
+    stored = api.objects[resources.REPLAYS][KEY]
+    assert (ENDED_AT in stored["metadata"].get("annotations", {})) is is_ended
 
 
 async def test_completion_message_counts_unevaluated_messages() -> None:
-    api, body = FakeKubernetes(), replay()
-    body["status"] = {"finished": True, "matched": 1, "moved": 1, "skipped": 0, "refused": 0}
-    body["status"] |= {"unevaluated": 4, "sparkApplication": "it"}
+    numbers = {"matched": 1, "moved": 1, "skipped": 0, "refused": 0, "unevaluated": 4}
+    body = replay(status={"finished": True, "sparkApplication": "it", **numbers})
+    api = FakeKubernetes()
     api.add(resources.REPLAYS, body)
     done = application(wall_clock(), applicationState={"state": "COMPLETED"})
     await reconcile_cached(api, body, done)
@@ -432,16 +572,16 @@ async def test_completion_message_counts_unevaluated_messages() -> None:
 async def test_completion_message_has_outcome_of_messages(
     api: FakeKubernetes,
 ) -> None:
-    after = {"handled": 3, "waiting": 0, "diedAgain": 2, "settled": True}
+    outcome = {"handled": 3, "waiting": 0, "deadAgain": 2, "settled": True}
     moment = {"observedTime": "2026-11-22T00:00:00Z"}
-    numbers = {"matched": 5, "moved": 5, "skipped": 0, "refused": 0, "left": 0}
-    await ended(api, "COMPLETED", **numbers, aftermath=after | moment, finished=True)
-    assert shown(api)[1].endswith("that were moved 3 were handled, 2 died again, 0 wait")
+    numbers: dict[str, Any] = {"matched": 5, "moved": 5, "skipped": 0, "refused": 0, "left": 0}
+    await ended(api, "COMPLETED", **numbers, outcome=outcome | moment, finished=True)
+    assert shown(api)[1].endswith("that were moved 3 were handled, 2 are dead again, 0 wait")
 
 
 async def test_dry_run_completion_shows_planned_moves(api: FakeKubernetes) -> None:
     numbers = {"scanned": 9, "matched": 8, "moved": 0, "refused": 1, "left": 7}
-    await ended(api, "COMPLETED", **numbers, preview={"estimatedSeconds": 1}, finished=True)
+    await ended(api, "COMPLETED", mode="Plan", **numbers, finished=True)
     assert shown(api)[1] == "a plan: 7 of 9 dead letters would be moved, 1 can't be"
 
 
@@ -454,10 +594,12 @@ async def test_failure_message_has_error_of_the_job(api: FakeKubernetes) -> None
     assert "ExitCode" not in ready["message"]
 
 
-async def test_ended_run_has_no_rate(api: FakeKubernetes) -> None:
-    status = await ended(api, "FAILED", moved=5, rate=80.5, remaining="3s")
-    assert {"rate", "remaining"}.isdisjoint(status)
-    assert status["moved"] == 5
+async def test_ended_run_has_no_rate() -> None:
+    body = replay(status={"moved": 5, "ratePerMinute": 80, "suspended": True, "finished": False})
+    api = storing(body)
+    failed = application(wall_clock(), applicationState={"state": "FAILED"})
+    await reconcile_cached(api, body, failed)
+    assert statuses(api)[-1]["run"] == {"counts": {"moved": 5}, "finished": False}
 
 
 async def test_launch_event_has_reason_and_ticket() -> None:
@@ -495,7 +637,20 @@ async def test_suspended_run_has_phase_suspended(api: FakeKubernetes) -> None:
     body = replay(spec={"suspend": True}, status={"suspended": True})
     await reconcile_cached(api, body, running())
     assert statuses(api)[-1]["phase"] == "Suspended"
-    assert shown(api) == ("Progressing", "the run is suspended: nothing is sent")
+    assert true_conditions(statuses(api)[-1]) == {"Reconciling", "Suspended"}
+    reason, message = shown(api)
+    assert (reason, message.split(";")[0]) == (
+        "Suspended",
+        "the run is suspended: nothing is sent",
+    )
+
+
+async def test_replay_suspended_before_launch_shows_it() -> None:
+    body = replay(spec={"suspend": True})
+    api = storing(body)
+    await reconcile_cached(api, body)
+    assert statuses(api)[-1]["phase"] == "Pending"
+    assert true_conditions(statuses(api)[-1]) == {"Reconciling", "Suspended"}
 
 
 async def test_run_above_approval_bound_asks_for_approval(api: FakeKubernetes) -> None:
@@ -503,6 +658,8 @@ async def test_run_above_approval_bound_asks_for_approval(api: FakeKubernetes) -
     assert statuses(api)[-1]["phase"] == "Suspended"
     reason, message = shown(api)
     assert reason == "ApprovalRequired"
+    assert true_conditions(statuses(api)[-1]) == {"Reconciling", "ApprovalRequired"}
+    assert statuses(api)[-1]["warnings"] == ["ApprovalRequired"]
     assert "got 5000; create a ReplayApproval with the name and the uid of this Replay" in message
 
 
@@ -520,7 +677,7 @@ async def test_run_with_full_target_reports_it(api: FakeKubernetes) -> None:
 def finished(seconds_ago: int, **spec: object) -> dict[str, Any]:
     """Return a Replay that has ended, as long ago as that."""
     moment = (wall_clock() - timedelta(seconds=seconds_ago)).isoformat()
-    return replay(spec=spec, status={"phase": "Completed", "completionTime": moment})
+    return replay(spec=spec, status={"phase": "Completed"}, ended_at=moment)
 
 
 @pytest.mark.parametrize(
@@ -530,11 +687,6 @@ def finished(seconds_ago: int, **spec: object) -> dict[str, Any]:
         (finished(1, ttlAfterFinished="1s"), Requeue.ON_CHANGE, False),
         (finished(50, ttlAfterFinished="1d"), Requeue.SLOW_BACKOFF, True),
         (finished(10**6), Requeue.ON_CHANGE, True),
-        (
-            replay(spec={"ttlAfterFinished": "1s"}, status={"phase": "Failed"}),
-            Requeue.SLOW_BACKOFF,
-            True,
-        ),
     ],
 )
 async def test_ended_replay_is_deleted_after_its_ttl(
@@ -552,16 +704,14 @@ async def test_ended_replay_is_deleted_after_its_ttl(
         "2026-01-01T00:00:00+99:00",
         "9999-12-31T23:59:59-14:00",
         "9000-01-01T00:00:00Z",
-        None,
+        "now",
     ],
 )
 @pytest.mark.parametrize("ttl", ["1m", None])
-async def test_invalid_completion_time_counts_as_now(forged: str | None, ttl: str | None) -> None:
+async def test_invalid_time_of_end_counts_as_now(forged: str, ttl: str | None) -> None:
     """Such a Replay is neither deleted at once nor kept permanently."""
-    status = {"phase": "Completed", "moved": 3}
-    body = replay(spec=(ttl and {"ttlAfterFinished": ttl}) or {}, status=status)
-    if forged is not None:
-        body["status"]["completionTime"] = forged
+    spec = (ttl and {"ttlAfterFinished": ttl}) or {}
+    body = replay(spec=spec, status={"phase": "Completed", "moved": 3}, ended_at=forged)
     api = storing(body)
     now = wall_clock().replace(microsecond=0)
     context = ctx(replays=[body])
@@ -573,8 +723,86 @@ async def test_invalid_completion_time_counts_as_now(forged: str | None, ttl: st
         waits = ttl is not None and not deleted
         assert requeue is (Requeue.SLOW_BACKOFF if waits else Requeue.ON_CHANGE)
         assert (Key.of(body) in api.objects[resources.REPLAYS]) is not deleted
-    assert [datetime.fromisoformat(written["completionTime"]) for written in statuses(api)] == [now]
-    assert statuses(api)[0]["moved"] == 3
+    (annotated,) = (write.body for write in api.writes if write.verb == "patch")
+    assert datetime.fromisoformat(annotated["metadata"]["annotations"][ENDED_AT]) == now
+
+
+@pytest.mark.parametrize("phase", ["Completed", "Failed"])
+async def test_forged_end_in_status_deletes_no_replay(phase: str) -> None:
+    """A job may write the status of each Replay of its namespace."""
+    forged = {"phase": phase, "completionTime": "2020-01-01T00:00:00Z"}
+    body = replay(spec={"ttlAfterFinished": "1s", "suspend": True}, status=forged)
+    api = storing(body)
+    await reconcile_cached(api, body)
+    (status,) = statuses(api)
+    assert status["phase"] == "Pending"
+    assert "completionTime" not in status
+    stored = api.objects[resources.REPLAYS][Key.of(body)]
+    assert "annotations" not in stored["metadata"]
+
+
+async def test_end_is_annotated_after_its_status() -> None:
+    body = launched(replay(status={"finished": True, "matched": 1, "moved": 1, "left": 0}))
+    api = storing(body)
+    done = application(wall_clock(), applicationState={"state": "COMPLETED"})
+
+    def fail(verb: str, resource: Resource, _key: Key) -> None:
+        if (verb, resource) == ("patch", resources.REPLAYS):
+            raise UnavailableError("no answer", remedy="wait")
+
+    api.before = fail
+    with pytest.raises(UnavailableError):
+        await reconcile_cached(api, body, done)
+    api.before = lambda *_: None
+    stored = api.objects[resources.REPLAYS][Key.of(body)]
+    assert ENDED_AT not in stored["metadata"]["annotations"]
+    await reconcile_cached(api, copy.deepcopy(stored), done)
+    assert [write.verb for write in api.writes] == ["patch_status", "patch"]
+    stored = api.objects[resources.REPLAYS][Key.of(body)]
+    assert ENDED_AT in stored["metadata"]["annotations"]
+
+
+async def test_policy_retains_results_of_its_last_ten_replays() -> None:
+    api, owner = FakeKubernetes(), policy()
+    api.add(resources.POLICIES, owner)
+    done = {"finished": True, "matched": 4, "moved": 3, "refused": 1, "left": 0}
+    for number in range(11):
+        spec = {"reason": "up again" * 100, "ticket": f"OPS-{number}"}
+        body = launched(replay(f"replay-{number}", spec=spec, status=done))
+        api.add(resources.REPLAYS, body)
+        (owner,) = api.objects[resources.POLICIES].values()
+        context = dataclasses.replace(
+            ctx(replays=[body], policies=[copy.deepcopy(owner)]), kubernetes=api
+        )
+        await reconcile(Key.of(body), context, asyncio.Lock())
+    (owner,) = api.objects[resources.POLICIES].values()
+    results = owner["status"]["replays"]
+    assert [result["name"] for result in results] == [f"replay-{n}" for n in range(10, 0, -1)]
+    assert (results[0]["phase"], results[0]["result"]) == ("Completed", "CompletedWithRefusals")
+    assert (results[0]["moved"], results[0]["refused"]) == (3, 1)
+    assert (results[0]["mode"], results[0]["ticket"]) == ("Run", "OPS-10")
+    assert len(results[0]["reason"]) == 256
+
+
+async def test_end_waits_until_its_result_is_recorded() -> None:
+    body = launched(replay(status={"finished": True, "matched": 1, "moved": 1, "left": 0}))
+    api, changed = storing(body), policy()
+    changed["metadata"]["resourceVersion"] = "2"
+    api.add(resources.POLICIES, changed)
+    assert await reconcile_cached(api, body) is Requeue.BACKOFF  # the cache is behind
+    stored = api.objects[resources.REPLAYS][Key.of(body)]
+    assert stored["status"]["phase"] == "Completed"
+    assert ENDED_AT not in stored["metadata"]["annotations"]
+
+
+async def test_forged_report_completes_no_waiting_replay() -> None:
+    """A job may write the status of each Replay of its namespace."""
+    forged = {"sparkApplication": launch.name_of(replay()), "finished": True, "moved": 3}
+    body = replay(spec={"suspend": True}, status=forged)
+    api = storing(body)
+    await reconcile_cached(api, body)
+    assert statuses(api)[-1]["phase"] == "Pending"
+    assert shown(api)[0] == "Suspended"
 
 
 @pytest.mark.parametrize(
@@ -583,8 +811,8 @@ async def test_invalid_completion_time_counts_as_now(forged: str | None, ttl: st
         {"startTime": "0000-01-01T00:00:00Z"},
         {"completionTime": "0000-01-01T00:00:00Z"},
         {"moved": 1e300},
-        {"aftermath": {"observedTime": "2026-01-01T00:00:00+99:00", "handled": 1, "waiting": 0,
-                       "diedAgain": 0, "settled": True}},
+        {"outcome": {"observedTime": "2026-01-01T00:00:00+99:00", "handled": 1, "waiting": 0,
+                     "deadAgain": 0, "settled": True}},
         {"conditions": [{"type": "Other", "status": "True", "reason": "Why", "message": "",
                          "lastTransitionTime": "0000-01-01T00:00:00Z"}]},
     ],
@@ -592,15 +820,14 @@ async def test_invalid_completion_time_counts_as_now(forged: str | None, ttl: st
 async def test_invalid_status_field_counts_as_missing(
     forged: dict[str, Any],
 ) -> None:
-    reported = {"sparkApplication": "it", "matched": 5, "finished": True, **forged}
-    body = replay(spec={"deadline": "1h"}, status=reported)
+    status = {"sparkApplication": "it", "matched": 5, "finished": True, **forged}
+    body = replay(spec={"deadline": "1h"}, status=status)
     api = storing(body)
     runs = application(wall_clock(), applicationState={"state": "COMPLETED"})
     await reconcile_cached(api, body, runs)
-    (status,) = statuses(api)
-    assert status["phase"] == "Completed"
+    assert [written["phase"] for written in statuses(api)] == ["Completed"]
     assert "of 5 dead letters" in shown(api)[1]
-    assert ReplayStatus.of({"status": status}).completion_time is not None
+    assert ReplayStatus.of({"status": statuses(api)[-1]}).completion_time is not None
 
 
 async def test_replay_changed_meanwhile_is_not_deleted() -> None:
@@ -659,7 +886,7 @@ async def test_waiting_replay_is_polled_for_its_start_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "reported", "phase"),
+    ("state", "fields", "phase"),
     [
         ("RUNNING", {}, "Running"),
         ("COMPLETED", {}, "Failed"),
@@ -667,10 +894,9 @@ async def test_waiting_replay_is_polled_for_its_start_before() -> None:
     ],
 )
 async def test_canceled_run_drains_before_it_fails(
-    state: str, reported: dict[str, Any], phase: str
+    state: str, fields: dict[str, Any], phase: str
 ) -> None:
-    launched = {"sparkApplication": launch.name_of(replay()), "moved": 5, **reported}
-    body = replay(spec={"cancel": True}, status=launched)
+    body = launched(replay(spec={"cancel": True}, status={"moved": 5, **fields}))
     api = storing(body)
     runs = application(wall_clock(), applicationState={"state": state})
     await reconcile_cached(api, body, runs)
@@ -681,31 +907,23 @@ async def test_canceled_run_drains_before_it_fails(
 
 @pytest.mark.parametrize("state", ["", "SUBMITTED", "RUNNING", "PENDING_RERUN"])
 async def test_silent_run_fails_at_its_deadline(state: str) -> None:
-    def launched(minutes: int) -> dict[str, Any]:
-        started = (wall_clock() - timedelta(minutes=minutes)).isoformat()
-        return replay(
-            spec={"deadline": "1h", "ttlAfterFinished": "1d"},
-            status={"startTime": started, "sparkApplication": "it", "moved": 5},
-        )
-
     for minutes, phase in ((61, "Submitted"), (63, "Failed")):
-        body = launched(minutes)
+        spec = {"deadline": "1h", "ttlAfterFinished": "1d"}
+        body = launched(replay(spec=spec, status={"moved": 5}), minutes)
         api = storing(body)
         runs = application(wall_clock(), applicationState={"state": state})
         requeue = await reconcile_cached(api, body, runs)
         assert requeue is not Requeue.ON_CHANGE
         status = statuses(api)[-1]
         running = "Running" if state == "RUNNING" and phase == "Submitted" else phase
-        assert (status["phase"], status["moved"]) == (running, 5)
+        assert (status["phase"], status["run"]["counts"]["moved"]) == (running, 5)
     assert shown(api)[0] == "DeadlineExceeded"
     assert "completionTime" in status
 
 
 async def test_run_without_application_fails_at_its_deadline() -> None:
     for minutes, phase in ((61, None), (63, "Failed")):
-        started = (wall_clock() - timedelta(minutes=minutes)).isoformat()
-        body = replay(spec={"deadline": "1h", "suspend": True})
-        body["status"] = {"startTime": started, "sparkApplication": launch.name_of(body)}
+        body = launched(replay(spec={"deadline": "1h", "suspend": True}), minutes)
         api = storing(body)
         requeue = await reconcile_cached(api, body)
         assert (requeue is Requeue.SLOW_BACKOFF) is (phase is None)
@@ -716,13 +934,13 @@ async def test_run_without_application_fails_at_its_deadline() -> None:
 @pytest.mark.parametrize("phase", [None, "Completed"])
 async def test_completion_overwrites_no_concurrent_status(phase: str | None) -> None:
     """By its job, or by another operator."""
-    api, body = FakeKubernetes(), replay(status={"sparkApplication": "it", "moved": 5})
-    reported = {"finished": True, "moved": 8} | ({"phase": phase} if phase else {})
+    api, body = FakeKubernetes(), launched(replay(status={"moved": 5}))
+    status = reported(finished=True, moved=8, **({"phase": phase} if phase else {}))
 
     def report(verb: str, resource: Resource, key: Key) -> None:
         if verb == "patch_status":
             stored = api.objects[resource][key]
-            stored["status"] = reported
+            stored["status"] = status
             stored["metadata"]["resourceVersion"] = "2"
 
     api.add(resources.REPLAYS, body)
@@ -730,13 +948,15 @@ async def test_completion_overwrites_no_concurrent_status(phase: str | None) -> 
     failed = application(wall_clock(), applicationState={"state": "FAILED"})
     assert await reconcile_cached(api, body, failed) is Requeue.BACKOFF
     assert api.writes == []
-    assert api.objects[resources.REPLAYS][Key.of(body)]["status"] == reported
+    assert api.objects[resources.REPLAYS][Key.of(body)]["status"] == status
 
 
 async def test_replay_ended_by_another_operator_stays_ended() -> None:
     """The watch of this one is behind."""
-    api, body = FakeKubernetes(), replay(status={"sparkApplication": "it"})
-    ended = replay(status={"sparkApplication": "it", "phase": "Completed", "finished": True})
+    api, body = FakeKubernetes(), launched(replay())
+    ended = launched(
+        replay(status={"phase": "Completed", "finished": True}, ended_at="2026-01-01T00:00:00Z")
+    )
     api.add(resources.REPLAYS, ended)
     failed = application(wall_clock(), applicationState={"state": "FAILED"})
     assert await reconcile_cached(api, body, failed) is Requeue.BACKOFF
@@ -773,9 +993,7 @@ async def test_replay_replaced_during_broker_call_is_not_launched() -> None:
 
 @pytest.mark.parametrize(("minutes", "phase"), [(61, "Running"), (63, "Completed")])
 async def test_finished_run_that_follows_completes_at_deadline(minutes: int, phase: str) -> None:
-    started = (wall_clock() - timedelta(minutes=minutes)).isoformat()
-    reported = {"startTime": started, "sparkApplication": "it", "finished": True}
-    body = replay(spec={"deadline": "1h"}, status=reported)
+    body = launched(replay(spec={"deadline": "1h"}, status={"finished": True}), minutes)
     api = storing(body)
     runs = running()
     await reconcile_cached(api, body, runs)
@@ -795,12 +1013,12 @@ FAILURE = {"reason": "DeduplicationOff", "message": "deduplication is off on the
 
 
 async def look_without_its_application(
-    api: FakeKubernetes, seconds: int | None, **reported: object
+    api: FakeKubernetes, seconds: int | None, **status: object
 ) -> list[str]:
     """Reconcile a launched Replay without its application; return the kinds created."""
-    body = replay(status={"sparkApplication": launch.name_of(replay())})  # the cache is behind
+    body = launched(replay())  # the cache is behind
     (stored,) = api.objects[resources.REPLAYS].values()
-    stored["status"] = body["status"] | reported
+    launched(stored)["status"] = reported(**status)
     provide(api)
     job = JobDefaults(time_to_live_seconds=seconds)
     await reconcile_cached(api, body, settings=dataclasses.replace(SETTINGS, replay_job=job))
@@ -824,14 +1042,13 @@ async def test_failed_run_without_application_is_not_relaunched(
     assert "DeduplicationOff: deduplication is off on the topic" in shown(api)[1]
 
 
-@pytest.mark.parametrize(("seconds", "reported"), [(60, {}), (None, {"failure": FAILURE})])
+@pytest.mark.parametrize(("seconds", "status"), [(60, {}), (None, {"failure": FAILURE})])
 async def test_application_deleted_by_hand_is_created_again(
-    api: FakeKubernetes, seconds: int | None, reported: dict[str, Any]
+    api: FakeKubernetes, seconds: int | None, status: dict[str, Any]
 ) -> None:
-    assert await look_without_its_application(api, seconds, **reported) == ["SparkApplication"]
+    assert await look_without_its_application(api, seconds, **status) == ["SparkApplication"]
 
 
-KEY = Key("shop", "now")
 PARTS = ("Submitted", "Running", "Completed", "gone")
 FIELDS = SpecFields("Replay")
 CHANGEABLE = [leaf for leaf in FIELDS.all if not leaf.immutable]
@@ -856,6 +1073,7 @@ class Life:
         self.kubernetes = Faulty()
         self.kubernetes.fault = self.fault
         self.kubernetes.add(resources.REPLAYS, replay(spec=dict(self.spec)))
+        self.kubernetes.add(resources.POLICIES, policy())
         provide(self.kubernetes)
 
     @property
@@ -874,7 +1092,7 @@ class Life:
             self._spark("RUNNING")
         elif part == "Completed":
             assert self.stored is not None
-            self.stored["status"] |= {"matched": 8, "moved": 8, "left": 0, "finished": True}
+            self.stored["status"] |= reported(matched=8, moved=8, left=0, finished=True)
             self._spark("COMPLETED")
         elif part == "gone":
             self.now += timedelta(days=2)
@@ -897,9 +1115,10 @@ class Life:
         self.stored["spec"].clear()
         edit(self.stored, **spec)
         status = self.stored.setdefault("status", {})
-        status.pop("suspended", None)
+        run = {name: value for name, value in status.pop("run", {}).items() if name != "suspended"}
         if status.get("phase") in {"Running", "Suspended"} and spec.get("suspend"):
-            status["suspended"] = True
+            run["suspended"] = True
+        status |= {"run": run} if run else {}
 
     def state(self) -> Body:
         """Return all stored objects, without versions and generations."""
@@ -929,7 +1148,10 @@ class Life:
 
     async def _reconcile(self, cached: dict[str, list[Body]]) -> None:
         context = dataclasses.replace(
-            ctx(replays=copy.deepcopy([dict(body) for body in cached["Replay"]])),
+            ctx(
+                replays=copy.deepcopy([dict(body) for body in cached["Replay"]]),
+                policies=copy.deepcopy([*self.kubernetes.objects[resources.POLICIES].values()]),
+            ),
             kubernetes=self.kubernetes,
             settings=SETTINGS,
             clock=lambda: self.now,
@@ -944,7 +1166,7 @@ async def test_replay_crash_at_any_write_launches_one_run(*, done: bool, stale: 
     peace = await Life().lived()
     assert [phase_of(state) for state in peace.states] == [*PARTS[:-1], None]
     writes = peace.fault.count
-    assert writes == 5  # launch, three phases, deletion
+    assert writes == 8  # launch, three phases, two annotations, result, deletion
     for number in range(1, writes + 1):
         disturbed = await Life(stale=stale, fault=Fault(number, done=done)).lived()
         assert disturbed.states == peace.states, f"write {number}"
@@ -955,12 +1177,23 @@ async def test_replay_crash_at_any_write_launches_one_run(*, done: bool, stale: 
         assert more.total() <= 2, f"write {number}: {more}"
 
 
-def test_only_suspend_deadline_and_ttl_change_both_ways() -> None:
-    assert [str(leaf) for leaf in CHANGEABLE] == ["suspend", "deadline", "ttlAfterFinished"]
+def test_immutable_fields_are_all_but_a_few() -> None:
+    assert [str(leaf) for leaf in CHANGEABLE] == [
+        "suspend", "rateLimit.messages", "rateLimit.per", "deadline", "ttlAfterFinished",
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("leaf", CHANGEABLE, ids=str)
-@pytest.mark.parametrize("during", ["Pending", *PARTS[:-1]])
+@pytest.mark.parametrize(
+    ("leaf", "during"),
+    [
+        (leaf, during)
+        for leaf in CHANGEABLE
+        for during in ("Pending", *PARTS[:-1])
+        # An application has the rate limit of its launch; its job follows the spec.
+        if (leaf.steps[0], during) != ("rateLimit", "Pending")
+    ],
+    ids=str,
+)
 async def test_field_changed_and_reverted_leaves_no_trace(leaf: SpecField, during: str) -> None:
     base = {"policyRef": {"name": "orders"}}
     for spec in FIELDS.specs(leaf, base, 3):

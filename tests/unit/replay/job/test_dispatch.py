@@ -45,6 +45,7 @@ from redrive.replay.outcome import RangeResult
 from redrive.replay.records import PERMIT, Account, Permit, RangePlan, Records
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask, Route
+from tests.support.waiting import wait_until
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 ORDERED = replace(POLICY, subscription_type=SubscriptionType.KEY_SHARED, ordered=True)
@@ -67,9 +68,10 @@ class InMemory:
         }
 
     def write(self, key: str, value: object) -> pulsar.MessageId:
+        content = b"" if value is None else json.dumps(value).encode()
         if key == PERMIT:
-            self.permits.append(Permit.from_json(cast("dict[str, bool]", value)))
-        self.records.apply(key, json.dumps(value).encode())
+            self.permits.append(Permit.from_json(content))
+        self.records.apply(key, content)
         return pulsar.MessageId(-1, 0, 0, -1)
 
 
@@ -106,6 +108,9 @@ class Silent:
 
     def __init__(self, reports: float = math.inf, last: Wish = Wish.END) -> None:
         self._reports, self._last = reports, last
+
+    def rate_limit(self, job: ReplayJob) -> float | None:
+        return job.rate_limit
 
     def take_over(self, _: EntryId) -> None:
         pass
@@ -223,6 +228,44 @@ def test_waiting_task_has_no_share_of_the_rate() -> None:
     assert engine.most[0] == 1
 
 
+class Throttled(Silent):
+    """A reporter of a Replay whose rate limit changes while its first task runs."""
+
+    def __init__(self, limit: float | None) -> None:
+        super().__init__()
+        self.moving = threading.Event()
+        self._limit = limit
+
+    def rate_limit(self, job: ReplayJob) -> float | None:
+        return self._limit if self.moving.is_set() else job.rate_limit
+
+
+class UntilPermitted(InStep):
+    """An engine whose tasks end once the ledger has a permit."""
+
+    def __init__(self, ledger: InMemory, moving: threading.Event, permit: Permit) -> None:
+        super().__init__(slots=1, beside=1)
+        self._ledger, self._moving, self._permit = ledger, moving, permit
+
+    def move(self, task: RangeTask) -> RangeResult:
+        wait_until(lambda: self._ledger.permits)  # the one of the launch
+        self._moving.set()
+        wait_until(lambda: self._permit in self._ledger.permits)
+        return super().move(task)
+
+
+@pytest.mark.parametrize("limit", [100.0, None])
+def test_changed_rate_limit_reaches_running_tasks(
+    monkeypatch: pytest.MonkeyPatch, limit: float | None
+) -> None:
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.01)
+    ledger, author = InMemory(1), Throttled(limit)
+    engine = UntilPermitted(ledger, author.moving, Permit(limit))
+    dispatched(POLICY, engine, ledger, [partition(0)], author, rate=400.0)
+    assert ledger.permits[0] == Permit(400.0)
+    assert ledger.permits[-1] == Permit(limit)
+
+
 class LostOnce(InStep):
     """An engine that loses the first task of each range."""
 
@@ -281,6 +324,9 @@ class InOneRange:
         """Have one more entry acknowledged at each poll since the lease."""
         self._looks += 1
         return replace(partition(0), acknowledged=Acknowledged(EntryId(0, self._looks - 2)))
+
+    def rate_limit(self, job: ReplayJob) -> float | None:
+        return job.rate_limit
 
     def take_over(self, _: EntryId) -> None:
         pass

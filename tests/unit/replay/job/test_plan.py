@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.api.replay import ReplayStatus
-from redrive.policy.envelope import REPLAYS
+from redrive.api.replay import Preview, ReplayRun
+from redrive.policy.envelope import CAUSE_TYPE, REPLAYS
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap
@@ -55,11 +55,15 @@ Entries = Mapping[Place, Sequence[DeadLetterRow]]
 def dead_letter(
     partition: int, position: Position, size: int, key: str | None, at: int
 ) -> DeadLetterRow:
-    """Make a message that was replayed as often as its publish time says."""
+    """Make a message that was replayed as often as its publish time says.
+
+    Every second one has a cause.
+    """
+    cause = {CAUSE_TYPE: "TimeoutError"} if at % 2 else {}
     return DeadLetterRow(
         partition, position, size, pulsar.MessageId(partition, *position), None,
         encrypted=False, unreadable=False, schema_version=None, key=key, ordering_key=None,
-        value=b"order", properties={REPLAYS: str(at)}, publish_time=at, event_time=None,
+        value=b"order", properties={REPLAYS: str(at), **cause}, publish_time=at, event_time=None,
     )  # fmt: skip
 
 
@@ -111,6 +115,7 @@ def choices(draw: st.DrawFn, letters: Sequence[DeadLetterRow]) -> Choice:
         draw(st.none() | st.integers(0, 5)),
         draw(st.none() | st.integers(1, 12)),
         draw(st.none() | st.integers(1, 5)),
+        causes=tuple(draw(st.sets(st.sampled_from(["", "TimeoutError", "ValueError"])))),
     )
 
 
@@ -126,6 +131,7 @@ def takes(choice: Choice, candidate: DeadLetterRow) -> bool:
     return (
         (not choice.ids or not forms.isdisjoint(choice.ids))
         and (not choice.keys or candidate.key in choice.keys)
+        and (not choice.causes or candidate.properties.get(CAUSE_TYPE, "") in choice.causes)
         and (choice.since is None or candidate.publish_time >= choice.since)
         and (choice.until is None or candidate.publish_time < choice.until)
     )
@@ -293,6 +299,8 @@ def is_in(piece: Range, message: DeadLetterRow) -> bool:
         {"approval_above": 5},
         {"choice": Choice(ids=("1:2",))},
         {"choice": Choice(keys=("eu",))},
+        {"choice": Choice(causes=("TimeoutError",))},
+        {"choice": Choice(fingerprints=("0" * 16,))},
         {"choice": Choice(since=1)},
         {"choice": Choice(until=1)},
         {"choice": Choice(limit=1)},
@@ -346,7 +354,7 @@ def test_unevaluated_messages_are_counted_and_not_planned() -> None:
     )
     account = preview_of(planned_range).account
     assert (account.scanned, account.matched, account.unevaluated, account.left) == (4, 1, 2, 1)
-    assert account.to_status()["unevaluated"] == 2
+    assert account.to_status()["counts"]["unevaluated"] == 2
     assert (Scanned.of(planned_range) + Scanned.of(planned_range)).unevaluated == 4
 
 
@@ -385,9 +393,10 @@ def test_preview_counts_messages_by_cause() -> None:
     assert preview.causes == {"TimeoutError": 2, "": 1}
     assert preview.refused == {"Encrypted": 1, "SchemaNotFound": 1}
     assert preview.samples == ("7:0:0:0", "7:3:0:0", "7:10000:0:0")
-    shown = ReplayStatus.model_validate(preview.to_status())
-    assert shown.preview is not None
-    assert shown.preview.causes[0].cause == "TimeoutError"
+    run = ReplayRun.model_validate(preview.to_status())
+    assert (run.progress, run.counts.left) == ("2/5", 3)
+    assert run.preview is not None
+    assert run.preview.causes[0].cause == "TimeoutError"
 
 
 def test_preview_in_status_is_bounded() -> None:
@@ -403,7 +412,7 @@ def test_preview_in_status_is_bounded() -> None:
     assert len(written["causes"]) == 20
     assert len(written["samples"]) == 10
     assert max(len(cause["cause"]) for cause in written["causes"]) == 256
-    ReplayStatus.model_validate(preview.to_status())
+    Preview.model_validate(written)
     assert preview.seconds == 50  # 1 000 MiB by two slots of 10 MiB a second
     assert preview_of(*ranges, slots=1).seconds == 100
     assert preview_of(*ranges, policy=ORDERED).seconds == 100, "one range after the other"
@@ -464,6 +473,9 @@ class Status:
         self.written: list[Scanned] = []
         self._refused = 0
         self.has_changed = threading.Condition()
+
+    def rate_limit(self, job: ReplayJob) -> float | None:
+        return job.rate_limit
 
     def take_over(self, _: EntryId) -> None:
         pass

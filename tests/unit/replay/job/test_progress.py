@@ -29,6 +29,7 @@ from tests.support.fake_kubernetes import FakeKubernetes
 
 KEY = Key("shop", "again")
 FIRST, SECOND = EntryId(7, 4), EntryId(7, 9)
+POLICY = Policy(TopicName.parse("persistent://shop/prod/orders"), "fulfilment")
 WRITES: dict[str, Callable[[Progress], object]] = {
     "report": lambda progress: progress.report(Account(matched=3, moved=1, left=2)),
     "report_scan": lambda progress: progress.report_scan(Scanned(3)),
@@ -57,8 +58,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FakeKubernetes:
 
 
 def progress(*, dry_run: bool = False, approval_above: int | None = None) -> Progress:
-    policy = Policy(TopicName.parse("persistent://shop/prod/orders"), "fulfilment")
-    job = ReplayJob(*KEY, "uid", policy, "", "", None, dry_run=dry_run)
+    job = ReplayJob(*KEY, "uid", POLICY, "", "", None, dry_run=dry_run)
     return Progress(replace(job, approval_above=approval_above))
 
 
@@ -75,11 +75,17 @@ def status(api: FakeKubernetes) -> dict[str, Any]:
     return stored
 
 
+def job_status(api: FakeKubernetes) -> dict[str, Any]:
+    """Return `status.run`."""
+    run: dict[str, Any] = status(api).get("run", {})
+    return run
+
+
 def write_between(api: FakeKubernetes, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the Replay as another client does, after the driver has read it."""
 
     def change_once(verb: str, _resource: Resource, _key: Key) -> None:
-        if verb == "patch_status":
+        if verb == "apply_status":
             api.before = lambda *_: None
             replay = api.objects[resources.REPLAYS][KEY]
             change(replay)
@@ -98,7 +104,7 @@ def test_status_of_ended_replay_is_never_written(
     phase: str,
 ) -> None:
     late = run(FIRST)
-    ended = {"phase": phase, "moved": 3, "left": 0}
+    ended = {"phase": phase, "run": {"counts": {"moved": 3, "left": 0}}}
     if between:
         write_between(api, lambda replay: replay.update(status=ended))
     else:
@@ -119,15 +125,18 @@ def test_status_of_later_run_is_never_written(
 ) -> None:
     stopped = run(FIRST)
     stopped.report(Account(matched=3, moved=1, left=2))
-    later = {"fencingToken": str(SECOND), "moved": 2, "left": 1}
+    counts = {"moved": 2, "left": 1}
+    later = {"fencingToken": str(SECOND), "counts": counts}
     if between:
-        write_between(api, lambda replay: replay["status"].update(later))
+        write_between(api, lambda replay: replay["status"].update(run=later))
     else:
         run(SECOND).report(Account(matched=3, moved=2, left=1))
     with pytest.raises(FencedError, match="shop/again has taken over; got '7:9'"):
         write(stopped)
-    assert later.items() <= status(api).items()
-    assert status(api).keys().isdisjoint({"aftermath", "failure", "finished", "preview"})
+    run_status = job_status(api)
+    assert run_status["fencingToken"] == str(SECOND)
+    assert counts.items() <= run_status["counts"].items()
+    assert run_status.keys().isdisjoint({"outcome", "failure", "finished", "preview"})
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
@@ -152,7 +161,28 @@ def test_write_beside_the_operator_is_repeated(api: FakeKubernetes) -> None:
     begun = run(FIRST)
     write_between(api, lambda replay: replay["status"].update(phase="Running"))
     assert begun.report(Account(matched=3, moved=1, left=2)) is Wish.RUN
-    assert (status(api)["phase"], status(api)["moved"]) == ("Running", 1)
+    assert status(api)["phase"] == "Running"
+    assert job_status(api)["counts"]["moved"] == 1
+
+
+def test_job_applies_its_run_and_nothing_else(api: FakeKubernetes) -> None:
+    status(api).update(phase="Running")
+    begun = run(FIRST)
+    begun.report_scan(Scanned(3))
+    begun.report(Account(scanned=3, matched=3, moved=1, left=2))
+    begun.finish()
+    assert {write.verb for write in api.writes} == {"apply_status"}
+    assert status(api).keys() == {"phase", "run"}
+    assert job_status(api) == {
+        "counts": {
+            "scanned": 3, "matched": 3, "moved": 1, "skipped": 0, "refused": 0, "left": 2,
+            "unevaluated": 0, "discarded": 0,
+        },
+        "progress": "1/3",
+        "refusals": [],
+        "finished": True,
+        "fencingToken": str(FIRST),
+    }  # fmt: skip
 
 
 def test_run_above_its_bound_waits_for_approval(api: FakeKubernetes) -> None:
@@ -161,14 +191,14 @@ def test_run_above_its_bound_waits_for_approval(api: FakeKubernetes) -> None:
     bounded.begin()
     assert bounded.report(account) is Wish.SUSPEND
     assert bounded.report(account, rests=SUSPENDED) is Wish.SUSPEND
-    assert status(api)["awaitsApproval"]
+    assert job_status(api)["awaitsApproval"]
     for uid, messages in (("other", 3), ("uid", 2)):
         api.add(resources.APPROVALS, approval(uid, messages))
         assert bounded.report(account) is Wish.SUSPEND
     api.add(resources.APPROVALS, approval("uid", 3))
     assert bounded.report(account) is Wish.RUN
     bounded.report(account)
-    assert not status(api)["awaitsApproval"]
+    assert not job_status(api)["awaitsApproval"]
     del api.objects[resources.APPROVALS][KEY]
     assert bounded.report(account) is Wish.SUSPEND
 
@@ -177,6 +207,20 @@ def approval(uid: str, messages: int) -> dict[str, Any]:
     """Return a ReplayApproval of the Replay's name."""
     spec = {"replayRef": {"name": KEY.name, "uid": uid}, "messages": messages}
     return {"metadata": KEY._asdict(), "spec": spec}
+
+
+def test_rate_limit_follows_the_spec(api: FakeKubernetes) -> None:
+    begun, job = run(FIRST), ReplayJob(*KEY, "uid", POLICY, "", "", None)
+    limits: tuple[tuple[dict[str, Any] | None, float | None], ...] = (
+        ({"messages": 5, "per": "2s"}, 2.5),
+        ({"messages": 60}, 60),
+        ({}, None),
+        (None, None),
+    )
+    for written, limit in limits:
+        api.objects[resources.REPLAYS][KEY]["spec"]["rateLimit"] = written
+        begun.report(Account())
+        assert begun.rate_limit(job) == limit
 
 
 def test_unknown_approval_suspends_the_run(api: FakeKubernetes) -> None:
@@ -203,7 +247,7 @@ def test_failure_before_takeover_is_written(api: FakeKubernetes) -> None:
     begun = progress()
     begun.begin()
     begun.fail(RuntimeError("no broker"))
-    assert status(api)["failure"]["message"] == "no broker"
+    assert job_status(api)["failure"]["message"] == "no broker"
 
 
 def test_failure_before_takeover_hides_no_later_run(api: FakeKubernetes) -> None:
@@ -212,7 +256,7 @@ def test_failure_before_takeover_hides_no_later_run(api: FakeKubernetes) -> None
     run(FIRST).report(Account())
     with pytest.raises(FencedError):
         begun.fail(RuntimeError("no broker"))
-    assert "failure" not in status(api)
+    assert "failure" not in job_status(api)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -221,15 +265,22 @@ def test_runs_without_a_ledger_are_fenced_by_the_next(
     dry_run: bool,  # noqa: FBT001
 ) -> None:
     """Dry runs, and drivers that only follow moved messages."""
-    status(api)["finished"] = not dry_run
+    status(api)["run"] = {"finished": not dry_run}
     first, second = progress(dry_run=dry_run), progress(dry_run=dry_run)
     first.begin()
-    write_between(api, lambda replay: replay["status"].update(fencingToken="0:0"))
+    write_between(api, lambda replay: replay["status"]["run"].update(fencingToken="0:0"))
     second.begin()
     second.report_scan(Scanned(5))
     with pytest.raises(FencedError):
         first.report_scan(Scanned(3))
-    assert status(api)["scanned"] == 5
+    assert job_status(api)["counts"]["scanned"] == 5
+
+
+def test_counts_of_a_scan_keep_the_others(api: FakeKubernetes) -> None:
+    counts = {"scanned": 3, "matched": 3, "moved": 1, "left": 2}
+    status(api)["run"] = {"counts": counts}
+    run(FIRST).report_scan(Scanned(5))
+    assert job_status(api)["counts"] == counts | {"scanned": 5, "unevaluated": 0}
 
 
 def test_ended_replay_is_not_begun(api: FakeKubernetes) -> None:
