@@ -101,6 +101,13 @@ RETRY_POLICY = Kind(
             "Time since the oldest dead letter was stored.",
             "date",
         ),
+        Column(
+            "Counted",
+            ".status.backlog.observedTime",
+            "Time since Waiting, Dead and Oldest were read from the broker.",
+            "date",
+            wide=True,
+        ),
         Column("Warnings", ".status.warnings", "Types of the warning conditions.", wide=True),
         Column(
             "Retries",

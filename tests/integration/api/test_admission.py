@@ -466,6 +466,19 @@ def test_columns_of_a_kind_fit_120_characters(
         assert len(line.rstrip()) <= 120, line
 
 
+def test_figures_of_a_backlog_are_shown_with_their_age(
+    cluster: Cluster, kube_namespace: str
+) -> None:
+    put(cluster, kube_namespace)
+    backlog = {"retry": 3, "deadLetter": 4, "observedTime": "2026-01-20T10:00:00Z"}
+    patch_status(cluster, kube_namespace, "rpol", {"backlog": backlog})
+    header, row = cluster.kubectl(
+        "get", "rpol", "-o", "wide", f"--namespace={kube_namespace}"
+    ).splitlines()
+    at = header.index("COUNTED")
+    assert re.match(r"\d+d", row[at:])
+
+
 @pytest.mark.parametrize(
     ("kind", "selector"),
     [

@@ -28,7 +28,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         "replay": {
             "namespaces": ["default", "kube-public"],
             "image": {"repository": "job", "digest": DIGEST},
-            "secret": {"token": TOKEN},
+            "secret": {"token": TOKEN, "usableBy": ["platform/main"]},
             "job": {"driver": {"coreRequest": "100m"}, "tolerations": [{"operator": "Exists"}]},
         },
     },

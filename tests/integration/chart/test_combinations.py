@@ -75,13 +75,16 @@ def test_the_api_server_admits_what_the_chart_renders(cluster: Cluster, name: st
 
 
 def test_the_secret_holds_the_token_as_it_was_given(cluster: Cluster, kube_namespace: str) -> None:
-    named = {"name": "replayer", "key": "a.token", "token": TOKEN}
+    lent = ["platform/main", "shop/main"]
+    named = {"name": "replayer", "key": "a.token", "token": TOKEN, "usableBy": lent}
     replay = {"namespaces": [kube_namespace], "secret": named}
     (secret,) = (o for o in chart.render(IMAGE | {"replay": replay}) if o["kind"] == "Secret")
     cluster.kubectl("create", "-f", "-", input=json.dumps(secret))
     read = cluster.kubectl("get", "secret/replayer", "-n", kube_namespace, "--output=json")
     held = {name: base64.b64decode(data) for name, data in json.loads(read)["data"].items()}
     assert held == {"a.token": TOKEN.encode()}
+    usable = json.loads(read)["metadata"]["annotations"]["redrive.io/usable-by"]
+    assert usable == "platform/main,shop/main"
 
 
 def test_a_field_that_the_api_server_does_not_know_would_be_found(cluster: Cluster) -> None:

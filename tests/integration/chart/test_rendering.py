@@ -145,6 +145,28 @@ def test_release_of_any_name_renders_each_object_once(release: str) -> None:
     assert not [name for name in labels if "." in name]
 
 
+def test_roles_list_kinds_and_verbs_without_wildcards() -> None:
+    values = {"replay": {"namespaces": ["shop"], "launchers": {"apache": True}}}
+    roles = [body for body in chart.render(values) if body["kind"] in {"Role", "ClusterRole"}]
+    assert {"ClusterRole", "Role"} == {role["kind"] for role in roles}
+    for role in roles:
+        for rule in role["rules"]:
+            for words in rule.values():
+                assert not any("*" in word for word in words), (role["metadata"]["name"], rule)
+
+
+def test_approvers_are_in_no_role_that_is_aggregated() -> None:
+    roles = [body for body in chart.render({}) if body["kind"] == "ClusterRole"]
+    writes = {
+        role["metadata"]["name"]: role["metadata"]["labels"]
+        for role in roles
+        for rule in role["rules"]
+        if "replayapprovals" in rule["resources"] and "create" in rule["verbs"]
+    }
+    (labels,) = writes.values()
+    assert not any("aggregate" in label for label in labels)
+
+
 def test_operator_and_jobs_share_no_service_account() -> None:
     values = {"replay": {"namespaces": ["shop"]}}
     with pytest.raises(SandboxError, match="would share one ServiceAccount; got redrive-replay"):

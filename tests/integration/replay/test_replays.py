@@ -336,6 +336,42 @@ def test_replay_waits_for_service_account_and_secret_of_job(shop: Shop) -> None:
     shop.launched("early")
 
 
+def test_foreign_connection_gets_no_secret_of_a_namespace(shop: Shop) -> None:
+    """Its author may make Replays here, and names a Secret that only others may read."""
+    shop.declare()
+    thief, objects = f"{shop.name}-thief", shop.sandbox.cluster.objects
+    objects.create_namespace(thief)
+    shop.apply("v1", "Secret", "database", stringData={"password": "hunter2"})
+    connection = objects.get("brokerconnection", "main", shop.name)["spec"]
+    (rule,) = connection["allow"]
+    stolen = {"type": "Token", "token": {"secretRef": {"name": "database", "key": "password"}}}
+    spec = {
+        **connection,
+        "allow": [{**rule, "namespaces": {"names": [shop.name]}}],
+        "replay": {"role": "replayer", "authentication": stolen},
+    }
+    token = {"token": shop.tokens["pulsar-admin"]}
+    for version, kind, name, body in (
+        ("v1", "Secret", "pulsar-admin", {"stringData": token}),
+        ("redrive.io/v1beta1", "BrokerConnection", "main", {"spec": spec}),
+    ):
+        metadata = {"name": name, "namespace": thief}
+        objects.apply({"apiVersion": version, "kind": kind, "metadata": metadata, **body})
+    reference = {"connectionRef": {"name": "main", "namespace": thief}}
+    shop.kubectl(
+        "patch", "rpol/orders", "--type=merge", f"--patch={json.dumps({'spec': reference})}"
+    )
+    shop.kubectl(
+        "wait", "rpol/orders", f"--for=jsonpath={{.status.connection}}={thief}/main",
+        "--timeout=180s",
+    )  # fmt: skip
+    shop.replay("steal")
+    told = shop.reaches("steal", "Pending", "ConsentMissing")["Reconciling"]["message"]
+    assert f"got '{shop.name}/database'" in told
+    assert f"`redrive.io/usable-by: {thief}/main`" in told
+    assert shop.applications() == []
+
+
 @pytest.mark.parametrize(
     ("kind", "job"),
     [
