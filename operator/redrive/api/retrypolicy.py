@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BeforeValidator,
@@ -411,6 +412,13 @@ class ReplayResult(StatusModel):
     """Time of its end."""
 
 
+Internal = Annotated[
+    Mapping[str, Any],
+    WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
+]
+"""Fields that only the operator knows, those of newer ones included."""
+
+
 class RetryPolicyStatus(StatusModel):
     """State of the policy. The operator writes it."""
 
@@ -458,14 +466,6 @@ class RetryPolicyStatus(StatusModel):
     """The BrokerConnection, as `namespace/name`, through which the topics were last found as the
     policy asks."""
 
-    broker_digest: Annotated[str, Field(max_length=32)] | None = None
-    """A digest of that connection's `adminURL` at the time. Towards other namespaces the policy
-    claims its topics at that broker only."""
-
-    creating: tuple[str, ...] | None = None
-    """Topics that redrive was about to create when it last wrote this. Left out once they are
-    there."""
-
     planned_changes: (
         Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
     ) = None
@@ -479,3 +479,7 @@ class RetryPolicyStatus(StatusModel):
 
     replays: Annotated[tuple[ReplayResult, ...], Field(max_length=MAX_RESULTS)] | None = None
     """Results of the last ten Replays of the policy, the last one first. Absent without any."""
+
+    internal: Internal | None = None
+    """Bookkeeping of the operator, which is no part of the API: other programs must not read it. A
+    lost one costs the operator work. Absent before the first reconcile."""

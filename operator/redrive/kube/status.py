@@ -92,7 +92,7 @@ class Publisher:
             **fields,
         }
         have = body.get("status") or {}
-        if all(have.get(name) == value for name, value in status.items()):
+        if _holds(have, status):
             return body
         after = await self.kubernetes.patch_status(self.resource, Key.of(body), status, version)
         self.table.renew(after)
@@ -121,6 +121,13 @@ class Publisher:
             return
         bad = new.status is not ConditionStatus.TRUE
         await self.emit(body, ObjectEvent(new.reason, new.message, is_warning=bad))
+
+
+def _holds(fields: Any, patch: Any) -> bool:  # noqa: ANN401  JSON
+    """Return True if the merge patch changes nothing in *fields*."""
+    if isinstance(fields, Mapping) and isinstance(patch, Mapping):
+        return all(_holds(fields.get(name), value) for name, value in patch.items())
+    return bool(fields == patch)
 
 
 def _says(condition: Condition | None) -> tuple[str, str] | None:

@@ -31,8 +31,10 @@ REPLACED = "redrive.io/replaced"
 redrive made, only those that a field of a spec asks for."""
 SCHEMA = "redrive.io/schema"
 """The fingerprint of the source topic's schema that redrive copied last."""
+INTERNAL = "internal"
+"""Field of a policy's status with bookkeeping of the operator."""
 CREATING = "creating"
-"""A field of a policy's status: the topics that were about to be created for it."""
+"""Field of `INTERNAL`: the topics that were about to be created for the policy."""
 _KEYS = (TOPIC_OWNER, OWNER_UID, SOURCE, CREATED, GRANTED, SUBSCRIPTION, REPLACED)
 
 HAND_OVER_TO = "redrive.io/hand-over-to"
@@ -171,7 +173,13 @@ class OwnershipRecord:
 
 def creating(body: Body) -> frozenset[str]:
     """Return the topics that were about to be created for a RetryPolicy."""
-    return frozenset((body.get("status") or {}).get(CREATING) or ())
+    return frozenset(internal(body).get(CREATING) or ())
+
+
+def internal(body: Body) -> Mapping[str, Any]:
+    """Return the bookkeeping of the operator in the status of a RetryPolicy."""
+    fields = (body.get("status") or {}).get(INTERNAL)
+    return fields if isinstance(fields, Mapping) else {}
 
 
 def created_unmarked(

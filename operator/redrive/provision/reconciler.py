@@ -68,7 +68,7 @@ from redrive.provision.outcome import (
     paused_conditions,
     publish,
 )
-from redrive.provision.ownership import CREATING, creating
+from redrive.provision.ownership import CREATING, INTERNAL, creating
 from redrive.provision.request import BROKER_DIGEST, Request, digest_of
 from redrive.provision.warnings import Seen, warnings
 
@@ -260,8 +260,7 @@ def _fields(made: Converged) -> dict[str, Any]:
         },
         "blockedBy": None,
         "connection": str(made.request.through),
-        BROKER_DIGEST: digest_of(made.broker),
-        "creating": None,
+        INTERNAL: {BROKER_DIGEST: digest_of(made.broker), CREATING: None},
         "plannedChanges": None,
         "topic": wanted.policy.topic.local,
         "retryTopic": str(wanted.retry.name),
@@ -379,7 +378,7 @@ async def record_intent(planned: Sequence[Action], body: Body, ctx: Context) -> 
     topics = [str(a.topic) for a in planned if isinstance(a, CreateTopic) and not a.partitions]
     if creating(body).issuperset(topics):
         return body
-    return await _write_intent({CREATING: topics}, body, ctx)
+    return await _write_intent({INTERNAL: {CREATING: topics}}, body, ctx)
 
 
 async def clear_intent(error: AdminError, body: Body, ctx: Context) -> None:
@@ -391,7 +390,7 @@ async def clear_intent(error: AdminError, body: Body, ctx: Context) -> None:
         KubernetesError: it could not be written.
     """
     if creating(body) and not error.may_be_done:
-        await _write_intent({CREATING: None}, body, ctx)
+        await _write_intent({INTERNAL: {CREATING: None}}, body, ctx)
 
 
 async def _write_intent(fields: Mapping[str, Any], body: Body, ctx: Context) -> Body:

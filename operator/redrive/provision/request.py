@@ -24,6 +24,7 @@ from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
 from redrive.errors import RedriveError, Requeue
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
+from redrive.provision.ownership import internal
 
 
 class ContestedError(RedriveError):
@@ -56,7 +57,8 @@ class NameCollisionError(ContestedError):
 WAITS = frozenset({ResourceConflictError.reason, NameCollisionError.reason})
 """Reasons of a policy that waits for a rival to go."""
 BROKER_DIGEST = "brokerDigest"
-"""A field of a policy's status: at which broker it was provisioned last, as `digest_of` writes."""
+"""Field of `INTERNAL` of a policy's status: broker at which it was provisioned last, a `digest_of`.
+"""
 
 
 def digest_of(broker: str) -> str:
@@ -66,8 +68,7 @@ def digest_of(broker: str) -> str:
 
 def proof_of(body: Body) -> tuple[Any, Any]:
     """Return through which connection, and at which broker, a RetryPolicy was provisioned last."""
-    written = body.get("status") or {}
-    return written.get("connection"), written.get(BROKER_DIGEST)
+    return (body.get("status") or {}).get("connection"), internal(body).get(BROKER_DIGEST)
 
 
 def is_proven(body: Body, connection: Key, broker: str) -> bool:

@@ -125,6 +125,18 @@ async def test_other_fields_are_written_when_they_differ(
     assert stored(api)["status"]["retryTopic"] == "b"
 
 
+async def test_removed_field_of_an_object_is_written_once(
+    api: FakeKubernetes, out: Publisher
+) -> None:
+    named = progressing("looking")
+    await out.publish(stored(api), named, {"internal": {"a": 1, "b": 2}})
+    writes = len(api.writes)
+    for _ in range(2):
+        await out.publish(stored(api), named, {"internal": {"a": 1, "b": None}})
+    assert stored(api)["status"]["internal"] == {"a": 1}
+    assert len(api.writes) == writes + 1
+
+
 async def test_publish_before_watch_event_builds_on_last_write(
     api: FakeKubernetes, out: Publisher
 ) -> None:

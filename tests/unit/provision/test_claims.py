@@ -181,7 +181,8 @@ def test_changed_status_enqueues_rivals_if_claim_changes(
     table.put(policy("a") | {"status": {"retryTopic": "x", "blockedBy": "shop/b"}})
     assert woken == [Key("shop", "b")] * 2
     for count, broker in enumerate(("one", "two"), start=3):
-        proven = {"retryTopic": "x", "connection": "shop/main", "brokerDigest": broker}
+        internal = {"brokerDigest": broker}
+        proven = {"retryTopic": "x", "connection": "shop/main", "internal": internal}
         table.put(policy("a") | {"status": proven})
         assert woken == [Key("shop", "b")] * count
 
@@ -381,7 +382,7 @@ def provisioned(broker: str = "http://pulsar:8080") -> dict[str, Any]:
     return {
         "retryTopic": "r",
         "connection": "shop/main",
-        BROKER_DIGEST: digest_of(broker),
+        "internal": {BROKER_DIGEST: digest_of(broker)},
         "conditions": [condition("Ready", "Provisioned")],
     }
 
