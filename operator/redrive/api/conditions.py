@@ -134,10 +134,13 @@ class Condition(StatusModel):
     """The `metadata.generation` that this condition is about."""
 
 
+MAX_CONDITIONS = 32
+"""Conditions of an object: the API server refuses a status with more."""
+
 Conditions = Annotated[
     tuple[Condition, ...],
     Field(
-        max_length=32,
+        max_length=MAX_CONDITIONS,
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
@@ -158,7 +161,8 @@ def merge(
 ) -> tuple[Condition, ...]:
     """Return *new* with transition times: the previous one where `status` has not changed.
 
-    A condition of *previous* that *new* does not name is gone.
+    A condition of *previous* that *new* does not name is gone. Of more than `MAX_CONDITIONS` the
+    last ones are left out, which are the least important warnings.
 
     Args:
         previous: what the status held.
@@ -173,7 +177,8 @@ def merge(
             return now
         return old.last_transition_time or now
 
-    return tuple(c.model_copy(update={"last_transition_time": since(c)}) for c in new)
+    latest = list(new)[:MAX_CONDITIONS]
+    return tuple(c.model_copy(update={"last_transition_time": since(c)}) for c in latest)
 
 
 PROGRESSING = Reason("Progressing")

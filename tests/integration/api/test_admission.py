@@ -161,6 +161,27 @@ def test_optional_object_emptied_means_left_out(
     assert parse_spec(KIND[kind].spec, stored) == parse_spec(KIND[kind].spec, manifest(kind))
 
 
+TOPICS = [
+    pytest.param(kind, leaf, id=f"{kind} {leaf}")
+    for kind in VALID
+    for leaf in SpecFields(kind).all
+    if leaf.schema.get("pattern", "").startswith("^persistent://[-=:.")
+]
+
+
+@pytest.mark.parametrize(
+    "local", ["__change_events", "orders-__transaction_pending_ack", "orders-partition-3"]
+)
+@pytest.mark.parametrize(("kind", "leaf"), TOPICS)
+def test_topic_of_pulsars_own_is_refused_in_every_field(
+    cluster: Cluster, kind: str, leaf: SpecField, local: str
+) -> None:
+    value = nested(leaf.steps, f"persistent://shop/prod/{local}")
+    beside = {"target": {"type": "Topic"}} if leaf.steps[0] == "target" else {}
+    body = {**manifest(kind), "spec": deep(VALID[kind] | beside, value)}
+    assert f"spec.{leaf}: Invalid value" in refusal(cluster, body)
+
+
 @pytest.mark.parametrize("kind", VALID)
 def test_name_of_64_characters_is_refused(cluster: Cluster, kind: str) -> None:
     cluster.objects.put(manifest(kind, name="a" * 63), "default", dry_run=True)

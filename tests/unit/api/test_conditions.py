@@ -20,13 +20,17 @@ from redrive.admin.guards import FenceClosedError
 from redrive.api.conditions import (
     COMPLETE,
     FAILED,
+    MAX_CONDITIONS,
     PROGRESSING,
     READY,
     RECONCILING,
     STALLED,
     Condition,
     ConditionStatus,
+    Reason,
+    StatusWarning,
     merge,
+    warning,
 )
 from redrive.errors import RedriveError
 from redrive.kube import client as cluster_errors
@@ -80,6 +84,13 @@ def test_merge_removes_conditions_without_a_new_value() -> None:
     )
     old = merge([], [ready(ConditionStatus.FALSE), waiting], BEFORE)
     assert [c.type for c in merge(old, [ready(ConditionStatus.TRUE)], NOW)] == [READY]
+
+
+def test_merge_cuts_the_last_of_too_many_warnings() -> None:
+    warnings = [warning(StatusWarning(Reason(f"Warning{n}"), "a warning")) for n in range(40)]
+    merged = merge((), [ready(ConditionStatus.TRUE), *warnings], NOW)
+    assert len(merged) == MAX_CONDITIONS
+    assert [merged[0].type, merged[-1].type] == ["Ready", "Warning30"]
 
 
 def test_condition_round_trips_through_its_manifest() -> None:
