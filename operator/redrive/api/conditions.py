@@ -122,10 +122,10 @@ class Condition(StatusModel):
         str,
         Field(min_length=1, max_length=1024, json_schema_extra={"pattern": _REASON_PATTERN}),
     ]
-    """Why, as one word for programs, for example `TopicNotFound`."""
+    """Reason, as one word for programs. Example: `TopicNotFound`."""
 
     message: Annotated[str, Field(max_length=MAX_MESSAGE)]
-    """Why, for people: what is wrong, what was found, what to do."""
+    """Explanation for people: the problem, the value that was found, the remedy."""
 
     last_transition_time: Timestamp | None = None
     """When `status` last changed."""

@@ -106,13 +106,13 @@ Moment = Annotated[
 
 
 class Selection(ApiModel):
-    """Which dead letters a replay moves: those for which all holds that is given."""
+    """Selection of dead letters: all fields that are given must hold for a message."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_WINDOW.to_schema()]})
 
     where: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """A condition in SQL over the columns of a dead letter, which is true for it.
-    Example: `cause_type = 'TimeoutError'`."""
+    """Condition in SQL over the columns of a dead letter, which must be true, 1 to 4096 characters.
+    Defaults to none. Example: `cause_type = 'TimeoutError'`."""
 
     ids: (
         Annotated[
@@ -120,8 +120,8 @@ class Selection(ApiModel):
         ]
         | None
     ) = None
-    """Its id is one of these, as `ledger:entry:partition:index`; without an index, or with -1, all
-    messages of the entry. Example: `4711:3:0:0`."""
+    """Message ids, as `ledger:entry:partition:index`; without an index, or with -1, all messages of
+    the entry. 1 to 500 ids. Defaults to any. Example: `4711:3:0:0`."""
 
     keys: (
         Annotated[
@@ -130,7 +130,7 @@ class Selection(ApiModel):
         ]
         | None
     ) = None
-    """Its key is one of these."""
+    """Message keys, 1 to 64. Defaults to any. Example: `order-17`."""
 
     causes: (
         Annotated[
@@ -141,7 +141,7 @@ class Selection(ApiModel):
     ) = None
     """Cause of a dead letter, as a plan shows it: class of the exception, of which the first 256
     characters count. An empty text selects dead letters without a cause, such as those of Java
-    consumers. 1 to 32 causes. Example: `WarehouseDown`."""
+    consumers. 1 to 32 causes. Defaults to any. Example: `WarehouseDown`."""
 
     fingerprints: (
         Annotated[
@@ -151,18 +151,19 @@ class Selection(ApiModel):
         | None
     ) = None
     """Fingerprint of the cause of a dead letter, which is the same for failures of one kind: its
-    property `REDRIVE_CAUSE_FINGERPRINT`. 1 to 64 fingerprints. Example: `0f4a9c31d2be7755`."""
+    property `REDRIVE_CAUSE_FINGERPRINT`. 1 to 64 fingerprints. Defaults to any. Example:
+    `0f4a9c31d2be7755`."""
 
     since: Moment | None = None
-    """It came to the dead-letter topic at this moment or later, by the clock of its producer.
-    Example: `2026-11-20T10:00:00Z`."""
+    """First moment at which messages came to the dead-letter topic, by the clock of their producer.
+    Defaults to any. Example: `2026-11-20T10:00:00Z`."""
 
     until: Moment | None = None
-    """It came there before this moment."""
+    """Moment before which messages came there. Defaults to any. Example: `2026-11-21T10:00:00Z`."""
 
     limit: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """At most so many, the first ones by partition and position. A batch that has no room among
-    them ends the selection."""
+    """Number of messages, 1 to 1000000000: the first ones by partition and position. A batch that
+    would exceed it ends the selection. Defaults to all. Example: `10000`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -338,7 +339,7 @@ class ReplaySpec(ApiModel):
     `2026-11-27T00:00:00Z`."""
 
     select: Selection | None = None
-    """Which dead letters to move. Left out: all that are there when the run begins."""
+    """Dead letters to move. Defaults to all that are there when the run begins."""
 
     target: ReplayTarget = ReplayTarget(type=Target.RETRY)
     """The topic that dead letters are moved to. Defaults to the retry topic."""
@@ -355,8 +356,8 @@ class ReplaySpec(ApiModel):
     known whether they are stored. `AtLeastOnce` moves them. Defaults to ExactlyOnce."""
 
     max_replays: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] | None = None
-    """How often a message may be replayed, this time included; one that was replayed so often
-    before is refused, and stays. Left out: without end. Example: `3`."""
+    """Number of Replays that may move a message, this one included, 1 to 1000000. A message that
+    was replayed as often is refused, and stays. Defaults to no limit. Example: `3`."""
 
     mode: Annotated[Mode, *one_of(Mode, "`mode` must be Run or Plan", "use one of Run, Plan")] = (
         Mode.RUN
@@ -398,16 +399,16 @@ class ReplaySpec(ApiModel):
     change at any time. Defaults to no deletion. Example: `7d`."""
 
     follow_for: Duration | None = None
-    """How long to look, once all is moved, at what becomes of it: see `status.run.outcome`. The run
-    has its end when all is settled, or this time is over; its driver stays until then. Left out: it
-    ends when all is moved. Example: `15m`."""
+    """Time after the last move for which the run reads the outcome of the messages
+    (`status.run.outcome`). It ends earlier once all of them are settled; its driver runs until
+    then. At least 1s. Defaults to none: the run ends when all is moved. Example: `15m`."""
 
     reason: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """Why these messages are replayed, for whoever asks later; in Events and in the ledger too.
-    Example: `the warehouse is up again`."""
+    """Reason of the Replay for later readers, 1 to 1024 characters. It is in Events and in the
+    ledger, too. Defaults to none. Example: `the warehouse is up again`."""
 
     ticket: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Where that was decided. Example: `OPS-1432`."""
+    """Ticket of the decision, 1 to 256 characters. Defaults to none. Example: `OPS-1432`."""
 
     confirmations: (
         Annotated[
@@ -428,9 +429,9 @@ class ReplaySpec(ApiModel):
     ) = None
     """Actions and facts that the author confirms. `Reconciled`: the effects of the first handling
     of these messages were reconciled, which policies with `replay.safety: ReconcileFirst` require.
-    `DiscardUnreadable` acknowledges the entries
-    that it selects and no client can show, such as chunks of a message whose producer was killed;
-    they are lost then. Left out: they are refused as `NotDelivered`, and stay."""
+    `DiscardUnreadable`: selected entries that no client can show, such as chunks of a message whose
+    producer was killed, are acknowledged and lost; without it they are refused as `NotDelivered`,
+    and stay. Defaults to none."""
 
     job: JobRequest | None = None
     """Its pods, as far as `job.overrides` of the connection permits. Left out: as the connection
@@ -519,43 +520,43 @@ class Refusal(StatusModel):
     """An entry of the dead-letter topic that was selected and can't be moved."""
 
     entry: Annotated[str, Field(max_length=64)]
-    """Its id, as `ledger:entry`."""
+    """Id of the entry, as `ledger:entry`."""
 
     messages: int
-    """How many selected messages it holds."""
+    """Number of selected messages in it."""
 
     cause: Annotated[str, Field(max_length=64)]
-    """Why: Encrypted, UnreadableProperties, PartOfBatch, BatchTooLarge, SchemaNotFound,
-    SchemaUnsupported, SchemaRefused, ReplayedTooOften, TooBig, NotAccepted, NotDelivered or
+    """Cause of the refusal: Encrypted, UnreadableProperties, PartOfBatch, BatchTooLarge,
+    SchemaNotFound, SchemaUnsupported, SchemaRefused, ReplayedTooOften, TooBig, NotAccepted, NotDelivered or
     Unproven."""
 
 
 class Count(StatusModel):
-    """How many messages have one cause."""
+    """Number of messages with one cause."""
 
     cause: Annotated[str, Field(max_length=MAX_CAUSE)]
-    """The class of the exception that a message died of, empty where it has none; or why it can't
-    be moved."""
+    """Class of the exception for which a message was dead-lettered, empty without one; or reason
+    for which it can't be moved."""
 
     messages: int
-    """How many."""
+    """Number of messages."""
 
 
 class Preview(StatusModel):
     """Result of a plan."""
 
     causes: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
-    """What the messages died of that would be moved; the 20 most frequent causes."""
+    """The 20 most frequent causes of the messages that would be moved."""
 
     refused: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
-    """Why others can't be moved; which these are is in `refusals`."""
+    """Reasons for which others can't be moved; `refusals` lists these messages."""
 
     samples: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=10)] = ()
-    """Some that would be moved, as `ledger:entry:partition:index`; partition -1 where there is
-    none."""
+    """Ids of some messages that would be moved, as `ledger:entry:partition:index`; partition -1
+    stands for none."""
 
     estimated_seconds: int | None = None
-    """How long that would take, roughly, without Spark's start; known once all is scanned."""
+    """Estimated seconds of the run, without the start of Spark. Known once all is scanned."""
 
 
 class RunOutcome(StatusModel):
@@ -585,10 +586,10 @@ class RunOutcome(StatusModel):
 
 
 class JobFailure(StatusModel):
-    """Why the job ended before its run did."""
+    """Error of a job that ended before its run."""
 
     reason: Annotated[str, Field(max_length=128)]
-    """One word."""
+    """Reason, in one word."""
 
     message: Annotated[str, Field(max_length=1024)]
     """The error of the job."""

@@ -84,7 +84,7 @@ class Publisher:
         generation = body["metadata"]["generation"]
         observed = [c.model_copy(update={"observed_generation": generation}) for c in conditions]
         merged = [c.to_manifest() for c in merge(read_conditions(body), observed, self.clock())]
-        warnings = [c.type for c in conditions if c.type not in STATES] or None
+        warnings = [c["type"] for c in merged if c["type"] not in STATES] or None
         status = {
             "observedGeneration": generation,
             "conditions": merged,
