@@ -27,6 +27,9 @@ from redrive.kube.resources import Key
 
 AT_ONCE = 60
 """So many objects with one partition key are reconciled at a time; so many of all are marked."""
+STARTS = 8
+"""So many reconciles begin in one round of the event loop: many that never wait would make it late.
+"""
 OF_NAMESPACE = 50
 """So many of those may be of one namespace: another one finds a free slot.
 
@@ -79,7 +82,8 @@ class Controller:
         self._partition_key = partition_key
         # Each exists for as long as a task holds it or waits for it.
         self._slots = WeakValueDictionary[Hashable, FairSlots]()
-        self._marking = FairSlots(AT_ONCE, OF_NAMESPACE)
+        self._marking = FairSlots(STARTS)
+        self._starts = FairSlots(STARTS)
         self._longest_back_off = longest_back_off
         self._changes: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
@@ -151,6 +155,8 @@ class Controller:
             )
             await slots.acquire(key.namespace)
         try:
+            async with self._starts.slot(key.namespace):
+                await asyncio.sleep(0)
             with RECONCILE_SECONDS.labels(self._kind).time():
                 return await self._reconcile(key)
         finally:

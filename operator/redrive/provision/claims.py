@@ -21,10 +21,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redrive.admin.model import broker_at
 from redrive.api import Body
@@ -106,8 +106,9 @@ class _Judged(NamedTuple):
 class Conflicts:
     """Every name that a policy claims at a broker → the policies that claim it.
 
-    A policy that is blocked by a rival is enqueued again when that rival changes, and by no other:
-    of N policies with one name, N are enqueued when the first one goes, and two when one comes.
+    A policy that is blocked by a rival is enqueued again when that rival changes, and by no other.
+    One whose reconcile is due is not enqueued by rivals. So of N policies with one name, N are
+    enqueued when the first one is deleted, and one when another is created.
 
     Args:
         policies: all that there are.
@@ -129,6 +130,7 @@ class Conflicts:
         self._judged: dict[Key, _Judged] = {}
         for body in policies:
             self._claim(Key.of(body), body)
+            self.unblock(Key.of(body))  # until its next reconcile, which may be far away
         policies.listen(self._policy_changed)
         connections.listen(self._connection_changed)
 
@@ -154,22 +156,26 @@ class Conflicts:
         """Return True if another policy claims a name which *key* claims too."""
         return next(self.oldest_first(key), None) is not None
 
-    def block(self, key: Key, rival: Key | None) -> None:
-        """Record the rival that keeps a policy from its topics; None if there is none."""
-        before = self._blocker.pop(key, None)
-        if before is not None:
-            self._blocked_by[before].discard(key)
-            if not self._blocked_by[before]:
-                del self._blocked_by[before]
-        if rival is not None:
-            self._blocker[key] = rival
-            self._blocked_by[rival].add(key)
+    def block(self, key: Key, rival: Key) -> None:
+        """Record the rival that keeps a policy from its topics."""
+        self._forget_decision(key)
+        self._blocker[key] = rival
+        self._blocked_by[rival].add(key)
+
+    def unblock(self, key: Key) -> None:
+        """Record that no rival keeps a policy from its topics."""
+        self._forget_decision(key)
         names = self._names.get(key)
         for name in () if names is None else names.claimed():
-            if rival is None:
-                self._unblocked[name].add(key)
-            else:
-                self._unblocked[name].discard(key)
+            self._unblocked[name].add(key)
+
+    def _forget_decision(self, key: Key) -> None:
+        """Forget whether a policy is blocked: its own reconcile is due, and decides again."""
+        rival, names = self._blocker.pop(key, None), self._names.get(key)
+        if rival is not None:
+            _discard(self._blocked_by, rival, key)
+        for name in () if names is None else names.claimed():
+            _discard(self._unblocked, name, key)
 
     def forget(self) -> None:
         """Forget which policies are admissible: the labels of namespaces have changed."""
@@ -191,8 +197,11 @@ class Conflicts:
         return judged.request
 
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
-        if needs_reconcile(before, after) or _stands_otherwise(before, after):
+        if needs_reconcile(before, after):
             self._changed(key, after)
+        elif _stands_otherwise(before, after):
+            for rival in self.affected(key):
+                self._enqueue(rival)
 
     def _connection_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):
@@ -215,7 +224,7 @@ class Conflicts:
     def _claim(self, key: Key, body: Body | None) -> None:
         """Put the names of *body* in place of those that *key* claimed; None for none."""
         names = None if body is None else self._names_of(body)
-        self.block(key, None)
+        self._forget_decision(key)
         before = self._names.pop(key, None)
         if before is not None:
             self._unclaim(key, before)
@@ -226,17 +235,15 @@ class Conflicts:
         self._names[key] = names
         for name in names.claimed():
             insort(self._claimants[name], _Claimant(names.age, key))
-            self._unblocked[name].add(key)
+        if body is not None and _is_deleting(body):
+            self.unblock(key)
 
     def _unclaim(self, key: Key, names: _Names) -> None:
         for name in names.claimed():
-            claimants, unblocked = self._claimants[name], self._unblocked[name]
+            claimants = self._claimants[name]
             del claimants[bisect_left(claimants, _Claimant(names.age, key))]
-            unblocked.discard(key)
             if not claimants:
                 del self._claimants[name]
-            if not unblocked:
-                del self._unblocked[name]
 
     def _names_of(self, body: Body) -> _Names | None:
         """Return what a policy claims; one that can't be obeyed claims nothing.
@@ -256,6 +263,19 @@ class Conflicts:
         if broker is None:
             return None
         return _Names(age_of(body), broker, spec.topic, spec.subscription, spec.own_topics)
+
+
+def _discard(sets: dict[Any, set[Key]], name: Hashable, key: Key) -> None:
+    """Remove *key* from the set of *name*, and the set once it is empty."""
+    keys = sets.get(name, set())
+    keys.discard(key)
+    if not keys:
+        sets.pop(name, None)
+
+
+def _is_deleting(body: Body) -> bool:
+    """Return True if a policy is being deleted."""
+    return "deletionTimestamp" in body["metadata"]
 
 
 def age_of(body: Body) -> tuple[str, str]:
@@ -325,7 +345,7 @@ def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request
             conflicts.block(request.key, key)
             raise contested
         rivals.append(rival)
-    conflicts.block(request.key, None)
+    conflicts.unblock(request.key)
     return tuple(rivals)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.provision import bare
+from tests.benchmarks.provision.bench_hostile import delays
 from tests.benchmarks.provision.bench_standing import is_of_namespace, writes
 from tests.benchmarks.provision.counting import counting
 from tests.benchmarks.provision.crowd import crowd
@@ -69,3 +70,9 @@ def state_of(shop: Shop) -> dict[str, Any]:
         kind: {name.rsplit("/", 1)[1]: value for name, value in things.items()}
         for kind, things in parts.items()
     }
+
+
+async def test_hostile_objects_are_reconciled_beside_new_policies() -> None:
+    quiet, delay, duration = await delays(20)
+    assert 0 < quiet.value < duration.value
+    assert delay.value < duration.value

@@ -136,6 +136,8 @@ def test_conflicts_index_finds_rivals_and_enqueues_changes(
     conflicts = Conflicts(table, connections, woken.add)
     for generation, (name, pair, through) in enumerate(later, start=2):
         before = {other: rivals(pairs, other) for other in pairs}
+        for other in pairs:
+            conflicts.unblock(Key("shop", other))  # by its reconcile
         woken.clear()
         pairs.pop(name, None)
         if pair == "gone":
