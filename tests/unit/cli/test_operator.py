@@ -359,6 +359,7 @@ def test_endpoint_serves_metrics_and_no_other_page(port: int) -> None:
     status, shown = get(port, "/metrics")
     assert status == 200
     assert "# TYPE redrive_admin_calls_total counter" in shown
+    assert f'version="{redrive.__version__}"' in shown
     assert get(port, "/") == (404, "no such page\n")
 
 
