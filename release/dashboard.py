@@ -13,6 +13,7 @@ from release import CHART, page
 FOLDER = CHART / "dashboards"
 POLICY = "policy, policy_namespace, source_topic, subscription"
 NAME = "policy, policy_namespace"
+REPLAY = "policy, policy_namespace, replay"
 CHOSEN = '{policy_namespace=~"$namespace", policy=~"$policy"}'
 RUNBOOKS = page("docs/runbooks")
 """Base of the links to runbooks; the chart replaces it by `prometheusRule.runbookURL`."""
@@ -174,10 +175,9 @@ ON_CALL = Dashboard(
             7 * 86_400,
         ),
         stat(
-            "Replays under way",
-            f"sum(max by ({NAME}, phase) ({_UNDER_WAY}))",
-            "RedriveReplayStuck",
-            warn_from=None,
+            "Replays that wait for an approval",
+            f"sum({_of_policies('redrive_replay_awaits_approval', REPLAY)})",
+            "RedriveReplayAwaitsApproval",
         ),
         stat(
             "Age of the oldest statistics",
@@ -221,6 +221,31 @@ ON_CALL = Dashboard(
                 "Replays under way",
                 alert="RedriveReplayStuck",
             ),
+        ),
+        table(
+            "Replays under way",
+            *(
+                Query(_of_policies("redrive_replay_live_messages", REPLAY, outcome=outcome), title)
+                for outcome, title in (("moved", "Moved"), ("left", "Left"), ("skipped", "Skipped"))
+            ),
+            Query(
+                _of_policies("redrive_replay_live_messages", REPLAY, outcome="refused"),
+                "Refused",
+                alert="RedriveReplayRefusedMessages",
+            ),
+            Query(
+                _of_policies("redrive_replay_live_messages_per_second", REPLAY),
+                "Messages per second",
+                alert="RedriveReplayStuck",
+            ),
+            Query(_of_policies("redrive_replay_live_remaining_seconds", REPLAY), "Remaining", "s"),
+            Query(
+                _of_policies("redrive_replay_awaits_approval", REPLAY),
+                "Waits for an approval",
+                "bool_yes_no",
+                "RedriveReplayAwaitsApproval",
+            ),
+            height=6,
         ),
         table("Warnings", Query(_WARNINGS, "Present", "bool_yes_no"), height=6),
         graph(
@@ -285,7 +310,10 @@ ON_CALL = Dashboard(
         ),
         graph(
             "Progress of Replays under way",
-            Query(_of_policies("redrive_replay_progress_messages", NAME), _LEGEND),
+            Query(
+                _of_policies("redrive_replay_progress_messages", REPLAY),
+                "{{policy_namespace}}/{{replay}}",
+            ),
             alert="RedriveReplayStuck",
         ),
         graph(
@@ -511,6 +539,7 @@ def _table(panel: Panel) -> dict[str, Any]:
     overrides += [
         _override("policy", displayName="Policy", links=[of_policy]),
         _override("policy_namespace", displayName="Namespace"),
+        _override("replay", displayName="Replay"),
         _override(
             "type",
             displayName="Warning",

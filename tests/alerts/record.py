@@ -9,7 +9,7 @@ import json
 import sys
 from datetime import UTC, datetime, timedelta
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, generate_latest
 
 from redrive import prometheus
 from redrive.admin.http import ADMIN_CALLS, ADMIN_SECONDS
@@ -67,7 +67,11 @@ def replays() -> Cache:
                 "spec": {"policyRef": {"name": name}},
                 "status": {
                     "phase": phase,
-                    "run": {"counts": {"moved": 1}},
+                    "run": {
+                        "counts": dict.fromkeys(("moved", "left", "skipped", "refused"), 1),
+                        "ratePerMinute": 60,
+                        "remaining": "1m",
+                    },
                     "completionTime": "1970-01-01T00:01:00Z",
                 },
             }
@@ -121,7 +125,7 @@ def work() -> None:
 
 
 def main() -> None:
-    """Print each series with its value."""
+    """Print each series with its value, and the exposition of all as Prometheus scrapes it."""
     work()
     shown = {
         resources.POLICIES: objects("RetryPolicy", "Provisioned"),
@@ -132,12 +136,13 @@ def main() -> None:
     topics.show(Key(namespace, name), reading(), Findings.of(reading(), None, (), THRESHOLDS))
     series = {}
     with counting_objects(shown), replay.counting(replays(), Cache()):
+        exposition = generate_latest(REGISTRY).decode()
         for family in REGISTRY.collect():
             for sample in family.samples:
                 if sample.name.startswith("redrive_") and not sample.name.endswith("_created"):
                     labels = ", ".join(f'{k}="{v}"' for k, v in sample.labels.items())
                     series[f"{sample.name}{{{labels}}}"] = sample.value
-    json.dump(series, sys.stdout)
+    json.dump({"series": series, "exposition": exposition}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -37,13 +38,14 @@ PANEL_QUERIES = [
     for query in panel.queries
 ]
 """Each query of a dashboard, with its legend."""
-HEADINGS = ["What it means", "What to look at", "What to do"]
+HEADINGS = ["Meaning", "Diagnosis", "Mitigation"]
 
 
-def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def promtool(*arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [builds.promtool() / "promtool", *arguments], check=False, text=True, capture_output=True
-    )
+        [builds.promtool() / "promtool", *arguments],
+        input=text, check=False, text=True, capture_output=True,
+    )  # fmt: skip
 
 
 def test_every_alert_fires_when_it_should_and_only_then() -> None:
@@ -240,15 +242,35 @@ def test_installed_dashboards_link_to_pages_of_alerts() -> None:
         assert len(linked) > 10
 
 
-def recorded() -> dict[str, float]:
+@functools.cache
+def record() -> dict[str, Any]:
     """Return the samples of an operator and a consumer after one of each operation."""
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("record.py"))],
         env={"PYTHONPATH": f"{Path(redrive.__file__).parents[1]}:{ROOT}"},
         check=True, text=True, capture_output=True,
     )  # fmt: skip
-    samples: dict[str, float] = json.loads(ran.stdout)
+    recorded: dict[str, Any] = json.loads(ran.stdout)
+    return recorded
+
+
+def recorded() -> dict[str, float]:
+    """Return these samples, by their series."""
+    samples: dict[str, float] = record()["series"]
     return samples
+
+
+def test_metrics_follow_the_conventions_of_prometheus() -> None:
+    ran = promtool("check", "metrics", text=record()["exposition"])
+    assert (ran.returncode, ran.stdout + ran.stderr) == (0, "")
+
+
+def test_every_metric_of_the_operator_is_documented() -> None:
+    names = {series.partition("{")[0] for series in recorded()}
+    ours = {name for name in names if not name.startswith("redrive_consumer_")}
+    families = {re.sub("_(bucket|count|sum)$", "", name) for name in ours}
+    assert len(families) > 30
+    assert families <= documented()
 
 
 def assert_holds(checks: list[dict[str, Any]], folder: Path) -> None:

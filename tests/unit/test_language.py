@@ -79,7 +79,6 @@ PENDING = {
     "docs/howto",
     "docs/reference",
     "docs/reference/api",
-    "docs/runbooks",
     "examples/01-first-policy",
     "examples/02-deployment",
     "images",

@@ -13,10 +13,12 @@ from prometheus_client.registry import Collector
 
 from redrive.api import Body
 from redrive.api.conditions import moment_of
-from redrive.api.replay import Phase, ReplayStatus
+from redrive.api.replay import Phase, ReplayStatus, RunCounts
+from redrive.errors import InvalidSpecError
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
+from redrive.policy.values import parse_duration
 from redrive.replay.controller.admission import is_dry_run, policy_of
 
 _LABELS = ("policy", "policy_namespace")
@@ -28,28 +30,36 @@ MESSAGES = Counter(
 )
 SECONDS = Histogram(
     "redrive_replay_duration_seconds",
-    "How long Replays took from their launch to their end.",
+    "Duration of Replays from their launch to their end.",
     ("outcome",),
     buckets=(10, 30, 60, 300, 900, 3_600, 4 * 3_600, 24 * 3_600),
 )
 _DONE = ("moved", "skipped", "refused")
 _OUTCOMES = (*_DONE, "discarded", "left", "unevaluated")
+_LIVE_OUTCOMES = (*_DONE, "discarded", "left")
 _UNDER_WAY = frozenset({Phase.SUBMITTED, Phase.RUNNING})
+_LIVE = _UNDER_WAY | {Phase.SUSPENDED}
 
 
 class ReplayMetrics(Collector):
-    """Replays by policy and phase, how far one is, and when the last ones of a policy ended."""
+    """Replays by policy and phase, progress of live ones, and the last ends of each policy."""
 
     def __init__(self, replays: Cache) -> None:
         self._replays = replays
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Count them, now; dry runs are none."""
+        """Return the series of all Replays; plans are left out."""
         moving = [body for body in self._replays if not is_dry_run(body)]
         yield _by_phase(moving)
-        yield _progress(moving)
-        yield _last(Phase.COMPLETED, "success", "was completed", moving)
-        yield _last(Phase.FAILED, "failure", "failed", moving)
+        yield from _live(moving)
+        completed, failed = (
+            [b for b in moving if _phase(b) == p] for p in (Phase.COMPLETED, Phase.FAILED)
+        )
+        yield _last("success", "was completed", completed)
+        yield _last("failure", "failed", failed)
+        yield _last(
+            "refusal", "ended with refused messages", filter(_has_refused, completed + failed)
+        )
 
 
 def ended(replay: Body, status: ReplayStatus, phase: Phase, ctx: Context) -> None:
@@ -77,7 +87,21 @@ def ended(replay: Body, status: ReplayStatus, phase: Phase, ctx: Context) -> Non
 
 @contextmanager
 def counting(replays: Cache, policies: Cache) -> Iterator[None]:
-    """Count *replays* while the block runs; what `ended` has counted goes with its policy."""
+    """Count *replays* while the block runs; the counts of `ended` are removed with their policy.
+
+    The counters of a policy begin at 0 with its first Replay: Prometheus sees no increase from
+    nothing to a number.
+    """
+
+    def begin(replay: Body) -> None:
+        if not is_dry_run(replay) and policies.get(policy_of(replay)) is not None:
+            for outcome in _OUTCOMES:
+                MESSAGES.labels(*_policy(replay), outcome)
+
+    @replays.listen
+    def replay_changed(_: Key, before: Body | None, after: Body | None) -> None:
+        if before is None and after is not None:
+            begin(after)
 
     @policies.listen
     def policy_changed(policy: Key, _before: Body | None, after: Body | None) -> None:
@@ -85,6 +109,8 @@ def counting(replays: Cache, policies: Cache) -> Iterator[None]:
             for outcome in _OUTCOMES:
                 MESSAGES.remove(policy.name, policy.namespace, outcome)
 
+    for replay in replays:
+        begin(replay)
     collector = ReplayMetrics(replays)
     REGISTRY.register(collector)
     try:
@@ -98,48 +124,87 @@ def _by_phase(replays: Iterable[Body]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(
         "redrive_replays", "Replays by their phase.", labels=(*_LABELS, "phase")
     )
-    counts = collections.Counter(
-        (*_policy(body), (body.get("status") or {}).get("phase", Phase.PENDING.value))
-        for body in replays
-    )
+    counts = collections.Counter((*_policy(body), _phase(body)) for body in replays)
     for labels, count in counts.items():
         family.add_metric(labels, count)
     return family
 
 
-def _progress(replays: Iterable[Body]) -> GaugeMetricFamily:
-    """Of those with an application that has something to move: one of a policy at most."""
-    family = GaugeMetricFamily(
-        "redrive_replay_progress_messages",
-        "Messages that the Replay under way has scanned, moved, skipped or refused so far.",
-        labels=_LABELS,
+def _live(replays: Iterable[Body]) -> Iterator[GaugeMetricFamily]:
+    """Return the progress of Replays that were launched and have not ended."""
+    runs = [
+        (phase, (*_policy(body), body["metadata"]["name"]), ReplayStatus.of(body).run)
+        for body in replays
+        if (phase := _phase(body)) in _LIVE
+    ]
+    progress = _family(
+        "progress_messages",
+        "Messages that a Replay under way has scanned, moved, skipped or refused so far.",
     )
-    for body in replays:
-        if (body.get("status") or {}).get("phase") not in _UNDER_WAY:
-            continue
-        run = ReplayStatus.of(body).run
-        if not run.finished:
-            done = sum(getattr(run.counts, step) or 0 for step in ("scanned", *_DONE))
-            family.add_metric(_policy(body), done)
-    return family
+    messages = _family("live_messages", "Messages of a live Replay by outcome so far.", "outcome")
+    rate = _family("live_messages_per_second", "Messages that a live Replay moves in a second.")
+    remaining = _family("live_remaining_seconds", "Estimated time until a live Replay ends.")
+    approval = _family("awaits_approval", "1 while a live Replay waits for an approval, else 0.")
+    for phase, labels, run in runs:
+        counts = run.counts
+        if phase in _UNDER_WAY and not run.finished:
+            done = sum(_count(counts, step) or 0 for step in ("scanned", *_DONE))
+            progress.add_metric(labels, done)
+        for outcome in _LIVE_OUTCOMES:
+            if (count := _count(counts, outcome)) is not None:
+                messages.add_metric((*labels, outcome), count)
+        if run.rate_per_minute is not None:
+            rate.add_metric(labels, run.rate_per_minute / 60)
+        if (seconds := _seconds(run.remaining)) is not None:
+            remaining.add_metric(labels, seconds)
+        approval.add_metric(labels, bool(run.awaits_approval))
+    yield from (progress, messages, rate, remaining, approval)
 
 
-def _last(phase: Phase, name: str, ended_so: str, replays: Iterable[Body]) -> GaugeMetricFamily:
+def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"redrive_replay_{name}", text, labels=(*_LABELS, "replay", *labels))
+
+
+def _count(counts: RunCounts, outcome: str) -> int | None:
+    """Return a number of messages of a job; None for none, and for one that can't be."""
+    count: int | None = getattr(counts, outcome)
+    return count if count is not None and count >= 0 else None
+
+
+def _seconds(duration: str | None) -> float | None:
+    """Return a duration that a job has written in seconds; None for text that is none."""
+    try:
+        return None if duration is None else parse_duration(duration).total_seconds()
+    except (InvalidSpecError, OverflowError):
+        return None
+
+
+def _has_refused(replay: Body) -> bool:
+    """Return True if a Replay has refused messages."""
+    counts = ((replay.get("status") or {}).get("run") or {}).get("counts") or {}
+    return (counts.get("refused") or 0) > 0
+
+
+def _last(name: str, event: str, replays: Iterable[Body]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(
         f"redrive_replay_last_{name}_timestamp_seconds",
-        f"When the last Replay of a policy {ended_so}.",
+        f"Time at which the last Replay of a policy {event}.",
         labels=_LABELS,
     )
     latest: dict[tuple[str, str], float] = {}
     for body in replays:
-        status = body.get("status") or {}
-        moment = moment_of(status.get("completionTime"))
-        if status.get("phase") == phase and moment is not None:
+        moment = moment_of((body.get("status") or {}).get("completionTime"))
+        if moment is not None:
             at = moment.timestamp()
             latest[_policy(body)] = max(at, latest.get(_policy(body), at))
     for labels, at in latest.items():
         family.add_metric(labels, at)
     return family
+
+
+def _phase(replay: Body) -> str:
+    phase: str = (replay.get("status") or {}).get("phase", Phase.PENDING.value)
+    return phase
 
 
 def _policy(replay: Body) -> tuple[str, str]:

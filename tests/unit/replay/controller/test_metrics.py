@@ -63,7 +63,8 @@ def test_progress_is_shown_only_of_running_replay() -> None:
 
     def progress(**status: object) -> float | None:
         with counting(Cache([replay("it", status=status)]), Cache()):
-            return REGISTRY.get_sample_value("redrive_replay_progress_messages", POLICY)
+            labels = POLICY | {"replay": "it"}
+            return REGISTRY.get_sample_value("redrive_replay_progress_messages", labels)
 
     account = {"scanned": 20, "matched": 18, "moved": 4, "skipped": 3, "refused": 2, "left": 9}
     assert progress(phase="Running", **account) == 20 + 4 + 3 + 2
@@ -128,11 +129,78 @@ async def test_ended_replay_counts_its_messages_once(state: str, outcome: str) -
     ]  # fmt: skip
 
 
+def live(**status: object) -> dict[str, float]:
+    """Return the series of a Replay `it` and its policy, without those by phase."""
+    body = replay("it", status=status)
+    with counting(Cache([body]), Cache()):
+        return {
+            sample.labels.get("outcome")
+            or sample.name.removeprefix("redrive_replay_"): sample.value
+            for family in REGISTRY.collect()
+            for sample in family.samples
+            if sample.labels.items() >= POLICY.items()
+            and sample.name.startswith("redrive_replay_")
+            and not sample.name.endswith(("_total", "_created"))
+        }
+
+
+def test_live_replay_shows_messages_rate_and_remaining_time() -> None:
+    account = {"matched": 21, "moved": 4, "skipped": 3, "refused": 2, "discarded": 0, "left": 9}
+    shown = live(phase="Running", ratePerMinute=90, remaining="1h30m", **account)
+    assert shown == {
+        "moved": 4,
+        "skipped": 3,
+        "refused": 2,
+        "discarded": 0,
+        "left": 9,
+        "progress_messages": 9,
+        "live_messages_per_second": 1.5,
+        "live_remaining_seconds": 5_400,
+        "awaits_approval": 0,
+    }
+    assert live(phase="Submitted") == {"progress_messages": 0, "awaits_approval": 0}
+    assert live(phase="Pending") == {}
+
+
+def test_replay_that_waits_for_approval_is_shown() -> None:
+    suspended = live(phase="Suspended", suspended=True, awaitsApproval=True, left=9)
+    assert suspended == {"left": 9, "awaits_approval": 1}
+    assert live(phase="Suspended", suspended=True) == {"awaits_approval": 0}
+
+
+def test_ended_replay_shows_when_it_refused_messages() -> None:
+    end = {"completionTime": "2026-11-22T10:00:00Z"}
+    at = datetime.fromisoformat("2026-11-22T10:00:00Z").timestamp()
+    some = live(phase="Completed", moved=3, refused=2, awaitsApproval=True, **end)
+    assert some == {"last_success_timestamp_seconds": at, "last_refusal_timestamp_seconds": at}
+    every = live(phase="Failed", refused=2, **end)
+    assert every == {"last_failure_timestamp_seconds": at, "last_refusal_timestamp_seconds": at}
+    assert live(phase="Completed", moved=3, refused=0, **end).keys() == {
+        "last_success_timestamp_seconds"
+    }
+
+
+async def test_counters_begin_at_zero_with_the_first_replay() -> None:
+    def moved() -> float | None:
+        labels = POLICY | {"outcome": "moved"}
+        return REGISTRY.get_sample_value("redrive_replay_messages_total", labels)
+
+    context = ctx()
+    with counting(context.replays, context.policies):
+        context.replays.put(replay("dry", spec={"mode": "Plan"}))
+        assert moved() is None
+        context.replays.put(replay("first"))
+        assert moved() == 0
+    with counting(context.replays, context.policies):
+        assert moved() == 0
+
+
 FORGED: tuple[dict[str, Any], ...] = (
     {"phase": "Completed", "completionTime": "0000-01-01T00:00:00Z"},
     {"phase": "Failed", "completionTime": "2026-01-01T00:00:00+99:00"},
     {"phase": "Completed", "completionTime": "9999-12-31T23:59:59-14:00"},
     {"phase": "Running", "moved": 1e308, "skipped": 1e308},
+    {"phase": "Running", "moved": -5, "remaining": "99999999999999999999d", "ratePerMinute": -1},
 )
 """The API server lets all of these pass."""
 
