@@ -57,7 +57,7 @@ def test_forged_status_spoils_no_scrape_and_ends_no_replay(installed: Sandbox, s
     """With what the API server lets pass of whoever may write the status of a Replay."""
     shop.apply({"forged": redrive("Replay", {"policyRef": {"name": "random"}})})
     shop.reaches("forged", "PolicyNotFound", "replay")
-    condition = {"type": "type-1", "status": "True", "reason": "reason-1", "message": ""}
+    condition = {"type": "type-1", "status": "True", "reason": "Reason1", "message": ""}
     forged = {
         "phase": "Completed",
         "startTime": "2026-01-01T00:00:00+99:00",
@@ -79,7 +79,7 @@ def test_forged_status_spoils_no_scrape_and_ends_no_replay(installed: Sandbox, s
     assert re.search(
         r'^redrive_objects\{condition="Other",kind="Replay",reason="Other"', shown, re.MULTILINE
     )
-    assert "reason-1" not in shown
+    assert "Reason1" not in shown
     shop.kubectl("annotate", "replay", "forged", "redrive.io/reconcile-requested-at=now")
     while "completionTime" in shop.get("replay", "forged")["status"]:
         assert time.monotonic() < deadline
