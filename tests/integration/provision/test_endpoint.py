@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from sandbox import installation
+from sandbox import builds, installation
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import SECONDS, Shop, redrive
 
@@ -51,6 +52,14 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
     assert created is not None
     assert float(created[1]) >= 3
     assert 'redrive_admin_call_duration_seconds_count{verb="GET"}' in shown
+    assert re.search(r"^redrive_lease_transitions_total \d", shown, re.MULTILINE)
+    assert "redrive_build_info{" in shown
+    assert 'redrive_reconcile_queue_duration_seconds_count{kind="RetryPolicy"}' in shown
+    checked = subprocess.run(
+        [builds.promtool() / "promtool", "check", "metrics"],
+        input=shown, check=False, text=True, capture_output=True,
+    )  # fmt: skip
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
 def test_forged_status_spoils_no_scrape_and_ends_no_replay(installed: Sandbox, shop: Shop) -> None:
