@@ -280,8 +280,11 @@ class Permissions:
     def limits(self) -> NamespaceLimits:
         """Return the bounds in effect for the namespace."""
         limits = [dict(rule.limits or NamespaceLimits()) for rule in self.rules]
-        names = NamespaceLimits.model_fields
-        return NamespaceLimits(**{name: max(bound[name] for bound in limits) for name in names})
+        highest = {
+            name: max((bounds[name] for bounds in limits), default=default)
+            for name, default in NamespaceLimits()
+        }
+        return NamespaceLimits(**highest)
 
     @property
     def topics(self) -> tuple[str, ...]:

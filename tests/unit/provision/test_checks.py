@@ -11,6 +11,7 @@ import pytest
 
 from redrive.admin.model import NamespaceState, TopicSubscriptions
 from redrive.api import Body
+from redrive.api.permissions import NamespaceLimits, Permissions
 from redrive.policy.naming import TopicName
 from redrive.provision.checks import (
     ADMISSION,
@@ -218,6 +219,7 @@ def test_highest_limit_of_several_rules_is_in_effect(
     rules = [RULE | {"limits": {"partitions": 100, "policies": 3}}, other]
     limits = requested(policy(), allow=rules).permissions.limits
     assert dict(limits) == {"policies": 100, "partitions": 100, "runs": 9}
+    assert Permissions(()).limits == NamespaceLimits()
 
 
 NO_SUBSCRIPTIONS = TopicSubscriptions((frozenset(),))
