@@ -401,6 +401,9 @@ class BrokerConnectionStatus(StatusModel):
     """Types of the conditions that need attention although the object is ready. Absent without
     any."""
 
+    operator_version: Annotated[str, Field(max_length=64)] | None = None
+    """Release of the operator that wrote this status. Example: `0.1.0`."""
+
     broker_version: Annotated[str, Field(max_length=64)] | None = None
     """The release of the broker, read every minute. Example: `4.0.8`. Not there where a proxy hides
     it."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from redrive import errors
+from redrive import __version__, errors
 from redrive.admin.errors import BrokerDownError
 from redrive.api import Body
 from redrive.api.conditions import Reason, StatusWarning, is_new, progressing, ready, warning
@@ -54,7 +54,8 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
         if is_new(body):
             body = await out.publish(body, progressing("asking the broker"))
         outcome = await connect(key, ctx)
-        outcome = replace(outcome, fields={**outcome.fields, **usage(body, used, ctx)})
+        fields = {"operatorVersion": __version__, **outcome.fields, **usage(body, used, ctx)}
+        outcome = replace(outcome, fields=fields)
         blocked = deletion_blocked(body, used)
         if blocked is not None:
             conditions = (*outcome.conditions, warning(blocked))

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from redrive import __version__
 from redrive.admin.client import Admin
 from redrive.admin.http import Access, Http
 from redrive.api import Body
@@ -79,7 +80,7 @@ async def test_unchanged_connection_costs_two_calls_and_no_write(
         policies.put(policy("payments"))
         assert await reconcile(KEY, ctx) is Requeue.ON_CHANGE
         status = kubernetes.objects[CONNECTIONS][KEY]["status"]
-        assert status["policies"] == 2
+        assert (status["policies"], status["operatorVersion"]) == (2, __version__)
         assert status["allow"] == [{"name": "shop", "namespaces": 1, "policies": 2}]
 
         missing.append(SecretNotFoundError("the Secret is not there", remedy="make it"))
