@@ -104,14 +104,19 @@ class LimitExceededError(RedriveError):
 
 
 class OwnerConflictError(RedriveError):
-    """A topic belongs to another policy, which may be gone."""
+    """A topic belongs to another policy, which may be gone.
 
+    Attributes:
+        owner: that policy, for the operator's log; an object of another namespace does not show it.
+    """
+
+    owner: str = ""
     reason = "OwnerConflict"
     stalls = True
     requeue = Requeue.ON_CHANGE
 
 
-class ChainedPolicyError(RedriveError):
+class ChainedPolicyError(OwnerConflictError):
     """The source topic is a retry or dead-letter topic of redrive."""
 
     reason = "ChainedPolicy"

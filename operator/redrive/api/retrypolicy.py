@@ -459,8 +459,8 @@ class RetryPolicyStatus(StatusModel):
     may set."""
 
     blocked_by: str | None = None
-    """The RetryPolicy, as `namespace/name`, whose topics this one needs and waits for. Absent
-    without one."""
+    """The RetryPolicy, as `namespace/name`, whose topics this one needs and waits for;
+    `another namespace` for a policy of another namespace. Absent without one."""
 
     connection: str | None = None
     """The BrokerConnection, as `namespace/name`, through which the topics were last found as the

@@ -43,7 +43,7 @@ from redrive.provision.desired import (
     TopicState,
     partitions_of_retry,
 )
-from redrive.provision.ownership import TAKE_OVER_FROM, Owner, OwnershipRecord
+from redrive.provision.ownership import TAKE_OVER_FROM, Owner, OwnershipRecord, shown_owner
 from redrive.provision.request import (
     ContestedError,
     NameCollisionError,
@@ -203,6 +203,7 @@ def prior_claim(request: Request, winner: Request) -> ContestedError | None:
             f"subscription {policy.subscription} of {policy.topic} has a RetryPolicy already, "
             "which keeps it until it is deleted or stalls",
             rival=winner.key,
+            namespace=request.key.namespace,
             remedy="delete one of the two",
         )
     if winner.policy.topic in request.spec.own_topics:
@@ -210,13 +211,15 @@ def prior_claim(request: Request, winner: Request) -> ContestedError | None:
             "a topic of its own that spec.naming leads to is the source topic of an "
             f"older RetryPolicy, {winner.policy.topic}, and would be changed as if it held retries",
             rival=winner.key,
+            namespace=request.key.namespace,
             remedy="delete this policy and create it again with other names for its topics",
         )
+    named = f", for subscription {winner.policy.subscription} of {winner.policy.topic},"
     return NameCollisionError(
-        f"another RetryPolicy, for subscription {winner.policy.subscription} of "
-        f"{winner.policy.topic}, has a retry, dead-letter or ledger topic of a name that this one "
-        "needs",
+        f"another RetryPolicy{named if winner.key.namespace == request.key.namespace else ''} has "
+        "a retry, dead-letter or ledger topic of a name that this one needs",
         rival=winner.key,
+        namespace=request.key.namespace,
         remedy="use another subscription for one of the two, or give its topics other names",
     )
 
@@ -348,13 +351,15 @@ def source_is_of_redrive(facts: PreflightFacts) -> RedriveError | None:
     is_allowed = facts.request.spec.chaining is Chaining.ALLOWED
     if not record.owner or is_allowed or "retryTopic" in _status(facts.body):
         return None
-    return ChainedPolicyError(
+    error = ChainedPolicyError(
         "the source topic is a retry, dead-letter or ledger topic of another RetryPolicy, and what "
         "waits or rests there would be retried once more, in topics of its own",
-        got=f"{TOPIC_OWNER}={record.owner}",
+        got=shown_owner(record.owner, facts.request.key.namespace),
         remedy="name the topic that producers send to; where this one is meant, create the policy "
         "with spec.chaining Allowed",
     )
+    error.owner = record.owner
+    return error
 
 
 def topics_are_elsewhere(facts: PreflightFacts) -> RedriveError | None:
@@ -387,12 +392,14 @@ def _owner_conflict(topic: TopicName, record: OwnershipRecord, ours: Owner) -> R
             f"kubectl annotate retrypolicy --namespace={ours.key.namespace} {ours.key.name} "
             f"{TAKE_OVER_FROM}={named.key.name}"
         )
-    return OwnerConflictError(
+    error = OwnerConflictError(
         f"the topic {topic} belongs to another RetryPolicy, which may be gone and have retained "
         "it, and nothing of it is changed",
-        got=f"{TOPIC_OWNER}={record.owner}",
+        got=shown_owner(record.owner, ours.key.namespace),
         remedy=f"use other names for this policy's topics; where it is to take over, run: {way}",
     )
+    error.owner = record.owner
+    return error
 
 
 def namespace_expires_subscriptions(

@@ -19,6 +19,7 @@ Used by all that looks at policies: reconcile, resync, finalize and health.
 from __future__ import annotations
 
 import heapq
+import logging
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -48,6 +49,8 @@ from redrive.provision.checks import ADMISSION, prior_claim
 from redrive.provision.outcome import ignores_outages
 from redrive.provision.ownership import named_in
 from redrive.provision.request import Request, Standing, is_proven, proof_of
+
+logger = logging.getLogger(__name__)
 
 _Name = tuple[str, str]
 """A broker, and a name there."""
@@ -157,7 +160,9 @@ class Conflicts:
         return next(self.oldest_first(key), None) is not None
 
     def block(self, key: Key, rival: Key) -> None:
-        """Record the rival that keeps a policy from its topics."""
+        """Record the rival that keeps a policy from its topics; the log names both."""
+        if self._blocker.get(key) != rival:
+            logger.info("RetryPolicy %s waits for RetryPolicy %s", key, rival)
         self._forget_decision(key)
         self._blocker[key] = rival
         self._blocked_by[rival].add(key)

@@ -79,6 +79,7 @@ from redrive.provision.ownership import (
     OwnershipRecord,
     Rights,
     creating,
+    shown_owner,
 )
 from redrive.provision.request import Request
 
@@ -448,7 +449,9 @@ def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
     """Say why a topic stays exactly as it is; nothing where it does not."""
     record = topic.record(owner)
     if not record.is_of(owner):
-        return f"is kept by {record.owner}" if record.owner else "has no mark of this policy"
+        if not record.owner:
+            return "has no mark of this policy"
+        return f"is kept by {shown_owner(record.owner, owner.key.namespace)}"
     if topic.heir is not None:
         return f"is needed by RetryPolicy {topic.heir}"
     if record.created and not topic.may_delete:

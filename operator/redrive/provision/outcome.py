@@ -69,7 +69,7 @@ class Outcome:
     @classmethod
     def failed(cls, error: RedriveError) -> Outcome:
         """Show *error*, which keeps the object from being ready."""
-        fields = {"blockedBy": str(error.rival)} if isinstance(error, ContestedError) else {}
+        fields = {"blockedBy": error.shown_rival} if isinstance(error, ContestedError) else {}
         return cls(failed(error), fields, requeue=error.requeue, error=error)
 
     def of_gone(self) -> Outcome:

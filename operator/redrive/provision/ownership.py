@@ -74,6 +74,24 @@ class Owner:
         return cls(parts[0], Key(*parts[1:])) if len(parts) == 3 and all(parts) else None  # noqa: PLR2004
 
 
+def shown_policy(policy: Key, namespace: str) -> str:
+    """Return the text by which an object of *namespace* shows a RetryPolicy.
+
+    The names of objects are for their own namespace: others may be of another tenant.
+    """
+    if policy.namespace == namespace:
+        return f"RetryPolicy {policy}"
+    return "a RetryPolicy of another namespace"
+
+
+def shown_owner(owner: str, namespace: str) -> str:
+    """Return the text by which an object of *namespace* shows the owner of a topic."""
+    policy = Owner.parse(owner)
+    if policy is not None and policy.key.namespace == namespace:
+        return f"{TOPIC_OWNER}={owner}"
+    return "a RetryPolicy of another namespace"
+
+
 def named_in(body: Body) -> frozenset[str]:
     """Return the names of the policies whose topics a RetryPolicy may take over."""
     written = (body["metadata"].get("annotations") or {}).get(TAKE_OVER_FROM, "")

@@ -40,7 +40,7 @@ from redrive.api.conditions import (
     ready,
     reason,
 )
-from redrive.errors import InvalidSpecError, RedriveError, Requeue
+from redrive.errors import InvalidSpecError, OwnerConflictError, RedriveError, Requeue
 from redrive.kube import logs, resources
 from redrive.kube.client import NotFoundError
 from redrive.kube.connections import shown_to
@@ -203,6 +203,9 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
         made = await converge(request, body, ctx, conflicts)
     except NotFoundError:
         raise  # the policy went meanwhile, and another may have its name
+    except OwnerConflictError as error:
+        logger.info("RetryPolicy %s: its topics are of %s", Key.of(body), error.owner)
+        return Outcome.failed(error)
     except RedriveError as error:
         return Outcome.failed(shown_to(body, error))
     warnings = (*made.warnings, *health.warnings(body))

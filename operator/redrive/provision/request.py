@@ -24,22 +24,27 @@ from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
 from redrive.errors import RedriveError, Requeue
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
-from redrive.provision.ownership import internal
+from redrive.provision.ownership import internal, shown_policy
 
 
 class ContestedError(RedriveError):
     """Another policy, whose claim comes first, has what this one needs.
 
+    Args:
+        namespace: that of the policy which shows this error.
+
     Attributes:
-        rival: that policy.
+        rival: the other policy.
+        shown_rival: its name, as the status of the policy may show it.
     """
 
     stalls = True
     requeue = Requeue.ON_CHANGE
 
-    def __init__(self, problem: str, *, rival: Key, remedy: str) -> None:
-        super().__init__(problem, got=f"RetryPolicy {rival}", remedy=remedy)
+    def __init__(self, problem: str, *, rival: Key, namespace: str, remedy: str) -> None:
+        super().__init__(problem, got=shown_policy(rival, namespace), remedy=remedy)
         self.rival = rival
+        self.shown_rival = str(rival) if rival.namespace == namespace else ANOTHER_NAMESPACE
 
 
 class ResourceConflictError(ContestedError):
@@ -54,6 +59,8 @@ class NameCollisionError(ContestedError):
     reason = "NameCollision"
 
 
+ANOTHER_NAMESPACE = "another namespace"
+"""The value of `status.blockedBy` for a policy of another namespace."""
 WAITS = frozenset({ResourceConflictError.reason, NameCollisionError.reason})
 """Reasons of a policy that waits for a rival to go."""
 BROKER_DIGEST = "brokerDigest"

@@ -227,6 +227,7 @@ def subscription_is_contested(seen: Seen) -> StatusWarning | None:
         "other RetryPolicies are for the same topic and subscription, and wait for this one to go "
         "or to stall; got {}; delete them, or this one",
         same,
+        seen.request.key.namespace,
     )
 
 
@@ -238,6 +239,7 @@ def names_are_contested(seen: Seen) -> StatusWarning | None:
         "RetryPolicies for other subscriptions need a topic of a name that this one, or its source "
         "topic, has, and are refused; got {}; give their topics other names",
         others,
+        seen.request.key.namespace,
     )
 
 
@@ -261,9 +263,15 @@ def warnings(seen: Seen) -> tuple[StatusWarning, ...]:
     return tuple(warning for warning in found if warning is not None)
 
 
-def _contested(reason: str, message: str, rivals: Sequence[Request]) -> StatusWarning | None:
+def _contested(
+    reason: str, message: str, rivals: Sequence[Request], namespace: str
+) -> StatusWarning | None:
     if not rivals:
         return None
-    named = [f"RetryPolicy {other.key}" for other in rivals]
-    more = [f"{len(named) - _SHOWN} more"] if len(named) > _SHOWN else []
-    return StatusWarning(reason, message.format(", ".join([*named[:_SHOWN], *more])))
+    names = [f"RetryPolicy {other.key}" for other in rivals if other.key.namespace == namespace]
+    shown = names[:_SHOWN]
+    if more := len(names) - len(shown):
+        shown.append(f"{more} more")
+    if foreign := len(rivals) - len(names):
+        shown.append(f"{foreign} of other namespaces")
+    return StatusWarning(reason, message.format(", ".join(shown)))

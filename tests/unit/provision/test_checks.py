@@ -12,6 +12,8 @@ import pytest
 from redrive.admin.model import NamespaceState, TopicSubscriptions
 from redrive.api import Body
 from redrive.api.permissions import NamespaceLimits, Permissions
+from redrive.errors import OwnerConflictError
+from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision.checks import (
     ADMISSION,
@@ -24,6 +26,7 @@ from redrive.provision.checks import (
     source_has_too_many_partitions,
 )
 from redrive.provision.desired import Observed, TopicState, desired
+from redrive.provision.outcome import Outcome
 from redrive.provision.request import Request
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -305,7 +308,11 @@ def test_topic_of_other_owner_is_refused_unless_named(
     assert (violation is None) is allowed
     if violation is not None:
         assert violation.reason == "OwnerConflict"
-        assert f"got 'redrive.io/owner={mark}'" in str(violation)
+        is_near = mark is not None and "/shop/" in mark
+        shown = f"redrive.io/owner={mark}" if is_near else "a RetryPolicy of another namespace"
+        assert f"got '{shown}'" in str(violation)
+        assert isinstance(violation, OwnerConflictError)
+        assert violation.owner == (mark or "")
         ways = {
             "here/shop/other": "kubectl annotate retrypolicy --namespace=shop orders "
             "redrive.io/take-over-from=other",
@@ -481,6 +488,26 @@ def test_oldest_policy_of_subscription_has_priority(
         assert violation is not None
         assert violation.reason == "ResourceConflict"
         assert f"got 'RetryPolicy {winner.key}'" in str(violation)
+
+
+@pytest.mark.parametrize("collides", [False, True])
+def test_rival_of_another_namespace_is_not_named(
+    policy: MakeBody, requested: MakeRequest, *, collides: bool
+) -> None:
+    tenant = {"topic": "persistent://shop/prod/orders-eu", "subscription": "billing"}
+    own = {"topic": "persistent://shop/prod/orders", "subscription": "eu-billing"}
+    body = policy("project-x", **tenant)
+    body["metadata"]["namespace"] = "rivals"
+    loser = requested(policy("b", age=2, **own if collides else tenant))
+    violation = prior_claim(loser, dataclasses.replace(requested(body), is_proven=True))
+    assert violation is not None
+    assert violation.reason == ("NameCollision" if collides else "ResourceConflict")
+    assert "got 'a RetryPolicy of another namespace'" in str(violation)
+    assert violation.rival == Key("rivals", "project-x")
+    fields = Outcome.failed(violation).fields
+    assert fields == {"blockedBy": "another namespace"}
+    words = {"rivals", "project-x"} | ({"orders-eu"} if collides else set())
+    assert [word for word in words if word in str(violation)] == []
 
 
 def test_uid_decides_between_policies_of_same_age(policy: MakeBody, requested: MakeRequest) -> None:

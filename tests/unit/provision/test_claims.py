@@ -563,9 +563,10 @@ async def test_converge_proves_the_broker_that_answered(
 
 
 async def test_rival_provisioned_during_reconcile_has_priority(
-    connection: dict[str, Any], policy: MakeBody
+    connection: dict[str, Any], policy: MakeBody, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The later of two namespaces that begin at once writes nothing."""
+    caplog.set_level("INFO")
     lent = copy.deepcopy(connection)
     lent["allow"][0]["namespaces"] = {"names": ["shop", "other"]}
     rival = policy("rival", connectionRef={"namespace": "shop", "name": "main"})
@@ -579,8 +580,9 @@ async def test_rival_provisioned_during_reconcile_has_priority(
             return await do()
 
         harness.broker.fault = meanwhile
-        with pytest.raises(ResourceConflictError, match="got 'RetryPolicy other/rival'"):
+        with pytest.raises(ResourceConflictError, match="got 'a RetryPolicy of another n"):
             await provision(harness, ctx)
+        assert "RetryPolicy shop/orders waits for RetryPolicy other/rival" in caplog.text
         assert {method for method, _ in harness.broker.calls} == {"GET"}
         assert harness.stored["metadata"].get("finalizers", []) == []
 

@@ -201,7 +201,9 @@ async def test_subscription_expiry_is_detected_before_topic_reads(
         (ConfigMapNotOursError("it is so", remedy="change it"), Requeue.ON_CHANGE),
         (TopicNotFoundError("it is so", remedy="change it"), Requeue.BACKOFF),
         (
-            NameCollisionError("it is so", rival=Key("shop", "b"), remedy="change it"),
+            NameCollisionError(
+                "it is so", rival=Key("shop", "b"), namespace="shop", remedy="change it"
+            ),
             Requeue.ON_CHANGE,
         ),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -191,3 +192,14 @@ def test_many_blocked_policies_are_counted(policy: MakeBody, requested: MakeRequ
     [caution] = found(policy(), requested(policy("old")), many[::-1])
     assert "got RetryPolicy shop/p1, " in caution.message
     assert "RetryPolicy shop/p5, 3 more;" in caution.message
+
+
+def test_blocked_policies_of_other_namespaces_are_only_counted(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    bodies = [policy("near", age=1), policy("far", age=2), policy("farther", age=3)]
+    for body in bodies[1:]:
+        body["metadata"]["namespace"] = "rivals"
+    older = replace(requested(policy("old")), is_proven=True)
+    [caution] = found(policy(), older, list(map(requested, bodies)))
+    assert "got RetryPolicy shop/near, 2 of other namespaces;" in caution.message
