@@ -432,6 +432,14 @@ class ApprovalRequiredError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class AlreadyEndedError(RedriveError):
+    """The Replay was created with the annotation of an end, such as a copy of an ended one."""
+
+    reason = "AlreadyEnded"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
 class ApplicationNotOursError(RedriveError):
     """A SparkApplication with another owner has the name that this Replay needs."""
 

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from redrive.api.crds import crds
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method, ShownCredentials
-from redrive.policy.envelope import CAUSE_TYPE, REPLAYS
+from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, REPLAYS
 from redrive.policy.model import Policy
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, LEDGER_SUBSCRIPTION, TopicName
 from redrive.reading import broker, reader
@@ -62,6 +62,7 @@ class ProvisionedPolicy:
         cause: str = "TimeoutError",
         content: bytes | None = b"order",
         replays: int = 0,
+        fingerprint: str = "",
         **fields: Any,  # noqa: ANN401 - as the client takes them
     ) -> None:
         """Lay *count* messages into the dead-letter topic, each with an id in its properties."""
@@ -71,6 +72,7 @@ class ProvisionedPolicy:
         for _ in range(count):
             properties = {"id": secrets.token_hex(4), CAUSE_TYPE: cause}
             properties |= {REPLAYS: str(replays)} if replays else {}
+            properties |= {CAUSE_FINGERPRINT: fingerprint} if fingerprint else {}
             producer.send(content, properties=properties, **fields)
         producer.close()
 

@@ -30,7 +30,7 @@ from redrive.replay.ledger import LedgerLostError
 from redrive.replay.records import Account
 from redrive.replay.sending import DeduplicationOffError
 from redrive.replay.spark import Spark
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import Choice, ReplayJob
 from sandbox.kubernetes import Cluster
 from tests.support.documented import blocks
 
@@ -113,6 +113,53 @@ def test_messages_replayed_too_often_are_parked(
     assert provisioned.in_target() == []
     assert len(provisioned.resting()) == 6
     provisioned.check_audit(parked)
+
+
+@pytest.mark.parametrize("where", [None, "size > 0"])
+def test_causes_and_fingerprints_select_in_spark(
+    provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession, where: str | None
+) -> None:
+    provisioned = provision_policy(partitions=2)
+    zeros, ones = "0" * 16, "1" * 16
+    provisioned.bury(2, "WarehouseDown", fingerprint=zeros)
+    selected = provisioned.ids(provisioned.resting())
+    provisioned.bury(2, "WarehouseDown", fingerprint=ones)
+    provisioned.bury(2, "WarehouseDown")
+    provisioned.bury(2, "TimeoutError", fingerprint=zeros)
+    job, progress = make_job(provisioned, where)
+    choice = Choice(causes=("WarehouseDown",), fingerprints=(zeros,))
+    job = dataclasses.replace(job, choice=choice)
+
+    account = jobs.run(job, Spark(spark, job), progress)
+
+    assert (account.scanned, account.matched, account.moved) == (8, 2, 2)
+    assert provisioned.in_target() == selected
+    provisioned.check_audit()
+
+
+def test_rate_limit_changes_while_a_run_moves(
+    provision_policy: ProvisionPolicy,
+    make_job: MakeJob,
+    replay_api: Cluster,
+    replay_token: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert replay_token
+    monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.2)
+    count = 300
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    job, progress = make_job(provisioned, rateLimit={"messages": 1})
+    job = dataclasses.replace(job, rate_limit=1.0)
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(jobs.run, job, Local(), progress)
+        while not provisioned.in_target():
+            assert not run.done()
+        replay_api.kubectl(
+            "--namespace", job.namespace, "patch", resources.REPLAYS.plural, job.name,
+            "--type=merge", "--patch", json.dumps({"spec": {"rateLimit": {"messages": 1_000}}}),
+        )  # fmt: skip
+        assert run.result(count // 3).moved == count
 
 
 def test_a_run_takes_every_range_and_reports_on_its_way(

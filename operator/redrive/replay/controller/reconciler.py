@@ -120,14 +120,29 @@ async def _end(replay: Body, ctx: Context) -> Requeue:
     """Take back the rights of a Replay that has ended, and delete it when its time is over.
 
     Raises:
-        KubernetesError: as for `ending.delete_if_over`.
+        KubernetesError: as for `delete_if_over`, or its status could not be written.
     """
+    await _show_end(replay, ctx)
     try:
         await rights.release(replay, ctx)
     except RedriveError as error:
         logger.warning("the rights of a Replay are not taken back yet: %s", error)
         return Requeue.SLOW_BACKOFF
     return await delete_if_over(ctx.replays.get(Key.of(replay)) or replay, ctx)
+
+
+async def _show_end(replay: Body, ctx: Context) -> None:
+    """Write a final status where only the annotation tells of an end, as in a copy or a backup."""
+    if ReplayStatus.of(replay).phase in FINAL:
+        return
+    error = errors.AlreadyEndedError(
+        f"the Replay has the annotation {ENDED_AT} of an ended one, so it is not launched",
+        remedy="make another Replay without that annotation if messages are to be moved",
+    )
+    end = moment_of(replay["metadata"]["annotations"][ENDED_AT]) or ctx.clock()
+    fields = {"phase": Phase.FAILED.value, "completionTime": written(end)}
+    version = replay["metadata"]["resourceVersion"]
+    await _publisher(ctx).publish(replay, ended(failed(error)), fields, version)
 
 
 async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue:

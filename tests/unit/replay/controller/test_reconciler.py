@@ -741,6 +741,19 @@ async def test_forged_end_in_status_deletes_no_replay(phase: str) -> None:
     assert "annotations" not in stored["metadata"]
 
 
+@pytest.mark.parametrize("status", [{}, {"phase": "Running"}])
+async def test_copy_of_ended_replay_fails_and_is_not_launched(status: dict[str, Any]) -> None:
+    body = replay(status=status, ended_at="2026-11-20T10:00:00Z")
+    api = storing(body)
+    provide(api)
+    assert await reconcile_cached(api, body) is Requeue.ON_CHANGE
+    (written,) = statuses(api)
+    assert (written["phase"], shown(api)[0]) == ("Failed", "AlreadyEnded")
+    assert true_conditions(written) == {"Stalled", "Failed"}
+    assert written["completionTime"] == "2026-11-20T10:00:00Z"
+    assert {write.verb for write in api.writes} == {"patch_status"}
+
+
 async def test_end_is_annotated_after_its_status() -> None:
     body = launched(replay(status={"finished": True, "matched": 1, "moved": 1, "left": 0}))
     api = storing(body)
