@@ -55,7 +55,7 @@ app.kubernetes.io/component: replay
 
 {{- /* The chart's labels and further ones, which replace common labels of the same names. Takes labels and root. */ -}}
 {{- define "redrive.labelsWith" -}}
-{{- merge (deepCopy .labels) (include "redrive.labels" .root | fromYaml) | toYaml }}
+{{- merge (deepCopy (default dict .labels)) (include "redrive.labels" .root | fromYaml) | toYaml }}
 {{- end }}
 
 {{- define "redrive.commonLabels" -}}
@@ -118,5 +118,5 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- printf "%s/blob/v%s/docs/runbooks" .Chart.Home .Chart.AppVersion }}
 {{- end }}
 {{- define "redrive.runbooks" -}}
-{{- default (include "redrive.defaultRunbooks" .) .Values.prometheusRule.runbookURL | trimSuffix "/" }}
+{{- default (include "redrive.defaultRunbooks" .) (.Values.prometheusRule).runbookURL | trimSuffix "/" }}
 {{- end }}

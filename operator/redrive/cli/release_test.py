@@ -30,9 +30,6 @@ SECONDS = 60.0
 PAUSE_SECONDS = 1.0
 AT_ONCE = 10
 """Reviews of rights at the same time."""
-REVIEWS = Resource(
-    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview"
-)
 NAME = "release-test"
 """Name of the objects in dry runs."""
 KINDS: Mapping[str, Resource] = {
@@ -72,22 +69,17 @@ class Right:
         subject = f"{self.resource}.{self.group}" if self.group else self.resource
         return f"{self.verb} {subject}{f'/{self.name}' if self.name else ''} in {where}"
 
-    def review(self) -> Body:
-        """Return the question to the API server if the caller has this right."""
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        """Return this right as an API server names it in reviews."""
         plural, _, subresource = self.resource.partition("/")
-        attributes = {
+        return {
             "verb": self.verb,
             "group": self.group,
             "resource": plural,
             "subresource": subresource,
             "namespace": self.namespace,
             "name": self.name,
-        }
-        return {
-            "apiVersion": REVIEWS.api_version,
-            "kind": REVIEWS.kind,
-            "metadata": {"namespace": ""},
-            "spec": {"resourceAttributes": attributes},
         }
 
 
@@ -114,8 +106,7 @@ async def check_rights(kubernetes: Kubernetes, grants: Sequence[Body]) -> int:
 
     async def is_allowed(right: Right) -> bool:
         async with slots:
-            answer = await kubernetes.create(REVIEWS, right.review())
-        return bool(answer["status"]["allowed"])
+            return await kubernetes.is_allowed(right.attributes)
 
     answers = await asyncio.gather(*map(is_allowed, expected))
     missing = [str(right) for right, allowed in zip(expected, answers, strict=True) if not allowed]

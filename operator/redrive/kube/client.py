@@ -213,6 +213,24 @@ class Kubernetes:
         created = await self._call("POST", path, body, query={"fieldValidation": "Strict"})
         return _object(created, resource.plural)
 
+    async def is_allowed(self, attributes: Mapping[str, str]) -> bool:
+        """Return True if the API server grants this client the right of *attributes*.
+
+        Args:
+            attributes: `resourceAttributes` of a SelfSubjectAccessReview.
+        """
+        review = {
+            "apiVersion": resources.ACCESS_REVIEWS.api_version,
+            "kind": resources.ACCESS_REVIEWS.kind,
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = resources.ACCESS_REVIEWS.path()
+        answer = await self._call("POST", path, review, query={"fieldValidation": "Strict"})
+        status = answer.get("status")  # an answer without identity: it is not stored
+        if not isinstance(status, dict) or not isinstance(status.get("allowed"), bool):
+            raise _malformed(path, "a review without a decision")
+        return bool(status["allowed"])
+
     async def dry_run(self, resource: Resource, body: Body) -> None:
         """Have the API server admit *body* as `create` would, and persist nothing."""
         path = resource.path(body["metadata"]["namespace"])

@@ -85,6 +85,9 @@ CONNECTIONS = Resource(GROUP, VERSION, "brokerconnections", "BrokerConnection")
 POLICIES = Resource(GROUP, VERSION, "retrypolicies", "RetryPolicy")
 REPLAYS = Resource(GROUP, VERSION, "replays", "Replay")
 APPROVALS = Resource(GROUP, VERSION, "replayapprovals", "ReplayApproval")
+ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview"
+)
 SPARK_APPLICATIONS = Resource(
     "sparkoperator.k8s.io",
     "v1beta2",

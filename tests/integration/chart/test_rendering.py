@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from redrive import __version__
+from release import CHART
 from sandbox import CHECKOUT, chart
 from sandbox.errors import SandboxError
 
@@ -234,6 +235,21 @@ def test_monitor_has_all_its_values(monitor: str) -> None:
     (endpoint,) = body["spec"].get("podMetricsEndpoints") or body["spec"]["endpoints"]
     assert endpoint == {"port": "http", **scrape}
     assert body["spec"]["namespaceSelector"] == {"matchNames": ["redrive-system"]}
+
+
+@pytest.mark.parametrize("section", ["podMonitor", "serviceMonitor", "prometheusRule", "dashboard"])
+def test_null_values_of_monitoring_are_absent_ones(section: str) -> None:
+    """Helm removes a default where a user sets it to null."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))[section]
+    default = chart.render({})
+    assert chart.render({section: None}) == default
+    enabled = chart.render({section: {"enabled": True}})
+    assert len(enabled) == len(default) + 1
+    nothing = dict.fromkeys(values.keys() - {"enabled"})
+    nulls = chart.render({section: {**nothing, "enabled": True}})
+    for body in (*enabled, *nulls):
+        body["metadata"].get("labels", {}).pop("grafana_dashboard", None)  # removed by its null
+    assert nulls == enabled
 
 
 def test_common_labels_are_on_every_object() -> None:

@@ -23,8 +23,8 @@ def test_rights_are_rules_by_namespace_and_name() -> None:
     ]
     grants = [{"namespace": "", "rules": rules[:1]}, {"namespace": "shop", "rules": rules[1:]}]
     assert [str(right) for right in rights(grants)] == expected
-    review = next(rights(grants)).review()["spec"]["resourceAttributes"]
-    assert (review["resource"], review["subresource"]) == ("replays", "status")
+    attributes = next(rights(grants)).attributes
+    assert (attributes["resource"], attributes["subresource"]) == ("replays", "status")
 
 
 @pytest.mark.parametrize("ready", [True, False])

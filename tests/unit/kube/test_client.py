@@ -253,6 +253,27 @@ async def test_long_object_is_read_alone(kubeconfig: Path, monkeypatch: pytest.M
     assert object_["metadata"] == metadata
 
 
+@pytest.mark.parametrize(
+    ("status", "allowed"), [({"allowed": True}, True), ({"allowed": False}, False), ({}, None)]
+)
+async def test_access_review_is_answered_without_identity(
+    kubeconfig: Path, status: dict[str, bool], *, allowed: bool | None
+) -> None:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        review = await request.json()
+        assert review["spec"]["resourceAttributes"] == {"verb": "get"}
+        return web.json_response({**review, "metadata": {}, "status": status})
+
+    async with RawTestServer(answer) as server:
+        write_kubeconfig(kubeconfig, server.port or 0)
+        async with Kubernetes.connect() as kubernetes:
+            if allowed is None:
+                with pytest.raises(UnavailableError, match="a review without a decision"):
+                    await kubernetes.is_allowed({"verb": "get"})
+            else:
+                assert await kubernetes.is_allowed({"verb": "get"}) is allowed
+
+
 async def test_deletion_has_uid_and_version_as_preconditions(kubeconfig: Path) -> None:
     calls: list[tuple[str, str, object]] = []
 
