@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from redrive.admin.errors import (
@@ -27,7 +28,6 @@ from redrive.admin.errors import (
     AdminNotFoundError,
     AuthenticationFailedError,
     UnsupportedError,
-    unexpected,
 )
 from redrive.admin.granting import CachedRead, Granter, Granting, Permissions
 from redrive.admin.guards import Breaker
@@ -60,6 +60,7 @@ from redrive.admin.model import (
     read_metadata,
     read_names,
     read_namespace_policies,
+    read_partitions,
     read_producers,
     read_receivers,
     read_schema,
@@ -86,13 +87,19 @@ class Calls:
     """Makes calls to one broker; see `client.Admin` for the arguments."""
 
     def __init__(
-        self, http: Http, admin_url: str, credentials: Credentials, breaker: Breaker | None = None
+        self,
+        http: Http,
+        admin_url: str,
+        credentials: Credentials,
+        breaker: Breaker | None = None,
+        *,
+        namespace: str = "",
     ) -> None:
         self._http = http
         self._breaker = breaker
         self._admin_url = admin_url
         self._credentials = credentials
-        self._turns = CallTurns(CALLS_AT_A_TIME)
+        self._turns = CallTurns(CALLS_AT_A_TIME, namespace)
 
     def is_for(self, admin_url: str, credentials: Credentials) -> bool:
         """Whether this client calls that broker with those credentials."""
@@ -105,12 +112,8 @@ class Calls:
 
     async def _ask(self, call: Call, read: Callable[[Any], T], *, probe: bool = False) -> T:
         """Send *call* and *read* the answer; one of another form is not a broker's."""
-        answer = await self._send(call, probe=probe)
-        try:
-            return read(answer)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            # Not its content: another host may have given it, see `http`.
-            raise unexpected(call.does, "JSON of another form") from error
+        value: T = await self._send(replace(call, read=read), probe=probe)
+        return value
 
     async def _send(self, call: Call, *, probe: bool = False) -> Any:  # noqa: ANN401  JSON
         """Make *call*, once more if the broker refuses credentials that have changed since."""
@@ -201,7 +204,7 @@ async def _of_each_partition(
     """Read the statistics of each partition, in order; None stands for one that is not there."""
 
     def read_all(answer: Mapping[str, Any]) -> list[T | None]:
-        given, count = answer["partitions"], int(answer["metadata"]["partitions"])
+        given, count = answer["partitions"], read_partitions(answer["metadata"])
         names = (str(topic.partition(number)) for number in range(count))
         return [read(given[name]) if name in given else None for name in names]
 
@@ -237,9 +240,7 @@ class TopicCalls(Calls):
             AdminNotFoundError: there is no such topic.
         """
         path = f"{topic_path(topic)}/partitions"
-        return await self._get(
-            f"read the partitions of {topic}", path, lambda answer: int(answer["partitions"])
-        )
+        return await self._get(f"read the partitions of {topic}", path, read_partitions)
 
     async def metadata(self, topic: TopicName, *, partitioned: bool) -> TopicMetadata:
         """Return partitions and properties of a topic, in one call.
@@ -507,12 +508,19 @@ class Admin(TopicCalls):
         admin_url: where the broker's admin API answers.
         credentials: of the role to act as.
         breaker: fails calls at once while the broker does not answer; None lets all pass.
+        namespace: of the connection, whose calls have a share of those of all connections.
     """
 
     def __init__(
-        self, http: Http, admin_url: str, credentials: Credentials, breaker: Breaker | None = None
+        self,
+        http: Http,
+        admin_url: str,
+        credentials: Credentials,
+        breaker: Breaker | None = None,
+        *,
+        namespace: str = "",
     ) -> None:
-        super().__init__(http, admin_url, credentials, breaker)
+        super().__init__(http, admin_url, credentials, breaker, namespace=namespace)
         self._version = CachedRead(self._read_version)
         self._configuration = CachedRead(self._read_configuration)
         self._tenants: dict[str, CachedRead[frozenset[str]]] = {}

@@ -29,9 +29,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -59,6 +60,7 @@ from redrive.admin.errors import (
     error_for,
     unexpected,
 )
+from redrive.admin.fair_slots import FairSlots
 from redrive.admin.guards import Fence, FenceClosedError, guarding
 from redrive.policy.naming import TopicName
 from redrive.policy.values import Patterns
@@ -185,12 +187,16 @@ USUAL_ANSWER = 2**20
 """In bytes: the longest answer about one thing."""
 LONG_ANSWER = 24 * 2**20
 """In bytes: the longest answer of all. Permissions on a hundred thousand topics take 15 MiB."""
-LONG_ANSWERS_AT_A_TIME = 2
-"""Answers of all connections that are longer than `SHORT` and are being read."""
+LONG_ANSWERS_AT_A_TIME = 3
+"""Answers of all connections that are longer than `SHORT_ANSWER` and are being read."""
+LONG_ANSWERS_OF_NAMESPACE = 2
+"""So many of those may be of connections of one namespace: another one finds room."""
 LONG_ANSWER_SECONDS = 10.0
 """How long such an answer may take from there on, so that others get their turn."""
-MOST_VALUES = 1_500_000
+MOST_VALUES = 1_000_000
 """An answer with more values is not parsed: each takes about a hundred bytes."""
+MOST_DIGITS = 20
+"""A number of a broker has at most 64 bits."""
 
 
 class AnswerTooLongError(Exception):
@@ -203,15 +209,17 @@ class CallTurns:
     Attributes:
         calls: limits how many are made at a time, wherever they are redirected.
         long: limits how many have a long answer at a time.
+        namespace: of the connection; those of each get an equal share of what all connections have.
     """
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self, calls: int, namespace: str = "") -> None:
+        self.namespace = namespace
         self.calls = asyncio.Semaphore(calls)
         self.long = asyncio.Semaphore(1)
 
 
 async def read_bounded(
-    parts: AsyncIterator[bytes], longest: int, *turns: asyncio.Semaphore
+    parts: AsyncIterator[bytes], longest: int, *turns: AbstractAsyncContextManager[object]
 ) -> bytes:
     """Read an answer; one that is longer than `SHORT` waits for all *turns*.
 
@@ -255,17 +263,31 @@ def parse_answer(answer: bytes) -> Any:  # noqa: ANN401  JSON
     """Return the value of an answer that is JSON.
 
     Raises:
-        ValueError: it is none, or of more values, or nested deeper, than any of a broker.
+        ValueError: it is none, or of more values, longer numbers, or nested deeper, than any of a
+            broker.
     """
     if sum(map(answer.count, (b",", b"[", b"{"))) > MOST_VALUES:  # those in texts count too
         raise ValueError(f"JSON of more than {MOST_VALUES} values")
     text = answer.decode(errors="replace")
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except ValueError:
         raise ValueError(f"{len(text)} characters that are no JSON") from None
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
+
+
+def _integer(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError("a number of more than 64 bits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number that is not finite")
+    return number
 
 
 def _size(count: int) -> str:
@@ -336,6 +358,8 @@ class Call:
         seconds: how long it may take at most, as `WHOLE_SECONDS` says.
         as_text: whether the answer is no JSON, and is returned as it is.
         longest: how many bytes its answer may have.
+        read: makes a value of the answer's JSON, in a thread if that is long; its exceptions mean
+            that the answer is not a broker's. None returns the JSON.
     """
 
     does: str
@@ -346,6 +370,7 @@ class Call:
     seconds: float = WHOLE_SECONDS
     as_text: bool = False
     longest: int = USUAL_ANSWER
+    read: Callable[[Any], Any] | None = None
 
 
 class Way(NamedTuple):
@@ -379,8 +404,9 @@ class Http:
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._free = asyncio.Semaphore(CALLS_OF_ALL)
-        self._long = asyncio.Semaphore(LONG_ANSWERS_AT_A_TIME)
+        self._free = FairSlots(CALLS_OF_ALL)
+        self._long = FairSlots(LONG_ANSWERS_AT_A_TIME, LONG_ANSWERS_OF_NAMESPACE)
+        self._parsing = FairSlots(1)
 
     @classmethod
     @asynccontextmanager
@@ -394,13 +420,16 @@ class Http:
             connector=aiohttp.TCPConnector(limit=0),
             # What one connection's broker sets would be sent to another's.
             cookie_jar=aiohttp.DummyCookieJar(),
+            # A few bytes may be compressed gigabytes.
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},
             timeout=TIMEOUT,
             trace_configs=[] if fence is None else [guarding(fence)],
         ) as session:
             yield cls(session)
 
     async def send(self, call: Call, way: Way) -> Any:  # noqa: ANN401  JSON
-        """Make *call* and return the JSON or text that the broker answers, None for no JSON.
+        """Make *call* and return what it reads of the answer, or its JSON or text.
 
         Raises:
             AdminError: the call failed; the subclass says how.
@@ -410,10 +439,10 @@ class Http:
             raise error_for(call.does, answer.status, answer.text)
         if call.as_text:
             return answer.text
-        try:
-            return parse_answer(answer.body) if answer.body else None
-        except ValueError as error:
-            raise unexpected(call.does, str(error)) from error
+        if len(answer.body) <= SHORT_ANSWER:
+            return _value(call, answer.body)
+        async with self._parsing.slot(way.turns.namespace):
+            return await asyncio.to_thread(_value, call, answer.body)
 
     async def _answer(self, call: Call, way: Way) -> _Reply:
         """Return the broker's answer, and count it."""
@@ -466,7 +495,10 @@ class Http:
             IssuerFailedError: it does not answer.
         """
         try:
-            async with self._request(method, URL(url), data=form, ssl=tls or True) as response:
+            address = URL(url)
+            async with self._request(
+                method, address, address.host or "", data=form, ssl=tls or True
+            ) as response:
                 read = read_bounded(response.content.iter_any(), SHORT_ANSWER)
                 return response.status, (await read).decode(errors="replace")
         except aiohttp.ClientConnectorCertificateError as error:
@@ -491,6 +523,7 @@ class Http:
             async with self._request(
                 call.method,
                 url,
+                way.turns.namespace,
                 seconds=call.seconds,
                 data=body,
                 headers=headers,
@@ -510,7 +543,8 @@ class Http:
     async def _reply(self, response: aiohttp.ClientResponse, call: Call, way: Way) -> _Reply:
         parts = response.content.iter_any()
         if response.status in _SUCCESS:
-            body = await read_bounded(parts, call.longest, way.turns.long, self._long)
+            room = self._long.slot(way.turns.namespace)
+            body = await read_bounded(parts, call.longest, way.turns.long, room)
         else:
             body = await read_beginning(parts)
         return _Reply(response.status, body)
@@ -520,6 +554,7 @@ class Http:
         self,
         method: str,
         url: URL,
+        sharer: str,
         *,
         seconds: float = WHOLE_SECONDS,
         turns: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008  it never changes
@@ -527,25 +562,47 @@ class Http:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Wait for a turn, then send; yield the answer, to be read within the same *seconds*.
 
+        Args:
+            sharer: the namespace, or issuer, that the call counts for among all.
+
         Raises:
             TimeoutError: the time is over.
         """
-        async with turns, self._room(), _within(seconds):
+        async with turns, self._room(sharer), _within(seconds):
             request = self._session.request(method, url, allow_redirects=False, **options)
             async with request as response:
                 yield response
 
     @asynccontextmanager
-    async def _room(self) -> AsyncIterator[None]:
+    async def _room(self, sharer: str) -> AsyncIterator[None]:
         """Wait until there is room among the calls of all connections."""
-        await self._free.acquire()
+        await self._free.acquire(sharer)
         with ExitStack() as held:
-            held.callback(self._free.release)
+            held.callback(self._free.release, sharer)
             slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, held.close)
             try:
                 yield
             finally:
                 slow.cancel()
+
+
+def _value(call: Call, body: bytes) -> Any:  # noqa: ANN401  JSON
+    """Return what *call* reads of an answer.
+
+    Raises:
+        AdminError: it is not a broker's.
+    """
+    try:
+        document = parse_answer(body) if body else None
+    except ValueError as error:
+        raise unexpected(call.does, str(error)) from error
+    if call.read is None:
+        return document
+    try:
+        return call.read(document)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Not its content: another host may have given it, see the top.
+        raise unexpected(call.does, "JSON of another form") from error
 
 
 @asynccontextmanager

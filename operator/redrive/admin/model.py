@@ -20,7 +20,6 @@ far as its settings go: so many ranges, or whole ledgers until they hold so many
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +30,9 @@ from urllib.parse import quote_plus
 
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import SYSTEM_PREFIX, SYSTEM_TOPIC, TopicName
+
+MOST_PARTITIONS = 10_000
+"""An answer with more partitions of a topic is not a broker's: each costs memory and calls."""
 
 
 def broker_at(admin_url: str) -> str:
@@ -178,8 +180,10 @@ class NamespaceState:
         """
         if str(topic) not in self.partitioned:
             return 0
-        numbers = itertools.count()
-        return next(n for n in numbers if f"{topic}-partition-{n}" not in self.unpartitioned)
+        for number in range(MOST_PARTITIONS):
+            if f"{topic}-partition-{number}" not in self.unpartitioned:
+                return number
+        return MOST_PARTITIONS
 
 
 @dataclass(frozen=True)
@@ -299,9 +303,21 @@ def as_is(answer: Any) -> Any:  # noqa: ANN401  JSON
     return answer
 
 
+def read_partitions(answer: Any) -> int:  # noqa: ANN401  JSON
+    """Read the number of a topic's partitions.
+
+    Raises:
+        ValueError: it is more than `MOST_PARTITIONS`, or negative.
+    """
+    partitions = int(answer["partitions"])
+    if not 0 <= partitions <= MOST_PARTITIONS:
+        raise ValueError(f"{partitions} partitions")
+    return partitions
+
+
 def read_metadata(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
     """Read the metadata of a topic with partitions."""
-    return TopicMetadata(int(answer["partitions"]), dict(answer.get("properties") or {}))
+    return TopicMetadata(read_partitions(answer), dict(answer.get("properties") or {}))
 
 
 def read_unpartitioned_metadata(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
@@ -313,7 +329,7 @@ def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSO
     """Read what a `NamespaceState` holds of the policies of a namespace."""
     return {
         "permissions": TopicPermissions(answer["auth_policies"]["destination_auth"]),
-        "subscription_expiry_minutes": answer.get("subscription_expiration_time_minutes") or 0,
+        "subscription_expiry_minutes": int(answer.get("subscription_expiration_time_minutes") or 0),
         "backlog_quotas": answer.get("backlog_quota_map") or {},
         "delayed_delivery": answer.get("delayed_delivery_policies"),
         "replicated_to": frozenset(answer.get("replication_clusters") or ()),

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from redrive.admin.fair_slots import FairSlots
 from redrive.api import GROUP, Body
 from redrive.errors import RedriveError
-from redrive.kube.fair_slots import FairSlots
 from redrive.kube.resources import Keep, Key, of_redrive
 
 Listener = Callable[[Key, Body | None, Body | None], None]

@@ -273,7 +273,9 @@ class Connections:
         admin = self._admins.get(key)
         if admin is None or not admin.is_for(admin_url, credentials):
             breaker = self._breaker(key, admin_url)
-            admin = self._admins[key] = Admin(self._http, admin_url, credentials, breaker)
+            admin = self._admins[key] = Admin(
+                self._http, admin_url, credentials, breaker, namespace=key.namespace
+            )
         return admin
 
     def _breaker(self, key: Key, admin_url: str) -> Breaker:

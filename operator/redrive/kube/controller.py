@@ -14,9 +14,9 @@ import random
 from collections.abc import Awaitable, Callable, Hashable
 from weakref import WeakValueDictionary
 
+from redrive.admin.fair_slots import FairSlots
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs
-from redrive.kube.fair_slots import FairSlots
 from redrive.kube.observability import (
     QUEUE_DEPTH,
     QUEUE_SECONDS,

@@ -312,8 +312,10 @@ def quotas_in_force(own: Quotas | None, namespace: NamespaceState) -> Quotas:
 
 def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:
     """Return the longest delay that the broker makes, by a topic's *policies*; None is any."""
-    limit = (policies.get(DELAYS.read) or {}).get("maxDeliveryDelayInMillis") or 0
-    return timedelta(milliseconds=limit) if limit > 0 else None
+    limit = (policies.get(DELAYS.read) or {}).get("maxDeliveryDelayInMillis")
+    if not isinstance(limit, int) or not 0 < limit < timedelta.max // _MILLISECOND:
+        return None
+    return timedelta(milliseconds=limit)
 
 
 def earliness(policies: Mapping[str, Any]) -> timedelta | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import tracemalloc
+import zlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -256,9 +258,9 @@ async def test_list_of_hundred_thousand_topics_is_read() -> None:
 @pytest.mark.parametrize(
     ("bomb", "shown"),
     [
-        (b"[" + b"[]," * 5_000_000 + b"[]]", "JSON of more than 1500000 values"),
+        (b"[" + b"[]," * 5_000_000 + b"[]]", "JSON of more than 1000000 values"),
         (b"[" * 900_000 + b"]" * 900_000, "JSON that is nested too deeply"),
-        (b"{" + b'"":{},' * 2_000_000 + b'"":{}}', "JSON of more than 1500000 values"),
+        (b"{" + b'"":{},' * 2_000_000 + b'"":{}}', "JSON of more than 1000000 values"),
     ],
     ids=["lists", "deep", "objects"],
 )
@@ -283,6 +285,101 @@ async def test_json_that_would_exhaust_memory_is_not_parsed(bomb: bytes, shown: 
     assert peak < 100 * 2**20
 
 
+NUMBERS = ("60000000", "-1", "1e308", "1e999", "NaN", "-Infinity", "9" * 30, "9" * 5_000, '"x"',
+           "null", "[]", "{}")  # fmt: skip
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:12])
+async def test_absurd_partitions_are_no_brokers_answer(number: str) -> None:
+    """Each call that reads a number of partitions, within memory for few."""
+    metadata = f'{{"partitions": {number}, "properties": {{}}}}'
+
+    async def answer(request: web.Request) -> web.Response:
+        stats = f'{{"metadata": {metadata}, "partitions": {{}}}}'
+        return web.Response(text=stats if "stats" in request.path else metadata)
+
+    async with asyncio.timeout(30), asking(answer) as (opened, url):
+        admin = Admin(opened, url, Access.bearer("x"))
+        tracemalloc.start()
+        try:
+            for call in (
+                admin.partitions(TOPIC),
+                admin.metadata(TOPIC, partitioned=True),
+                admin.subscriptions(TOPIC, partitioned=True),
+                admin.receivers(TOPIC, partitioned=True),
+                admin.usage(TOPIC, partitioned=True, subscription="s"),
+            ):
+                with pytest.raises(UnexpectedAnswerError):
+                    await call
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 10 * 2**20
+
+
+@pytest.mark.parametrize("number", NUMBERS[3:], ids=lambda number: number[:12])
+async def test_absurd_statistics_are_no_brokers_answer(number: str) -> None:
+    numbers = "msgBacklog msgOutCounter unackedMessages earliestMsgPublishTimeInBacklog".split()
+    fields = ", ".join(f'"{name}": {number}' for name in numbers)
+    stats = f'{{"subscriptions": {{"s": {{"consumers": [], {fields}}}}}, "msgInCounter": 1}}'
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=stats)
+
+    async with asyncio.timeout(30), asking(answer) as (opened, url):
+        with pytest.raises(UnexpectedAnswerError):
+            await Admin(opened, url, Access.bearer("x")).stats(TOPIC, partitioned=False)
+
+
+async def test_compressed_answer_is_not_expanded() -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.headers["Accept-Encoding"])
+        body = zlib.compress(b"[" + b" " * (100 * 2**20))
+        return web.Response(body=body, headers={"Content-Encoding": "deflate"})
+
+    async with asyncio.timeout(30), asking(answer) as (opened, url):
+        with pytest.raises(UnexpectedAnswerError):
+            await Admin(opened, url, Access.bearer("x")).clusters()
+    assert asked == ["identity"]
+
+
+async def test_long_answer_is_read_in_a_thread() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=b" " * (http.SHORT_ANSWER + 1) + b"[]")
+
+    async with asyncio.timeout(30), asking(answer) as (opened, url):
+        read = Call("ask", "GET", "x", read=lambda _: threading.current_thread())
+        thread = await opened.send(read, Way(url, Access.bearer("x"), CallTurns(1)))
+    assert thread is not threading.main_thread()
+
+
+async def test_slow_long_answers_of_a_namespace_delay_no_other() -> None:
+    slow, release = asyncio.Semaphore(0), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        long = web.StreamResponse()
+        await long.prepare(request)
+        await long.write(b" " * 2**17)
+        if request.headers["Authorization"] != "Bearer good":
+            slow.release()
+            await release.wait()
+        await long.write(b"{}")
+        return long
+
+    async with asyncio.timeout(60), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
+        for number in range(10):
+            hostile = Admin(opened, url, Access.bearer(str(number)), namespace="hostile")
+            tasks.create_task(hostile.internal_stats(TOPIC))
+        for _ in range(10):
+            await slow.acquire()
+        good = Admin(opened, url, Access.bearer("good"), namespace="good")
+        async with asyncio.timeout(http.LONG_ANSWER_SECONDS / 2):
+            assert await good.internal_stats(TOPIC) == {}
+        release.set()
+
+
 async def test_long_answers_are_limited_in_all_and_per_connection() -> None:
     now, most = Counter[str](), Counter[str]()
     full, release = asyncio.Event(), asyncio.Event()
@@ -303,7 +400,10 @@ async def test_long_answers_are_limited_in_all_and_per_connection() -> None:
         return long
 
     async with asyncio.timeout(60), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
-        admins = [Admin(opened, url, Access.bearer(str(number))) for number in range(6)]
+        admins = [
+            Admin(opened, url, Access.bearer(str(number)), namespace=str(number))
+            for number in range(6)
+        ]
         reads = [tasks.create_task(a.internal_stats(TOPIC)) for a in admins for _ in range(2)]
         await full.wait()
         release.set()

@@ -292,7 +292,8 @@ async def _check_quota(topic: TopicName, admin: Admin) -> None:
 
 async def _check_ttl(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[ObjectEvent, ...]:
     seconds = await admin.ttl_in_force(topic)
-    ttl = timedelta(seconds=seconds) if seconds > 0 else timedelta.max
+    is_bounded = 0 < seconds < timedelta.max.total_seconds()
+    ttl = timedelta(seconds=seconds) if is_bounded else timedelta.max
     if ttl >= SHORT_TTL:
         return ()
     estimate = await _estimate(job, admin)

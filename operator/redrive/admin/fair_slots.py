@@ -1,6 +1,7 @@
 """Slots that namespaces share fairly: the objects of one cannot keep those of another waiting.
 
-Used by the work queues, for reconciles at one broker, and by caches, for slow computations.
+Used for calls to brokers and their answers, by the work queues, for reconciles at one broker, and
+by caches, for slow computations.
 """
 
 from __future__ import annotations

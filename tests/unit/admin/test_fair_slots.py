@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from redrive.kube.fair_slots import FairSlots
+from redrive.admin.fair_slots import FairSlots
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
