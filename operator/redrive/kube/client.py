@@ -306,13 +306,14 @@ class Kubernetes:
             "metadata": {name: body["metadata"][name] for name in identity},
             "status": status,
         }
-        return await self._call(
+        after = await self._call(
             "PATCH",
             f"{resource.path(*Key.of(body))}/status",
             applied,
             query={"fieldManager": manager, "force": "true"},
             patch_type=_APPLY_PATCH,
         )
+        return _object(after, resource.plural)
 
     async def read_secret_key(self, secret: Key, key: str) -> str:
         """Read the text under *key* of a Secret, without white space around it.
