@@ -127,8 +127,8 @@ def _rate(counter: str, by: str, selector: str = "") -> str:
     return f"sum by ({by}) (rate({counter}{selector}[$__rate_interval]))"
 
 
-def _quantile(histogram: str, by: str, share: float = 0.99) -> str:
-    rates = f"sum by (le, {by}) (rate({histogram}_bucket[$__rate_interval]))"
+def _quantile(histogram: str, by: str = "", share: float = 0.99) -> str:
+    rates = _rate(f"{histogram}_bucket", f"le, {by}" if by else "le")
     return f"histogram_quantile({share}, {rates})"
 
 
@@ -396,6 +396,11 @@ OPERATOR = Dashboard(
         graph(
             "Time in the queue, 99 %",
             Query(_quantile("redrive_reconcile_queue_duration_seconds", "kind"), "{{kind}}"),
+            unit="s",
+        ),
+        graph(
+            "Delay of the event loop, 99 %",
+            Query(_quantile("redrive_event_loop_delay_seconds"), "delay"),
             unit="s",
         ),
         graph(

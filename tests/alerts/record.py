@@ -23,6 +23,7 @@ from redrive.kube.observability import (
     BREAKER_OPEN,
     LEASE,
     LEASE_HELD,
+    LOOP_DELAY,
     QUEUE_DEPTH,
     QUEUE_SECONDS,
     RECONCILE_SECONDS,
@@ -107,6 +108,7 @@ def work() -> None:
     RECONCILES.labels("RetryPolicy", "error").inc()
     RECONCILE_SECONDS.labels("RetryPolicy").observe(1)
     QUEUE_DEPTH.labels("RetryPolicy").set(1)
+    LOOP_DELAY.observe(1)
     QUEUE_SECONDS.labels("RetryPolicy").observe(1)
     BREAKER_OPEN.labels("shop", "main").set(1)
     ADMIN_CALLS.labels("GET", "200").inc()
