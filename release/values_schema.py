@@ -1,4 +1,4 @@
-"""The part of the chart's values.schema.json that is generated from the models: `replay.job`.
+"""The part of the chart's values.schema.json that is generated from the models: `jobTemplates`.
 
 The other parts are written by hand.
 """
@@ -9,16 +9,20 @@ import json
 from typing import Any
 
 from redrive.api.crds import structural
-from redrive.api.job import JobDefaults
+from redrive.api.job import JobTemplate
 from release import CHART
 
 SCHEMA = CHART / "values.schema.json"
 
 
 def render() -> str:
-    """Return the schema with the current fields of a job."""
+    """Return the schema with the current fields of a job template."""
     schema = json.loads(SCHEMA.read_text("utf-8"))
-    schema["properties"]["replay"]["properties"]["job"] = _closed(structural(JobDefaults))
+    schema["properties"]["jobTemplates"] = {
+        "type": "object",
+        "propertyNames": {"pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63},
+        "additionalProperties": _closed(structural(JobTemplate)),
+    }
     return json.dumps(schema, indent=2) + "\n"
 
 

@@ -67,8 +67,14 @@ def start_operator(
     objects = chart.installed(sandbox.cluster, release, namespace)
     (pod,) = (o["spec"]["template"]["spec"] for o in objects if o["kind"] == "Deployment")
     account = sandbox.cluster.service_account_kubeconfig(namespace, pod["serviceAccountName"])
-    (mount,) = pod["containers"][0]["volumeMounts"]
-    words = {"$(POD_NAME)": name, mount["mountPath"]: str(credentials(sandbox))}
+    folders = {"credentials": credentials(sandbox), "job-templates": job_templates(sandbox, name)}
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    words = {"$(POD_NAME)": name} | {path: str(folders[m]) for m, path in mounts.items()}
+    for body in objects:
+        if body["kind"] == "ConfigMap" and body["metadata"]["name"].endswith("-job-templates"):
+            folders["job-templates"].mkdir(parents=True, exist_ok=True)
+            for file, text in body["data"].items():
+                (folders["job-templates"] / file).write_text(text)
     arguments = [_replaced(argument, words) for argument in pod["containers"][0]["args"]]
     listen = f"127.0.0.1:{free_port()}"
     _endpoint_file(sandbox, name).write_text(f"http://{listen}")
@@ -92,6 +98,11 @@ def endpoint(sandbox: Sandbox, name: str = OPERATOR) -> str:
 def credentials(sandbox: Sandbox) -> Path:
     """Return the folder that operators of this sandbox use as the volume of credentials."""
     return sandbox.state / "credentials"
+
+
+def job_templates(sandbox: Sandbox, name: str = OPERATOR) -> Path:
+    """Return the folder with the file of job templates of the operator *name*."""
+    return sandbox.state / f"{name}.job-templates"
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:

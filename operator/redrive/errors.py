@@ -253,11 +253,27 @@ class TrustNotSupportedError(RedriveError):
 
 
 class JobNotPermittedError(RedriveError):
-    """A Replay or its connection asks for pods that are not permitted to it."""
+    """A Replay asks for a job template, or a number of executors, that is not permitted to it."""
 
     reason = "JobNotPermitted"
     stalls = True
     requeue = Requeue.ON_CHANGE
+
+
+class JobTemplateNotFoundError(RedriveError):
+    """The operator has no job template of this name."""
+
+    reason = "JobTemplateNotFound"
+    stalls = True
+    requeue = Requeue.ON_CHANGE
+
+
+class JobTemplateInvalidError(RedriveError):
+    """A job template is invalid, or the Spark operator does not know one of its fields."""
+
+    reason: ClassVar[str] = "JobTemplateInvalid"
+    stalls = True
+    requeue = Requeue.SLOW_BACKOFF
 
 
 class ServiceAccountNotFoundError(RedriveError):
@@ -267,7 +283,7 @@ class ServiceAccountNotFoundError(RedriveError):
 
 
 class JobSecretNotFoundError(RedriveError):
-    """The Replay's namespace lacks a Secret, or a ConfigMap, that the pods of its job need."""
+    """The Replay's namespace lacks a Secret, ConfigMap or claim that the pods of its job need."""
 
     reason = "JobSecretNotFound"
 
@@ -288,14 +304,6 @@ class ReplaysDisabledError(RedriveError):
     """The operator was started without an image for replay jobs."""
 
     reason = "ReplaysDisabled"
-    stalls = True
-    requeue = Requeue.ON_CHANGE
-
-
-class LauncherDisabledError(RedriveError):
-    """The operator was not started for the Spark operator that a connection names."""
-
-    reason = "LauncherDisabled"
     stalls = True
     requeue = Requeue.ON_CHANGE
 

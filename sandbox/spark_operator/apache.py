@@ -7,9 +7,8 @@ form. Its status is a history of states, of which the last is the current one.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
-from .objects import Application, Object, State, Status, moment, written
+from .objects import Application, Object, State, Status, expanded, moment, written
 
 _SECOND = 1000
 _ACCOUNT = "spark.kubernetes.authenticate.driver.serviceAccountName"
@@ -48,7 +47,7 @@ def read(raw: Object) -> Application:
         name=metadata["name"],
         uid=metadata["uid"],
         deleting="deletionTimestamp" in metadata,
-        spec=_spec(raw["spec"]),
+        spec=expanded(_spec(raw["spec"])),
         status=_status(raw.get("status", {})),
     )
 
@@ -76,7 +75,10 @@ def history(before: Object, status: Status, now: datetime) -> Object:
 def _spec(raw: Object) -> Object:
     conf = dict(raw.get("sparkConf", {}))
     tolerations = raw.get("applicationTolerations", {})
-    driver, executor = (_pod(raw.get(name, {})) for name in ("driverSpec", "executorSpec"))
+    driver, executor = (
+        {"template": raw.get(name, {}).get("podTemplateSpec", {})}
+        for name in ("driverSpec", "executorSpec")
+    )
     spec: Object = {
         "type": "Python",
         "mode": "cluster",
@@ -85,7 +87,6 @@ def _spec(raw: Object) -> Object:
         "arguments": raw.get("driverArgs", []),
         "sparkConf": conf,
         "restartPolicy": _restarts(tolerations.get("restartConfig", {})),
-        "volumes": _volumes(raw),
         "driver": {**driver, "serviceAccount": conf.get(_ACCOUNT, "default")},
         "executor": executor,
     }
@@ -105,23 +106,6 @@ def _restarts(config: Object) -> Object:
         "onSubmissionFailureRetries": times,
         "onSubmissionFailureRetryInterval": seconds,
     }
-
-
-def _pod(raw: Object) -> Object:
-    """Return the fields of a pod in the first API; Spark uses the first container."""
-    template = raw.get("podTemplateSpec", {}).get("spec", {})
-    first = (template.get("containers") or [{}])[0]
-    fields = ("env", "envFrom", "volumeMounts", "securityContext")
-    return {field: first[field] for field in fields if field in first}
-
-
-def _volumes(raw: Object) -> list[Any]:
-    """Return the volumes of both pods; equal names are one volume."""
-    volumes = {}
-    for name in ("driverSpec", "executorSpec"):
-        template = raw.get(name, {}).get("podTemplateSpec", {}).get("spec", {})
-        volumes.update({volume["name"]: volume for volume in template.get("volumes", [])})
-    return list(volumes.values())
 
 
 def _status(raw: Object) -> Status:

@@ -101,7 +101,7 @@ class Application:
             name=metadata["name"],
             uid=metadata["uid"],
             deleting="deletionTimestamp" in metadata,
-            spec=raw["spec"],
+            spec=expanded(raw["spec"]),
             status=Status.read(raw.get("status", {})),
         )
 
@@ -137,6 +137,31 @@ class Application:
         """The part of the spec of which a change kills the run and starts another one."""
         untouched = ("suspend", "timeToLiveSeconds")
         return {field: value for field, value in self.spec.items() if field not in untouched}
+
+
+def expanded(spec: Object) -> Object:
+    """Return *spec* with the fields of its pod templates beside the templates themselves.
+
+    Spark's container has the name that the Kubeflow operator gives it; else it is the first one.
+    """
+    volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
+    pods = {}
+    for role in ("driver", "executor"):
+        pod = spec[role]
+        template = pod.get("template", {}).get("spec", {})
+        volumes |= {volume["name"]: volume for volume in template.get("volumes", [])}
+        own = own_container(template, role)
+        fields = ("env", "envFrom", "volumeMounts", "securityContext")
+        pods[role] = {**{field: own[field] for field in fields if field in own}, **pod}
+    return {**spec, **pods, **({"volumes": list(volumes.values())} if volumes else {})}
+
+
+def own_container(template: Object, role: str) -> Object:
+    """Return Spark's container of the spec of a pod template; empty without any."""
+    name = f"spark-kubernetes-{role}"
+    containers: list[Object] = template.get("containers", [])
+    named = [container for container in containers if container["name"] == name]
+    return next(iter([*named, *containers]), {})
 
 
 def moment(text: str | None) -> datetime | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import command
 from .errors import RefusedError
-from .objects import Application, Object
+from .objects import Application, Object, own_container
 
 MASTER = "k8s://https://kubernetes.default.svc"
 OWN_LABEL = "sparkoperator.k8s.io/app-name"
@@ -71,18 +71,23 @@ def template(app: Application, role: str) -> Object:
     The application owns the driver's pod, and that pod owns the others, so all are deleted with it.
     """
     pod: Object = app.spec[role]
-    container = {field: pod[field] for field in _CONTAINER_FIELDS if field in pod}
+    whole: Object = pod.get("template", {})
+    base, metadata = whole.get("spec", {}), whole.get("metadata", {})
+    own = own_container(base, role)
+    container = {**own, **{field: pod[field] for field in _CONTAINER_FIELDS if field in pod}}
     container |= {"name": f"spark-kubernetes-{role}", "env": list(_environment(pod))}
-    used = {mount["name"] for mount in pod.get("volumeMounts", [])}
+    used = {mount["name"] for mount in (*pod.get("volumeMounts", []), *base.get("volumes", []))}
+    selectors = (part.get("nodeSelector", {}) for part in (base, app.spec, pod))
     spec: dict[str, Any] = {
-        "containers": [container],
+        **base,
+        "containers": [container, *(c for c in base.get("containers", []) if c is not own)],
         "volumes": [volume for volume in app.spec.get("volumes", []) if volume["name"] in used],
-        "nodeSelector": {**app.spec.get("nodeSelector", {}), **pod.get("nodeSelector", {})},
+        "nodeSelector": {name: value for part in selectors for name, value in part.items()},
     }
     spec |= {name: pod[field] for field, name in _POD_FIELDS.items() if field in pod}
-    metadata: dict[str, Any] = {
-        "labels": {**pod.get("labels", {}), OWN_LABEL: app.name},
-        "annotations": pod.get("annotations", {}),
+    metadata = {
+        "labels": {**metadata.get("labels", {}), **pod.get("labels", {}), OWN_LABEL: app.name},
+        "annotations": {**metadata.get("annotations", {}), **pod.get("annotations", {})},
     }
     if role == "driver":
         metadata["ownerReferences"] = [

@@ -161,8 +161,9 @@ def shop(
         opened = Shop(user, node, broker, story, client, last)
         try:
             # Small requests, so that driver and executor fit on a small node.
-            request = "coreRequest=100m"
-            opened.upgrade(*(f"replay.job.{pod}.{request}" for pod in ("driver", "executor")))
+            request = "spec.containers[0].resources.requests.cpu=100m"
+            pods = ("driver", "executor")
+            opened.upgrade(*(f"jobTemplates.default.{pod}.{request}" for pod in pods))
             story.declare()
             node.kubectl("label", "namespace", NAMESPACE, RESTRICTED)
             story.fail()

@@ -39,6 +39,7 @@ class FakeKubernetes(Kubernetes):
         objects: the stored objects by kind and key, which a test may change.
         writes: the successful calls that wrote, oldest first.
         events: the recorded Events, oldest first.
+        dry_runs: the objects of dry runs that were admitted, oldest first.
         version: the `resourceVersion` of the last write.
         before: called before each call, except those that record Events.
     """
@@ -47,6 +48,7 @@ class FakeKubernetes(Kubernetes):
         self.objects = defaultdict[Resource, dict[Key, dict[str, Any]]](dict)
         self.writes: list[Write] = []
         self.events: list[Body] = []
+        self.dry_runs: list[Body] = []
         self.before: Hook = lambda *_: None
         self._unseen = asyncio.Queue[Write]()
         self._applied: dict[tuple[Resource, Key, str], Body] = {}
@@ -99,6 +101,11 @@ class FakeKubernetes(Kubernetes):
         made = {"uid": f"uid-{self.version}", "creationTimestamp": "2026-11-22T00:00:00Z"}
         metadata = {**made, **body["metadata"]}
         return self._write("create", resource, {**body, "metadata": metadata})
+
+    async def dry_run(self, resource: Resource, body: Body) -> None:
+        """Note a creation that stores nothing."""
+        self.before("dry_run", resource, Key(body["metadata"]["namespace"], ""))
+        self.dry_runs.append(body)
 
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
         """Merge *patch*, unless it names another version or uid of the object."""

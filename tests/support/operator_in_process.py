@@ -15,6 +15,7 @@ from redrive.kube.cache import Cache
 from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.credentials import CredentialReader
+from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import retained_config_map
 from redrive.provision import handlers
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -43,6 +44,7 @@ async def operator_in_process(
         config_maps=Cache(await kubernetes.list(resources.CONFIG_MAPS), retained_config_map),
         brokers=Connections(connections, http, reader, clock, labels),
         namespaces=labels,
+        job_templates=JobTemplates(None),
         clock=clock,
         began=clock(),
         missing=(),

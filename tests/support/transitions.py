@@ -62,12 +62,8 @@ def given(shop: Shop) -> dict[str, dict[str, tuple[Any, ...]]]:
             ),
             "allow[].roles": (["*"], ["f*", "billing"]),
             "policyDefaults.outageBreaker.maxProbeInterval": ("10s", "20s"),
-            "job.sparkConf": ({"spark.log.level": "INFO"}, {"spark.log.level": "WARN"}),
-            "job.volumes[].name": ("scratch", "other"),
-            "job.overrides.sparkConf": (
-                ["spark.log.level"],
-                ["spark.log.level", "spark.ui.enabled"],
-            ),
+            "jobs.templates": (["default"], ["default", "large"]),
+            "jobs.defaultTemplate": ("default", "large"),
         },
     }
 
@@ -82,9 +78,7 @@ def beside() -> dict[str, dict[str, dict[str, Any]]]:
             "retry.partitions": {"retry": {"partitions": 1}},
             "deadLetter.partitions": {"deadLetter": {"partitions": 1}},
         },
-        "BrokerConnection": {
-            "job.volumes[].name": {"job": {"volumes": [{"name": "first", "emptyDir": {}}]}},
-        },
+        "BrokerConnection": {},
     }
 
 

@@ -80,6 +80,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{ include "redrive.name" . }}-replay
 {{- end }}
 
+{{- define "redrive.jobTemplates" -}}
+{{ include "redrive.name" . }}-job-templates
+{{- end }}
+
 {{- define "redrive.replayImage" -}}
 {{- $tag := default .Chart.AppVersion .Values.image.tag }}
 {{- include "redrive.reference" (dict "image" .Values.replay.image "registry" .Values.image.registry "tag" $tag "root" .) }}

@@ -44,6 +44,10 @@
   resources: [serviceaccounts]
   resourceNames: [{{ .Values.replay.serviceAccount }}]
   verbs: [get]
+# Claims that a job template names: a Replay waits until its namespace has them.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get]
 # The runs of Replays, by each Spark operator that may be used.
 {{- with include "redrive.sparkGroups" . | fromJsonArray }}
 - apiGroups: {{ toJson . }}
@@ -78,7 +82,7 @@
   verbs: [list]
 {{- end }}
 
-{{- /* What it may do in the namespace of the release: hold the Lease, and read the image of replay jobs. */ -}}
+{{- /* What it may do in the namespace of the release: hold the Lease, read the image of replay jobs, and validate job templates. */ -}}
 {{- define "redrive.releaseRules" -}}
 # A name can't be part of the right to create.
 - apiGroups: [coordination.k8s.io]
@@ -93,6 +97,10 @@
   resources: [podtemplates]
   resourceNames: [{{ include "redrive.replayTemplate" . }}]
   verbs: [get]
+# Dry runs, by which the API server validates job templates. None is stored.
+- apiGroups: [""]
+  resources: [podtemplates]
+  verbs: [create]
 {{- end }}
 {{- end }}
 

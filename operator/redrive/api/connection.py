@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from redrive.api.conditions import Conditions, WarningTypes
-from redrive.api.job import JobTemplate
+from redrive.api.job import MAX_TEMPLATES, AvailableTemplate, ConnectionJobs
 from redrive.api.model import (
     MAX_TOPIC,
     SET,
@@ -333,9 +333,9 @@ class BrokerConnectionSpec(ApiModel):
     """The Pulsar role and credentials of replay jobs. Defaults to none: policies of this connection
     can't be replayed."""
 
-    job: JobTemplate | None = None
-    """The pods of replay jobs, and the fields of them that Replays may change. Defaults to the
-    settings that the operator was started with."""
+    jobs: ConnectionJobs | None = None
+    """Job templates and numbers of executors that Replays may use. Defaults to all templates, with
+    their own bounds."""
 
     policy_defaults: PolicyDefaults | None = None
     """Values for fields that policies of this connection leave out. A change reaches them at once.
@@ -425,6 +425,21 @@ class BrokerConnectionStatus(StatusModel):
     ] = ()
     """Use of each rule of `spec.allow`, counted every minute. A policy counts for each rule that is
     for its namespace."""
+    job_templates: (
+        Annotated[
+            tuple[AvailableTemplate, ...],
+            Field(
+                max_length=MAX_TEMPLATES,
+                json_schema_extra={
+                    "x-kubernetes-list-type": "map",
+                    "x-kubernetes-list-map-keys": ["name"],
+                },
+            ),
+        ]
+        | None
+    ) = None
+    """The first 64 job templates that Replays of the connection may use, each in the namespaces
+    that it is for. Absent where the operator runs no Replays."""
 
     target_rights: (
         Annotated[

@@ -1,465 +1,530 @@
-"""Pods of replay jobs: sizes, placement, and Spark properties.
+"""Job templates: the pods of replay jobs, as administrators write them. Pure.
 
-Which Spark properties a connection or a Replay may set. Pure.
+An administrator owns the shape of job pods: a `JobTemplate` holds a PodTemplateSpec of the driver
+and one of the executors. A BrokerConnection names the templates that its Replays may use
+(`ConnectionJobs`), and a Replay names one of them and a number of executors (`ReplayJobTemplate`).
 
-A list of what is open, not of what is closed: Spark has hundreds, and several of them run a program
-(`extraJavaOptions`, discovery scripts, `spark.pyspark.python`), load one (`spark.jars`), mount
-Secrets, or change the ServiceAccount, labels and annotations of a pod.
-
-Parts of a pod, as far as a replay job may have them: sizes, nodes, volumes, users.
-
-There is no volume of a Secret or of a path of the node among them, and no right that the restricted
-pod security refuses.
-
-The job of a Replay: what the Replay, its connection and the Helm chart may say about its pods.
-
-Three layers, each on top of the one before: the chart's, the connection's, the Replay's. Each is a
-model with what its author may decide. None can name a Secret to mount, a ServiceAccount, a path of
-the node, or a Spark property that does: a driver may make pods in the namespace of the Replay, so
-whoever decides what it runs could read the Secrets there.
+A template may set all of a pod except the fields by which redrive runs a job: see `pod_of`. Spark
+takes sizes, image and pull policy from properties, and overwrites those of a template, so `pod_of`
+translates them.
 """
 
 from __future__ import annotations
 
 import enum
-import json
-from collections.abc import Iterable, Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import ConfigDict, Field, Strict, WithJsonSchema, model_validator
 
-from redrive.api import LauncherName
+from redrive.api import Body
 from redrive.api.model import (
-    SET,
     VALIDATIONS,
     ApiModel,
     Form,
-    LabelKey,
-    ObjectName,
     Rule,
-    check_one,
-    exactly_one,
-    one_given,
+    StatusModel,
     refusing,
 )
+from redrive.api.permissions import LabelSelector, Namespaces
 from redrive.errors import InvalidSpecError
-from redrive.policy.values import Patterns
-
-_Names = TypeVar("_Names", bound=Iterable[str])
-
-_OPEN = frozenset(
-    {
-        "spark.driver.maxResultSize",
-        "spark.driver.memoryOverhead",
-        "spark.driver.memoryOverheadFactor",
-        "spark.executor.heartbeatInterval",
-        "spark.executor.memoryOverhead",
-        "spark.executor.memoryOverheadFactor",
-        "spark.executor.pyspark.memory",
-        "spark.kubernetes.executor.deleteOnTermination",
-        "spark.log.level",
-        "spark.log.structuredLogging.enabled",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime",
-        "spark.scheduler.minRegisteredResourcesRatio",
-        "spark.ui.enabled",
-        "spark.ui.prometheus.enabled",
-    }
-)
-_OPEN_PREFIXES = (
-    "spark.dynamicAllocation.executor",
-    "spark.dynamicAllocation.scheduler",
-    "spark.eventLog.",
-    "spark.kubernetes.allocation.",
-    "spark.network.",
-    "spark.rpc.",
-    "spark.task.",
-)
-_CLOSED = frozenset({"spark.kubernetes.allocation.pods.allocator"})
-"""It names a class that makes pods."""
-
-_PROBLEM = (
-    "a Spark property is one that may be set here: that is harmless, and redrive does not set"
-)
-_REMEDY = "use the fields of job; docs/reference/replay-jobs.md lists the properties that are open"
-
-
-def is_open_property(name: str) -> bool:
-    """Whether a connection or a Replay may set the Spark property *name*."""
-    return name in _OPEN or (name.startswith(_OPEN_PREFIXES) and name not in _CLOSED)
-
-
-def _cel() -> str:
-    prefixes = " || ".join(f"key.startsWith('{prefix}')" for prefix in _OPEN_PREFIXES)
-    opened, closed = json.dumps(sorted(_OPEN)), json.dumps(sorted(_CLOSED))
-    return f"self.all(key, key in {opened} || (({prefixes}) && !(key in {closed})))"
-
-
-OPEN_KEYS = Rule(_cel(), _PROBLEM, _REMEDY)
-"""Each name in a list, or key of a map, is open."""
-
-
-def check_property_keys(names: _Names) -> _Names:
-    """Return *names*, a list or the keys of a map, if all of them may be set.
-
-    Raises:
-        InvalidSpecError: one may not.
-    """
-    if closed := sorted(name for name in names if not is_open_property(name)):
-        raise InvalidSpecError(_PROBLEM, got=closed[0], remedy=_REMEDY)
-    return names
-
 
 MAX_EXECUTORS = 1_000
-_MEBIBYTES = {"m": 1, "g": 1024, "t": 1024 * 1024}
+MAX_TEMPLATES = 64
+"""Job templates that a connection names, or shows."""
+DEFAULT_TEMPLATE = "default"
+"""Name of the template of Replays whose connection and author name none."""
+ACCESS_FOLDER = "/etc/redrive/access"
+"""Folder of the credentials of a job, in each of its pods."""
 
-Memory = Annotated[
+TemplateName = Annotated[
     str,
-    Field(max_length=16),
+    Field(max_length=63),
     Form(
-        r"[1-9][0-9]{0,6}[mgt]",
-        "an amount of memory is a whole number with m, g or t, as Spark writes it",
-        "write one like 2g",
+        r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",
+        "the name of a job template must be lower-case letters, digits and '-'",
+        "name a template of the operator, such as default",
     ),
 ]
+Executors = Annotated[int, Strict(), Field(ge=1, le=MAX_EXECUTORS)]
 
-CoreRequest = Annotated[
-    str,
-    Field(max_length=16),
-    Form(
-        r"[1-9][0-9]{0,5}m|[0-9]{1,3}[.][0-9]{1,3}|[1-9][0-9]{0,2}",
-        "a request for CPU is a number of cores, or of thousandths of one with m",
-        "write one like 500m",
-    ),
-]
-
-Image = Annotated[
-    str,
-    Field(max_length=512),
-    Form(
-        r"[a-zA-Z0-9][-._:/@a-zA-Z0-9]*",
-        "an image is named as in a pod, such as registry.example/redrive-replay:1",
-        "give its whole name",
-    ),
-]
-
-ImagePattern = Annotated[
-    str,
-    Field(max_length=512),
-    Form(
-        r"[a-zA-Z0-9][-._:/@*a-zA-Z0-9]*",
-        "a pattern of images is the name of one, where * stands for any characters but a slash",
-        "write one like registry.example/redrive-replay:*",
-    ),
-]
-
-Labels = Annotated[
-    Mapping[str, Annotated[str, Field(max_length=63)]],
-    Field(max_length=64),
-]
+_Labels = Annotated[Mapping[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)]
+_PodTemplate = Annotated[Mapping[str, Any], WithJsonSchema({"type": "object"})]
 
 
-def mebibytes(memory: str) -> int:
-    """Return how much a `Memory` is."""
-    return int(memory[:-1]) * _MEBIBYTES[memory[-1]]
+class ReplayJobTemplate(ApiModel):
+    """The job template of a Replay."""
+
+    name: TemplateName | None = None
+    """Name of a job template, one of `status.jobTemplates` of the BrokerConnection. Defaults to
+    `jobs.defaultTemplate` of the BrokerConnection. Example: `large`."""
+
+    executors: Executors | None = None
+    """Number of executors, 1 to 1000, at most the bound of the template. Defaults to the number of
+    the template. Example: `8`."""
 
 
-def requested_cores(request: str) -> Decimal:
-    """Return how many cores a `CoreRequest` is."""
-    if request.endswith("m"):
-        return Decimal(request[:-1]) / 1000
-    return Decimal(request)
-
-
-class PodSize(ApiModel):
-    """What one pod takes of its node."""
-
-    cores: Annotated[int, Strict(), Field(ge=1, le=256)] | None = None
-    """How many tasks it works on at a time. Left out: 1."""
-
-    memory: Memory | None = None
-    """Heap of its JVM; Spark adds a share for Python. Left out: `1g`."""
-
-    core_request: CoreRequest | None = None
-    """The CPU that it requests from the node. Left out: as many as `cores`. Example: `500m`."""
-
-
-_BOUNDS = Rule(
-    "!has(self.minExecutors) || !has(self.maxExecutors) || self.minExecutors <= self.maxExecutors",
-    "minExecutors is at most maxExecutors",
-    "lower it, or raise maxExecutors",
+_DEFAULT_LISTED = Rule(
+    "!has(self.templates) || !has(self.defaultTemplate) || self.defaultTemplate in self.templates",
+    "`defaultTemplate` must be one of `templates`",
+    "add it to them, or choose one of them",
 )
 
 
-class DynamicAllocation(ApiModel):
-    """A number of executors that follows the work."""
+class ConnectionJobs(ApiModel):
+    """The job templates that Replays of a connection may use."""
 
-    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_BOUNDS.to_schema()]})
+    model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_DEFAULT_LISTED.to_schema()]})
 
-    min_executors: Annotated[int, Strict(), Field(ge=1, le=MAX_EXECUTORS)]
-    """At least so many."""
+    templates: (
+        Annotated[tuple[TemplateName, ...], Field(min_length=1, max_length=MAX_TEMPLATES)] | None
+    ) = None
+    """Names of job templates of the operator. A Replay may use those of them that are for its
+    namespace. 1 to 64 names. Defaults to all templates. Example: `[default, large]`."""
 
-    max_executors: Annotated[int, Strict(), Field(ge=1, le=MAX_EXECUTORS)]
-    """At most so many."""
+    default_template: TemplateName | None = None
+    """Job template of Replays that name none. Defaults to the first of `templates`, else to
+    `default`."""
+
+    max_executors: Executors | None = None
+    """Highest number of executors of a Replay, 1 to 1000. The lowest bound applies: this one, that
+    of the template, or that of the operator. Defaults to these two. Example: `20`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refusing(DynamicAllocation._check_bounds)(self)
+        refusing(ConnectionJobs._check_default)(self)
         return self
 
-    def _check_bounds(self) -> None:
-        if self.min_executors > self.max_executors:
-            got = f"{self.min_executors} and {self.max_executors}"
-            raise InvalidSpecError(_BOUNDS.problem, got=got, remedy=_BOUNDS.remedy)
+    def _check_default(self) -> None:
+        name = self.default_template
+        if name is not None and self.templates is not None and name not in self.templates:
+            raise InvalidSpecError(_DEFAULT_LISTED.problem, got=name, remedy=_DEFAULT_LISTED.remedy)
+
+    @property
+    def default(self) -> str:
+        """Return the name of the template of Replays that name none."""
+        return self.default_template or (self.templates or (DEFAULT_TEMPLATE,))[0]
+
+    def permits(self, name: str) -> bool:
+        """Return True if Replays of the connection may use the template *name*."""
+        return self.templates is None or name in self.templates
 
 
-class TolerationOperator(enum.StrEnum):
-    """How a toleration compares."""
+class AvailableTemplate(StatusModel):
+    """A job template that Replays of the connection may use."""
 
-    EXISTS = "Exists"
-    EQUAL = "Equal"
+    name: Annotated[str, Field(max_length=63)]
+    """Name of the template."""
 
-
-class TaintEffect(enum.StrEnum):
-    """What a taint does to pods that don't tolerate it."""
-
-    NO_SCHEDULE = "NoSchedule"
-    PREFER_NO_SCHEDULE = "PreferNoSchedule"
-    NO_EXECUTE = "NoExecute"
+    max_executors: int
+    """Highest number of executors of a Replay with this template."""
 
 
-class Toleration(ApiModel):
-    """A taint of nodes that the pods tolerate, as in a pod."""
+class JobMetadata(ApiModel):
+    """Metadata of the SparkApplication, for queues and cost centres."""
 
-    key: LabelKey | None = None
-    """The taint's key. Left out: any, with `operator: Exists`."""
+    labels: _Labels = Field(default_factory=dict)
+    """Labels, beside those of redrive."""
 
-    operator: TolerationOperator | None = None
-    """`Exists`: whatever its value. `Equal`: its value is `value`. Left out: `Equal`."""
-
-    value: Annotated[str, Field(max_length=63)] | None = None
-    """The taint's value."""
-
-    effect: TaintEffect | None = None
-    """`NoSchedule`, `PreferNoSchedule` or `NoExecute`. Left out: all of them."""
-
-    toleration_seconds: Annotated[int, Strict(), Field(ge=0, le=31_536_000)] | None = None
-    """How long a pod stays after a taint with `NoExecute` came. Left out: for ever."""
+    annotations: Mapping[str, str] = Field(default_factory=dict)
+    """Annotations."""
 
 
-class EmptyDir(ApiModel):
-    """Scratch space that goes with the pod."""
+class JobTemplate(ApiModel):
+    """The pods of replay jobs, as administrators write them in the file of job templates."""
 
-    size_limit: Annotated[str, Field(max_length=16, pattern=r"^[1-9][0-9]{0,6}[KMGT]i$")] | None = (
-        None
-    )
-    """The pod is evicted when it holds more. Left out: as much as the node has. Example: `1Gi`."""
+    namespaces: Namespaces | None = None
+    """Kubernetes namespaces of the Replays that may use it. Defaults to all."""
 
+    metadata: JobMetadata = JobMetadata()
+    """Labels and annotations of the SparkApplication."""
 
-class VolumeClaim(ApiModel):
-    """A PersistentVolumeClaim of the Replay's namespace."""
-
-    claim_name: ObjectName
-    """Its name."""
-
-
-class VolumeConfigMap(ApiModel):
-    """A ConfigMap of the Replay's namespace."""
-
-    name: ObjectName
-    """Its name."""
-
-
-class JobVolume(ApiModel):
-    """A volume of driver and executors, mounted at `/mnt/` and its name."""
-
-    KEPT_EMPTY = frozenset({"emptyDir", "empty_dir"})
-    ONE: ClassVar[Rule] = exactly_one("a volume", "emptyDir", "persistentVolumeClaim", "configMap")
-    model_config = ConfigDict(json_schema_extra=one_given(ONE, beside=1))
-
-    name: Annotated[
+    image: Annotated[
         str,
-        Field(max_length=40),
+        Field(max_length=512),
         Form(
-            r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",
-            "a volume has a name of lower-case letters, digits and '-'",
-            "choose such a name; it is mounted at /mnt/ and that name",
+            r"([a-zA-Z0-9][-._:/@a-zA-Z0-9]*)?",
+            "`image` must be the whole name of an image, such as registry.example/redrive-replay:1",
+            "correct it, or leave it out",
         ),
-    ]
-    """Its name."""
+    ] = ""
+    """Image of driver and executors. Defaults to the image that belongs to the operator."""
 
-    empty_dir: EmptyDir | None = None
-    """Scratch space."""
+    driver: _PodTemplate = Field(default_factory=dict)
+    """PodTemplateSpec of the driver, which plans and keeps the account."""
 
-    persistent_volume_claim: VolumeClaim | None = None
-    """What a claim holds."""
+    executor: _PodTemplate = Field(default_factory=dict)
+    """PodTemplateSpec of each executor; executors move the messages."""
 
-    config_map: VolumeConfigMap | None = None
-    """What a ConfigMap holds, read-only."""
+    spark_conf: Mapping[str, str] = Field(default_factory=dict)
+    """Spark properties. Properties that redrive sets, and properties that shape a pod, are
+    refused."""
+
+    executors: Executors = 1
+    """Number of executors of Replays that ask for none. Defaults to 1."""
+
+    max_executors: Executors = 4
+    """Highest number of executors of a Replay. Defaults to 4."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refusing(JobVolume._check_one)(self)
+        refusing(JobTemplate._check_fields)(self)
         return self
 
-    def _check_one(self) -> None:
-        check_one(self.ONE, self.empty_dir, self.persistent_volume_claim, self.config_map)
+    def _check_fields(self) -> None:
+        if self.executors > self.max_executors:
+            raise InvalidSpecError(
+                "`executors` must be at most `maxExecutors`",
+                got=f"{self.executors} and {self.max_executors}",
+                remedy="lower it, or raise maxExecutors",
+            )
+        _check_labels("metadata", self.metadata.labels)
+        for name in self.spark_conf:
+            _check_property(name)
+        policies = {pod_of(self, role).pull_policy for role in Role} - {""}
+        if len(policies) > 1:
+            raise InvalidSpecError(
+                "`imagePullPolicy` must be the same in driver and executor, because Spark has one "
+                "property for both",
+                got=", ".join(sorted(policies)),
+                remedy="set one of them",
+            )
 
+    def is_for(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Return True if Replays of *namespace* may use the template.
 
-class JobUser(ApiModel):
-    """Who the processes of a pod are. Root is refused."""
-
-    run_as_user: Annotated[int, Strict(), Field(ge=1, le=2**31 - 1)] | None = None
-    """The id of the user. Left out: that of the image."""
-
-    run_as_group: Annotated[int, Strict(), Field(ge=1, le=2**31 - 1)] | None = None
-    """The id of the group. Left out: that of the image."""
-
-    fs_group: Annotated[int, Strict(), Field(ge=1, le=2**31 - 1)] | None = None
-    """The id of the group that may write into volumes. Left out: as the volumes have it."""
-
-
-SparkConf = Annotated[
-    Mapping[str, Annotated[str, Field(max_length=1024)]],
-    Field(max_length=64),
-    OPEN_KEYS,
-    AfterValidator(refusing(check_property_keys)),
-]
-
-_T = TypeVar("_T", bound="JobRequest")
-
-
-class JobRequest(ApiModel):
-    """The pods of a replay job, as its author asks for them: as far as the connection permits."""
-
-    image: Image | None = None
-    """The image of driver and executors. Left out: that of the connection, else of the operator."""
-
-    driver: PodSize | None = None
-    """The size of the driver, which plans and keeps the account."""
-
-    executor: PodSize | None = None
-    """The size of each executor; they move the messages."""
-
-    executors: Annotated[int, Strict(), Field(ge=1, le=MAX_EXECUTORS)] | None = None
-    """How many executors; with `dynamicAllocation`, how many at first. Left out: 1."""
-
-    dynamic_allocation: DynamicAllocation | None = None
-    """A number of executors that follows the work. Left out: it stays as it is."""
-
-    node_selector: Labels | None = None
-    """Labels of the nodes to run on. Left out: any node."""
-
-    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] | None = None
-    """Taints that the pods tolerate. Left out: none."""
-
-    spark_conf: SparkConf | None = None
-    """Spark properties. Those by which redrive, or another field, decides something can't be set;
-    nor those that run programs, mount anything or say who a pod is."""
-
-    time_to_live_seconds: Annotated[int, Strict(), Field(ge=60, le=31_536_000)] | None = None
-    """After so many seconds the SparkApplication of a run that has ended is deleted, with its pods
-    and their logs. Left out: it stays as long as its Replay."""
-
-    def on_top_of(self, lower: _T) -> _T:
-        """Return *lower* with what is given here in its place.
-
-        The sizes of pods are given field by field and Spark properties one by one; all others are
-        replaced as a whole.
+        Args:
+            namespace: its name.
+            labels: its labels; read only where `selects_namespaces`.
         """
-        fields = lower.to_manifest()
-        for name, value in self.to_manifest().items():
-            merged = name in {"driver", "executor", "sparkConf"}
-            fields[name] = {**fields.get(name, {}), **value} if merged else value
-        return type(lower).model_validate(fields)
+        match self.namespaces:
+            case None:
+                return True
+            case Namespaces(selector=LabelSelector() as selector):
+                return selector.matches(labels)
+            case Namespaces(names=names):
+                return namespace in (names or ())
+
+    @property
+    def selects_namespaces(self) -> bool:
+        """Return True if `is_for` reads labels of namespaces."""
+        return self.namespaces is not None and self.namespaces.selector is not None
 
 
-class JobOverrides(ApiModel):
-    """What Replays may ask for in their own `job`. Left out of it: no more than without."""
+class Role(enum.StrEnum):
+    """A kind of pod of a Spark application."""
 
-    images: Annotated[tuple[ImagePattern, ...], Field(max_length=64, json_schema_extra=SET)] = ()
-    """Images, as patterns: `*` stands for any characters but a slash. The operator has to permit
-    them as well. Left out: no other image."""
-
-    max_cores: Annotated[int, Strict(), Field(ge=1, le=256)] | None = None
-    """The most `cores`, and the highest `coreRequest`, of one pod. Left out: none of its own."""
-
-    max_memory: Memory | None = None
-    """The most `memory` of one pod. Left out: none of its own."""
-
-    max_executors: Annotated[int, Strict(), Field(ge=1, le=MAX_EXECUTORS)] | None = None
-    """The most `executors`, and the highest `dynamicAllocation.maxExecutors`. Left out: none of its
-    own."""
-
-    placement: Annotated[bool, Strict()] = False
-    """Whether a Replay chooses its nodes: `nodeSelector` and `tolerations`. Left out: no."""
-
-    spark_conf: Annotated[
-        tuple[Annotated[str, Field(max_length=128)], ...],
-        Field(max_length=64, json_schema_extra=SET),
-        OPEN_KEYS,
-        AfterValidator(refusing(check_property_keys)),
-    ] = ()
-    """Names of the Spark properties that a Replay sets. Left out: none."""
+    DRIVER = "driver"
+    EXECUTOR = "executor"
 
 
-class JobTemplate(JobRequest):
-    """The pods of the replay jobs of a connection."""
-
-    launcher: LauncherName | None = None
-    """The Spark operator that runs the jobs: `Kubeflow` (sparkoperator.k8s.io) or `Apache`
-    (spark.apache.org). Left out: the one that is installed; of both, Kubeflow's."""
-
-    image_pull_secrets: (
-        Annotated[tuple[ObjectName, ...], Field(max_length=8, json_schema_extra=SET)] | None
-    ) = None
-    """Secrets of the Replay's namespace to pull the image with."""
-
-    security_context: JobUser | None = None
-    """Who the processes are. Pods pass the restricted pod security in any case."""
-
-    volumes: (
-        Annotated[
-            tuple[JobVolume, ...],
-            Field(
-                max_length=16,
-                json_schema_extra={
-                    "x-kubernetes-list-type": "map",
-                    "x-kubernetes-list-map-keys": ["name"],
-                },
-            ),
-        ]
-        | None
-    ) = None
-    """Volumes of driver and executors, each mounted at `/mnt/` and its name."""
-
-    overrides: JobOverrides | None = None
-    """What Replays may ask for otherwise. Left out: nothing but `timeToLiveSeconds`."""
+RESTRICTED: Mapping[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""Fields of the security context of containers, where a template leaves them out: a namespace with
+the restricted pod security admits the pods."""
 
 
-class JobDefaults(JobTemplate):
-    """What the operator was started with: what connections leave out, and which images there are.
+@dataclass(frozen=True)
+class JobPod:
+    """One kind of pod of a job, without credentials, image and labels of redrive.
 
-    Labels and annotations can say to others who a pod is, so they are here alone.
+    Attributes:
+        template: the PodTemplateSpec. Its first container is the job's.
+        pull_policy: `imagePullPolicy` of that container; empty for Spark's default.
+        cores: number of tasks at a time.
+        memory: heap of the JVM, as Spark writes it.
+        memory_overhead: memory of the pod beyond the heap, likewise.
+        core_request: CPU request, as Kubernetes writes it.
+        core_limit: CPU limit, likewise; empty for none.
     """
 
-    spark_conf: Mapping[str, str] | None = None
-    """Spark properties, any; those that redrive sets stay as they are."""
+    template: Body
+    pull_policy: str
+    cores: int
+    memory: str
+    memory_overhead: str
+    core_request: str
+    core_limit: str
 
-    images: tuple[ImagePattern, ...] = ()
-    """Images that connections and Replays may name, beside the operator's own, as patterns."""
+    def properties(self, role: Role) -> dict[str, str]:
+        """Return the Spark properties of the size of the pod."""
+        limit = {f"spark.kubernetes.{role}.limit.cores": self.core_limit}
+        return {
+            f"spark.{role}.cores": str(self.cores),
+            f"spark.{role}.memory": self.memory,
+            f"spark.{role}.memoryOverhead": self.memory_overhead,
+            f"spark.kubernetes.{role}.request.cores": self.core_request,
+            **(limit if self.core_limit else {}),
+            f"spark.kubernetes.{role}.podTemplateContainerName": container_name(role),
+        }
 
-    labels: Labels | None = None
-    """Labels of the pods."""
 
-    annotations: Mapping[str, str] | None = None
-    """Annotations of the pods."""
-
-    def permits(self, image: str) -> bool:
-        """Whether connections and Replays may name *image*."""
-        return is_among(image, self.images)
+def container_name(role: Role) -> str:
+    """Return the name of the container of Spark, which both Spark operators expect."""
+    return f"spark-kubernetes-{role}"
 
 
-def is_among(image: str, patterns: tuple[str, ...]) -> bool:
-    """Whether one of *patterns* is for *image*."""
-    return Patterns(patterns, but="/").match(image)
+def pod_of(template: JobTemplate, role: Role) -> JobPod:
+    """Return a kind of pod of *template*, with the settings that redrive makes in each.
+
+    The job's container is the one named `redrive`, else the first one. Each container gets the
+    fields of `RESTRICTED` that neither it nor the pod sets.
+
+    Raises:
+        InvalidSpecError: the template sets a field that redrive sets.
+    """
+    written: Mapping[str, Any] = template.driver if role is Role.DRIVER else template.executor
+    metadata, spec = (_object(written, field, role) for field in ("metadata", "spec"))
+    _check_pod(role, written, metadata, spec)
+    containers = _list(spec, "containers", role) or [{}]
+    own = next((c for c in containers if c.get("name") == "redrive"), containers[0])
+    _check_container(role, own)
+    size = _size(role, _object(own, "resources", role))
+    context = _object(spec, "securityContext", role)
+    first = {
+        **_restricted(own, context),
+        "name": container_name(role),
+        "resources": _without_size(own.get("resources") or {}),
+    }
+    first.pop("imagePullPolicy", None)
+    others = [_restricted(c, context) for c in containers if c is not own]
+    init = [_restricted(c, context) for c in _list(spec, "initContainers", role)]
+    pod = {
+        **spec,
+        "automountServiceAccountToken": role is Role.DRIVER,
+        "containers": [_filled(first), *others],
+        "initContainers": init,
+    }
+    whole = {"metadata": dict(metadata), "spec": _filled(pod)}
+    return JobPod(template=whole, pull_policy=own.get("imagePullPolicy") or "", **size)
+
+
+def _object(parent: Mapping[str, Any], field: str, role: Role) -> Mapping[str, Any]:
+    value = parent.get(field) or {}
+    if not isinstance(value, Mapping):
+        raise _wrong_type(role, field, value, "an object")
+    return value
+
+
+def _list(parent: Mapping[str, Any], field: str, role: Role) -> list[Mapping[str, Any]]:
+    values = parent.get(field) or []
+    if not isinstance(values, list) or not all(isinstance(item, Mapping) for item in values):
+        raise _wrong_type(role, field, values, "a list of objects")
+    return values
+
+
+def _wrong_type(role: Role, field: str, value: object, kind: str) -> InvalidSpecError:
+    return InvalidSpecError(
+        f"`{field}` of {role} must be {kind}", got=type(value).__name__, remedy="correct it"
+    )
+
+
+def _filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in ({}, [], None)}
+
+
+def _restricted(container: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {name: value for name, value in RESTRICTED.items() if name not in pod}
+    context = {**defaults, **(container.get("securityContext") or {})}
+    return {**container, "securityContext": context}
+
+
+_POD_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAccountToken")
+_CONTAINER_FIELDS = ("command", "args", "image")
+_OWN_LABELS = (
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/component",
+    "app.kubernetes.io/managed-by",
+)
+_OWN = "redrive"
+
+
+def _check_pod(
+    role: Role, written: Mapping[str, Any], metadata: Mapping[str, Any], spec: Mapping[str, Any]
+) -> None:
+    for field in written:
+        if field not in {"metadata", "spec"}:
+            raise _not_yours(f"{role}.{field}", "a PodTemplateSpec has `metadata` and `spec`")
+    for field in metadata:
+        if field not in {"labels", "annotations"}:
+            raise _not_yours(f"{role}.metadata.{field}")
+    _check_labels(f"{role}.metadata", _object(metadata, "labels", role))
+    for field in (*_POD_FIELDS, "restartPolicy"):
+        if field in spec:
+            raise _not_yours(f"{role}.spec.{field}")
+    for volume in _list(spec, "volumes", role):
+        if str(volume.get("name", "")).startswith(f"{_OWN}-"):
+            raise _not_yours(f"{role}.spec.volumes: {volume['name']}", "choose another name")
+
+
+def _check_container(role: Role, container: Mapping[str, Any]) -> None:
+    for field in _CONTAINER_FIELDS:
+        if field in container:
+            remedy = "set `image` of the template" if field == "image" else "remove it"
+            raise _not_yours(f"{role}.spec.containers: {field}", remedy)
+    for variable in _list(container, "env", role):
+        if str(variable.get("name", "")).startswith("REDRIVE_"):
+            raise _not_yours(f"{role}.spec.containers: env {variable['name']}")
+    for mount in _list(container, "volumeMounts", role):
+        path = str(mount.get("mountPath", "")).rstrip("/") or "/"
+        if path == ACCESS_FOLDER or ACCESS_FOLDER.startswith(f"{path}/"):
+            raise _not_yours(f"{role}.spec.containers: mountPath {path}", "mount it elsewhere")
+
+
+def _check_labels(place: str, labels: Mapping[str, str]) -> None:
+    for name in labels:
+        if name in _OWN_LABELS or name.startswith(f"{_OWN}.io/"):
+            raise _not_yours(f"{place}.labels: {name}")
+
+
+def _not_yours(field: str, remedy: str = "remove it") -> InvalidSpecError:
+    return InvalidSpecError(
+        "a job template must not set fields that redrive sets", got=field, remedy=remedy
+    )
+
+
+_CONF = re.compile(
+    r"spark[.](master|app[.]name|speculation|submit[.](deployMode|pyFiles)"
+    r"|executor[.]instances|executor[.]pyspark[.]memory|dynamicAllocation[.]maxExecutors"
+    r"|(driver|executor)[.](cores|memory|memoryOverhead|memoryOverheadFactor)"
+    r"|kubernetes[.](namespace|memoryOverheadFactor|authenticate[.].*|container[.].*"
+    r"|driver[.]pod[.]name|executor[.](podNamePrefix|disableConfigMap)"
+    # All settings of pods belong into the templates of pods.
+    r"|driverEnv[.].*|(driver|executor)[.](request[.]cores|limit[.]cores|podTemplate.*"
+    r"|container[.].*|(label|annotation|volumes|secrets|secretKeyRef|node[.]selector)[.].*)"
+    r"|node[.]selector[.].*)"
+    r"|executorEnv[.].*)"
+)
+
+
+def _check_property(name: str) -> None:
+    if not name.startswith("spark."):
+        raise InvalidSpecError(
+            "a Spark property must begin with `spark.`", got=name, remedy="correct `sparkConf`"
+        )
+    if _CONF.fullmatch(name):
+        raise InvalidSpecError(
+            "`sparkConf` must not set a property of pods, or one that redrive sets",
+            got=name,
+            remedy="use `image`, `executors`, `driver` and `executor` of the template",
+        )
+
+
+_DEFAULT_CPU, _DEFAULT_MEMORY = "1", "1434Mi"
+"""Size of a pod whose template leaves it out: a heap of 1 GiB, as Spark's own default."""
+_LEAST_MEMORY = 896
+"""In MiB: Spark refuses a heap below 450 MiB, and adds at least 384 MiB."""
+_LEAST_OVERHEAD = 384
+_SUFFIXES = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", start=1)},
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
+}
+_QUANTITY = re.compile(r"([0-9]+(?:[.][0-9]*)?|[.][0-9]+)(m|[kMGTPE]|[KMGTPE]i|e[0-9]{1,2})?")
+
+
+def _quantity(role: Role, name: str, value: object) -> Decimal:
+    """Return a positive Quantity of Kubernetes as a number."""
+    written = _QUANTITY.fullmatch(str(value))
+    suffix = (written[2] or "") if written else ""
+    exponent = suffix if suffix.startswith("e") else ""
+    number = Decimal(f"{written[1]}{exponent}") if written else Decimal(0)
+    amount = number * (1 if exponent else _SUFFIXES[suffix])
+    if amount <= 0:
+        raise InvalidSpecError(
+            f"`{name}` of {role} must be an amount, as in a pod",
+            got=str(value),
+            remedy="write one like 500m for CPU, or 2Gi for memory",
+        )
+    return amount
+
+
+def _size(role: Role, resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the size of a pod as attributes of a `JobPod`.
+
+    Spark requests as much memory as it limits. It needs at least 384 MiB beyond the heap; redrive
+    leaves two sevenths, so that the whole is 1.4 times the heap, as Spark does for Python.
+    """
+    requests, limits = (_object(resources, field, role) for field in ("requests", "limits"))
+    sizes = [source["memory"] for source in (requests, limits) if "memory" in source]
+    amounts = {_quantity(role, "memory", size) for size in sizes or [_DEFAULT_MEMORY]}
+    if len(amounts) > 1:
+        raise InvalidSpecError(
+            f"`memory` of {role} must be the same in requests and limits, because Spark sets both "
+            "to one amount",
+            got=" and ".join(map(str, sizes)),
+            remedy="set one of them",
+        )
+    memory = math.floor(amounts.pop() / _SUFFIXES["Mi"])
+    if memory < _LEAST_MEMORY:
+        raise InvalidSpecError(
+            f"`memory` of {role} must be at least {_LEAST_MEMORY}Mi",
+            got=str(sizes[0]),
+            remedy="raise it",
+        )
+    overhead = max(_LEAST_OVERHEAD, memory - memory * 5 // 7)
+    limit = str(limits.get("cpu", ""))
+    request = str(requests.get("cpu", limit or _DEFAULT_CPU))
+    if limit and _quantity(role, "cpu", limit) < _quantity(role, "cpu", request):
+        raise InvalidSpecError(
+            f"the CPU limit of {role} must be at least its request",
+            got=f"{limit} and {request}",
+            remedy="raise the limit, or lower the request",
+        )
+    return {
+        "cores": math.ceil(_quantity(role, "cpu", limit or request)),
+        "memory": f"{memory - overhead}m",
+        "memory_overhead": f"{overhead}m",
+        "core_request": request,
+        "core_limit": limit,
+    }
+
+
+def _without_size(resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out CPU and memory, which Spark sets; other resources stay."""
+    others = {
+        field: {n: v for n, v in amounts.items() if n not in {"cpu", "memory"}}
+        if isinstance(amounts, Mapping)
+        else amounts
+        for field, amounts in resources.items()
+    }
+    return _filled(others)
+
+
+def references(template: Body) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of each object that a PodTemplateSpec needs in its namespace.
+
+    Kinds are Secret, ConfigMap and PersistentVolumeClaim; optional references are left out.
+    """
+    spec = template["spec"]
+    for secret in spec.get("imagePullSecrets") or ():
+        yield "Secret", secret["name"]
+    for volume in spec.get("volumes") or ():
+        projected = (volume.get("projected") or {}).get("sources") or ()
+        for source in (volume, *projected):
+            yield from _references(source, {"secret": "Secret", "configMap": "ConfigMap"})
+        if claim := volume.get("persistentVolumeClaim"):
+            yield "PersistentVolumeClaim", claim["claimName"]
+    for container in (*spec["containers"], *(spec.get("initContainers") or ())):
+        for source in container.get("envFrom") or ():
+            yield from _references(source, {"secretRef": "Secret", "configMapRef": "ConfigMap"})
+        for variable in container.get("env") or ():
+            kinds = {"secretKeyRef": "Secret", "configMapKeyRef": "ConfigMap"}
+            yield from _references(variable.get("valueFrom") or {}, kinds)
+
+
+def _references(source: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for field, kind in kinds.items():
+        reference = source.get(field) or {}
+        name = reference.get("secretName") or reference.get("name")
+        if name and not reference.get("optional"):
+            yield kind, name

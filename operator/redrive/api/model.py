@@ -51,15 +51,12 @@ class ApiModel(BaseModel):
         use_attribute_docstrings=True,
     )
 
-    KEPT_EMPTY: ClassVar[frozenset[str]] = frozenset()
-    """Fields whose empty object has a meaning, because Kubernetes gave it one."""
-
     @model_validator(mode="before")
     @classmethod
     def _drop_empty(cls, data: object) -> object:
         if not isinstance(data, Mapping):
             return data
-        return {k: v for k, v in data.items() if k in cls.KEPT_EMPTY or not is_empty(v)}
+        return {k: v for k, v in data.items() if not is_empty(v)}
 
     def to_manifest(self) -> dict[str, Any]:
         """Write the value as it stands in a manifest; what is None is left out."""
@@ -176,41 +173,6 @@ def refusing(check: Callable[[_T], _U]) -> Callable[[_T], _U]:
     return validator
 
 
-def exactly_one(what: str, *fields: str) -> Rule:
-    """Return the rule that exactly one of *fields* is given, which is what a message names."""
-    given = ", ".join(f"has(self.{field})" for field in fields)
-    count = f"[{given}].filter(given, given).size()"
-    return Rule(
-        f"{count} == 1",
-        f"{what} is exactly one of {', '.join(fields)}",
-        "keep one of them",
-        got=f"({count} == 0 ? 'none of them' : 'more than one of them')",
-    )
-
-
-def one_given(rule: Rule, *, beside: int = 0) -> dict[str, Any]:
-    """Return the schema of an object of which *rule* wants one field: what tools see without CEL.
-
-    Args:
-        rule: see `exactly_one`.
-        beside: how many other fields it has, all required.
-    """
-    fields = 1 + beside
-    return {VALIDATIONS: [rule.to_schema()], "minProperties": fields, "maxProperties": fields}
-
-
-def check_one(rule: Rule, *fields: object) -> None:
-    """Check by *rule*, of `exactly_one`, that one of these *fields* is given: not None.
-
-    Raises:
-        InvalidSpecError: none is, or more than one.
-    """
-    given = sum(field is not None for field in fields)
-    if given != 1:
-        got = "more than one of them" if given else "none of them"
-        raise InvalidSpecError(rule.problem, got=got, remedy=rule.remedy)
-
-
 def at_most_one(what: str, *fields: str) -> Rule:
     """Return the rule that at most one of *fields* is given; none of them is the default.
 
@@ -316,14 +278,23 @@ def parse_spec(model: type[_M], body: Mapping[str, Any]) -> _M:
         InvalidFieldsError: a field is missing, unknown, or holds what it can't. A value found is
             shown only where a rule of ours was broken: anything else might be a misplaced secret.
     """
+    return parse(model, body.get("spec") or {}, "spec")
+
+
+def parse(model: type[_M], fields: Mapping[str, Any], root: str) -> _M:
+    """Read *fields*, which messages name by their path from *root*.
+
+    Raises:
+        InvalidFieldsError: see `parse_spec`.
+    """
     try:
-        return model.model_validate(dict(body.get("spec") or {}))
+        return model.model_validate(dict(fields))
     except ValidationError as error:
-        raise InvalidFieldsError([_problem(details) for details in error.errors()]) from error
+        raise InvalidFieldsError([_problem(root, details) for details in error.errors()]) from error
 
 
-def _problem(details: ErrorDetails) -> str:
-    path = "spec" + "".join(
+def _problem(root: str, details: ErrorDetails) -> str:
+    path = root + "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]
     )
     match details["type"]:

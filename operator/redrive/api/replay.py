@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from redrive.api.conditions import Conditions, Timestamp, WarningTypes
-from redrive.api.job import JobRequest
+from redrive.api.job import ReplayJobTemplate
 from redrive.api.model import (
     MAX_TOPIC,
     QUOTED,
@@ -196,7 +196,7 @@ Duration = Annotated[
 
 _FIXED = (
     "policyRef", "startBefore", "select", "maxReplays", "mode", "reason", "ticket", "confirmations",
-    "job", "target", "guarantee", "followFor", "sending",
+    "jobTemplate", "target", "guarantee", "followFor", "sending",
 )  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
@@ -433,9 +433,9 @@ class ReplaySpec(ApiModel):
     producer was killed, are acknowledged and lost; without it they are refused as `NotDelivered`,
     and stay. Defaults to none."""
 
-    job: JobRequest | None = None
-    """Its pods, as far as `job.overrides` of the connection permits. Left out: as the connection
-    has them."""
+    job_template: ReplayJobTemplate | None = None
+    """Job template of its pods, and number of executors. Defaults to the template and the number of
+    the BrokerConnection."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import secrets
 import socket
 import sys
@@ -133,12 +132,19 @@ def add_operator(subcommands: argparse._SubParsersAction[argparse.ArgumentParser
         "(default: %(default)s)",
     )
     parser.add_argument(
-        "--replay-job",
-        type=_fields,
-        default={},
-        metavar="JSON",
-        help="what connections leave out about the pods of replay jobs, such as "
-        '{"executor": {"coreRequest": "100m"}} (default: nothing)',
+        "--job-templates",
+        type=Path,
+        metavar="FILE",
+        help="job templates, as YAML: an object of templates by name, read again when it changes "
+        "(default: the template `default` alone)",
+    )
+    parser.add_argument(
+        "--max-executors",
+        type=int,
+        default=1_000,
+        metavar="N",
+        help="highest number of executors of a Replay, whatever its template permits "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--replay-launcher",
@@ -182,21 +188,6 @@ def _key(text: str) -> Key:
     if not namespace or not name:
         raise argparse.ArgumentTypeError(f"not written NAMESPACE/NAME: {text!r}")
     return Key(namespace, name)
-
-
-def _fields(text: str) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        ArgumentTypeError: it is none; argparse prints the message.
-    """
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        raise argparse.ArgumentTypeError(f"not a JSON object: {text!r}")
-    return fields
 
 
 def _address(text: str) -> tuple[str, int]:

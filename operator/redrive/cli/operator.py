@@ -20,7 +20,7 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -33,12 +33,11 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from redrive import __version__
 from redrive.admin.guards import Fence
 from redrive.api import LauncherName
-from redrive.api.job import JobDefaults
-from redrive.api.model import parse_spec
-from redrive.errors import InvalidSpecError, RedriveError
+from redrive.errors import RedriveError
 from redrive.kube import informer, logs
 from redrive.kube.client import is_in_cluster
 from redrive.kube.context import Context, Settings, wall_clock
+from redrive.kube.job_templates import JobTemplates
 from redrive.kube.leader_election import leading
 from redrive.kube.observability import Liveness, counting_objects
 from redrive.kube.resources import Key, Resource
@@ -72,7 +71,6 @@ def run(options: argparse.Namespace) -> None:
     """Run the operator until it is stopped.
 
     Raises:
-        InvalidSpecError: the defaults of jobs are not valid.
         KubernetesError: the CRDs are not installed, or a right is missing.
     """
     logs.to_stderr(options.log_format, options.log_level)
@@ -82,7 +80,8 @@ def run(options: argparse.Namespace) -> None:
         replay_template=options.replay_template,
         replay_application=options.replay_application,
         replay_service_account=options.replay_service_account,
-        replay_job=_job(options.replay_job),
+        job_templates=options.job_templates,
+        max_executors=options.max_executors,
         replay_launchers=tuple(map(LauncherName, options.replay_launcher or ["Kubeflow"])),
         credentials=options.credentials,
     )
@@ -93,17 +92,6 @@ def run(options: argparse.Namespace) -> None:
             stack.enter_context(serving_endpoint(address, port, health))
         with suppress(asyncio.CancelledError):  # a signal came to a standby
             asyncio.run(stand_by(settings, health, options.lease, options.identity))
-
-
-def _job(fields: Mapping[str, Any]) -> JobDefaults:
-    try:
-        return parse_spec(JobDefaults, {"spec": fields})
-    except InvalidSpecError as error:
-        raise InvalidSpecError(
-            "--replay-job (replay.job of the Helm chart) says what it can't",
-            got=str(error),
-            remedy="correct it, and start the operator again",
-        ) from error
 
 
 async def stand_by(settings: Settings, health: Liveness, lease: Key | None, identity: str) -> None:
@@ -128,7 +116,8 @@ async def stand_by(settings: Settings, health: Liveness, lease: Key | None, iden
 async def _serve_again_and_again(
     settings: Settings, health: Liveness, identity: str, fence: Fence | None
 ) -> None:
-    while await serve(settings, health, identity, fence):
+    job_templates = JobTemplates(settings.job_templates)
+    while await serve(settings, health, identity, fence, job_templates):
         _end_at_a_signal()
         logger.info("redrive loads all objects again")
 
@@ -163,7 +152,11 @@ def _exit_in_time() -> None:
 
 
 async def serve(
-    settings: Settings, health: Liveness, identity: str, fence: Fence | None = None
+    settings: Settings,
+    health: Liveness,
+    identity: str,
+    fence: Fence | None = None,
+    job_templates: JobTemplates | None = None,
 ) -> bool:
     """Watch and reconcile until a signal ends it, then stop all tasks and close connections.
 
@@ -175,7 +168,7 @@ async def serve(
     """
     signalled, ending = False, asyncio.Event()
     async with (
-        Context.open(settings, fence) as ctx,
+        Context.open(settings, fence, job_templates) as ctx,
         informer.relisting(
             ctx.kubernetes, ctx.caches, settings.namespaces, ctx.missing
         ) as outdated,

@@ -88,7 +88,7 @@ def find(
         RedriveError: whether it is can't be found out; see `NamespaceLabels.of`.
     """
     key = key_of(ref, namespace)
-    spec = _spec_at(key, table)
+    spec = spec_at(key, table)
     if not permissions(spec, key, namespace, labels).rules:
         raise NamespaceNotAllowedError(
             f"the BrokerConnection {key} may not be used from this namespace",
@@ -128,7 +128,7 @@ def permissions(
 def may_use(connection: Key, namespace: str, table: Cache, labels: NamespaceLabels) -> bool:
     """Whether a connection is for objects of *namespace*, or that can't be found out."""
     try:
-        return bool(permissions(_spec_at(connection, table), connection, namespace, labels).rules)
+        return bool(permissions(spec_at(connection, table), connection, namespace, labels).rules)
     except RedriveError:
         return True
 
@@ -138,7 +138,7 @@ def rules_for(
 ) -> tuple[AllowRule, ...]:
     """Return the rules of a connection for objects of *namespace*; none if they are unknown."""
     try:
-        return permissions(_spec_at(connection, table), connection, namespace, labels).rules
+        return permissions(spec_at(connection, table), connection, namespace, labels).rules
     except RedriveError:
         return ()
 
@@ -181,7 +181,7 @@ def broker_of(connection: Key, connections: Cache) -> str | None:
 def defaults_of(connection: Key, connections: Cache) -> PolicyDefaults | None:
     """Return what a connection says of what its policies leave out; None where it can't be read."""
     try:
-        return _spec_at(connection, connections).policy_defaults
+        return spec_at(connection, connections).policy_defaults
     except RedriveError:
         return None
 
@@ -231,7 +231,7 @@ class Connections:
         Raises:
             RedriveError: as `resolve` does.
         """
-        return await self._open(key, _spec_at(key, self._table))
+        return await self._open(key, spec_at(key, self._table))
 
     def remembered(self, ref: ConnectionRef, namespace: str) -> Connection | None:
         """Return the connection as it was when it was last used, were it gone since.
@@ -324,7 +324,13 @@ class Connections:
             self._breakers.pop(key, None)
 
 
-def _spec_at(key: Key, table: Cache) -> BrokerConnectionSpec:
+def spec_at(key: Key, table: Cache) -> BrokerConnectionSpec:
+    """Read the spec of a connection.
+
+    Raises:
+        ConnectionNotFoundError: it does not exist.
+        ConnectionInvalidError: its spec is invalid.
+    """
     body = table.get(key)
     if body is None:
         raise ConnectionNotFoundError(

@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from redrive.admin.guards import Fence
 from redrive.admin.http import Http
 from redrive.api import LauncherName
-from redrive.api.job import JobDefaults
+from redrive.api.job import MAX_EXECUTORS
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes, NotFoundError
 from redrive.kube.connections import Connections, NamespaceLabels, following, selected_namespaces
 from redrive.kube.credentials import CredentialReader
 from redrive.kube.informer import load, when_available
+from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import Key, Resource, keep_of
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,8 @@ class Settings:
             Replays are not run. Tools that replace images change fields of containers only.
         replay_application: where the replay job lies in that image, as a `local://` URL.
         replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
-        replay_job: what connections leave out about the pods of replay jobs.
+        job_templates: the file of job templates; None for the template `default` alone.
+        max_executors: highest number of executors of a Replay, whatever its template permits.
         replay_launchers: the Spark operators that may be used, if they are installed.
         credentials: the folder with a folder of files for each namespace; None if there is none.
     """
@@ -52,7 +54,8 @@ class Settings:
     replay_template: Key | None
     replay_application: str
     replay_service_account: str
-    replay_job: JobDefaults = field(default_factory=JobDefaults)
+    job_templates: Path | None = None
+    max_executors: int = MAX_EXECUTORS
     replay_launchers: tuple[LauncherName, ...] = (LauncherName.KUBEFLOW,)
     credentials: Path | None = None
 
@@ -68,6 +71,7 @@ class Context:
         config_maps: those that redrive made.
         began: when this operator began to act.
         namespaces: the labels of Kubernetes namespaces, where a connection selects by them.
+        job_templates: the pods of replay jobs.
         missing: kinds that are not installed, and are waited for.
     """
 
@@ -80,6 +84,7 @@ class Context:
     config_maps: Cache
     brokers: Connections
     namespaces: NamespaceLabels
+    job_templates: JobTemplates
     clock: Callable[[], datetime]
     missing: tuple[Resource, ...]
     began: datetime
@@ -97,7 +102,12 @@ class Context:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: Settings, fence: Fence | None = None) -> AsyncIterator[Context]:
+    async def open(
+        cls,
+        settings: Settings,
+        fence: Fence | None = None,
+        job_templates: JobTemplates | None = None,
+    ) -> AsyncIterator[Context]:
         """Connect, and list all objects there are.
 
         Of several namespaces to serve, one that may not be read is left out.
@@ -105,6 +115,7 @@ class Context:
         Args:
             settings: how this operator was started.
             fence: what every write has to pass, to brokers and to Kubernetes; None lets all pass.
+            job_templates: those of an earlier context, with their last valid forms.
 
         Raises:
             KubernetesError: redrive's own kinds are not installed, or may not be read.
@@ -114,6 +125,7 @@ class Context:
             Kubernetes.connect(fence) as kubernetes,
             Http.open(fence) as http,
             following(kubernetes) as namespaces,
+            AsyncExitStack() as stack,
         ):
             if not settings.cluster_id:
                 found = await when_available(kubernetes.cluster_id)
@@ -124,6 +136,10 @@ class Context:
             # Before anything asks for them: else all policies there would be reconciled at a start.
             await namespaces.read(selected_namespaces(connections, policies))
             applications, missing = await _load_applications(kubernetes, settings)
+            templates = job_templates or JobTemplates(settings.job_templates)
+            if settings.replay_template is not None:
+                namespace = settings.replay_template.namespace
+                await stack.enter_async_context(templates.following(kubernetes, namespace))
             yield cls(
                 settings=settings,
                 kubernetes=kubernetes,
@@ -134,6 +150,7 @@ class Context:
                 config_maps=await load(kubernetes, resources.CONFIG_MAPS, settings.namespaces),
                 brokers=Connections(connections, http, reader, wall_clock, namespaces),
                 namespaces=namespaces,
+                job_templates=templates,
                 clock=wall_clock,
                 missing=missing,
                 began=wall_clock(),

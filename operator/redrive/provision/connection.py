@@ -20,12 +20,14 @@ from redrive import __version__, errors
 from redrive.admin.errors import BrokerDownError
 from redrive.api import Body
 from redrive.api.conditions import Reason, StatusWarning, is_new, progressing, ready, warning
+from redrive.api.job import MAX_TEMPLATES, AvailableTemplate, ConnectionJobs
 from redrive.api.permissions import NAMESPACE
 from redrive.errors import RedriveError, Requeue
-from redrive.kube import logs, resources
+from redrive.kube import connections, logs, resources
 from redrive.kube.client import NotFoundError
 from redrive.kube.connections import Connection, may_use, rules_for, users
 from redrive.kube.context import Context
+from redrive.kube.job_templates import executor_bound
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
 from redrive.provision.outcome import Outcome, publish
@@ -54,8 +56,15 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
         if is_new(body):
             body = await out.publish(body, progressing("asking the broker"))
         outcome = await connect(key, ctx)
-        fields = {"operatorVersion": __version__, **outcome.fields, **usage(body, used, ctx)}
-        outcome = replace(outcome, fields=fields)
+        templates, problems = job_templates(key, ctx)
+        fields = {
+            "operatorVersion": __version__,
+            **outcome.fields,
+            **usage(body, used, ctx),
+            "jobTemplates": templates,
+        }
+        conditions = (*outcome.conditions, *map(warning, problems))
+        outcome = replace(outcome, conditions=conditions, fields=fields)
         blocked = deletion_blocked(body, used)
         if blocked is not None:
             conditions = (*outcome.conditions, warning(blocked))
@@ -85,6 +94,31 @@ def usage(connection: Body, used: Sequence[Body], ctx: Context) -> dict[str, Any
         for name, counts in by_rule.items()
     ]
     return {"policies": len(used), "allow": allow}
+
+
+def job_templates(
+    key: Key, ctx: Context
+) -> tuple[list[dict[str, Any]] | None, tuple[StatusWarning, ...]]:
+    """Return the job templates of a connection as its status shows them, and their problems.
+
+    Templates are None where the operator runs no Replays, and where the spec is invalid.
+    """
+    if ctx.settings.replay_template is None:
+        return None, ()
+    try:
+        jobs = connections.spec_at(key, ctx.connections).jobs or ConnectionJobs()
+    except RedriveError:
+        return None, ()
+    store, operator = ctx.job_templates, ctx.settings.max_executors
+    names = jobs.templates or store.names
+    valid = [(name, form) for name in names if (form := store.get(name)) is not None]
+    shown = [
+        AvailableTemplate(name=name, max_executors=executor_bound(form, jobs, operator))
+        for name, form in valid[:MAX_TEMPLATES]
+    ]
+    problems = (store.problem(name) for name in names)
+    first = next((problem for problem in problems if problem is not None), None)
+    return [template.to_manifest() for template in shown], () if first is None else (first,)
 
 
 async def connect(key: Key, ctx: Context) -> Outcome:

@@ -121,6 +121,7 @@ class Queues:
         self._ctx.config_maps.listen(self._config_map_changed)
         self._ctx.brokers.listen(self._breaker_changed)
         self._ctx.namespaces.listen(self._labels_changed)
+        self._ctx.job_templates.listen(self._job_templates_changed)
 
     def enqueue_unsettled(self) -> None:
         """Enqueue all that may need a reconcile; the first resync checks other settled policies."""
@@ -177,6 +178,10 @@ class Queues:
             key = Key.of(body)
             if key.namespace == namespace:
                 self._enqueue_with_rivals(key)
+
+    def _job_templates_changed(self) -> None:
+        for body in self._ctx.connections:
+            self.connections.enqueue(Key.of(body))
 
     def _config_map_changed(self, key: Key, _before: Body | None, after: Body | None) -> None:
         for body in self._ctx.policies.index(config_map_of).get(key):

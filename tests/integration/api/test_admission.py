@@ -78,7 +78,6 @@ def test_a_field_that_a_rule_compares_with_what_it_was_can_not_change(
         ("naming.retryTopic", "naming.deadLetterTopic", "target.topic"), topics
     )
     values |= dict.fromkeys(("select.since", "select.until", "startBefore"), moments)
-    values["job.sparkConf"] = tuple({"spark.task.maxFailures": count} for count in "12")
     beside = {"target": {"type": "Topic"}} if str(leaf) == "target.topic" else {}
     base = VALID[kind] | beside
     specs = SpecFields(kind, values).specs(leaf, base, 2)

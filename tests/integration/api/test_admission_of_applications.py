@@ -8,39 +8,51 @@ from typing import Any
 import pytest
 
 from redrive.api.connection import ReplayIdentity
-from redrive.api.job import JobDefaults
+from redrive.api.job import JobTemplate
 from redrive.kube.context import Settings
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
-from redrive.replay.controller.launch import pod_access
+from redrive.replay.controller.launch import ChosenTemplate, pod_access
 from redrive.replay.controller.spark_operators import LAUNCHERS, Launcher
 from redrive.replay.spec import ReplayJob
 from sandbox import spark_operator
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
 
-REPLAY = {"metadata": {"name": "after.fix", "namespace": "default", "uid": "u"}}
+REPLAY = {
+    "metadata": {"name": "after.fix", "namespace": "default", "uid": "u"},
+    "spec": {"policyRef": {"name": "orders"}},
+}
+POD_TEMPLATE: dict[str, Any] = {
+    "metadata": {"labels": {"team": "shop"}, "annotations": {"owner": "shop"}},
+    "spec": {
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "a", "operator": "Equal", "value": "b", "effect": "NoSchedule"}],
+        "imagePullSecrets": [{"name": "registry"}],
+        "securityContext": {"runAsUser": 185, "runAsGroup": 185, "fsGroup": 185},
+        "volumes": [
+            {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "settings", "configMap": {"name": "settings"}},
+        ],
+        "containers": [
+            {
+                "name": "redrive",
+                "resources": {"requests": {"cpu": "100m", "memory": "2Gi"}, "limits": {"cpu": 1}},
+                "env": [{"name": "TZ", "value": "UTC"}],
+            }
+        ],
+    },
+}
 EVERYTHING: dict[str, Any] = {
     "image": "registry/other:1",
-    "imagePullSecrets": ["registry"],
-    "driver": {"cores": 1, "memory": "2g", "coreRequest": "100m"},
-    "executor": {"cores": 2, "memory": "2g", "coreRequest": "500m"},
+    "metadata": {"labels": {"queue": "batch"}, "annotations": {"cost": "7"}},
+    "driver": POD_TEMPLATE,
+    "executor": POD_TEMPLATE,
     "executors": 2,
-    "dynamicAllocation": {"minExecutors": 1, "maxExecutors": 4},
-    "nodeSelector": {"disk": "ssd"},
-    "tolerations": [{"key": "a", "operator": "Equal", "value": "b", "effect": "NoSchedule"}],
-    "securityContext": {"runAsUser": 185, "runAsGroup": 185, "fsGroup": 185},
-    "volumes": [
-        {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}},
-        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
-        {"name": "settings", "configMap": {"name": "settings"}},
-    ],
     "sparkConf": {"spark.task.maxFailures": "8"},
-    "labels": {"team": "shop"},
-    "annotations": {"owner": "shop"},
-    "timeToLiveSeconds": 600,
 }
 
 
@@ -51,11 +63,11 @@ def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     access = pod_access(ReplayIdentity.model_validate(identity), ())
     policy = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders")
     job = ReplayJob("default", "after.fix", "u", policy, "pulsar://p:6650", "http://p:8080", None)
-    pods = JobDefaults.model_validate(template)
+    chosen = ChosenTemplate("default", JobTemplate.model_validate(template), 2)
     settings = Settings(
         "here", (), Key("redrive", "replay"), "local:///replay.py", "redrive-replay"
     )
-    made = launch.application(REPLAY, job, access, pods, settings, image="registry/job:1")
+    made = launch.application(REPLAY, job, access, chosen, settings, image="registry/job:1")
     return dict(launcher.manifest(made))
 
 

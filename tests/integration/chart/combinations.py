@@ -29,11 +29,21 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
             "namespaces": ["default", "kube-public"],
             "image": {"repository": "job", "digest": DIGEST},
             "secret": {"token": TOKEN, "usableBy": ["platform/main"]},
-            "job": {"driver": {"coreRequest": "100m"}, "tolerations": [{"operator": "Exists"}]},
+        },
+    },
+    "set size and place of the pods of Replays": {
+        "replay": {"maxExecutors": 20},
+        "jobTemplates": {
+            "large": {
+                "namespaces": {"names": ["default"]},
+                "executors": 2,
+                "driver": {"spec": {"securityContext": {"runAsUser": 1_000_700_000}}},
+                "executor": {"spec": {"tolerations": [{"operator": "Exists"}]}},
+            }
         },
     },
     "run Replays by both Spark operators": {
-        "replay": {"launchers": {"apache": True}, "job": {"launcher": "Apache"}},
+        "replay": {"launchers": {"apache": True}},
     },
     "run Replays by Apache's Spark operator alone": {
         "replay": {"launchers": {"apache": True, "kubeflow": False}},

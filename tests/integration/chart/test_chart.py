@@ -70,8 +70,9 @@ def test_a_volume_of_credentials_is_mounted_where_the_operator_looks_for_it() ->
     source = {"csi": {"driver": "secrets-store.csi.k8s.io", "readOnly": True}}
     rendered = chart.render(IMAGE | {"credentials": {"volume": source}})
     pod = of_kind("Deployment", rendered)[0]["spec"]["template"]["spec"]
-    (mount,) = pod["containers"][0]["volumeMounts"]
-    assert pod["volumes"] == [{"name": mount["name"], **source}]
+    mount, templates = pod["containers"][0]["volumeMounts"]
+    assert pod["volumes"][0] == {"name": mount["name"], **source}
+    assert templates["name"] == "job-templates"
     assert f"--credentials={mount['mountPath']}" in pod["containers"][0]["args"]
 
 
@@ -86,7 +87,8 @@ def test_a_volume_of_credentials_is_mounted_where_the_operator_looks_for_it() ->
         ({"image": {"tag": 1.1}}, r"'/image/tag': got number, want integer or string"),
         ({"image": {"digest": "sha256:1"}}, r"'/image/digest': 'sha256:1' does not match pattern"),
         ({"namespaces": ["shop"]}, r"'/clusterId': minLength: got 0, want 1"),
-        ({"replay": {"job": {"env": []}}}, r"'/replay/job': additional properties 'env' not"),
+        ({"replay": {"job": {}}}, r"'/replay': additional properties 'job' not"),
+        ({"replay": {"maxExecutors": 0}}, r"'/replay/maxExecutors': minimum: got 0, want 1"),
         ({"extraEnv": [{"value": "x"}]}, r"'/extraEnv/0': missing property 'name'"),
         ({"image": {"tag": "a b"}}, r"'/image/tag': 'a b' does not match pattern"),
         ({"replay": {"application": "https://x"}}, r"'/replay/application': .* does not match"),
@@ -102,11 +104,12 @@ def test_a_volume_of_credentials_is_mounted_where_the_operator_looks_for_it() ->
             {"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}]},
             r"'/topologySpreadConstraints/0': missing property 'topologyKey'",
         ),
-        ({"replay": {"job": {"driver": 5}}}, r"'/replay/job/driver': got number, want object"),
-        ({"replay": {"job": {"driver": {"core": 1}}}}, r"properties 'core' not allowed"),
+        ({"jobTemplates": {"Large": {}}}, "invalid propertyName 'Large'"),
+        ({"jobTemplates": {"a": {"driver": 5}}}, r"'/jobTemplates/a/driver': got number, want obj"),
+        ({"jobTemplates": {"a": {"drivers": {}}}}, r"properties 'drivers' not allowed"),
         (
-            {"replay": {"job": {"executor": {"memory": "2Gi"}}}},
-            r"'/replay/job/executor/memory': '2Gi' does not match pattern",
+            {"jobTemplates": {"a": {"executors": "2"}}},
+            r"'/jobTemplates/a/executors': got string, want integer",
         ),
         (
             {"serviceMonitor": {"enabled": True}, "service": {"enabled": False}},

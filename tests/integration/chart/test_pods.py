@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from redrive.replay.controller.launch import RESTRICTED
+from redrive.api.job import RESTRICTED
 from sandbox import chart
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
@@ -130,9 +130,23 @@ def test_replays_use_the_image_beside_the_operators_unless_another_is_named() ->
     assert image() == "r/redrive-replay:7"
     assert image(image={"repository": "job", "tag": 1}) == "r/job:1"
     assert not [word for word in arguments(enabled=False) if word.startswith("--replay")]
-    said = {"executor": {"memory": "2g"}, "images": ["r/*"], "labels": {"team": "shop"}}
-    (job,) = (word for word in arguments(job=said) if "--replay-job" in word)
-    assert yaml.safe_load(job.partition("=")[2]) == said
+    assert "--max-executors=7" in arguments(maxExecutors=7)
+
+
+def test_job_templates_are_mounted_as_they_are_written() -> None:
+    user = {"securityContext": {"runAsUser": 1_000_700_000}}
+    templates = {"large": {"executors": 2, "driver": {"spec": user}}}
+    rendered = chart.render(IMAGE | {"jobTemplates": templates})
+    (file,) = (o for o in rendered if o["metadata"]["name"] == "redrive-job-templates")
+    assert yaml.safe_load(file["data"]["templates.yaml"]) == templates
+    (deployment,) = (o for o in rendered if o["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["job-templates"]["configMap"] == {"name": "redrive-job-templates"}
+    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "job-templates")
+    assert f"--job-templates={mount['mountPath']}/templates.yaml" in pod["containers"][0]["args"]
+    without = chart.render(IMAGE | {"replay": {"enabled": False}})
+    assert not [o for o in without if o["metadata"]["name"] == "redrive-job-templates"]
 
 
 def test_the_chart_knows_the_fields_of_pods_that_the_api_server_knows(cluster: Cluster) -> None:

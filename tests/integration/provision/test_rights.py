@@ -43,6 +43,7 @@ NEEDED: dict[str, dict[str, str]] = {
     "redrive.io/replays/status": {"patch": TELL},
     "/secrets": {"get": "credentials of connections, each read by its name"},
     "/serviceaccounts": {},
+    "/persistentvolumeclaims": {"get": "a Replay waits until those of its job template are there"},
     "/configmaps": {
         "get": "one that is there already may belong to somebody else",
         "list": "those of redrive, by their label, are compared with what they should be",
@@ -158,7 +159,8 @@ def test_the_chart_asks_for_no_right_without_a_reason() -> None:
     assert set(roles) == {"redrive-test"}  # of `helm test`; nothing is prepared for Replays
     assert rules(holding) == {
         "coordination.k8s.io/leases": set(LEASE),
-        "/podtemplates": {"get"},  # the image of replay jobs
+        # The image of replay jobs, and dry runs by which job templates are validated.
+        "/podtemplates": {"get", "create"},
     }
     by_name = {r["resourceNames"][0]: r["verbs"] for r in holding["rules"] if "resourceNames" in r}
     assert by_name == {"redrive": ["get", "patch"], "redrive-replay": ["get"]}

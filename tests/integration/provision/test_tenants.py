@@ -235,15 +235,9 @@ def replays(tenants: Tenants) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
 
     One Replay of a policy would wait for another.
     """
-    jobs: list[dict[str, Any]] = [
-        {"image": "registry.example/mine:1"},
-        {"driver": {"memory": "64g"}},
-        {"nodeSelector": {"team": "victim"}},
-        {"sparkConf": {"spark.log.level": "INFO"}},
-    ]
     asked: list[dict[str, Any]] = [
         {"target": {"type": "Source"}, "guarantee": "AtLeastOnce"},
-        *({"job": job} for job in jobs),
+        {"jobTemplate": {"executors": 1_000}},
         *(
             {"target": {"type": "Topic", "topic": topic}, "guarantee": "AtLeastOnce"}
             for topic in tenants.topics

@@ -14,6 +14,7 @@ from unittest import mock
 
 import pulsar
 import pytest
+import yaml
 
 from redrive.api import Body
 from redrive.api.conditions import written
@@ -144,6 +145,12 @@ class Shop:
             time.sleep(0.3)
         return dict(failure)
 
+    def job_template(self, template: dict[str, Any]) -> None:
+        """Write a job template of the name of the shop into the file of the operator."""
+        file = installation.job_templates(self.sandbox) / "templates.yaml"
+        templates = yaml.safe_load(file.read_text()) or {}
+        file.write_text(yaml.safe_dump({**templates, self.name: template}))
+
     def client(self) -> pulsar.Client:
         """Return a client that may do everything."""
         token = pulsar.AuthenticationToken(self.sandbox.pulsar.token(SUPERUSER))
@@ -181,6 +188,29 @@ def shop(installed: Sandbox) -> Iterator[Shop]:
     shop = Shop(installed)
     yield shop
     installed.cluster.objects.delete("namespace", shop.name)
+
+
+@pytest.fixture
+def apache_shop(shop: Shop) -> Iterator[Shop]:
+    """A shop whose operator may use Apache's Spark operator alone."""
+    sandbox, release_in = shop.sandbox, f"{shop.name}-redrive"
+    replays = {**installation.VALUES["replay"], "launchers": {"kubeflow": False, "apache": True}}
+    values = {
+        **installation.VALUES,
+        "replay": replays,
+        "namespaces": [shop.name],
+        "clusterId": "ours",
+        "crds": {"install": False},
+    }
+    sandbox.processes.stop(installation.OPERATOR)
+    try:
+        chart.install(sandbox.cluster, installation.RELEASE, release_in, values)
+        installation.start_operator(sandbox, namespace=release_in, name=release_in)
+        yield shop
+    finally:
+        sandbox.processes.stop(release_in)
+        sandbox.cluster.objects.delete("namespace", release_in)
+        installation.start_operator(sandbox)
 
 
 @pytest.mark.timeout(3 * SECONDS + 60)
@@ -226,8 +256,9 @@ def test_replays_of_one_policy_run_in_turn_and_report(
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_apache_operator_runs_a_replay_by_certificate(shop: Shop) -> None:
+def test_apache_operator_runs_a_replay_by_certificate(apache_shop: Shop) -> None:
     """What its template of pods mounts is a certificate, and authorities of the namespace."""
+    shop = apache_shop
     broker = shop.sandbox.pulsar
     certificate, key = broker.certificate("replayer")
     pair = {"tls.crt": certificate, "tls.key": key}
@@ -240,7 +271,6 @@ def test_apache_operator_runs_a_replay_by_certificate(shop: Shop) -> None:
         adminURL=broker.admin_tls_url,
         tls=trust,
         replay={"role": "replayer", "authentication": by_certificate, "tls": trust},
-        job={"launcher": "Apache", "sparkConf": {"spark.task.maxFailures": "4"}},
     )
     shop.bury(3, "WarehouseDown")
     shop.tokens["replayer-tls"] = key  # must not be shown either
@@ -373,23 +403,60 @@ def test_foreign_connection_gets_no_secret_of_a_namespace(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "job"),
+    ("kind", "spec", "lacking"),
     [
-        ("Secret", {"imagePullSecrets": ["lacking"]}),
-        ("ConfigMap", {"volumes": [{"name": "ca", "configMap": {"name": "lacking"}}]}),
+        ("Secret", {"imagePullSecrets": [{"name": "lacking"}]}, {}),
+        ("ConfigMap", {"volumes": [{"name": "ca", "configMap": {"name": "lacking"}}]}, {}),
+        (
+            "PersistentVolumeClaim",
+            {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "lacking"}}]},
+            {
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"],
+                    "resources": {"requests": {"storage": "1Gi"}},
+                }
+            },
+        ),
     ],
+    ids=["Secret", "ConfigMap", "PersistentVolumeClaim"],
 )
-def test_replay_waits_for_objects_of_its_pod_template(
-    shop: Shop, kind: str, job: dict[str, Any]
+def test_replay_waits_for_objects_of_its_job_template(
+    shop: Shop, kind: str, spec: dict[str, Any], lacking: dict[str, Any]
 ) -> None:
-    shop.declare(job=job)
+    shop.declare(jobs={"templates": [shop.name]})
     shop.replay("early")
+    stalled = shop.reaches("early", "Pending", "JobTemplateNotFound")["Stalled"]["message"]
+    assert f"got '{shop.name}'" in stalled
+    shop.job_template({"executor": {"spec": spec}})
     told = shop.reaches("early", "Pending", "JobSecretNotFound")["Reconciling"]["message"]
-    assert told.startswith(f"a {kind} that the pods of replay jobs ")
+    assert told.startswith(f"a {kind} that the pods of replay jobs need ")
     assert f"got '{shop.name}/lacking'" in told
     assert shop.applications() == []
-    shop.lend(kind, "lacking")
+    shop.apply("v1", kind, "lacking", **lacking)
     shop.launched("early")
+
+
+def test_invalid_job_template_is_shown_and_its_last_form_runs(shop: Shop) -> None:
+    shop.job_template({"executors": 2, "maxExecutors": 3})
+    shop.declare(jobs={"templates": [shop.name], "maxExecutors": 2})
+    connection = ("get", "bconn", "main", "-o", "jsonpath={.status}")
+
+    def status() -> dict[str, Any]:
+        return dict(json.loads(shop.kubectl(*connection)))
+
+    shown = [{"name": shop.name, "maxExecutors": 2}]
+    wait_until(lambda: status().get("jobTemplates") == shown)
+    shop.job_template({"executor": {"spec": {"nodeSelectors": {"disk": "ssd"}}}})
+    wait_until(lambda: status().get("warnings") == ["JobTemplateInvalid"])
+    assert status()["jobTemplates"] == shown
+    events = shop.kubectl("get", "events", "-o", "jsonpath={.items[*].reason}")
+    assert "JobTemplateInvalid" in events
+    shop.replay("now")
+    assert shop.launched("now")["warnings"] == ["JobTemplateInvalid"]
+    (application,) = shop.applications()
+    assert application["spec"]["executor"]["instances"] == 2
+    shop.job_template({"executors": 1})
+    wait_until(lambda: "warnings" not in status())
 
 
 @pytest.mark.timeout(SECONDS + 60)

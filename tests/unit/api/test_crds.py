@@ -111,9 +111,6 @@ def test_unordered_lists_are_sets() -> None:
         "Replay.spec.select.keys",
         "Replay.spec.select.causes",
         "Replay.spec.select.fingerprints",
-        "BrokerConnection.spec.job.imagePullSecrets",
-        "BrokerConnection.spec.job.overrides.images",
-        "BrokerConnection.spec.job.overrides.sparkConf",
         "RetryPolicy.spec.consumerRoles",
         "RetryPolicy.spec.deadLetter.readerRoles",
     }
@@ -182,9 +179,7 @@ PLACEHOLDER = re.compile(r"\{(tenant|namespace|other)\}")
 ONLY_BY_CEL = {
     "roles that are too long together",
     "readers that are too long together",
-    "a Spark property of a Replay that mounts a Secret",
-    "a Spark property of a connection that runs a program",
-    "a Spark property permitted to Replays that names their ServiceAccount",
+    "a default job template that is not permitted",
     "a connection with two kinds of credentials",
     "a dead-letter topic at another tenant's",
     "a dead-letter topic of another tenant",
@@ -246,7 +241,6 @@ ONLY_BY_CEL = {
     "an ordered policy of a shared subscription",
     "an outcome that is followed for no time",
     "an outage breaker that never trips",
-    "bounds of a dynamic allocation that cross",
     "credentials without those of their type",
     "one partition as a target",
     "retries that expire before they are due",

@@ -14,6 +14,7 @@ from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.kube.cache import Cache
 from redrive.kube.connections import connection_of
 from redrive.kube.context import Context, wall_clock
+from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import Key
 from redrive.provision.ownership import named_in
 from redrive.provision.request import Request, Standing, is_proven
@@ -111,6 +112,7 @@ def ctx() -> Context:
         kubernetes=none,
         brokers=none,
         namespaces=none,
+        job_templates=JobTemplates(None),
         clock=wall_clock,
         missing=(),
         began=wall_clock(),

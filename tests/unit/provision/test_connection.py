@@ -20,16 +20,19 @@ from redrive.admin.http import Access, Http
 from redrive.api import Body
 from redrive.api.conditions import find, reason
 from redrive.api.connection import BrokerConnectionSpec
+from redrive.api.job import JobTemplate
 from redrive.errors import RedriveError, Requeue
 from redrive.kube.cache import Cache
 from redrive.kube.client import ConflictError, SecretNotFoundError
 from redrive.kube.connections import Connection
-from redrive.kube.context import wall_clock
+from redrive.kube.context import Settings, wall_clock
+from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import CONNECTIONS, Key
 from redrive.provision.connection import (
     DELETION_BLOCKED,
     IN_USE,
     is_protection_due,
+    job_templates,
     reconcile,
     unsupported,
     usage,
@@ -66,6 +69,7 @@ async def test_unchanged_connection_costs_two_calls_and_no_write(
             connections=Cache([body]),
             policies=policies,
             namespaces=None,
+            settings=Settings("here", (), None, "", ""),
             brokers=SimpleNamespace(open=open_),
             clock=wall_clock,
         )
@@ -180,6 +184,7 @@ class Life:
             connections=Cache(copy.deepcopy(list(cached))),
             policies=Cache(policies),
             namespaces=None,
+            settings=Settings("here", (), None, "", ""),
             brokers=SimpleNamespace(open=open_),
             clock=lambda: NOW,
         )
@@ -294,6 +299,7 @@ async def lent(connection: dict[str, Any]) -> AsyncIterator[Lent]:
                 connections=Cache([body]),
                 policies=Cache(),
                 namespaces=None,
+                settings=Settings("here", (), None, "", ""),
                 brokers=SimpleNamespace(open=open_),
                 clock=wall_clock,
             ),
@@ -425,3 +431,31 @@ def test_usage_counts_namespaces_and_policies_of_each_rule(
             {"name": "none", "namespaces": 0, "policies": 0},
         ],
     }
+
+
+def template_context(spec: Body, store: JobTemplates, **jobs: object) -> Any:  # noqa: ANN401
+    """Return a context with one connection, of an operator that permits 10 executors."""
+    body = {
+        "metadata": {**KEY._asdict(), "uid": "u", "generation": 1},
+        "spec": {**spec, **({"jobs": jobs} if jobs else {})},
+    }
+    settings = Settings("here", (), Key("redrive", "replay"), "", "", max_executors=10)
+    return SimpleNamespace(connections=Cache([body]), settings=settings, job_templates=store)
+
+
+def test_job_templates_of_connection_have_lowest_bound(connection: Body) -> None:
+    store = JobTemplates(None)
+    store._valid |= {"large": JobTemplate(max_executors=16)}  # noqa: SLF001  as if it were read
+    default, large = {"name": "default", "maxExecutors": 4}, {"name": "large", "maxExecutors": 10}
+    assert job_templates(KEY, template_context(connection, store)) == ([default, large], ())
+    chosen = template_context(connection, store, templates=["large", "absent"], maxExecutors=6)
+    assert job_templates(KEY, chosen) == ([{**large, "maxExecutors": 6}], ())
+
+
+def test_invalid_job_template_is_a_warning_of_connection(connection: Body) -> None:
+    store = JobTemplates(None)
+    store._problems = {"large": "wrong"}  # noqa: SLF001  as if it were read
+    _, (problem,) = job_templates(KEY, template_context(connection, store))
+    assert problem.reason == "JobTemplateInvalid"
+    assert "the job template large is invalid: wrong" in problem.message
+    assert job_templates(KEY, template_context(connection, store, templates=["default"]))[1] == ()

@@ -18,6 +18,7 @@ from redrive.kube.cache import Cache
 from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.controller import OF_NAMESPACE
+from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import POLICIES, Key
 from redrive.provision import connection as connections
 from redrive.provision import handlers, reconciler
@@ -71,6 +72,7 @@ async def ctx(looks: Looks) -> AsyncIterator[Context]:  # noqa: ARG001 - looks i
         kubernetes=NOTHING,
         brokers=Connections(tables["connections"], NOTHING, NOTHING, wall_clock, NOTHING),
         namespaces=NamespaceLabels(NOTHING),
+        job_templates=JobTemplates(None),
         clock=wall_clock,
         missing=(),
         began=wall_clock(),
@@ -173,6 +175,7 @@ async def started(*policies: Body) -> AsyncIterator[FakeKubernetes]:
         config_maps=Cache(),
         brokers=Connections(connections, NOTHING, NOTHING, lambda: NOW, NOTHING),
         namespaces=NamespaceLabels(kubernetes),
+        job_templates=JobTemplates(None),
         clock=lambda: NOW,
         missing=(),
         began=NOW,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from redrive.api.crds import KINDS
-from redrive.api.job import JobDefaults
+from redrive.api.job import JobTemplate
 from release import CHART, CHECKOUT, HOME, chart_file, chart_readme, page
 from release import __main__ as release
 from release.check import CHECKS, Check, Result, run, table
@@ -55,7 +55,7 @@ WHOLE = {
     "dnsConfig",
     "securityContext",
     "podSecurityContext",
-    "replay.job",
+    "jobTemplates",
     "strategy",
 }
 """Values that are passed on as they are: their fields have no defaults of the chart's."""
@@ -71,9 +71,9 @@ def test_description_belongs_to_the_following_value() -> None:
     ]
 
 
-def test_job_schema_has_the_fields_of_the_model() -> None:
-    job = SCHEMA["properties"]["replay"]["properties"]["job"]
-    assert set(job["properties"]) == {field.alias for field in JobDefaults.model_fields.values()}
+def test_template_schema_has_the_fields_of_the_model() -> None:
+    job = SCHEMA["properties"]["jobTemplates"]["additionalProperties"]
+    assert set(job["properties"]) == {field.alias for field in JobTemplate.model_fields.values()}
 
 
 def test_every_value_is_described_and_in_the_schema() -> None:

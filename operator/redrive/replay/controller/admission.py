@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from redrive.api import Body
 from redrive.api.conditions import READY, STALLED, find
 from redrive.api.connection import ReplayIdentity
-from redrive.api.job import JobDefaults, JobTemplate
+from redrive.api.job import ConnectionJobs, ReplayJobTemplate
 from redrive.api.model import parse_spec
 from redrive.api.permissions import Permissions
 from redrive.api.replay import (
@@ -28,8 +28,10 @@ from redrive.errors import (
     BatchMixesKeysError,
     DeadLettersDiscardedError,
     InvalidSpecError,
+    JobNotPermittedError,
     PolicyNotFoundError,
     PolicyNotReadyError,
+    RedriveError,
     ReplayIdentityMissingError,
     ReplayInProgressError,
     ReplayNotSafeError,
@@ -41,12 +43,13 @@ from redrive.errors import (
 from redrive.kube import connections
 from redrive.kube.connections import effective_spec, spec_of
 from redrive.kube.context import Context
+from redrive.kube.job_templates import executor_bound
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
 from redrive.replay import selection
-from redrive.replay.controller.launch import resolve_template
+from redrive.replay.controller.launch import ChosenTemplate
 from redrive.replay.controller.spark_operators import find_application, was_launched
 from redrive.replay.spec import Choice, ReplayJob
 
@@ -58,8 +61,7 @@ class Admitted:
     Attributes:
         identity: the replay role, and where its credentials lie in the Replay's namespace.
         redirect_hosts: where else than to the host of `adminURL` they may go.
-        template: what is said about the job's pods.
-        own_template: the part of it that the connection specifies.
+        template: of its pods, with the number of executors.
         connection_ref: the connection of the policy.
         grants: the topics on which the replay role is given rights: the target, and those where an
             earlier Replay of the policy that failed may have left messages to be found.
@@ -68,8 +70,7 @@ class Admitted:
     job: ReplayJob
     identity: ReplayIdentity
     redirect_hosts: tuple[str, ...]
-    template: JobDefaults
-    own_template: JobTemplate | None
+    template: ChosenTemplate
     connection_ref: ConnectionRef
     grants: tuple[TopicName, ...]
 
@@ -122,7 +123,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     target = _target(spec, policy, permitted)
     if spec.sending is Sending.BATCHED and target == policy.topic:
         _check_batches(policy)
-    pods = resolve_template(ctx.settings, connection.job, spec.job)
+    pods = choose_template(spec.job_template, connection.jobs, key.namespace, ctx)
     if spec.suspend:
         raise SuspendedError(
             "the Replay is suspended", remedy="set spec.suspend to false; it starts by itself then"
@@ -164,7 +165,67 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         and permitted.allows_role(connection.replay.role, topic)
     )
     hosts = connection.pulsar.redirect_hosts
-    return Admitted(job, connection.replay, hosts, pods, connection.job, reference, grants)
+    return Admitted(job, connection.replay, hosts, pods, reference, grants)
+
+
+def choose_template(
+    asked: ReplayJobTemplate | None,
+    jobs: ConnectionJobs | None,
+    namespace: str,
+    ctx: Context,
+) -> ChosenTemplate:
+    """Return the job template of a Replay of *namespace*, and its number of executors.
+
+    Raises:
+        JobTemplateNotFoundError, JobTemplateInvalidError: there is no valid form of it.
+        JobNotPermittedError: the connection, or the template, is not for this Replay.
+        RedriveError: the labels of the namespace are not known; see `NamespaceLabels.of`.
+    """
+    asked, jobs = asked or ReplayJobTemplate(), jobs or ConnectionJobs()
+    name = asked.name or jobs.default
+    if not jobs.permits(name):
+        raise JobNotPermittedError(
+            "the BrokerConnection does not permit this job template",
+            got=name,
+            remedy="make another Replay with one of its status.jobTemplates, or add it to "
+            "jobs.templates of the BrokerConnection; this Replay starts automatically then",
+        )
+    template = ctx.job_templates.find(name)
+    labels = ctx.namespaces.of(namespace) if template.selects_namespaces else {}
+    if not template.is_for(namespace, labels):
+        raise JobNotPermittedError(
+            f"the job template {name} is not for Replays of this namespace",
+            got=namespace,
+            remedy="make another Replay with one that is, or add the namespace to the template; "
+            "this Replay starts automatically then",
+        )
+    bound = executor_bound(template, jobs, ctx.settings.max_executors)
+    executors = asked.executors or min(template.executors, bound)
+    if executors > bound:
+        raise JobNotPermittedError(
+            f"`jobTemplate.executors` must be at most {bound}, the lowest bound of the job "
+            f"template {name}, the BrokerConnection and the operator",
+            got=executors,
+            remedy="make another Replay with fewer, or raise the bound; this Replay starts "
+            "automatically then",
+        )
+    return ChosenTemplate(name, template, executors)
+
+
+def template_of(replay: Body, ctx: Context) -> str | None:
+    """Return the name of the job template of a Replay; None while it can't be found out."""
+    try:
+        spec = ctx.replays.derive(checked_spec, replay)
+        policy = ctx.policies.get(policy_of(replay))
+        if policy is None:
+            return None
+        reference = spec_of(policy, ctx.policies).connection_ref
+        namespace = Key.of(replay).namespace
+        connection = connections.find(reference, namespace, ctx.connections, ctx.namespaces)
+    except RedriveError:
+        return None
+    asked = spec.job_template or ReplayJobTemplate()
+    return asked.name or (connection.jobs or ConnectionJobs()).default
 
 
 def parsed_spec(replay: Body) -> ReplaySpec:

@@ -102,6 +102,10 @@ def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
         of_namespace = (body for body in ctx.replays if Key.of(body).namespace == namespace)
         _enqueue_open(of_namespace, controller)
 
+    @ctx.job_templates.listen
+    def job_templates_changed() -> None:
+        _enqueue_open(ctx.replays, controller)
+
 
 def _gives_way(replay: Body | None) -> bool:
     """Return True if no other Replay of its policy waits for *replay*, which may be gone."""

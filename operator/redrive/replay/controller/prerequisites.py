@@ -3,7 +3,7 @@
 Whether what a job needs of the namespace of its Replay is there, before it is launched.
 
 Of a Secret nothing but its metadata is asked for. Whether there is an image, and what a pull Secret
-is worth, the nodes alone find out; the operator has no right to PersistentVolumeClaims.
+is worth, the nodes alone find out.
 
 Checks of a topic that is not the policy's own, before messages are moved there, at the broker.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -51,7 +51,7 @@ from redrive.policy.naming import TopicName
 from redrive.policy.values import format_duration
 from redrive.replay.controller import rights
 from redrive.replay.controller.admission import admit, former_targets
-from redrive.replay.controller.launch import JobApplication, NamedObject, mounted_objects
+from redrive.replay.controller.launch import JobApplication, NamedObject, needed_objects
 from redrive.replay.controller.spark_operators import SparkRun, find_application
 from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
 
@@ -112,16 +112,17 @@ async def check_prerequisites(
             f"its rights, or run kubectl create serviceaccount {account.name} -n {namespace} and "
             "give it the rights of a Spark driver; this Replay starts by itself then",
         ) from error
-    for needed, use in _needed(job):
+    pods = [needed for pod in job.pods.values() for needed in needed_objects(pod.template)]
+    for needed in dict.fromkeys(pods):
         try:
             annotations = await _annotations(needed.resource, Key(namespace, needed.name), ctx)
         except NotFoundError as error:
             raise JobSecretNotFoundError(
-                f"a {needed.resource.kind} that the pods of replay jobs {use} does not exist",
+                f"a {needed.resource.kind} that the pods of replay jobs need does not exist",
                 got=str(Key(namespace, needed.name)),
                 remedy="create it in the namespace of the Replay, or correct what names it: "
-                "spec.replay or spec.job of the BrokerConnection, or replay.job of the Helm chart; "
-                "this Replay starts by itself then",
+                "spec.replay of the BrokerConnection, or the job template; this Replay starts "
+                "automatically then",
             ) from error
         if needed in lent and not _consents(
             of_account if annotations is None else annotations, connection
@@ -150,14 +151,6 @@ def _consent_missing(
         f"-n {namespace} {USABLE_BY}={connection}`; separate several connections by commas); the "
         "Replay starts automatically then",
     )
-
-
-def _needed(job: JobApplication) -> Iterator[tuple[NamedObject, str]]:
-    """Yield the objects that pods need, and their use."""
-    for name in job.image_pull_secrets:
-        yield NamedObject(resources.SECRETS, name), "pull their image with"
-    for needed in mounted_objects(job.volumes):
-        yield needed, "mount"
 
 
 async def _annotations(resource: Resource, key: Key, ctx: Context) -> Mapping[str, str] | None:

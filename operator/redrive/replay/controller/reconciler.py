@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -29,6 +30,7 @@ from redrive.api.conditions import (
     progressing,
     ready,
     waiting,
+    warning,
     with_condition,
     written,
 )
@@ -36,7 +38,7 @@ from redrive.api.replay import FINAL, WHILE_RUNNING, Mode, Phase, ReplayRun, Rep
 from redrive.api.retrypolicy import MAX_RESULTS, MAX_SHOWN_REASON, ReplayResult
 from redrive.errors import DeadlineExceededError, RedriveError, Requeue
 from redrive.kube import logs, resources
-from redrive.kube.client import ConflictError, NotFoundError
+from redrive.kube.client import ConflictError, KubernetesError, NotFoundError
 from redrive.kube.connections import key_of, shown_to
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
@@ -50,8 +52,9 @@ from redrive.replay.controller.admission import (
     is_dry_run,
     is_final,
     policy_of,
+    template_of,
 )
-from redrive.replay.controller.launch import pod_access
+from redrive.replay.controller.launch import JobApplication, pod_access
 from redrive.replay.controller.prerequisites import (
     check_pods,
     check_prerequisites,
@@ -62,6 +65,7 @@ from redrive.replay.controller.prerequisites import (
 from redrive.replay.controller.spark_operators import (
     APPLICATION,
     LAUNCHED_AT,
+    Launcher,
     SparkRun,
     choose_operator,
     find_application,
@@ -182,6 +186,8 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
         fields = explained | fields  # which say how one is whose pods do not run
         requeue = requeue_after_error(error, judged)
     current = _current(replay, ctx)
+    if fields.get("phase") not in FINAL:
+        conditions = (*conditions, *_template_warnings(replay, conditions, ctx))
     if fields.get("phase") in FINAL:
         requeue = await _publish_end(judged, conditions, fields, ctx)
     else:
@@ -278,6 +284,17 @@ async def _record_result(
     ctx.policies.renew(after)
 
 
+def _template_warnings(
+    replay: Body, conditions: tuple[Condition, ...], ctx: Context
+) -> tuple[Condition, ...]:
+    """Return the warning that the job template of a Replay is invalid, unless it waits for that."""
+    name = template_of(replay, ctx)
+    problem = None if name is None else ctx.job_templates.problem(name)
+    if problem is None or conditions[0].reason == problem.reason:
+        return ()
+    return (warning(problem),)
+
+
 def _has_finished(replay: Body, reported: ReplayStatus) -> bool:
     """Return True if a job of *replay* has reported that nothing is left."""
     return bool(was_launched(replay) and reported.run.finished)
@@ -313,7 +330,6 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
     A second run is no harm: it goes on where the first one was.
 
     Raises:
-        ReplayFailedError: the application that failed has outlived its time.
         RedriveError: it may not run now, or the API server refuses.
     """
     if ctx.settings.replay_template is None:
@@ -323,25 +339,38 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
         )
     check_start(replay, reported, ctx)
     admitted = admit(replay, ctx)
-    failure = reported.run.failure if was_launched(replay) else None
-    if failure is not None and admitted.template.time_to_live_seconds is not None:
-        raise errors.ReplayFailedError(
-            f"the job has failed, and its SparkApplication {reported.spark_application} is gone",
-            got=f"{failure.reason}: {failure.message}",
-            remedy=_ANOTHER,
-        )
-    launcher = choose_operator(admitted.template.launcher, ctx)
+    launcher = choose_operator(ctx)
     access = pod_access(admitted.identity, admitted.redirect_hosts)
     image = await read_image(ctx.settings.replay_template, ctx)
     wanted = launch.application(
         replay, admitted.job, access, admitted.template, ctx.settings, image=image
     )
     connection = key_of(admitted.connection_ref, Key.of(replay).namespace)
-    lent = launch.lent_objects(access, admitted.own_template)
-    await check_prerequisites(wanted, connection, lent, ctx)
-    created = await ctx.kubernetes.create(launcher.resource, launcher.manifest(wanted))
+    await check_prerequisites(wanted, connection, launch.lent_objects(access), ctx)
+    created = await _create(launcher, wanted, admitted.template.name, ctx)
     ctx.applications[launcher.resource].put(created)
     return launcher.run(created)
+
+
+async def _create(launcher: Launcher, job: JobApplication, template: str, ctx: Context) -> Body:
+    """Create an application, with each of its fields.
+
+    Raises:
+        JobTemplateInvalidError: the kind of the Spark operator lacks a field of the job template.
+        KubernetesError: the API server refuses.
+    """
+    try:
+        return await ctx.kubernetes.create(launcher.resource, launcher.manifest(job))
+    except KubernetesError as error:
+        if fields := re.findall(r'unknown field \\*"spec[.]([\w.\[\]-]+)', str(error)):
+            raise errors.JobTemplateInvalidError(
+                f"the Spark operator of {launcher.resource.group} does not know fields of the job "
+                f"template {template}",
+                got=", ".join(fields),
+                remedy="upgrade the Spark operator, or remove these fields from the template; this "
+                "Replay starts automatically then",
+            ) from error
+        raise
 
 
 def _launched(replay: Body, run: SparkRun) -> ObjectEvent:

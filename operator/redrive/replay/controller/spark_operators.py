@@ -7,12 +7,16 @@ What a Spark operator says of a failure → the line of it that tells why. Pure.
 A failed submission comes as the whole output of spark-submit, the stack of its JVM included: a
 dozen kilobytes, of which users need one line.
 
-The Kubeflow Spark operator, `sparkoperator.k8s.io/v1beta2`. Pure.
+The Kubeflow Spark operator, `sparkoperator.k8s.io/v1beta2`, from 2.1. Pure.
+
+All settings of pods are in templates: its webhook, where it is enabled, adds other fields of an
+application to pods, and there are none. `cores`, `memory` and `memoryOverhead` repeat the Spark
+properties, because its check of quotas reads them.
 
 The Apache Spark operator, `spark.apache.org/v1`. Pure.
 
-It has no webhook: what Spark has no property for stands in a template of the pods. It deletes the
-driver once a run has ended, whatever `resourceRetainPolicy` says where a run may be repeated.
+It deletes the driver once a run has ended, whatever `resourceRetainPolicy` says where a run may be
+repeated.
 
 The Spark operators that redrive knows: which one runs a job, and where one runs already.
 """
@@ -27,13 +31,14 @@ from typing import Any, NamedTuple
 
 from redrive.api import Body, LauncherName
 from redrive.api.conditions import moment_of
+from redrive.api.job import Role
 from redrive.api.replay import Phase
-from redrive.errors import LauncherDisabledError, SparkOperatorNotFoundError
+from redrive.errors import SparkOperatorNotFoundError
 from redrive.kube import resources
 from redrive.kube.context import Context
 from redrive.kube.resources import Key, Resource, in_order, is_owned_by
 from redrive.replay.controller import launch
-from redrive.replay.controller.launch import JobApplication, JobPod
+from redrive.replay.controller.launch import JobApplication
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,6 @@ class Launcher:
     resource: Resource
     manifest: Callable[[JobApplication], Body]
     run: Callable[[Body], SparkRun]
-
-
-def given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is empty."""
-    return {name: value for name, value in fields.items() if value not in (None, {}, [])}
 
 
 MAX_LENGTH = 500
@@ -153,13 +153,14 @@ _PHASES = {
 
 def kubeflow_manifest(job: JobApplication) -> Body:
     """Return the SparkApplication to create."""
+    driver, executor = (_pod(job, role) for role in Role)
     spec = {
         "type": "Python",
         "pythonVersion": "3",
         "mode": "cluster",
         "sparkVersion": job.spark_version,
         "image": job.image,
-        "imagePullSecrets": list(job.image_pull_secrets),
+        **({"imagePullPolicy": job.pull_policy} if job.pull_policy else {}),
         "mainApplicationFile": job.program,
         "arguments": [job.argument],
         "sparkConf": dict(job.spark_conf),
@@ -170,17 +171,14 @@ def kubeflow_manifest(job: JobApplication) -> Body:
             "onSubmissionFailureRetries": job.retries,
             "onSubmissionFailureRetryInterval": job.retry_seconds,
         },
-        "timeToLiveSeconds": job.time_to_live_seconds,
-        "dynamicAllocation": _kubeflow_allocation(job),
-        "volumes": list(job.volumes),
-        "driver": {**_pod(job, job.driver), "serviceAccount": job.service_account},
-        "executor": {**_pod(job, job.executor), "instances": job.executors},
+        "driver": {**driver, "serviceAccount": job.service_account},
+        "executor": {**executor, "instances": job.executors},
     }
     return {
         "apiVersion": resources.SPARK_APPLICATIONS.api_version,
         "kind": resources.SPARK_APPLICATIONS.kind,
         "metadata": job.metadata,
-        "spec": given(spec),
+        "spec": spec,
     }
 
 
@@ -204,32 +202,13 @@ def kubeflow_run(application: Body) -> SparkRun:
     )
 
 
-def _pod(job: JobApplication, size: JobPod) -> dict[str, Any]:
-    return given(
-        {
-            "cores": size.cores,
-            "coreRequest": size.core_request,
-            "memory": size.memory,
-            "labels": dict(job.labels),
-            "annotations": dict(job.annotations),
-            "nodeSelector": dict(job.node_selector),
-            "tolerations": list(job.tolerations),
-            "securityContext": job.container_security,
-            "podSecurityContext": job.pod_security,
-            "env": list(job.environment),
-            "volumeMounts": list(job.mounts),
-        }
-    )
-
-
-def _kubeflow_allocation(job: JobApplication) -> dict[str, Any] | None:
-    if job.allocation is None:
-        return None
+def _pod(job: JobApplication, role: Role) -> dict[str, Any]:
+    pod = job.pods[role]
     return {
-        "enabled": True,
-        "initialExecutors": job.executors,
-        "minExecutors": job.allocation.min_executors,
-        "maxExecutors": job.allocation.max_executors,
+        "cores": pod.cores,
+        "memory": pod.memory,
+        "memoryOverhead": pod.memory_overhead,
+        "template": pod.template,
     }
 
 
@@ -260,8 +239,6 @@ def apache_manifest(job: JobApplication) -> Body:
         "maxRestartAttempts": job.retries,
         "restartBackoffMillis": job.retry_seconds * 1000,
     }
-    seconds = job.time_to_live_seconds
-    lasting = {} if seconds is None else {"ttlAfterStopMillis": seconds * 1000}
     return {
         "apiVersion": resources.APACHE_SPARK_APPLICATIONS.api_version,
         "kind": resources.APACHE_SPARK_APPLICATIONS.kind,
@@ -271,9 +248,9 @@ def apache_manifest(job: JobApplication) -> Body:
             "pyFiles": job.program,
             "driverArgs": [job.argument],
             "sparkConf": {**job.spark_conf, **_properties(job)},
-            "applicationTolerations": {"restartConfig": restarts, **lasting},
-            "driverSpec": {"podTemplateSpec": _template(job, "driver")},
-            "executorSpec": {"podTemplateSpec": _template(job, "executor")},
+            "applicationTolerations": {"restartConfig": restarts},
+            "driverSpec": {"podTemplateSpec": job.pods[Role.DRIVER].template},
+            "executorSpec": {"podTemplateSpec": job.pods[Role.EXECUTOR].template},
         },
     }
 
@@ -324,62 +301,12 @@ def _error(ended: Mapping[str, Any], current: Mapping[str, Any]) -> str:
 
 
 def _properties(job: JobApplication) -> dict[str, str]:
+    policy = {"spark.kubernetes.container.image.pullPolicy": job.pull_policy}
     return {
         "spark.kubernetes.container.image": job.image,
-        **_if_any("spark.kubernetes.container.image.pullSecrets", ",".join(job.image_pull_secrets)),
+        **(policy if job.pull_policy else {}),
         "spark.kubernetes.authenticate.driver.serviceAccountName": job.service_account,
-        **_size("driver", job.driver),
-        **_size("executor", job.executor),
-        "spark.executor.instances": str(job.executors),
-        **_apache_allocation(job),
     }
-
-
-def _size(name: str, pod: JobPod) -> dict[str, str]:
-    return {
-        f"spark.{name}.cores": str(pod.cores),
-        f"spark.{name}.memory": pod.memory,
-        **_if_any(f"spark.kubernetes.{name}.request.cores", pod.core_request or ""),
-    }
-
-
-def _apache_allocation(job: JobApplication) -> dict[str, str]:
-    if job.allocation is None:
-        return {}
-    prefix = "spark.dynamicAllocation"
-    return {
-        f"{prefix}.enabled": "true",
-        f"{prefix}.shuffleTracking.enabled": "true",
-        f"{prefix}.initialExecutors": str(job.executors),
-        f"{prefix}.minExecutors": str(job.allocation.min_executors),
-        f"{prefix}.maxExecutors": str(job.allocation.max_executors),
-    }
-
-
-def _template(job: JobApplication, container: str) -> dict[str, Any]:
-    """Return the template of a pod; Spark takes its first container for its own."""
-    metadata = {"labels": dict(job.labels), "annotations": dict(job.annotations)}
-    spec = {
-        "nodeSelector": dict(job.node_selector),
-        "tolerations": list(job.tolerations),
-        "securityContext": job.pod_security,
-        "volumes": list(job.volumes),
-    }
-    own = {
-        "name": f"spark-kubernetes-{container}",
-        "env": list(job.environment),
-        "securityContext": job.container_security,
-        "volumeMounts": list(job.mounts),
-    }
-    template = {
-        "metadata": given(metadata),
-        "spec": {**given(spec), "containers": [given(own)]},
-    }
-    return given(template)
-
-
-def _if_any(name: str, value: str) -> dict[str, str]:
-    return {name: value} if value else {}
 
 
 APACHE = Launcher(
@@ -398,33 +325,19 @@ class Launched(NamedTuple):
     application: Body
 
 
-def choose_operator(wanted: LauncherName | None, ctx: Context) -> Launcher:
-    """Return the Spark operator for a new application.
-
-    Args:
-        wanted: as the connection has it; None takes the first one whose kind is installed.
-        ctx: what the watches have shown.
+def choose_operator(ctx: Context) -> Launcher:
+    """Return the Spark operator for a new application: the first one whose kind is installed.
 
     Raises:
-        LauncherDisabledError: this operator may not use it.
-        SparkOperatorNotFoundError: its kind is not installed.
+        SparkOperatorNotFoundError: no kind of an enabled Spark operator is installed.
     """
-    enabled = [each for each in LAUNCHERS if each.resource in ctx.applications]
-    if wanted is not None and wanted not in {each.name for each in enabled}:
-        raise LauncherDisabledError(
-            "this operator may not create applications of the Spark operator that job.launcher "
-            "names",
-            got=wanted.value,
-            remedy=f"enable replay.launchers.{wanted.value.lower()} in the Helm chart, or leave "
-            "job.launcher out",
-        )
-    allowed = [each for each in enabled if wanted in {None, each.name}]
-    for each in allowed:
-        if each.resource not in ctx.missing:
-            return each
+    enabled = [launcher for launcher in LAUNCHERS if launcher.resource in ctx.applications]
+    for launcher in enabled:
+        if launcher.resource not in ctx.missing:
+            return launcher
     raise SparkOperatorNotFoundError(
         "this cluster knows no SparkApplication, which runs a Replay",
-        got=f"none of {' or '.join(each.resource.group for each in allowed)}",
+        got=f"none of {' or '.join(launcher.resource.group for launcher in enabled)}",
         remedy="install the Spark operator; this Replay starts by itself then",
     )
 

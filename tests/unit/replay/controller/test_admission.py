@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from pydantic.alias_generators import to_camel
 
+from redrive.api.job import JobTemplate
+from redrive.api.permissions import LabelSelector, Namespaces
 from redrive.api.replay import ReplayRun, RunCounts
 from redrive.errors import (
     BatchMixesKeysError,
     DeadLettersDiscardedError,
     InvalidSpecError,
     JobNotPermittedError,
+    JobTemplateNotFoundError,
     PolicyNotFoundError,
     PolicyNotReadyError,
     ReplayIdentityMissingError,
@@ -30,10 +35,12 @@ from redrive.kube.cache import Cache
 from redrive.kube.client import ConnectionNotFoundError, Kubernetes, NamespaceNotAllowedError
 from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings, wall_clock
+from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import ENDED_AT, admit, former_targets
+from redrive.replay.controller.launch import ChosenTemplate
 from redrive.replay.controller.spark_operators import APPLICATION, LAUNCHED_AT
 from redrive.replay.spec import Choice, ReplayJob
 from tests.support.connections import changed
@@ -144,6 +151,13 @@ def connection(**spec: object) -> dict[str, Any]:
     return named("BrokerConnection", "main", changed(defaults, **spec))
 
 
+def with_templates(context: Context, **templates: JobTemplate) -> Context:
+    """Return *context* with these job templates."""
+    store = JobTemplates(None)
+    store._valid = templates  # noqa: SLF001  as if they were read
+    return dataclasses.replace(context, job_templates=store)
+
+
 def ctx(**tables: list[dict[str, Any]]) -> Context:
     """Return a context with these objects in its caches, and without clients."""
     defaults: dict[str, list[dict[str, Any]]] = {
@@ -158,6 +172,7 @@ def ctx(**tables: list[dict[str, Any]]) -> Context:
         config_maps=Cache(),
         brokers=cast("Connections", None),
         namespaces=cast("NamespaceLabels", None),
+        job_templates=JobTemplates(None),
         clock=wall_clock,
         missing=(),
         began=wall_clock(),
@@ -217,12 +232,46 @@ def test_job_has_redirect_hosts_of_connection() -> None:
 
 
 def test_job_pods_follow_connection_and_replay() -> None:
-    through = connection(job={"executors": 2, "overrides": {"maxExecutors": 3}})
-    assert admit(replay(), ctx(connections=[through])).template.executors == 2
-    asking = replay(spec={"job": {"executors": 3}})
-    assert admit(asking, ctx(connections=[through])).template.executors == 3
-    with pytest.raises(JobNotPermittedError, match="got 'executors: 3'"):
+    through = connection(jobs={"templates": ["large"], "maxExecutors": 3})
+    large = JobTemplate(executors=2, max_executors=5)
+    context = with_templates(ctx(connections=[through]), large=large)
+    assert admit(replay(), context).template == ChosenTemplate("large", large, 2)
+    asking = replay(spec={"jobTemplate": {"name": "large", "executors": 3}})
+    assert admit(asking, context).template.executors == 3
+    beyond = replay(spec={"jobTemplate": {"executors": 4}})
+    with pytest.raises(JobNotPermittedError, match=r"at most 3.*got 4"):
+        admit(beyond, context)
+    other = replay(spec={"jobTemplate": {"name": "default"}})
+    with pytest.raises(JobNotPermittedError, match="does not permit this job template; got 'defau"):
+        admit(other, context)
+    with pytest.raises(JobTemplateNotFoundError, match="got 'large'"):
         admit(asking, ctx())
+
+
+def test_bound_below_default_lowers_number_of_executors() -> None:
+    through = connection(jobs={"maxExecutors": 2})
+    context = with_templates(
+        ctx(connections=[through]), default=JobTemplate(executors=3, max_executors=3)
+    )
+    assert admit(replay(), context).template.executors == 2
+    settings = dataclasses.replace(SETTINGS, max_executors=1)
+    assert admit(replay(), dataclasses.replace(context, settings=settings)).template.executors == 1
+
+
+def test_job_template_is_for_its_namespaces_only() -> None:
+    names = JobTemplate(namespaces=Namespaces(names=("other",)))
+    with pytest.raises(JobNotPermittedError, match="not for Replays of this namespace; got 'shop'"):
+        admit(replay(), with_templates(ctx(), default=names))
+    selector = LabelSelector(match_labels={"size": "large"})
+    context = with_templates(ctx(), default=JobTemplate(namespaces=Namespaces(selector=selector)))
+    for labels, is_permitted in (({"size": "large"}, True), ({}, False)):
+        namespaces = cast("NamespaceLabels", SimpleNamespace(of=lambda _, labels=labels: labels))
+        labelled = dataclasses.replace(context, namespaces=namespaces)
+        if is_permitted:
+            assert admit(replay(), labelled).template.name == "default"
+        else:
+            with pytest.raises(JobNotPermittedError):
+                admit(replay(), labelled)
 
 
 ORDERS = "persistent://shop/prod/orders"

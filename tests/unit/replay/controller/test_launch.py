@@ -17,15 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.api.connection import ReplayIdentity
-from redrive.api.job import JobDefaults, JobRequest, JobTemplate, is_open_property
+from redrive.api.job import ACCESS_FOLDER, RESTRICTED, JobTemplate, Role
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess
-from redrive.errors import InvalidSpecError, JobNotPermittedError
+from redrive.errors import InvalidSpecError
 from redrive.kube.context import Settings
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
-from redrive.replay.controller.launch import ACCESS_FOLDER, PodAccess, pod_access, resolve_template
+from redrive.replay.controller.launch import (
+    ChosenTemplate,
+    JobApplication,
+    PodAccess,
+    pod_access,
+)
 from redrive.replay.controller.spark_operators import kubeflow_manifest
 from redrive.replay.spec import ReplayJob
 
@@ -51,16 +56,44 @@ JOB = ReplayJob(
 
 
 def manifest(
-    template: dict[str, Any] | None = None, job: ReplayJob = JOB, access: PodAccess = ACCESS
+    template: dict[str, Any] | None = None,
+    job: ReplayJob = JOB,
+    access: PodAccess = ACCESS,
+    executors: int = 1,
 ) -> Any:  # noqa: ANN401  a manifest
     """Return the SparkApplication of the Kubeflow Spark operator."""
-    pods = JobDefaults.model_validate(template or {})
-    made = launch.application(replay(), job, access, pods, SETTINGS, image="registry/redrive:1")
-    return kubeflow_manifest(made)
+    return kubeflow_manifest(application(template, job, access, executors))
+
+
+def application(
+    template: dict[str, Any] | None = None,
+    job: ReplayJob = JOB,
+    access: PodAccess = ACCESS,
+    executors: int = 1,
+) -> JobApplication:
+    """Return the application of a Replay, whichever Spark operator runs it."""
+    chosen = ChosenTemplate("default", JobTemplate.model_validate(template or {}), executors)
+    return launch.application(replay(), job, access, chosen, SETTINGS, image="registry/redrive:1")
+
+
+def own_container(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return Spark's container of a pod of the application."""
+    container: dict[str, Any] = pod["template"]["spec"]["containers"][0]
+    return container
+
+
+LABELS = {
+    "app.kubernetes.io/managed-by": "redrive",
+    "app.kubernetes.io/name": "redrive",
+    "app.kubernetes.io/component": "replay",
+    "redrive.io/policy": "orders",
+    "redrive.io/replay": "after-fix",
+}
 
 
 def replay(name: str = "after-fix", uid: str = "uid-1") -> dict[str, Any]:
-    return {"metadata": {"name": name, "namespace": "shop", "uid": uid}}
+    metadata = {"name": name, "namespace": "shop", "uid": uid}
+    return {"metadata": metadata, "spec": {"policyRef": {"name": "orders"}}}
 
 
 @given(st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", fullmatch=True), st.uuids())
@@ -123,13 +156,13 @@ def test_pods_mount_only_credentials_of_replay_role(
     spec = manifest(access=pod_access(role, HOSTS))["spec"]
     mounted = [
         (kind, by["name"], {item["key"]: item["path"] for item in by["items"]})
-        for volume in spec.get("volumes", [])
+        for volume in spec["driver"]["template"]["spec"].get("volumes", [])
         for source in volume["projected"]["sources"]
         for kind, by in source.items()
     ]
     assert mounted == sources
     mount = {"name": "redrive-access", "mountPath": ACCESS_FOLDER, "readOnly": True}
-    for pod in (spec["driver"], spec["executor"]):
+    for pod in map(own_container, (spec["driver"], spec["executor"])):
         assert pod.get("volumeMounts", []) == [mount] * bool(sources)
         ((name, value),) = [(variable["name"], variable["value"]) for variable in pod["env"]]
         assert name == ACCESS_VARIABLE
@@ -178,275 +211,72 @@ def test_invalid_job_argument_is_refused(wrong: str) -> None:
         ReplayJob.decode(wrong)
 
 
-RESTRICTED = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "runAsNonRoot": True,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-
-
 def test_pods_pass_restricted_pod_security() -> None:
     spec = manifest()["spec"]
-    assert [spec[pod]["securityContext"] for pod in ("driver", "executor")] == [RESTRICTED] * 2
-    user = {"runAsUser": 185, "runAsGroup": 185, "fsGroup": 1000}
-    spec = manifest({"securityContext": user})["spec"]
-    for pod in (spec["driver"], spec["executor"]):
-        assert pod["securityContext"] == {**RESTRICTED, "runAsUser": 185, "runAsGroup": 185}
-        assert pod["podSecurityContext"] == {"fsGroup": 1000}
+    contexts = [own_container(spec[role])["securityContext"] for role in Role]
+    assert contexts == [RESTRICTED] * 2
 
 
-def test_template_cannot_replace_settings_of_redrive() -> None:
-    properties = {
-        "spark.speculation": "true",
-        "spark.kubernetes.executor.podNamePrefix": "theirs",
-        "spark.kubernetes.executor.disableConfigMap": "false",
-        "spark.task.maxFailures": "8",
-    }
-    assert manifest({"sparkConf": properties})["spec"]["sparkConf"] == {
+def test_properties_of_redrive_are_set() -> None:
+    conf = manifest({"sparkConf": {"spark.task.maxFailures": "8"}}, executors=3)["spec"][
+        "sparkConf"
+    ]
+    expected = {
         "spark.speculation": "false",
         "spark.kubernetes.executor.podNamePrefix": launch.name_of(replay()),
         "spark.kubernetes.executor.disableConfigMap": "true",
         "spark.task.maxFailures": "8",
+        "spark.executor.instances": "3",
+        "spark.dynamicAllocation.maxExecutors": "3",
     }
+    assert conf.items() >= expected.items()
 
 
 def test_template_fields_reach_the_pods() -> None:
     taint = {"key": "spot", "operator": "Exists"}
-    spec = manifest(
-        {
-            "image": "registry/other:1",
-            "imagePullSecrets": ["registry"],
-            "driver": {"memory": "2g"},
-            "executor": {"cores": 2, "coreRequest": "500m"},
-            "executors": 3,
+    pod = {
+        "metadata": {"labels": {"team": "shop"}, "annotations": {"sidecar": "no"}},
+        "spec": {
             "nodeSelector": {"disk": "ssd"},
             "tolerations": [taint],
-            "labels": {"team": "shop"},
-            "annotations": {"sidecar": "no"},
+            "imagePullSecrets": [{"name": "registry"}],
             "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}],
-            "timeToLiveSeconds": 600,
-        }
-    )["spec"]
-    assert spec["image"] == "registry/other:1"
-    assert spec["imagePullSecrets"] == ["registry"]
-    assert spec["timeToLiveSeconds"] == 600
-    assert spec["volumes"][0] == {"name": "job-scratch", "emptyDir": {"sizeLimit": "1Gi"}}
-    assert (spec["driver"]["memory"], spec["driver"]["cores"]) == ("2g", 1)
-    assert (spec["executor"]["cores"], spec["executor"]["coreRequest"]) == (2, "500m")
+            "containers": [
+                {
+                    "name": "redrive",
+                    "imagePullPolicy": "Always",
+                    "resources": {"requests": {"cpu": "500m", "memory": "2Gi"}},
+                    "volumeMounts": [{"name": "scratch", "mountPath": "/mnt/scratch"}],
+                    "env": [{"name": "TZ", "value": "UTC"}],
+                }
+            ],
+        },
+    }
+    metadata = {"labels": {"queue": "night"}, "annotations": {"cost": "7"}}
+    template = {"image": "r/i:1", "driver": pod, "executor": pod, "metadata": metadata}
+    made = manifest(template, executors=3)
+    assert made["metadata"]["labels"].items() >= {"queue": "night", **LABELS}.items()
+    assert made["metadata"]["annotations"] == {"cost": "7"}
+    spec = made["spec"]
+    assert (spec["image"], spec["imagePullPolicy"]) == ("r/i:1", "Always")
     assert spec["executor"]["instances"] == 3
-    for pod in (spec["driver"], spec["executor"]):
-        assert pod["nodeSelector"] == {"disk": "ssd"}
-        assert pod["tolerations"] == [taint]
-        assert (pod["labels"], pod["annotations"]) == ({"team": "shop"}, {"sidecar": "no"})
-        mounted = {mount["name"]: mount["mountPath"] for mount in pod["volumeMounts"]}
-        assert mounted == {"job-scratch": "/mnt/scratch", "redrive-access": ACCESS_FOLDER}
-
-
-@pytest.mark.parametrize(("executors", "initial"), [(None, 2), (3, 3), (9, 4)])
-def test_dynamic_allocation_begins_within_its_bounds(executors: int | None, initial: int) -> None:
-    template = {"dynamicAllocation": {"minExecutors": 2, "maxExecutors": 4}, "executors": executors}
-    spec = manifest(template)["spec"]
-    assert spec["dynamicAllocation"] == {
-        "enabled": True,
-        "initialExecutors": initial,
-        "minExecutors": 2,
-        "maxExecutors": 4,
-    }
-    assert spec["executor"]["instances"] == initial
-
-
-def settings_with(**template: object) -> Settings:
-    return replace(SETTINGS, replay_job=JobDefaults.model_validate(template))
-
-
-def resolved(
-    asked: dict[str, Any] | None = None,
-    connection: dict[str, Any] | None = None,
-    chart: Settings = SETTINGS,
-) -> JobDefaults:
-    return resolve_template(
-        chart,
-        None if connection is None else JobTemplate.model_validate(connection),
-        None if asked is None else JobRequest.model_validate(asked),
-    )
-
-
-def test_replay_precedes_connection_and_connection_chart() -> None:
-    chart = settings_with(
-        driver={"memory": "1g", "coreRequest": "100m"},
-        executors=1,
-        sparkConf={"spark.task.maxFailures": "1", "spark.rpc.message.maxSize": "1"},
-        labels={"team": "platform"},
-    )
-    connection = {
-        "driver": {"memory": "2g"},
-        "executors": 2,
-        "sparkConf": {"spark.task.maxFailures": "2"},
-        "overrides": {"maxExecutors": 4},
-    }
-    template = resolved({"executors": 3}, connection, chart).to_manifest()
-    assert template["driver"] == {"memory": "2g", "coreRequest": "100m"}
-    assert template["executors"] == 3
-    assert template["sparkConf"] == {
-        "spark.task.maxFailures": "2",
-        "spark.rpc.message.maxSize": "1",
-    }
-    assert template["labels"] == {"team": "platform"}
-
-
-ASKED: list[dict[str, Any]] = [
-    {"image": "registry/other:1"},
-    {"driver": {"cores": 3}},
-    {"executor": {"cores": 3}},
-    {"executor": {"coreRequest": "2001m"}},
-    {"executor": {"coreRequest": "2.5"}},
-    {"driver": {"memory": "3g"}},
-    {"driver": {"memory": "2049m"}},
-    {"executors": 5},
-    {"dynamicAllocation": {"minExecutors": 1, "maxExecutors": 5}},
-    {"nodeSelector": {"disk": "ssd"}},
-    {"tolerations": [{"operator": "Exists"}]},
-    {"sparkConf": {"spark.task.maxFailures": "9"}},
-]
-SOME_OVERRIDES = {
-    "images": ["registry/redrive-*:1"],
-    "maxCores": 2,
-    "maxMemory": "2g",
-    "maxExecutors": 4,
-    "sparkConf": ["spark.rpc.message.maxSize"],
-}
-
-
-@pytest.mark.parametrize("overrides", [None, {}, SOME_OVERRIDES], ids=["none", "empty", "some"])
-@pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_replay_beyond_permitted_overrides_is_refused(
-    asked: dict[str, Any], overrides: dict[str, Any] | None
-) -> None:
-    chart = settings_with(images=["registry/*"])
-    with pytest.raises(JobNotPermittedError, match=f"got '.*{next(iter(asked))[:4]}"):
-        resolved(asked, {"overrides": overrides}, chart)
-
-
-def test_replay_within_permitted_overrides_is_granted() -> None:
-    asked = {
-        "image": "registry/redrive-replay:1",
-        "driver": {"cores": 2, "memory": "2048m", "coreRequest": "2"},
-        "executors": 4,
-        "nodeSelector": {"disk": "ssd"},
-        "sparkConf": {"spark.rpc.message.maxSize": "9"},
-        "timeToLiveSeconds": 60,
-    }
-    overrides = {"overrides": {**SOME_OVERRIDES, "placement": True}}
-    template = resolved(asked, overrides, settings_with(images=["registry/*"])).to_manifest()
-    assert template.items() >= asked.items()
-
-
-def test_chart_overrides_apply_if_connection_has_none() -> None:
-    chart = settings_with(overrides={"maxExecutors": 4})
-    assert resolved({"executors": 4}, {"executors": 2}, chart).executors == 4
-    with pytest.raises(JobNotPermittedError):
-        resolved({"executors": 4}, {"overrides": {"maxExecutors": 3}}, chart)
-
-
-@pytest.mark.parametrize("asking", ["connection", "replay"])
-def test_image_must_be_permitted_by_the_operator(asking: str) -> None:
-    """Whoever chooses it has the rights of the ServiceAccount in the namespace of the Replay."""
-
-    def ask(image: str, chart: Settings = SETTINGS) -> JobDefaults:
-        if asking == "connection":
-            return resolved(None, {"image": image}, chart)
-        return resolved({"image": image}, {"overrides": {"images": ["r*", "r*/*"]}}, chart)
-
-    for image in ("registry/other:1", "registry/redrive-replay:1"):
-        with pytest.raises(JobNotPermittedError, match=r"replay\.job\.images"):
-            ask(image)
-    assert ask("r/the-charts:1", settings_with(image="r/the-charts:1")).image == "r/the-charts:1"
-    permitting = settings_with(images=["registry/redrive-*:2"])
-    assert ask("registry/redrive-x:2", permitting).image == "registry/redrive-x:2"
-    for image in ("registry/redrive-x:2/x:2", "registry/redrive-x/y:2", "registry/redrive-x:22"):
-        with pytest.raises(JobNotPermittedError):
-            ask(image, permitting)
-
-
-CLOSED = [
-    "spark.driver.extraJavaOptions",
-    "spark.executor.extraJavaOptions",
-    "spark.driver.defaultJavaOptions",
-    "spark.driver.extraClassPath",
-    "spark.executor.resource.gpu.discoveryScript",
-    "spark.executorEnv.REDRIVE_PULSAR_ACCESS",
-    "spark.extraListeners",
-    "spark.files",
-    "spark.jars",
-    "spark.jars.packages",
-    "spark.kubernetes.authenticate.driver.serviceAccountName",
-    "spark.kubernetes.allocation.pods.allocator",
-    "spark.kubernetes.container.image",
-    "spark.kubernetes.driver.annotation.iam",
-    "spark.kubernetes.driver.label.app",
-    "spark.kubernetes.driver.podTemplateFile",
-    "spark.kubernetes.driver.secretKeyRef.A",
-    "spark.kubernetes.driver.secrets.other",
-    "spark.kubernetes.driver.volumes.hostPath.a.mount.path",
-    "spark.kubernetes.driverEnv.A",
-    "spark.kubernetes.executor.disableConfigMap",
-    "spark.kubernetes.executor.podNamePrefix",
-    "spark.kubernetes.executor.secrets.other",
-    "spark.kubernetes.namespace",
-    "spark.master",
-    "spark.plugins",
-    "spark.pyspark.python",
-    "spark.python.worker.module",
-    "spark.speculation",
-    "spark.submit.pyFiles",
-    "spark.ui.filters",
-    "SPARK.TASK.cpus",
-    "",
-]
-
-
-@pytest.mark.parametrize("name", CLOSED)
-@pytest.mark.parametrize("model", [JobTemplate, JobRequest])
-def test_closed_spark_properties_are_refused(name: str, model: type[JobRequest]) -> None:
-    with pytest.raises(ValueError, match="a Spark property is one that may be set here"):
-        model.model_validate({"sparkConf": {"spark.task.maxFailures": "1", name: "x"}})
-    with pytest.raises(ValueError, match="a Spark property is one that may be set here"):
-        JobTemplate.model_validate({"overrides": {"sparkConf": [name]}})
-
-
-@given(st.text(max_size=30))
-def test_only_listed_spark_properties_are_open(end: str) -> None:
-    for prefix in ("spark.kubernetes.driver.", "spark.kubernetes.executor.secrets.", "spark.jars"):
-        assert not is_open_property(prefix + end)
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]},
-        {"volumes": [{"name": "a", "secret": {"secretName": "b"}}]},
-        {"volumes": [{"name": "../etc", "emptyDir": {}}]},
-        {"volumes": [{"name": "a"}]},
-        {"serviceAccount": "admin"},
-        {"env": []},
-        {"labels": {"a": "b"}},
-        {"annotations": {"a": "b"}},
-        {"images": ["*"]},
-        {"securityContext": {"privileged": True}},
-        {"securityContext": {"runAsUser": 0}},
-    ],
-    ids=str,
-)
-def test_connection_template_has_no_dangerous_fields(field: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="validation error"):
-        JobTemplate.model_validate(field)
-
-
-@pytest.mark.parametrize("field", ["imagePullSecrets", "securityContext", "volumes", "overrides"])
-def test_replay_template_has_fewer_fields_than_connection(field: str) -> None:
-    with pytest.raises(ValueError, match="Extra inputs"):
-        JobRequest.model_validate({field: {"maxExecutors": 2}})
+    assert "volumes" not in spec
+    for role in Role:
+        sizes = {"cores": 1, "memory": "1462m", "memoryOverhead": "586m"}
+        assert spec[role].items() >= sizes.items()
+        made_pod = spec[role]["template"]
+        assert made_pod["metadata"]["labels"] == {"team": "shop", **LABELS}
+        assert made_pod["metadata"]["annotations"] == {"sidecar": "no"}
+        assert made_pod["spec"]["nodeSelector"] == {"disk": "ssd"}
+        assert made_pod["spec"]["tolerations"] == [taint]
+        assert made_pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+        assert made_pod["spec"]["automountServiceAccountToken"] is (role is Role.DRIVER)
+        names = [volume["name"] for volume in made_pod["spec"]["volumes"]]
+        assert names == ["scratch", "redrive-access"]
+        own = own_container(spec[role])
+        mounts = {mount["name"]: mount["mountPath"] for mount in own["volumeMounts"]}
+        assert mounts == {"scratch": "/mnt/scratch", "redrive-access": ACCESS_FOLDER}
+        assert [variable["name"] for variable in own["env"]] == ["TZ", ACCESS_VARIABLE]
 
 
 ENTRYPOINT = Path(__file__).parents[4] / "images" / "replay-entrypoint.sh"

@@ -18,12 +18,12 @@ import pytest
 
 from redrive.admin.errors import BrokerDownError
 from redrive.api import Body
-from redrive.api.job import JobDefaults
+from redrive.api.job import JobTemplate
 from redrive.api.replay import ReplayStatus
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import ConflictError, ForbiddenError, UnavailableError
+from redrive.kube.client import ConflictError, ForbiddenError, KubernetesError, UnavailableError
 from redrive.kube.context import Settings, wall_clock
 from redrive.kube.resources import Key, Resource
 from redrive.replay.controller import launch
@@ -40,6 +40,7 @@ from tests.unit.replay.controller.test_admission import (
     policy,
     replay,
     reported,
+    with_templates,
 )
 
 KEY = Key("shop", "now")
@@ -142,11 +143,11 @@ async def test_missing_job_secret_is_waited_for(
     assert [write.verb for write in api.writes] == ["patch_status"]
     reason, message = shown(api)
     assert reason == "JobSecretNotFound"
-    assert "a Secret that the pods of replay jobs mount does not exist" in message
+    assert "a Secret that the pods of replay jobs need does not exist" in message
     assert "got 'shop/pulsar-replayer'" in message
 
 
-PULLED = {"imagePullSecrets": ["registry"]}
+PULLED = {"imagePullSecrets": [{"name": "registry"}]}
 MOUNTED = {"volumes": [{"name": "authorities", "configMap": {"name": "our-ca"}}]}
 CLAIMED = {
     "volumes": [
@@ -156,42 +157,72 @@ CLAIMED = {
 }
 
 
+@pytest.mark.parametrize("role", ["driver", "executor"])
 @pytest.mark.parametrize(
-    ("job", "resource", "name", "use"),
+    ("spec", "resource", "name"),
     [
-        (PULLED, resources.SECRETS, "registry", "Secret that the pods of replay jobs pull their"),
-        (MOUNTED, resources.CONFIG_MAPS, "our-ca", "ConfigMap that the pods of replay jobs mount"),
+        (PULLED, resources.SECRETS, "registry"),
+        (MOUNTED, resources.CONFIG_MAPS, "our-ca"),
+        (CLAIMED, resources.CLAIMS, "data"),
     ],
 )
 async def test_missing_template_reference_is_waited_for(
-    api: FakeKubernetes, job: dict[str, Any], resource: Resource, name: str, use: str
+    api: FakeKubernetes, role: str, spec: dict[str, Any], resource: Resource, name: str
 ) -> None:
     provide(api)
-    settings = dataclasses.replace(SETTINGS, replay_job=JobDefaults.model_validate(job))
-    assert await look(api, settings) is Requeue.BACKOFF
+    template = JobTemplate.model_validate({role: {"spec": spec}})
+    templates = with_templates(ctx(), default=template).job_templates
+    assert await reconcile_cached(api, replay(), job_templates=templates) is Requeue.BACKOFF
     reason, message = shown(api)
     assert reason == "JobSecretNotFound"
-    assert f"a {use}" in message
+    assert f"a {resource.kind} that the pods of replay jobs need does not exist" in message
     assert f"got 'shop/{name}'" in message
-    assert "or spec.job of the BrokerConnection, or replay.job of the Helm chart" in message
+    assert "or the job template" in message
     api.add(resource, {"metadata": {"namespace": "shop", "name": name}})
-    await look(api, settings)
+    (stored,) = api.objects[resources.REPLAYS].values()
+    await reconcile_cached(api, stored, job_templates=templates)
     assert shown(api)[0] == "Progressing"
 
 
-async def test_unreadable_volumes_do_not_block_launch(
-    api: FakeKubernetes,
-) -> None:
-    def refuse(_verb: str, resource: Resource, _key: Key) -> None:
-        if resource == resources.CLAIMS:
-            raise ForbiddenError("the chart grants no right to claims", remedy="none")
-
+async def test_invalid_job_template_is_waited_for(api: FakeKubernetes) -> None:
     provide(api)
-    api.before = refuse
-    settings = dataclasses.replace(SETTINGS, replay_job=JobDefaults.model_validate(CLAIMED))
-    await look(api, settings)
-    assert shown(api)[0] == "Progressing"
+    templates = with_templates(ctx()).job_templates
+    templates._problems = {"default": "`executors` is wrong"}  # noqa: SLF001  as if it were read
+    await reconcile_cached(api, replay(), job_templates=templates)
+    reason, message = shown(api)
+    assert reason == "JobTemplateInvalid"
+    assert "the job template default is invalid: `executors` is wrong; correct it" in message
+    assert "warnings" not in statuses(api)[-1]
+
+
+async def test_last_valid_template_runs_with_a_warning(api: FakeKubernetes) -> None:
+    provide(api)
+    templates = with_templates(ctx(), default=JobTemplate()).job_templates
+    templates._problems = {"default": "`executors` is wrong"}  # noqa: SLF001  as if it were read
+    await reconcile_cached(api, replay(), job_templates=templates)
     assert [write.resource.kind for write in api.writes if write.verb == "create"]
+    assert shown(api)[0] == "Progressing"
+    assert statuses(api)[-1]["warnings"] == ["JobTemplateInvalid"]
+    assert [event for event in api.announced() if event[1] == "JobTemplateInvalid"]
+
+
+async def test_field_unknown_to_spark_operator_is_reported(api: FakeKubernetes) -> None:
+    provide(api)
+
+    def refuse(verb: str, resource: Resource, _: Key) -> None:
+        if (verb, resource) == ("create", resources.SPARK_APPLICATIONS):
+            answer = (
+                '400 SparkApplication in version "v1" cannot be handled as a SparkApplication: '
+                'strict decoding error: unknown field "spec.driver.template"'
+            )
+            raise KubernetesError("the Kubernetes API refused", got=answer, remedy="it is tried")
+
+    api.before = refuse
+    assert await look(api) is Requeue.SLOW_BACKOFF
+    reason, message = shown(api)
+    assert reason == "JobTemplateInvalid"
+    assert "does not know fields of the job template default; got 'driver.template'" in message
+    assert "upgrade the Spark operator" in message
 
 
 THIEF = Key("thief", "main")
@@ -257,36 +288,18 @@ async def test_foreign_connection_gets_no_secret_of_the_replay(
     ]
 
 
-@pytest.mark.parametrize(
-    ("job", "name"),
-    [
-        ({"imagePullSecrets": ["registry"]}, (resources.SECRETS, "registry")),
-        (
-            {"volumes": [{"name": "a", "configMap": {"name": "our-ca"}}]},
-            (resources.CONFIG_MAPS, "our-ca"),
-        ),
-        (
-            {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "data"}}]},
-            (resources.CLAIMS, "data"),
-        ),
-    ],
-    ids=["pull secret", "config map", "claim"],
-)
-async def test_each_object_of_a_connection_needs_consent(
-    api: FakeKubernetes, job: dict[str, Any], name: tuple[Resource, str]
-) -> None:
+async def test_config_map_of_a_connection_needs_consent(api: FakeKubernetes) -> None:
     provide(api)
-    resource, own = name
-    api.add(resource, {"metadata": {"namespace": "shop", "name": own}})
-    body = replay()
-    context = dataclasses.replace(
-        ctx(replays=[body], connections=[connection(job=job)]), kubernetes=api
-    )
+    our_ca = {"namespace": "shop", "name": "our-ca"}
+    api.add(resources.CONFIG_MAPS, {"metadata": our_ca})
+    body, through = replay(), connection()
+    through["spec"]["replay"]["tls"] = {"caRef": {"name": "our-ca", "key": "ca.crt"}}
+    context = dataclasses.replace(ctx(replays=[body], connections=[through]), kubernetes=api)
     await reconcile(Key.of(body), context, asyncio.Lock())
     reason, message = shown(api)
-    assert (reason, resource.kind in message) == ("ConsentMissing", True)
-    assert f"kubectl annotate {resource.kind.lower()} {own} -n shop" in message
-    api.add(resource, {"metadata": {"namespace": "shop", "name": own, **USABLE}})
+    assert (reason, "ConfigMap" in message) == ("ConsentMissing", True)
+    assert "kubectl annotate configmap our-ca -n shop" in message
+    api.add(resources.CONFIG_MAPS, {"metadata": {**our_ca, **USABLE}})
     await reconcile(Key.of(body), context, asyncio.Lock())
     assert shown(api)[0] == "Progressing"
 
@@ -1025,16 +1038,13 @@ async def test_finished_run_completes_even_if_its_job_fails(
 FAILURE = {"reason": "DeduplicationOff", "message": "deduplication is off on the topic"}
 
 
-async def look_without_its_application(
-    api: FakeKubernetes, seconds: int | None, **status: object
-) -> list[str]:
+async def look_without_its_application(api: FakeKubernetes, **status: object) -> list[str]:
     """Reconcile a launched Replay without its application; return the kinds created."""
     body = launched(replay())  # the cache is behind
     (stored,) = api.objects[resources.REPLAYS].values()
     launched(stored)["status"] = reported(**status)
     provide(api)
-    job = JobDefaults(time_to_live_seconds=seconds)
-    await reconcile_cached(api, body, settings=dataclasses.replace(SETTINGS, replay_job=job))
+    await reconcile_cached(api, body)
     return [write.resource.kind for write in api.writes if write.verb == "create"]
 
 
@@ -1042,24 +1052,16 @@ async def test_ended_run_without_application_is_not_relaunched(
     api: FakeKubernetes,
 ) -> None:
     account = {"matched": 8, "moved": 8, "skipped": 0, "refused": 0, "left": 0}
-    assert await look_without_its_application(api, None, **account, finished=True) == []
+    assert await look_without_its_application(api, **account, finished=True) == []
     assert statuses(api)[-1]["phase"] == "Completed"
     assert shown(api)[1].startswith("of 8 dead letters 8 were moved")
 
 
-async def test_failed_run_without_application_is_not_relaunched(
-    api: FakeKubernetes,
-) -> None:
-    assert await look_without_its_application(api, 60, failure=FAILURE) == []
-    assert statuses(api)[-1]["phase"] == "Failed"
-    assert "DeduplicationOff: deduplication is off on the topic" in shown(api)[1]
-
-
-@pytest.mark.parametrize(("seconds", "status"), [(60, {}), (None, {"failure": FAILURE})])
+@pytest.mark.parametrize("status", [{}, {"failure": FAILURE}])
 async def test_application_deleted_by_hand_is_created_again(
-    api: FakeKubernetes, seconds: int | None, status: dict[str, Any]
+    api: FakeKubernetes, status: dict[str, Any]
 ) -> None:
-    assert await look_without_its_application(api, seconds, **status) == ["SparkApplication"]
+    assert await look_without_its_application(api, **status) == ["SparkApplication"]
 
 
 PARTS = ("Submitted", "Running", "Completed", "gone")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from redrive.api import LauncherName
-from redrive.api.job import JobDefaults
+from redrive.api.job import Role
 from redrive.api.replay import Phase
-from redrive.errors import LauncherDisabledError, SparkOperatorNotFoundError
+from redrive.errors import SparkOperatorNotFoundError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context
@@ -22,21 +22,21 @@ from redrive.replay.controller.spark_operators import (
     apache_run,
     choose_operator,
     find_application,
+    kubeflow_manifest,
     kubeflow_run,
     root_cause,
 )
+from sandbox.spark_operator import apache
+from sandbox.spark_operator import template as spark_pods
+from sandbox.spark_operator.objects import Application
 from tests.unit.replay.controller.test_admission import ctx, replay
-from tests.unit.replay.controller.test_launch import ACCESS, JOB, RESTRICTED, SETTINGS
+from tests.unit.replay.controller.test_launch import JOB, application
 from tests.unit.replay.controller.test_launch import replay as launched_replay
 
 
-def apache_spec(**template: object) -> dict[str, Any]:
+def apache_spec(executors: int = 1, **template: object) -> dict[str, Any]:
     """Return the spec of the SparkApplication."""
-    pods = JobDefaults.model_validate(template)
-    job = launch.application(
-        launched_replay(), JOB, ACCESS, pods, SETTINGS, image="registry/redrive:1"
-    )
-    made = apache_manifest(job)
+    made = apache_manifest(application(template, executors=executors))
     assert (made["apiVersion"], made["kind"]) == ("spark.apache.org/v1", "SparkApplication")
     assert made["metadata"]["name"] == launch.name_of(launched_replay())
     spec: dict[str, Any] = made["spec"]
@@ -55,66 +55,94 @@ def test_apache_manifest_has_program_image_and_account() -> None:
     assert all(isinstance(value, str) for value in conf.values())
 
 
-def test_apache_manifest_restarts_failures_and_expires() -> None:
+def test_apache_manifest_restarts_failures() -> None:
     restarts = {
         "restartPolicy": "OnFailure",
         "maxRestartAttempts": 3,
         "restartBackoffMillis": 10_000,
     }
     assert apache_spec()["applicationTolerations"] == {"restartConfig": restarts}
-    lasting = apache_spec(timeToLiveSeconds=600)["applicationTolerations"]
-    assert lasting == {"restartConfig": restarts, "ttlAfterStopMillis": 600_000}
 
 
-def test_apache_manifest_has_template_of_pods() -> None:
-    made = apache_spec(
-        driver={"memory": "2g", "coreRequest": "100m"},
-        executor={"cores": 2},
-        executors=3,
-        dynamicAllocation={"minExecutors": 1, "maxExecutors": 4},
-        imagePullSecrets=["one", "two"],
-        nodeSelector={"disk": "ssd"},
-        tolerations=[{"operator": "Exists"}],
-        labels={"team": "shop"},
-        volumes=[{"name": "scratch", "emptyDir": {}}],
-        securityContext={"runAsUser": 185, "fsGroup": 1000},
+POD = {
+    "metadata": {"labels": {"team": "shop"}, "annotations": {"a": "b"}},
+    "spec": {
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"operator": "Exists"}],
+        "imagePullSecrets": [{"name": "one"}],
+        "securityContext": {"fsGroup": 1000},
+        "priorityClassName": "low",
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+        "containers": [
+            {"name": "proxy", "image": "proxy:1"},
+            {
+                "name": "redrive",
+                "imagePullPolicy": "Always",
+                "resources": {
+                    "requests": {"cpu": "100m", "memory": "2Gi", "ephemeral-storage": "1Gi"},
+                    "limits": {"cpu": 2},
+                },
+                "env": [{"name": "TZ", "value": "UTC"}],
+                "volumeMounts": [{"name": "scratch", "mountPath": "/mnt/scratch"}],
+                "securityContext": {"runAsUser": 185},
+            },
+        ],
+    },
+}
+WHOLE: dict[str, Any] = {
+    "image": "r/i:1",
+    "driver": POD,
+    "executor": POD,
+    "sparkConf": {"spark.task.maxFailures": "8"},
+}
+
+
+@pytest.mark.parametrize("template", [{}, WHOLE], ids=["empty", "whole"])
+def test_template_gives_same_pod_with_both_operators(template: dict[str, Any]) -> None:
+    """The stand-ins of both Spark operators pass the same pods and sizes to Spark."""
+    job = application(template, executors=3)
+    status = {"uid": "u"}
+    applications = [
+        read({**made, "metadata": {**made["metadata"], **status}})
+        for read, made in (
+            (Application.read, kubeflow_manifest(job)),
+            (apache.read, apache_manifest(job)),
+        )
+    ]
+    for role in Role:
+        kubeflow_pod, apache_pod = (
+            spark_pods.template(application, role) for application in applications
+        )
+        assert kubeflow_pod == apache_pod
+        whole = job.pods[role].template
+        assert {**kubeflow_pod["spec"], **whole["spec"]} == kubeflow_pod["spec"]
+        assert kubeflow_pod["metadata"]["labels"].items() >= whole["metadata"]["labels"].items()
+    files = {"driver": "d", "executor": "e"}
+    kubeflow_conf, apache_conf = (
+        spark_pods.properties(application, files) for application in applications
     )
+    images = {
+        f"spark.kubernetes.{role}container.image": job.image
+        for role in ("", "driver.", "executor.")
+    }
+    assert kubeflow_conf | images == apache_conf | images
+
+
+def test_apache_manifest_has_sizes_as_properties() -> None:
+    conf = apache_spec(executors=3, **WHOLE)["sparkConf"]
     expected = {
-        "spark.kubernetes.container.image.pullSecrets": "one,two",
-        "spark.driver.memory": "2g",
+        "spark.kubernetes.container.image": "r/i:1",
+        "spark.kubernetes.container.image.pullPolicy": "Always",
+        "spark.driver.cores": "2",
+        "spark.driver.memory": "1462m",
+        "spark.driver.memoryOverhead": "586m",
         "spark.kubernetes.driver.request.cores": "100m",
-        "spark.executor.cores": "2",
+        "spark.kubernetes.driver.limit.cores": "2",
+        "spark.kubernetes.driver.podTemplateContainerName": "spark-kubernetes-driver",
         "spark.executor.instances": "3",
-        "spark.dynamicAllocation.enabled": "true",
-        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
-        "spark.dynamicAllocation.initialExecutors": "3",
-        "spark.dynamicAllocation.minExecutors": "1",
-        "spark.dynamicAllocation.maxExecutors": "4",
+        "spark.task.maxFailures": "8",
     }
-    assert made["sparkConf"].items() >= expected.items()
-    assert "spark.kubernetes.executor.request.cores" not in made["sparkConf"]
-    for name in ("driver", "executor"):
-        template = made[f"{name}Spec"]["podTemplateSpec"]
-        assert template["metadata"] == {"labels": {"team": "shop"}}
-        pod = template["spec"]
-        assert pod["nodeSelector"] == {"disk": "ssd"}
-        assert pod["tolerations"] == [{"operator": "Exists"}]
-        assert pod["securityContext"] == {"fsGroup": 1000}
-        assert [volume["name"] for volume in pod["volumes"]] == ["job-scratch", "redrive-access"]
-        (container,) = pod["containers"]
-        assert container["securityContext"] == {**RESTRICTED, "runAsUser": 185}
-        assert container["env"] == [ACCESS.variable]
-        mounted = [mount["name"] for mount in container["volumeMounts"]]
-        assert mounted == ["job-scratch", "redrive-access"]
-
-
-def test_apache_manifest_keeps_settings_of_redrive() -> None:
-    theirs = {
-        "spark.kubernetes.authenticate.driver.serviceAccountName": "admin",
-        "spark.kubernetes.container.image": "other",
-        "spark.speculation": "true",
-    }
-    assert not theirs.items() & apache_spec(sparkConf=theirs)["sparkConf"].items()
+    assert conf.items() >= expected.items()
 
 
 def run_through(*states: str, **messages: str) -> Any:  # noqa: ANN401  a SparkRun
@@ -353,34 +381,29 @@ def context_with(*kinds: Resource, missing: tuple[Resource, ...] = ()) -> Contex
 
 
 @pytest.mark.parametrize(
-    ("wanted", "missing", "chosen"),
+    ("missing", "chosen"),
     [
-        (None, (), LauncherName.KUBEFLOW),
-        (None, (KUBEFLOW,), LauncherName.APACHE),
-        (None, (APACHE,), LauncherName.KUBEFLOW),
-        (LauncherName.APACHE, (), LauncherName.APACHE),
-        (LauncherName.APACHE, (KUBEFLOW,), LauncherName.APACHE),
+        ((), LauncherName.KUBEFLOW),
+        ((KUBEFLOW,), LauncherName.APACHE),
+        ((APACHE,), LauncherName.KUBEFLOW),
     ],
 )
-def test_connection_chooses_operator_or_the_installed_one(
-    wanted: LauncherName | None, missing: tuple[Resource, ...], chosen: LauncherName
+def test_installed_spark_operator_is_chosen(
+    missing: tuple[Resource, ...], chosen: LauncherName
 ) -> None:
     context = context_with(KUBEFLOW, APACHE, missing=missing)
-    assert choose_operator(wanted, context).name is chosen
+    assert choose_operator(context).name is chosen
 
 
 def test_missing_spark_operator_is_waited_for() -> None:
-    for wanted, missing in ((None, (KUBEFLOW, APACHE)), (LauncherName.APACHE, (APACHE,))):
-        context = context_with(KUBEFLOW, APACHE, missing=missing)
-        with pytest.raises(SparkOperatorNotFoundError, match=r"spark\.apache\.org") as refusal:
-            choose_operator(wanted, context)
-        assert not refusal.value.stalls
+    context = context_with(KUBEFLOW, APACHE, missing=(KUBEFLOW, APACHE))
+    with pytest.raises(SparkOperatorNotFoundError, match=r"spark\.apache\.org") as refusal:
+        choose_operator(context)
+    assert not refusal.value.stalls
 
 
 def test_disabled_spark_operator_is_never_used() -> None:
-    assert choose_operator(None, context_with(APACHE)).name is LauncherName.APACHE
-    with pytest.raises(LauncherDisabledError, match=r"replay\.launchers\.kubeflow"):
-        choose_operator(LauncherName.KUBEFLOW, context_with(APACHE))
+    assert choose_operator(context_with(APACHE)).name is LauncherName.APACHE
 
 
 def owned_application(*owners: str) -> dict[str, Any]:

@@ -1,0 +1,236 @@
+"""Job templates of the operator: their file, read again when it changes.
+
+Called by `Context.open`. An API server validates the pods of each template by a dry-run creation of
+a PodTemplate. Where a template is invalid, its last valid form stays in use, and `problem` has the
+error, which objects that use the template show. A wrong file never stops the operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from prometheus_client import Gauge
+
+from redrive.api.conditions import Reason, StatusWarning
+from redrive.api.job import (
+    DEFAULT_TEMPLATE,
+    ConnectionJobs,
+    JobTemplate,
+    ReplayJobTemplate,
+    Role,
+    pod_of,
+)
+from redrive.api.model import parse
+from redrive.errors import (
+    InvalidSpecError,
+    JobTemplateInvalidError,
+    JobTemplateNotFoundError,
+)
+from redrive.kube import resources
+from redrive.kube.client import Kubernetes, KubernetesError, UnavailableError
+
+READ_SECONDS = 10.0
+"""Interval at which the file is read."""
+VALID = Gauge(
+    "redrive_job_template_valid",
+    "1 if the file of job templates has a valid form of a template, else 0.",
+    ("template",),
+)
+INVALID = Reason(JobTemplateInvalidError.reason)
+
+_L = TypeVar("_L", bound=Callable[[], None])
+
+logger = logging.getLogger(__name__)
+
+
+def executor_bound(template: JobTemplate, jobs: ConnectionJobs, operator: int) -> int:
+    """Return the lowest bound of the number of executors.
+
+    Args:
+        template: the template of a Replay.
+        jobs: of its connection.
+        operator: the bound of the operator.
+    """
+    return min(template.max_executors, operator, jobs.max_executors or operator)
+
+
+class JobTemplates:
+    """The last valid form of each job template, and the problems of the file.
+
+    The template `default` exists even without a file.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        """Begin with the template `default`.
+
+        Args:
+            file: YAML, an object of templates by name; None for none.
+        """
+        self._file = file
+        self._valid: dict[str, JobTemplate] = {DEFAULT_TEMPLATE: JobTemplate()}
+        self._problems: dict[str, str] = {}
+        self._file_problem = ""
+        self._text: str | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    def listen(self, listener: _L) -> _L:
+        """Call *listener* when templates or their problems changed; usable as a decorator."""
+        self._listeners.append(listener)
+        return listener
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all templates, invalid ones too."""
+        return tuple(sorted(self._valid.keys() | self._problems.keys()))
+
+    def get(self, name: str) -> JobTemplate | None:
+        """Return the last valid form of a template; None without one."""
+        return self._valid.get(name)
+
+    def find(self, name: str) -> JobTemplate:
+        """Return the last valid form of a template.
+
+        Raises:
+            JobTemplateInvalidError: it never had one.
+            JobTemplateNotFoundError: there is no such template.
+        """
+        template = self._valid.get(name)
+        if template is not None:
+            return template
+        if problem := self.problem(name):
+            raise JobTemplateInvalidError(
+                problem.message, remedy="correct it; this Replay starts automatically then"
+            )
+        raise JobTemplateNotFoundError(
+            "the operator has no such job template",
+            got=name,
+            remedy="add it to jobTemplates of the Helm chart, or name one of "
+            f"{', '.join(self.names)}",
+        )
+
+    def problem(self, name: str) -> StatusWarning | None:
+        """Return the error of the current form of a template; None where it is valid."""
+        problem = self._problems.get(name) or self._file_problem
+        if not problem:
+            return None
+        use = "; its last valid form stays in use" if name in self._valid else ""
+        return StatusWarning(INVALID, f"the job template {name} is invalid: {problem}{use}")
+
+    async def read(self, kubernetes: Kubernetes, namespace: str) -> None:
+        """Read the file, if it changed since.
+
+        A template that can't be validated now, because the API server does not answer, is validated
+        by the next call.
+
+        Args:
+            kubernetes: validates templates.
+            namespace: the Kubernetes namespace of the dry run, the operator's own.
+        """
+        if self._file is None:
+            return
+        before = (dict(self._valid), dict(self._problems), self._file_problem)
+        try:
+            text = await asyncio.to_thread(self._file.read_text, "utf-8")
+            if text == self._text:
+                return
+            forms = _parsed(text)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, InvalidSpecError) as error:
+            self._text = None
+            self._file_problem = f"the file {self._file} can't be read: {error}"
+            if self._file_problem != before[-1]:
+                logger.warning("job templates: %s", self._file_problem)
+        else:
+            self._file_problem = ""
+            self._text = text if await self._take(forms, kubernetes, namespace) else None
+        self._show()
+        if before != (self._valid, self._problems, self._file_problem):
+            for listener in self._listeners:
+                listener()
+
+    async def _take(self, forms: Mapping[str, Any], kubernetes: Kubernetes, namespace: str) -> bool:
+        """Validate each template; return False if one could not be validated now."""
+        is_done = True
+        for name in (*self._valid.keys() - forms.keys(), *self._problems.keys() - forms.keys()):
+            self._valid.pop(name, None)
+            self._problems.pop(name, None)
+        self._valid.setdefault(DEFAULT_TEMPLATE, JobTemplate())
+        for name, form in sorted(forms.items()):
+            try:
+                parse(ReplayJobTemplate, {"name": name}, "name")
+                template = parse(JobTemplate, form, name)
+                await _validate(template, kubernetes, namespace)
+            except UnavailableError as error:
+                logger.info("job template %s is not validated yet: %s", name, error)
+                is_done = False
+            except (KubernetesError, InvalidSpecError) as error:
+                self._problems[name] = str(error)
+                logger.warning("job template %s is invalid: %s", name, error)
+            else:
+                self._valid[name] = template
+                self._problems.pop(name, None)
+        return is_done
+
+    def _show(self) -> None:
+        VALID.clear()
+        for name in self.names:
+            VALID.labels(name).set(self.problem(name) is None)
+
+    @asynccontextmanager
+    async def following(self, kubernetes: Kubernetes, namespace: str) -> AsyncIterator[None]:
+        """Read the file now, and again while the block runs; see `read`."""
+        await self.read(kubernetes, namespace)
+        task = asyncio.create_task(self._follow(kubernetes, namespace), name="job templates")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self._listeners.clear()  # of the block
+
+    async def _follow(self, kubernetes: Kubernetes, namespace: str) -> None:
+        while True:
+            await asyncio.sleep(READ_SECONDS)
+            try:
+                await self.read(kubernetes, namespace)
+            except Exception:
+                logger.exception("job templates: failed")
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    forms = yaml.safe_load(text)
+    if forms is None:
+        return {}
+    if not isinstance(forms, dict) or not all(
+        isinstance(name, str) and isinstance(form, dict | None) for name, form in forms.items()
+    ):
+        raise InvalidSpecError(
+            "the file of job templates must be an object of templates by name",
+            got=type(forms).__name__,
+            remedy="write one like `default: {executors: 2}`",
+        )
+    return {name: form or {} for name, form in forms.items()}
+
+
+async def _validate(template: JobTemplate, kubernetes: Kubernetes, namespace: str) -> None:
+    """Have the API server admit both pods, without storing them.
+
+    Raises:
+        KubernetesError: it refuses one, or can't be asked.
+    """
+    for role in Role:
+        pod = pod_of(template, role).template
+        first, *others = pod["spec"]["containers"]
+        first = {**first, "image": template.image or "redrive"}
+        body = {
+            "apiVersion": resources.POD_TEMPLATES.api_version,
+            "kind": resources.POD_TEMPLATES.kind,
+            "metadata": {"generateName": "job-template-", "namespace": namespace},
+            "template": {**pod, "spec": {**pod["spec"], "containers": [first, *others]}},
+        }
+        await kubernetes.dry_run(resources.POD_TEMPLATES, body)
