@@ -288,8 +288,8 @@ class _Followed(Collector):
             labels=(*_WHERE, "consumer"),
         )
         yield GaugeMetricFamily(
-            "redrive_consumer_messages_in_hand",
-            "Messages taken and not settled: handled now, or kept for later.",
+            "redrive_consumer_in_flight_messages",
+            "Messages that the consumer has taken and not settled.",
             labels=(*_WHERE, "consumer"),
         )
         yield GaugeMetricFamily(

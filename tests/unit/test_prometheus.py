@@ -150,9 +150,9 @@ def test_in_flight_gauge_follows_receive_and_acknowledge() -> None:
     prometheus.follow(consumer)
     consumer.send(b"x")
     message = consumer.receive()
-    assert gauge("messages_in_hand", "in-hand") == 1
+    assert gauge("in_flight_messages", "in-hand") == 1
     consumer.acknowledge(message)
-    assert gauge("messages_in_hand", "in-hand") == 0
+    assert gauge("in_flight_messages", "in-hand") == 0
 
 
 def test_dead_keys_gauge_counts_keys_of_sequenced_policy() -> None:
