@@ -14,6 +14,7 @@ The stages are described at `Middleware`; docs/howto/handle.md shows how to use 
 from __future__ import annotations
 
 from redrive.delivery.middleware.chain import (
+    Acknowledge,
     BoundConsumer,
     Failure,
     Forward,
@@ -35,6 +36,7 @@ from redrive.policy.model import OutageLimits
 from redrive.policy.verdict import Dead, DeadReason, Discard, Done, Retry
 
 __all__ = [
+    "Acknowledge",
     "BoundConsumer",
     "Dead",
     "DeadReason",

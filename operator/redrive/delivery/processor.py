@@ -25,10 +25,10 @@ from redrive.delivery.in_flight import InHand, Settled, SubscriptionsByTopic
 from redrive.delivery.middleware.chain import (
     DONE,
     HANDLE_AGAIN_AFTER,
+    Acknowledge,
     Forward,
     HandBack,
     Middleware,
-    Outcome,
     Receive,
     Redeliver,
     RetryInPlace,
@@ -43,7 +43,7 @@ from redrive.delivery.middleware.scheduling import OneAttempt
 from redrive.delivery.parts import Parts
 from redrive.delivery.reporting import Reporting
 from redrive.messages import NotSentError, id_text
-from redrive.policy.verdict import Dead, Done, FailureRules, Retry
+from redrive.policy.verdict import Dead, Done, Retry
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Processor:
         receive: returns the next message, as `Incoming.take` does.
         late: reports a message that was handled well, but after its time.
         one_attempt: for consumers that call handlers.
-        wrapped: whether middleware settles, which may take time; an acknowledgement alone doesn't.
+        wrapped: True if middleware settles, which may take time; an acknowledgement alone doesn't.
 
     Args:
         handle_again: have what could not be sent handled again, instead of sent again.
@@ -98,6 +98,9 @@ class Processor:
         self._settle = compose([m.settle for m in middleware], settle)
         self._unsent = UnsentMessages(parts, self._settle, decisions, reporting.taking)
         self.wrapped = self._settle is not settle
+        self._succeed: Acknowledge | None = self._acknowledge
+        for each in reversed(middleware):
+            self._succeed = None if self._succeed is None else each.acknowledge(self._succeed)
         self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)
         parts.incoming.recover(self._may_recover, reporting.recovered)
@@ -135,25 +138,18 @@ class Processor:
         """
         self._subscriptions[message.topic_name()]
 
-    def process(self, message: pulsar.Message, error: Outcome, rules: FailureRules) -> None:
-        """Settle *message*, which was handled, or failed with *error*."""
-        if error is None:
-            self.acknowledge(message)
-        else:
-            self.settle(self.decisions.raised(message, error, rules))
-
     def acknowledge(self, message: pulsar.Message) -> None:
-        """Settle *message* as handled; at no cost for what wraps nothing.
+        """Settle *message* as handled; without a `Settlement` where no middleware needs one.
 
         Raises:
             InvalidSpecError: it is not a message of this consumer.
             InheritedError: this process was forked from the consumer's; likewise `settle`.
         """
         self.owner.check()
-        if self.wrapped:
+        if self._succeed is None:
             self.settle(Settlement(message, DONE))
         else:
-            self._acknowledge(message)
+            self._succeed(message)
 
     def settle(self, settlement: Settlement) -> None:
         """End an attempt as was decided.
@@ -240,7 +236,7 @@ class Processor:
         if self._closed:  # by a thread that no longer waited for this one
             return
         try:
-            self._tell_broker(message)
+            self._subscriptions[message.topic_name()].acknowledge(message)
         except pulsar.Interrupted:
             raise  # the client's word for KeyboardInterrupt
         except pulsar.exceptions.PulsarException:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import os
 import signal
 import threading
@@ -54,18 +55,94 @@ def out_of_time(timeout: timedelta) -> HandlerTimeoutError:
     )
 
 
-class _Hand:
-    """Messages that a handler works on."""
+FAST_SECONDS = 50e-6
+"""A handler that is faster costs less than to switch between threads."""
+_FAST_CALLS = 64
+_MAX_DEBT_SECONDS = 0.005
+_LOOK_EVERY_SECONDS = 0.005
 
-    def __init__(self, messages: Sequence[pulsar.Message]) -> None:
-        self.messages = messages
-        self.since = time.monotonic()
-        self.timed_out = False
-        self._claim = threading.Lock()
 
-    def claim(self) -> bool:
-        """Return whether the caller is the first, which settles the messages."""
-        return self._claim.acquire(blocking=False)
+class Turnstile:
+    """Lets one worker alone take messages while handlers are faster than a switch of threads.
+
+    Threads that take turns at work of some microseconds spend most of their time on handing over
+    the interpreter's lock. All work again once the one has spent 5 ms more than fast handlers need,
+    or has ended no call for 5 ms: a slow handler keeps the others waiting for 10 ms at most.
+
+    A call of `leave` costs no lock: lost updates of its figures delay a change by some messages.
+    """
+
+    def __init__(self) -> None:
+        self._alone: int | None = None
+        self._gate = threading.Event()  # not set while one works alone
+        self._gate.set()
+        self._narrowed = threading.Event()  # the opposite, and set at the end
+        self._over = False
+        self._fast = 0
+        self._debt = 0.0
+        self._ended = 0
+        self._changing = threading.Lock()
+
+    def enter(self, worker: int) -> None:
+        """Wait while another worker works alone."""
+        if self._alone is not None and self._alone != worker:
+            self._gate.wait()
+
+    def leave(self, worker: int, seconds: float) -> None:
+        """Note that a call of *worker* took so long."""
+        self._ended += 1
+        if self._alone == worker:
+            self._debt = max(0.0, self._debt + seconds - FAST_SECONDS)
+            if self._debt > _MAX_DEBT_SECONDS:
+                self._open()
+        elif seconds > FAST_SECONDS:
+            self._fast = 0
+        else:
+            self._fast += 1
+            if self._fast > _FAST_CALLS:
+                self._narrow(worker)
+
+    def quit(self, worker: int) -> None:
+        """Let the others work: *worker* ends."""
+        if self._alone == worker:
+            self._open()
+
+    def watch(self) -> None:
+        """Let all work whenever the one ends no call, until `close`."""
+        while True:
+            self._narrowed.wait()
+            if self._over:
+                return
+            ended = self._ended
+            time.sleep(_LOOK_EVERY_SECONDS)
+            if ended == self._ended:
+                self._open()
+
+    def close(self) -> None:
+        """End `watch`, and let all through from now on."""
+        self._over = True
+        self._open()
+
+    def _narrow(self, worker: int) -> None:
+        with self._changing:
+            if self._alone is None and not self._over:
+                self._debt = 0.0
+                self._gate.clear()
+                self._alone = worker
+                self._narrowed.set()
+
+    def _open(self) -> None:
+        with self._changing:
+            self._alone, self._fast = None, 0
+            self._gate.set()
+            if self._over:
+                self._narrowed.set()
+            else:
+                self._narrowed.clear()
+
+
+_Call = tuple[int, float, Sequence[pulsar.Message]]
+"""One call of the handler: by which worker, since when, and for which messages."""
 
 
 @dataclass
@@ -86,9 +163,15 @@ class Run:
     stop: Callable[[], None]
     workers: int
     timeout: timedelta
-    _hands: dict[int, _Hand] = field(default_factory=dict)
+    # By the number of the call. Who takes an entry out, in one step, settles its messages.
+    _calls: dict[int, _Call] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    # By worker: the number of its call, and of its last call that was out of time.
+    _current: dict[int, int] = field(default_factory=dict)
+    _late: dict[int, int] = field(default_factory=dict)
     _broken: list[BaseException] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
+    _turnstile: Turnstile | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no thread could obey."""
@@ -111,33 +194,49 @@ class Run:
             threading.Thread(target=self._work, args=(n,), name=f"redrive-worker-{n}", daemon=True)
             for n in range(1, self.workers)
         ]
-        watcher = threading.Thread(target=self._watch, name="redrive-watcher", daemon=True)
+        watchers = [threading.Thread(target=self._watch, name="redrive-watcher", daemon=True)]
+        if helpers:
+            self._turnstile = Turnstile()
+            watchers.append(
+                threading.Thread(
+                    target=self._turnstile.watch, name="redrive-turnstile", daemon=True
+                )
+            )
         with stopping_at_sigterm(self.stop):
             try:
-                for thread in (watcher, *helpers):
+                for thread in (*watchers, *helpers):
                     thread.start()
                 self._work(0)
             except BaseException:
                 self.stop()  # for the others, when this thread was interrupted
                 raise
             finally:
-                for number, helper in enumerate(helpers, start=1):
-                    self._see_out(number, helper)
+                for worker, helper in enumerate(helpers, start=1):
+                    self._see_out(worker, helper)
                 self._over.set()
-                watcher.join()
+                if self._turnstile is not None:
+                    self._turnstile.close()
+                for watcher in watchers:
+                    watcher.join()
         if self._broken:
             raise self._broken[0]
 
-    def _work(self, number: int) -> None:
+    def _work(self, worker: int) -> None:
+        turnstile = self._turnstile
         try:
             while True:
-                hand = self._hands[number] = _Hand(self.take())
-                self._handle(hand)
-                del self._hands[number]
+                if turnstile is not None:
+                    turnstile.enter(worker)
+                seconds = self._handle(worker, self.take())
+                if turnstile is not None:
+                    turnstile.leave(worker, seconds)
         except ConsumerStoppedError:
             return
         except BaseException as error:  # noqa: BLE001 - raised again by until_stopped
             self._break(error)
+        finally:
+            if turnstile is not None:
+                turnstile.quit(worker)
 
     def outcomes(self, messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
         """Have *messages* handled; what is no failure of a message is raised."""
@@ -165,37 +264,50 @@ class Run:
             if outcome is None:
                 self.late(message)
 
-    def _handle(self, hand: _Hand) -> None:
+    def _handle(self, worker: int, messages: Sequence[pulsar.Message]) -> float:
+        """Return how long that took, but for the acknowledgement of what was handled."""
+        call = self._current[worker] = next(self._numbers)
+        began = time.monotonic()
+        self._calls[call] = worker, began, messages
         try:
-            outcomes = self.outcomes(hand.messages)
+            outcomes = self.outcomes(messages)
         except BaseException:
-            hand.claim()  # the messages stay unacknowledged
+            self._calls.pop(call, None)  # the messages stay unacknowledged
             raise
-        if hand.claim():
-            self.settle_all(hand.messages, outcomes)
+        ended = time.monotonic()
+        if self._calls.pop(call, None) is not None:
+            self.settle_all(messages, outcomes)
+            if any(outcomes):
+                ended = time.monotonic()
         else:
-            self.ignore(hand.messages, outcomes)
+            self.ignore(messages, outcomes)
+            del self._current[worker]
+        return ended - began
 
     def _watch(self) -> None:
         look = min(1.0, self.timeout.total_seconds() / 10)
         while not self._over.wait(look):
-            # A copy, made in one step: the workers go on meanwhile.
-            for hand in list(self._hands.values()):
-                if time.monotonic() - hand.since > self.timeout.total_seconds() and hand.claim():
-                    self._time_out(hand)
+            # A copy, made in one step: the workers continue meanwhile.
+            for number in list(self._calls):
+                call = self._calls.get(number)
+                if call is None or time.monotonic() - call[1] <= self.timeout.total_seconds():
+                    continue
+                if self._calls.pop(number, None) is not None:
+                    self._time_out(number, call)
 
-    def _time_out(self, hand: _Hand) -> None:
+    def _time_out(self, number: int, call: _Call) -> None:
+        worker, _, messages = call
         try:
-            self.give_up(hand.messages)
+            self.give_up(messages)
         except BaseException as broken:  # noqa: BLE001 - raised again by until_stopped
             self._break(broken)
-        hand.timed_out = True
+        self._late[worker] = number
 
-    def _see_out(self, number: int, helper: threading.Thread) -> None:
+    def _see_out(self, worker: int, helper: threading.Thread) -> None:
         """Wait until a worker has ended, or is busy with nothing but a handler out of time."""
         while helper.is_alive():
-            hand = self._hands.get(number)
-            if hand is not None and hand.timed_out:
+            call = self._current.get(worker)
+            if call is not None and call == self._late.get(worker):
                 return
             helper.join(0.1)
 
@@ -267,7 +379,7 @@ def batch_handler(handler: BatchHandler, *, explicit: bool) -> Handle:
     _check_takes(handler, 1, "a list of messages")
 
     def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
-        answers = _run(handler(messages))
+        answers = _run(handler([*messages]))  # a list that the handler may change
         if answers is None:
             answers = [None] * len(messages)
         if len(answers) != len(messages):
@@ -325,7 +437,7 @@ def _check_takes(handler: Callable[..., object], arguments: int, what: str) -> N
 
 def _run(answer: _Answer) -> _Answer:
     """Return *answer*, unless it only promises the work: to acknowledge that would lose it."""
-    if not isinstance(answer, _UNRUN):
+    if answer is None or not isinstance(answer, _UNRUN):
         return answer
     if inspect.iscoroutine(answer):
         answer.close()  # else Python warns of what is raised here

@@ -28,6 +28,7 @@ from redrive.delivery.run import (
     NotDoneError,
     NotRunError,
     Run,
+    Turnstile,
     batch_handler,
     single_handler,
     stopping_at_sigterm,
@@ -113,6 +114,80 @@ def test_concurrent_handlers_are_limited_by_workers() -> None:
     desk.run(handle, workers=4)
     assert max(most) == 4
     assert sorted(message for message, _ in desk.settled) == list(range(40))
+
+
+def narrowed(watched: Turnstile) -> Turnstile:
+    """Have worker 0 work alone."""
+    for _ in range(100):
+        watched.leave(0, 0.0)
+    return watched
+
+
+def waits(turnstile: Turnstile, worker: int, seconds: float) -> bool:
+    """Return True if *worker* does not get through within so many *seconds*."""
+    thread = threading.Thread(target=turnstile.enter, args=(worker,), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return thread.is_alive()
+
+
+def test_fast_worker_works_alone() -> None:
+    turnstile = narrowed(Turnstile())
+    assert waits(turnstile, 1, 0.1)
+    assert not waits(turnstile, 0, 30)
+
+
+def test_workers_with_slow_handlers_all_work() -> None:
+    turnstile = Turnstile()
+    for _ in range(100):
+        turnstile.leave(0, 0.001)
+    assert not waits(turnstile, 1, 30)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda turnstile: [turnstile.leave(0, 0.001) for _ in range(6)],
+        lambda turnstile: turnstile.leave(0, 0.006),
+        lambda turnstile: turnstile.quit(0),
+        lambda turnstile: turnstile.close(),
+    ],
+    ids=["some slow calls", "one slow call", "the end of the worker", "the end of the run"],
+)
+def test_lone_worker_lets_the_others_work_after(change: Callable[[Turnstile], object]) -> None:
+    turnstile = narrowed(Turnstile())
+    change(turnstile)
+    assert not waits(turnstile, 1, 30)
+
+
+def test_lone_worker_recovers_from_single_slow_calls() -> None:
+    turnstile = narrowed(Turnstile())
+    for _ in range(10):
+        turnstile.leave(0, 0.004)
+        for _ in range(100):
+            turnstile.leave(0, 0.0)
+    assert waits(turnstile, 1, 0.1)
+
+
+def test_lone_worker_that_ends_no_call_is_noticed() -> None:
+    turnstile = narrowed(Turnstile())
+    watcher = threading.Thread(target=turnstile.watch)
+    watcher.start()
+    assert not waits(turnstile, 1, 30)
+    turnstile.close()
+    watcher.join(30)
+    assert not watcher.is_alive()
+
+
+def test_slow_handler_behind_fast_ones_runs_beside_others() -> None:
+    desk, slow = Desk(1_000), threading.Barrier(4)
+
+    def handle(message: int) -> None:
+        if message >= 996:
+            slow.wait(30)
+
+    desk.run(handle, workers=4)
+    assert [outcome for _, outcome in desk.settled] == [None] * 1_000
 
 
 def test_late_success_is_only_counted() -> None:
@@ -337,6 +412,15 @@ def test_batch_answer_decides_for_each_message(
 def test_batch_answer_of_wrong_length_fails_the_batch(value: list[None]) -> None:
     with pytest.raises(BatchAnswerError, match=f"a handler of 2 messages .* got '{len(value)} "):
         batch_handler(always(value), explicit=False)(["a", "b"])
+
+
+def test_batch_handler_may_change_its_list() -> None:
+    def clear(batch: Any) -> None:  # noqa: ANN401 - numbers
+        batch.clear()
+
+    messages: list[Any] = ["a", "b"]
+    assert batch_handler(clear, explicit=False)(messages) == [None, None]
+    assert messages == ["a", "b"]
 
 
 async def coroutine(_given: object) -> None:

@@ -375,7 +375,13 @@ class RetryConsumer(Receiver):
             SubscriptionLostError: the client was closed.
         """
         handle = single_handler(handler, self.attempt_of, explicit=explicit)
-        self._work(lambda: [self.receive()], handle, rules, workers, timeout, max_rate)
+        receive = self._processor.receive
+
+        def take() -> list[pulsar.Message]:
+            message = receive(None)
+            return [] if message is None else [message]
+
+        self._work(take, handle, rules, workers, timeout, max_rate)
 
     def run_batches(  # noqa: PLR0913 - as for run
         self,
@@ -470,7 +476,10 @@ class RetryConsumer(Receiver):
         middleware = [limiter, processor.one_attempt, *processor.middleware]
 
         def settle(message: pulsar.Message, error: Outcome) -> None:
-            processor.process(message, error, rules)
+            if error is None:
+                processor.acknowledge(message)
+            else:
+                processor.settle(processor.decisions.raised(message, error, rules))
 
         run = Run(
             compose([m.take for m in middleware], take),

@@ -137,6 +137,8 @@ Receive = Callable[[float | None], pulsar.Message | None]
 """Returns the next message, or None if none came within so many seconds; None waits for ever."""
 Handle = Callable[[Sequence[pulsar.Message]], Sequence[Outcome]]
 """Has messages handled: one outcome for each. What it raises is the outcome of all."""
+Acknowledge = Callable[[pulsar.Message], None]
+"""Ends an attempt that succeeded."""
 Settle = Callable[[Settlement], pulsar.MessageId | None]
 """Ends an attempt; returns the id of the copy that was sent, if one was. Raises NotSentError if
 there is no receipt for that: then the message stays in this consumer, unacknowledged."""
@@ -209,6 +211,13 @@ class Middleware:
     def settle(self, settle: Settle) -> Settle:
         """Wrap the end of an attempt: acknowledged, moved on, or handed back."""
         return settle
+
+    def acknowledge(self, acknowledge: Acknowledge) -> Acknowledge | None:
+        """Wrap the end of a successful attempt where that costs less than a `Settlement`.
+
+        None, the default of a middleware that wraps `settle`, has each success pass `settle`.
+        """
+        return acknowledge if type(self).settle is Middleware.settle else None
 
     def forward(self, forward: Forward) -> Forward:
         """Wrap the send of a failed message to the retry or dead-letter topic."""

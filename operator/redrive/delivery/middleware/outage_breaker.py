@@ -17,6 +17,7 @@ import pulsar
 
 from redrive.delivery.concurrency import ends_run
 from redrive.delivery.middleware.chain import (
+    Acknowledge,
     Failure,
     HandBack,
     Middleware,
@@ -129,6 +130,10 @@ class OutageGuard(Middleware):
 
         def receive_guarded(timeout: float | None) -> pulsar.Message | None:
             end = None if timeout is None else self._clock.monotonic() + timeout
+            if not self._open:
+                message = receive(timeout)
+                if message is None or (message := self._admitted(message)) is not None:
+                    return message
             while True:
                 left = None if end is None else max(0.0, end - self._clock.monotonic())
                 wait = self._wait(left) if self._open else left
@@ -158,6 +163,16 @@ class OutageGuard(Middleware):
             return self._settle_failed(settle, settlement)
 
         return settle_guarded
+
+    def acknowledge(self, acknowledge: Acknowledge) -> Acknowledge:
+        """Note each success while there are limits."""
+
+        def acknowledge_noted(message: pulsar.Message) -> None:
+            acknowledge(message)
+            if self._limits is not None:
+                self._succeeded(message)
+
+        return acknowledge_noted
 
     def _settle_failed(self, settle: Settle, settlement: Settlement) -> pulsar.MessageId | None:
         message, failure = settlement.message, settlement.failure

@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 
 import pulsar
 
@@ -92,18 +91,6 @@ _LOOK_AGAIN_SECONDS = 1.0
 _at_work_here: ContextVar[OneAttempt | None] = ContextVar("redrive_at_work_here", default=None)
 
 
-@dataclass(eq=False)
-class _Call:
-    """One call of a handler.
-
-    Attributes:
-        settled: those of its messages whose settlement has begun: their time was over.
-    """
-
-    messages: Sequence[pulsar.Message]
-    settled: list[pulsar.Message] = field(default_factory=list)
-
-
 class OneAttempt(Middleware):
     """Keeps a message in this consumer while a handler is still at work on an attempt before.
 
@@ -117,7 +104,10 @@ class OneAttempt(Middleware):
     def __init__(self, incoming: Incoming, attempts: Attempts) -> None:
         self._incoming = incoming
         self._attempts = attempts
-        self._calls: dict[int, _Call] = {}
+        # By address, which is a message's own for as long as it is here.
+        self._at_work: dict[int, pulsar.Message] = {}
+        # Those of them whose settlement has begun: their time was over.
+        self._settled: dict[int, pulsar.Message] = {}
 
     def take(self, take: Take) -> Take:
         """Take what no handler is at work on."""
@@ -125,7 +115,7 @@ class OneAttempt(Middleware):
         def take_apart() -> list[pulsar.Message]:
             while True:
                 messages = take()
-                if not self._calls:
+                if not self._at_work:
                     return messages
                 free = [message for message in messages if not self._put_off(message)]
                 if free:
@@ -137,22 +127,26 @@ class OneAttempt(Middleware):
         """Note what a handler is at work on."""
 
         def handle_noted(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
-            call = _Call(messages)
-            self._calls[id(call)] = call
+            for message in messages:
+                self._at_work[id(message)] = message
             before = _at_work_here.set(self)
             try:
                 return handle(messages)
             finally:
                 _at_work_here.reset(before)
-                del self._calls[id(call)]
+                for message in messages:
+                    self._at_work.pop(id(message), None)
+                    if self._settled:
+                        self._settled.pop(id(message), None)
 
         return handle_noted
 
     def note_settlement(self, message: pulsar.Message) -> None:
         """Note that the settlement of *message* begins; before it can come again."""
-        for call in list(self._calls.values()):
-            if any(other is message for other in call.messages):
-                call.settled.append(message)
+        if id(message) in self._at_work:
+            self._settled[id(message)] = message
+            if id(message) not in self._at_work:  # the handler has ended meanwhile
+                self._settled.pop(id(message), None)
 
     def in_handler(self) -> bool:
         """Return whether a handler of this consumer is the caller, in whichever thread or task."""
@@ -165,13 +159,12 @@ class OneAttempt(Middleware):
         return True
 
     def _is_at_work(self, message: pulsar.Message) -> bool:
-        calls = list(self._calls.values())
-        if any(other is message for call in calls for other in call.messages):
+        if id(message) in self._at_work:
             return True
-        settled = [other for call in calls for other in call.settled]
-        if not settled or not self._attempts.was_retried(message):
+        if not self._settled or not self._attempts.was_retried(message):
             return False
         first_id = self._attempts.of(message).first_id
+        settled = list(self._settled.values())
         return any(self._attempts.of(other).first_id == first_id for other in settled)
 
 

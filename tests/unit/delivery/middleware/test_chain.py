@@ -14,6 +14,7 @@ import pytest
 from redrive import CrashLog, NotSentError, Policy, RetryConsumer
 from redrive.delivery.assembly import Options, RetryOptions, assemble
 from redrive.delivery.middleware.chain import (
+    Acknowledge,
     BoundConsumer,
     Forward,
     Handle,
@@ -25,6 +26,7 @@ from redrive.delivery.middleware.chain import (
     Settlement,
     Take,
 )
+from redrive.delivery.middleware.outage_breaker import OutageBreaker
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Dead, DeadReason, Retry
@@ -106,6 +108,36 @@ def test_stages_call_middleware_from_first_to_last() -> None:
         consumer.run(fail_once())
     assert notes == [*FAILURE, *SUCCESS, *END]
     assert outer.consumer is inner.consumer is consumer
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_wrapped_settle_sees_success_beside_an_outage_breaker(*, first: bool) -> None:
+    notes: list[str] = []
+    chain: list[Middleware] = [Recorder("inner", notes), OutageBreaker()]
+    with InMemoryConsumer(POLICY, middleware=chain if first else chain[::-1]) as consumer:
+        consumer.send(b"x")
+        message = consumer.receive()
+        consumer.acknowledge(message)
+        assert consumer.broker.unsettled() == []
+    assert "inner settle" in notes
+
+
+def test_wrapped_acknowledge_sees_success_only() -> None:
+    acknowledged = []
+
+    class Count(Middleware):
+        def acknowledge(self, acknowledge: Acknowledge) -> Acknowledge:
+            def count(message: pulsar.Message) -> None:
+                acknowledge(message)
+                acknowledged.append(message.data())
+
+            return count
+
+    with InMemoryConsumer(POLICY, middleware=[Count()]) as consumer:
+        consumer.send(b"x")
+        consumer.send(b"y")
+        consumer.run(fail_once())
+    assert acknowledged == [b"y", b"x"]
 
 
 async def test_middleware_also_serves_asyncio_consumers() -> None:
