@@ -31,7 +31,7 @@ PAIRS = 5
 WORKERS = 8
 ASYNC_WORKERS = 20
 MOST_PROCESSOR_TIME = 1.35
-"""Of the bare client's, with one worker."""
+"""The bound for one worker, as a ratio to the bare client."""
 
 
 class Cost(NamedTuple):
