@@ -27,7 +27,7 @@ from redrive.kube.resources import Key
 
 AT_ONCE = 60
 """So many objects with one partition key are reconciled at a time; so many of all are marked."""
-STARTS = 8
+STARTS = 2
 """So many reconciles begin in one round of the event loop: many that never wait would make it late.
 """
 OF_NAMESPACE = 50
