@@ -229,7 +229,8 @@ def test_installed_dashboards_link_to_pages_of_alerts() -> None:
         ({"runbookURL": "https://wiki.test/redrive/"}, "https://wiki.test/redrive"),
     ):
         rendered = chart.render({"prometheusRule": values, "dashboard": {"enabled": True}})
-        (boards,) = (body["data"] for body in rendered if body["kind"] == "ConfigMap")
+        named = {(body["kind"], body["metadata"]["name"]): body for body in rendered}
+        boards = named["ConfigMap", "redrive-dashboards"]["data"]
         assert boards.keys() == {f"{board.name}.json" for board in DASHBOARDS}
         linked = set()
         for text in boards.values():

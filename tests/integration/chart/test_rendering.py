@@ -274,7 +274,10 @@ def test_alerts_and_dashboard_have_namespaces_of_their_own() -> None:
     }
     rendered = chart.render(values)
     assert the("PrometheusRule", rendered)["metadata"]["namespace"] == "monitoring"
-    dashboard = the("ConfigMap", rendered)["metadata"]
+    maps = (body for body in rendered if body["kind"] == "ConfigMap")
+    (dashboard,) = (
+        body["metadata"] for body in maps if body["metadata"]["name"] == "redrive-dashboards"
+    )
     assert (dashboard["namespace"], dashboard["annotations"]) == ("grafana", {"folder": "a"})
 
 
