@@ -408,6 +408,8 @@ FORGED: list[tuple[str, tuple[str, ...], object, str]] = [
     ("Kubeflow", ("spec", "driver", "serviceAccount"), "admin", ACCOUNT),
     ("Kubeflow", ("spec", "driver", "serviceAccount"), None, ACCOUNT),
     ("Kubeflow", ("spec", "executor", "serviceAccount"), "admin", ACCOUNT),
+    ("Kubeflow", ("spec", "driver", "template", "spec"), TEMPLATE, ACCOUNT),
+    ("Kubeflow", ("spec", "executor", "template", "spec"), TEMPLATE, ACCOUNT),
     ("Apache", (*CONF, f"{AUTHENTICATE}.executor.serviceAccountName"), "admin", ACCOUNT),
     ("Apache", (*CONF, f"{AUTHENTICATE}.submission.oauthTokenFile"), "/token", ACCOUNT),
     ("Apache", (*CONF, "spark.kubernetes.driver.podTemplateFile"), "local:///a", ACCOUNT),
