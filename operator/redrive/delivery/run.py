@@ -19,16 +19,19 @@ Several calls of `run` can share the main thread: coroutines of one loop do.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import os
+import re
 import signal
 import threading
 import time
+import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 import pulsar
 
@@ -320,6 +323,7 @@ Handler = Callable[[pulsar.Message], object] | Callable[[pulsar.Message, Attempt
 AttemptOf = Callable[[pulsar.Message], Attempt]
 BatchHandler = Callable[[Sequence[pulsar.Message]], Sequence[Done | BaseException | None] | None]
 _Answer = TypeVar("_Answer")
+_Arguments = ParamSpec("_Arguments")
 
 
 class NotDoneError(RedriveError):
@@ -403,36 +407,144 @@ def _check_runs(handler: Callable[..., object]) -> None:
         )
 
 
-def _takes_attempt(handler: Callable[..., object]) -> bool:
-    """Whether *handler* has a second argument that it needs, or that is named `attempt`.
+class PassThrough(Generic[_Arguments, _Answer]):
+    """Another form of *handler*: *call* passes all arguments on to it, unchanged."""
 
-    Any other with a default is the program's own.
+    def __init__(
+        self, call: Callable[_Arguments, _Answer], handler: Callable[_Arguments, object]
+    ) -> None:
+        self._call = call
+        self.handler = handler
+        self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
+
+    def __call__(self, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Answer:
+        """Call the handler."""
+        return self._call(*arguments, **named)
+
+
+_MAX_WRAPPERS = 100
+_ATTEMPT = re.compile(r"\bAttempt\b")
+
+
+def _takes_attempt(handler: Callable[..., object]) -> bool:
+    """Return True for a second argument without a default, or with the name `attempt`.
+
+    Any other with a default is the program's own. Behind a decorator that takes any arguments the
+    second one must be an attempt by its name or type: it may be one that the decorator adds.
+
+    Raises:
+        InvalidSpecError: the signature does not show it.
     """
-    try:
-        parameters = inspect.signature(handler).parameters.values()
-    except (TypeError, ValueError):  # some that are written in C tell nothing
+    signatures = _signatures(handler, 2)
+    positional = _positional(signatures[-1])
+    if len(positional) < 2:  # noqa: PLR2004 - a message and an attempt
         return False
-    positional = [
-        each
-        for each in parameters
-        if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}
-    ]
-    return any(each.default is each.empty or each.name == "attempt" for each in positional[1:2])
+    second = positional[1]
+    if second.name == "attempt":
+        return True
+    if second.default is not second.empty:
+        return False
+    if len(signatures) > 1 and not _ATTEMPT.search(str(second.annotation)):
+        raise InvalidSpecError(
+            "a decorator hides which arguments its handler is called with",
+            got=f"{_shown(handler)}{signatures[-1]}",
+            remedy="have the function in the decorator take the message only, or the message and "
+            "the attempt",
+        )
+    return True
 
 
 def _check_takes(handler: Callable[..., object], arguments: int, what: str) -> None:
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):  # some that are written in C tell nothing
-        return
-    try:
-        signature.bind(*[None] * arguments)
-    except TypeError as error:
-        raise InvalidSpecError(
-            f"a handler takes {what}, and nothing else without a default",
-            got=f"{getattr(handler, '__qualname__', repr(handler))}{signature}",
-            remedy="change its arguments, or bind them with functools.partial",
-        ) from error
+    for signature in _signatures(handler, arguments):
+        try:
+            signature.bind(*[None] * arguments)
+        except TypeError as error:
+            raise InvalidSpecError(
+                f"a handler takes {what}, and nothing else without a default",
+                got=f"{_shown(handler)}{signature}",
+                remedy="change its arguments, or bind them with functools.partial",
+            ) from error
+
+
+def _shown(handler: Callable[..., object]) -> str:
+    return str(getattr(handler, "__qualname__", repr(handler)))
+
+
+def _positional(signature: inspect.Signature) -> list[inspect.Parameter]:
+    return [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
+    ]
+
+
+def _signatures(handler: Callable[..., object], arguments: int) -> list[inspect.Signature]:
+    """Return the signature of *handler* as it is called, not the one that it copies.
+
+    While one takes any number of arguments and names fewer than *arguments*, that of the function
+    which it wraps follows: the arguments are passed on to it.
+
+    Raises:
+        InvalidSpecError: one of them has no signature.
+    """
+    signatures: list[inspect.Signature] = []
+    function: Callable[..., object] | None = handler
+    while function is not None and len(signatures) < _MAX_WRAPPERS:
+        try:
+            signature = _signature(function)
+        except (TypeError, ValueError) as error:  # some that are written in C have none
+            raise InvalidSpecError(
+                "the arguments of a handler can't be determined",
+                got=_shown(handler),
+                remedy="call it in a function that takes the message",
+            ) from error
+        signatures.append(signature)
+        variadic = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
+        if not variadic or len(_positional(signature)) >= arguments:
+            break
+        function = _wrapped(function)
+    return signatures
+
+
+def _signature(function: Callable[..., object]) -> inspect.Signature:
+    if isinstance(function, PassThrough):
+        return _signature(function.handler)
+    if isinstance(function, types.MethodType):
+        function = types.MethodType(_own(function.__func__), function.__self__)
+    return inspect.signature(_own(function), follow_wrapped=False)
+
+
+def _own(function: Callable[..., object]) -> Callable[..., object]:
+    """Return *function* without the signature that `functools.wraps` has copied."""
+    signature = getattr(function, "__signature__", None)
+    inner = getattr(function, "__wrapped__", None)
+    if signature is None or getattr(inner, "__signature__", None) is not signature:
+        return function
+    if not isinstance(function, types.FunctionType):
+        return types.MethodType(type(function).__call__, function)
+    plain = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__,
+        function.__closure__,
+    )  # fmt: skip
+    plain.__kwdefaults__ = function.__kwdefaults__
+    return plain
+
+
+def _wrapped(function: Callable[..., object]) -> Callable[..., object] | None:
+    """Return the callable that *function* wraps, with the same arguments bound; None if none."""
+    if isinstance(function, PassThrough):
+        return _wrapped(function.handler)
+    if isinstance(function, functools.partial):
+        inner = _wrapped(function.func)
+        return inner and functools.partial(inner, *function.args, **function.keywords)
+    if isinstance(function, types.MethodType):
+        inner = _wrapped(function.__func__)
+        return inner and types.MethodType(inner, function.__self__)
+    inner = getattr(function, "__wrapped__", None)
+    if inner is None and not isinstance(function, types.FunctionType):
+        method = getattr(function, "__call__", None)  # noqa: B004 - of an object, maybe decorated
+        return _wrapped(method) if isinstance(method, types.MethodType) else None
+    return inner
 
 
 def _run(answer: _Answer) -> _Answer:

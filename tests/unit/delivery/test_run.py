@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import os
 import signal
 import threading
@@ -372,6 +373,131 @@ def test_handler_with_second_argument_gets_the_attempt() -> None:
     for handler in expected:
         assert one(noting(handler), explicit=False)(["m"]) == [None]
     assert results == list(expected.values())
+
+
+def injecting(handler: Callable[..., object]) -> Callable[..., object]:
+    """Add an argument, and take the message only."""
+
+    @functools.wraps(handler)
+    def handle(message: object) -> object:
+        return handler("database", message)
+
+    return handle
+
+
+def passing(handler: Callable[..., object]) -> Callable[..., object]:
+    """Pass on all arguments."""
+
+    @functools.wraps(handler)
+    def handle(*arguments: object, **named: object) -> object:
+        return handler(*arguments, **named)
+
+    return handle
+
+
+class Injecting:
+    """The same as an object, and as a method."""
+
+    def __init__(self, handler: Callable[..., object]) -> None:
+        functools.update_wrapper(self, handler)
+        self.handler = handler
+
+    def __call__(self, message: object) -> object:
+        return self.handler("database", message)
+
+    @staticmethod
+    def _add(method: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(method)
+        def handle(self: object, message: object) -> object:
+            return method(self, "database", message)
+
+        return handle
+
+    @_add
+    def method(self, database: object, message: object) -> object:
+        return database, message
+
+
+def pair(database: object, message: object) -> tuple[object, object]:
+    return database, message
+
+
+def signed(handler: Callable[..., object]) -> Callable[..., object]:
+    vars(handler)["__signature__"] = inspect.signature(handler)
+    return handler
+
+
+INJECTED: dict[str, Callable[..., object]] = {
+    "function": injecting(pair),
+    "twice": injecting(passing(pair)),
+    "signed": injecting(signed(lambda database, message: (database, message))),
+    "signed object": Injecting(signed(lambda database, message: (database, message))),
+    "object": Injecting(pair),
+    "method": Injecting(pair).method,
+    "partial": functools.partial(injecting(pair)),
+    "bound": functools.partial(passing(pair), "database"),
+    "keyword": functools.wraps(pair)(lambda message, database="database": (database, message)),
+}
+
+
+@pytest.mark.parametrize("form", [one, batch_handler])
+@pytest.mark.parametrize("handler", INJECTED.values(), ids=INJECTED)
+def test_decorator_that_injects_an_argument_is_called(form: Any, handler: Any) -> None:  # noqa: ANN401
+    results: list[object] = []
+
+    @functools.wraps(handler)
+    def handle(message: object) -> None:
+        results.append(handler(message))
+
+    assert form(handle, explicit=False)(["m"]) == [None]
+    if form is one:
+        assert one(handler, explicit=False)(["m"]) == [None]
+        assert results == [("database", "m")]
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        lambda database, message: (database, message),
+        lambda message, database: (database, message),
+        lambda database, message, attempt: (database, message, attempt),
+        lambda message, attempt, database: (database, message, attempt),
+    ],
+)
+def test_decorator_that_hides_arguments_is_refused(handler: Callable[..., object]) -> None:
+    forms: list[Any] = [passing(handler), functools.partial(passing(handler))]
+    for form in forms:
+        with pytest.raises(InvalidSpecError, match=r"decorator hides|a handler takes"):
+            one(form, explicit=False)
+        with pytest.raises(InvalidSpecError, match="a handler takes a list"):
+            batch_handler(form, explicit=False)
+
+
+async def test_async_decorator_that_injects_an_argument_is_called() -> None:
+    results: list[object] = []
+
+    async def handle(database: str, message: pulsar.Message) -> None:
+        results.append((database, message.data()))
+
+    @functools.wraps(handle)
+    async def inject(message: pulsar.Message) -> None:
+        await handle("database", message)
+
+    @functools.wraps(handle)
+    async def hide(*arguments: pulsar.Message) -> None:
+        await handle("database", *arguments)
+
+    consumer = AsyncInMemoryConsumer(POLICY)
+    consumer.send(b"m")
+    with pytest.raises(InvalidSpecError, match="a decorator hides"):
+        await consumer.run(hide)
+    await consumer.run(inject)
+    assert results == [("database", b"m")]
+
+
+def test_handler_without_a_signature_is_refused() -> None:
+    with pytest.raises(InvalidSpecError, match=r"can't be determined; got 'dict\.update'"):
+        one({}.update, explicit=False)
 
 
 @pytest.mark.parametrize("value", [None, 0, False, Done(), "failed", ValueError()])

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -29,7 +28,7 @@ import pulsar
 
 from redrive.delivery.concurrency import Deadline, RunCancelled, ends_run, to_seconds
 from redrive.delivery.fetcher import ConsumerStoppedError
-from redrive.delivery.run import out_of_time, stopping_at_sigterm
+from redrive.delivery.run import PassThrough, out_of_time, stopping_at_sigterm
 from redrive.errors import PROCESS_ERRORS, RedriveError
 from redrive.policy.values import to_timedelta
 
@@ -68,17 +67,13 @@ class Bridge:
     def handler(
         self, handler: Callable[_Given, Awaitable[_Answer]], timeout: float | timedelta
     ) -> Callable[_Given, _Answer]:
-        """Return what calls *handler* on the loop and waits for it; cancelled after *timeout*.
-
-        It has the signature of *handler*.
-        """
+        """Return what calls *handler* on the loop and waits for it; cancelled after *timeout*."""
         limit = to_timedelta(timeout, "a handler's time-out")
 
-        @functools.wraps(handler, updated=())
         def call(*arguments: _Given.args, **named: _Given.kwargs) -> _Answer:
             return self._call(lambda: handler(*arguments, **named), limit)
 
-        return call
+        return PassThrough(call, handler)
 
     def _call(self, handler: Callable[[], Awaitable[_Answer]], timeout: timedelta) -> _Answer:
         started: Future[asyncio.Task[_Answer]] = Future()

@@ -354,7 +354,7 @@ class RetryConsumer(Receiver):
         a restart; a `CrashLog` bounds how often a message may end its process by SystemExit.
         A handler neither acknowledges nor retries by itself. One with a second argument gets the
         `Attempt` too: `handle(message, attempt)`. An argument with a default has to be named
-        `attempt` for that.
+        `attempt` for that. For a decorated handler the function inside the decorator counts.
 
         SIGTERM calls `stop` for the duration of this method, if it runs in the main thread and the
         program does nothing of its own at SIGTERM.
@@ -370,7 +370,8 @@ class RetryConsumer(Receiver):
 
         Raises:
             InvalidSpecError: an argument is out of bounds, or *handler* is a coroutine function or
-                a generator, of which a call does nothing, or does not take a message.
+                a generator, of which a call does nothing, or does not take a message, or a
+                decorator hides which arguments it takes.
             NotRunError: it returned a coroutine all the same. Its message stays unacknowledged.
             SubscriptionLostError: the client was closed.
         """
