@@ -92,12 +92,12 @@ class Tenants:
         return self.states() | since
 
     def _connection(self, name: str) -> dict[str, Any]:
-        """A connection, without how many policies use it: of the one that is lent, these change.
+        """A connection, without the numbers of its policies: of the one that is lent, they change.
 
         Nor since when it is Ready: it is not after one call to a slow broker.
         """
         body = self.victim.get("brokerconnection", name)
-        del body["status"]["policies"]
+        del body["status"]["policies"], body["status"]["allow"]
         for condition in body["status"]["conditions"]:
             del condition["lastTransitionTime"]
         return {part: body[part] for part in ("spec", "status")}
