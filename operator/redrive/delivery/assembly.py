@@ -27,7 +27,7 @@ from redrive.delivery.parts import (
 )
 from redrive.delivery.policy_file import PolicyFile, in_force
 from redrive.delivery.processor import Processor
-from redrive.delivery.reporting import DISCONNECT_TIMEOUT, Events, Hook, Reporting
+from redrive.delivery.reporting import DISCONNECT_TIMEOUT, Events, Hook, Reporting, check_hooks
 from redrive.errors import InvalidSpecError
 from redrive.messages import BYTES
 from redrive.policy.envelope import Redaction
@@ -96,6 +96,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
             be written.
     """
     check_prefetch(prefetch)
+    check_hooks(redaction, on_event)
     connection = client if isinstance(client, BrokerConnection) else ClientConnection(client)
     in_force_now = in_force(policy, connection.clock)
     name = name or identity()

@@ -33,8 +33,9 @@ from redrive.delivery.decisions import Attempts
 from redrive.delivery.forwarder import destination
 from redrive.delivery.middleware.chain import Failure, Middleware, RetryInPlace, Settle, Settlement
 from redrive.delivery.middleware.outage_circuit import Outage
+from redrive.errors import InvalidSpecError
 from redrive.messages import NotCopyableError, NotSentError, id_text
-from redrive.policy.envelope import Attempt, Cause
+from redrive.policy.envelope import Attempt, Cause, Redaction
 from redrive.policy.model import BEACON, Policy
 from redrive.policy.verdict import Dead, Discard, Retry
 
@@ -164,6 +165,26 @@ class Events:
             if ends_run(error):
                 raise
             _events_log.exception("the hook for events failed at %s", event.event)
+
+
+def check_hooks(redaction: object, on_event: object) -> None:
+    """Pass if a consumer can call these options.
+
+    Raises:
+        InvalidSpecError: *redaction* is no Redaction, or *on_event* no function.
+    """
+    if not isinstance(redaction, Redaction):
+        raise InvalidSpecError(
+            "redaction must be a Redaction",
+            got=redaction,
+            remedy="give a function to it as Redaction(hook=…)",
+        )
+    if on_event is not None and not callable(on_event):
+        raise InvalidSpecError(
+            "on_event must be a function of an Event",
+            got=on_event,
+            remedy="give one such as prometheus.count, or leave it out",
+        )
 
 
 _MAX_SHOWN = 256

@@ -100,11 +100,11 @@ class Redaction:
 
     Attributes:
         patterns: regular expressions; what they match is replaced by `[redacted]`.
-        hook: gets each text after that, and returns what may be shown of it. If it raises,
-            nothing is shown.
+        hook: gets each text after that, and returns what may be shown of it. If it raises an
+            exception or returns no string, nothing is shown.
 
     Raises:
-        InvalidSpecError: a pattern is no regular expression for text.
+        InvalidSpecError: a pattern is no regular expression for text, or the hook no function.
     """
 
     patterns: Sequence[str | re.Pattern[str]] = ()
@@ -127,6 +127,12 @@ class Redaction:
                     got=pattern,
                     remedy="fix it; re.escape makes one of any text",
                 ) from error
+        if self.hook is not None and not callable(self.hook):
+            raise InvalidSpecError(
+                "the hook of a redaction is a function of a text",
+                got=self.hook,
+                remedy="give a function that returns the text to be shown",
+            )
 
     def __call__(self, text: str) -> str:
         """Return what may be shown of *text*."""
@@ -135,11 +141,14 @@ class Redaction:
         if self.hook is None:
             return text
         try:
-            return str(self.hook(text))
+            shown: object = self.hook(text)
         except PROCESS_ERRORS:
             raise
         except BaseException as error:  # noqa: BLE001 - a message must not be stuck for it
             return f"[redacted, for the hook raised {type(error).__name__}]"
+        if not isinstance(shown, str):
+            return f"[redacted, for the hook returned {type(shown).__name__}]"
+        return shown
 
 
 @dataclass(frozen=True)
@@ -319,7 +328,7 @@ def _fingerprint(chain: Sequence[tuple[BaseException, str]]) -> str:
 
     parts = []
     for error, text in chain:
-        module = type(error).__module__
+        module = str(type(error).__module__)  # a program may set any object
         parts += ["redrive" if _is_own(module) else module, type(error).__qualname__]
         parts.append(_VARIABLE.sub("?", text))
         parts += [function for function, _ in _calls(error.__traceback__)]

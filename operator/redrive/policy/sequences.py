@@ -105,6 +105,6 @@ def _digest(key: str) -> str:
 def _decode(content: bytes) -> Letter | None:
     try:
         place, replays = json.loads(content)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
     return Letter(place, replays) if type(place) is int and type(replays) is int else None

@@ -18,6 +18,7 @@ Called by `failure`.
 from __future__ import annotations
 
 import enum
+import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -197,13 +198,18 @@ def _check_rules(name: str, rules: Iterable[ErrorRule], kind: type) -> None:
             remedy="give one with a single rule as (ValueError,), or {ValueError: 5}",
         )
     for rule in rules:
-        if not (_is_failure(rule) if isinstance(rule, type) else callable(rule)):
+        if not (_is_failure(rule) if isinstance(rule, type) else _is_function(rule)):
             raise InvalidSpecError(
                 f"a rule of {name} is a class of exceptions, or a function of an exception",
                 got=rule,
                 remedy="name the class of a failure, or give a function that returns a bool; "
                 "KeyboardInterrupt, SystemExit and GeneratorExit fail no message",
             )
+
+
+def _is_function(rule: object) -> bool:
+    """Return True for a function whose call gives an answer, as a coroutine would not."""
+    return callable(rule) and not inspect.iscoroutinefunction(rule)
 
 
 def _is_failure(rule: type) -> bool:

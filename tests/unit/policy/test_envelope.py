@@ -432,6 +432,22 @@ def test_redaction_hook_that_fails_hides_the_text() -> None:
     )
 
 
+def test_redaction_hook_that_returns_no_text_hides_it() -> None:
+    hook: Any = {"secret": None}.get
+    assert Redaction(hook=hook)("secret") == "[redacted, for the hook returned NoneType]"
+
+
+@pytest.mark.parametrize("hook", ["upper", 3])
+def test_redaction_hook_that_is_no_function_is_refused(hook: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="the hook of a redaction is a function"):
+        Redaction(hook=hook)
+
+
+def test_exception_class_without_module_is_described() -> None:
+    cause = describe(type("NamelessError", (Exception,), {"__module__": None})("broken"))
+    assert (cause.type, cause.message) == ("NamelessError", "broken")
+
+
 def test_exception_without_readable_text_is_described() -> None:
     class BrokenError(Exception):
         def __str__(self) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -356,6 +357,7 @@ OUT_OF_RANGE = "the delay after KeyError must be from 1 s"
         ({"delays": [ValueError]}, "; got .+; "),
         ({"delays": {KeyError: timedelta(0)}}, OUT_OF_RANGE),
         ({"delays": {KeyError: timedelta(seconds=864_001)}}, OUT_OF_RANGE),
+        ({"retry_on": (asyncio.sleep,)}, "a function of an exception"),
         ({"deadline": float("inf")}, "; got .+; "),
         ({"deadline": "1h"}, "; got .+; "),
         ({"deadline": 0}, "a positive time.*; got .+; "),

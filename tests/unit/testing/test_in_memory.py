@@ -258,6 +258,15 @@ def test_invalid_consumer_duration_is_refused(
         InMemoryConsumer(POLICY).run(lambda _: None, timeout=wrong)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"redaction": str.upper}, "must be a Redaction"), ({"on_event": "log"}, "a function of an")],
+)
+def test_consumer_hook_of_another_type_is_refused(option: Any, message: str) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match=message):
+        InMemoryConsumer(POLICY, **option)
+
+
 @pytest.mark.parametrize(("error", "later"), [(3_600, 3_600), (-60, -60), (-86_400, -7_200)])
 def test_clock_error_shifts_the_retry(error: int, later: int) -> None:
     consumer = InMemoryConsumer(POLICY)

@@ -34,6 +34,7 @@ from redrive.delivery.reporting import (
     Events,
     Hook,
     Name,
+    check_hooks,
 )
 from redrive.delivery.run import Handler, Run, single_handler
 from redrive.messages import BYTES, id_text
@@ -97,6 +98,7 @@ class BroadcastConsumer(Closing):
         prefetch: int = PREFETCH,
     ) -> None:
         check_prefetch(prefetch)
+        check_hooks(redaction, on_event)
         name = name or identity()
         self.name = name
         self.topic = topic

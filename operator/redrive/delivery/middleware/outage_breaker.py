@@ -12,6 +12,7 @@ import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TypeVar
 
 import pulsar
 
@@ -29,6 +30,7 @@ from redrive.delivery.middleware.chain import (
 from redrive.delivery.middleware.outage_circuit import AfterFailure, Circuit, Outage
 from redrive.delivery.parts import Beacon, Parts
 from redrive.delivery.reporting import Name, Reporting
+from redrive.errors import InvalidSpecError
 from redrive.messages import NotSentError, id_text
 from redrive.policy.model import OutageLimits, Policy
 from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, RetryLater
@@ -51,6 +53,34 @@ def _the_only_one(_message: pulsar.Message) -> str:
     return ""
 
 
+_Argument = TypeVar("_Argument")
+
+
+def _answer_of(
+    name: str, rule: Callable[[_Argument], str | None], argument: _Argument
+) -> str | None:
+    """Return the answer of a rule as text that can be sent; None if it has no usable one.
+
+    An exception here would end each consumer that gets the message.
+    """
+    try:
+        answer: object = rule(argument)
+    except BaseException as error:
+        if ends_run(error):
+            raise
+        _log.exception("the %s rule of an outage breaker raised an exception", name)
+        return None
+    if answer is None:
+        return None
+    if not isinstance(answer, str):
+        _log.error(
+            "the %s rule of an outage breaker returns a string, or None; got %s; correct it",
+            name, type(answer).__name__,
+        )  # fmt: skip
+        return None
+    return answer.encode("utf-8", "replace").decode()
+
+
 class OutageBreaker(Middleware):
     """Has a consumer pause while what its handler depends on is down, without using up retries.
 
@@ -58,7 +88,8 @@ class OutageBreaker(Middleware):
     held, and one at a time is handled, after 1 s and then with back-off; a probe that fails is no
     attempt. The first that succeeds ends the outage, and so does `ignore_outages` of the consumer.
 
-    A rule here that raises an exception names nothing: no cause, or the dependency without a name.
+    A rule here that raises an exception, or returns no string, names nothing: no cause, or the
+    dependency without a name. The error is logged.
     What a rule dead-letters at once, what `DeadLetter` is raised for, and what `RetryLater` is
     raised for without another cause says nothing about a dependency.
 
@@ -68,6 +99,9 @@ class OutageBreaker(Middleware):
             exception's class.
         dependency: names what the handler needs for a message, so that messages that need something
             else are handled meanwhile. By default all need the same.
+
+    Raises:
+        InvalidSpecError: a rule is no function.
     """
 
     def __init__(
@@ -77,6 +111,13 @@ class OutageBreaker(Middleware):
         cause: Callable[[BaseException], str | None] = _class_name,
         dependency: Callable[[pulsar.Message], str] = _the_only_one,
     ) -> None:
+        for rule in (cause, dependency):
+            if not callable(rule):
+                raise InvalidSpecError(
+                    "a rule of an outage breaker is a function",
+                    got=rule,
+                    remedy="give a function of an exception or a message that returns a string",
+                )
         self.limits = limits
         self.cause = cause
         self.dependency = dependency
@@ -200,13 +241,7 @@ class OutageGuard(Middleware):
             return None
         if isinstance(failure.error, (DeadLetter, RetryLater)):
             return None
-        try:
-            return self._breaker.cause(failure.error)
-        except BaseException as error:  # else the message would end each consumer that gets it
-            if ends_run(error):
-                raise
-            _log.exception("the cause rule of an outage breaker raised an exception")
-            return None
+        return _answer_of("cause", self._breaker.cause, failure.error)
 
     def _succeeded(self, message: pulsar.Message) -> None:
         key = id_text(message.message_id()) if self._open or self._unsent else ""
@@ -302,13 +337,7 @@ class OutageGuard(Middleware):
         return circuit
 
     def _dependency(self, message: pulsar.Message) -> str:
-        try:
-            return self._breaker.dependency(message)
-        except BaseException as error:  # else the message would end each consumer that gets it
-            if ends_run(error):
-                raise
-            _log.exception("the dependency rule of an outage breaker raised an exception")
-            return ""
+        return _answer_of("dependency", self._breaker.dependency, message) or ""
 
     def _arrange(self) -> None:
         """Have probes come when they are due, and new messages while they are of use."""

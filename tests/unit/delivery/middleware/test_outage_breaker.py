@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import queue
 import random
@@ -19,6 +20,7 @@ from redrive import DeadLetter, FailureRules, Policy, PolicyFile, RetryLater
 from redrive.delivery import reporting
 from redrive.delivery.middleware.outage_breaker import OutageBreaker
 from redrive.delivery.reporting import Event, Name, OutageBeacon
+from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import OutageLimits, SubscriptionType
@@ -250,6 +252,57 @@ def test_cause_rule_excludes_failures_from_outages() -> None:
     consumer.run(warehouse.handle)
     assert warehouse.events_named(Name.OUTAGE_BEGAN) == []
     assert len(consumer.dead_letters) == 50
+
+
+def raising(error: BaseException) -> Callable[[object], Any]:
+    def rule(_: object) -> Any:  # noqa: ANN401 - raises
+        raise error
+
+    return rule
+
+
+def returning(value: object) -> Callable[[object], Any]:
+    return lambda _: value
+
+
+NOT_UTF8 = UnicodeDecodeError("utf-8", b"\xe9", 0, 1, "unexpected end of data")
+BROKEN_RULES = [raising(NOT_UTF8), *map(returning, (None, 3, [], {}, b"north", asyncio.sleep))]
+
+
+@pytest.mark.parametrize("rule", BROKEN_RULES)
+def test_broken_dependency_rule_counts_as_one_dependency(rule: Callable[[object], Any]) -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse, middleware=[OutageBreaker(dependency=rule)])
+    contents = send(consumer, 50)
+    consumer.run(warehouse.handle)
+    assert sorted(warehouse.handled, key=int) == contents
+    assert len(warehouse.events_named(Name.OUTAGE_ENDED)) == 1
+    assert consumer.dead_letters == []
+
+
+@pytest.mark.parametrize("rule", BROKEN_RULES)
+def test_broken_cause_rule_names_no_cause(rule: Callable[[object], Any]) -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse, middleware=[OutageBreaker(cause=rule)])
+    send(consumer, 50)
+    consumer.run(warehouse.handle)
+    assert warehouse.events_named(Name.OUTAGE_BEGAN) == []
+    assert len(consumer.dead_letters) == 50
+
+
+def test_cause_that_is_not_utf8_is_shown_replaced() -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse, middleware=[OutageBreaker(cause=returning("caf\udce9"))])
+    send(consumer, 50)
+    consumer.run(warehouse.handle)
+    (event,) = warehouse.events_named(Name.OUTAGE_BEGAN)
+    assert event.reason == "caf?"
+
+
+@pytest.mark.parametrize("rules", [{"cause": "OSError"}, {"dependency": 3}])
+def test_outage_rule_that_is_no_function_is_refused(rules: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpecError, match="a rule of an outage breaker is a function"):
+        OutageBreaker(**rules)
 
 
 def test_failures_count_again_after_the_longest_pause() -> None:
