@@ -55,7 +55,7 @@ class AdminUrlInvalidError(AdminError):
 
 
 class RedirectRefusedError(AdminError):
-    """The broker redirects to a host that the connection does not name."""
+    """The broker redirects to an address that the connection does not name."""
 
     reason = "RedirectRefused"
     stalls = True

@@ -21,7 +21,8 @@ One call to a broker's admin API, and its outcome: a value, or an `AdminError`.
 Called by `client` alone. Neither the token nor a URL that the broker redirects to is ever part
 of an error, nor what answers at any address, unless it answers with an error as a broker does: the
 owner of `adminURL` could else read, in a status, what only the operator can reach. Credentials go
-to the host of `adminURL`, and by redirects to those that the connection names.
+to the origin (scheme, host and port) of `adminURL`, and by redirects to the hosts that the
+connection names.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import json
 import logging
 import math
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import (
@@ -87,8 +89,9 @@ class Access:
     Attributes:
         headers: sent with every call.
         tls: how to speak TLS; None trusts the certificate authorities of this machine.
-        hosts: where else than to the host of the call's URL they may go when the broker redirects,
-            as patterns in which `*` stands for any characters but a dot.
+        hosts: hosts that they may be redirected to, beside the origin of the call's URL, as
+            patterns in which `*` stands for any characters but a dot. Without a port, a pattern is
+            for the port of the call's URL.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -105,9 +108,21 @@ class Access:
         """Act as the role of *token*."""
         return cls({"Authorization": f"Bearer {token}"}, tls, hosts)
 
-    def may_go_to(self, host: str) -> bool:
-        """Whether one of `hosts` is *host*."""
-        return Patterns(tuple(map(str.lower, self.hosts)), but=".").match(host.lower())
+    def may_go_to(self, target: URL, asked: URL) -> bool:
+        """Return True if a call to *asked* may be redirected to *target* with these credentials.
+
+        The scheme never changes, so what was sent over TLS is not sent without.
+        """
+        if same_origin(target, asked):
+            return True
+        if target.scheme != asked.scheme or not target.host:
+            return False
+        patterns = tuple(
+            pattern.lower() if _PORT.search(pattern) else f"{pattern.lower()}:{asked.port}"
+            for pattern in self.hosts
+        )
+        address = f"{target.host_subcomponent}:{target.port}"
+        return Patterns(patterns, but=".").match(address.lower())
 
     @property
     def held(self) -> Access:
@@ -179,6 +194,18 @@ def _file(content: bytes) -> Iterator[str]:
             file.write(content)
             file.flush()
             yield file.name
+
+
+_PORT = re.compile(r":[0-9]+\Z")
+
+
+def same_origin(one: URL, other: URL) -> bool:
+    """Return True if both have the same scheme, host and port."""
+    return (one.scheme, (one.host or "").lower(), one.port) == (
+        other.scheme,
+        (other.host or "").lower(),
+        other.port,
+    )
 
 
 SHORT_ANSWER = 64 * 2**10
@@ -533,10 +560,8 @@ class Http:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
                     return await self._reply(response, call, way)
                 target = url.join(URL(response.headers["Location"], encoded=True))
-                if not may_follow(url, target):
-                    raise _not_followed(call, "one from https to http")
-                if target.host != asked.host and not way.access.may_go_to(target.host or ""):
-                    raise _not_followed(call, "one to a host that the connection does not name")
+                if not way.access.may_go_to(target, asked):
+                    raise _not_followed(call, "one to an address that the connection does not name")
                 url = target
         raise _not_followed(call, f"more than {MAX_REDIRECTS} redirects")
 
@@ -621,8 +646,9 @@ def _not_followed(call: Call, why: str) -> RedirectRefusedError:
     return RedirectRefusedError(
         f"a redirect was not followed when asked to {call.does}",
         got=why,
-        remedy="name the hosts of the cluster's brokers in the connection's redirectHosts, or give "
-        "the address of a Pulsar proxy as adminURL",
+        remedy="name the hosts of the cluster's brokers in the connection's redirectHosts, with "
+        "their port if it is not that of adminURL, and use their scheme in adminURL; or give the "
+        "address of a Pulsar proxy as adminURL",
     )
 
 
@@ -632,8 +658,3 @@ def _refused(url: str, error: aiohttp.ClientConnectorCertificateError) -> Certif
         got=str(error.certificate_error),
         remedy="give its authority in caRef, or the address that the certificate is for",
     )
-
-
-def may_follow(origin: URL, target: URL) -> bool:
-    """Whether a token that was sent to *origin* may go on to *target*: never from TLS to none."""
-    return target.scheme == "https" or origin.scheme == "http"

@@ -135,7 +135,8 @@ class OAuth2(ApiModel):
     """Client credentials (RFC 6749, section 4.4)."""
 
     issuer_url: Annotated[Url, Field(alias="issuerURL")]
-    """The issuer: below it lies `.well-known/openid-configuration`."""
+    """The issuer: below it lies `.well-known/openid-configuration`, whose token endpoint must have
+    the same scheme, host and port."""
 
     client_id: Annotated[Word, Field(alias="clientID")]
     """The id of the client at the issuer."""
@@ -253,10 +254,10 @@ HostPattern = Annotated[
     str,
     Field(max_length=253),
     Form(
-        r"[-.*:_a-zA-Z0-9\[\]]+",
-        "a pattern of hosts is a host name or address without port, where * stands for any "
-        "characters but a dot",
-        "write one like broker-*.pulsar.svc",
+        r"([-.*_a-zA-Z0-9]+|\[[.*:a-fA-F0-9]+\])(:[0-9]{1,5})?",
+        "a pattern of hosts is a host name or address, with a port or without, where * stands for "
+        "any characters but a dot",
+        "write one like broker-*.pulsar.svc or broker-*.pulsar.svc:8080",
     ),
 ]
 
@@ -296,9 +297,10 @@ class PulsarBroker(ApiModel):
         tuple[HostPattern, ...], Field(max_length=64, json_schema_extra=SET)
     ] = ()
     """Hosts, beside that of `adminURL`, to which the brokers of the cluster may redirect calls with
-    the operator's credentials, as patterns: `*` stands for any characters but a dot. Defaults to
-    none, which is right for one broker and for a Pulsar proxy. Example:
-    `pulsar-broker-*.pulsar-broker.pulsar.svc.cluster.local`."""
+    the operator's credentials, as patterns: `*` stands for any characters but a dot. A pattern
+    without a port is for the port of `adminURL`; the scheme is always that of `adminURL`. Defaults
+    to none, which is right for one broker and for a Pulsar proxy. Example:
+    `pulsar-broker-*.pulsar-broker.pulsar.svc.cluster.local:8443`."""
 
     authentication: Authentication
     """The operator's credentials at the broker."""

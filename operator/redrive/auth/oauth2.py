@@ -10,8 +10,10 @@ import re
 import ssl
 from dataclasses import dataclass, field
 
+from yarl import URL
+
 from redrive.admin.errors import AuthenticationFailedError, IssuerFailedError
-from redrive.admin.http import Http
+from redrive.admin.http import Http, same_origin
 
 _DISCOVERY = "/.well-known/openid-configuration"
 _DEFAULT_LIFETIME_SECONDS = 300.0
@@ -48,7 +50,8 @@ async def issue(client: Client, http: Http) -> Issued:
 
     Raises:
         AuthenticationFailedError: the issuer rejects the client or its secret.
-        IssuerFailedError: it does not answer, or not as an issuer does.
+        IssuerFailedError: it does not answer, or not as an issuer does, or its token endpoint has
+            another scheme, host or port than `issuer_url`. No secret was sent to that address.
     """
     found = await _ask(client, http, "GET", client.issuer_url.rstrip("/") + _DISCOVERY)
     form = {
@@ -63,14 +66,23 @@ async def issue(client: Client, http: Http) -> Issued:
     endpoint = found.get("token_endpoint")
     if not isinstance(endpoint, str):
         raise _unexpected(client, "its discovery document names no token_endpoint")
-    if client.issuer_url.startswith("https:") and not endpoint.startswith("https:"):
-        raise _unexpected(client, "its token_endpoint is not one of https")
+    if not _is_of_issuer(endpoint, client.issuer_url):
+        raise _unexpected(client, "a token_endpoint of another scheme, host or port")
     answer = await _ask(client, http, "POST", endpoint, form)
     token = answer.get("access_token")
     if not isinstance(token, str) or not token.isprintable() or not token:
         raise _unexpected(client, "an answer without access_token")
     lifetime = answer.get("expires_in", _DEFAULT_LIFETIME_SECONDS)
     return Issued(token, float(lifetime) if isinstance(lifetime, int | float) else 0.0)
+
+
+def _is_of_issuer(endpoint: str, issuer_url: str) -> bool:
+    """Return True if the secret may go to *endpoint*: an address of the issuer's own origin."""
+    try:
+        address = URL(endpoint)
+        return address.raw_user is None and same_origin(address, URL(issuer_url))
+    except ValueError:  # not a URL
+        return False
 
 
 async def _ask(
@@ -104,5 +116,6 @@ def _unexpected(client: Client, got: str) -> IssuerFailedError:
     return IssuerFailedError(
         f"the issuer {client.issuer_url} gave no token",
         got=got,
-        remedy="check oauth2.issuerURL, audience and scope; it is tried again",
+        remedy="check audience, scope and oauth2.issuerURL, which needs the scheme, host and port "
+        "of the token endpoint; it is tried again",
     )

@@ -15,6 +15,7 @@ import trustme
 from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from prometheus_client import REGISTRY
+from yarl import URL
 
 from redrive.admin import client, errors, http
 from redrive.admin.client import Admin
@@ -494,11 +495,38 @@ async def test_bearer_access_hides_its_token_and_is_not_renewed() -> None:
         ("broker-*", "broker-1.evil", False),
         ("*", "broker", True),
         ("*", "broker.evil", False),
+        ("[fd00::*]", "[fd00::1]", True),
         ("*a" * 60 + "b", "a" * 253, False),
     ],
 )
 def test_host_wildcard_matches_no_dot(pattern: str, host: str, *, named: bool) -> None:
-    assert Access(hosts=(pattern,)).may_go_to(host) is named
+    access = Access(hosts=(pattern,))
+    assert access.may_go_to(URL(f"http://{host}/x"), URL("http://admin")) is named
+
+
+@pytest.mark.parametrize(
+    ("origin", "target", "allowed"),
+    [
+        ("http://admin:8080", "http://ADMIN:8080/x", True),
+        ("https://admin", "https://admin:443", True),
+        ("https://admin", "https://admin:8443", False),
+        ("https://admin", "http://admin:443", False),
+        ("http://admin", "https://admin:80", False),
+        ("http://admin:8080", "http://same:8080", True),
+        ("http://admin:8080", "http://same", False),
+        ("http://admin:8080", "http://other:81", True),
+        ("http://admin:8080", "http://other:8080", False),
+        ("https://admin", "http://other:81", False),
+        ("http://admin", "http://[::1]:81", True),
+        ("http://admin:81", "http://[::1]:80", False),
+        ("http://admin", "http:///x", False),
+    ],
+)
+def test_redirect_needs_same_scheme_and_named_port(
+    origin: str, target: str, *, allowed: bool
+) -> None:
+    access = Access(hosts=("same", "other:81", "[::1]:81"))
+    assert access.may_go_to(URL(target, encoded=True), URL(origin)) is allowed
 
 
 @pytest.mark.parametrize(

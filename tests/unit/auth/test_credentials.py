@@ -196,7 +196,8 @@ async def test_issuer_that_refuses_the_client_is_named(mounted: Write) -> None:
 
 
 @pytest.mark.parametrize("is_secure", [True, False], ids=["https", "http"])
-async def test_secret_of_an_https_issuer_is_not_sent_by_http(*, is_secure: bool) -> None:
+async def test_secret_is_not_sent_to_another_origin(*, is_secure: bool) -> None:
+    """An issuer's document names a token endpoint on another port, of TLS or not."""
     secrets: list[str] = []
 
     async def issue_token(request: web.Request) -> web.Response:
@@ -216,12 +217,46 @@ async def test_secret_of_an_https_issuer_is_not_sent_by_http(*, is_secure: bool)
 
         async with serving(discover, tls) as url, Http.open() as opened:
             client = Client(url, "me", "s3cret", tls=trusting)
-            if is_secure:
-                assert (await issue(client, opened)).token == "token"  # noqa: S105
-            else:
-                with pytest.raises(IssuerFailedError, match="token_endpoint is not one of https"):
-                    await issue(client, opened)
-    assert secrets == (["s3cret"] if is_secure else [])
+            with pytest.raises(
+                IssuerFailedError, match="a token_endpoint of another scheme, host or port"
+            ) as refused:
+                await issue(client, opened)
+    assert endpoint not in str(refused.value)
+    assert secrets == []
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "accepted"),
+    [
+        ("http://127.0.0.1:{port}/token", True),
+        ("HTTP://127.0.0.1:{port}", True),
+        ("/token", False),
+        ("http://localhost:{port}/token", False),
+        ("http://me@127.0.0.1:{port}/token", False),
+        ("http://127.0.0.1:{port}@localhost:{port}/token", False),
+        ("http://127.0.0.1:99999/token", False),
+        ("http://[::1", False),
+    ],
+)
+async def test_token_endpoint_needs_origin_of_issuer(endpoint: str, *, accepted: bool) -> None:
+    secrets: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            address = endpoint.format(port=request.url.port)
+            return web.json_response({"token_endpoint": address})
+        secrets.append(str((await request.post())["client_secret"]))
+        return web.json_response({"access_token": "token"})
+
+    async with serving(answer) as url, Http.open() as opened:
+        if accepted:
+            assert (await issue(Client(url, "me", "s3cret"), opened)).token == "token"  # noqa: S105
+        else:
+            with pytest.raises(
+                IssuerFailedError, match="a token_endpoint of another scheme, host or port"
+            ):
+                await issue(Client(url, "me", "s3cret"), opened)
+    assert secrets == (["s3cret"] if accepted else [])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from yarl import URL
 
 from redrive.admin.errors import IssuerFailedError
 from redrive.admin.http import Http
@@ -280,8 +281,8 @@ async def test_no_authentication_reads_nothing_and_sends_no_token() -> None:
     kept = KeptCredentials(again, hosts=("broker-*",))
     await kept.refresh()
     assert kept.held.headers == {}
-    assert kept.held.may_go_to("broker-1")
-    assert not kept.held.may_go_to("broker-1.elsewhere")
+    assert kept.held.may_go_to(URL("http://broker-1"), URL("http://main"))
+    assert not kept.held.may_go_to(URL("http://broker-1.elsewhere"), URL("http://main"))
 
 
 CREDENTIALS: list[dict[str, Any]] = [

@@ -53,7 +53,7 @@ def give_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return give_token
 
 
-@pytest.mark.parametrize("hosts", [(), ("broker-*.pulsar",)])
+@pytest.mark.parametrize("hosts", [(), ("broker-*.pulsar",), ("localhost:1",)])
 async def test_token_is_not_redirected_to_unnamed_host(
     give_token: Callable[..., None], hosts: tuple[str, ...]
 ) -> None:

@@ -60,7 +60,7 @@ class Admitted:
 
     Attributes:
         identity: the replay role, and where its credentials lie in the Replay's namespace.
-        redirect_hosts: where else than to the host of `adminURL` they may go.
+        redirect_hosts: hosts that they may be redirected to, see `Access.hosts`.
         template: of its pods, with the number of executors.
         connection_ref: the connection of the policy.
         grants: the topics on which the replay role is given rights: the target, and those where an

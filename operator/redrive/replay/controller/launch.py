@@ -218,7 +218,7 @@ def pod_access(identity: ReplayIdentity, redirect_hosts: Sequence[str]) -> PodAc
 
     Args:
         identity: the replay role.
-        redirect_hosts: where else than to the host of `adminURL` they may go.
+        redirect_hosts: hosts that they may be redirected to, see `Access.hosts`.
     """
     description = _description(identity.authentication, tuple(redirect_hosts))
     variable = {"name": ACCESS_VARIABLE, "value": description.encode()}
