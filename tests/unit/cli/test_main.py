@@ -56,9 +56,13 @@ from prometheus_client import REGISTRY
 from redrive.cli import operator
 from redrive.kube.observability import counting_objects
 from redrive.kube.cache import Cache
+from redrive.kube.context import wall_clock
+from redrive.provision.metrics import TopicMetrics
 from redrive.replay.controller import metrics as replay_metrics
+TopicMetrics(wall_clock)
 with counting_objects({}), replay_metrics.counting(Cache(), Cache()):
-    print(json.dumps([metric.name for metric in REGISTRY.collect()]))
+    families = list(REGISTRY.collect())
+print(json.dumps([family.name + "_info" * (family.type == "info") for family in families]))
 """
 
 
