@@ -126,3 +126,7 @@ else:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
         return getattr(importlib.import_module(_HOMES[name]), name)
+
+    def __dir__() -> list[str]:
+        """List the public names, imported or not."""
+        return sorted({*__all__, *globals()})

@@ -70,6 +70,14 @@ def handle_many(messages: Sequence[pulsar.Message]) -> list[Done | Exception | N
     return [Done() for _ in messages]
 
 
+def handle_list(messages: list[pulsar.Message]) -> None:
+    """Handle messages, all of them."""
+
+
+async def handle_list_async(messages: list[pulsar.Message]) -> None:
+    """Handle messages, all of them."""
+
+
 async def handle_async(message: pulsar.Message) -> None:
     """Handle a message."""
 
@@ -130,6 +138,7 @@ def retry_consumer() -> None:
         )
         consumer.run(handle, rules=FailureRules(retry_on=(asyncio.CancelledError,)))
         consumer.run_batches(handle_many, size=10, wait=SECOND)
+        consumer.run_batches(handle_list)
         consumer.run_batches(handle_and_answer)  # type: ignore[arg-type]
         assert_type(len(consumer.receive_batch(10, SECOND)), int)
         assert_type(consumer.policy.generation, int)
@@ -175,6 +184,7 @@ async def async_consumer() -> None:
         )
         await consumer.run(handle_attempt_async)
         await consumer.run(handle)  # type: ignore[arg-type]
+        await consumer.run_batches(handle_list_async)
         await consumer.run_batches(handle_many_async, size=10, wait=SECOND, explicit=True)
         consumer.pause()
         consumer.resume()

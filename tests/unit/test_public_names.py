@@ -44,6 +44,10 @@ def test_public_names_are_exactly_the_listed_ones() -> None:
         getattr(redrive, unknown)
 
 
+def test_directory_of_the_package_lists_its_public_names() -> None:
+    assert set(redrive.__all__) <= set(dir(redrive))
+
+
 def test_documented_errors_are_public_names() -> None:
     documented = set()
     for name in redrive.__all__:

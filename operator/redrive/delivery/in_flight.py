@@ -307,6 +307,21 @@ class SubscriptionsByTopic(dict[str, Subscription]):
         return self[name]
 
 
+def check_message(message: object) -> None:
+    """Pass if *message* is one that a consumer can have received.
+
+    Raises:
+        InvalidSpecError: it is another object.
+    """
+    if not hasattr(message, "topic_name") or not hasattr(message, "message_id"):
+        raise InvalidSpecError(
+            "only a message can be settled",
+            got=message if message is None else type(message).__name__,
+            remedy="give the message that the consumer has received, not its id or content; "
+            "receive returns None after its time-out",
+        )
+
+
 def topic_of(message: pulsar.Message) -> TopicName:
     """Return the topic that *message* was consumed from, without partition."""
     # Set by the client from its subscription: no producer can forge it.

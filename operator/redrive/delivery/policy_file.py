@@ -122,15 +122,36 @@ class PolicyFile:
 
 
 def in_force(policy: Policy | PolicyFile, clock: Clock) -> Callable[[], Policy]:
-    """Return a function of the policy in force."""
-    if isinstance(policy, Policy):
-        return lambda: policy
-    return lambda: policy.current(clock.monotonic())
+    """Return a function of the policy in force.
+
+    Raises:
+        InvalidSpecError: *policy* is neither of the two.
+    """
+    file = _checked(policy)
+    if isinstance(file, Policy):
+        return lambda: file
+    return lambda: file.current(clock.monotonic())
 
 
 def at_first(policy: Policy | PolicyFile) -> Policy:
-    """Return the policy that a consumer begins with; of a file, read again."""
+    """Return the policy that a consumer begins with; of a file, read again.
+
+    Raises:
+        InvalidSpecError: *policy* is neither of the two.
+    """
+    policy = _checked(policy)
     return policy if isinstance(policy, Policy) else load_policy(policy.path)
+
+
+def _checked(policy: Policy | PolicyFile) -> Policy | PolicyFile:
+    if isinstance(policy, (Policy, PolicyFile)):
+        return policy
+    raise InvalidSpecError(
+        "a consumer needs a Policy or a PolicyFile",
+        got=policy,
+        remedy="give a path as PolicyFile(path), which is read again when it changes, or as "
+        "load_policy(path)",
+    )
 
 
 def _found(path: str | os.PathLike[str] | None) -> str:

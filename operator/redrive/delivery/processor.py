@@ -21,7 +21,7 @@ from redrive.delivery.concurrency import Deadline, UnderWay, all_within
 from redrive.delivery.decisions import Decisions
 from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.forwarder import UnsentMessages, forward, hop_of
-from redrive.delivery.in_flight import InHand, Settled, SubscriptionsByTopic
+from redrive.delivery.in_flight import InHand, Settled, SubscriptionsByTopic, check_message
 from redrive.delivery.middleware.chain import (
     DONE,
     HANDLE_AGAIN_AFTER,
@@ -111,6 +111,11 @@ class Processor:
         return len(self._in_hand)
 
     @property
+    def closed(self) -> bool:
+        """Return True after `close`."""
+        return self._closed
+
+    @property
     def connected(self) -> bool:
         """Return True if there is a connection for the source and the retry topic."""
         return not self._closed and self.parts.incoming.connected
@@ -134,8 +139,9 @@ class Processor:
         """Pass if *message* came to this consumer.
 
         Raises:
-            InvalidSpecError: it did not.
+            InvalidSpecError: it did not, or is no message.
         """
+        check_message(message)
         self._subscriptions[message.topic_name()]
 
     def acknowledge(self, message: pulsar.Message) -> None:

@@ -71,7 +71,7 @@ _LEVELS = {
     Name.RETRIED: logging.INFO,
     Name.RETRIED_IN_PLACE: logging.INFO,
     Name.NEGATIVELY_ACKNOWLEDGED: logging.INFO,
-    Name.DEAD_LETTERED: logging.INFO,
+    Name.DEAD_LETTERED: logging.WARNING,
     Name.DISCARDED: logging.WARNING,
     Name.UNSENT: logging.ERROR,
     Name.TAKING_STOPPED: logging.ERROR,

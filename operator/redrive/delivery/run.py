@@ -321,7 +321,7 @@ class Run:
 
 Handler = Callable[[pulsar.Message], object] | Callable[[pulsar.Message, Attempt], object]
 AttemptOf = Callable[[pulsar.Message], Attempt]
-BatchHandler = Callable[[Sequence[pulsar.Message]], Sequence[Done | BaseException | None] | None]
+BatchHandler = Callable[[list[pulsar.Message]], Sequence[Done | BaseException | None] | None]
 _Answer = TypeVar("_Answer")
 _Arguments = ParamSpec("_Arguments")
 

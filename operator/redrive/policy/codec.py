@@ -58,7 +58,7 @@ def decode(text: str) -> Policy:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for lists in lists in lists …
         raise InvalidSpecError(
             "a policy file holds JSON", got=str(error), remedy=_REMEDY
         ) from error

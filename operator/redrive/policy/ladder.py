@@ -49,6 +49,12 @@ def check_delay(delay: float | timedelta, what: str) -> timedelta:
 
 
 def _rungs(rungs: Sequence[float | timedelta]) -> tuple[timedelta, ...]:
+    if isinstance(rungs, str) or not isinstance(rungs, Sequence):
+        raise InvalidSpecError(
+            "the rungs of a delay ladder are a list",
+            got=rungs,
+            remedy="give a list of seconds or timedeltas, or use Ladder.from_delays for text",
+        )
     return tuple(
         check_delay(rung, f"rung {number} of the delay ladder")
         for number, rung in enumerate(rungs, start=1)
@@ -78,7 +84,7 @@ class Ladder:
                 got=len(self.rungs),
                 remedy="list at least one delay, or name a preset",
             )
-        if not 0 <= self.jitter <= 1:
+        if not isinstance(self.jitter, (int, float)) or not 0 <= self.jitter <= 1:
             raise InvalidSpecError(
                 "the jitter of a delay ladder is a share from 0 to 1",
                 got=self.jitter,

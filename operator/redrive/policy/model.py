@@ -116,6 +116,38 @@ def _topic(given: object) -> naming.TopicName:
     return naming.TopicName.parse_whole(given)
 
 
+_FLAGS = ("ordered", "dead_letters", "ignore_outages", "sequenced")
+_KINDS: dict[str, tuple[type, str]] = {
+    "subscription": (str, "give its name"),
+    "dead_letter_subscription": (str, "give its name"),
+    "name": (str, "give the name of a RetryPolicy as namespace/name, or leave it out"),
+    "subscription_type": (SubscriptionType, "give one such as SubscriptionType.KEY_SHARED"),
+    "max_retries": (int, "give a whole number such as 3"),
+    "generation": (int, "give a whole number, or leave it out"),
+    "ladder": (Ladder, 'give one such as Ladder.from_delays(["10s", "1m"])'),
+    "levels": (Ladder, 'give one such as Ladder.from_delays(["10s", "1m"])'),
+    **dict.fromkeys(_FLAGS, (bool, "give True or False")),
+}
+"""The types of the fields that are not converted, and the remedy for another one."""
+
+
+def _check_kinds(policy: Policy) -> None:
+    for name, (kind, remedy) in _KINDS.items():
+        value = getattr(policy, name)
+        # Python's True is an int, and no count.
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise InvalidSpecError(
+                f"{name} of a policy must be of type {kind.__name__}", got=value, remedy=remedy
+            )
+    limits = policy.outage_breaker
+    if limits is not None and not isinstance(limits, OutageLimits):
+        raise InvalidSpecError(
+            "outage_breaker of a policy must be of type OutageLimits",
+            got=limits,
+            remedy="give OutageLimits(), or leave it out",
+        )
+
+
 _DERIVED = (
     ("retry_topic", naming.retry_topic),
     ("dead_letter_topic", naming.dead_letter_topic),
@@ -149,9 +181,9 @@ class Policy:
             replay has brought all of them back in order.
 
     Raises:
-        InvalidSpecError: `max_retries`, `subscription` or `topic` is out of bounds, or the names
-            given or derived from the last two are, or lead to one and the same topic; or it is
-            ordered, and its subscription Shared.
+        InvalidSpecError: a field is of another type; `max_retries`, `subscription` or `topic` is
+            out of bounds, or the names given or derived from the last two are, or lead to one and
+            the same topic; or it is ordered, and its subscription Shared.
     """
 
     topic: Converted[naming.TopicName | str, naming.TopicName] = Converted(_topic)
@@ -182,6 +214,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         """Refuse what no consumer could follow."""
+        _check_kinds(self)
         naming.TopicName.parse_whole(str(self.topic))
         naming.check_subscription(self.subscription)
         naming.check_subscription(self.dead_letter_subscription)
@@ -270,6 +303,12 @@ class OutageLimits:
 
 
 def _check(name: str, value: int | timedelta, least: object, most: object) -> None:
+    if not isinstance(value, type(least)) or isinstance(value, bool):
+        raise InvalidSpecError(
+            f"{name} of an outage breaker must be of type {type(least).__name__}",
+            got=value,
+            remedy=f"give a value from {least} to {most}, or leave it out",
+        )
     if not least <= value <= most:  # type: ignore[operator]  # each is of one type
         raise InvalidSpecError(
             f"{name} of an outage breaker is from {least} to {most}",

@@ -232,6 +232,8 @@ def test_broadcast_message_that_fails_is_dropped_and_reported(
     with BroadcastConsumer(client.as_pulsar(), str(topic), on_event=events.append) as consumer:
         client.deliver(topic, b"bad", b"good", b"last")
         consumer.run(handle)
+    with pytest.raises(ConsumerStoppedError, match="was closed"):
+        consumer.run(handle)
     assert handled == [b"bad", b"good", b"last"]
     (event,) = events
     assert (event.event, event.reason, event.attempt) == (Name.DROPPED, "ValueError", 1)

@@ -75,6 +75,48 @@ def test_unknown_subscription_type_is_refused_with_known_ones(text: str) -> None
         SubscriptionType.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [
+        ("ladder", ["10s"], r"Ladder\.from_delays\("),
+        ("levels", None, r"Ladder\.from_delays\("),
+        ("subscription_type", "key_shared", "SubscriptionType.KEY_SHARED"),
+        ("subscription_type", "KeyShared", "SubscriptionType.KEY_SHARED"),
+        ("max_retries", "3", "whole number"),
+        ("max_retries", 3.0, "whole number"),
+        ("max_retries", True, "whole number"),
+        ("generation", "1", "whole number"),
+        ("ordered", "no", "True or False"),
+        ("dead_letters", 1, "True or False"),
+        ("sequenced", None, "True or False"),
+        ("ignore_outages", "yes", "True or False"),
+        ("dead_letter_subscription", None, "its name"),
+        ("subscription", 3, "its name"),
+        ("name", None, "namespace/name"),
+        ("outage_breaker", {"window": 100}, "OutageLimits"),
+    ],
+)
+def test_policy_field_of_another_type_is_refused(field: str, value: object, remedy: str) -> None:
+    fields: dict[str, Any] = {"topic": ORDERS, "subscription": "billing", field: value}
+    with pytest.raises(InvalidSpecError, match=f"^{field} of a policy must be .*got .*{remedy}"):
+        Policy(**fields)
+
+
+@pytest.mark.parametrize("field", ["window", "min_messages", "failure_percent"])
+@pytest.mark.parametrize("value", ["10", True, 1.5])
+def test_outage_limit_of_another_type_is_refused(field: str, value: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match="must be of type int; got"):
+        OutageLimits(**{field: value})
+
+
+@pytest.mark.parametrize("rungs", ["10s", 10, None])
+def test_ladder_that_is_no_list_is_refused(rungs: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match=r"are a list; got .*Ladder\.from_delays"):
+        Ladder(rungs)
+    with pytest.raises(InvalidSpecError, match="a share from 0 to 1; got"):
+        Ladder([1], jitter="0.5")  # type: ignore[arg-type]
+
+
 def test_only_shared_subscriptions_honour_delays() -> None:
     assert [kind.value for kind in SubscriptionType if kind.honours_delays] == [
         "Shared", "KeyShared",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -10,14 +11,19 @@ from typing import Any
 import pulsar
 import pytest
 
-from redrive import Event, Policy, RetryConsumer
+from redrive import ConsumerStoppedError, Event, Policy, RetryConsumer
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
 from redrive.testing.connection import NothingLeftError
-from redrive.testing.consumers import InMemoryConsumer, InMemorySimpleConsumer
+from redrive.testing.consumers import (
+    AsyncInMemoryConsumer,
+    AsyncInMemorySimpleConsumer,
+    InMemoryConsumer,
+    InMemorySimpleConsumer,
+)
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", ladder=Ladder.from_fixed("2h"))
 
@@ -265,6 +271,54 @@ def test_invalid_consumer_duration_is_refused(
 def test_consumer_hook_of_another_type_is_refused(option: Any, message: str) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match=message):
         InMemoryConsumer(POLICY, **option)
+
+
+@pytest.mark.parametrize(
+    "consumer",
+    [InMemoryConsumer, InMemorySimpleConsumer, AsyncInMemoryConsumer, AsyncInMemorySimpleConsumer],
+)
+def test_path_instead_of_a_policy_is_refused(consumer: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidSpecError, match=r"got 'policy\.json'; give a path as PolicyFile"):
+        consumer("policy.json")
+
+
+@pytest.mark.parametrize("wrong", [None, "id", b"content", pulsar.MessageId(-1, 0, 0)])
+def test_settling_what_is_no_message_is_refused(wrong: Any) -> None:  # noqa: ANN401
+    consumer, simple = InMemoryConsumer(POLICY), InMemorySimpleConsumer(POLICY)
+    for settle in (
+        consumer.acknowledge, consumer.negative_acknowledge, consumer.reconsume_later,
+        consumer.hand_back, consumer.attempt_of, simple.acknowledge, simple.hand_back,
+        simple.attempt_of, lambda message: simple.change_invisible_duration(message, 10),
+    ):  # fmt: skip
+        with pytest.raises(InvalidSpecError, match=r"only a message .*; got .*not its id"):
+            settle(wrong)
+
+
+def test_run_of_a_closed_consumer_is_refused() -> None:
+    consumer = InMemoryConsumer(POLICY)
+    consumer.send(b"x")
+    consumer.close()
+    with pytest.raises(ConsumerStoppedError, match="was closed"):
+        consumer.run(fail)
+    with pytest.raises(ConsumerStoppedError, match="was closed"):
+        consumer.run_batches(fail)
+
+
+async def test_async_run_of_a_closed_consumer_is_refused() -> None:
+    consumer = AsyncInMemoryConsumer(POLICY)
+    await consumer.close()
+    with pytest.raises(ConsumerStoppedError, match="was closed"):
+        await consumer.run(asyncio.sleep)
+
+
+def test_dead_letter_is_a_warning_and_retry_an_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "redrive.delivery.events")
+    consumer = InMemoryConsumer(replace(POLICY, max_retries=1))
+    consumer.send(b"x")
+    consumer.run(fail)
+    levels = {vars(record)["event"]: record.levelname for record in caplog.records}
+    assert levels["redrive.retried"] == "INFO"
+    assert levels["redrive.dead_lettered"] == "WARNING"
 
 
 @pytest.mark.parametrize(("error", "later"), [(3_600, 3_600), (-60, -60), (-86_400, -7_200)])

@@ -219,7 +219,7 @@ AsyncHandler = (
     | Callable[[pulsar.Message, Attempt], Awaitable[object]]
 )
 AsyncBatchHandler = Callable[
-    [Sequence[pulsar.Message]], Awaitable[Sequence[Done | BaseException | None] | None]
+    [list[pulsar.Message]], Awaitable[Sequence[Done | BaseException | None] | None]
 ]
 
 

@@ -22,7 +22,7 @@ from redrive.delivery.concurrency import (
 )
 from redrive.delivery.connection import PREFETCH, SubscribeError, check_prefetch
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
-from redrive.delivery.fetcher import Fetcher
+from redrive.delivery.fetcher import ConsumerStoppedError, Fetcher
 from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.middleware.chain import Outcome
 from redrive.delivery.middleware.scheduling import RateLimiter
@@ -112,6 +112,7 @@ class BroadcastConsumer(Closing):
         }
         self._owner = OwnerProcess("consumer")
         self._fetcher = Fetcher([_Reading(_reader(client, topic, **options))])
+        self._closed = False
         self._redact = redaction
         self._events = Events(on_event)
         self._incoming.watch(to_seconds(disconnect_timeout), self._connection)
@@ -149,7 +150,14 @@ class BroadcastConsumer(Closing):
         """Handle messages until `stop` or `close` is called, or SIGTERM comes.
 
         As `RetryConsumer.run`, but that a message which fails is dropped.
+
+        Raises:
+            ConsumerStoppedError: `close` was called before.
         """
+        if self._closed:
+            raise ConsumerStoppedError(
+                "this consumer was closed", remedy="make a new one to go on consuming"
+            )
         limiter = RateLimiter(max_rate, self._clock, self._incoming.sleep)
         take = limiter.take(lambda: [self.receive()])
         handle = single_handler(handler, _only_attempt, explicit=explicit)
@@ -177,6 +185,7 @@ class BroadcastConsumer(Closing):
     def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
         """Stop, and leave the topic, within *timeout* (seconds, or a timedelta)."""
         if not self._owner.is_parent:
+            self._closed = True
             self._fetcher.close(Deadline(timeout))
 
     @property

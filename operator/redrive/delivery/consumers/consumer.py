@@ -24,6 +24,8 @@ import pulsar
 
 from redrive.delivery.assembly import RetryOptions, assemble
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, Closing, Deadline, to_seconds
+from redrive.delivery.fetcher import ConsumerStoppedError
+from redrive.delivery.in_flight import check_message
 from redrive.delivery.middleware.chain import HAND_BACK, Handle, Outcome, Settlement, Take, compose
 from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.scheduling import RateLimiter
@@ -62,6 +64,7 @@ class PolicyConsumer(Closing):
 
         A message of the source topic is at its first attempt, whatever its properties claim.
         """
+        check_message(message)
         return self._processor.decisions.attempts.of(message)
 
     @abstractmethod
@@ -179,7 +182,11 @@ class Receiver(PolicyConsumer):
         Raises:
             InvalidSpecError: it is not a message of this consumer.
         """
-        self._processor.acknowledge(message)
+        try:
+            self._processor.acknowledge(message)
+        except AttributeError:
+            check_message(message)
+            raise
 
     def negative_acknowledge(
         self, message: pulsar.Message, *, cause: BaseException | None = None
@@ -372,6 +379,7 @@ class RetryConsumer(Receiver):
             InvalidSpecError: an argument is out of bounds, or *handler* is a coroutine function or
                 a generator, of which a call does nothing, or does not take a message, or a
                 decorator hides which arguments it takes.
+            ConsumerStoppedError: `close` was called before.
             NotRunError: it returned a coroutine all the same. Its message stays unacknowledged.
             SubscriptionLostError: the client was closed.
         """
@@ -409,6 +417,7 @@ class RetryConsumer(Receiver):
 
         Raises:
             InvalidSpecError: an argument is out of bounds.
+            ConsumerStoppedError: `close` was called before.
             SubscriptionLostError: the client was closed.
         """
         if size < 1:
@@ -472,6 +481,10 @@ class RetryConsumer(Receiver):
         max_rate: float | None,
     ) -> None:
         processor = self._processor
+        if processor.closed:
+            raise ConsumerStoppedError(
+                "this consumer was closed", remedy="make a new one to go on consuming"
+            )
         parts = processor.parts
         limiter = RateLimiter(max_rate, parts.clock, parts.incoming.sleep)
         middleware = [limiter, processor.one_attempt, *processor.middleware]

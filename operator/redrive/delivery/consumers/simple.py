@@ -31,6 +31,7 @@ import pulsar
 from redrive.delivery.assembly import Options, assemble
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, to_seconds
 from redrive.delivery.consumers.consumer import PolicyConsumer
+from redrive.delivery.in_flight import check_message
 from redrive.delivery.middleware.ack_timeouts import fail_each
 from redrive.delivery.middleware.chain import HAND_BACK, Settlement
 from redrive.delivery.parts import BrokerConnection
@@ -164,6 +165,7 @@ class SimpleConsumer(PolicyConsumer):
             InvalidSpecError: the duration is out of bounds.
         """
         self._assembled.owner.check()
+        check_message(message)
         invisible = check_invisible(invisible)
         with self._changing:
             self._in_flight.change(_key(message), self._clock.monotonic(), invisible)

@@ -179,6 +179,7 @@ def test_dead_letter_that_fails_again_keeps_its_place() -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [("", b"[1, 0]"), ("k/1:0:-1", b"[1, 0]"), (record_name("k", "1"), b"{}"),
+     pytest.param(record_name("k", "1"), b"[" * 100_000, id="deep list"),
      (record_name("k", "1"), b"\xff"), (record_name("k", "1"), b'["1", 0]')],
 )  # fmt: skip
 def test_invalid_sequence_record_is_ignored(name: str, content: bytes) -> None:
