@@ -492,7 +492,7 @@ class Http:
             outcome = "unreachable"
             raise BrokerUnreachableError(
                 f"the broker's admin API does not answer at {admin_url}",
-                got=str(error) or type(error).__name__,
+                got=transport_failure(error),
                 remedy="check adminURL, and that the broker runs and can be reached from here",
             ) from error
         except AnswerTooLongError as error:
@@ -513,9 +513,22 @@ class Http:
         return answer
 
     async def ask_issuer(
-        self, method: str, url: str, form: Mapping[str, str] | None, tls: ssl.SSLContext | None
+        self,
+        method: str,
+        url: str,
+        form: Mapping[str, str] | None,
+        tls: ssl.SSLContext | None,
+        *,
+        issuer: str,
     ) -> tuple[int, str]:
-        """Return status and text of what an issuer of tokens answers; redirects are not followed.
+        """Return status and text of the answer of an issuer of tokens; redirects are not followed.
+
+        Args:
+            method: the HTTP method.
+            url: the address; errors don't show it, as another service may have sent it.
+            form: the fields to send; None sends nothing.
+            tls: the TLS settings; None trusts the authorities of this machine.
+            issuer: the URL of the issuer, as errors name it.
 
         Raises:
             CertificateRefusedError: it shows a certificate that is not trusted.
@@ -529,11 +542,12 @@ class Http:
                 read = read_bounded(response.content.iter_any(), SHORT_ANSWER)
                 return response.status, (await read).decode(errors="replace")
         except aiohttp.ClientConnectorCertificateError as error:
-            raise _refused(url, error) from error
+            raise _refused(issuer, error) from error
         except (aiohttp.ClientError, OSError, ValueError, AnswerTooLongError) as error:
+            too_long = isinstance(error, AnswerTooLongError)
             raise IssuerFailedError(
-                f"the issuer of tokens does not answer at {url}",
-                got=str(error) or type(error).__name__,
+                f"the issuer of tokens does not answer at {issuer}",
+                got=str(error) if too_long else transport_failure(error),
                 remedy="check oauth2.issuerURL, and that it can be reached from here",
             ) from error
 
@@ -650,6 +664,32 @@ def _not_followed(call: Call, why: str) -> RedirectRefusedError:
         "their port if it is not that of adminURL, and use their scheme in adminURL; or give the "
         "address of a Pulsar proxy as adminURL",
     )
+
+
+_FAILURES: tuple[tuple[type[Exception], str], ...] = (
+    (aiohttp.ServerTimeoutError, "no answer in time"),
+    (aiohttp.ClientConnectorDNSError, "the host name is not known"),
+    (aiohttp.ClientSSLError, "a connection without valid TLS"),
+    (ssl.SSLError, "a connection without valid TLS"),
+    (aiohttp.ServerDisconnectedError, "the connection was closed without an answer"),
+    (aiohttp.ClientPayloadError, "an answer that is not complete, valid HTTP"),
+    (aiohttp.ClientResponseError, "an answer that is not complete, valid HTTP"),
+)
+
+
+def transport_failure(error: Exception) -> str:
+    """Name the kind of failure of a connection, without any text that the other side sent.
+
+    Errors of the HTTP library repeat what they can't read: the owner of an address could read, in
+    a status, the answer of a service that only the operator can reach.
+    """
+    for kind, name in _FAILURES:
+        if isinstance(error, kind):
+            return name
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    # The message of a time-out without a number is one of this module.
+    return (isinstance(error, TimeoutError) and str(error)) or type(error).__name__
 
 
 def _refused(url: str, error: aiohttp.ClientConnectorCertificateError) -> CertificateRefusedError:

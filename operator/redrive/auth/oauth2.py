@@ -88,7 +88,7 @@ def _is_of_issuer(endpoint: str, issuer_url: str) -> bool:
 async def _ask(
     client: Client, http: Http, method: str, url: str, form: dict[str, str] | None = None
 ) -> dict[str, object]:
-    status, text = await http.ask_issuer(method, url, form, client.tls)
+    status, text = await http.ask_issuer(method, url, form, client.tls, issuer=client.issuer_url)
     try:
         answer = json.loads(text)
     except ValueError:

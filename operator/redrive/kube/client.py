@@ -24,6 +24,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from redrive.admin.guards import Fence, guarding
+from redrive.admin.http import transport_failure
 from redrive.api import Body
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
@@ -419,8 +420,8 @@ class Kubernetes:
             raise kubernetes_error(f"{method} {path}", response.status, text)
         try:
             document = json.loads(answer)
-        except (ValueError, RecursionError) as error:
-            raise _malformed(path, str(error)) from None
+        except (ValueError, RecursionError):
+            raise _malformed(path, f"{len(answer)} bytes that are no JSON") from None
         if not isinstance(document, dict):
             raise _malformed(path, type(document).__name__)
         return document
@@ -444,7 +445,7 @@ async def _whole(response: aiohttp.ClientResponse, longest: int) -> bytes:
 def _unavailable(error: Exception) -> UnavailableError:
     return UnavailableError(
         "the Kubernetes API does not answer",
-        got=str(error) or type(error).__name__,
+        got=transport_failure(error),
         remedy="it is tried again; check the API server and the way to it",
     )
 
@@ -670,7 +671,7 @@ def kubernetes_error(call: str, status: int, answer: str) -> KubernetesError:
     try:
         said = str(json.loads(answer)["message"])[:2000]
     except (ValueError, KeyError, TypeError, RecursionError):
-        said = answer[:200]
+        said = f"and {len(answer)} characters that are no error of an API server"
     kind = UnavailableError if status >= 500 else KubernetesError  # noqa: PLR2004
     return _KINDS.get(status, kind)(
         f"the Kubernetes API refused to {call}",

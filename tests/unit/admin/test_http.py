@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import tracemalloc
 import zlib
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+import aiohttp
 import pytest
 import trustme
 from aiohttp import web
@@ -216,8 +218,63 @@ async def test_oversized_answer_is_not_read_to_its_end() -> None:
         with pytest.raises(UnexpectedAnswerError, match="got 'an answer of more than 24 MiB'"):
             await admin.internal_stats(TOPIC)
         with pytest.raises(IssuerFailedError, match="got 'an answer of more than 64 KiB'"):
-            await opened.ask_issuer("GET", url, None, None)
+            await opened.ask_issuer("GET", url, None, None, issuer=url)
     assert REGISTRY.get_sample_value("redrive_admin_calls_total", counted) == before + 3
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"SSH-2.0-hidden\r\n",
+        b"hidden: value\n" * 3,
+        b"HTTP/1.1 hidden\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nhidden\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nhidden\r\nvalue",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhidden",
+        b"",
+    ],
+)
+async def test_answer_that_is_not_http_is_not_shown(sent: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, Http.open() as opened:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(BrokerUnreachableError) as unreachable:
+            await Admin(opened, url, Access.bearer("x")).clusters()
+        with pytest.raises(IssuerFailedError) as failed:
+            await opened.ask_issuer("GET", url, None, None, issuer=url)
+    shown = (
+        "an answer that is not complete, valid HTTP"
+        if sent
+        else "the connection was closed without an answer"
+    )
+    for message in (str(unreachable.value), str(failed.value)):
+        assert f"got '{shown}';" in message
+        assert "hidden" not in message
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (aiohttp.ServerTimeoutError("Timeout on http://hidden"), "no answer in time"),
+        (TimeoutError("no whole answer within 3 s"), "no whole answer within 3 s"),
+        (ConnectionRefusedError(111, "Connect call failed ('10.0.0.1', 1)"), "Connection refused"),
+        (ssl.SSLError(1, "[SSL: hidden]"), "a connection without valid TLS"),
+        (aiohttp.ClientError("hidden"), "ClientError"),
+    ],
+)
+def test_transport_failure_names_its_kind(error: Exception, shown: str) -> None:
+    assert http.transport_failure(error) == shown
+
+
+async def test_unknown_host_is_named_as_unknown() -> None:
+    async with Http.open() as opened:
+        with pytest.raises(BrokerUnreachableError, match="the host name is not known"):
+            await Admin(opened, "http://host.invalid:1", Access.bearer("x")).clusters()
 
 
 async def test_endless_error_is_read_only_in_part() -> None:
