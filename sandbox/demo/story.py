@@ -195,7 +195,7 @@ class Story:
         )
         roles = {
             self._role_of(source["secret"]["name"], item["key"])
-            for volume in json.loads(application)["spec"]["volumes"]
+            for volume in json.loads(application)["spec"]["driver"]["template"]["spec"]["volumes"]
             for source in volume["projected"]["sources"]
             for item in source["secret"]["items"]
         }
