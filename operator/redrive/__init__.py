@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from redrive.delivery.policy_file import PolicyFile, PolicyFileError, load_policy
     from redrive.delivery.reporting import Event
     from redrive.delivery.retry_producer import ProducerClosedError, RetryProducer
-    from redrive.delivery.run import HandlerTimeoutError, NotRunError
-    from redrive.errors import InvalidSpecError, RedriveError
+    from redrive.delivery.run import NotRunError
+    from redrive.errors import HandlerTimeoutError, InvalidSpecError, RedriveError
     from redrive.messages import NotSentError, TooBigError
     from redrive.policy.envelope import Attempt, Cause, Redaction
     from redrive.policy.ladder import Ladder
@@ -95,7 +95,7 @@ else:
         "Done": "redrive.policy.verdict",
         "Event": "redrive.delivery.reporting",
         "FailureRules": "redrive.policy.verdict",
-        "HandlerTimeoutError": "redrive.delivery.run",
+        "HandlerTimeoutError": "redrive.errors",
         "InheritedError": "redrive.delivery.forking",
         "InvalidSpecError": "redrive.errors",
         "Ladder": "redrive.policy.ladder",

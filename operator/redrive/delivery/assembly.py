@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypedDict
 
@@ -52,7 +52,7 @@ class Options(TypedDict, total=False):
     crypto: Crypto | None
     redaction: Redaction
     on_event: Hook | None
-    disconnect_timeout: float | timedelta
+    disconnect_timeout: float | timedelta | None
     max_in_flight_bytes: int
     crash_log: CrashLog | None
     tracing: Middleware | None
@@ -66,6 +66,26 @@ class RetryOptions(Options, total=False):
     ack_timeout: float | timedelta | None
     handle_again_when_unsent: bool
     prefetch: int
+
+
+def check_options(options: Mapping[str, object], kind: type) -> None:
+    """Pass if each of *options* is one of *kind*, a class of options.
+
+    Raises:
+        InvalidSpecError: one is not; the message names the nearest one.
+    """
+    names = kind.__annotations__
+    for name in options:
+        if name not in names:
+            import difflib  # noqa: PLC0415 - a correct program needs none
+
+            nearest = difflib.get_close_matches(name, names, 1, cutoff=0.5)
+            remedy = f"use {nearest[0]}; " if nearest else ""
+            raise InvalidSpecError(
+                "there is no such option of a consumer",
+                got=name,
+                remedy=f"{remedy}the options are {', '.join(sorted(names))}",
+            )
 
 
 def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaults
@@ -82,7 +102,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     crash_log: CrashLog | None = None,
     handle_again_when_unsent: bool = False,
     on_event: Hook | None = None,
-    disconnect_timeout: float | timedelta = DISCONNECT_TIMEOUT,
+    disconnect_timeout: float | timedelta | None = DISCONNECT_TIMEOUT,
     max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
     tracing: Middleware | None = None,
     middleware: Sequence[Middleware] = (),

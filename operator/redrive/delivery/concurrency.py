@@ -53,7 +53,7 @@ import pulsar
 
 from redrive.delivery.forking import OwnerProcess, check_client, is_inherited
 from redrive.errors import PROCESS_ERRORS
-from redrive.policy.values import to_timedelta
+from redrive.policy.values import to_limit
 from redrive.policy.verdict import parts
 
 OPEN_SECONDS = 12.0
@@ -67,9 +67,9 @@ _clients: weakref.WeakSet[pulsar.Client] = weakref.WeakSet()
 
 
 class Deadline:
-    """The end of all that is done in one call, so many seconds from now."""
+    """The end of all that is done in one call, so many seconds from now; None for no limit."""
 
-    def __init__(self, timeout: float | timedelta) -> None:
+    def __init__(self, timeout: float | timedelta | None) -> None:
         self._end = time.monotonic() + to_seconds(timeout)
 
     def left(self) -> float:
@@ -215,7 +215,7 @@ class Closing(ABC):
     """Closes at the end of a `with` block, however that ends."""
 
     @abstractmethod
-    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+    def close(self, timeout: float | timedelta | None = CLOSE_TIMEOUT) -> None:
         """Let go of what it holds at the broker, within *timeout* (seconds, or a timedelta)."""
 
     def __enter__(self) -> Self:
@@ -246,17 +246,17 @@ class AsyncClosing(ABC):
         await self.close()
 
 
-def to_seconds(duration: float | timedelta) -> float:
+def to_seconds(duration: float | timedelta | None) -> float:
     """Return *duration*, a number of seconds or a timedelta, in seconds.
 
     Or what comes nearest to it of what Python can wait for, 292 years: whoever asks for
-    `timedelta.max` wants no end of it.
+    `timedelta.max` wants no end of it. None is `UNLIMITED`.
 
     Raises:
         InvalidSpecError: it is neither.
     """
-    found = to_timedelta(duration, "a time to wait").total_seconds()
-    return min(max(0.0, found), threading.TIMEOUT_MAX)
+    seconds = to_limit(duration, "a time to wait").total_seconds()
+    return min(max(0.0, seconds), threading.TIMEOUT_MAX)
 
 
 def identity(called: str | None = None) -> str:

@@ -32,7 +32,7 @@ from redrive.delivery.parts import Crypto, for_producer
 from redrive.delivery.sender import REMEDY, Opening, SendSlot
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import BYTES, NotSentError, WriterSchema
-from redrive.policy.values import to_timedelta
+from redrive.policy.values import to_limit, to_timedelta
 
 SEND_RETRIES = 3
 SEND_TIMEOUT = timedelta(seconds=3)
@@ -84,11 +84,11 @@ class RetryProducer(Closing):
         compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
         crypto: Crypto | None = None,
         send_retries: int = SEND_RETRIES,
-        timeout: float | timedelta = SEND_TIMEOUT,
+        timeout: float | timedelta | None = SEND_TIMEOUT,
         in_flight: int = 1,
     ) -> None:
-        timeout = to_timedelta(timeout, "the time-out of a send")
-        _check(send_retries, timeout, in_flight)
+        limit = to_limit(timeout, "the time-out of a send")
+        _check(send_retries, limit, in_flight)
         self._owner = OwnerProcess("producer")
         self.name = identity(name)
         self._topic = topic
@@ -106,7 +106,7 @@ class RetryProducer(Closing):
         self._watchdog = SendWatchdog()
         release_at_exit(client)
         self._ending = threading.Event()
-        opening = Opening(client, options, send_retries + 1, timeout, self._watchdog, self._ending)
+        opening = Opening(client, options, send_retries + 1, limit, self._watchdog, self._ending)
         self._slots = [SendSlot(opening, f"{self.name}-{number}") for number in range(in_flight)]
         self._free: LifoQueue[SendSlot] = LifoQueue()
         for slot in reversed(self._slots):
@@ -174,7 +174,7 @@ class RetryProducer(Closing):
         finally:
             self._free.put(slot)
 
-    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+    def close(self, timeout: float | timedelta | None = CLOSE_TIMEOUT) -> None:
         """Leave the broker, once every send in another thread has ended.
 
         Args:

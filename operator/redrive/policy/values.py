@@ -80,6 +80,19 @@ def to_timedelta(duration: float | timedelta, what: str) -> timedelta:
     )
 
 
+UNLIMITED = timedelta(days=36_500)
+"""A time-out that no program waits for: a hundred years, within what a thread can wait."""
+
+
+def to_limit(duration: float | timedelta | None, what: str) -> timedelta:
+    """Return a time-out as `to_timedelta` does; `UNLIMITED` for None.
+
+    Raises:
+        InvalidSpecError: it is neither None nor a duration; *what* names it in the message.
+    """
+    return UNLIMITED if duration is None else to_timedelta(duration, what)
+
+
 def format_duration(duration: timedelta) -> str:
     """Write *duration*, cut to whole seconds, in its shortest form; `parse` reads it back."""
     seconds = int(duration.total_seconds())

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from redrive.errors import PROCESS_ERRORS, InvalidSpecError
+from redrive.errors import PROCESS_ERRORS, HandlerTimeoutError, InvalidSpecError
 from redrive.policy.ladder import check_delay
 from redrive.policy.model import Policy
 from redrive.policy.values import Converted, to_timedelta
@@ -251,7 +251,8 @@ class FailureRules:
 
     Attributes:
         dead_letter_on: no retry helps: the message is dead-lettered at its first failure.
-        retry_on: these are retried. An exception that neither tuple covers is dead-lettered.
+        retry_on: these are retried. An exception that neither tuple covers is dead-lettered,
+            except `HandlerTimeoutError`: that of a handler which exceeded its time-out.
         delays: wait this long after these, 1 s … 864 000 s, instead of the ladder's next rung: in
             seconds, or a timedelta.
         deadline: a retry that would come later than this after the first failure is not made; the
@@ -282,6 +283,8 @@ class FailureRules:
     def retries(self, error: BaseException) -> bool:
         """Tell whether *error* is worth a retry."""
         found = nearest(error, (*self.dead_letter_on, *self.retry_on))
+        if found == (None,) and isinstance(error, HandlerTimeoutError):
+            return True  # the handler raised nothing that a program could have named
         return all(rule in self.retry_on for rule in found)
 
     def delay(self, error: BaseException) -> timedelta | None:

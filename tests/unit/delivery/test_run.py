@@ -25,7 +25,6 @@ from redrive.delivery.middleware.chain import Handle, Outcome
 from redrive.delivery.reporting import Name
 from redrive.delivery.run import (
     BatchAnswerError,
-    HandlerTimeoutError,
     NotDoneError,
     NotRunError,
     Run,
@@ -34,7 +33,7 @@ from redrive.delivery.run import (
     single_handler,
     stopping_at_sigterm,
 )
-from redrive.errors import InvalidSpecError
+from redrive.errors import HandlerTimeoutError, InvalidSpecError
 from redrive.policy.naming import TopicName
 from redrive.testing.consumers import AsyncInMemoryConsumer
 from tests.support.fake_client import FakeClient

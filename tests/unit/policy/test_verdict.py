@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.errors import InvalidSpecError
+from redrive.errors import HandlerTimeoutError, InvalidSpecError
 from redrive.policy.ladder import LEVELS, Ladder
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -335,6 +335,26 @@ def test_request_inside_a_group_is_honoured() -> None:
     assert verdict_of(RULE, later) == Retry(timedelta(seconds=60), 1)
     dead = ExceptionGroup("", [RetryLater(20), DeadLetter("no")])
     assert verdict_of(RULE, dead) == Dead(DeadReason.REQUESTED, 1)
+
+
+@pytest.mark.parametrize(
+    ("rules", "dies"),
+    [
+        ({"retry_on": (ConnectionError,)}, False),
+        ({"retry_on": (HandlerTimeoutError,)}, False),
+        ({"retry_on": (ValueError,), "dead_letter_on": (TimeoutError,)}, True),
+        ({"retry_on": (ValueError,), "dead_letter_on": (HandlerTimeoutError,)}, True),
+        ({"retry_on": (), "dead_letter_on": (Exception,)}, True),
+        ({"retry_on": (), "dead_letter_on": (lambda error: "slow" in str(error),)}, True),
+    ],
+)
+def test_handler_timeout_is_dead_lettered_only_if_named(
+    rules: dict[str, Any], *, dies: bool
+) -> None:
+    verdict = verdict_of(FailureRules(**rules), HandlerTimeoutError("slow", remedy="wait"))
+    assert isinstance(verdict, Dead) is dies
+    other = verdict_of(FailureRules(retry_on=(ConnectionError,)), TimeoutError())
+    assert isinstance(other, Dead)
 
 
 OUT_OF_RANGE = "the delay after KeyError must be from 1 s"

@@ -11,7 +11,14 @@ from typing import Any
 import pulsar
 import pytest
 
-from redrive import ConsumerStoppedError, Event, Policy, RetryConsumer
+from redrive import (
+    AsyncBroadcastConsumer,
+    AsyncRetryConsumer,
+    ConsumerStoppedError,
+    Event,
+    Policy,
+    RetryConsumer,
+)
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
 from redrive.policy.ladder import Ladder
@@ -309,6 +316,65 @@ async def test_async_run_of_a_closed_consumer_is_refused() -> None:
     await consumer.close()
     with pytest.raises(ConsumerStoppedError, match="was closed"):
         await consumer.run(asyncio.sleep)
+
+
+@pytest.mark.parametrize(
+    "consumer",
+    [InMemoryConsumer, InMemorySimpleConsumer, AsyncInMemoryConsumer, AsyncInMemorySimpleConsumer],
+)
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("middlewares", "use middleware; the options are .*crash_log, .*tracing"),
+        ("onEvent", "use on_event; "),
+        ("max_inflight_bytes", "use max_in_flight_bytes; "),
+        ("subscription_name", "the options are .*crash_log"),
+    ],
+)
+def test_unknown_option_is_refused_with_the_nearest(
+    consumer: Any,  # noqa: ANN401
+    option: str,
+    remedy: str,
+) -> None:
+    with pytest.raises(InvalidSpecError, match=f"no such option .*got '{option}'; {remedy}"):
+        consumer(POLICY, **{option: ()})
+
+
+def test_client_is_not_asked_when_an_option_is_unknown() -> None:
+    client: Any = None
+    with pytest.raises(InvalidSpecError, match="use prefetch; "):
+        AsyncBroadcastConsumer(client, "orders", prefetchs=3)  # type: ignore[call-arg]
+    with pytest.raises(InvalidSpecError, match="use ack_timeout; "):
+        AsyncRetryConsumer(client, POLICY, acktimeout=3)  # type: ignore[call-arg]
+
+
+async def test_timeout_none_sets_no_limit() -> None:
+    consumer = InMemoryConsumer(POLICY, ack_timeout=None, disconnect_timeout=None)
+    consumer.send(b"x")
+    consumer.run(lambda _: consumer.advance(timedelta(days=3_650)), timeout=None)
+    consumer.send(b"x")
+    consumer.run_batches(lambda _: consumer.advance(timedelta(days=3_650)), timeout=None)
+    assert consumer.dead_letters == []
+    asynchronous = AsyncInMemoryConsumer(POLICY)
+    asynchronous.send(b"x")
+    bodies: list[bytes] = []
+
+    async def handle(message: pulsar.Message) -> None:
+        await asyncio.sleep(0.01)
+        bodies.append(message.data())
+
+    await asynchronous.run(handle, timeout=None)
+    assert bodies == [b"x"]
+    consumer.close(None)
+    await asynchronous.close(None)
+
+
+def test_handler_that_closes_without_limit_closes_its_consumer() -> None:
+    consumer = InMemoryConsumer(POLICY)
+    consumer.send(b"x")
+    consumer.run(lambda _: consumer.close(timeout=None))
+    with pytest.raises(ConsumerStoppedError, match="was closed"):
+        consumer.run(fail)
 
 
 def test_dead_letter_is_a_warning_and_retry_an_info(caplog: pytest.LogCaptureFixture) -> None:

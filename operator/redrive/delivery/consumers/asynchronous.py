@@ -34,7 +34,7 @@ from typing import Generic, Protocol, Self, TypeVar, Unpack, overload
 import pulsar
 import pulsar.schema
 
-from redrive.delivery.assembly import Options, RetryOptions
+from redrive.delivery.assembly import Options, RetryOptions, check_options
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, AsyncClosing, Deadline, to_seconds
 from redrive.delivery.consumers.bridge import Bridge, CallThreads, opened, run_in_thread
 from redrive.delivery.consumers.broadcast import BroadcastConsumer, BroadcastOptions
@@ -68,7 +68,7 @@ class BlockingConsumer(Protocol):
     def stop(self) -> None:
         """Hand out nothing more."""
 
-    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+    def close(self, timeout: float | timedelta | None = CLOSE_TIMEOUT) -> None:
         """Leave the subscriptions."""
 
 
@@ -103,7 +103,7 @@ class AsyncBase(AsyncClosing, Generic[_Consumer]):
         if not self._owner.is_parent:
             self._opened.stop()
 
-    async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+    async def close(self, timeout: float | timedelta | None = CLOSE_TIMEOUT) -> None:
         """Stop, wait until every settlement and `run` has ended, and leave the subscriptions.
 
         See `close` of the consumer without `Async` in its name.
@@ -118,7 +118,7 @@ class AsyncBase(AsyncClosing, Generic[_Consumer]):
         self._consumer = await opened(self._open, self._threads.settling)
         return self
 
-    def _close(self, timeout: float | timedelta) -> None:
+    def _close(self, timeout: float | timedelta | None) -> None:
         deadline = Deadline(timeout)
         self._opened.stop()
         self._threads.wait_settled(deadline)  # those that wait for a thread, too
@@ -243,6 +243,7 @@ class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
         policy: Policy | PolicyFile,
         **options: Unpack[RetryOptions],
     ) -> None:
+        check_options(options, RetryOptions)
         super().__init__(functools.partial(RetryConsumer, client, policy, **options))
 
     @overload
@@ -296,7 +297,7 @@ class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
         explicit: bool = False,
         rules: FailureRules = FailureRules(),
         workers: int = 1,
-        timeout: float | timedelta = HANDLER_TIMEOUT,
+        timeout: float | timedelta | None = HANDLER_TIMEOUT,
         max_rate: float | None = None,
     ) -> None:
         """Handle messages until `stop` or `close` is called, or SIGTERM comes.
@@ -327,7 +328,7 @@ class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
         explicit: bool = False,
         rules: FailureRules = FailureRules(),
         workers: int = 1,
-        timeout: float | timedelta = HANDLER_TIMEOUT,
+        timeout: float | timedelta | None = HANDLER_TIMEOUT,
         max_rate: float | None = None,
     ) -> None:
         """Handle messages in batches; see `run`, and `RetryConsumer.run_batches`."""
@@ -367,6 +368,7 @@ class AsyncSimpleConsumer(AsyncPolicyConsumer[SimpleConsumer]):
         policy: Policy | PolicyFile,
         **options: Unpack[Options],
     ) -> None:
+        check_options(options, Options)
         super().__init__(functools.partial(SimpleConsumer, client, policy, **options))
 
     async def receive(
@@ -403,6 +405,7 @@ class AsyncBroadcastConsumer(AsyncBase[BroadcastConsumer]):
     def __init__(
         self, client: pulsar.Client, topic: str, **options: Unpack[BroadcastOptions]
     ) -> None:
+        check_options(options, BroadcastOptions)
         super().__init__(functools.partial(BroadcastConsumer, client, topic, **options))
 
     @property
@@ -429,7 +432,7 @@ class AsyncBroadcastConsumer(AsyncBase[BroadcastConsumer]):
         *,
         explicit: bool = False,
         workers: int = 1,
-        timeout: float | timedelta = HANDLER_TIMEOUT,
+        timeout: float | timedelta | None = HANDLER_TIMEOUT,
         max_rate: float | None = None,
     ) -> None:
         """Handle messages until `stop` or `close` is called, or SIGTERM comes.
@@ -469,7 +472,7 @@ class AsyncRetryProducer(AsyncClosing):
         compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
         crypto: Crypto | None = None,
         send_retries: int = SEND_RETRIES,
-        timeout: float | timedelta = SEND_TIMEOUT,
+        timeout: float | timedelta | None = SEND_TIMEOUT,
         in_flight: int = 1,
     ) -> None:
         self._open = functools.partial(
@@ -519,7 +522,7 @@ class AsyncRetryProducer(AsyncClosing):
         self._producer = await opened(self._open, self._threads)
         return self
 
-    async def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+    async def close(self, timeout: float | timedelta | None = CLOSE_TIMEOUT) -> None:
         """Leave the broker, once every send has ended; see `RetryProducer.close`."""
         producer, self._producer = self._producer, None
         if self._owner.is_parent:

@@ -30,7 +30,7 @@ from redrive.delivery.concurrency import Deadline, RunCancelled, ends_run, to_se
 from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.delivery.run import PassThrough, out_of_time, stopping_at_sigterm
 from redrive.errors import PROCESS_ERRORS, RedriveError
-from redrive.policy.values import to_timedelta
+from redrive.policy.values import to_limit
 
 _LOOK_EVERY_SECONDS = 1.0
 """How often is looked whether there is still a loop that a handler could end on."""
@@ -65,10 +65,10 @@ class Bridge:
             settle(value)
 
     def handler(
-        self, handler: Callable[_Given, Awaitable[_Answer]], timeout: float | timedelta
+        self, handler: Callable[_Given, Awaitable[_Answer]], timeout: float | timedelta | None
     ) -> Callable[_Given, _Answer]:
         """Return what calls *handler* on the loop and waits for it; cancelled after *timeout*."""
-        limit = to_timedelta(timeout, "a handler's time-out")
+        limit = to_limit(timeout, "a handler's time-out")
 
         def call(*arguments: _Given.args, **named: _Given.kwargs) -> _Answer:
             return self._call(lambda: handler(*arguments, **named), limit)

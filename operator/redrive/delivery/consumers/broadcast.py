@@ -39,7 +39,7 @@ from redrive.delivery.reporting import (
 from redrive.delivery.run import Handler, Run, single_handler
 from redrive.messages import BYTES, id_text
 from redrive.policy.envelope import Attempt, Cause, Redaction
-from redrive.policy.values import to_timedelta
+from redrive.policy.values import to_limit
 
 
 class BroadcastOptions(TypedDict, total=False):
@@ -50,7 +50,7 @@ class BroadcastOptions(TypedDict, total=False):
     crypto: Crypto | None
     redaction: Redaction
     on_event: Hook | None
-    disconnect_timeout: float | timedelta
+    disconnect_timeout: float | timedelta | None
     prefetch: int
 
 
@@ -94,7 +94,7 @@ class BroadcastConsumer(Closing):
         crypto: Crypto | None = None,
         redaction: Redaction = Redaction(),
         on_event: Hook | None = None,
-        disconnect_timeout: float | timedelta = DISCONNECT_TIMEOUT,
+        disconnect_timeout: float | timedelta | None = DISCONNECT_TIMEOUT,
         prefetch: int = PREFETCH,
     ) -> None:
         check_prefetch(prefetch)
@@ -144,7 +144,7 @@ class BroadcastConsumer(Closing):
         *,
         explicit: bool = False,
         workers: int = 1,
-        timeout: float | timedelta = HANDLER_TIMEOUT,
+        timeout: float | timedelta | None = HANDLER_TIMEOUT,
         max_rate: float | None = None,
     ) -> None:
         """Handle messages until `stop` or `close` is called, or SIGTERM comes.
@@ -161,7 +161,7 @@ class BroadcastConsumer(Closing):
         limiter = RateLimiter(max_rate, self._clock, self._incoming.sleep)
         take = limiter.take(lambda: [self.receive()])
         handle = single_handler(handler, _only_attempt, explicit=explicit)
-        limit = to_timedelta(timeout, "a handler's time-out")
+        limit = to_limit(timeout, "a handler's time-out")
         run = Run(take, handle, self._settle, self._late, self.stop, workers, limit)
         run.until_stopped()
 
@@ -182,7 +182,7 @@ class BroadcastConsumer(Closing):
         if not self._owner.is_parent:
             self._fetcher.stop()
 
-    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+    def close(self, timeout: float | timedelta | None = CLOSE_TIMEOUT) -> None:
         """Stop, and leave the topic, within *timeout* (seconds, or a timedelta)."""
         if not self._owner.is_parent:
             self._closed = True

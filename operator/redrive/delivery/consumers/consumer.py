@@ -22,7 +22,7 @@ from typing import Unpack, overload
 
 import pulsar
 
-from redrive.delivery.assembly import RetryOptions, assemble
+from redrive.delivery.assembly import RetryOptions, assemble, check_options
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, Closing, Deadline, to_seconds
 from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.delivery.in_flight import check_message
@@ -36,7 +36,7 @@ from redrive.delivery.run import BatchHandler, Handler, Run, batch_handler, sing
 from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
-from redrive.policy.values import to_timedelta
+from redrive.policy.values import to_limit, to_timedelta
 from redrive.policy.verdict import FailureRules, check_asked
 
 
@@ -134,6 +134,7 @@ class Receiver(PolicyConsumer):
         policy: Policy | PolicyFile,
         **options: Unpack[RetryOptions],
     ) -> None:
+        check_options(options, RetryOptions)
         self._assembled = assemble(self, client, policy, **options)
 
     @overload
@@ -311,7 +312,7 @@ class RetryConsumer(Receiver):
             that wait ahead, see *prefetch*, come on top.
         ack_timeout: a message that is not settled so long after it was received has failed: it is
             retried later or dead-lettered as if it had raised `AckTimeoutError`, and whatever is
-            asked for it afterwards is ignored. None waits for ever.
+            asked for it afterwards is ignored. None sets no limit.
         crash_log: records which messages are in hand, so that a poison message, one which keeps
             ending its process, is dead-lettered in the end; by default there is none. See
             `CrashLog`.
@@ -326,7 +327,7 @@ class RetryConsumer(Receiver):
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
         InvalidSpecError: the ack time-out is no positive time, *prefetch* is below 1, or the crash
-            log can't be written.
+            log can't be written, or there is no such option.
     """
 
     def __init__(
@@ -336,7 +337,7 @@ class RetryConsumer(Receiver):
         **options: Unpack[RetryOptions],
     ) -> None:
         super().__init__(client, policy, **options)
-        self._close_at_end: float | timedelta | None = None  # asked for by a handler
+        self._close_at_end: timedelta | None = None  # asked for by a handler
         self._runs: dict[threading.Thread, threading.Event] = {}
         self._ending = threading.Lock()
 
@@ -347,7 +348,7 @@ class RetryConsumer(Receiver):
         explicit: bool = False,
         rules: FailureRules = FailureRules(),
         workers: int = 1,
-        timeout: float | timedelta = HANDLER_TIMEOUT,
+        timeout: float | timedelta | None = HANDLER_TIMEOUT,
         max_rate: float | None = None,
     ) -> None:
         """Handle messages until `stop` or `close` is called, or SIGTERM comes.
@@ -373,6 +374,7 @@ class RetryConsumer(Receiver):
             timeout: a handler that takes longer has failed, with `HandlerTimeoutError` as the
                 cause. It can't be interrupted and keeps its worker busy until it ends; if it ends
                 well after all, that is ignored, and reported as the event `redrive.late_success`.
+                None sets no limit, as for each time-out of a consumer or a producer.
             max_rate: at most so many messages begin to be handled per second.
 
         Raises:
@@ -401,7 +403,7 @@ class RetryConsumer(Receiver):
         explicit: bool = False,
         rules: FailureRules = FailureRules(),
         workers: int = 1,
-        timeout: float | timedelta = HANDLER_TIMEOUT,
+        timeout: float | timedelta | None = HANDLER_TIMEOUT,
         max_rate: float | None = None,
     ) -> None:
         """Handle messages in batches of up to *size*; in all else like `run`.
@@ -431,7 +433,7 @@ class RetryConsumer(Receiver):
         handle = batch_handler(handler, explicit=explicit)
         self._work(take, handle, rules, workers, timeout, max_rate)
 
-    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+    def close(self, timeout: float | timedelta | None = CLOSE_TIMEOUT) -> None:
         """Stop, wait until each `run` and settlement has ended, and leave the subscriptions.
 
         Those of other threads, that is.
@@ -451,7 +453,7 @@ class RetryConsumer(Receiver):
         with self._ending:
             # What a handler has started, such as a task, may outlive every `run`.
             if self._runs and self._processor.one_attempt.in_handler():
-                self._close_at_end = timeout
+                self._close_at_end = to_limit(timeout, "a time to wait")
                 return
         for thread, ended in list(self._runs.items()):
             if thread is not threading.current_thread():
@@ -477,7 +479,7 @@ class RetryConsumer(Receiver):
         handle: Handle,
         rules: FailureRules,
         workers: int,
-        timeout: float | timedelta,
+        timeout: float | timedelta | None,
         max_rate: float | None,
     ) -> None:
         processor = self._processor
@@ -499,7 +501,7 @@ class RetryConsumer(Receiver):
             compose([m.take for m in middleware], take),
             compose([m.handle for m in middleware], handle),
             settle, processor.late, self.stop, workers,
-            to_timedelta(timeout, "a handler's time-out"),
+            to_limit(timeout, "a handler's time-out"),
         )  # fmt: skip
         with self._registered():
             parts.work(run)

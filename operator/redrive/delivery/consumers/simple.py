@@ -28,7 +28,7 @@ from typing import Generic, TypeVar, Unpack
 
 import pulsar
 
-from redrive.delivery.assembly import Options, assemble
+from redrive.delivery.assembly import Options, assemble, check_options
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, to_seconds
 from redrive.delivery.consumers.consumer import PolicyConsumer
 from redrive.delivery.in_flight import check_message
@@ -81,6 +81,7 @@ class SimpleConsumer(PolicyConsumer):
         policy: Policy | PolicyFile,
         **options: Unpack[Options],
     ) -> None:
+        check_options(options, Options)
         check_unordered(at_first(policy))
         self._assembled = assemble(
             self, client, policy, nack_delay=timedelta(), prefetch=_PREFETCH, **options
@@ -103,7 +104,7 @@ class SimpleConsumer(PolicyConsumer):
 
         Args:
             invisible: 10 s … 12 h, from now.
-            timeout: None waits for ever.
+            timeout: None sets no limit.
 
         Raises:
             InvalidSpecError: an argument is out of bounds.
@@ -188,7 +189,7 @@ class SimpleConsumer(PolicyConsumer):
         if not self._assembled.owner.is_parent:
             self._processor.parts.stop()
 
-    def close(self, timeout: float | timedelta = CLOSE_TIMEOUT) -> None:
+    def close(self, timeout: float | timedelta | None = CLOSE_TIMEOUT) -> None:
         """Stop, and leave the subscriptions: what is in flight is visible, at the same attempt.
 
         The event `redrive.left_unsettled` tells how many messages these are, if there are any.
