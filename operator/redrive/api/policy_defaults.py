@@ -263,11 +263,13 @@ class Naming(ApiModel):
 
     retry_topic: TopicField | None = None
     """Full name of the retry topic, in the tenant and namespace of the source topic; the
-    connection has to allow it. Defaults to the name by the scheme."""
+    connection has to allow it. No `deletionPolicy` deletes a topic with another name than that by
+    the scheme. Defaults to the name by the scheme."""
 
     dead_letter_topic: TopicField | None = None
     """Full name of the dead-letter topic, in the tenant and namespace of the source topic; the
-    connection has to allow it. Defaults to the name by the scheme."""
+    connection has to allow it. No `deletionPolicy` deletes a topic with another name than that by
+    the scheme. Defaults to the name by the scheme."""
 
     config_map: ObjectName | None = None
     """Name of the ConfigMap for consumers, in the namespace of the policy. Tools that change the
@@ -472,9 +474,11 @@ class Choices(ApiModel):
     ) = None
     """Effect of a deletion of the policy at the broker. `Retain`: none. `RevokeGrants`: it revokes
     the rights that redrive granted, and changes nothing else. `Delete`: it deletes the topics that
-    redrive created with all their messages, and restores adopted ones. `DeleteIfEmpty`: the same,
-    except that topics with messages stay unchanged. While clients are connected the last two wait,
-    at most 10 minutes. Defaults to the connection's `policyDefaults`, else Retain."""
+    redrive created with all their messages, and restores adopted ones. Those with a name of
+    `naming` other than that of its scheme stay, and those with durable subscriptions of others.
+    `DeleteIfEmpty`: the same, and topics with messages stay unchanged. While clients are connected
+    the last two wait, at most 10 minutes. Defaults to the connection's `policyDefaults`, else
+    Retain."""
 
     outage_breaker: OutageBreakerSpec | None = None
     """Pauses consumers in Python while a dependency of them is down, so that an outage uses up no

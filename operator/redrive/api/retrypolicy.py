@@ -280,18 +280,20 @@ class RetryPolicySpec(Choices):
         return self.ordering is Ordering.PER_KEY
 
     @property
+    def scheme_topics(self) -> tuple[names.TopicName, names.TopicName]:
+        """Return retry and dead-letter topic as the scheme names them, without given names."""
+        origin = (self.topic, self.subscription, self.naming.scheme)
+        return names.retry_topic(*origin), names.dead_letter_topic(*origin)
+
+    @property
     def retry_topic(self) -> names.TopicName:
         """Return where messages wait for their next attempt."""
-        return self.naming.retry_topic or names.retry_topic(
-            self.topic, self.subscription, self.naming.scheme
-        )
+        return self.naming.retry_topic or self.scheme_topics[0]
 
     @property
     def dead_letter_topic(self) -> names.TopicName:
         """Return where messages rest that have used up their attempts, if they are kept."""
-        return self.naming.dead_letter_topic or names.dead_letter_topic(
-            self.topic, self.subscription, self.naming.scheme
-        )
+        return self.naming.dead_letter_topic or self.scheme_topics[1]
 
     @property
     def all_topics(self) -> tuple[names.TopicName, ...]:

@@ -9,7 +9,8 @@ for at most `CLEANUP_DEADLINE`. All others go at once, whether redrive runs or n
 What a deleted policy leaves → the actions that take it away, and what stays and why; pure.
 
 Called by `finalize`. Only what is marked as this policy's is looked at. A topic that redrive made
-is deleted as a whole; from one that was there before goes what redrive added to it.
+is deleted as a whole if its name is that of the scheme and others have no subscription there; from
+any other, and from one that was there before, goes what redrive added to it.
 
 A policy that gives its topics to the one of its name in another cluster, as for blue and green.
 
@@ -293,6 +294,7 @@ async def _left(
                 heir=next((each.key for each in heirs if needed in each.spec.own_topics), None),
                 may_delete=request.permissions.allows_deletion(needed),
                 about_to_create=str(name) in about_to_create,
+                is_of_scheme=needed in request.spec.scheme_topics,
             )
         )
     return found
@@ -348,6 +350,8 @@ class Left:
         permissions: who may do what on it.
         may_delete: whether the connection allows to delete it.
         about_to_create: whether redrive was about to create it, and may have lost its mark.
+        is_of_scheme: False if `spec.naming` gives it a name other than that of its scheme. Such a
+            name may be that of a topic which others use, or will create.
         heir: a policy of the same namespace that needs it now, if there is one.
         follows: a topic with which it stays: a ledger says what of the dead letters is moved.
     """
@@ -361,7 +365,19 @@ class Left:
     heir: Key | None
     may_delete: bool = True
     about_to_create: bool = False
+    is_of_scheme: bool = True
     follows: TopicName | None = None
+
+    @property
+    def subscriptions_of_others(self) -> list[str]:
+        """Return the durable subscriptions that are neither the policy's nor Pulsar's own."""
+        return sorted(
+            name
+            for name, subscription in self.usage.subscriptions.items()
+            if subscription.durable
+            and name != self.subscription
+            and not name.startswith(naming.SYSTEM_PREFIX)
+        )
 
     def record(self, owner: Owner) -> OwnershipRecord:
         """Return what is on record; of a topic that *owner* created unmarked, what should be."""
@@ -400,12 +416,12 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
         if why:
             kept.add(topic.name)
             stays.append(f"{topic.name} {why}")
-        elif topic.record(owner).created:
-            whole.append(topic)
-        else:
+        elif reason := _is_not_deleted(topic, owner):
             kept.add(topic.name)
             parts.append(_Part.of(topic, policy))
-            stays.append(f"{topic.name} was there before")
+            stays.append(f"{topic.name} {reason}")
+        else:
+            whole.append(topic)
     stays += [part.stays for part in parts if part.stays]
     _refuse_against_clients([*map(_clients, whole), *(part.clients for part in parts)])
     changes = tuple(change for part in parts for change in part.rights.changes)
@@ -461,6 +477,17 @@ def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
     return ""
 
 
+def _is_not_deleted(topic: Left, owner: Owner) -> str:
+    """Return why a topic stays without what redrive added to it; empty if it is deleted."""
+    if not topic.record(owner).created:
+        return "was there before"
+    if not topic.is_of_scheme:
+        return "has a name of spec.naming, not of its scheme, and is never deleted"
+    if topic.subscriptions_of_others:
+        return f"has subscriptions of others ({', '.join(topic.subscriptions_of_others)})"
+    return ""
+
+
 def _holds(topic: Left) -> str:
     found = topic.usage.subscriptions.items()
     waiting = {
@@ -478,7 +505,7 @@ def _holds(topic: Left) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """What redrive added to a topic that was there before.
+    """Additions of redrive to a topic that stays.
 
     Attributes:
         rights: what is left of the rights once redrive's are taken back.

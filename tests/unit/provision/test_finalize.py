@@ -363,6 +363,7 @@ topics = st.builds(
     usage=st.builds(TopicUsage, subscriptions, st.integers(0, 1), st.integers(0, 3)),
     permissions=granted,
     heir=st.none() | st.just(Key("shop", "heir")),
+    is_of_scheme=st.booleans(),
 )
 left_topics = st.lists(topics, max_size=2, unique_by=lambda topic: topic.name)
 
@@ -409,7 +410,11 @@ def test_removal_touches_only_own_unneeded_topics(
 def test_removal_deletes_only_topics_created_by_redrive(
     policy: DeletionPolicy, topics: list[Left]
 ) -> None:
-    made = {topic.name for topic in topics if OwnershipRecord.of(topic.properties).created}
+    made = {
+        topic.name
+        for topic in topics
+        if OwnershipRecord.of(topic.properties).created and topic.is_of_scheme
+    }
     for action in planned(policy, topics).actions:
         assert not isinstance(action, actions.DeleteTopic) or action.topic in made
 
@@ -486,6 +491,52 @@ def test_removal_gives_reason_for_topics_that_stay() -> None:
     assert removal(OURS, DeletionPolicy.DELETE, [heir]).stays == (
         f"{DEAD_LETTER} is needed by RetryPolicy shop/next",
     )
+
+
+@pytest.mark.parametrize("policy", WANTED)
+def test_topic_with_subscription_of_others_is_retained(policy: DeletionPolicy) -> None:
+    topic = dead_letters_left(0)
+    shared = replace(topic, usage=with_subscriptions(topic, audit=stats()))
+    plan = removal(OURS, policy, [shared])
+    assert not any(isinstance(action, actions.DeleteTopic) for action in plan.actions)
+    assert plan.stays == (f"{DEAD_LETTER} has subscriptions of others (audit)",)
+    short_lived = replace(stats(), durable=False)
+    own = replace(topic, usage=with_subscriptions(topic, reader=short_lived, __compaction=stats()))
+    assert removal(OURS, policy, [own]) == Removal((actions.DeleteTopic(DEAD_LETTER, False),), ())  # noqa: FBT003
+
+
+def with_subscriptions(topic: Left, **more: SubscriptionStats) -> TopicUsage:
+    return replace(topic.usage, subscriptions={**topic.usage.subscriptions, **more})
+
+
+async def test_topic_of_another_with_pre_empted_name_is_retained(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    """A tenant names a future topic of another as its retry topic, and deletes its policy later."""
+    naming = {
+        "retryTopic": f"{PREFIX}/payments",
+        "deadLetterTopic": f"{PREFIX}/orders-fulfilment-DLQ",
+    }
+    body = policy(naming=naming, consumerRoles=["fulfilment"], deletionPolicy="Delete")
+    async with reconcile_harness(connection, body, FakeKubernetes()) as harness:
+        await harness.reconcile()
+        namespace = harness.broker.namespaces["shop/prod"]
+        assert f"{PREFIX}/payments" in namespace.grants
+        assert harness.topics >= {"payments", "orders-fulfilment-DLQ"}
+        (stored,) = harness.kubernetes.objects[resources.POLICIES].values()
+        going = copy.deepcopy(dict(stored))
+        going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        harness.kubernetes.objects[resources.POLICIES][KEY] = going
+        harness.ctx.policies.put(going)
+        harness.now += LATE_WRITES
+        await harness.reconcile()
+        assert harness.topics == {"orders", "payments"}
+        assert namespace.topics["payments"].subscriptions == ["fulfilment"]
+        assert not namespace.grants.get(f"{PREFIX}/payments")
+        assert not any(namespace.topics["payments"].properties.values())
+        (shown,) = (m for _, reason, m in harness.kubernetes.announced() if reason == RETAINED)
+        reason = "has a name of spec.naming, not of its scheme, and is never deleted"
+        assert shown == f"at the broker stays: {PREFIX}/payments {reason}"
 
 
 def test_removal_error_names_connected_clients() -> None:
