@@ -267,7 +267,7 @@ class Refusing(Http):
         if call.method != "GET":
             raise error_for(call.does, 412, '{"reason": "not here"}')
         topics = [f"persistent://shop/prod/orders-{number}" for number in range(POLICIES)]
-        answers = {
+        answers: dict[str, Any] = {
             "clusters": ["standalone"],
             "brokers/version": "4.0.8",
             "namespaces/shop": ["shop/prod"],
@@ -275,10 +275,11 @@ class Refusing(Http):
             "persistent/shop/prod": topics,
             "persistent/shop/prod/partitioned": [],
         }
-        if call.path in answers:
-            return answers[call.path]
         if call.path.endswith("/properties"):
-            return {}
+            answers[call.path] = {}
+        if call.path in answers:
+            answer = answers[call.path]
+            return answer if call.read is None else call.read(answer)
         raise error_for(call.does, 404, '{"reason": "not found"}')
 
 
