@@ -26,10 +26,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote_plus
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.naming import SYSTEM_PREFIX, SYSTEM_TOPIC, TopicName
+from redrive.policy.naming import SYSTEM_PREFIX, SYSTEM_TOPIC, TopicName, cursor_name
 
 MOST_PARTITIONS = 10_000
 """An answer with more partitions of a topic is not a broker's: each costs memory and calls."""
@@ -527,7 +526,7 @@ def acknowledged_behind(part: Mapping[str, Any], subscription: str) -> int:
     Raises:
         AttributeError, KeyError, TypeError, ValueError: it is no broker's answer.
     """
-    cursor = part["cursors"].get(_cursor(subscription))
+    cursor = part["cursors"].get(cursor_name(subscription))
     if cursor is None:
         return 0
     through, after = (int(each) for each in cursor["markDeletePosition"].split(":"))
@@ -542,8 +541,3 @@ def acknowledged_behind(part: Mapping[str, Any], subscription: str) -> int:
         return 0
     backlog = int(part["entriesAddedCounter"]) - int(cursor["messagesConsumedCounter"])
     return max(0, sum(behind.values()) - backlog)
-
-
-def _cursor(subscription: str) -> str:
-    """Return the name of a subscription's cursor, which a broker encodes as Java does."""
-    return quote_plus(subscription, safe="*").replace("~", "%7E")

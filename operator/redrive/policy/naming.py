@@ -196,6 +196,13 @@ def check_subscription(name: str) -> str:
     return name
 
 
+def cursor_name(subscription: str) -> str:
+    """Return the name of a subscription's cursor in `internalStats`, encoded as Java does."""
+    from urllib.parse import quote_plus  # noqa: PLC0415  few consumers need it
+
+    return quote_plus(subscription, safe="*").replace("~", "%7E")
+
+
 def check_sibling(given: TopicName, source: TopicName) -> TopicName:
     """Return *given*, the name of a policy's own topic, if it can stand beside its source topic.
 

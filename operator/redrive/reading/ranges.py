@@ -17,8 +17,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
+from urllib.parse import unquote_plus
 
 from redrive.errors import RedriveError
+from redrive.policy.naming import cursor_name
 from redrive.reading import bitmap
 from redrive.reading.positions import NOWHERE, EntryId, Position
 
@@ -265,14 +267,14 @@ class Partition:
         )
         if not subscription:
             return found
-        if subscription not in stats["cursors"]:
+        cursor = stats["cursors"].get(cursor_name(subscription))
+        if cursor is None:
             raise SubscriptionMissingError(
                 f"the topic has no subscription {subscription}",
-                got=sorted(stats["cursors"]),
+                got=sorted(map(unquote_plus, stats["cursors"])),
                 remedy="wait until the RetryPolicy is Ready again: the operator creates it",
             )
-        cursor = Acknowledged.from_cursor(stats["cursors"][subscription])
-        return replace(found, acknowledged=cursor)
+        return replace(found, acknowledged=Acknowledged.from_cursor(cursor))
 
 
 _RANGE = re.compile(r"[(\[](-?\d+:-?\d+)\.\.(-?\d+:-?\d+)\]")

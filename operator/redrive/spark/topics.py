@@ -26,7 +26,7 @@ from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.auth.files import source_credentials
 from redrive.errors import RedriveError
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import TopicName, cursor_name
 from redrive.reading import broker
 from redrive.reading.broker import UNPARTITIONED
 from redrive.reading.positions import LATEST, NOWHERE, EntryId
@@ -141,8 +141,8 @@ async def _partitions(admin: Admin, topic: TopicName) -> list[TopicName]:
 
 async def _extent(admin: Admin, topic: TopicName, subscription: str) -> Extent:
     stats = await admin.internal_stats(topic)
-    there = subscription if subscription in stats["cursors"] else ""
-    return Extent(topic, Partition.from_stats(_index(topic), stats, there))
+    existing = subscription if cursor_name(subscription) in stats["cursors"] else ""
+    return Extent(topic, Partition.from_stats(_index(topic), stats, existing))
 
 
 def _index(topic: TopicName) -> int:

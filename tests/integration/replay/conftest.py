@@ -20,6 +20,7 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
+from redrive.admin.http import subscription_path, topic_path
 from redrive.api.crds import crds
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method, ShownCredentials
 from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, REPLAYS
@@ -130,7 +131,7 @@ class ProvisionedPolicy:
 
     def admin(self, method: str, topic: TopicName, subject: str, body: object = None) -> str:
         """Ask the broker as its super-user, below *topic*."""
-        path = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}/{subject}"
+        path = f"/admin/v2/{topic_path(topic)}/{subject}"
         answer = self.broker.request(method, path, body)
         answer.check(f"{method} {subject} of {topic}")
         return answer.body
@@ -165,8 +166,8 @@ class ProvisionedPolicy:
 
     def resting(self) -> list[pulsar.Message]:
         """Return what `redrive` has not acknowledged; it stays there."""
-        topic = self.policy.dead_letter_topic
-        return list(drain(self.broker, self.client, topic, DEAD_LETTER_SUBSCRIPTION))
+        topic, subscription = self.policy.dead_letter_topic, self.policy.dead_letter_subscription
+        return list(drain(self.broker, self.client, topic, subscription))
 
     def replayed(self) -> list[pulsar.Message]:
         """Return what came to the retry topic since the last call."""
@@ -181,11 +182,12 @@ class ProvisionedPolicy:
 
     def create(self, topic: TopicName, subscription: str, partitions: int) -> None:
         """Create *topic* with a subscription from its first message."""
-        at = f"/admin/v2/persistent/{topic.namespace_name}/{topic.local}"
+        at = f"/admin/v2/{topic_path(topic)}"
         kind = "/partitions" if partitions else ""
         self.broker.request("PUT", f"{at}{kind}", partitions or None).check(f"create {topic}")
         earliest = {"ledgerId": -1, "entryId": -1}
-        self.broker.request("PUT", f"{at}/subscription/{subscription}", earliest).check("subscribe")
+        path = f"/admin/v2/{subscription_path(topic, subscription)}"
+        self.broker.request("PUT", path, earliest).check("subscribe")
 
     def delete(self, topic: TopicName) -> None:
         """Delete *topic*, which has no partitions, whoever uses it."""
@@ -248,19 +250,26 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
     token = pulsar.AuthenticationToken(broker.token(SUPERUSER))
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
-    def provision_policy(
+    def provision_policy(  # noqa: PLR0913  each of another topic or subscription
         *, partitions: int = 0, dead_partitions: int = 0, deduplicate: bool = True,
         retry_rights: tuple[str, ...] = ("produce", "consume"), topic: str = "orders",
+        subscription: str = "fulfilment", dead_letter_subscription: str = DEAD_LETTER_SUBSCRIPTION,
     ) -> ProvisionedPolicy:  # fmt: skip
         shown = ShownCredentials("token", lambda: broker.token(SUPERUSER))
         client = ReadingClient(
             broker.service_url, lambda: shown, authentication=token, logger=quiet
         )
         closing.callback(client.close)
-        policy = Policy(TopicName.parse(f"persistent://{pulsar_namespace}/{topic}"), "fulfilment")
+        policy = Policy(
+            TopicName.parse(f"persistent://{pulsar_namespace}/{topic}"),
+            subscription,
+            dead_letter_subscription=dead_letter_subscription,
+        )
         provisioned = ProvisionedPolicy(broker, client, policy)
         provisioned.create(policy.retry_topic, policy.subscription, partitions)
-        provisioned.create(policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION, dead_partitions)
+        provisioned.create(
+            policy.dead_letter_topic, policy.dead_letter_subscription, dead_partitions
+        )
         if deduplicate:
             provisioned.deduplicate(policy.retry_topic)
         provisioned.grant(policy.retry_topic, *retry_rights)

@@ -68,6 +68,26 @@ def test_everything_is_moved_once_and_acknowledged(
     assert replay(provisioned) == Account()
 
 
+@pytest.mark.parametrize("name", ["a:b", "über", "50%+~*"])
+def test_subscription_with_encoded_name_is_replayed(
+    provision_policy: ProvisionPolicy, name: str
+) -> None:
+    """The broker encodes the names of cursors, and of topics in addresses."""
+    provisioned = provision_policy(partitions=2, subscription=name, dead_letter_subscription=name)
+    provisioned.bury(20)
+    buried = provisioned.ids(provisioned.resting())
+
+    account = replay(provisioned)
+
+    assert (account.scanned, account.moved, account.left) == (20, 20, 0)
+    assert provisioned.ids(provisioned.replayed()) == buried
+    assert provisioned.resting() == []
+    partitions = broker.read_partitions(
+        provisioned.broker.admin_url, provisioned.policy.retry_topic, name
+    )
+    assert len(partitions) == 2
+
+
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("partitions", [0, 3])
 def test_a_range_without_trouble_is_sent_by_the_protocol(

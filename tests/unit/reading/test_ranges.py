@@ -198,6 +198,15 @@ def test_trimmed_ledger_has_no_end() -> None:
     assert partition.end == NOWHERE
 
 
+@pytest.mark.parametrize(("name", "cursor_name"), [("a:b", "a%3Ab"), ("über", "%C3%BCber")])
+def test_encoded_subscription_is_found(name: str, cursor_name: str) -> None:
+    cursors = {cursor_name: cursor("3:1")}
+    partition = Partition.from_stats(0, stats("3:4", {3: 0}, cursors), name)
+    assert entries_of(partition.behind(NOWHERE))
+    with pytest.raises(SubscriptionMissingError, match=f"got .'{name}'.; wait"):
+        Partition.from_stats(0, stats("3:4", {3: 0}, cursors), "redrive")
+
+
 def test_topic_without_subscription_is_refused() -> None:
     with pytest.raises(SubscriptionMissingError, match="has no subscription redrive; got"):
         Partition.from_stats(0, stats("3:4", {3: 0}, {"other": cursor("3:1")}), "redrive")
