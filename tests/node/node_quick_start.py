@@ -56,7 +56,7 @@ def test_the_quick_start_leads_from_nothing_to_a_replay_and_back(user: User, nod
     assert SPARK_INSTALLED or "STATUS: deployed" in shown[SPARK_STEP]
     assert "Completed" in shown["8. Replay"].splitlines()[-1]
     *_, last = shown["9. Remove it"].splitlines()
-    assert last.endswith('"replays.redrive.io" deleted')
+    assert last.endswith('"replayapprovals.redrive.io" deleted')
     assert left_in(node, "redrive-system") == set()
     kinds = node.kubectl("get", "crds", "--output=name")
     assert "redrive.io" not in kinds

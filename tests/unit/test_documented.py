@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from redrive.api.crds import crds
 from tests.support.documented import (
     AUDIT,
     INSTALL,
@@ -69,3 +70,14 @@ def test_make_targets_of_the_readme_exist() -> None:
     )
     assert run.returncode == 0, run.stderr
     assert "sandbox.demo" in run.stdout
+
+
+@pytest.mark.parametrize("page", [INSTALL, QUICK_START])
+def test_removal_by_the_page_deletes_each_crd(page: str) -> None:
+    (names,) = (
+        line.split()[3:]
+        for block in commands(page)
+        for line in block.text.splitlines()
+        if line.startswith("kubectl delete crd ")
+    )
+    assert sorted(names) == sorted(crd["metadata"]["name"] for crd in crds())
