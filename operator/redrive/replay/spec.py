@@ -124,7 +124,9 @@ class ReplayJob:
         return self.target or self.policy.retry_topic
 
     def encode(self) -> str:
-        """Write the job as JSON; equal jobs give equal text.
+        """Write the job as JSON in ASCII; equal jobs give equal text.
+
+        Java passes on no other character as an argument where the locale of a container is C.
 
         It holds no dollar sign: in a container's arguments a kubelet puts the value of a variable,
         of a Secret too, in the place of `$(NAME)`, and selections are written by anybody.
@@ -148,8 +150,7 @@ class ReplayJob:
                 "exactlyOnce": self.exactly_once,
                 "followFor": self.follow_for,
                 "batch": self.batch,
-            },
-            ensure_ascii=False,
+            }
         )
         return without_dollars(written)
 

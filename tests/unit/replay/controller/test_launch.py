@@ -197,6 +197,15 @@ def test_argument_contains_the_whole_job() -> None:
     assert ReplayJob.decode(argument) == JOB
 
 
+def test_argument_with_encoded_names_is_ascii() -> None:
+    """Java passes on no other character where the locale is that of C."""
+    policy = Policy(TopicName("shop", "prod", "größe"), "über")
+    job = replace(JOB, policy=policy, where="key = 'ü😀'")
+    (argument,) = manifest(job=job)["spec"]["arguments"]
+    assert argument.isascii()
+    assert ReplayJob.decode(argument) == job
+
+
 def test_argument_contains_no_kubelet_variables() -> None:
     """`$(NAME)` in a container's arguments stands for a variable."""
     job = replace(JOB, where="key > '$(REDRIVE_PULSAR_ACCESS)'")
