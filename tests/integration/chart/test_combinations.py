@@ -39,10 +39,13 @@ def test_the_documented_combinations_are_those_that_are_tested() -> None:
 
 def test_what_is_not_asked_for_is_not_made() -> None:
     """No kind of the Prometheus operator, which the cluster may not have, and no dashboard."""
-    assert {body["kind"] for body in chart.render(IMAGE)} == {
-        "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Deployment", "Pod",
-        "PodDisruptionBudget", "PodTemplate", "Role", "RoleBinding", "Service", "ServiceAccount",
-        "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+    bodies = chart.render(IMAGE)
+    maps = [body["metadata"]["name"] for body in bodies if body["kind"] == "ConfigMap"]
+    assert maps == ["redrive-job-templates"]
+    assert {body["kind"] for body in bodies} == {
+        "ClusterRole", "ClusterRoleBinding", "ConfigMap", "CustomResourceDefinition", "Deployment",
+        "Pod", "PodDisruptionBudget", "PodTemplate", "Role", "RoleBinding", "Service",
+        "ServiceAccount", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
     }  # fmt: skip
 
 
