@@ -26,7 +26,7 @@ test: lint ## Run lint, then all tests against a real broker and API server
 	@echo "Four workers share a broker, an API server and an operator; suites that stop one have their own."
 	$(python) -m pytest --numprocesses=4 --dist=loadgroup --no-loadscope-reorder --durations=10 $(TESTS)
 
-# What speaks to a broker; the Java client and Spark are those of the default release.
+# The tests that use a broker; the Java client and Spark are those of the default release.
 test-brokers: ## Run the contract and integration tests against each supported release of Pulsar
 	$(python) -m sandbox prepare
 	@for release in $$($(python) -c 'from sandbox import versions; print(*versions.PULSARS)'); do \
@@ -70,7 +70,7 @@ bench: ## Run the benchmarks in a sandbox of their own (45 minutes) and print a 
 release-check: ## Run test, chaos, soak, bench, and e2e-node where KUBECONFIG is set; print one table
 	@$(python) -m release.check
 
-dist: ## Build what a release consists of, into dist/: wheel, source, chart, install.yaml, checksums
+dist: ## Build the files of a release into dist/: wheel, source, chart, install.yaml, checksums
 	$(python) -m release.archives dist
 
 demo: ## Show it: from kubectl apply to a replayed message
@@ -79,7 +79,7 @@ demo: ## Show it: from kubectl apply to a replayed message
 sandbox: ## Start a sandbox, leave it running, print how to use it
 	@$(python) -m sandbox up
 
-sandbox-down: ## Stop what `make sandbox` started
+sandbox-down: ## Stop the sandbox that `make sandbox` started
 	@$(python) -m sandbox down
 
 lock: ## Pin the newest dependencies that pyproject.toml allows

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Starts what Spark on Kubernetes asks a container for: `driver …`, `executor`, or any other command.
+# Starts the command that Spark on Kubernetes gives a container: `driver …`, `executor`, or any other command.
 set -euo pipefail
 
 # Runs a driver, which gets SIGTERM later than this does: at that Spark stops all tasks at once. By then a run whose
-# Replay was deleted has seen that itself, has settled what was on its way, and has ended. Kubernetes allows 30 s.
+# Replay was deleted has seen that itself, has settled its in-flight messages, and has ended. Kubernetes allows 30 s.
 drain() {
   stopped=
   trap 'stopped=yes' TERM  # also of one that comes before there is a driver

@@ -1,4 +1,4 @@
-# What an image of redrive holds, in the format of CycloneDX. From the root of a checkout:
+# The packages in an image of redrive, in the format of CycloneDX. From the root of a checkout:
 #   docker build --file images/sbom.Dockerfile --build-arg IMAGE=registry.example/redrive:1 --output dist .
 ARG IMAGE
 ARG BASE_IMAGE=python:3.13-slim

@@ -68,19 +68,19 @@ class Shop:
 
 
 def main() -> None:
-    """Consume until SIGTERM; what is in hand then is finished first."""
+    """Consume until SIGTERM, then finish the in-flight messages."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--log", type=Path, required=True)
     options.add_argument("--warehouse", type=Path, required=True)
-    given = options.parse_args()
+    arguments = options.parse_args()
     token = Path(os.environ["PULSAR_TOKEN_FILE"]).read_text(encoding="ascii").strip()
     authentication = pulsar.AuthenticationToken(token)
     with (
         contextlib.closing(pulsar.Client(os.environ["PULSAR_URL"], authentication)) as client,
-        given.log.open("a", encoding="utf-8", buffering=1) as log,
+        arguments.log.open("a", encoding="utf-8", buffering=1) as log,
         RetryConsumer(client, PolicyFile()) as consumer,
     ):
-        consumer.run(Shop(given.warehouse, log).handle, rules=RULES)
+        consumer.run(Shop(arguments.warehouse, log).handle, rules=RULES)
 
 
 if __name__ == "__main__":

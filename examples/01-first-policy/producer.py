@@ -33,15 +33,15 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--count", type=int, default=1_000)
     options.add_argument("--log", type=Path, required=True)
-    given = options.parse_args()
+    arguments = options.parse_args()
     token = Path(os.environ["PULSAR_TOKEN_FILE"]).read_text(encoding="ascii").strip()
     authentication = pulsar.AuthenticationToken(token)
     with (
         contextlib.closing(pulsar.Client(os.environ["PULSAR_URL"], authentication)) as client,
-        given.log.open("a", encoding="ascii", buffering=1) as log,
+        arguments.log.open("a", encoding="ascii", buffering=1) as log,
     ):
         producer = client.create_producer(TOPIC)
-        for number in range(given.count):
+        for number in range(arguments.count):
             order_id = f"order-{number:06}"
             producer.send(order(number), partition_key=order_id)
             log.write(f"{order_id}\n")

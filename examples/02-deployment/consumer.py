@@ -24,7 +24,7 @@ def handle(message: pulsar.Message) -> None:
 
 
 def main() -> None:
-    """Consume until SIGTERM; what is in flight then is finished first."""
+    """Consume until SIGTERM, then finish the in-flight messages."""
     token = Path(os.environ["PULSAR_TOKEN_FILE"]).read_text(encoding="ascii").strip()
     client = pulsar.Client(os.environ["PULSAR_URL"], pulsar.AuthenticationToken(token))
     with RetryConsumer(client, PolicyFile()) as consumer:

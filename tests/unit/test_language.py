@@ -68,17 +68,10 @@ PRIVATE = {
     for words, standard in STANDARD.items()
 }
 PENDING = {
-    "CONTRIBUTING.md",
-    "Makefile",
-    "SECURITY.md",
-    "charts/redrive/templates",
     "docs",
     "docs/explanation",
     "docs/howto",
     "docs/reference",
-    "examples/01-first-policy",
-    "examples/02-deployment",
-    "images",
     "operator/redrive",
     "operator/redrive/admin",
     "operator/redrive/api",

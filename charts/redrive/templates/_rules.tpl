@@ -1,4 +1,4 @@
-{{- /* What the operator may do where it serves; a test holds this against what it needs. */ -}}
+{{- /* Rights of the operator in the namespaces that it serves; a test compares them with its requests. */ -}}
 {{- define "redrive.rules" -}}
 # The kinds of redrive. `patch` is for finalizers and annotations, `get` for what is deleted: a watch
 # may show it late.
@@ -74,7 +74,7 @@
   verbs: [get]
 {{- end }}
 
-{{- /* What it may do where replay jobs run, to say why their pods do not start. */ -}}
+{{- /* Rights of the operator where replay jobs run, to report why their pods do not start. */ -}}
 {{- define "redrive.driverRules" -}}
 # Pods by their labels, and Events about one of them.
 - apiGroups: [""]
@@ -82,7 +82,7 @@
   verbs: [list]
 {{- end }}
 
-{{- /* What it may do in the namespace of the release: hold the Lease, read the image of replay jobs, and validate job templates. */ -}}
+{{- /* Rights of the operator in the namespace of the release: hold the Lease, read the image of replay jobs, and validate job templates. */ -}}
 {{- define "redrive.releaseRules" -}}
 # A name can't be part of the right to create.
 - apiGroups: [coordination.k8s.io]
@@ -104,7 +104,7 @@
 {{- end }}
 {{- end }}
 
-{{- /* What the drivers of replay jobs may do in the namespace of their Replay. */ -}}
+{{- /* Rights of the drivers of replay jobs in the namespace of their Replay. */ -}}
 {{- define "redrive.replayRules" -}}
 # A job reads its own Replay and the approval of it, and writes how far it is.
 - apiGroups: [redrive.io]
