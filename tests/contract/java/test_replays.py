@@ -50,11 +50,11 @@ class Silent:
     def report_scan(self, scanned: Scanned) -> None:
         """Show nothing."""
 
-    def report_aftermath(self, aftermath: Aftermath) -> None:
+    def report_outcomes(self, aftermath: Aftermath) -> None:
         """Keep the latest."""
         self.aftermath = aftermath
 
-    def wish(self) -> Wish:
+    def desired_state(self) -> Wish:
         """Go on."""
         return Wish.RUN
 

@@ -69,10 +69,10 @@ class Shown:
     def __init__(self) -> None:
         self.found: list[Aftermath] = []
 
-    def report_aftermath(self, aftermath: Aftermath) -> None:
+    def report_outcomes(self, aftermath: Aftermath) -> None:
         self.found.append(aftermath)
 
-    def wish(self) -> Wish:
+    def desired_state(self) -> Wish:
         return Wish.RUN
 
 

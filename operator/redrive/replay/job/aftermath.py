@@ -76,10 +76,10 @@ class Aftermath:
 class AftermathReporter(Protocol):
     """Shows what became of the messages."""
 
-    def report_aftermath(self, aftermath: Aftermath) -> None:
+    def report_outcomes(self, aftermath: Aftermath) -> None:
         """Show the latest."""
 
-    def wish(self) -> Wish:
+    def desired_state(self) -> Wish:
         """Return what is wanted."""
 
 
@@ -106,7 +106,7 @@ def follow(job: ReplayJob, reporter: AftermathReporter) -> None:
             try:
                 look = look or AftermathLook(job, client, stop.check)
                 found = look.take()
-                reporter.report_aftermath(found)
+                reporter.report_outcomes(found)
                 if found.settled:
                     return
             except _StopAskedError:
@@ -143,7 +143,7 @@ class _Stop:
         """Ask now; without an answer it goes on."""
         self._asked = time.monotonic()
         try:
-            return self._reporter.wish() in {Wish.END, Wish.EXPIRE, Wish.CANCEL}
+            return self._reporter.desired_state() in {Wish.END, Wish.EXPIRE, Wish.CANCEL}
         except RedriveError:
             logger.warning("it is not known whether the Replay has ended", exc_info=True)
             return False

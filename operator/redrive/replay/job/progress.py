@@ -133,13 +133,13 @@ class Progress:
             fields["preview"] = so_far(scanned)
         asyncio.run(self._exchange(fields))
 
-    def report_aftermath(self, aftermath: Aftermath) -> None:
+    def report_outcomes(self, aftermath: Aftermath) -> None:
         """Write down what has become of what was moved."""
         observed = {**aftermath.to_status(), "observedTime": wall_clock()}
         outcome = RunOutcome.model_validate(observed).to_manifest()
         asyncio.run(self._exchange({"outcome": outcome}))
 
-    def wish(self) -> Wish:
+    def desired_state(self) -> Wish:
         """Return whether the run is to go on, once all is moved."""
         try:
             return _ends(asyncio.run(self._exchange({}))) or Wish.RUN

@@ -220,10 +220,10 @@ class Notes:
         self.wishes = [Wish.RUN]
         self.found: list[Aftermath] = []
 
-    def report_aftermath(self, result: Aftermath) -> None:
+    def report_outcomes(self, result: Aftermath) -> None:
         self.found.append(result)
 
-    def wish(self) -> Wish:
+    def desired_state(self) -> Wish:
         return self.wishes.pop(0) if len(self.wishes) > 1 else self.wishes[0]
 
 
@@ -279,6 +279,6 @@ def test_follow_retries_unavailable_servers(
         topics.away = asked < 3
         return Wish.RUN
 
-    monkeypatch.setattr(notes, "wish", away_once)
+    monkeypatch.setattr(notes, "desired_state", away_once)
     aftermath.follow(LONG, notes)
     assert notes.found[-1].settled

@@ -33,7 +33,7 @@ POLICY = Policy(TopicName.parse("persistent://shop/prod/orders"), "fulfilment")
 WRITES: dict[str, Callable[[Progress], object]] = {
     "report": lambda progress: progress.report(Account(matched=3, moved=1, left=2)),
     "report_scan": lambda progress: progress.report_scan(Scanned(3)),
-    "report_aftermath": lambda progress: progress.report_aftermath(
+    "report_outcomes": lambda progress: progress.report_outcomes(
         Aftermath(3, 1, 0, {}, settled=False)
     ),
     "preview": lambda progress: progress.preview(RunPreview(Account(), {}, {}, (), 1)),
