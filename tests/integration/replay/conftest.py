@@ -164,13 +164,13 @@ class ProvisionedPolicy:
         producer.close()
         assert results == [pulsar.Result.Ok] * len(causes)
 
-    def resting(self) -> list[pulsar.Message]:
-        """Return what `redrive` has not acknowledged; it stays there."""
+    def unacknowledged(self) -> list[pulsar.Message]:
+        """Return the dead letters that `redrive` has not acknowledged; they stay there."""
         topic, subscription = self.policy.dead_letter_topic, self.policy.dead_letter_subscription
         return list(drain(self.broker, self.client, topic, subscription))
 
     def replayed(self) -> list[pulsar.Message]:
-        """Return what came to the retry topic since the last call."""
+        """Return the messages that came to the retry topic since the last call."""
         topic, subscription = self.policy.retry_topic, self.policy.subscription
         return list(drain(self.broker, self.client, topic, subscription, acknowledge=True))
 
@@ -201,7 +201,7 @@ class ProvisionedPolicy:
         self.grant(ledger, "produce", "consume")
 
     def deduplicate(self, topic: TopicName) -> None:
-        """Have the broker drop what a producer sends again."""
+        """Have the broker drop messages that a producer sends again."""
         deduplicate(self.broker, topic)
 
     def skip(self, count: int) -> None:
@@ -229,7 +229,7 @@ MakeJob = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _report_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have runs of this process report, and resume what they have put off, several times a second.
+    """Have runs of this process report, and resume postponed work, several times a second.
 
     A run whose tasks all wait sleeps between its reports.
     """

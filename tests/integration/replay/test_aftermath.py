@@ -1,4 +1,4 @@
-"""What became of replayed messages is what their consumers have seen of them."""
+"""The outcome of replayed messages agrees with the work of their consumers."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def consumed(provisioned: Any, policy: Policy) -> Iterator[Handler]:  # noqa: AN
 
 
 class Shown:
-    """What was reported."""
+    """Records the reported outcomes."""
 
     def __init__(self) -> None:
-        self.found: list[Aftermath] = []
+        self.outcomes: list[Aftermath] = []
 
-    def report_outcomes(self, aftermath: Aftermath) -> None:
-        self.found.append(aftermath)
+    def report_outcomes(self, outcome: Aftermath) -> None:
+        self.outcomes.append(outcome)
 
     def desired_state(self) -> Wish:
         return Wish.RUN
@@ -83,7 +83,7 @@ def buried(provisioned: Any, count: int) -> None:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("target", ["retry", "source"])
-def test_all_that_was_moved_is_followed_until_it_is_settled(
+def test_moved_messages_are_followed_until_all_are_settled(
     provision_policy: ProvisionPolicy, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aftermath, "LOOK_SECONDS", 0.3)
@@ -104,19 +104,19 @@ def test_all_that_was_moved_is_followed_until_it_is_settled(
     shown = Shown()
     with consumed(provisioned, policy) as handler:
         aftermath.follow(job, shown)
-        last = shown.found[-1]
+        last = shown.outcomes[-1]
 
     assert last.settled
     assert last.moved == COUNT
     assert (last.handled, last.waiting, last.dead) == (40, 0, 20)
     assert sum(handler.handled.values()) == 40
     assert last.causes == {"ValueError": 20}
-    for reported in shown.found:
+    for reported in shown.outcomes:
         assert reported.handled + reported.waiting + reported.dead == COUNT
         assert reported.handled <= 40
 
 
-def test_without_consumers_all_waits_and_the_status_says_so(
+def test_status_without_consumers_counts_all_as_waiting(
     provision_policy: ProvisionPolicy, make_job: MakeJob
 ) -> None:
     provisioned = provision_policy(partitions=2)
@@ -133,7 +133,7 @@ def test_without_consumers_all_waits_and_the_status_says_so(
     assert last.causes == ()
 
 
-def test_a_batch_that_is_replayed_counts_message_by_message(
+def test_replayed_batch_counts_each_message(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -142,7 +142,7 @@ def test_a_batch_that_is_replayed_counts_message_by_message(
     runs.run(job, Local(), Notes())
     shown = Shown()
     aftermath.follow(job, shown)
-    assert [(reported.moved, reported.waiting) for reported in shown.found] == [(3, 3)]
-    assert shown.found[-1].to_status() == {
+    assert [(reported.moved, reported.waiting) for reported in shown.outcomes] == [(3, 3)]
+    assert shown.outcomes[-1].to_status() == {
         "handled": 0, "waiting": 3, "deadAgain": 0, "causes": [], "settled": False,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A run rests, ends and keeps to its rate while its tasks are under way."""
+"""A run is suspended, ends and keeps to its rate while its tasks are under way."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COUNT = 6_000
 
 
 class Author:
-    """Who made the Replay, and changes it."""
+    """The author of a Replay, who changes its desired run state while it runs."""
 
     def __init__(self) -> None:
         self.wish = Wish.RUN
@@ -49,7 +49,7 @@ class Author:
         self.is_full = threading.Event()
         self.full_topics: set[TopicName] = set()
         self.accounts = [Account()]
-        self.go_on = threading.Event()
+        self.resume = threading.Event()
 
     def rate_limit(self, job: ReplayJob) -> float | None:
         return job.rate_limit
@@ -65,7 +65,7 @@ class Author:
             self.full_topics.add(rests.full_topic)
             self.is_full.set()
         if self.wish is not Wish.RUN:
-            self.go_on.set()
+            self.resume.set()
         return self.wish
 
     def report_scan(self, scanned: Scanned) -> None:
@@ -81,8 +81,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def running(provisioned: Any, author: Author) -> Iterator[Future[Account]]:  # noqa: ANN401
-    """Run a Replay of everything beside the test: a part, and the rest when it may go on."""
-    with held_at(COUNT // 4) as author.go_on, ThreadPoolExecutor(1) as threads:
+    """Run a Replay of everything beside the test: a part, and the rest once it may resume."""
+    with held_at(COUNT // 4) as author.resume, ThreadPoolExecutor(1) as threads:
         try:
             yield threads.submit(runs.run, job_of(provisioned), Local(), author)
         except BaseException:
@@ -128,12 +128,12 @@ def test_run_waits_while_target_exceeds_its_backlog_quota(
         provisioned.admin("POST", target, "backlogQuota", quota)
         while not author.is_full.is_set():
             provisioned.admin("PUT", target, "unload")  # else it takes a minute to be noticed
-            author.go_on.set()
+            author.resume.set()
             author.is_full.wait(5)
             assert not run.done()
         time.sleep(broker.WAIT_SECONDS + 2 * dispatch.FULL_SECONDS)
         assert author.full_topics == {target}
-        # What it may have stored without a receipt is looked for when it can send again.
+        # Messages stored without a receipt are looked for when the run can send again.
         account = author.accounts[-1]
         moved = len(provisioned.in_target())
         assert 1_000 <= moved < count
@@ -149,7 +149,7 @@ def test_run_waits_while_target_exceeds_its_backlog_quota(
 def test_trimming_of_a_full_target_leaves_nothing_in_doubt(
     provision_policy: ProvisionPolicy,
 ) -> None:
-    """Nothing was sent by a task that was not let in."""
+    """A task whose producer was refused has sent nothing."""
     provisioned, author = provision_policy(), Author()
     provisioned.bury_many(10)
     target = provisioned.policy.retry_topic
@@ -212,7 +212,7 @@ def test_all_tasks_together_keep_to_the_rate(
 
 
 def published(provisioned: Any) -> list[int]:  # noqa: ANN401
-    """When the broker had each message of the retry topic from its producer, in milliseconds."""
+    """Return when the broker received each message of the retry topic, in milliseconds."""
     policy, broker = provisioned.policy, provisioned.broker
     (partition,) = reading_broker.read_partitions(broker.admin_url, policy.retry_topic)
     topic = reader.ReadableTopic(provisioned.client, broker.admin_url, policy.retry_topic)
@@ -224,7 +224,7 @@ def published(provisioned: Any) -> list[int]:  # noqa: ANN401
 def test_recreated_subscription_keeps_unselected_messages(
     provision_policy: ProvisionPolicy,
 ) -> None:
-    """As on a broker that makes subscriptions by itself."""
+    """The broker creates subscriptions automatically."""
     count = 400
     provisioned = provision_policy()
     topic = provisioned.policy.dead_letter_topic
@@ -233,12 +233,12 @@ def test_recreated_subscription_keeps_unselected_messages(
     provisioned.broker.request("POST", path, made).check("have subscriptions made")
     provisioned.bury_many(count)
     job = dataclasses.replace(selecting(job_of(provisioned)), rate_limit=50)
-    with held_at(count // 4) as go_on, ThreadPoolExecutor(1) as threads:
+    with held_at(count // 4) as resume, ThreadPoolExecutor(1) as threads:
         run = threads.submit(runs.run, job, EverySecond(), Notes())
         wait_until_moved(provisioned, count // 8)
         provisioned.admin("DELETE", topic, f"subscription/{DEAD_LETTER_SUBSCRIPTION}?force=true")
-        go_on.set()
+        resume.set()
         account = run.result(120)
     assert (account.matched, account.moved) == (count // 2, count // 2)
     assert provisioned.in_target() == numbers(count)[::2]
-    assert provisioned.ids(provisioned.resting()) == numbers(count)[1::2]
+    assert provisioned.ids(provisioned.unacknowledged()) == numbers(count)[1::2]

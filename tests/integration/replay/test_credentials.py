@@ -140,7 +140,7 @@ def test_client_credentials_of_an_issuer(
 
 
 Notebook = tuple[Broker, dict[str, str]]
-"""A broker, and what a notebook says of it and of who it is there."""
+"""A broker, and the options of a notebook that connects to it."""
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def issuer_of_notebook(broker: Broker, issuer: str, tmp_path: Path) -> Notebook:
 
 @pytest.fixture
 def open_notebook(broker: Broker, tmp_path: Path) -> Iterator[Notebook]:
-    """Of a broker for development, which asks for no credentials."""
+    """A notebook at a broker for development, which asks for no credentials."""
     with own_broker(broker.version, tmp_path, OPEN) as asks_none:
         yield asks_none, {"service.url": asks_none.service_url, "admin.url": asks_none.admin_url}
 
@@ -183,7 +183,7 @@ def open_notebook(broker: Broker, tmp_path: Path) -> Iterator[Notebook]:
 def test_data_source_reads_its_own_rows(
     notebook: SparkSession, request: pytest.FixtureRequest, method: str
 ) -> None:
-    """By a token it does in its own tests."""
+    """The tests of the data source itself use a token."""
     on, options = request.getfixturevalue(method)
     tenant = f"t-{secrets.token_hex(4)}"
     on.create_namespace(tenant, "test")

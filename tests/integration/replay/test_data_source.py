@@ -46,7 +46,7 @@ class Desk:
         return topic
 
     def unload(self, topic: str) -> None:
-        """Close the ledgers of a topic: what is sent from now on lies in others."""
+        """Close the ledgers of a topic: later messages go to new ones."""
         self.admin("PUT", topic, "/unload")
 
     def trim(self, topic: str) -> None:
@@ -89,7 +89,7 @@ class Desk:
         assert results == [pulsar.Result.Ok] * count
 
     def options(self, *, admin: bool = True, token: str = "") -> dict[str, str]:
-        """Return what every read and write here has."""
+        """Return the options of every read and write here."""
         return {
             "service.url": self.broker.service_url,
             "pulsar.client.authPluginClassName": TOKEN_PLUGIN,
@@ -97,13 +97,13 @@ class Desk:
         } | ({"admin.url": self.broker.admin_url} if admin else {})
 
     def read(self, *, admin: bool = True, token: str = "", **others: str) -> DataFrame:
-        """Return what a read with further options gives."""
+        """Return the rows of a read with further options."""
         options = self.options(admin=admin, token=token) | others
         return self.spark.read.format("pulsar").options(**options).load()
 
 
 def numbers(frame: DataFrame) -> list[int]:
-    """Return the numbers of what was read, in order."""
+    """Return the numbers of the rows, in order."""
     return sorted(int(row.value) for row in frame.select("value").collect())
 
 
@@ -141,7 +141,7 @@ def desk(notebook: SparkSession, broker: Broker, pulsar_namespace: str) -> Itera
     client.close()
 
 
-def test_a_batch_has_all_that_messages_carry(desk: Desk) -> None:
+def test_batch_has_all_fields_of_messages(desk: Desk) -> None:
     topic = desk.topic("orders")
     desk.send(topic, 3)
     desk.send(topic, 2, batched=True)
@@ -179,7 +179,7 @@ def test_times_that_python_does_not_have_are_null(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("admin", [True, False], ids=["admin", "binary protocol alone"])
-def test_positions_bound_what_is_read(desk: Desk, admin: bool) -> None:  # noqa: FBT001
+def test_positions_bound_the_messages_of_a_read(desk: Desk, admin: bool) -> None:  # noqa: FBT001
     topic = desk.topic("orders")
     desk.send(topic, 6)
     desk.send(topic, 4, batched=True)
@@ -193,7 +193,7 @@ def test_positions_bound_what_is_read(desk: Desk, admin: bool) -> None:  # noqa:
     assert numbers(frame) == [2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
-def test_topics_are_found_by_a_pattern_with_all_their_partitions(desk: Desk) -> None:
+def test_pattern_reads_all_partitions_of_its_topics(desk: Desk) -> None:
     desk.send(desk.topic("orders-eu", partitions=3), 20)
     desk.send(desk.topic("orders-us"), 5)
     desk.topic("orders-none", partitions=2)
@@ -314,7 +314,7 @@ def test_stream_resumes_and_repeats_a_batch_exactly(desk: Desk, tmp_path: Path) 
 
 
 def test_subscription_moved_under_a_stream_is_detected(desk: Desk, tmp_path: Path) -> None:
-    """As when messages expire; nothing else lets the broker delete what follows."""
+    """Skipping all messages stands for their expiry: only then may the broker delete them."""
     topic = desk.topic("orders", subscription="notebook")
     values: list[int] = []
 
@@ -437,7 +437,7 @@ def test_examples_of_the_guide_run(desk: Desk, tmp_path: Path) -> None:
             ("/var/run/pulsar", str(tmp_path)),
         ]:
             block = block.replace(shown, real)  # noqa: PLW2901
-        exec(block, names)  # noqa: S102  what the guide shows
+        exec(block, names)  # noqa: S102  an example of the guide
     assert names["everything"].count() == 5
     for result in results:
         assert numbers(desk.read(topic=result)) == list(range(5))

@@ -1,4 +1,4 @@
-"""A dry run tells what a Replay would do, and changes nothing."""
+"""A dry run shows the effect of a Replay, and changes nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_dry_run_moves_nothing_and_leaves_the_ledger_alone(
     assert provisioned.backlog_of_dead_letters() == 8
 
 
-def test_a_selection_is_counted_by_spark_and_shown_in_the_status(
+def test_selection_counted_by_spark_is_shown_in_status(
     provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
 ) -> None:
     provisioned = provision_policy()
@@ -77,11 +77,11 @@ def test_a_selection_is_counted_by_spark_and_shown_in_the_status(
         ("PartOfBatch", 1)
     ]
     assert len(status.preview.samples) == 5
-    assert len(provisioned.resting()) == 11
+    assert len(provisioned.unacknowledged()) == 11
 
 
 class Watched(Local):
-    """Goes on once the status shows what the first range holds."""
+    """Continues once the status shows the messages of the first range."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_counts_by_cause_are_shown_before_all_is_scanned(
     assert (last.preview.causes[0].messages, last.preview.estimated_seconds) == (12, 1)
 
 
-def test_all_parts_of_a_selection_have_to_hold(
+def test_selection_requires_all_its_parts(
     provision_policy: ProvisionPolicy, make_job: MakeJob, spark: SparkSession
 ) -> None:
     provisioned = provision_policy(dead_partitions=2)
@@ -138,7 +138,7 @@ def test_all_parts_of_a_selection_have_to_hold(
     by_key = Choice(keys=("eu",))
     samples = runs.preview(dataclasses.replace(job, choice=by_key), Local(), Notes()).samples
     assert len(samples) == 6
-    published = [message.publish_timestamp() for message in provisioned.resting()]
+    published = [message.publish_timestamp() for message in provisioned.unacknowledged()]
     whole = {"since": min(published), "until": max(published) + 1}
     for choice, count in (
         (by_key, 6),
@@ -162,4 +162,4 @@ def test_all_parts_of_a_selection_have_to_hold(
         == 4
     )
     assert {message.partition_key() for message in provisioned.replayed()} == {"eu"}
-    assert len(provisioned.resting()) == 9
+    assert len(provisioned.unacknowledged()) == 9

@@ -25,12 +25,12 @@ def shop(installed: Sandbox) -> Iterator[Shop]:
 
 
 def rights(shop: Shop, topic: str) -> dict[str, Any]:
-    """Return what each role may do on a topic."""
+    """Return the rights of each role on a topic."""
     path = f"/admin/v2/persistent/{shop.name}/prod/{topic}/permissions"
     answer = shop.sandbox.pulsar.request("GET", path)
     answer.check("read the rights")
-    found: dict[str, Any] = json.loads(answer.body)
-    return found
+    actions: dict[str, Any] = json.loads(answer.body)
+    return actions
 
 
 @pytest.mark.timeout(3 * SECONDS)
@@ -60,12 +60,12 @@ def test_source_target_requires_subscription_and_guarantee(shop: Shop) -> None:
     shop.reaches("exactly-once", "Completed")
 
     received = _receive(shop, 7)
-    assert len({each["id"] for each in received}) == 7
-    assert {each[RECONSUMETIMES] for each in received} == {"0"}
+    assert len({message["id"] for message in received}) == 7
+    assert {message[RECONSUMETIMES] for message in received} == {"0"}
 
 
 @pytest.mark.timeout(SECONDS)
-def test_no_replay_reaches_a_topic_that_is_not_its_own(shop: Shop) -> None:
+def test_replay_to_a_foreign_topic_is_refused(shop: Shop) -> None:
     other = f"u-{secrets.token_hex(4)}"
     clusters = {"adminRoles": [f"{shop.name}-admin"], "allowedClusters": ["standalone"]}
     shop.rest("PUT", f"tenants/{other}", clusters)
@@ -139,17 +139,17 @@ def refuses(shop: Shop, target: str, reason: str, got: str) -> None:
     def is_refused() -> bool:
         shop.replay(name, target={"type": "Topic", "topic": target}, suspend=False)
         status = shop.reaches(name, "Pending")
-        found: bool = status["Ready"]["reason"] == reason
-        if found:
+        refused: bool = status["Ready"]["reason"] == reason
+        if refused:
             assert got in status["Stalled"]["message"]
         shop.kubectl("delete", "replay", name)
-        return found
+        return refused
 
     wait_until(is_refused, seconds=60)
 
 
 @pytest.mark.timeout(2 * SECONDS)
-def test_right_at_target_ends_with_a_replay_that_is_deleted(shop: Shop) -> None:
+def test_right_at_target_ends_with_a_deleted_replay(shop: Shop) -> None:
     shop.bury(40, "WarehouseDown")
     at = f"persistent/{shop.name}/prod/checked"
     target = f"persistent://{shop.name}/prod/checked"
@@ -212,11 +212,11 @@ def test_no_field_names_a_topic_of_pulsars_own(shop: Shop) -> None:
 
 
 def _receive(shop: Shop, count: int) -> list[dict[str, str]]:
-    """Return the properties of what is in the source topic."""
+    """Return the properties of the messages in the source topic."""
     client = shop.client()
     consumer = client.subscribe(str(shop.policy.topic), "fulfilment")
-    found = [dict(consumer.receive(60_000).properties()) for _ in range(count)]
+    properties = [dict(consumer.receive(60_000).properties()) for _ in range(count)]
     with pytest.raises(pulsar.Timeout):
         consumer.receive(1_500)
     client.close()
-    return found
+    return properties

@@ -49,7 +49,7 @@ def test_selective_run_leaves_the_rest_to_the_next_run(
     provisioned.bury(15, "TimeoutError", partition_key="k", event_timestamp=event_time)
     provisioned.bury(7, "ValueError", content=None, ordering_key="o")
     provisioned.bury(3, "TimeoutError")
-    before = {m.properties()["id"]: m for m in provisioned.resting()}
+    before = {m.properties()["id"]: m for m in provisioned.unacknowledged()}
 
     job, progress = make_job(
         provisioned, "cause_type = 'TimeoutError' and event_time >= '2026-11-20 09:00:00'"
@@ -60,7 +60,7 @@ def test_selective_run_leaves_the_rest_to_the_next_run(
     moved = provisioned.replayed()
     assert len(moved) == 15
     assert {m.properties()[CAUSE_TYPE] for m in moved} == {"TimeoutError"}
-    assert len(provisioned.resting()) == 10
+    assert len(provisioned.unacknowledged()) == 10
     counts = progress.read().counts
     assert (counts.scanned, counts.matched, counts.moved, counts.left) == (25, 15, 15, 0)
 
@@ -69,7 +69,7 @@ def test_selective_run_leaves_the_rest_to_the_next_run(
     jobs.run(job, Spark(spark, job), progress)
 
     moved += provisioned.replayed()
-    assert provisioned.resting() == []
+    assert provisioned.unacknowledged() == []
     assert provisioned.ids(moved) == sorted(before)
     for message in moved:
         source = before[message.properties()["id"]]
@@ -100,7 +100,7 @@ def test_messages_replayed_too_often_are_parked(
     for replays in range(5):
         provisioned.bury(2, replays=replays)
     often = provisioned.ids(
-        message for message in provisioned.resting()
+        message for message in provisioned.unacknowledged()
         if int(message.properties().get(REPLAYS, "0")) >= 3
     )  # fmt: skip
     job, progress = make_job(provisioned, spec["select"]["where"])
@@ -111,7 +111,7 @@ def test_messages_replayed_too_often_are_parked(
     assert (account.matched, account.moved, account.left) == (4, 4, 0)
     assert provisioned.in_target(parked) == often
     assert provisioned.in_target() == []
-    assert len(provisioned.resting()) == 6
+    assert len(provisioned.unacknowledged()) == 6
     provisioned.check_audit(parked)
 
 
@@ -122,7 +122,7 @@ def test_causes_and_fingerprints_select_in_spark(
     provisioned = provision_policy(partitions=2)
     zeros, ones = "0" * 16, "1" * 16
     provisioned.bury(2, "WarehouseDown", fingerprint=zeros)
-    selected = provisioned.ids(provisioned.resting())
+    selected = provisioned.ids(provisioned.unacknowledged())
     provisioned.bury(2, "WarehouseDown", fingerprint=ones)
     provisioned.bury(2, "WarehouseDown")
     provisioned.bury(2, "TimeoutError", fingerprint=zeros)
@@ -162,7 +162,7 @@ def test_rate_limit_changes_while_a_run_moves(
         assert run.result(count // 3).moved == count
 
 
-def test_a_run_takes_every_range_and_reports_on_its_way(
+def test_run_takes_every_range_and_reports_progress(
     provision_policy: ProvisionPolicy,
     make_job: MakeJob,
     spark: SparkSession,
@@ -174,7 +174,7 @@ def test_a_run_takes_every_range_and_reports_on_its_way(
     provisioned = provision_policy(dead_partitions=2)
     provisioned.bury_many(count)
     job, progress = make_job(provisioned, "size > 0")
-    # What is stored is acknowledged every second: a faster run shows no progress between.
+    # Stored messages are acknowledged every second: a faster run shows no progress between.
     job = dataclasses.replace(job, rate_limit=1_000)
     moved: list[int] = []
     scans: list[int] = []
@@ -227,7 +227,7 @@ def test_resumed_run_keeps_the_end_fixed_at_its_start(
     jobs.run(job, Local(), progress)
 
     assert len(provisioned.replayed()) == 5
-    assert len(provisioned.resting()) == 4
+    assert len(provisioned.unacknowledged()) == 4
     assert progress.read().counts.matched == 5
 
 
@@ -248,7 +248,7 @@ def test_failed_job_writes_the_refusal_into_the_status(
     job, progress = make_job(provisioned)
     monkeypatch.setattr(
         replay_spark, "spark_session", lambda _job: nullcontext(spark)
-    )  # it goes on after
+    )  # which other tests use later
     with pytest.raises(DeduplicationOffError, match="deduplication is off") as refused:
         main([job.encode()])
     status = progress.read()
@@ -262,7 +262,7 @@ def test_failed_job_writes_the_refusal_into_the_status(
         )
         raise RuntimeError("Spark does not start")
 
-    # What can't be written hides nothing: the log has it, and the exit code.
+    # A failed write of the status hides no error: the log has it, and the exit code.
     monkeypatch.setattr(replay_spark, "spark_session", begin_and_lose_the_replay)
     with pytest.raises(RuntimeError, match="Spark does not start"):
         main([job.encode()])
@@ -280,7 +280,7 @@ def test_an_empty_topic_is_replayed_at_once(
     assert status.finished
 
 
-def test_a_plan_that_is_lost_is_not_made_again(
+def test_lost_plan_is_not_made_again(
     provision_policy: ProvisionPolicy,
     make_job: MakeJob,
     replay_token: str,
@@ -305,7 +305,7 @@ def test_a_plan_that_is_lost_is_not_made_again(
     again.begin()
     again.finish()
     main([job.encode()])  # it is done, whatever the ledger says
-    assert len(provisioned.resting()) == 2
+    assert len(provisioned.unacknowledged()) == 2
 
 
 def test_job_of_a_deleted_replay_moves_nothing_and_succeeds(
@@ -322,7 +322,7 @@ def test_job_of_a_deleted_replay_moves_nothing_and_succeeds(
     assert provisioned.in_target() == []
 
 
-def test_a_run_of_more_than_its_bound_waits_for_approval(
+def test_run_above_its_bound_waits_for_approval(
     provision_policy: ProvisionPolicy,
     make_job: MakeJob,
     replay_api: Cluster,
@@ -336,7 +336,7 @@ def test_a_run_of_more_than_its_bound_waits_for_approval(
     job, _ = make_job(provisioned)
     job = dataclasses.replace(job, approval_above=4)
     with monkeypatch.context() as patch:
-        patch.setenv("KUBECONFIG", "/nowhere")  # what is not known is no approval
+        patch.setenv("KUBECONFIG", "/nowhere")  # an unknown approval counts as none
         assert Progress(job).report(Account(left=5)) is Wish.SUSPEND
     assert Progress(job).report(Account(left=4)) is Wish.RUN
     progress = Progress(job)
@@ -380,4 +380,4 @@ def test_run_past_its_deadline_fails_and_does_not_restart(
     patch(phase="Failed")
     main([job.encode()])
     assert provisioned.in_target() == []
-    assert len(provisioned.resting()) == 5
+    assert len(provisioned.unacknowledged()) == 5

@@ -1,4 +1,4 @@
-"""A broker that is killed behind a replay: what it forgets is not lost, and not sent again."""
+"""A broker that is killed during or after a replay: no message is lost, or sent twice."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def findings(provisioned: Any) -> AuditFindings:  # noqa: ANN401
     return audit.audit(urls, *dead_letter, policy.retry_topic)
 
 
-def check(provisioned: Any, moved: list[str], *, left: int) -> None:  # noqa: ANN401
-    """Check that these dead letters are moved, each once, and that *left* others rest."""
+def check(provisioned: Any, moved: list[str], *, remaining: int) -> None:  # noqa: ANN401
+    """Check that these dead letters are moved, each once, and that *remaining* others are not."""
     assert provisioned.in_target() == moved
     assert findings(provisioned) == AuditFindings()
-    assert provisioned.backlog_of_dead_letters() == left
+    assert provisioned.backlog_of_dead_letters() == remaining
 
 
 def test_run_resumes_when_the_broker_is_killed(
@@ -70,9 +70,9 @@ def test_run_resumes_when_the_broker_is_killed(
         assert running.poll() is None
         running.send_signal(signal.SIGCONT)
         killable.restart_broker()
-        _, said = running.communicate(timeout=200)
-    assert running.returncode == 0, said
-    check(provisioned, numbers(count), left=0)
+        _, errors = running.communicate(timeout=200)
+    assert running.returncode == 0, errors
+    check(provisioned, numbers(count), remaining=0)
 
 
 def test_acknowledgements_forgotten_by_a_broker_are_repeated(
@@ -94,9 +94,9 @@ def test_acknowledgements_forgotten_by_a_broker_are_repeated(
     same = runs.run(selecting(job_of(provisioned)), EverySecond(), Notes())
 
     assert (same.matched, same.moved) == (0, 0)
-    check(provisioned, numbers(count)[::2], left=count // 2)
+    check(provisioned, numbers(count)[::2], remaining=count // 2)
 
     other = replay(provisioned)
 
     assert (other.scanned, other.matched, other.moved) == (count // 2, count // 2, count // 2)
-    check(provisioned, numbers(count), left=0)
+    check(provisioned, numbers(count), remaining=0)

@@ -1,4 +1,4 @@
-"""A run by Spark that is killed: the next Replay goes on with it. `make chaos` has the others."""
+"""A run by Spark that is killed: the next Replay resumes it. `make chaos` has the others."""
 
 from __future__ import annotations
 

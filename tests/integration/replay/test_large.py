@@ -47,17 +47,17 @@ pytestmark = pytest.mark.usefixtures("replay_token")
 
 
 IN_CHUNKS = 11_000_000
-"""What takes three entries."""
+"""Size in bytes of a message that takes three entries."""
 
 
 def noise(size: int) -> bytes:
-    """What no compression makes smaller."""
+    """Return bytes that no compression makes smaller."""
     return random.Random(size).randbytes(size)  # noqa: S311 - the same in each run, no secret
 
 
 @contextlib.contextmanager
 def producer(provisioned: Any) -> Iterator[pulsar.Producer]:  # noqa: ANN401
-    """Send to the dead-letter topic as a hop does what is large."""
+    """Yield a producer with which a hop sends large messages to the dead-letter topic."""
     made = provisioned.client.create_producer(
         str(provisioned.policy.dead_letter_topic),
         batching_enabled=False,
@@ -243,7 +243,7 @@ def cut_off(provisioned: Any, topic: TopicName) -> None:  # noqa: ANN401
 
 
 def entries(provisioned: Any, topic: TopicName) -> int:  # noqa: ANN401
-    """Count what was ever stored."""
+    """Return how many entries were ever stored."""
     count: int = json.loads(provisioned.admin("GET", topic, "stats"))["msgInCounter"]
     return count
 
@@ -255,7 +255,7 @@ class Dies(Local):
         raise RuntimeError(str(task.range))
 
 
-def test_parts_of_a_message_that_never_came_hold_no_run_up(
+def test_incomplete_chunked_message_does_not_block_a_run(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -289,8 +289,8 @@ COUNT, BYTES = 300, 1_000_000
 
 
 MOST_MEBIBYTES = 200
-"""Beside what the process has before. It takes 130; 430 if what was read were not moved by and by,
-and 230 if the broker were asked for more than 16 MiB ahead."""
+"""Limit of the memory that a run adds to its process. It takes 130; 430 if a run moved no message
+before all are read, and 230 if it asked the broker for more than 16 MiB ahead."""
 
 
 RUN = f"""{SILENT}{PEAK}

@@ -87,7 +87,7 @@ def test_documented_audit_commands_list_refused_messages(
 
     shown = pasted(provisioned, cluster, kube_namespace, tmp_path)
 
-    ids = [message.message_id() for message in provisioned.resting()]
+    ids = [message.message_id() for message in provisioned.unacknowledged()]
     assert shown.splitlines() == [
         *(f"{kind}: 0" for kind in ("doubled", "missing", "unrecorded", "returned", "open")),
         *(f"{at.ledger_id()}:{at.entry_id()}:-1 1 ReplayedTooOften tests/again" for at in ids),
@@ -95,7 +95,7 @@ def test_documented_audit_commands_list_refused_messages(
 
 
 def pasted(provisioned: Any, cluster: Cluster, namespace: str, folder: Path) -> str:  # noqa: ANN401
-    """Run all commands of the page, and return what they print; only places are other ones."""
+    """Run all commands of the page with the places of the test, and return their output."""
     script = "\n".join(block.text for block in commands(AUDIT))
     for written, here in (
         ("pulsar://pulsar:6650", provisioned.broker.service_url),

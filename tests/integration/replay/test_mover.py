@@ -58,13 +58,13 @@ def test_everything_is_moved_once_and_acknowledged(
 ) -> None:
     provisioned = provision_policy(partitions=partitions, dead_partitions=partitions)
     provisioned.bury(50)
-    buried = provisioned.ids(provisioned.resting())
+    buried = provisioned.ids(provisioned.unacknowledged())
 
     account = replay(provisioned)
 
     assert (account.scanned, account.matched, account.moved, account.left) == (50, 50, 50, 0)
     assert provisioned.ids(provisioned.replayed()) == buried
-    assert provisioned.resting() == []
+    assert provisioned.unacknowledged() == []
     assert replay(provisioned) == Account()
 
 
@@ -75,13 +75,13 @@ def test_subscription_with_encoded_name_is_replayed(
     """The broker encodes the names of cursors, and of topics in addresses."""
     provisioned = provision_policy(partitions=2, subscription=name, dead_letter_subscription=name)
     provisioned.bury(20)
-    buried = provisioned.ids(provisioned.resting())
+    buried = provisioned.ids(provisioned.unacknowledged())
 
     account = replay(provisioned)
 
     assert (account.scanned, account.moved, account.left) == (20, 20, 0)
     assert provisioned.ids(provisioned.replayed()) == buried
-    assert provisioned.resting() == []
+    assert provisioned.unacknowledged() == []
     partitions = broker.read_partitions(
         provisioned.broker.admin_url, provisioned.policy.retry_topic, name
     )
@@ -90,7 +90,7 @@ def test_subscription_with_encoded_name_is_replayed(
 
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("partitions", [0, 3])
-def test_a_range_without_trouble_is_sent_by_the_protocol(
+def test_undisturbed_range_is_sent_by_the_protocol(
     provision_policy: ProvisionPolicy,
     monkeypatch: pytest.MonkeyPatch,
     partitions: int,
@@ -99,7 +99,7 @@ def test_a_range_without_trouble_is_sent_by_the_protocol(
     monkeypatch.setattr(mover, "ByClient", None)
     provisioned = provision_policy(partitions=partitions)
     provisioned.bury_many(1_000)
-    buried = provisioned.ids(provisioned.resting())
+    buried = provisioned.ids(provisioned.unacknowledged())
 
     account = replay(provisioned, batch=batch)
 
@@ -149,7 +149,7 @@ def test_client_takes_over_if_the_protocol_fails(
     """At the first message, or after some of which receipts are lost."""
     provisioned = provision_policy(partitions=3)
     provisioned.bury_many(1_000)
-    buried = provisioned.ids(provisioned.resting())
+    buried = provisioned.ids(provisioned.unacknowledged())
     entries, store = itertools.count(), ProtocolConnection.send
 
     def send(connection: ProtocolConnection, entry: bytes) -> None:
@@ -171,7 +171,7 @@ def test_client_takes_over_if_the_protocol_fails(
 def test_refusals_are_recorded_before_a_task_gives_up(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each takes tries, of which a task has so many; the next task goes on behind it."""
+    """Each refusal uses up attempts of its task; the next task resumes behind it."""
     monkeypatch.setattr(mover, "MAX_TRIES", 5)
     monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
     monkeypatch.setattr(sending, "ALONE_SECONDS", 1.5)
@@ -187,7 +187,7 @@ def test_refusals_are_recorded_before_a_task_gives_up(
     assert (account.matched, account.moved, account.refused, account.left) == (9, 6, 3, 0)
 
 
-def test_a_message_that_the_broker_refuses_is_never_passed_over(
+def test_message_refused_by_the_broker_is_never_skipped(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
@@ -196,14 +196,14 @@ def test_a_message_that_the_broker_refuses_is_never_passed_over(
     provisioned.bury(10)
     provisioned.bury(1, content=secrets.token_bytes(5_000))
     provisioned.bury(10)
-    buried = provisioned.ids(provisioned.resting())
+    buried = provisioned.ids(provisioned.unacknowledged())
     provisioned.change_policy("POST", provisioned.policy.retry_topic, "maxMessageSize", 1_000)
 
     account = replay(provisioned)
 
     assert (account.matched, account.moved, account.refused, account.left) == (21, 20, 1, 0)
     assert [refusal.cause for refusal in account.refusals] == ["NotAccepted"]
-    assert len(provisioned.resting()) == 1
+    assert len(provisioned.unacknowledged()) == 1
     provisioned.change_policy("DELETE", provisioned.policy.retry_topic, "maxMessageSize")
     assert replay(provisioned).moved == 1
     assert provisioned.in_target() == buried
@@ -236,17 +236,17 @@ def test_lost_acknowledgements_are_repeated_by_the_next_replay(
 ) -> None:
     provisioned = provision_policy()
     provisioned.bury(30)
-    buried = provisioned.ids(provisioned.resting())
+    buried = provisioned.ids(provisioned.unacknowledged())
     with monkeypatch.context() as patch:
         patch.setattr(RangeMover, "_acknowledge", lambda *_: None)
         patch.setattr(runs, "_see_acknowledged", lambda *_: None)
         assert replay(provisioned).moved == 30
-    assert len(provisioned.resting()) == 30
+    assert len(provisioned.unacknowledged()) == 30
 
     account = replay(provisioned)
 
     assert (account.matched, account.moved) == (0, 0)
-    assert provisioned.resting() == []
+    assert provisioned.unacknowledged() == []
     assert provisioned.in_target() == buried
 
 
@@ -279,7 +279,7 @@ def test_killed_run_is_resumed(
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_a_run_that_was_stopped_and_wakes_up_stores_nothing(
+def test_run_woken_after_a_stop_stores_nothing(
     provision_policy: ProvisionPolicy,
     batch: bool,  # noqa: FBT001
 ) -> None:
@@ -299,13 +299,13 @@ def test_a_run_that_was_stopped_and_wakes_up_stores_nothing(
     provisioned.check_audit()
 
 
-def test_answers_that_are_lost_are_asked_for_again(
+def test_requests_with_lost_answers_are_repeated(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic that is unloaded meanwhile answers none of those who were about to use it."""
     provisioned = provision_policy(partitions=2)
     provisioned.bury(10)
-    buried = provisioned.ids(provisioned.resting())
+    buried = provisioned.ids(provisioned.unacknowledged())
     impatient = functools.partial(broker.ReadingClient, operation_timeout_seconds=1)
     monkeypatch.setattr(broker, "ReadingClient", impatient)
     monkeypatch.setattr(session, "ANSWER_SECONDS", 1.0)
@@ -320,15 +320,15 @@ def test_answers_that_are_lost_are_asked_for_again(
     provisioned.check_audit()
 
 
-def test_looks_that_the_broker_fails_at_are_asked_for_again(
+def test_failed_lookup_requests_are_repeated(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy(partitions=2)
     provisioned.bury(10)
-    buried = provisioned.ids(provisioned.resting())
+    buried = provisioned.ids(provisioned.unacknowledged())
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy.before(provisioned.broker.admin_url))
-        for number in range(1, 60, 3):  # a look makes two calls at the most
+        for number in range(1, 60, 3):  # a lookup makes two calls at most
             trap = proxy.trap("internalStats", number, answering(503))
             last = stack.enter_context(trap)
         job = dataclasses.replace(selecting(job_of(provisioned)), admin_url=proxy.url)
@@ -339,7 +339,7 @@ def test_looks_that_the_broker_fails_at_are_asked_for_again(
     assert provisioned.in_target() == buried
 
 
-def test_a_subscription_that_others_hold_ends_the_run_at_once(
+def test_subscription_held_by_others_ends_the_run_at_once(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
@@ -421,7 +421,7 @@ def test_a_batch_is_moved_as_a_whole(
     provisioned.bury(1)
     assert replay(provisioned).moved == 4
     assert len(provisioned.in_target()) == 4
-    assert provisioned.resting() == []
+    assert provisioned.unacknowledged() == []
 
 
 def test_run_killed_among_batches_keeps_its_message_count(
@@ -470,7 +470,7 @@ def test_messages_refused_in_a_batch_are_sent_one_by_one(
     provisioned.check_audit()
 
 
-def test_a_batch_that_was_stored_whole_is_not_sent_again(
+def test_completely_stored_batch_is_not_sent_again(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provisioned = provision_policy()
@@ -487,7 +487,7 @@ def test_a_batch_that_was_stored_whole_is_not_sent_again(
 
     assert (account.matched, account.moved, account.left) == (3, 3, 0)
     assert len(provisioned.in_target()) == 3
-    assert provisioned.resting() == []
+    assert provisioned.unacknowledged() == []
 
 
 def test_target_without_deduplication_stops_the_run(

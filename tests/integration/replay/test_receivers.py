@@ -39,7 +39,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Author(Notes):
-    """The author of a Replay, who sees what it waits for, and may hold it back at first."""
+    """The author of a Replay, who sees why it waits, and may suspend it at first."""
 
     def __init__(self, *, approves: bool = True) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def wait_until_acknowledged(provisioned: Any) -> None:  # noqa: ANN401
 
 
 def kept(provisioned: Any, topic: TopicName) -> list[str]:  # noqa: ANN401
-    """Return the ids of what the other subscription keeps."""
+    """Return the ids of the messages that the other subscription keeps."""
     broker, client = provisioned.broker, provisioned.client
     return provisioned.ids(drain(broker, client, topic, AGAIN))  # type: ignore[no-any-return]
 
@@ -136,7 +136,7 @@ def test_subscription_deleted_in_the_middle_loses_no_message(
     guarantee: str,
     where: dict[str, int],
 ) -> None:
-    """Each is settled before, or kept by the other subscription, or rests."""
+    """Each is settled before, or kept by the other subscription, or stays a dead letter."""
     monkeypatch.setattr(windows, "CONFIRM_SECONDS", 0.1)
     provisioned = provision_policy()
     target = create_target(provisioned)
@@ -151,12 +151,12 @@ def test_subscription_deleted_in_the_middle_loses_no_message(
         resume.set()
         assert author.awaits.wait(60)
         wait_until_acknowledged(provisioned)
-        settled = {*numbers(COUNT)} - {*provisioned.ids(provisioned.resting())}
+        settled = {*numbers(COUNT)} - {*provisioned.ids(provisioned.unacknowledged())}
         subscribe(provisioned, target, where)
         account = run.result(300)
     assert account.matched == COUNT == account.moved + account.refused
     assert account.left == 0
-    resting = provisioned.ids(provisioned.resting())
+    resting = provisioned.ids(provisioned.unacknowledged())
     assert len(resting) == account.refused
     assert {*numbers(COUNT)} == {*settled, *kept(provisioned, target), *resting}
     assert settled.isdisjoint(resting)
@@ -208,7 +208,7 @@ def test_run_to_retry_topic_waits_for_subscription_of_policy(
         assert run.result(120).moved == 100
 
 
-def test_run_waits_for_target_that_is_deleted_and_made_again(
+def test_run_waits_for_recreation_of_its_target(
     provision_policy: ProvisionPolicy,
 ) -> None:
     """A broker deletes topics without subscriptions; their rights go with them."""

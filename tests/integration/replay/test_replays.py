@@ -62,9 +62,9 @@ class Shop:
         """Ask the broker as its super-user."""
         self.sandbox.pulsar.request(method, f"/admin/v2/{path}", body).check(f"{method} {path}")
 
-    def kubectl(self, *arguments: str, given: str | None = None) -> str:
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl in the namespace."""
-        return self.sandbox.cluster.kubectl(f"--namespace={self.name}", *arguments, input=given)
+        return self.sandbox.cluster.kubectl(f"--namespace={self.name}", *arguments, input=stdin)
 
     def apply(self, version: str, kind: str, name: str, **body: object) -> None:
         """Make or change one object."""
@@ -119,7 +119,7 @@ class Shop:
         self.apply("redrive.io/v1beta1", "Replay", name, spec=spec)
 
     def status(self, name: str) -> dict[str, Any]:
-        """Return the status of a Replay; what is said in conditions is under their types."""
+        """Return the status of a Replay, with each condition under its type."""
         return shown(self.sandbox.cluster.objects.get("replay", name, self.name))
 
     def reaches(self, name: str, phase: str, reason: str | None = None) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Shop:
         return self.status(name)
 
     def fails(self, name: str) -> dict[str, str]:
-        """Wait until the job of a Replay has failed, and return why, as it says itself."""
+        """Wait until the job of a Replay has failed, and return the failure in its status."""
         deadline = time.monotonic() + SECONDS
         while (failure := self.status(name).get("run", {}).get("failure")) is None:
             assert time.monotonic() < deadline, f"the job of {name} does not fail"
@@ -167,15 +167,15 @@ class Shop:
         client.close()
 
     def replayed(self) -> list[str]:
-        """Return the causes of what is in the retry topic, one for each message."""
+        """Return the cause of each message in the retry topic, in alphabetical order."""
         client = self.client()
-        found: dict[str, list[str]] = {}
+        causes: dict[str, list[str]] = {}
         for message in drain(self.sandbox.pulsar, client, self.policy.retry_topic, "fulfilment"):
             properties = message.properties()
-            found.setdefault(properties["id"], []).append(properties[CAUSE_TYPE])
+            causes.setdefault(properties["id"], []).append(properties[CAUSE_TYPE])
         client.close()
-        assert all(len(copies) == 1 for copies in found.values())
-        return sorted(copies[0] for copies in found.values())
+        assert all(len(copies) == 1 for copies in causes.values())
+        return sorted(copies[0] for copies in causes.values())
 
     def applications(self, kind: str = "sparkapp") -> list[dict[str, Any]]:
         """Return the SparkApplications of the namespace, as kubectl calls them."""
@@ -233,9 +233,9 @@ def test_replays_of_one_policy_run_in_turn_and_report(
     assert failure["reason"] == "ReplayRoleRefused"
     assert f"refused to open the ledger {shop.policy.ledger_topic}" in failure["message"]
     (application,) = shop.applications()
-    said = application["status"]["applicationState"].get("errorMessage")
+    error = application["status"]["applicationState"].get("errorMessage")
     # The Spark operator knows no more, and has the job run again by and by.
-    assert said in {None, "driver container failed with ExitCode: 1, Reason: Error"}
+    assert error in {None, "driver container failed with ExitCode: 1, Reason: Error"}
     shop.rest("POST", right, ["produce", "consume"])
     first = shop.reaches("first", "Completed")
     assert "failure" not in first["run"]
@@ -257,7 +257,7 @@ def test_replays_of_one_policy_run_in_turn_and_report(
 
 @pytest.mark.timeout(SECONDS + 60)
 def test_apache_operator_runs_a_replay_by_certificate(apache_shop: Shop) -> None:
-    """What its template of pods mounts is a certificate, and authorities of the namespace."""
+    """Its pod template mounts a certificate, and the authorities of the namespace."""
     shop = apache_shop
     broker = shop.sandbox.pulsar
     certificate, key = broker.certificate("replayer")
@@ -288,9 +288,9 @@ def test_apache_operator_runs_a_replay_by_certificate(apache_shop: Shop) -> None
 
 
 def _check_no_token_leaked(shop: Shop) -> None:
-    said = [path.read_text() for path in (shop.sandbox.state / "spark" / shop.name).glob("*.log")]
-    said.append(shop.sandbox.processes.log(installation.OPERATOR).read_text())
-    said.append(
+    texts = [path.read_text() for path in (shop.sandbox.state / "spark" / shop.name).glob("*.log")]
+    texts.append(shop.sandbox.processes.log(installation.OPERATOR).read_text())
+    texts.append(
         shop.kubectl(
             "get",
             "sparkapp,sparkapplications.spark.apache.org,replay,bconn,rpol,event",
@@ -298,9 +298,9 @@ def _check_no_token_leaked(shop: Shop) -> None:
             "yaml",
         )
     )
-    assert len(said) >= 3
+    assert len(texts) >= 3
     for token in shop.tokens.values():
-        assert not any(token in text for text in said)
+        assert not any(token in text for text in texts)
 
 
 @pytest.mark.timeout(2 * SECONDS + 60)
@@ -324,8 +324,8 @@ def test_deleted_application_is_relaunched_and_moves_once(shop: Shop) -> None:
 def test_forbidden_selection_fails_the_replay_before_a_launch(shop: Shop) -> None:
     shop.replay("hostile", "java_method('java.lang.System', 'getenv', 'PATH') = 'x'")
     status = shop.reaches("hostile", "Failed", "InvalidSpec")
-    told = "a selection can't use this, at character 1; got 'java_method'"
-    assert told in status["Stalled"]["message"]
+    message = "a selection can't use this, at character 1; got 'java_method'"
+    assert message in status["Stalled"]["message"]
     assert "completionTime" in status
     assert shop.applications() == []
 
@@ -347,19 +347,19 @@ def test_replay_waits_for_service_account_and_secret_of_job(shop: Shop) -> None:
     shop.declare()
     shop.replay("early")
     status = shop.reaches("early", "Pending", "ServiceAccountNotFound")
-    told = status["Reconciling"]["message"]
-    assert f"got '{shop.name}/redrive-replay'" in told
-    assert f"add {shop.name} to replay.namespaces" in told
+    message = status["Reconciling"]["message"]
+    assert f"got '{shop.name}/redrive-replay'" in message
+    assert f"add {shop.name} to replay.namespaces" in message
     assert shop.applications() == []
     shop.kubectl("delete", "secret", "pulsar-replayer")
     chart.prepare_replays(shop.sandbox.cluster, shop.name)
-    told = shop.reaches("early", "Pending", "JobSecretNotFound")["Reconciling"]["message"]
-    assert f"got '{shop.name}/pulsar-replayer'" in told
+    message = shop.reaches("early", "Pending", "JobSecretNotFound")["Reconciling"]["message"]
+    assert f"got '{shop.name}/pulsar-replayer'" in message
     assert shop.applications() == []
     token = {"token": shop.tokens["pulsar-replayer"]}
     shop.apply("v1", "Secret", "pulsar-replayer", stringData=token)
-    told = shop.reaches("early", "Pending", "ConsentMissing")["Reconciling"]["message"]
-    assert f"`redrive.io/usable-by: {shop.name}/main`" in told
+    message = shop.reaches("early", "Pending", "ConsentMissing")["Reconciling"]["message"]
+    assert f"`redrive.io/usable-by: {shop.name}/main`" in message
     assert shop.applications() == []
     usable = f"redrive.io/usable-by={shop.name}/main"
     shop.kubectl("annotate", "secret/pulsar-replayer", usable)
@@ -396,9 +396,9 @@ def test_foreign_connection_gets_no_secret_of_a_namespace(shop: Shop) -> None:
         "--timeout=180s",
     )  # fmt: skip
     shop.replay("steal")
-    told = shop.reaches("steal", "Pending", "ConsentMissing")["Reconciling"]["message"]
-    assert f"got '{shop.name}/database'" in told
-    assert f"`redrive.io/usable-by: {thief}/main`" in told
+    message = shop.reaches("steal", "Pending", "ConsentMissing")["Reconciling"]["message"]
+    assert f"got '{shop.name}/database'" in message
+    assert f"`redrive.io/usable-by: {thief}/main`" in message
     assert shop.applications() == []
 
 
@@ -428,9 +428,9 @@ def test_replay_waits_for_objects_of_its_job_template(
     stalled = shop.reaches("early", "Pending", "JobTemplateNotFound")["Stalled"]["message"]
     assert f"got '{shop.name}'" in stalled
     shop.job_template({"executor": {"spec": spec}})
-    told = shop.reaches("early", "Pending", "JobSecretNotFound")["Reconciling"]["message"]
-    assert told.startswith(f"a {kind} that the pods of replay jobs need ")
-    assert f"got '{shop.name}/lacking'" in told
+    message = shop.reaches("early", "Pending", "JobSecretNotFound")["Reconciling"]["message"]
+    assert message.startswith(f"a {kind} that the pods of replay jobs need ")
+    assert f"got '{shop.name}/lacking'" in message
     assert shop.applications() == []
     shop.apply("v1", kind, "lacking", **lacking)
     shop.launched("early")
@@ -489,13 +489,13 @@ STATES: list[tuple[dict[str, str], str, str, str]] = [
 
 
 def shown(replay: Body) -> dict[str, Any]:
-    """Return the status of a Replay; what is said in conditions is under their types."""
+    """Return the status of a Replay, with each condition under its type."""
     status = replay.get("status", {})
     return {**status, **{c["type"]: c for c in status.get("conditions", [])}}
 
 
 def application_of(replay: Body, **status: object) -> Body:
-    """Return what a Spark operator shows of the application of a Replay."""
+    """Return the application of a Replay as a Spark operator shows it."""
     return {
         "metadata": {
             "name": launch.name_of(replay),
@@ -567,7 +567,7 @@ def pod(shop: Shop, name: str, labels: dict[str, str], owner: Body | None = None
         },
     }
     made: Body = json.loads(
-        shop.kubectl("create", "-f", "-", "-o", "json", given=json.dumps(manifest))
+        shop.kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(manifest))
     )
     return made
 
@@ -607,8 +607,8 @@ async def test_unschedulable_executors_are_shown_until_one_runs(
         requeue, status = await reconciled(key, ctx)
         assert requeue is Requeue.SLOW_BACKOFF
         assert (status["phase"], status["Ready"]["reason"]) == ("Running", "ExecutorsNotStarted")
-        told = "so nothing is moved: Unschedulable: 0/1 nodes are available; got 'pod exec-1'"
-        assert told in status["Ready"]["message"]
+        message = "so nothing is moved: Unschedulable: 0/1 nodes are available; got 'pod exec-1'"
+        assert message in status["Ready"]["message"]
         becomes(shop, "exec-1", phase="Running")
         _, status = await reconciled(key, ctx)
         assert (status["phase"], status["Ready"]["reason"]) == ("Running", "Progressing")

@@ -1,6 +1,7 @@
 """Two processes of one lease: Spark starts a task again whose process is gone, or asleep.
 
-What the first has stored the second may not know of when it is drained; so the next lease looks.
+The second may be drained before it knows each message that the first has stored; so the next
+lease looks for them.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ pytestmark = pytest.mark.usefixtures("replay_token")
 
 
 class Suspended:
-    """A run that is suspended on request, and resumed once it rests."""
+    """A run that is suspended on request, and resumed once its tasks are drained."""
 
     def __init__(self) -> None:
         self.wish = Wish.RUN
-        self._told = 0
+        self._reports = 0
 
     def suspend(self) -> None:
-        """Have the run suspended: its tasks hear of it at their next look at the lease."""
+        """Suspend the run: its tasks notice when they next read the lease."""
         self.wish = Wish.SUSPEND
-        wait_until(lambda: self._told > 1)  # what one report brings is on record before the next
+        wait_until(lambda: self._reports > 1)  # each report takes effect before the next
 
     def rate_limit(self, job: ReplayJob) -> float | None:
         return job.rate_limit
@@ -53,7 +54,7 @@ class Suspended:
         pass
 
     def report(self, _: Account, *, rests: Rest | None = None) -> Wish:
-        self._told += self.wish is Wish.SUSPEND
+        self._reports += self.wish is Wish.SUSPEND
         if rests == SUSPENDED:
             self.wish = Wish.RUN
         return self.wish
@@ -105,7 +106,7 @@ def test_drained_task_leaves_the_search_to_the_next_lease(
     def acknowledge_until_killed(self: RangeMover, letter: DeadLetterRow) -> None:
         acknowledged.append(letter)
         if len(acknowledged) == 100:
-            time.sleep(1)  # for what is under way to be stored
+            time.sleep(1)  # until the in-flight messages are stored
             raise Killed
         acknowledge(self, letter)
 
@@ -160,7 +161,7 @@ def test_task_woken_behind_drained_successor_doubles_nothing(
         thread[0].join(100)
 
     thread = list[threading.Thread]()
-    # It falls asleep in the middle: what is stored is acknowledged with each look at the lease.
+    # It falls asleep in the middle: stored messages are acknowledged whenever the lease is read.
     monkeypatch.setattr(sending, "LEASE_SECONDS", 0.02)
     monkeypatch.setattr(sending, "CONFIRM_SECONDS", 0.0)
     monkeypatch.setattr(RangeMover, "_acknowledge", acknowledge_until_asleep)
@@ -174,7 +175,7 @@ def test_task_woken_behind_drained_successor_doubles_nothing(
     assert (account.moved + account.skipped, account.left) == (count, 0)
 
 
-def test_earlier_try_of_a_killed_task_may_have_stored_more(
+def test_earlier_attempt_of_killed_task_may_have_stored_more(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first stores all but one, which the second sends alone; all is trimmed then."""

@@ -77,7 +77,7 @@ def test_each_message_keeps_the_schema_it_was_written_with(
     bury(provisioned, *order.choices([FIRST, SECOND] + [None] * (not enforced), k=60))
     if enforced:
         enforce(provisioned.broker, provisioned.policy.topic)
-    dead = written(provisioned, provisioned.policy.dead_letter_topic, provisioned.resting())
+    dead = written(provisioned, provisioned.policy.dead_letter_topic, provisioned.unacknowledged())
     # The retry topic counts versions of its own.
     provisioned.client.create_producer(str(provisioned.policy.retry_topic), schema=SECOND).close()
 
@@ -125,7 +125,7 @@ def test_schema_refused_by_retry_topic_refuses_only_its_own(
     assert {refusal.cause for refusal in account.refusals} == {"SchemaRefused"}
 
 
-def test_a_schema_that_was_deleted_refuses_its_messages_only(
+def test_deleted_schema_refuses_its_messages_only(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()

@@ -81,4 +81,4 @@ def test_partial_replay_keeps_the_order_of_a_sequence(
     assert handled(provisioned) == [b"a3", b"a4", b"a5"]
     send(provisioned, b"a6")
     assert handled(provisioned) == [b"a6"]
-    assert provisioned.resting() == []
+    assert provisioned.unacknowledged() == []

@@ -70,7 +70,7 @@ def test_every_text_is_compared_as_it_was_written(spark: SparkSession) -> None:
     assert rows_found == [[text == other for other in NASTY] for text in NASTY]
 
 
-def test_a_cause_a_property_and_a_value_can_be_selected_by(spark: SparkSession) -> None:
+def test_selection_uses_cause_property_and_value(spark: SparkSession) -> None:
     properties = {
         CAUSE_TYPE: "TimeoutError",
         FAILED_AT: "2026-11-20T10:00:00.5+01:00",
@@ -174,7 +174,7 @@ CAUGHT = [
 """Conditions, a message that is selected, and one for which it can't be computed."""
 
 
-def letter(entry: int, properties: dict[str, str], **fields: Any) -> DeadLetterRow:  # noqa: ANN401
+def dead_letter(entry: int, properties: dict[str, str], **fields: Any) -> DeadLetterRow:  # noqa: ANN401
     event = int(properties["at"]) if "at" in properties else None
     plain = DeadLetterRow(
         0, Position(1, entry, 0), 1, pulsar.MessageId(0, 1, entry, -1), None,
@@ -195,7 +195,9 @@ def evaluate(spark: SparkSession, where: str, letters: list[DeadLetterRow]) -> l
 def test_condition_that_cannot_be_computed_is_counted(
     spark: SparkSession, where: str, good: dict[str, str], bad: dict[str, str]
 ) -> None:
-    selected = evaluate(spark, where, [letter(0, good), letter(1, bad), letter(2, {})])
+    selected = evaluate(
+        spark, where, [dead_letter(0, good), dead_letter(1, bad), dead_letter(2, {})]
+    )
     assert [tuple(row) for row in selected] == [
         (0, True, True),
         (1, False, False),
@@ -212,7 +214,9 @@ PAYLOADS += [b'{"a":' * 50_000 + b"1" + b"}" * 50_000, b'{"a": ' + b"9" * 100_00
 def test_any_payload_is_evaluated(spark: SparkSession) -> None:
     """JSON that can't be read has no fields, so the comparison is NULL, and false."""
     where = "try_cast(get_json_object(cast(value as string), '$.a') as int) = 1 or size < 0"
-    letters = [letter(at, {}, value=value) for at, value in enumerate([b'{"a": 1}', *PAYLOADS])]
+    letters = [
+        dead_letter(at, {}, value=value) for at, value in enumerate([b'{"a": 1}', *PAYLOADS])
+    ]
     selected = evaluate(spark, where, letters)
     assert [row.selected for row in selected] == [True] + [False] * len(PAYLOADS)
     assert all(row.evaluated for row in selected)
@@ -220,7 +224,7 @@ def test_any_payload_is_evaluated(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("time", [0, 253_402_300_800_000, 2**63 // 1_000, 2**63 - 1, UINT64])
 def test_any_time_is_compared(spark: SparkSession, time: int) -> None:
-    late = letter(0, {}, publish_time=time, event_time=time or None)
+    late = dead_letter(0, {}, publish_time=time, event_time=time or None)
     (row,) = evaluate(spark, "publish_time > '9999-12-31T23:59:59Z'", [late])
     assert (row.selected, row.evaluated) == (time > 0, True)
     (row,) = evaluate(spark, "event_time >= '2026-11-20' and publish_time = event_time", [late])
@@ -247,7 +251,7 @@ def test_run_moves_others_and_counts_the_rest(
     assert (account.unevaluated, account.refused, account.left) == (6, 0, 0)
     counts = progress.read().counts
     assert (counts.scanned, counts.matched, counts.unevaluated) == (22, 6, 6)
-    assert len(provisioned.resting()) == 16
+    assert len(provisioned.unacknowledged()) == 16
     provisioned.check_audit()
 
 
@@ -292,7 +296,7 @@ def millis(minute: int) -> int:
 
 
 @st.composite
-def letters(draw: st.DrawFn) -> DeadLetterRow:
+def drawn_dead_letters(draw: st.DrawFn) -> DeadLetterRow:
     failed = draw(minutes)
     carried: dict[str, st.SearchStrategy[str]] = {
         CAUSE_TYPE: texts,
@@ -351,7 +355,7 @@ MOMENTS = (
 
 
 def applied(sql: str, function: Callable[..., Any], *parts: Expression) -> Expression:
-    """Return what has NULL wherever a part has."""
+    """Return an expression that is NULL wherever one of its parts is."""
 
     def value_of(letter: DeadLetterRow) -> Any:  # noqa: ANN401  of whatever type
         values = [part.value_of(letter) for part in parts]
@@ -514,7 +518,7 @@ conditions = st.recursive(
     suppress_health_check=list(HealthCheck),
 )
 @given(
-    st.lists(letters(), min_size=LETTERS, max_size=LETTERS),
+    st.lists(drawn_dead_letters(), min_size=LETTERS, max_size=LETTERS),
     st.lists(conditions, min_size=CONDITIONS, max_size=CONDITIONS, unique_by=lambda c: c.sql),
 )
 def test_spark_selects_the_same_rows_as_the_oracle(

@@ -1,4 +1,4 @@
-"""Where it is looked for what an earlier lease has stored, though the topic has changed since."""
+"""The search for messages that an earlier lease has stored, in a topic that has changed since."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def wait_until_trimmed(provisioned: Any, before: tuple[Partition, ...]) -> None:
 
 
 def forgets_a_lease(provisioned: Any) -> None:  # noqa: ANN401
-    """Kill a run that has leased its range, and have the broker trim what lay behind."""
+    """Kill a run that has leased its range, then have the broker trim the target."""
     with pytest.raises(RuntimeError):
         runs.run(job_of(provisioned), Dies(), Notes())
     provisioned.admin("PUT", provisioned.policy.retry_topic, "unload")
@@ -242,7 +242,7 @@ def test_grown_target_keeps_messages_at_their_partition(
     assert (account.matched, account.moved, account.refused) == (30, 0, 30)
 
 
-def test_a_target_that_is_deleted_holds_no_later_replay_up(
+def test_deleted_target_does_not_block_a_later_replay(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()

@@ -75,7 +75,7 @@ def move(job: ReplayJob) -> Account:
 
 
 def cut_off_at(provisioned: Any, job: ReplayJob, moved: int) -> int:  # noqa: ANN401
-    """Kill the process of *job* when so much is moved, and return what its target has."""
+    """Kill the process of *job* after *moved* messages, and return how many its target has."""
     kill_at(provisioned, job, moved, COUNT)
     stored = len(provisioned.in_target(job.destination))
     assert 0 < stored < COUNT
@@ -83,7 +83,7 @@ def cut_off_at(provisioned: Any, job: ReplayJob, moved: int) -> int:  # noqa: AN
 
 
 @pytest.mark.parametrize("partitions", [0, 3])
-def test_the_source_topic_gets_each_message_once_as_a_new_one(
+def test_source_topic_gets_each_message_once_as_new(
     provision_policy: ProvisionPolicy, partitions: int
 ) -> None:
     provisioned = provision_policy(partitions=partitions)
@@ -92,14 +92,14 @@ def test_the_source_topic_gets_each_message_once_as_a_new_one(
     carried = {"id": "1", RECONSUMETIMES: "16", ORIGIN_MESSAGE_ID: "1:2:-1", REPLAYS: "1"}
     producer.send(b"order", properties=carried)
     provisioned.bury(20)
-    buried = provisioned.ids(provisioned.resting())
+    buried = provisioned.ids(provisioned.unacknowledged())
 
     account = move(job_to(provisioned, source))
 
     assert (account.matched, account.moved, account.left) == (21, 21, 0)
     assert provisioned.in_target(source) == buried
     assert provisioned.in_target() == []
-    assert provisioned.resting() == []
+    assert provisioned.unacknowledged() == []
     consumer = provisioned.client.subscribe(str(source), provisioned.policy.subscription)
     received = [consumer.receive(60_000).properties() for _ in range(21)]
     (mine,) = (properties for properties in received if properties["id"] == "1")
@@ -148,7 +148,7 @@ def test_next_run_finds_what_a_killed_one_moved_elsewhere(
 
     assert account.left == 0
     in_first, in_then = provisioned.in_target(first), provisioned.in_target(then)
-    assert len(in_first) >= before  # the broker stores what it had received
+    assert len(in_first) >= before  # the broker stores all that it had received
     assert len(in_then) == account.moved > 0
     assert sorted([*in_first, *in_then]) == numbers(COUNT)
     provisioned.check_audit(source, retry)
@@ -206,7 +206,7 @@ def test_role_without_rights_may_use_another_target(
     if rights:
         (lacking,) = set(RIGHTS) - set(rights)
         assert f"may {lacking} there" in str(refused.value)
-    assert len(provisioned.resting()) == 3
+    assert len(provisioned.unacknowledged()) == 3
     assert replay(provisioned).moved == 3
 
 
@@ -233,9 +233,9 @@ def test_schema_refused_by_one_target_moves_to_another(
 def test_cut_off_run_stores_nothing_after_another_replay(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, seconds: float | None
 ) -> None:
-    """No later message shuts out there what it had on its way: that has to be too old by then.
+    """No later message there fences off its in-flight messages: they have to be too old by then.
 
-    It comes back when the other is through, or after *seconds*.
+    It is connected again when the other has ended, or after *seconds*.
     """
     monkeypatch.setattr(transport, "SEND_SECONDS", 7)
     monkeypatch.setattr(mover, "QUIET_SECONDS", 7 + mover.GRACE_SECONDS)
@@ -244,7 +244,7 @@ def test_cut_off_run_stores_nothing_after_another_replay(
     provisioned.bury_in_ranges(COUNT)
     with (
         proxy_of(provisioned.broker.port) as proxy,
-        held_at(COUNT // 2) as go_on,
+        held_at(COUNT // 2) as resume,
         ThreadPoolExecutor(2) as threads,
     ):
         service_url = f"pulsar://127.0.0.1:{proxy.port}"
@@ -252,7 +252,7 @@ def test_cut_off_run_stores_nothing_after_another_replay(
         cut_off = threads.submit(runs.run, job, Local(), Notes())
         wait_until_moved(provisioned, 500)
         proxy.frozen = True
-        go_on.set()
+        resume.set()
         other = threads.submit(move, job_to(provisioned, source))
         futures.wait([other], seconds)
         proxy.frozen = False

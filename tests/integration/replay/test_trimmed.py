@@ -1,4 +1,4 @@
-"""A try that ends while the broker trims the target knows what has a receipt."""
+"""An attempt that ends while the broker trims the target knows which messages have a receipt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("replay_token")
 
 @contextmanager
 def consumed(provisioned: Any) -> Iterator[list[str]]:  # noqa: ANN401 - see conftest
-    """Acknowledge what comes to the retry topic; yields the ids, some twice after an unload."""
+    """Acknowledge the messages of the retry topic; yields the ids, some twice after an unload."""
     policy, ids, ended = provisioned.policy, list[str](), threading.Event()
     consumer = provisioned.client.subscribe(
         str(policy.retry_topic), policy.subscription, consumer_type=pulsar.ConsumerType.Shared
@@ -96,15 +96,15 @@ def test_unused_partition_holds_nothing_after_trimming(
     open_ = ByProtocol.open
 
     def open_one_alone(
-        outlet: ByProtocol, topic: TopicName, name: str, schema: SchemaAt | None
+        sender: ByProtocol, topic: TopicName, name: str, schema: SchemaAt | None
     ) -> OpenProducer:
         opened.append(topic)
         if topic != opened[0]:
             raise StalledError
-        return open_(outlet, topic, name, schema)
+        return open_(sender, topic, name, schema)
 
     monkeypatch.setattr(ByProtocol, "open", open_one_alone)
-    # A broker that deduplicates keeps what came after its last snapshot: it can't be had to trim.
+    # A broker that deduplicates keeps messages after its last snapshot: it can't be made to trim.
     monkeypatch.setattr(lookup, "_holds_all_behind", lambda *_: False)
     with consumed(provisioned) as ids:
         account = replay(provisioned)

@@ -106,7 +106,7 @@ def test_unreadable_entries_are_discarded_by_choice(
 def test_selection_by_content_leaves_unreadable_entries(
     provision_policy: ProvisionPolicy, spark: SparkSession
 ) -> None:
-    """What they hold can't be computed."""
+    """A selection can't be evaluated for them."""
     provisioned = provision_policy()
     bury(provisioned)
     everything = choosing(job_of(provisioned), since=0, discards=True)
@@ -194,7 +194,7 @@ def test_harmful_dead_letters_stay_and_others_move(
     assert provisioned.in_target() == buried
 
 
-def test_harmful_messages_in_a_target_hold_no_search_up(provision_policy: ProvisionPolicy) -> None:
+def test_harmful_messages_in_a_target_block_no_search(provision_policy: ProvisionPolicy) -> None:
     provisioned = provision_policy()
     provisioned.bury(OTHERS)
 
@@ -259,8 +259,8 @@ def test_harmful_entries_move_out_of_the_way_of_consumers(
     assert {message.properties()[CAUSE_TYPE] for message in moved} == {MALFORMED_ENTRY}
     stored = {entry.content for entry in HARMFUL.values()}
     assert all(any(message.data().endswith(content) for content in stored) for message in moved)
-    resting = provisioned.resting()
-    assert provisioned.ids(letter for letter in resting if "id" in letter.properties()) == buried
-    # What is left is no harm: one chunk that others are to follow.
+    remaining = provisioned.unacknowledged()
+    assert provisioned.ids(letter for letter in remaining if "id" in letter.properties()) == buried
+    # A remaining entry is harmless: one chunk that others are to follow.
     assert provisioned.backlog_of_dead_letters() == len(buried) + len(HARMFUL) - len(moved)
     assert len(HARMFUL) - len(moved) <= 1

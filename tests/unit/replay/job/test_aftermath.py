@@ -217,14 +217,14 @@ class Notes:
     """Records the reported outcomes."""
 
     def __init__(self) -> None:
-        self.wishes = [Wish.RUN]
-        self.found: list[Aftermath] = []
+        self.states = [Wish.RUN]
+        self.outcomes: list[Aftermath] = []
 
     def report_outcomes(self, result: Aftermath) -> None:
-        self.found.append(result)
+        self.outcomes.append(result)
 
     def desired_state(self) -> Wish:
-        return self.wishes.pop(0) if len(self.wishes) > 1 else self.wishes[0]
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
 
 
 @pytest.fixture(autouse=True)
@@ -240,26 +240,26 @@ def test_follow_ends_with_its_replay(topics: Topics, wish: Wish) -> None:
     for _ in range(3):
         topics.put(RETRY)
     notes = Notes()
-    notes.wishes = [Wish.RUN, Wish.RUN, wish]
+    notes.states = [Wish.RUN, Wish.RUN, wish]
     aftermath.follow(LONG, notes)
-    assert notes.found == []
-    notes.wishes = [*[Wish.RUN] * 4, wish]
+    assert notes.outcomes == []
+    notes.states = [*[Wish.RUN] * 4, wish]
     aftermath.follow(LONG, notes)
-    assert [numbers(result) for result in notes.found] == [(0, 3, 0, False)]
+    assert [numbers(result) for result in notes.outcomes] == [(0, 3, 0, False)]
 
 
 def test_follow_ends_after_its_time(topics: Topics) -> None:
     topics.put(RETRY)
     notes = Notes()
     aftermath.follow(replace(JOB, follow_for=0.0), notes)
-    assert len(notes.found) == 1
+    assert len(notes.outcomes) == 1
 
 
 def test_follow_ends_when_all_is_settled(topics: Topics) -> None:
     topics.settle(RETRY, topics.put(RETRY))
     notes = Notes()
     aftermath.follow(LONG, notes)
-    assert notes.found[-1].settled
+    assert notes.outcomes[-1].settled
 
 
 def test_follow_retries_unavailable_servers(
@@ -268,7 +268,7 @@ def test_follow_retries_unavailable_servers(
     topics.away = True
     notes = Notes()
     aftermath.follow(replace(JOB, follow_for=0.0), notes)
-    assert notes.found == []
+    assert notes.outcomes == []
     asked = 0
 
     def away_once() -> Wish:
@@ -281,4 +281,4 @@ def test_follow_retries_unavailable_servers(
 
     monkeypatch.setattr(notes, "desired_state", away_once)
     aftermath.follow(LONG, notes)
-    assert notes.found[-1].settled
+    assert notes.outcomes[-1].settled
