@@ -89,10 +89,6 @@ PENDING = {
     "operator/redrive/replay/job",
     "operator/redrive/spark",
     "operator/redrive/testing",
-    "tests/contract/java",
-    "tests/integration/api",
-    "tests/integration/chart",
-    "tests/integration/delivery",
     "tests/integration/provision",
     "tests/unit",
 }

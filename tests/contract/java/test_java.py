@@ -1,6 +1,6 @@
-"""Java and Python consumers share a subscription: each goes on where the other has left off.
+"""Java and Python consumers share a subscription: each resumes where the other stopped.
 
-All clients but those that look at dead letters have the rights that the operator grants, no more.
+All clients have only the rights that the operator grants, except those that read dead letters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEY, ORDER, EVENT_TIME, PROPERTIES = "schlüssel", "order", 1_700_000_000_123, {
 
 
 def send(provisioned: ProvisionedPolicy) -> str:
-    """Produce a message that has everything a user can give it; return its id."""
+    """Produce a message with every field that a user can set; return its id."""
     (sent,) = provisioned.send(
         b"x",
         partition_key=KEY,
@@ -41,7 +41,7 @@ def send(provisioned: ProvisionedPolicy) -> str:
 
 
 def is_whole(message: Message) -> bool:
-    """Whether Java sees all that `send` gave a message."""
+    """Return True if *message* has in Java each field that `send` has set."""
     return (
         message.value == b"x"
         and (message.key, message.ordering_key.decode()) == (KEY, ORDER)
@@ -50,25 +50,25 @@ def is_whole(message: Message) -> bool:
     )
 
 
-def of_hops(properties: dict[str, str], *, names: str) -> list[str | None]:
+def values(properties: dict[str, str], *, names: str) -> list[str | None]:
     return [properties.get(name) for name in names.split()]
 
 
-def wait_until_looked_at(provisioned: ProvisionedPolicy) -> None:
-    """Wait until the broker holds back all chunks of a retry, or has given them out in their time.
+def wait_until_chunks_are_dispatched(provisioned: ProvisionedPolicy) -> None:
+    """Wait until the broker has delayed or delivered all chunks of a retry.
 
-    It never delivers a chunked message whose consumer left while it looked at the chunks.
+    It never delivers a chunked message whose consumer closed while it dispatched the chunks.
     """
 
-    def is_looked_at() -> bool:
+    def are_dispatched() -> bool:
         policy = provisioned.policy
         statistics = stats(provisioned.broker, policy.retry_topic, policy.subscription)
         counts = statistics["msgBacklog"], statistics["msgDelayed"], statistics["unackedMessages"]
-        backlog, held_back, given_out = map(int, counts)
-        # Nothing else is left: what was sent on is acknowledged a moment later.
-        return backlog == CHUNKS == max(held_back, given_out)
+        backlog, delayed, delivered = map(int, counts)
+        # The entry that was sent on is acknowledged a moment later: only the chunks remain.
+        return backlog == CHUNKS == max(delayed, delivered)
 
-    wait_until(is_looked_at)
+    wait_until(are_dispatched)
 
 
 def dead_letter_in_java(
@@ -94,7 +94,7 @@ def test_java_retries_python_dead_letters_and_java_reads(
     message = consumer.receive(SOON)
     attempt = consumer.attempt_of(message)
     assert (attempt.number, attempt.origin) == (3, origin)
-    assert of_hops(message.properties(), names="DELAY_TIME REAL_TOPIC REAL_SUBSCRIPTION") == [
+    assert values(message.properties(), names="DELAY_TIME REAL_TOPIC REAL_SUBSCRIPTION") == [
         "1000",
         str(provisioned.policy.topic),  # without its partition, as we write it
         provisioned.policy.subscription,
@@ -103,7 +103,7 @@ def test_java_retries_python_dead_letters_and_java_reads(
 
     dead = dead_letter_in_java(provisioned, java_client(provisioned, SUPERUSER))
     assert is_whole(dead)
-    assert of_hops(
+    assert values(
         dead.properties, names="RECONSUMETIMES ORIGIN_MESSAGE_ID REAL_TOPIC REAL_SUBSCRIPTION"
     ) == ["3", origin, str(provisioned.policy.topic), provisioned.policy.subscription]
     consumer.close()
@@ -131,12 +131,12 @@ def test_python_retries_java_dead_letters_and_python_reads(
     assert dead.data() == b"x"
     assert (dead.partition_key(), dead.ordering_key()) == (KEY, ORDER)
     assert dead.event_timestamp() == EVENT_TIME
-    assert of_hops(
+    assert values(
         dead.properties(),
         names="RECONSUMETIMES ORIGIN_MESSAGE_ID REAL_TOPIC REAL_SUBSCRIPTION tenant",
     ) == ["3", origin, str(provisioned.policy.topic), provisioned.policy.subscription, "größe"]
-    # Java tells no cause. The one it carries on says of which attempt it is.
-    assert of_hops(dead.properties(), names="REDRIVE_ATTEMPT REDRIVE_DEAD_REASON") == ["2", None]
+    # Java records no cause. It copies the previous one, which names its attempt.
+    assert values(dead.properties(), names="REDRIVE_ATTEMPT REDRIVE_DEAD_REASON") == ["2", None]
     in_java.close()
     wait_until(lambda: provisioned.unsettled(partitions) == 0)
 
@@ -152,13 +152,13 @@ def test_both_read_large_messages_that_the_other_has_sent_on(
     producer.send(payload)
     consumer = provisioned.consumer()
     consumer.reconsume_later(consumer.receive(SOON), delay=timedelta(seconds=15))
-    wait_until_looked_at(provisioned)
+    wait_until_chunks_are_dispatched(provisioned)
     consumer.close()
     in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
     message = in_java.receive()
     assert message.value == payload
     in_java.reconsume_later(message, delay=timedelta(seconds=15))
-    wait_until_looked_at(provisioned)
+    wait_until_chunks_are_dispatched(provisioned)
     in_java.close()
     consumer = provisioned.consumer()
     consumer.reconsume_later(consumer.receive(SOON))

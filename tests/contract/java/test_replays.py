@@ -1,4 +1,4 @@
-"""Java and replays: it decodes a message as before, and what it makes of one is followed."""
+"""Java and replays: Java decodes replayed messages, and a Replay follows their outcomes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MakeClient = Callable[..., JavaClient]
 
 
 class Silent:
-    """Shows nothing."""
+    """A reporter that publishes nothing."""
 
     def rate_limit(self, job: ReplayJob) -> float | None:
         return job.rate_limit
@@ -43,19 +43,19 @@ class Silent:
         pass
 
     def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
-        """Show nothing."""
+        """Publish nothing."""
         assert account.matched or rests is None
         return Wish.RUN
 
     def report_scan(self, scanned: Scanned) -> None:
-        """Show nothing."""
+        """Publish nothing."""
 
     def report_outcomes(self, aftermath: Aftermath) -> None:
-        """Keep the latest."""
+        """Keep the latest outcomes."""
         self.aftermath = aftermath
 
     def desired_state(self) -> Wish:
-        """Go on."""
+        """Continue the run."""
         return Wish.RUN
 
 
@@ -64,7 +64,7 @@ Replay = Callable[[ProvisionedPolicy], Account]
 
 @pytest.fixture
 def replay(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Replay:
-    """Runs a Replay of everything in this process."""
+    """A function that runs a Replay of all dead letters in this process."""
     (tmp_path / "credentials").mkdir()
     (tmp_path / "credentials" / "token").write_text(broker.token(SUPERUSER))
     monkeypatch.setenv(ACCESS_VARIABLE, BrokerAccess(Method.TOKEN, str(tmp_path)).encode())
@@ -77,7 +77,7 @@ def run_replay(provisioned: ProvisionedPolicy) -> Account:
 
 
 def job_of(provisioned: ProvisionedPolicy) -> ReplayJob:
-    """Return a Replay of everything that is followed by one look."""
+    """Return a Replay of all dead letters that polls their outcomes once."""
     broker, policy = provisioned.broker, provisioned.policy
     urls = broker.service_url, broker.admin_url
     return ReplayJob("tests", "again", "uid", policy, *urls, where=None, follow_for=0.0)
@@ -112,7 +112,7 @@ def test_later_reader_decodes_replays_by_written_version(
     new = producing.record("AVRO", definition(*SECOND))
     producing.send(dead, new, record(new, c=1, b=2, a=3))
     producing.send(dead, *typed(producing, "AVRO"))
-    # In another order than the dead-letter topic has them.
+    # In an order other than that of the dead-letter topic.
     give_schema(provisioned, provisioned.policy.retry_topic, "AVRO", SECOND)
     give_schema(provisioned, provisioned.policy.retry_topic, "AVRO", FIRST)
 

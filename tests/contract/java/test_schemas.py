@@ -1,4 +1,4 @@
-"""A hop of Python keeps the schema of a message: Java decodes it as it would have before."""
+"""A hop of Python keeps the schema of a message: Java decodes it as it does without the hop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST, SECOND, NUMBER = ("a", "b"), ("c", "b", "a"), 7
 
 
 def definition(*fields: str) -> str:
-    """A record of numbers; all of them can be left out, so any two are compatible."""
+    """Return the definition of a record of optional numbers: any two definitions are compatible."""
     numbers = [{"name": field, "type": "int", "default": 0} for field in fields]
     return json.dumps({"type": "record", "name": "Order", "fields": numbers})
 
@@ -36,12 +36,12 @@ def definition(*fields: str) -> str:
 def give_schema(
     provisioned: ProvisionedPolicy, topic: TopicName, kind: str, fields: Sequence[str] = FIRST
 ) -> None:
-    """Have *topic* take a version of a schema."""
+    """Upload a version of a schema for *topic*."""
     path = f"/admin/v2/schemas/{topic.namespace_name}/{topic.local}/schema"
     schema = {"type": kind, "schema": definition(*fields) if fields else "", "properties": {}}
     for _ in range(180):
         answer = provisioned.broker.request("POST", path, schema)
-        # A busy broker reads a version while it writes the next one, and stumbles at itself.
+        # A busy broker fails to read a version while it writes the next one.
         if "recovering ledger" not in answer.body:
             break
         time.sleep(1)
@@ -49,7 +49,7 @@ def give_schema(
 
 
 def retry(provisioned: ProvisionedPolicy, times: int = 1) -> None:
-    """Have a Python consumer send what comes to the retry topic, so often."""
+    """Have a Python consumer send *times* messages to the retry topic."""
     consumer = provisioned.consumer()
     for _ in range(times):
         consumer.reconsume_later(consumer.receive(SOON))
@@ -68,11 +68,11 @@ def duration(client: JavaClient) -> Any:  # noqa: ANN401 - Java
 
 
 def typed(client: JavaClient, kind: str) -> tuple[Any, Any]:
-    """A schema and a value of Java's."""
+    """Return a schema and a value of Java."""
     schema, jvm = client.api.Schema, client.gateway.jvm
     if kind in {"AVRO", "JSON"}:
-        of_records = client.record(kind, definition(*FIRST))
-        return of_records, record(of_records, a=NUMBER, b=1)
+        records = client.record(kind, definition(*FIRST))
+        return records, record(records, a=NUMBER, b=1)
     if kind.startswith("PROTOBUF"):
         name = jvm.java.lang.Class.forName("com.google.protobuf.Duration")
         return getattr(schema, kind)(name), duration(client)
@@ -80,7 +80,7 @@ def typed(client: JavaClient, kind: str) -> tuple[Any, Any]:
 
 
 def text(value: Any) -> str:  # noqa: ANN401 - an object of Java
-    """What a decoded value holds."""
+    """Return the content of a decoded value as text."""
     if isinstance(value, JavaObject) and value.getClass().getSimpleName().startswith("Generic"):
         return str({field.getName(): value.getField(field) for field in value.getFields()})
     return str(value)
@@ -182,7 +182,7 @@ def test_a_primitive_of_a_fixed_form_needs_no_version(
 
 
 def unsent(provisioned: ProvisionedPolicy) -> set[str]:
-    """Why a message can't be sent on, by what each try reports; nothing of it is acknowledged."""
+    """Fail to send a message on; return the reported reasons, and check that it is not lost."""
     events: list[Event] = []
     consumer = provisioned.consumer(on_event=events.append)
     consumer.reconsume_later(consumer.receive(SOON))
@@ -192,13 +192,13 @@ def unsent(provisioned: ProvisionedPolicy) -> set[str]:
 
 
 def not_copied(provisioned: ProvisionedPolicy) -> str:
-    """Fail a message that has no copy; return the reason that its dead letter has for that."""
+    """Fail a message that can't be copied; return the reason that its dead letter records."""
     consumer = provisioned.consumer()
     consumer.reconsume_later(consumer.receive(SOON))
     consumer.close()
     assert provisioned.unsettled() == 0
-    (letter,) = provisioned.dead_letters(1)
-    return str(letter.properties()["REDRIVE_NOT_COPIED"])
+    (dead_letter,) = provisioned.dead_letters(1)
+    return str(dead_letter.properties()["REDRIVE_NOT_COPIED"])
 
 
 def test_key_value_message_becomes_an_encoded_dead_letter(

@@ -30,14 +30,14 @@ def _crds(cluster: Cluster) -> None:
 
 
 def refusal(cluster: Cluster, body: dict[str, Any], namespace: str = "default") -> str:
-    """Why the API server refuses *body*."""
+    """Return the message with which the API server refuses *body*."""
     with pytest.raises(SandboxError) as refused:
         cluster.objects.put(body, namespace, dry_run=True)
     return str(refused.value)
 
 
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused["case"])
-def test_a_bad_value_is_refused_with_path_found_value_and_remedy(
+def test_bad_value_is_refused_with_path_value_and_remedy(
     cluster: Cluster, refused: dict[str, Any]
 ) -> None:
     message = refusal(cluster, manifest(refused["kind"], **refused["spec"]))
@@ -47,7 +47,7 @@ def test_a_bad_value_is_refused_with_path_found_value_and_remedy(
 
 
 @pytest.mark.parametrize("kind", VALID)
-def test_the_smallest_manifest_is_accepted_and_read_back(cluster: Cluster, kind: str) -> None:
+def test_smallest_manifest_is_accepted_and_read_back(cluster: Cluster, kind: str) -> None:
     applied = cluster.objects.put(manifest(kind), "default", dry_run=True)
     assert parse_spec(KIND[kind].spec, applied) == parse_spec(KIND[kind].spec, manifest(kind))
 
@@ -69,7 +69,7 @@ def test_manifests_of_the_api_reference_are_accepted(cluster: Cluster, kind: Kin
         if leaf.immutable and str(leaf) != "replayRef.name"  # it is the name of the object
     ],
 )
-def test_a_field_that_a_rule_compares_with_what_it_was_can_not_change(
+def test_immutable_field_cannot_change(
     cluster: Cluster, kube_namespace: str, kind: str, leaf: SpecField
 ) -> None:
     topics = tuple(f"persistent://shop/prod/{name}" for name in "ab")
@@ -86,7 +86,7 @@ def test_a_field_that_a_rule_compares_with_what_it_was_can_not_change(
     assert "can't change" in refusal(cluster, manifest(kind, **later), kube_namespace)
 
 
-def test_a_thousand_rungs_are_accepted_and_one_more_is_refused(cluster: Cluster) -> None:
+def test_ladder_of_1001_rungs_is_refused(cluster: Cluster) -> None:
     most = {"delays": ["9d23h59m59s"] * 1_000}
     cluster.objects.put(manifest("RetryPolicy", delayLadder=most), "default", dry_run=True)
     message = refusal(
@@ -95,7 +95,7 @@ def test_a_thousand_rungs_are_accepted_and_one_more_is_refused(cluster: Cluster)
     assert "spec.delayLadder.delays: Too many: 1001: must have at most 1000 items" in message
 
 
-def test_admission_and_the_models_agree_on_every_duration(cluster: Cluster) -> None:
+def test_admission_and_models_agree_on_durations(cluster: Cluster) -> None:
     counts = ("", "0", "1", "59", "10", "11", "864000", "864001", "999999999", "1000000000", "٣")
     delays = [f"{count}{unit}" for count, unit in itertools.product(counts, "dhms")]
     delays += ["", " 1s", "1s ", "1S", "+1s", "-1s", "1.5s", "1s1m", "1m1m", "1d1h1m1s", "9d24h"]
@@ -126,7 +126,7 @@ def optional_objects(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iter
 
 
 def nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:  # noqa: ANN401 - of any kind
-    """Return *value* at *path*."""
+    """Return an object with *value* at *path*."""
     for step in reversed(path):
         value = {step: value}
     return cast("dict[str, Any]", value)
@@ -189,7 +189,7 @@ def test_name_of_64_characters_is_refused(cluster: Cluster, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("field", "word"), [("topic", "orders-v2"), ("subscription", "billing")])
-def test_the_identity_of_a_policy_can_not_change(
+def test_identity_of_policy_cannot_change(
     cluster: Cluster, kube_namespace: str, field: str, word: str
 ) -> None:
     put(cluster, kube_namespace)
@@ -200,7 +200,7 @@ def test_the_identity_of_a_policy_can_not_change(
     assert "make another RetryPolicy" in message
 
 
-def test_everything_else_of_a_policy_can_change(cluster: Cluster, kube_namespace: str) -> None:
+def test_other_fields_of_policy_can_change(cluster: Cluster, kube_namespace: str) -> None:
     old = manifest("RetryPolicy", delayLadder={"preset": "TDMQ"})
     cluster.objects.put(old, kube_namespace)
     changed = cluster.objects.put(
@@ -219,21 +219,19 @@ def test_everything_else_of_a_policy_can_change(cluster: Cluster, kube_namespace
 
 
 def put(cluster: Cluster, namespace: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
-    """What the API server made of a policy, one that is new or written again as a whole."""
+    """Create or replace a policy, and return the object that the API server stores."""
     return cluster.objects.put(manifest("RetryPolicy", **fields), namespace)
 
 
-def test_nothing_is_written_into_what_a_user_has_left_out(
-    cluster: Cluster, kube_namespace: str
-) -> None:
+def test_omitted_fields_are_stored_without_values(cluster: Cluster, kube_namespace: str) -> None:
     for kind, spec in VALID.items():
         cluster.objects.put(manifest(kind), kube_namespace)
-        found = cluster.objects.get(kind.lower(), "one", kube_namespace)["spec"]
-        assert {field: value for field, value in found.items() if value != {}} == spec
+        stored = cluster.objects.get(kind.lower(), "one", kube_namespace)["spec"]
+        assert {field: value for field, value in stored.items() if value != {}} == spec
 
 
 def emptied(spec: Any, steps: tuple[str, ...], empty: object) -> Any:  # noqa: ANN401 - a part
-    """Return *spec* with *empty* at a path; `OMIT` removes what is there."""
+    """Return *spec* with *empty* at a path; `OMIT` removes the value at the path."""
     step, *rest = steps
     if step == ITEM:
         return [emptied(item, tuple(rest), empty) for item in spec]
@@ -280,7 +278,7 @@ def filled(kind: str, path: tuple[str, ...]) -> Body | None:
 def test_object_emptied_by_server_side_apply_means_left_out(
     cluster: Cluster, kube_namespace: str, kind: str, path: tuple[str, ...]
 ) -> None:
-    """Whether its owner removes the fields of the object, or the object."""
+    """The owner of the fields removes them from the object, or removes the object."""
     spec = filled(kind, path)
     if spec is None:
         # Immutable, or the one field that a type or a volume must have, or a map of known keys.
@@ -298,11 +296,11 @@ CANT_CHANGE = "the naming of a policy can't change"
 
 
 @pytest.mark.parametrize("field", ["retryTopic", "deadLetterTopic"])
-def test_a_name_that_is_given_neither_changes_nor_comes_nor_goes(
+def test_explicit_topic_name_cannot_change(
     cluster: Cluster, kube_namespace: str, field: str
 ) -> None:
-    given, other = ({field: f"persistent://shop/prod/{name}"} for name in ("a", "b"))
-    for before, after in ((given, other), (given, {}), ({}, given), (given, None), (None, given)):
+    name, other = ({field: f"persistent://shop/prod/{local}"} for local in "ab")
+    for before, after in ((name, other), (name, {}), ({}, name), (name, None), (None, name)):
         fields: list[dict[str, Any]] = [
             {} if naming is None else {"naming": naming} for naming in (before, after)
         ]
@@ -338,7 +336,7 @@ def test_naming_scheme_of_policy_cannot_change(
             put(cluster, kube_namespace, **new)
 
 
-def test_an_order_without_a_subscription_type_is_refused_for_that_of_the_operator(
+def test_per_key_order_of_shared_subscription_is_refused(
     cluster: Cluster,
 ) -> None:
     message = refusal(cluster, manifest("RetryPolicy", ordering="PerKey"))
@@ -346,7 +344,7 @@ def test_an_order_without_a_subscription_type_is_refused_for_that_of_the_operato
 
 
 @pytest.mark.parametrize("select", [{"select": {"where": "cause_type = 'X'"}}, {}])
-def test_the_spec_of_a_replay_can_not_change(
+def test_spec_of_replay_cannot_change(
     cluster: Cluster, kube_namespace: str, select: dict[str, Any]
 ) -> None:
     cluster.objects.put(manifest("Replay", select={"where": "true"}), kube_namespace)

@@ -1,4 +1,4 @@
-"""What redrive creates for each Spark operator is admitted by its API, which drops no field."""
+"""The APIs of the Spark operators admit the applications of redrive, and drop no field."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("template", [{}, EVERYTHING], ids=["defaults", "everything"])
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
-def test_an_application_is_admitted_with_each_of_its_fields(
+def test_application_is_admitted_with_all_its_fields(
     cluster: Cluster, launcher: Launcher, template: dict[str, Any]
 ) -> None:
     cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
@@ -106,11 +106,13 @@ POD = ("driverSpec", "podTemplateSpec", "spec")
     ],
     ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else "",
 )
-def test_what_the_api_of_apache_does_not_have_is_refused(
+def test_field_or_value_unknown_to_apache_api_is_refused(
     cluster: Cluster, field: tuple[str | int, ...], value: object, message: str
 ) -> None:
     cluster.define(spark_operator.CRD.read_text(encoding="utf-8"))
-    (launcher,) = (each for each in LAUNCHERS if each.resource.api_version == "spark.apache.org/v1")
+    (launcher,) = (
+        launcher for launcher in LAUNCHERS if launcher.resource.api_version == "spark.apache.org/v1"
+    )
     made = json.loads(json.dumps(manifest(launcher, EVERYTHING)))
     place = made["spec"]
     for name in field[:-1]:
@@ -121,7 +123,7 @@ def test_what_the_api_of_apache_does_not_have_is_refused(
 
 
 def holds(whole: Any, part: Any) -> bool:  # noqa: ANN401  JSON
-    """Whether *whole* has all of *part*, and maybe defaults beside it."""
+    """Return True if *whole* has all values of *part*; it may have defaults besides."""
     match part:
         case dict():
             return all(name in whole and holds(whole[name], part[name]) for name in part)

@@ -1,4 +1,4 @@
-"""Job templates at a real API server: what it refuses by a dry run, and what it admits."""
+"""Job templates at a real API server: a dry run refuses invalid ones and admits valid ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def read(folder: Path, **templates: object) -> JobTemplates:
 
 @pytest.fixture(autouse=True)
 def kubeconfig(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the client use the cluster of the test."""
+    """Connect the client to the cluster of the test."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
 
 

@@ -145,4 +145,4 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         "topologySpreadConstraints": [],
     },
 }
-"""What the guide to installing says to set, by what for; and more that goes with it."""
+"""Purpose in the installation guide → the values to set for it, and others that suit them."""

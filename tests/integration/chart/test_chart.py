@@ -1,4 +1,4 @@
-"""The Helm chart: what it renders, what it refuses, and what upgrades and uninstalls leave."""
+"""The Helm chart: rendered objects, refused values, upgrades and uninstalls."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ ALONE = IMAGE | {
     "rbac": {"aggregate": False},
     "admissionPolicy": {"create": False},
 }
-"""An installation without objects of the cluster, where `namespaces` are given."""
+"""Values of an installation without cluster-scoped objects, if `namespaces` are set."""
 SERVING = "redrive.redrive-system"
-"""The role of the operator where it serves."""
+"""The name of the role of the operator in the namespaces that it serves."""
 KEEP = {"helm.sh/resource-policy": "keep"}
 
 
 def of_kind(kind: str, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [each for each in objects if each["kind"] == kind]
+    return [body for body in objects if body["kind"] == kind]
 
 
-def test_helm_finds_nothing_to_warn_of() -> None:
-    told = chart.helm("lint", "--strict", str(chart.CHART), values=IMAGE)
-    assert "0 chart(s) failed" in told
-    assert "[WARNING]" not in told
+def test_helm_lint_finds_no_warning() -> None:
+    report = chart.helm("lint", "--strict", str(chart.CHART), values=IMAGE)
+    assert "0 chart(s) failed" in report
+    assert "[WARNING]" not in report
 
 
-def test_the_kinds_are_those_that_the_models_generate_and_outlive_the_release() -> None:
+def test_crds_are_those_of_the_models_and_are_kept() -> None:
     rendered = of_kind("CustomResourceDefinition", chart.render(IMAGE))
     assert [crd["metadata"].pop("annotations") for crd in rendered] == [KEEP] * len(crds())
     assert sorted(rendered, key=name) == sorted(crds(), key=name)
 
 
-def test_the_kinds_can_be_left_to_somebody_else() -> None:
+def test_crds_without_install_are_not_rendered() -> None:
     rendered = chart.render(IMAGE | {"crds": {"install": False}})
     assert of_kind("CustomResourceDefinition", rendered) == []
 
 
-def test_rights_reach_no_further_than_the_namespaces_that_are_named() -> None:
+def test_listed_namespaces_limit_the_rights_of_the_operator() -> None:
     (serving,) = (r for r in of_kind("ClusterRole", chart.render(IMAGE)) if name(r) == SERVING)
     rules = serving["rules"]
     rendered = chart.render(IMAGE | {"namespaces": ["shop", "billing"], "clusterId": "ours"})
@@ -66,7 +66,7 @@ def test_rights_reach_no_further_than_the_namespaces_that_are_named() -> None:
     assert {"--namespace=shop", "--namespace=billing"} <= set(arguments)
 
 
-def test_a_volume_of_credentials_is_mounted_where_the_operator_looks_for_it() -> None:
+def test_volume_of_credentials_is_mounted_for_the_operator() -> None:
     source = {"csi": {"driver": "secrets-store.csi.k8s.io", "readOnly": True}}
     rendered = chart.render(IMAGE | {"credentials": {"volume": source}})
     pod = of_kind("Deployment", rendered)[0]["spec"]["template"]["spec"]
@@ -77,7 +77,7 @@ def test_a_volume_of_credentials_is_mounted_where_the_operator_looks_for_it() ->
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"namespaces": "shop"}, r"'/namespaces': got string, want array"),
         ({"namespaces": ["Shop"]}, r"'/namespaces/0': 'Shop' does not match pattern"),
@@ -133,12 +133,12 @@ def test_a_volume_of_credentials_is_mounted_where_the_operator_looks_for_it() ->
         ),
     ],
 )
-def test_values_that_make_no_sense_are_refused(values: dict[str, Any], told: str) -> None:
-    with pytest.raises(SandboxError, match=told):
+def test_invalid_values_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SandboxError, match=message):
         chart.render(IMAGE | values)
 
 
-def test_an_upgrade_upgrades_the_kinds_and_an_uninstall_leaves_them(
+def test_upgrade_updates_crds_and_uninstall_keeps_them(
     cluster: Cluster, kube_namespace: str, tmp_path: Path
 ) -> None:
     copied = tmp_path / "redrive"
@@ -149,10 +149,10 @@ def test_an_upgrade_upgrades_the_kinds_and_an_uninstall_leaves_them(
     values = IMAGE | {"namespaces": [kube_namespace], "clusterId": "ours"}
     kind = f"things.{kube_namespace}.test"
     try:
-        definition.write_text(yaml.safe_dump(a_kind(kube_namespace, "Old.")))
+        definition.write_text(yaml.safe_dump(definition_of_kind(kube_namespace, "Old.")))
         chart.install(cluster, "redrive", kube_namespace, values, copied)
         assert description(cluster, kind) == "Old."
-        definition.write_text(yaml.safe_dump(a_kind(kube_namespace, "New.")))
+        definition.write_text(yaml.safe_dump(definition_of_kind(kube_namespace, "New.")))
         chart.install(cluster, "redrive", kube_namespace, values, copied)
         assert description(cluster, kind) == "New."
         chart.uninstall(cluster, "redrive", kube_namespace)
@@ -162,7 +162,7 @@ def test_an_upgrade_upgrades_the_kinds_and_an_uninstall_leaves_them(
         cluster.kubectl("delete", "crd", kind, "--ignore-not-found", "--wait=false")
 
 
-def test_with_a_cluster_id_an_installer_needs_no_rights_on_the_cluster(
+def test_installer_with_cluster_id_needs_no_cluster_rights(
     cluster: Cluster, kube_namespace: str
 ) -> None:
     cluster.kubectl(
@@ -181,7 +181,7 @@ def test_with_a_cluster_id_an_installer_needs_no_rights_on_the_cluster(
 
 
 @pytest.mark.parametrize("service", [True, False])
-def test_the_notes_of_an_installation_are_the_next_three_commands(
+def test_notes_of_installation_are_the_next_three_commands(
     cluster: Cluster, kube_namespace: str, *, service: bool
 ) -> None:
     values = ALONE | {
@@ -189,13 +189,13 @@ def test_the_notes_of_an_installation_are_the_next_three_commands(
         "service": {"enabled": service},
         "fullnameOverride": "retries",
     }
-    where = f"--namespace={kube_namespace}"
+    option = f"--namespace={kube_namespace}"
     chart.install(cluster, "redrive", kube_namespace, values)
-    notes = chart.helm("get", "notes", "redrive", where, f"--kubeconfig={cluster.kubeconfig}")
-    in_it = f"--namespace {kube_namespace}"
+    notes = chart.helm("get", "notes", "redrive", option, f"--kubeconfig={cluster.kubeconfig}")
+    namespaced = f"--namespace {kube_namespace}"
     assert re.findall(r"^   (\S.+)$", notes, re.MULTILINE) == [
-        f"kubectl {in_it} rollout status deployment/retries",
-        f"helm test redrive {in_it}",
+        f"kubectl {namespaced} rollout status deployment/retries",
+        f"helm test redrive {namespaced}",
         "kubectl explain brokerconnection.spec",
     ]
     assert f"serves the namespaces {kube_namespace}." in notes
@@ -203,7 +203,7 @@ def test_the_notes_of_an_installation_are_the_next_three_commands(
     assert "no image of redrive is published yet" not in notes
     upgraded = values | {"namespaces": [], "replay": {"namespaces": []}, "image": {}}
     chart.install(cluster, "redrive", kube_namespace, upgraded)
-    notes = chart.helm("get", "notes", "redrive", where, f"--kubeconfig={cluster.kubeconfig}")
+    notes = chart.helm("get", "notes", "redrive", option, f"--kubeconfig={cluster.kubeconfig}")
     assert "serves all namespaces." in notes
     assert re.search(r"no image .* published yet, so registry.example/redrive:[\d.]+ cann", notes)
     assert "No namespace can run Replays yet: list those that shall in replay.namespaces." in notes
@@ -211,11 +211,11 @@ def test_the_notes_of_an_installation_are_the_next_three_commands(
 
 
 def name(body: dict[str, Any]) -> str:
-    written: str = body["metadata"]["name"]
-    return written
+    text: str = body["metadata"]["name"]
+    return text
 
 
-def a_kind(word: str, description: str) -> dict[str, Any]:
+def definition_of_kind(word: str, description: str) -> dict[str, Any]:
     schema = {"type": "object", "description": description}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     return {
@@ -233,5 +233,5 @@ def a_kind(word: str, description: str) -> dict[str, Any]:
 
 def description(cluster: Cluster, kind: str) -> str:
     crd = json.loads(cluster.kubectl("get", "crd", kind, "--output=json"))
-    found: str = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"]
-    return found
+    text: str = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"]
+    return text

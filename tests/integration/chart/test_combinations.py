@@ -1,4 +1,4 @@
-"""What the chart renders is admitted by the API server, strictly, whatever the values are."""
+"""The API server admits the rendered chart, with strict validation, for each combination."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from tests.support.documented import INSTALL, ROOT
 
 
 def paths(values: dict[str, Any], folder: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of everything in *values*, of folders too."""
+    """Yield the path and the value of each entry in *values*, of mappings too."""
     for name, value in values.items():
         yield f"{folder}{name}", value
         if isinstance(value, dict):
             yield from paths(value, f"{folder}{name}.")
 
 
-def test_the_documented_combinations_are_those_that_are_tested() -> None:
+def test_documented_combinations_are_the_tested_ones() -> None:
     text = (ROOT / INSTALL).read_text("utf-8").partition("| to | set, beside `image` |")[2]
     rows = re.findall(r"^\| (.+) \| (.+) \|$", text.partition("\n\n")[0], re.MULTILINE)
-    assert [to for to, _ in rows] == list(COMBINATIONS)
-    for to, said in rows:
-        given = {path: json.dumps(value) for path, value in paths(COMBINATIONS[to])}
-        for name, value in re.findall(r"`([\w.]+)(?:=(\w+))?`", said):
-            assert name in given, to
-            assert value in ("", given[name]), to
+    assert [purpose for purpose, _ in rows] == list(COMBINATIONS)
+    for purpose, settings in rows:
+        values = {path: json.dumps(value) for path, value in paths(COMBINATIONS[purpose])}
+        for name, value in re.findall(r"`([\w.]+)(?:=(\w+))?`", settings):
+            assert name in values, purpose
+            assert value in ("", values[name]), purpose
 
 
-def test_what_is_not_asked_for_is_not_made() -> None:
-    """No kind of the Prometheus operator, which the cluster may not have, and no dashboard."""
+def test_default_values_render_no_optional_object() -> None:
+    """A cluster may lack the kinds of the Prometheus operator."""
     bodies = chart.render(IMAGE)
     maps = [body["metadata"]["name"] for body in bodies if body["kind"] == "ConfigMap"]
     assert maps == ["redrive-job-templates"]
@@ -64,7 +64,7 @@ def release_namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.mark.usefixtures("release_namespace")
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_the_api_server_admits_what_the_chart_renders(cluster: Cluster, name: str) -> None:
+def test_api_server_admits_the_rendered_chart(cluster: Cluster, name: str) -> None:
     rendered = chart.render(IMAGE | COMBINATIONS[name])
     for body in rendered:
         if body["kind"] == "Pod":  # a dry run creates no ServiceAccount for it
@@ -77,7 +77,7 @@ def test_the_api_server_admits_what_the_chart_renders(cluster: Cluster, name: st
     assert len(admitted.splitlines()) == len(rendered)
 
 
-def test_the_secret_holds_the_token_as_it_was_given(cluster: Cluster, kube_namespace: str) -> None:
+def test_secret_has_the_token_of_the_values(cluster: Cluster, kube_namespace: str) -> None:
     lent = ["platform/main", "shop/main"]
     named = {"name": "replayer", "key": "a.token", "token": TOKEN, "usableBy": lent}
     replay = {"namespaces": [kube_namespace], "secret": named}
@@ -90,7 +90,7 @@ def test_the_secret_holds_the_token_as_it_was_given(cluster: Cluster, kube_names
     assert usable == "platform/main,shop/main"
 
 
-def test_a_field_that_the_api_server_does_not_know_would_be_found(cluster: Cluster) -> None:
+def test_unknown_field_is_refused_by_the_api_server(cluster: Cluster) -> None:
     account = next(o for o in chart.render(IMAGE) if o["kind"] == "ServiceAccount")
     account["metadata"]["namespace"] = "default"
     with pytest.raises(SandboxError, match="mountToken"):
@@ -101,32 +101,32 @@ def test_a_field_that_the_api_server_does_not_know_would_be_found(cluster: Clust
 
 
 @pytest.mark.parametrize(
-    ("given", "arguments", "groups"),
+    ("launchers", "arguments", "groups"),
     [
         ({}, ["Kubeflow"], ["sparkoperator.k8s.io"]),
         ({"apache": True}, ["Apache", "Kubeflow"], ["spark.apache.org", "sparkoperator.k8s.io"]),
         ({"apache": True, "kubeflow": False}, ["Apache"], ["spark.apache.org"]),
     ],
 )
-def test_the_operator_has_rights_at_the_spark_operators_that_are_enabled(
-    given: dict[str, bool], arguments: list[str], groups: list[str]
+def test_operator_has_rights_for_enabled_spark_operators(
+    launchers: dict[str, bool], arguments: list[str], groups: list[str]
 ) -> None:
-    rendered = chart.render(IMAGE | {"replay": {"launchers": given}})
+    rendered = chart.render(IMAGE | {"replay": {"launchers": launchers}})
     (pod,) = (o for o in rendered if o["kind"] == "Deployment")
     words = pod["spec"]["template"]["spec"]["containers"][0]["args"]
     assert [w for w in words if "launcher" in w] == [f"--replay-launcher={a}" for a in arguments]
     rules = [rule for o in rendered for rule in o.get("rules", ()) if o["kind"] == "ClusterRole"]
-    found = [rule["apiGroups"] for rule in rules if rule["resources"] == ["sparkapplications"]]
-    assert found == [groups]
+    enabled = [rule["apiGroups"] for rule in rules if rule["resources"] == ["sparkapplications"]]
+    assert enabled == [groups]
 
 
-def test_one_spark_operator_is_enabled_at_least() -> None:
+def test_values_without_a_spark_operator_are_refused() -> None:
     with pytest.raises(SandboxError, match="launchers"):
         chart.render(IMAGE | {"replay": {"launchers": {"kubeflow": False}}})
 
 
-def test_a_driver_has_no_right_to_config_maps_or_secrets() -> None:
-    """RBAC can't limit it to those that it made."""
+def test_driver_has_no_right_to_config_maps_or_secrets() -> None:
+    """RBAC can't limit a driver to the objects that it created."""
     rendered = chart.render(IMAGE | {"replay": {"namespaces": ["shop"]}})
     drivers = ("Role", "redrive-replay")
     (role,) = (o for o in rendered if (o["kind"], o["metadata"]["name"]) == drivers)

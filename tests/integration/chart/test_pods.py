@@ -1,4 +1,4 @@
-"""The pods that the chart makes: what is said about them arrives, and they are restricted."""
+"""The pods of the chart: they have the fields of the values, and pass restricted pod security."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sandbox.kubernetes import Cluster
 from tests.integration.chart.combinations import COMBINATIONS, DIGEST, IMAGE, PODS
 
 
-def test_what_is_said_about_pods_arrives_in_them() -> None:
+def test_fields_of_pods_are_those_of_the_values() -> None:
     values = COMBINATIONS[PODS]
     rendered = chart.render(IMAGE | values)
     (deployment,) = (body for body in rendered if body["kind"] == "Deployment")
@@ -37,18 +37,18 @@ def test_what_is_said_about_pods_arrives_in_them() -> None:
         "requests": {"cpu": "1", "memory": "128Mi"},
         "limits": {"memory": "1Gi"},
     }
-    for each in (pod, *tests):
-        assert each["nodeSelector"] == values["nodeSelector"]
-        assert each["tolerations"] == values["tolerations"]
-        # Beside the defaults, which are of the restricted pod security.
-        given = values["podSecurityContext"]
-        assert each["securityContext"].items() >= {**given, "runAsNonRoot": True}.items()
-        given = {**values["securityContext"], "readOnlyRootFilesystem": True}
-        assert each["containers"][0]["securityContext"].items() >= given.items()
-        assert each["containers"][0]["image"] == f"registry.test/redrive@{DIGEST}"
+    for spec in (pod, *tests):
+        assert spec["nodeSelector"] == values["nodeSelector"]
+        assert spec["tolerations"] == values["tolerations"]
+        # The defaults of restricted pod security remain besides.
+        context = values["podSecurityContext"]
+        assert spec["securityContext"].items() >= {**context, "runAsNonRoot": True}.items()
+        context = {**values["securityContext"], "readOnlyRootFilesystem": True}
+        assert spec["containers"][0]["securityContext"].items() >= context.items()
+        assert spec["containers"][0]["image"] == f"registry.test/redrive@{DIGEST}"
 
 
-def test_a_selector_of_ones_own_spreads_pods_by_that() -> None:
+def test_spread_constraint_with_a_selector_keeps_it() -> None:
     spread = {
         "maxSkew": 2,
         "topologyKey": "kubernetes.io/hostname",
@@ -74,7 +74,7 @@ def restricted(cluster: Cluster) -> Iterator[str]:
 def admit(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> None:
     """Have the API server admit a pod without creating it."""
     metadata = {"name": "pod", "namespace": namespace}
-    # A ServiceAccount that is not there is no matter of pod security.
+    # Pod security does not depend on the ServiceAccount, which does not exist.
     checked = {name: value for name, value in spec.items() if name != "serviceAccountName"}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": checked}
     cluster.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(pod))
@@ -100,9 +100,9 @@ def test_every_pod_passes_the_restricted_pod_security(cluster: Cluster, restrict
         admit(cluster, restricted, {"containers": [{"name": "driver", "image": "job"}]})
 
 
-def test_a_tag_may_be_a_number() -> None:
-    def image(**given: object) -> str:
-        values = {"image": {"registry": "", "repository": "r", **given}}
+def test_tag_of_image_may_be_a_number() -> None:
+    def image(**fields: object) -> str:
+        values = {"image": {"registry": "", "repository": "r", **fields}}
         (pod,) = (o for o in chart.render(values) if o["kind"] == "Deployment")
         shown: str = pod["spec"]["template"]["spec"]["containers"][0]["image"]
         return shown
@@ -113,12 +113,12 @@ def test_a_tag_may_be_a_number() -> None:
     assert image(digest=DIGEST, tag="1") == f"r@{DIGEST}"
 
 
-def test_replays_use_the_image_beside_the_operators_unless_another_is_named() -> None:
+def test_image_of_replays_inherits_registry_and_tag() -> None:
     def arguments(**replay: object) -> list[str]:
         rendered = chart.render({"image": {"registry": "r", "tag": 7}, "replay": replay})
         (pod,) = (o for o in rendered if o["kind"] == "Deployment")
-        found: list[str] = pod["spec"]["template"]["spec"]["containers"][0]["args"]
-        return found
+        words: list[str] = pod["spec"]["template"]["spec"]["containers"][0]["args"]
+        return words
 
     def image(**replay: object) -> str:
         rendered = chart.render({"image": {"registry": "r", "tag": 7}, "replay": replay})
@@ -133,7 +133,7 @@ def test_replays_use_the_image_beside_the_operators_unless_another_is_named() ->
     assert "--max-executors=7" in arguments(maxExecutors=7)
 
 
-def test_job_templates_are_mounted_as_they_are_written() -> None:
+def test_job_templates_are_mounted_unchanged() -> None:
     user = {"securityContext": {"runAsUser": 1_000_700_000}}
     templates = {"large": {"executors": 2, "driver": {"spec": user}}}
     rendered = chart.render(IMAGE | {"jobTemplates": templates})
@@ -149,11 +149,11 @@ def test_job_templates_are_mounted_as_they_are_written() -> None:
     assert not [o for o in without if o["metadata"]["name"] == "redrive-job-templates"]
 
 
-def test_the_chart_knows_the_fields_of_pods_that_the_api_server_knows(cluster: Cluster) -> None:
+def test_schema_of_values_has_all_pod_fields_of_the_api_server(cluster: Cluster) -> None:
     kinds = json.loads(cluster.kubectl("get", "--raw", "/openapi/v3/api/v1"))["components"]
     schema = json.loads((chart.CHART / "values.schema.json").read_text("utf-8"))
     properties = schema["properties"]
-    known = {
+    schemas = {
         "PodSecurityContext": properties["podSecurityContext"],
         "SecurityContext": properties["securityContext"],
         "Affinity": properties["affinity"],
@@ -164,6 +164,6 @@ def test_the_chart_knows_the_fields_of_pods_that_the_api_server_knows(cluster: C
         "Toleration": properties["tolerations"]["items"],
         "TopologySpreadConstraint": properties["topologySpreadConstraints"]["items"],
     }
-    for kind, ours in known.items():
+    for kind, ours in schemas.items():
         served = kinds["schemas"][f"io.k8s.api.core.v1.{kind}"]
         assert set(ours["properties"]) == set(served["properties"]), kind

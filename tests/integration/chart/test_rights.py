@@ -33,7 +33,7 @@ SECONDS = 180
 
 @pytest.fixture(scope="module")
 def release(cluster: Cluster) -> Iterator[str]:
-    """The namespace of a release that serves all namespaces but no Replays, and few Secrets."""
+    """The namespace of a release without Replays that reads Secrets in one namespace only."""
     chart.install(cluster, "rights", "rights", VALUES)
     yield "rights"
     chart.uninstall(cluster, "rights", "rights")
@@ -41,12 +41,12 @@ def release(cluster: Cluster) -> Iterator[str]:
 
 
 def may(
-    cluster: Cluster, user: str, verb: str, what: str, namespace: str = "default", *more: str
+    cluster: Cluster, user: str, verb: str, resource: str, namespace: str = "default", *more: str
 ) -> bool:
-    """Whether the API server lets *user* do that."""
+    """Return True if the API server permits *user* the verb on the resource."""
     try:
         answer = cluster.kubectl(
-            "auth", "can-i", verb, what, f"--as={user}", "-n", namespace, *more
+            "auth", "can-i", verb, resource, f"--as={user}", "-n", namespace, *more
         )
     except SandboxError:  # kubectl ends with 1 where the answer is no
         return False
@@ -57,9 +57,7 @@ def operator(release: str) -> str:
     return f"system:serviceaccount:{release}:rights"
 
 
-def test_switches_take_the_rights_to_spark_and_to_secrets_elsewhere(
-    cluster: Cluster, release: str
-) -> None:
+def test_rights_to_spark_and_secrets_can_be_switched_off(cluster: Cluster, release: str) -> None:
     user = operator(release)
     assert may(cluster, user, "get", "secrets", "kube-public")
     assert not may(cluster, user, "get", "secrets", "default")
@@ -68,7 +66,7 @@ def test_switches_take_the_rights_to_spark_and_to_secrets_elsewhere(
 
 
 def run_test_pod(cluster: Cluster, pod: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """Run the command of a test pod as its ServiceAccount, but for the endpoint."""
+    """Run the command of a test pod as its ServiceAccount, without its endpoint."""
     namespace, spec = pod["metadata"]["namespace"], pod["spec"]
     (container,) = spec["containers"]
     account = cluster.service_account_kubeconfig(namespace, spec["serviceAccountName"])
@@ -122,14 +120,14 @@ def with_argument(pod: dict[str, Any], argument: str, other: str) -> dict[str, A
     return changed
 
 
-def test_the_uid_of_kube_system_may_be_read_which_identifies_the_cluster(
+def test_operator_may_read_kube_system_but_list_no_namespaces(
     cluster: Cluster, release: str
 ) -> None:
     assert may(cluster, operator(release), "get", "namespaces/kube-system")
     assert not may(cluster, operator(release), "list", "namespaces")
 
 
-def test_an_operator_that_may_not_read_that_uid_says_what_to_give_it(
+def test_operator_without_right_to_kube_system_names_remedy(
     cluster: Cluster, kube_namespace: str
 ) -> None:
     account = cluster.service_account_kubeconfig(kube_namespace, "default")
@@ -166,7 +164,7 @@ def test_view_edit_and_admin_have_the_kinds_of_redrive(
         "edit": set(asked) - connections,
         "admin": set(asked),
     }
-    deadline = time.monotonic() + SECONDS  # a controller aggregates them
+    deadline = time.monotonic() + SECONDS  # a controller aggregates the roles
     for role, allowed in expected.items():
         while {a for a in asked if may(cluster, role, *a, namespace=kube_namespace)} != allowed:
             assert time.monotonic() < deadline, role
@@ -178,7 +176,7 @@ def config_map(cluster: Cluster, namespace: str, name: str, **labels: str) -> No
     cluster.kubectl("create", "-f", "-", input=json.dumps(body))
 
 
-def test_the_operator_patches_no_config_map_but_redrives(
+def test_operator_patches_only_config_maps_of_redrive(
     cluster: Cluster, release: str, kube_namespace: str
 ) -> None:
     ours = {"app.kubernetes.io/managed-by": "redrive"}
@@ -209,7 +207,7 @@ def test_the_operator_patches_no_config_map_but_redrives(
 
 
 @pytest.mark.parametrize("kind", ["retrypolicy", "brokerconnection", "replay"])
-def test_the_operator_changes_finalizers_and_no_specs(
+def test_operator_changes_finalizers_and_no_specs(
     cluster: Cluster, release: str, kube_namespace: str, kind: str
 ) -> None:
     kinds = {
@@ -222,7 +220,7 @@ def test_the_operator_changes_finalizers_and_no_specs(
         "create", f"--namespace={kube_namespace}", "--filename=-", input=json.dumps(body)
     )
 
-    # kubectl reads what it patches, which the operator may not do with connections.
+    # kubectl reads an object before it patches it; the operator may not read connections.
     cluster.kubectl(
         "create", "role", "reads", f"--namespace={kube_namespace}", "--verb=get",
         "--resource=retrypolicies.redrive.io,brokerconnections.redrive.io",
@@ -258,7 +256,7 @@ def test_the_operator_changes_finalizers_and_no_specs(
 
 
 def refuses(action: Callable[[str], None], name: str, message: str) -> bool:
-    """Whether *action* is refused, with *message*."""
+    """Return True if *action* is refused with *message*."""
     try:
         action(name)
     except SandboxError as error:
@@ -266,7 +264,7 @@ def refuses(action: Callable[[str], None], name: str, message: str) -> bool:
     return False
 
 
-def test_the_operator_deletes_replays_that_have_ended_and_say_so(
+def test_operator_deletes_only_ended_replays_with_a_ttl(
     cluster: Cluster, release: str, kube_namespace: str
 ) -> None:
     ended = {"metadata": {"annotations": {"redrive.io/ended-at": "2026-11-22T10:00:00Z"}}}
@@ -346,7 +344,7 @@ def test_replay_jobs_write_only_the_run_of_a_status(
     patch({"run": None}, job)
 
 
-def test_replay_jobs_have_their_account_in_the_namespaces_that_are_named(
+def test_replay_jobs_have_rights_in_prepared_namespaces_only(
     cluster: Cluster, kube_namespace: str
 ) -> None:
     chart.prepare_replays(cluster, kube_namespace)
@@ -354,10 +352,10 @@ def test_replay_jobs_have_their_account_in_the_namespaces_that_are_named(
     assert may(cluster, user, "create", "pods", kube_namespace)
     assert may(cluster, user, "patch", "replays.redrive.io", kube_namespace, "--subresource=status")
     assert not may(cluster, user, "create", "pods", "default")
-    # Those of the namespace are other programs': RBAC can't limit it to some that a driver made.
+    # They belong to other programs, and RBAC can't limit a driver to those that it created.
     for verb in ("get", "list", "create", "update", "patch", "delete", "deletecollection"):
-        for what in ("configmaps", "secrets"):
-            assert not may(cluster, user, verb, what, kube_namespace), (verb, what)
+        for resource in ("configmaps", "secrets"):
+            assert not may(cluster, user, verb, resource, kube_namespace), (verb, resource)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ OPERATOR = "upgraded-operator"
 
 @pytest.fixture
 def shop(sandbox: Sandbox) -> Iterator[Shop]:
-    """A tenant and a Kubernetes namespace, which no operator serves yet."""
+    """A tenant and a Kubernetes namespace that no operator serves yet."""
     processes = sandbox.processes
     serves_all = processes.alive(installation.OPERATOR)  # for other tests of the session
     if serves_all:
@@ -52,12 +52,12 @@ def start(sandbox: Sandbox, shop: Shop) -> None:
 
 def topics(shop: Shop) -> set[str]:
     """Return the topics of the tenant, without Pulsar's own."""
-    found = shop.dump()["namespaces"][f"{shop.tenant}/prod"]["topics"]
-    return {topic for topic in found if not topic.endswith("/__change_events")}
+    names = shop.dump()["namespaces"][f"{shop.tenant}/prod"]["topics"]
+    return {topic for topic in names if not topic.endswith("/__change_events")}
 
 
-def of_the_user(shop: Shop, *more: str) -> dict[str, Any]:
-    """What a user has made in the namespace, and *more*, as far as nothing else may change it."""
+def objects_of_user(shop: Shop, *more: str) -> dict[str, Any]:
+    """Return the fields of the objects of a user, and of *more*, that only the user may change."""
     names = [
         "retrypolicy/kept", "retrypolicy/deleted", "brokerconnection/main", "replay/waits",
         "secret/pulsar-admin", *more,
@@ -69,7 +69,7 @@ def of_the_user(shop: Shop, *more: str) -> dict[str, Any]:
     }
 
 
-def test_policies_outlive_an_upgrade_and_an_uninstall_and_then_nothing_hangs(
+def test_policies_survive_an_upgrade_and_an_uninstall(
     sandbox: Sandbox, shop: Shop, tmp_path: Path
 ) -> None:
     cluster, release = sandbox.cluster, shop.namespace
@@ -80,43 +80,43 @@ def test_policies_outlive_an_upgrade_and_an_uninstall_and_then_nothing_hangs(
     shop.connection()
     shop.policies({"kept": {}, "deleted": {"subscription": "b", "deletionPolicy": "Delete"}})
     shop.apply({"waits": redrive("Replay", {"policyRef": {"name": "to-come"}})})
-    made = of_the_user(shop)
+    made = objects_of_user(shop)
 
     chart.install(cluster, "redrive", release, values(shop))
-    assert of_the_user(shop) == made
+    assert objects_of_user(shop) == made
     start(sandbox, shop)
     for name in ("kept", "deleted"):
         shop.ready(name)
     shop.reaches("waits", "PolicyNotFound", "replay")
     lease = shop.get("lease", "redrive")
-    consumed = of_the_user(shop, "configmap/kept-redrive")
+    consumed = objects_of_user(shop, "configmap/kept-redrive")
     assert consumed.items() >= made.items()
 
     sandbox.processes.stop(OPERATOR)
     chart.uninstall(cluster, "redrive", release)
-    assert of_the_user(shop, "configmap/kept-redrive") == consumed
-    found = topics(shop)
-    assert len(found) == 5
+    assert objects_of_user(shop, "configmap/kept-redrive") == consumed
+    before = topics(shop)
+    assert len(before) == 5
     shop.kubectl("delete", "retrypolicy", "kept", "--timeout=10s")  # Retain asks no operator
-    assert topics(shop) == found
+    assert topics(shop) == before
     shop.kubectl("delete", "retrypolicy", "deleted", "--wait=false")
 
-    chart.install(cluster, "redrive", release, values(shop))  # a deletion waits for it, no longer
+    chart.install(cluster, "redrive", release, values(shop))  # the deletion waits for the operator
     start(sandbox, shop)
     shop.kubectl("wait", "--for=delete", "retrypolicy/deleted", "--timeout=180s")
-    assert found - topics(shop) == {shop.topic(f"orders-b-{kind}") for kind in ("RETRY", "DLQ")}
+    assert before - topics(shop) == {shop.topic(f"orders-b-{kind}") for kind in ("RETRY", "DLQ")}
     assert shop.get("lease", "redrive")["metadata"]["uid"] == lease["metadata"]["uid"]
     sandbox.processes.stop(OPERATOR)
     chart.uninstall(cluster, "redrive", release)
-    assert left_of_the_release(shop) == {"lease.coordination.k8s.io/redrive"}
+    assert objects_of_release(shop) == {"lease.coordination.k8s.io/redrive"}
     (removing,) = commands(INSTALL, "Remove all of it")
     assert "kubectl delete lease redrive --namespace redrive-system\n" in removing.text
     shop.kubectl("delete", "lease", "redrive")
     shop.kubectl("delete", "replay", "waits", "--timeout=10s")
 
 
-def left_of_the_release(shop: Shop) -> set[str]:
-    """Return what is in the namespace that only the chart and its operator have made."""
+def objects_of_release(shop: Shop) -> set[str]:
+    """Return the objects in the namespace that only the chart and its operator create."""
     kinds = "deployments,services,poddisruptionbudgets,serviceaccounts,roles,rolebindings,leases"
-    found = shop.kubectl("get", kinds, "--output=name").split()
-    return {name for name in found if name != "serviceaccount/default"}
+    names = shop.kubectl("get", kinds, "--output=name").split()
+    return {name for name in names if name != "serviceaccount/default"}

@@ -1,4 +1,4 @@
-"""What the asynchronous consumer adds to the contract: a free loop, cancellation, SIGTERM."""
+"""The asynchronous consumer beyond the contract: a free loop, cancellation, SIGTERM."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def contents(consumer: Any, count: int) -> list[bytes]:  # noqa: ANN401
     return sorted(message.data() for message in received if message)
 
 
-def test_every_consumer_gets_every_message_from_its_beginning_on(provisioned: Any) -> None:  # noqa: ANN401
+def test_every_consumer_gets_each_message_after_its_start(provisioned: Any) -> None:  # noqa: ANN401
     provisioned.send(b"before")
     first, second = listen(provisioned), listen(provisioned)
     sent = [b"%d" % n for n in range(6)]
@@ -126,13 +126,13 @@ def test_broadcast_survives_failures_that_are_no_exception(provisioned: Any) -> 
     assert sorted(dropped) == sorted([cancelled, "Panic"])
 
 
-def test_no_more_than_its_prefetch_of_each_partition_waits_in_it(provisioned: Any) -> None:  # noqa: ANN401
+def test_prefetch_limits_messages_of_each_partition(provisioned: Any) -> None:  # noqa: ANN401
     listen(provisioned, prefetch=7)
     wait_until(lambda: [permits(provisioned, number) for number in (0, 1)] == [[7], [7]])
 
 
 def permits(provisioned: Any, partition: int) -> list[int]:  # noqa: ANN401
-    """How many messages each reader has room for, as it has told the broker by now."""
+    """Return the number of messages that each reader permits the broker to send."""
     topic = provisioned.policy.topic.partition(partition)
     subscriptions = tell(provisioned.broker, topic, "stats")["subscriptions"].values()
     return [
@@ -143,7 +143,7 @@ def permits(provisioned: Any, partition: int) -> list[int]:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("prefetch", [0, -1])
-def test_one_without_room_for_a_message_is_refused(provisioned: Any, prefetch: int) -> None:  # noqa: ANN401
+def test_prefetch_below_1_is_refused(provisioned: Any, prefetch: int) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSpecError, match="prefetch"):
         listen(provisioned, prefetch=prefetch)
 
@@ -156,11 +156,11 @@ def test_timed_out_handler_fails_and_late_success_is_reported(provisioned: Any) 
         assert given_up.wait(60)
         consumer.stop()
 
-    def hear(event: Event) -> None:
+    def record(event: Event) -> None:
         events.append(event)
         given_up.set()
 
-    consumer = listen(provisioned, on_event=hear)
+    consumer = listen(provisioned, on_event=record)
     provisioned.send(b"slow")
     consumer.run(handle, timeout=0.2 * SECOND)
     assert [(event.event, event.reason) for event in events] == [

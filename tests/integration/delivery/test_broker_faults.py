@@ -44,7 +44,7 @@ class AtWork:
         self.events[event.event] += 1
 
     def wait(self, reached: Callable[[], bool], seconds: float = 180) -> None:
-        """Return once *reached*; fail with what has happened if that takes too long."""
+        """Wait until *reached* returns True; at a time-out fail with the events so far."""
         end = time.monotonic() + seconds
         while not reached():
             assert time.monotonic() < end, (self.events, self.handled)
@@ -78,15 +78,15 @@ Begin = Callable[[Any], AtWork]
 
 
 def dead_letters(provisioned: Any) -> set[bytes]:  # noqa: ANN401 - see conftest
-    """Read them all; what the broker stored without our hearing of it is there twice."""
+    """Return the contents of all dead letters; one whose receipt was lost is stored twice."""
     client = provisioned.client("superuser")
-    return {letter.data() for letter in provisioned.drain_dead_letters(client)}
+    return {message.data() for message in provisioned.drain_dead_letters(client)}
 
 
 def attached(provisioned: Any, topic: TopicName) -> int:  # noqa: ANN401 - see conftest
-    """How many producers and consumers the broker has there: it lets them go after the answer."""
+    """Return the number of producers and consumers; the broker closes them after a revocation."""
     answer = provisioned.broker.request("GET", f"{path(topic)}/stats")
-    answer.check(f"tell who uses {topic}")
+    answer.check(f"read statistics of {topic}")
     stats = json.loads(answer.body)
     consumers = stats["subscriptions"][provisioned.policy.subscription]["consumers"]
     return len(stats["publishers"]) + len(consumers)
@@ -140,7 +140,7 @@ def test_revoked_and_restored_consume_right_loses_nothing(
     work.wait(lambda: provisioned.unsettled() == 0)
 
 
-def test_topics_unloaded_again_and_again_lose_nothing(
+def test_topics_unloaded_repeatedly_lose_nothing(
     provision_policy: ProvisionPolicy, at_work: Begin
 ) -> None:
     provisioned = provision_policy()
@@ -162,7 +162,7 @@ def test_topics_unloaded_again_and_again_lose_nothing(
     assert dead_letters(provisioned) == {b"bad 0", b"bad 1", b"bad 2"}
 
 
-def test_a_broker_that_is_killed_and_started_again_loses_nothing(
+def test_restart_of_a_killed_broker_loses_nothing(
     sandbox: Sandbox, provision_policy: ProvisionPolicy, at_work: Begin
 ) -> None:
     provisioned = provision_policy(delays=["3s"])

@@ -1,4 +1,4 @@
-"""What an unload delivers again is stored once, and no attempt runs beside another."""
+"""Messages redelivered after an unload are stored once, and attempts never overlap."""
 
 from __future__ import annotations
 
@@ -134,22 +134,22 @@ def send_batch(provisioned: Any) -> None:  # noqa: ANN401 - see conftest
     producer.close()
 
 
-@pytest.mark.parametrize("why", ["unload", "negative acknowledgement"])
+@pytest.mark.parametrize("cause", ["unload", "negative acknowledgement"])
 def test_redelivered_entry_with_message_in_flight_is_acked(
-    provision_policy: ProvisionPolicy, why: str
+    provision_policy: ProvisionPolicy, cause: str
 ) -> None:
     provisioned = provision_policy()
     send_batch(provisioned)
     consumer = provisioned.consumer(nack_delay=timedelta(milliseconds=100))
     taken = {message.data(): message for message in (consumer.receive(SOON) for _ in range(6))}
     kept = taken.pop(b"5")
-    if why == "unload":
+    if cause == "unload":
         for message in taken.values():
             consumer.acknowledge(message)
         del message
         taken.clear()
         provisioned.unload()
-        time.sleep(2)  # until what waits is of the delivery after that
+        time.sleep(2)  # until the waiting messages are those of the redelivery
     else:
         consumer.negative_acknowledge(taken.pop(b"0"))
     while (again := consumer.receive(timedelta(seconds=2))) is not None:

@@ -46,7 +46,7 @@ def crypto(tmp_path: Path) -> Crypto:
 
 
 def stored(provisioned: Any, topic: object) -> list[bytes]:  # noqa: ANN401 - see conftest
-    """What lies in *topic* as the broker has it, each message encrypted by the key."""
+    """Return the stored contents of *topic*; check that the key has encrypted each message."""
     reader = provisioned.client("superuser").create_reader(
         str(topic),
         pulsar.MessageId.earliest,

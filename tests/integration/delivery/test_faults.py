@@ -115,7 +115,7 @@ def test_delay_refused_by_the_broker_blocks_no_other_message(
         assert passed() < 25  # the client's own time-out is 30 s
     provisioned.send(b"2")
 
-    # The broker has cut the connection, and delivers again what is in hand: that is dropped.
+    # The broker has cut the connection, and redelivers the in-flight message: it is dropped.
     message = None
     while message is None or message.topic_name() != str(retry):
         message = consumer.receive(SOON)
@@ -144,7 +144,7 @@ from redrive.delivery.parts import SystemClock
 ahead = datetime.timedelta(seconds={seconds_ahead})
 now = lambda *_: datetime.datetime.now(datetime.UTC) + ahead
 SystemClock.now = now
-# What the client does with its clock, with another clock.
+# The implementation of the client, with another clock.
 _pulsar.MessageBuilder.deliver_after = lambda builder, delay: builder.deliver_at(
     int((now() + delay).timestamp() * 1000)
 )
@@ -187,7 +187,7 @@ def test_client_closed_at_any_moment_blocks_no_thread(
     provision_policy: ProvisionPolicy,
 ) -> None:
     provisioned = provision_policy()
-    for _ in range(20):  # the moment at which a thread enters the client is what matters
+    for _ in range(20):  # the result depends on the moment at which a thread enters the client
         client = provisioned.client(provisioned.role)
         consumer = RetryConsumer(client, provisioned.policy)
         client.close()
@@ -244,7 +244,7 @@ def test_sigterm_lets_run_finish_in_flight_messages(
         f"""
 import time
 stopped = []
-class Told(RetryConsumer):
+class StopRecorder(RetryConsumer):
     def stop(self):
         super().stop()
         stopped.append(True)
@@ -252,7 +252,7 @@ def handle(message):
     os.write(1, b"handling\\n")  # in one piece, from any thread
     while not stopped:
         time.sleep(0.01)
-with Told(client, load_policy()) as consumer:
+with StopRecorder(client, load_policy()) as consumer:
     consumer.run(handle, workers={workers})
 client.close()
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -265,7 +265,7 @@ print("ended")
     assert provisioned.consumer().receive(SOON).data() == b"next"
 
 
-def test_a_program_may_stop_its_consumer_at_sigterm_itself(
+def test_program_with_a_sigterm_handler_may_stop_its_consumer(
     provision_policy: ProvisionPolicy, start_program: StartProgram
 ) -> None:
     provisioned = provision_policy()
@@ -328,7 +328,7 @@ finally:
     assert provisioned.consumer().receive(SOON).data() == b"in hand"
 
 
-def test_a_message_that_keeps_killing_its_process_is_dead_lettered_before_a_handler_sees_it_again(
+def test_message_that_kills_its_process_again_is_dead_lettered(
     provision_policy: ProvisionPolicy, start_program: StartProgram, tmp_path: Path
 ) -> None:
     provisioned = provision_policy(delays=["1h"])
@@ -339,7 +339,7 @@ import time
 from redrive import CrashLog
 def handle(message):
     os.write(1, message.data() + b"\\n")  # in one piece, from any thread
-    time.sleep(0.3)  # so that others are in hand when it happens
+    time.sleep(0.3)  # so that others are in flight at the kill
     if message.data() == b"poison":
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.7)
@@ -369,7 +369,7 @@ client.close()
     assert process.returncode == 0, output
     assert "poison" not in output
     assert provisioned.backlog(provisioned.policy.topic) == 0
-    assert not list(notes.glob("*.notes"))  # nothing is left to be recorded
+    assert not list(notes.glob("*.notes"))  # no record remains
 
 
 MINUTE = timedelta(minutes=1)

@@ -1,4 +1,4 @@
-"""What is reported of messages and of consumers is enough to follow them."""
+"""Logs, traces and statistics of the broker suffice to follow messages and consumers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_log_alone_follows_messages_to_their_dead_letters(
     ):
         consumer.run(fail)
 
-    dead = {id_text(letter.message_id()): letter for letter in provisioned.dead_letters(3)}
+    dead = {id_text(message.message_id()): message for message in provisioned.dead_letters(3)}
     records: list[Any] = [r for r in caplog.records if r.name == "redrive.delivery.events"]
     for content, origin in zip((b"0", b"1", b"2"), origins, strict=True):
         story = [record for record in records if record.origin == origin]
@@ -81,12 +81,12 @@ def test_trace_continues_after_a_handler_timeout(provision_policy: ProvisionPoli
     tracing = Tracing(provider.get_tracer("test"))
     buried = threading.Event()
 
-    def hear(event: Event) -> None:
+    def record(event: Event) -> None:
         if event.event == "redrive.dead_lettered":
             buried.set()
 
     with RetryConsumer(
-        provisioned.client(provisioned.role), provisioned.policy, tracing=tracing, on_event=hear
+        provisioned.client(provisioned.role), provisioned.policy, tracing=tracing, on_event=record
     ) as consumer:
 
         def handle(_message: object) -> None:
@@ -107,7 +107,7 @@ def test_trace_continues_after_a_handler_timeout(provision_policy: ProvisionPoli
     assert dead.properties()["traceparent"].startswith(f"00-{trace}-{context.span_id:016x}-")
 
 
-def test_the_broker_shows_who_consumes_with_which_policy(provision_policy: ProvisionPolicy) -> None:
+def test_broker_shows_consumer_name_and_policy(provision_policy: ProvisionPolicy) -> None:
     provisioned = provision_policy()
     policy = replace(provisioned.policy, name="shop/orders", generation=7)
     with RetryConsumer(provisioned.client(provisioned.role), policy, name="worker-1"):

@@ -1,4 +1,4 @@
-"""Forked children: what they inherit is refused at once, and the parent is not disturbed."""
+"""Forked children: inherited consumers and producers refuse use, and the parent continues."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ REFUSED = {
 def outcomes(
     start_program: StartProgram, provisioned: ProvisionedPolicy, program: str
 ) -> list[Any]:
-    """Run *program* to its end, and return what it prints."""
+    """Run *program* to its end, and return its output."""
     process = start_program(provisioned, FORK + program)
     try:
         output, _ = process.communicate(timeout=90)

@@ -1,4 +1,4 @@
-"""What the guides show that takes a broker works as it stands, whatever messages hold."""
+"""The examples of the guides that need a broker work unchanged, with any message."""
 
 from __future__ import annotations
 

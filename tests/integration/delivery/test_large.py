@@ -36,12 +36,12 @@ BIG = 8_960_000
 
 
 def noise(size: int) -> bytes:
-    """What no compression makes smaller."""
+    """Return *size* bytes that no compression makes smaller."""
     return random.Random(size).randbytes(size)  # noqa: S311 - the same in each run, no secret
 
 
 def send(provisioned: ProvisionedPolicy, payload: bytes) -> None:
-    """Produce to the source topic what has to be compressed or cut."""
+    """Produce to the source topic a message that must be compressed or chunked."""
     producer = provisioned.client(SUPERUSER).create_producer(
         str(provisioned.policy.topic),
         batching_enabled=False,

@@ -112,7 +112,7 @@ class Supervisor:
     ) -> None:
         """Have *processes* run the program until *done*, then stop them.
 
-        Those that are to die by what their client decodes handle nothing if *holds*.
+        If *holds*, a process that must die when its client decodes an entry handles nothing.
         """
         starts = Counter[int]()
         running: list[subprocess.Popen[str]] = []
@@ -147,7 +147,7 @@ class Supervisor:
                 self.output += process.communicate()[0]
 
     def _begin(self, program: str, number: int, *, holds: bool) -> subprocess.Popen[str]:
-        """Start it; one that *holds* handles nothing, and dies by what its client decodes."""
+        """Start the program; if it *holds*, it handles nothing, and its client dies of an entry."""
         values = {
             "CRASHES": f"{self._directory}/crashes-{number}",
             "HANDLED": f"{self._directory}/handled",
@@ -189,16 +189,22 @@ def send_among(
 
 
 def check_dead_letters(provisioned: Any, entries: Iterable[RawEntry]) -> None:  # noqa: ANN401
-    """See that each entry is one dead letter, with all its bytes."""
+    """Check that each entry is one dead letter, with all its bytes."""
     entries = list(entries)
-    letters = provisioned.dead_letters(len(entries))
-    for letter in letters:
-        properties = letter.properties()
+    dead_letters = provisioned.dead_letters(len(entries))
+    for dead_letter in dead_letters:
+        properties = dead_letter.properties()
         assert properties[CAUSE_TYPE] == properties[NOT_COPIED] == "MalformedEntry"
-    assert len({letter.properties()[SOURCE_MESSAGE_ID] for letter in letters}) == len(entries)
+    assert len(
+        {dead_letter.properties()[SOURCE_MESSAGE_ID] for dead_letter in dead_letters}
+    ) == len(entries)
     ends = Counter(
-        next(entry for entry in entries if letter.data().endswith(entry.metadata + entry.content))
-        for letter in letters
+        next(
+            entry
+            for entry in entries
+            if dead_letter.data().endswith(entry.metadata + entry.content)
+        )
+        for dead_letter in dead_letters
     )
     assert ends == Counter(entries)
 
@@ -322,8 +328,8 @@ frames.acknowledge = die_once
 
     assert supervisor.handled == Counter(good)
     assert supervisor.deaths == MAX_REDELIVERIES + 2, supervisor.output
-    letters = provisioned.dead_letters(2)
-    assert len({letter.properties()[SOURCE_MESSAGE_ID] for letter in letters}) == 1
+    dead_letters = provisioned.dead_letters(2)
+    assert len({dead_letter.properties()[SOURCE_MESSAGE_ID] for dead_letter in dead_letters}) == 1
 
 
 def test_inspection_without_credentials_is_only_logged(

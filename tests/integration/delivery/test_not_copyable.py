@@ -1,4 +1,4 @@
-"""Messages that have no copy: dead letters that hold all their bytes, and never in the way."""
+"""Messages that can't be copied: dead letters with all their bytes, which block no others."""
 
 from __future__ import annotations
 
@@ -66,16 +66,21 @@ def test_messages_without_copies_do_not_stop_others(
 
     assert handled == {b"good %d" % number for number in range(30)}
     assert {event.event for event in events} == {Name.ATTEMPT_FAILED, Name.DEAD_LETTERED}
-    letters = provisioned.dead_letters(count)
-    assert {original(letter)[2] for letter in letters} == {b"%d" % n for n in range(count)}
-    for letter in letters:
-        properties, _, payload = original(letter)
+    dead_letters = provisioned.dead_letters(count)
+    assert {original(dead_letter)[2] for dead_letter in dead_letters} == {
+        b"%d" % n for n in range(count)
+    }
+    for dead_letter in dead_letters:
+        properties, _, payload = original(dead_letter)
         assert properties[b"number"] == payload
         assert reason != "Unreadable" or RAW.items() <= properties.items()
-        assert letter.properties()["REDRIVE_NOT_COPIED"] == reason
-        assert letter.properties()["REDRIVE_DEAD_REASON"] == DeadReason.NOT_COPYABLE
-        assert letter.properties()["REDRIVE_CAUSE_TYPE"] == "LookupError"
-    assert len({letter.properties()["REDRIVE_SOURCE_MESSAGE_ID"] for letter in letters}) == count
+        assert dead_letter.properties()["REDRIVE_NOT_COPIED"] == reason
+        assert dead_letter.properties()["REDRIVE_DEAD_REASON"] == DeadReason.NOT_COPYABLE
+        assert dead_letter.properties()["REDRIVE_CAUSE_TYPE"] == "LookupError"
+    assert (
+        len({dead_letter.properties()["REDRIVE_SOURCE_MESSAGE_ID"] for dead_letter in dead_letters})
+        == count
+    )
 
 
 @pytest.mark.parametrize("payload", [b"x", None], ids=["payload", "no payload"])
@@ -96,12 +101,12 @@ def test_message_with_metadata_too_big_is_dead_lettered_whole(
     message = consumer.receive(60)
     assert message is not None
     consumer.reconsume_later(message, cause=ValueError("no"))
-    [letter] = provisioned.dead_letters(1)
-    raw, restored_key, restored = original(letter)
+    [dead_letter] = provisioned.dead_letters(1)
+    raw, restored_key, restored = original(dead_letter)
     assert raw[b"big"] == properties["big"].encode()
     assert (restored_key, restored) == (key, payload)
-    assert letter.properties()["REDRIVE_NOT_COPIED"] == "TooBig"
-    assert letter.properties()["REDRIVE_SOURCE_MESSAGE_ID"] == id_text(message_id)
+    assert dead_letter.properties()["REDRIVE_NOT_COPIED"] == "TooBig"
+    assert dead_letter.properties()["REDRIVE_SOURCE_MESSAGE_ID"] == id_text(message_id)
     wait_until(lambda: not provisioned.unsettled())
 
 
@@ -116,11 +121,11 @@ def test_large_value_that_is_no_text_precedes_the_payload(
     message = consumer.receive(60)
     assert message is not None
     consumer.reconsume_later(message, level=-1)
-    [letter] = provisioned.dead_letters(1)
-    raw, _, payload = original(letter)
+    [dead_letter] = provisioned.dead_letters(1)
+    raw, _, payload = original(dead_letter)
     assert (raw[b"big"], raw[b"small"], payload) == (value, b"1", b"content")
-    assert letter.properties()["REDRIVE_NOT_COPIED"] == "Unreadable"
-    assert letter.properties()["REDRIVE_DEAD_REASON"] == DeadReason.REQUESTED
+    assert dead_letter.properties()["REDRIVE_NOT_COPIED"] == "Unreadable"
+    assert dead_letter.properties()["REDRIVE_DEAD_REASON"] == DeadReason.REQUESTED
     wait_until(lambda: not provisioned.unsettled())
 
 

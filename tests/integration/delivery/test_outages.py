@@ -1,4 +1,4 @@
-"""An outage of what handlers depend on, at a real broker: no retry is used up, all is handled."""
+"""An outage of a dependency of handlers, at a real broker: it uses no retry and loses nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMITS = OutageLimits(max_probe_interval=timedelta(seconds=2))
 
 
 class Warehouse:
-    """What the handlers of several consumers depend on."""
+    """A service on which the handlers of several consumers depend."""
 
     def __init__(self) -> None:
         self.is_down = True
@@ -55,7 +55,7 @@ def warehouse() -> Warehouse:
 
 
 def paused_causes(provisioned: ProvisionedPolicy) -> list[str]:
-    """What the broker's statistics show of consumers that have paused."""
+    """Return the causes of paused consumers in the statistics of the broker."""
     answer = provisioned.broker.request("GET", f"{path(provisioned.policy.retry_topic)}/stats")
     answer.check("read statistics")
     producers = json.loads(answer.body)["publishers"]
@@ -122,7 +122,7 @@ def test_consumers_pause_for_an_outage_and_resume(
     assert provisioned.backlog(provisioned.policy.topic) == 0
 
 
-def test_an_outage_outlives_unloads_of_its_topics(
+def test_outage_continues_after_unloads_of_its_topics(
     provision_policy: ProvisionPolicy, warehouse: Warehouse
 ) -> None:
     provisioned = provision_policy()

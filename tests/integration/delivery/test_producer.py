@@ -64,7 +64,7 @@ def producing(provisioned: Any, proxy: WithholdingProxy | None = None) -> tuple[
 
 
 def stored(provisioned: Any, count: int) -> list[pulsar.Message]:  # noqa: ANN401
-    """What lies in the source topic: *count* messages, and no more."""
+    """Return the messages of the source topic; check that there are *count* of them."""
     reader = provisioned.client(SUPERUSER).create_reader(
         str(provisioned.policy.topic), pulsar.MessageId.earliest
     )
@@ -89,13 +89,13 @@ def send_on(producer: RetryProducer, content: bytes) -> None:
 
 
 def with_copies(provisioned: Any) -> list[bytes]:  # noqa: ANN401
-    """What lies in the source topic, however much."""
+    """Return the contents of all messages in the source topic, with duplicates."""
     policy, client = provisioned.policy, provisioned.client(SUPERUSER)
     messages = drain(provisioned.broker, client, policy.topic, policy.subscription)
     return [message.data() for message in messages]
 
 
-def test_a_message_arrives_as_it_was_given(provision_policy: ProvisionPolicy) -> None:
+def test_message_arrives_with_all_its_fields(provision_policy: ProvisionPolicy) -> None:
     provisioned = provision_policy()
     client, topic = producing(provisioned)
     with RetryProducer(client, topic, name="till-1") as producer:
@@ -175,7 +175,7 @@ def test_repeated_send_loses_no_concurrent_message(
     assert sorted(contents(provisioned, 30)) == sorted(f"{n}".encode() for n in range(30))
 
 
-def test_a_broker_that_is_away_for_a_while_is_waited_for(
+def test_send_waits_for_an_unreachable_broker(
     provision_policy: ProvisionPolicy, proxy: WithholdingProxy
 ) -> None:
     provisioned = provision_policy()

@@ -87,7 +87,7 @@ def test_failing_message_climbs_the_ladder_to_a_dead_letter(
 @pytest.mark.parametrize(
     ("asked", "seconds"), [({"delay": timedelta(seconds=3)}, 3), ({"level": 2}, 5)]
 )
-def test_a_retry_waits_as_long_as_was_asked_for(
+def test_retry_waits_for_the_requested_delay(
     provision_policy: ProvisionPolicy, asked: dict[str, Any], seconds: int
 ) -> None:
     provisioned = provision_policy(delays=["1h"])
@@ -413,7 +413,8 @@ def test_failures_of_a_batch_neighbour_are_not_counted(
                 given_back[content] += 1
                 consumer.negative_acknowledge(message)
             elif content != b"late" or given_back[content]:
-                consumer.acknowledge(message)  # what is acknowledged comes again with the others
+                # The broker redelivers it with the rest of the batch.
+                consumer.acknowledge(message)
 
     assert given_back == {b"bad": 3, b"late": 1}
     assert before[b"late"] >= provisioned.policy.max_retries

@@ -85,7 +85,7 @@ def test_close_waits_for_the_in_flight_message_of_run(
     assert provisioned.backlog(provisioned.policy.topic) == 1
 
 
-def test_stop_wakes_whoever_waits_for_a_message(provision_policy: ProvisionPolicy) -> None:
+def test_stop_ends_all_waiting_receptions(provision_policy: ProvisionPolicy) -> None:
     consumer = provision_policy().consumer()
     ended = []
 
@@ -275,13 +275,13 @@ def test_max_rate_holds_for_all_workers_together(provision_policy: ProvisionPoli
     consumer.run(handle, workers=2, max_rate=10)
     consumer.close()
 
-    # 2 s, but for what may hold up the first or the last; without a rate they take no time.
+    # 2 s, unless the first or the last is delayed; without a rate they take no time.
     assert 1 < began[20] - began[0] < 60
     assert len(began) <= 22
     wait_until(lambda: provisioned.backlog(provisioned.policy.topic) == 30 - len(began))
 
 
-def test_nothing_is_handed_out_between_pause_and_resume(provision_policy: ProvisionPolicy) -> None:
+def test_no_message_is_handled_between_pause_and_resume(provision_policy: ProvisionPolicy) -> None:
     provisioned = provision_policy()
     consumer = provisioned.consumer()
     arrived = SimpleQueue[bytes]()
@@ -350,7 +350,7 @@ def test_partitions_share_one_bound(provision_policy: ProvisionPolicy) -> None:
     consumer = provisioned.consumer(prefetch=20)
     provisioned.send(*[b"%d" % number for number in range(200)])
     wait_until(lambda: provisioned.given_out(policy.topic) >= 20)
-    time.sleep(2)  # until it has what is too much, if it takes that
+    time.sleep(2)  # long enough to exceed the bound, if it did
     contents = handle_until_quiet(
         provisioned.consumer(),
         (),
@@ -363,8 +363,6 @@ def test_partitions_share_one_bound(provision_policy: ProvisionPolicy) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, -1])
-def test_a_consumer_without_room_for_a_message_is_refused(
-    provision_policy: ProvisionPolicy, prefetch: int
-) -> None:
+def test_prefetch_below_1_is_refused(provision_policy: ProvisionPolicy, prefetch: int) -> None:
     with pytest.raises(InvalidSpecError, match="prefetch"):
         provision_policy().consumer(prefetch=prefetch)

@@ -41,12 +41,12 @@ DIE = """
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 send = pulsar.Producer.send
-def send_no_letter(producer, *content, **fields):
+def send_no_dead_letter(producer, *content, **fields):
     return die() if producer.topic().endswith("-DLQ") else send(producer, *content, **fields)
 """
 AT_STEP = {
     "the record": "pulsar.Producer.send = die",
-    "the letter": "pulsar.Producer.send = send_no_letter",
+    "the dead letter": "pulsar.Producer.send = send_no_dead_letter",
     "the acknowledgement": "pulsar.Consumer.acknowledge = die",
 }
 CONSUMER = """
@@ -77,15 +77,15 @@ def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def handled(provisioned: ProvisionedPolicy, *bad: bytes) -> list[bytes]:
-    """Handle all that comes; *bad* ones fail."""
+    """Handle all messages, of which *bad* ones fail; return the contents of the others."""
     with provisioned.consumer() as consumer:
         contents = handle_until_quiet(consumer, bad, quiet=QUIET, unsettled=provisioned.unsettled)
     assert provisioned.unsettled() == 0
     return contents
 
 
-def out(provisioned: ProvisionedPolicy) -> int:
-    """How many letters are on record."""
+def recorded(provisioned: ProvisionedPolicy) -> int:
+    """Return the number of dead letters on record."""
     topic = SequenceTopic(provisioned.client(provisioned.role), provisioned.policy.sequences_topic)
     topic.read()
     return len(topic.sequences)
@@ -108,9 +108,9 @@ consumer.reconsume_later(bad, cause=ValueError("bad"))
     )
     output, _ = process.communicate(timeout=180)
     assert process.returncode == -signal.SIGKILL, output
-    assert out(sequenced) == (0 if step == "the record" else 1)
+    assert recorded(sequenced) == (0 if step == "the record" else 1)
 
-    # A letter that was sent and is not acknowledged at the source is sent again.
+    # A dead letter that was sent and not acknowledged at the source is sent again.
     copies = [b"a1"] if step == "the acknowledgement" else []
     assert handled(sequenced, b"a1") == []
     assert sequenced.replay() == [*copies, b"a1", b"a2", b"a3"]
@@ -121,11 +121,11 @@ consumer.reconsume_later(bad, cause=ValueError("bad"))
         assert sequenced.replay() == [b"a1", b"a4"]
     assert handled(sequenced) == [*copies, b"a4"]
     assert sequenced.replay() == []
-    assert out(sequenced) == 0
+    assert recorded(sequenced) == 0
 
 
 @pytest.mark.parametrize("step", ["Producer.send", "Consumer.acknowledge"])
-def test_kill_while_a_replayed_letter_is_done_keeps_order(
+def test_kill_while_replayed_dead_letter_is_acked_keeps_order(
     sequenced: ProvisionedPolicy, start_program: StartProgram, step: str
 ) -> None:
     sequenced.send(b"a1", b"a2", b"a3", partition_key="a")
@@ -145,12 +145,12 @@ consumer.acknowledge(first)
     assert process.returncode == -signal.SIGKILL, output
     if step == "Producer.send":  # its record is there: it is handled again, before the others
         assert handled(sequenced) == [b"a1", b"a2", b"a3"]
-    else:  # it is off the record: what comes again is a copy, and goes behind the others
+    else:  # its record is removed: the redelivered copy is ordered after the others
         assert handled(sequenced) == [b"a2", b"a3"]
         assert sequenced.replay() == [b"a1"]
         assert handled(sequenced) == [b"a1"]
     assert sequenced.replay() == []
-    assert out(sequenced) == 0
+    assert recorded(sequenced) == 0
 
 
 def test_keys_moving_between_killed_consumers_keep_order(
@@ -164,7 +164,7 @@ def test_keys_moving_between_killed_consumers_keep_order(
 
 
 def keeps_order(sequenced: ProvisionedPolicy, start_program: StartProgram, folder: Path) -> bool:
-    """Check what is handled, and what follows a dead letter; return whether all came in order."""
+    """Check the handled messages and dead letters; return True if all were handled in order."""
     folder.mkdir()
     for key, number in BAD.items():
         (folder / f"bad-{key}{number}").touch()
@@ -180,19 +180,19 @@ def keeps_order(sequenced: ProvisionedPolicy, start_program: StartProgram, folde
     dead = {key: BAD.get(key, COUNT) for key in KEYS}
     handled = done(journal)
     assert {key: sorted(handled[key]) for key in KEYS} == {key: [*range(dead[key])] for key in KEYS}
-    for key, buried in letters(sequenced).items():
-        # What a killed consumer had done, and not acknowledged, may be buried too: a copy.
+    for key, buried in dead_letters(sequenced).items():
+        # A message that a killed consumer handled and did not acknowledge may be buried too.
         assert {*range(dead[key], COUNT)} <= buried <= {*range(COUNT)}
 
     for file in folder.glob("bad-*"):
         file.unlink()
     assert sequenced.replay()
     consume(kills=2)
-    while sequenced.replay():  # what a kill has copied, and what had waited too long
+    while sequenced.replay():  # copies after a kill, and messages that waited too long
         consume(kills=0)
     handled, whole = done(journal), {key: [*range(COUNT)] for key in KEYS}
     assert {key: sorted(handled[key]) for key in KEYS} == whole
-    assert out(sequenced) == 0
+    assert recorded(sequenced) == 0
     return handled == whole
 
 
@@ -212,7 +212,7 @@ def consume_and_kill(
     journal: Path,
     kills: int,
 ) -> None:
-    """Have three consumers handle all there is, and kill one *kills* times meanwhile."""
+    """Have three consumers handle all messages, and meanwhile kill one of them *kills* times."""
     chosen, processes = random.Random(SEED), [start() for _ in range(3)]  # noqa: S311
     for _ in range(kills):
         wait_until(grown(journal, provisioned))
@@ -230,31 +230,31 @@ def consume_and_kill(
 
 
 def grown(journal: Path, provisioned: ProvisionedPolicy) -> Callable[[], bool]:
-    """Say, when called, whether twenty more messages were handled since, or no more can be.
+    """Return a condition: twenty more messages were handled, or all are settled.
 
-    On a slow machine the others of a replay may have waited too long, and gone back.
+    On a slow machine some messages of a replay may wait too long, and be buried again.
     """
     enough = journal.stat().st_size + 20 * len("a10\n")
     return lambda: journal.stat().st_size >= enough or not provisioned.unsettled()
 
 
 def done(journal: Path) -> dict[str, list[int]]:
-    """Key → its numbers in the order in which they were handled first."""
+    """Return for each key its numbers, in the order of their first handling."""
     handled = dict.fromkeys(journal.read_text("utf-8").split())
     return {key: [int(content[1:]) for content in handled if content[0] == key] for key in KEYS}
 
 
-def letters(provisioned: ProvisionedPolicy) -> dict[str, set[int]]:
-    """Key → the numbers of its dead letters, which stay."""
-    letters: dict[str, set[int]] = {key: set() for key in KEYS}
+def dead_letters(provisioned: ProvisionedPolicy) -> dict[str, set[int]]:
+    """Return for each key the numbers of its dead letters; do not remove them."""
+    numbers: dict[str, set[int]] = {key: set() for key in KEYS}
     for message in provisioned.drain_dead_letters(provisioned.client(SUPERUSER)):
-        letter = message.data().decode()
-        letters[letter[0]].add(int(letter[1:]))
-    return letters
+        content = message.data().decode()
+        numbers[content[0]].add(int(content[1:]))
+    return numbers
 
 
 def compact(provisioned: ProvisionedPolicy) -> int:
-    """Compact the records, and return how many are left."""
+    """Compact the records, and return the number that remains."""
     return compaction.compact(provisioned.broker, provisioned.policy.sequences_topic)
 
 
@@ -271,33 +271,33 @@ def write(topic: SequenceTopic, origins: Iterable[int], content: bytes) -> None:
                 break
 
 
-def test_records_that_are_compacted_away_hold_nothing_back(sequenced: ProvisionedPolicy) -> None:
-    name, letter = sequenced.policy.sequences_topic, Letter(1, 0).encode()
+def test_compacted_records_block_no_message(sequenced: ProvisionedPolicy) -> None:
+    name, record = sequenced.policy.sequences_topic, Letter(1, 0).encode()
     writing = SequenceTopic(sequenced.client(sequenced.role), name)
-    write(writing, range(3), letter)
+    write(writing, range(3), record)
     write(writing, [0, 1], b"")
     assert compact(sequenced) == 1
-    assert out(sequenced) == 1
+    assert recorded(sequenced) == 1
     write(writing, [2], b"")
     assert compact(sequenced) == 0
-    assert out(sequenced) == 0  # and it ends, though the last record is gone
+    assert recorded(sequenced) == 0  # and it ends, though the last record is gone
     writing.read()
     assert len(writing.sequences) == 0
-    write(writing, [5], letter)
-    assert out(sequenced) == 1
+    write(writing, [5], record)
+    assert recorded(sequenced) == 1
 
 
 def test_removal_compacted_away_meanwhile_is_noticed(
     sequenced: ProvisionedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, letter = sequenced.policy.sequences_topic, Letter(1, 0).encode()
+    name, record = sequenced.policy.sequences_topic, Letter(1, 0).encode()
     idle, busy = (SequenceTopic(sequenced.client(sequenced.role), name) for _ in range(2))
-    write(busy, [0, 1], letter)
+    write(busy, [0, 1], record)
     idle.read()
     assert len(idle.sequences) == 2
-    write(busy, [1] * 1_100, letter)  # more than wait in a client
+    write(busy, [1] * 1_100, record)  # more than wait in a client
     write(busy, [0], b"")
-    write(busy, [1], letter)
+    write(busy, [1], record)
     assert compact(sequenced) == 1
     monkeypatch.setattr(sequencing, "STALE_SECONDS", 0.0)
     idle.read()

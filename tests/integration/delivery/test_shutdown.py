@@ -1,4 +1,4 @@
-"""Closing takes no longer than it is given, whatever the broker does, and loses nothing."""
+"""Closing keeps its deadline, even if the broker does not answer, and loses nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def client(
     broker: Any,  # noqa: ANN401 - see conftest
     proxy: WithholdingProxy,
 ) -> Iterator[pulsar.Client]:
-    """A client that may do everything, through the proxy."""
+    """A client of the superuser that connects through the proxy."""
     client = pulsar.Client(
         f"pulsar://127.0.0.1:{proxy.port}",
         authentication=pulsar.AuthenticationToken(broker.token("superuser")),
@@ -58,7 +58,7 @@ def client(
 
 
 def leave(proxy: WithholdingProxy, how: str) -> None:
-    """Have the broker go away."""
+    """Disconnect or freeze the broker."""
     if how == "gone":
         proxy.refuses = True
         proxy.cut()
@@ -231,7 +231,7 @@ print("closed", flush=True)
 
 
 def test_a_handler_may_close_its_consumer(provision_policy: ProvisionPolicy) -> None:
-    """Others are at work then; the contract has it for one worker."""
+    """Other workers are handling messages then; the contract tests one worker."""
     workers = 3
     provisioned = provision_policy()
     provisioned.send(b"1", b"2", b"3")
@@ -253,7 +253,7 @@ def test_a_handler_may_close_its_consumer(provision_policy: ProvisionPolicy) -> 
 
 
 @pytest.mark.parametrize("end", ["loop.close()", "pass"])
-def test_a_program_whose_loop_ends_with_handlers_on_it_ends_too(
+def test_program_whose_loop_ends_with_handlers_running_ends(
     provision_policy: ProvisionPolicy, start_program: StartProgram, end: str
 ) -> None:
     provisioned = provision_policy()

@@ -29,7 +29,7 @@ def contents(count: int, prefix: str = "m") -> list[bytes]:
 
 
 def copies(provisioned: ProvisionedPolicy, topic: TopicName, partitions: int = 0) -> Counter[bytes]:
-    """Count what *topic* holds, delayed or not, by content."""
+    """Count the messages in *topic*, delayed or not, by content."""
     client, counts = provisioned.client(SUPERUSER), Counter[bytes]()
     for one in [topic.partition(index) for index in range(partitions)] or [topic]:
         reader = client.create_reader(str(one), pulsar.MessageId.earliest)
@@ -74,7 +74,7 @@ def wait_until_moved(provisioned: ProvisionedPolicy) -> None:
 def fail_while_unloaded(
     provisioned: ProvisionedPolicy, topic: TopicName, workers: int
 ) -> Counter[bytes]:
-    """Have 200 messages fail while *topic* moves, of which a first one has opened the producers.
+    """Fail 200 messages while *topic* moves; the first one has opened the producers before.
 
     Most have not published yet. If the client numbers messages, it uses numbers twice then.
     """
@@ -141,7 +141,7 @@ SLOW = {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1}
 def test_hops_to_a_slow_topic_are_stored_once(
     provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch, *, whole_namespace: bool
 ) -> None:
-    """The broker stores what it has received, long after the consumer has given the send up."""
+    """The broker stores received messages long after their sends have timed out."""
     monkeypatch.setattr(forwarder, "_SEND_SECONDS", 1.0)
     monkeypatch.setattr(forwarder, "_FIRST_SECONDS", 1.0)
     provisioned = provision_policy(delays=("1s",), max_retries=1)
