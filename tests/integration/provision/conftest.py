@@ -48,18 +48,18 @@ class Shop:
         return f"persistent://{self.tenant}/{namespace}/{name}"
 
     def create_topic(self, topic: str, partitions: int = 0) -> None:
-        """Create a topic as its owner would."""
+        """Create a topic as the super-user."""
         path = f"{rest_path(topic)}/partitions" if partitions else rest_path(topic)
         self.request("PUT", path, partitions or None)
 
     def request(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
-        """What the broker answers the super-user; fails if it refuses."""
+        """Return the answer of the broker to the super-user; fail if it is an error."""
         answer = self.broker.request(method, f"/admin/v2/{path}", body)
         answer.check(f"{method} {path}")
         return json.loads(answer.body) if answer.body else None
 
     def token(self, role: str) -> str:
-        """A token of *role*, remembered so that a test can look where it went."""
+        """Return a token of *role*, and record it: a test can check that it is not shown."""
         token = self.broker.token(role)
         self.tokens.append(token)
         return token
@@ -86,7 +86,7 @@ class Shop:
         self.apply({name: redrive("BrokerConnection", changed(defaults, **spec))})
 
     def rule(self, *roles: str) -> dict[str, object]:
-        """A rule of a connection that allows all of the tenant's topics, with whatever happens."""
+        """A rule of a connection that allows all topics of the tenant, adoption and deletion."""
         topics = [f"persistent://{self.tenant}/*/*"]
         return {
             "name": "one",
@@ -101,7 +101,7 @@ class Shop:
         self.policies({name: spec})
 
     def policies(self, specs: Mapping[str, Mapping[str, object]]) -> None:
-        """Make or change many RetryPolicies at once: name → what differs from the defaults."""
+        """Make or change many RetryPolicies at once: name → fields other than the defaults."""
         defaults: dict[str, object] = {
             "connectionRef": {"name": "main"},
             "topic": self.topic("orders"),
@@ -123,23 +123,23 @@ class Shop:
         return self.cluster.kubectl(f"--namespace={self.namespace}", *arguments)
 
     def take_over(self, name: str, former: str) -> None:
-        """Have a RetryPolicy that stalls on the topics of *former* take them over, as it says."""
-        (said,) = {
+        """Run the command that the conflict of a RetryPolicy with *former* gives as its remedy."""
+        (message,) = {
             c["message"]
             for c in self.reaches(name, "OwnerConflict")["status"]["conditions"]
             if c["type"] == "Ready"
         }
-        command = said.rpartition("run: kubectl ")[2].split()
+        command = message.rpartition("run: kubectl ")[2].split()
         assert command[-1] == f"redrive.io/take-over-from={former}"
         self.cluster.kubectl(*command)
         self.ready(name)
 
     def ready(self, name: str = "orders", kind: str = "retrypolicy") -> dict[str, Any]:
-        """The object, once its Ready condition is True for the spec as it is."""
+        """Return the object, once its Ready condition is True for the current generation."""
         return self.reaches(name, "Provisioned" if kind == "retrypolicy" else "Connected", kind)
 
     def reaches(self, name: str, reason: str, kind: str = "retrypolicy") -> dict[str, Any]:
-        """The object, once its Ready condition has *reason* for the spec as it is."""
+        """Return the object, once its Ready condition has *reason* for the current generation."""
         deadline = time.monotonic() + SECONDS
         while True:
             body = self.get(kind, name)
@@ -152,19 +152,19 @@ class Shop:
             time.sleep(0.1)
 
     def reaches_condition(self, name: str, kind: str) -> dict[str, Any]:
-        """The condition *kind* of a RetryPolicy, once it is True."""
+        """Return the condition *kind* of a RetryPolicy, once it is True."""
         self.kubectl(
             "wait", f"retrypolicy/{name}", f"--for=condition={kind}", f"--timeout={SECONDS}s"
         )
         return self.condition(name, kind)
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
-        """The condition *kind* of a RetryPolicy, as it is."""
+        """The current condition *kind* of a RetryPolicy."""
         conditions = self.get("retrypolicy", name)["status"]["conditions"]
         return next(dict(c) for c in conditions if c["type"] == kind)
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
-        """An object as it is."""
+        """Return the current object."""
         return self.cluster.objects.get(kind, name, self.namespace)
 
     def events(self, name: str) -> list[tuple[str, str, str]]:
@@ -174,43 +174,46 @@ class Shop:
         return [(e["type"], e["reason"], e["message"]) for e in written]
 
     def request_reconcile(self, name: str) -> None:
-        """Have the operator look at a RetryPolicy."""
-        asked = f"redrive.io/reconcile-requested-at={time.time()}"
-        self.kubectl("annotate", "--overwrite", "retrypolicy", name, asked)
+        """Request a reconcile of a RetryPolicy."""
+        annotation = f"redrive.io/reconcile-requested-at={time.time()}"
+        self.kubectl("annotate", "--overwrite", "retrypolicy", name, annotation)
 
     def delete(self, name: str) -> None:
         """Delete a RetryPolicy, or `--all`, and wait until they are gone."""
         self.kubectl("delete", "retrypolicy", name, f"--timeout={SECONDS}s")
 
     def let_a_second_pass(self) -> None:
-        """Make what comes next younger than what is there: ages are whole seconds."""
+        """Ensure that later objects are younger than existing ones: ages are whole seconds."""
         time.sleep(1.0)
 
     def event_reasons(self, name: str) -> list[tuple[str, str]]:
-        """Type and reason of these Events, without those of a broker that was held up."""
+        """Type and reason of these Events, without those about a slow broker."""
         return [event[:2] for event in self.events(name) if event[1] != UNREACHABLE]
 
-    def told(self, name: str, reason: str) -> str:
-        """The message of the one Event of that reason about a RetryPolicy, once it is there."""
+    def event_message(self, name: str, reason: str) -> str:
+        """Return the message of the only Event of *reason* about a RetryPolicy, once it exists."""
         deadline = time.monotonic() + SECONDS
-        while not (found := [said for _, why, said in self.events(name) if why == reason]):
+        while not (messages := self._event_messages(name, reason)):
             assert time.monotonic() < deadline, f"no Event {reason} about {name}"
             time.sleep(0.1)
-        (message,) = found
+        (message,) = messages
         return message
 
-    def tells(self, name: str, reason: str, *words: str) -> None:
-        """Wait until Events of that reason about a RetryPolicy, one or more, have these words."""
+    def wait_for_events(self, name: str, reason: str, *parts: str) -> None:
+        """Wait until the Events of *reason* about a RetryPolicy contain all *parts*."""
         deadline = time.monotonic() + SECONDS
         while True:
-            told = "; ".join(said for _, why, said in self.events(name) if why == reason)
-            if all(each in told for each in words):
+            messages = "; ".join(self._event_messages(name, reason))
+            if all(part in messages for part in parts):
                 return
-            assert time.monotonic() < deadline, told
+            assert time.monotonic() < deadline, messages
             time.sleep(0.1)
 
+    def _event_messages(self, name: str, reason: str) -> list[str]:
+        return [event[2] for event in self.events(name) if event[1] == reason]
+
     def dump(self) -> dict[str, Any]:
-        """All that the broker holds of the tenant: topics, subscriptions, policies, permissions."""
+        """The tenant at the broker: its topics, subscriptions, policies and permissions."""
         return {
             "tenant": self.request("GET", f"tenants/{self.tenant}"),
             "namespaces": {
@@ -220,7 +223,7 @@ class Shop:
         }
 
     def topics(self, namespace: str = "prod") -> dict[str, Any]:
-        """The topics of a Pulsar namespace by name, without those of the broker itself."""
+        """The topics of a Pulsar namespace by name, without system topics."""
         topics = self._dump_namespace(f"{self.tenant}/{namespace}")["topics"]
         return {name: state for name, state in topics.items() if "/__" not in name}
 
@@ -236,7 +239,7 @@ class Shop:
         path = rest_path(topic)
         state = {"subscriptions": sorted(self.request("GET", f"{path}/subscriptions"))}
         if re.search(r"-partition-\d+$", topic):
-            return state  # the rest is that of the whole topic
+            return state  # the other fields are those of the partitioned topic
         return state | {
             "partitions": self.request("GET", f"{path}/partitions")["partitions"],
             "deduplication": self.request("GET", f"{path}/deduplicationEnabled"),
@@ -250,12 +253,12 @@ def redrive(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def keeps_ticks(broker: Broker) -> bool:
-    """Whether redrive sets the tick of delays on topics of this broker."""
+    """Return True if redrive sets the tick of delays on topics of this broker."""
     return tuple(map(int, broker.version.split("."))) < BUCKETS_SINCE
 
 
 def rest_path(topic: str) -> str:
-    """Where the admin API has a topic."""
+    """The path of a topic in the admin API."""
     return f"persistent/{quote(topic.removeprefix('persistent://'))}"
 
 
@@ -264,7 +267,7 @@ MakeShop = Callable[[], Shop]
 
 @pytest.fixture(scope="module")
 def make_shop(broker: Broker, cluster: Cluster, operator_process: Path) -> Iterator[MakeShop]:
-    """Makes shops; their Kubernetes namespaces go with the module, and that is not waited for."""
+    """A factory of shops. Their Kubernetes namespaces are deleted after the module, unawaited."""
     assert operator_process.is_file()
     namespaces = []
 
@@ -288,7 +291,7 @@ def make_shop(broker: Broker, cluster: Cluster, operator_process: Path) -> Itera
 
 @pytest.fixture
 def shop(make_shop: MakeShop) -> Shop:
-    """A shop of this test's own, with a connection."""
+    """A shop for one test, with a connection."""
     shop = make_shop()
     shop.connection()
     return shop

@@ -1,4 +1,4 @@
-"""What a broker with other settings than the default remembers of acknowledgements."""
+"""Acknowledgements that a broker with settings other than the default stores."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SETTINGS = {
 
 @pytest.fixture
 def other(broker: Broker, tmp_path: Path) -> Iterator[Broker]:
-    """A broker of its own, with these settings."""
-    with own_broker(broker.version, tmp_path, SETTINGS) as made:
-        yield made
+    """A broker of this test, with these settings."""
+    with own_broker(broker.version, tmp_path, SETTINGS) as other:
+        yield other
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def shop(other: Broker, cluster: Cluster, operator_process: Path, kube_namespace
     return shop
 
 
-def look_again(shop: Shop, name: str) -> None:
-    """Have the topics of a policy be looked at."""
+def poll_topics(shop: Shop, name: str) -> None:
+    """Request a poll of the topics of a policy, and wait for its result."""
 
     def observed_at() -> object:
         return shop.get("retrypolicy", name)["status"].get("backlog", {}).get("observedTime")
@@ -65,9 +65,7 @@ def warnings(shop: Shop, name: str) -> list[str]:
     return [c["message"] for c in conditions if c["type"] == "AckHoles"]
 
 
-def test_a_broker_that_stores_whole_ledgers_is_warned_of_before_it_forgets_others(
-    shop: Shop, other: Broker
-) -> None:
+def test_broker_with_few_stored_ack_ranges_causes_warning(shop: Shop, other: Broker) -> None:
     for name, connection in (("orders", "super"), ("returns", "main")):
         shop.create_topic(shop.topic(name))
         shop.policy(name, topic=shop.topic(name), connectionRef={"name": connection})
@@ -85,13 +83,13 @@ def test_a_broker_that_stores_whole_ledgers_is_warned_of_before_it_forgets_other
             consumer.acknowledge(message)
         consumer.close()
         producer.close()
-    look_again(shop, "orders")
+    poll_topics(shop, "orders")
     wait_until(lambda: warnings(shop, "orders"))
-    [said] = warnings(shop, "orders")
-    assert "(managedLedgerPersistIndividualAckAsLongArray=true)" in said
-    assert "until there are 20 (managedLedgerMaxUnackedRangesToPersist, as it is conf" in said
-    assert f"got {MESSAGES - 1};" in said
-    look_again(shop, "returns")
-    time.sleep(1)  # for the reconcile that would show what was found
-    assert warnings(shop, "returns") == []  # by the defaults that its role has to go by
+    [message] = warnings(shop, "orders")
+    assert "(managedLedgerPersistIndividualAckAsLongArray=true)" in message
+    assert "until there are 20 (managedLedgerMaxUnackedRangesToPersist, as it is conf" in message
+    assert f"got {MESSAGES - 1};" in message
+    poll_topics(shop, "returns")
+    time.sleep(1)  # for the reconcile that would set the condition
+    assert warnings(shop, "returns") == []  # its role can read only the defaults
     client.close()

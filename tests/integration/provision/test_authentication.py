@@ -1,4 +1,4 @@
-"""Every way to prove to a real broker who the operator is, and which broker it trusts."""
+"""Every type of authentication of the operator at a real broker, and authorities of its own."""
 
 from __future__ import annotations
 
@@ -28,44 +28,42 @@ def config_map(shop: Shop, name: str, **data: str) -> None:
     shop.apply({name: {"apiVersion": "v1", "kind": "ConfigMap", "data": data}})
 
 
-def assert_nothing_is_shown(shop: Shop, log: Path) -> None:
+def assert_no_secret_is_shown(shop: Shop, log: Path) -> None:
     """No secret of the shop is in the log, in an object or Event of its namespace, in a metric."""
     secrets = {line for secret in shop.tokens for line in secret.splitlines() if len(line) > 6}
     assert len(secrets) >= 2
-    shown = [log.read_text("utf-8"), metrics(shop)]
+    texts = [log.read_text("utf-8"), metrics(shop)]
     kinds = "retrypolicies,brokerconnections,replays,configmaps,events"
-    shown.append(shop.kubectl("get", kinds, "--output=json", "--show-managed-fields"))
-    assert "RetryPolicy" in shown[0]
+    texts.append(shop.kubectl("get", kinds, "--output=json", "--show-managed-fields"))
+    assert "RetryPolicy" in texts[0]
     public = shop.broker.authority
-    leaked = [s for s in secrets if s not in public and any(s in text for text in shown)]
+    leaked = [s for s in secrets if s not in public and any(s in text for text in texts)]
     assert leaked == []
 
 
 def metrics(shop: Shop) -> str:
-    """What the operator shows of them."""
+    """The metrics of the operator, as text."""
     endpoint = (shop.broker.state / f"{installation.OPERATOR}.endpoint").read_text()
     with urllib.request.urlopen(f"{endpoint}/metrics", timeout=60) as answer:  # noqa: S310  ours
-        written: str = answer.read().decode()
-    return written
+        text: str = answer.read().decode()
+    return text
 
 
 def refusals(shop: Shop) -> float:
-    """How many calls brokers have answered with 401."""
+    """The number of calls that brokers have answered with 401."""
     pattern = r'^redrive_admin_calls_total\{status="401".*\} (\S+)$'
     return sum(map(float, re.findall(pattern, metrics(shop), re.MULTILINE)))
 
 
 def expiring(shop: Shop, seconds: float) -> str:
-    """A token of the operator's role that the broker takes for so long."""
+    """A token of the operator's role that is valid for so many seconds."""
     key = (shop.broker.state / "pulsar" / "token-key").read_bytes()
     token = jwt.encode({"sub": shop.role, "exp": time.time() + seconds}, key, algorithm="HS256")
     shop.tokens.append(token)
     return token
 
 
-def test_a_client_certificate_and_an_authority_of_ones_own(
-    shop: Shop, operator_process: Path
-) -> None:
+def test_client_certificate_and_own_authority_connect(shop: Shop, operator_process: Path) -> None:
     certificate, key = shop.broker.certificate(shop.role)
     shop.secret("operator-tls", **{"tls.crt": certificate, "tls.key": key})
     config_map(shop, "authority", **{"ca.crt": shop.broker.authority})
@@ -92,12 +90,12 @@ def test_a_client_certificate_and_an_authority_of_ones_own(
         **mutual | {"authentication": {"type": "TLS", "tls": {"secretRef": {"name": "broken-tls"}}}}
     )
     shop.reaches("main", "CertificateInvalid", "brokerconnection")
-    assert_nothing_is_shown(shop, operator_process)
-    shop.kubectl("delete", "retrypolicy,brokerconnection", "--all")  # it would go on asking
+    assert_no_secret_is_shown(shop, operator_process)
+    shop.kubectl("delete", "retrypolicy,brokerconnection", "--all")  # they would be retried
 
 
 class Issuer(ThreadingHTTPServer):
-    """Gives tokens, good for a few seconds, to whoever knows the secret."""
+    """An OAuth2 issuer whose tokens are valid for a few seconds, for clients with the secret."""
 
     def __init__(self, shop: Shop) -> None:
         super().__init__(("127.0.0.1", 0), _Clerk)
@@ -115,9 +113,9 @@ class _Clerk(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-        known = {"grant_type": ["client_credentials"], "client_id": ["redrive"]}
-        known |= {"client_secret": [SECRET], "audience": ["urn:pulsar"], "scope": ["admin"]}
-        if form != known:
+        expected = {"grant_type": ["client_credentials"], "client_id": ["redrive"]}
+        expected |= {"client_secret": [SECRET], "audience": ["urn:pulsar"], "scope": ["admin"]}
+        if form != expected:
             self._answer(400, {"error": "invalid_client", "error_description": str(form)})
             return
         self.server.issued += 1
@@ -130,7 +128,7 @@ class _Clerk(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -141,7 +139,7 @@ def issuer(shop: Shop) -> Iterator[Issuer]:
         issuer.shutdown()
 
 
-def test_oauth2_client_credentials_with_tokens_that_end(
+def test_oauth2_token_that_expires_is_replaced(
     shop: Shop, issuer: Issuer, operator_process: Path
 ) -> None:
     shop.secret("client", secret=SECRET)
@@ -156,23 +154,23 @@ def test_oauth2_client_credentials_with_tokens_that_end(
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     shop.ready()
-    time.sleep(5)  # the first token has ended
+    time.sleep(5)  # the first token has expired
     shop.policy("others", subscription="others", delayLadder={"fixed": "1m"})
     shop.ready("others")
     assert issuer.issued >= 2
-    shop.told("others", "Provisioned")
+    shop.event_message("others", "Provisioned")
     assert set(shop.event_reasons("others")) == {("Normal", "Provisioned")}
 
     shop.connection(authentication={"type": "OAuth2", "oauth2": oauth2 | {"clientID": "somebody"}})
     refused = shop.reaches("main", "AuthenticationFailed", "brokerconnection")
-    said = json.dumps(refused["status"])
-    assert "does not accept the client; got 'somebody'; correct oauth2.clientID" in said
-    assert SECRET not in said
-    assert_nothing_is_shown(shop, operator_process)
-    shop.kubectl("delete", "retrypolicy,brokerconnection", "--all")  # it would go on asking
+    status = json.dumps(refused["status"])
+    assert "does not accept the client; got 'somebody'; correct oauth2.clientID" in status
+    assert SECRET not in status
+    assert_no_secret_is_shown(shop, operator_process)
+    shop.kubectl("delete", "retrypolicy,brokerconnection", "--all")  # they would be retried
 
 
-def test_a_token_in_a_file_and_what_is_put_in_its_place(
+def test_token_file_that_changes_is_read_again(
     shop: Shop, installed: Sandbox, operator_process: Path
 ) -> None:
     shop.create_topic(shop.topic("orders"))
@@ -187,37 +185,37 @@ def test_a_token_in_a_file_and_what_is_put_in_its_place(
     shop.ready("main", "brokerconnection")
     shop.policy()
     shop.ready()
-    assert_nothing_is_shown(shop, operator_process)
+    assert_no_secret_is_shown(shop, operator_process)
 
 
-def test_a_changed_token_is_in_use_at_once_when_the_old_one_is_refused(
+def test_changed_token_is_used_once_the_former_is_refused(
     make_shop: MakeShop,
 ) -> None:
-    """On a machine that is held up the old one is no longer in use when it ends."""
+    """On a slow machine the former token may be replaced before it expires: up to three runs."""
     assert any(recovers_from_a_refusal(make_shop()) for _ in range(3))
 
 
 def recovers_from_a_refusal(shop: Shop) -> bool:
-    """Check that a new token is used, and return whether the old one was refused before."""
+    """Check that a new token is used; return True if the former one was refused before."""
     shop.create_topic(shop.topic("orders"))
     ends = time.time() + 9
     shop.secret("pulsar-admin", token=expiring(shop, 9))
     shop.connection()
     if not connects(shop, until=ends):
         return False
-    # What was read is kept for 15 s: the operator goes on with the old one, and is refused.
+    # A Secret is cached for 15 s: the operator uses the former token, and is refused.
     shop.secret("pulsar-admin", token=shop.token(shop.role))
     before = refusals(shop)
     time.sleep(max(0.0, ends + 1 - time.time()))
-    shop.policy(delayLadder={"fixed": "1m"})  # of 1 s some brokers would have a warning
+    shop.policy(delayLadder={"fixed": "1m"})  # a delay of 1 s causes a warning at some brokers
     shop.ready()
-    shop.told("orders", "Provisioned")
+    shop.event_message("orders", "Provisioned")
     assert set(shop.event_reasons("orders")) == {("Normal", "Provisioned")}
     return refusals(shop) > before
 
 
 def connects(shop: Shop, until: float) -> bool:
-    """Wait for the connection, as long as its token is good."""
+    """Return True once the connection is Connected, or False when its token expires."""
     while time.time() < until:
         conditions = shop.get("brokerconnection", "main").get("status", {}).get("conditions", [])
         if "Connected" in {condition["reason"] for condition in conditions}:
@@ -226,19 +224,19 @@ def connects(shop: Shop, until: float) -> bool:
     return False
 
 
-def test_many_policies_cost_few_reads_of_the_secret(shop: Shop) -> None:
+def test_many_policies_cause_few_reads_of_the_secret(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     before = reads_of_secrets(shop)
     names = [f"p{number}" for number in range(40)]
     shop.policies({name: {"subscription": name} for name in names})
     shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", f"--timeout={SECONDS}s")
-    # Connections that others have left are read for, too; each policy would have read it itself.
+    # Connections of other tests cause reads too. Without a cache each policy would cause one.
     assert reads_of_secrets(shop) - before < len(names)
 
 
 def reads_of_secrets(shop: Shop) -> int:
-    """How many Secrets the API server has given to whomever."""
-    shown = shop.cluster.kubectl("get", "--raw=/metrics")
-    lines = re.findall(r"^apiserver_request_total\{.*\} \S+$", shown, re.MULTILINE)
-    wanted = ('resource="secrets"', 'verb="GET"', 'code="200"')
-    return sum(int(line.split()[-1]) for line in lines if all(word in line for word in wanted))
+    """The number of Secrets that all clients have read from the API server."""
+    text = shop.cluster.kubectl("get", "--raw=/metrics")
+    lines = re.findall(r"^apiserver_request_total\{.*\} \S+$", text, re.MULTILINE)
+    labels = ('resource="secrets"', 'verb="GET"', 'code="200"')
+    return sum(int(line.split()[-1]) for line in lines if all(label in line for label in labels))

@@ -1,4 +1,4 @@
-"""The delays of a ladder at a real broker, by what the operator sets on a retry topic."""
+"""The delays of a ladder at a real broker, with the settings of its retry topic."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ OVER_AT_ONCE = "the broker may deliver each retry a tick early, and so one of 1s
 @pytest.fixture
 def client(broker: Broker) -> Iterator[pulsar.Client]:
     token = pulsar.AuthenticationToken(broker.token(SUPERUSER))
-    made = pulsar.Client(broker.service_url, authentication=token)
-    yield made
-    made.close()
+    client = pulsar.Client(broker.service_url, authentication=token)
+    yield client
+    client.close()
 
 
 def delays(shop: Shop, topic: str, *, applied: bool = False) -> Any:  # noqa: ANN401 - JSON
@@ -29,48 +29,48 @@ def delays(shop: Shop, topic: str, *, applied: bool = False) -> Any:  # noqa: AN
     return shop.request("GET", f"{rest_path(topic)}/delayedDelivery{query}")
 
 
-def test_a_retry_of_one_second_is_not_over_at_once_where_the_broker_can_keep_it(
+def test_retry_delay_of_one_second_is_exact_where_ticks_are_set(
     shop: Shop, client: pulsar.Client
 ) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy(delayLadder={"delays": ["1s", "5s", "10s"]})
-    found = shop.ready()
-    topic = found["status"]["retryTopic"]
+    status = shop.ready()["status"]
+    topic = status["retryTopic"]
     connection = shop.get("brokerconnection", "main")
     assert connection["status"]["brokerVersion"] == shop.broker.version
-    can_keep_it = keeps_ticks(shop.broker)
-    warned = [c for c in found["status"]["conditions"] if c["type"] == "RetriesEarly"]
-    assert [c["message"].split("; ")[0] for c in warned] == [] if can_keep_it else [OVER_AT_ONCE]
-    ours = {"active": True, "tickTime": 50, "maxDeliveryDelayInMillis": 0}
-    assert delays(shop, topic) == (ours if can_keep_it else None)
+    exact = keeps_ticks(shop.broker)
+    warnings = [c for c in status["conditions"] if c["type"] == "RetriesEarly"]
+    assert [c["message"].split("; ")[0] for c in warnings] == [] if exact else [OVER_AT_ONCE]
+    settings = {"active": True, "tickTime": 50, "maxDeliveryDelayInMillis": 0}
+    assert delays(shop, topic) == (settings if exact else None)
     producer = client.create_producer(topic)
     consumer = client.subscribe(topic, "fulfilment", consumer_type=pulsar.ConsumerType.Shared)
-    for _ in range(3):  # one at a time: the next one would have a broker that stalls go on
+    for _ in range(3):  # one at a time: the next message would wake a stalled broker
         sent = time.monotonic()
         producer.send(b"", deliver_after=timedelta(seconds=1))
         consumer.acknowledge(consumer.receive(timeout_millis=30_000))
-        assert time.monotonic() - sent > (0.9 if can_keep_it else 0)
+        assert time.monotonic() - sent > (0.9 if exact else 0)
 
     shop.policy(delayLadder={"fixed": "1h"})
-    found = shop.ready()
-    assert "RetriesEarly" not in str(found["status"]["conditions"])
+    status = shop.ready()["status"]
+    assert "RetriesEarly" not in str(status["conditions"])
     assert delays(shop, topic, applied=True)["tickTime"] == 1_000
     shop.policy(delayLadder={"delays": ["1s", "5s", "10s"]})
     shop.ready()
-    assert delays(shop, topic) == (ours if can_keep_it else None)
+    assert delays(shop, topic) == (settings if exact else None)
 
 
-def test_a_limit_below_the_longest_delay_is_kept_and_raised_as_the_warning_says(shop: Shop) -> None:
+def test_limit_below_the_longest_delay_is_kept_with_a_warning(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     limit = {"active": True, "tickTime": 1_000, "maxDeliveryDelayInMillis": 60_000}
     shop.request("POST", f"namespaces/{shop.tenant}/prod/delayedDelivery", limit)
     shop.policy()
-    said = shop.reaches_condition("orders", "MaxDeliveryDelay")["message"]
+    message = shop.reaches_condition("orders", "MaxDeliveryDelay")["message"]
     topic = shop.ready()["status"]["retryTopic"]
-    assert "got a maxDeliveryDelay of 60 s" in said
-    assert f"set-delayed-delivery --enable --maxDelay 2h {topic}" in said
+    assert "got a maxDeliveryDelay of 60 s" in message
+    assert f"set-delayed-delivery --enable --maxDelay 2h {topic}" in message
     assert delays(shop, topic, applied=True)["maxDeliveryDelayInMillis"] == 60_000
-    # As that command does, which sets a tick, too.
+    # The same change as by that command, which sets a tick too.
     raised = limit | {"maxDeliveryDelayInMillis": 7_200_000}
     shop.request("POST", f"{rest_path(topic)}/delayedDelivery", raised)
     shop.request_reconcile("orders")

@@ -1,4 +1,4 @@
-"""What becomes of topics when their policy is deleted."""
+"""Topics of a policy that is deleted."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def doomed(make_shop: MakeShop) -> Shop:
 
 
 def topics(shop: Shop, source: str) -> set[str]:
-    """The retry and dead-letter topic of a source that there are."""
-    found = (name.rsplit("/", 1)[1] for name in shop.topics())
-    return {n.rsplit("-", 1)[1] for n in found if n.startswith(f"{source}-fulfilment-")}
+    """The suffixes of the derived topics of a source that exist."""
+    names = (name.rsplit("/", 1)[1] for name in shop.topics())
+    return {n.rsplit("-", 1)[1] for n in names if n.startswith(f"{source}-fulfilment-")}
 
 
 def provision(shop: Shop, source: str, partitions: int = 0, **spec: object) -> None:
-    """Have a policy ready for a topic of its own."""
+    """Create a source topic and its policy, and wait until it is ready."""
     shop.create_topic(shop.topic(source), partitions)
     shop.policy(source, topic=shop.topic(source), **spec)
     shop.ready(source)
@@ -56,22 +56,20 @@ def send(broker: Broker, topic: str) -> None:
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-def test_delete_takes_the_topics_that_redrive_made_with_all_they_hold(
-    doomed: Shop, partitions: int
-) -> None:
+def test_delete_removes_created_topics_with_their_messages(doomed: Shop, partitions: int) -> None:
     name = f"made-{partitions}"
     provision(doomed, name, partitions)
     send(doomed.broker, doomed.topic(f"{name}-fulfilment-DLQ"))
     doomed.delete(name)
     assert topics(doomed, name) == set()
     assert doomed.topic(name) in doomed.topics()
-    told = doomed.told(name, "Deleted")
+    message = doomed.event_message(name, "Deleted")
     for end in ("RETRY", "DLQ"):
-        assert f"deleted {doomed.topic(f'{name}-fulfilment-{end}')}" in told
+        assert f"deleted {doomed.topic(f'{name}-fulfilment-{end}')}" in message
     assert "Retained" not in {event[1] for event in doomed.events(name)}
 
 
-def test_from_what_was_there_before_delete_takes_what_redrive_added_and_nothing_else(
+def test_delete_removes_only_own_changes_from_adopted_topics(
     doomed: Shop,
 ) -> None:
     retry, dead_letter = (doomed.topic(f"before-fulfilment-{end}") for end in ("RETRY", "DLQ"))
@@ -83,19 +81,19 @@ def test_from_what_was_there_before_delete_takes_what_redrive_added_and_nothing_
     send(doomed.broker, retry)
     provision(doomed, "before", adoption="IfPresent")
     doomed.delete("before")
-    left = doomed.topics()
-    assert left[retry]["subscriptions"] == ["fulfilment"]
-    assert left[dead_letter]["subscriptions"] == []
+    remaining = doomed.topics()
+    assert remaining[retry]["subscriptions"] == ["fulfilment"]
+    assert remaining[dead_letter]["subscriptions"] == []
     policies = doomed.request("GET", f"namespaces/{doomed.tenant}/prod")["auth_policies"]
     rights = policies["destination_auth"]
     assert rights[retry] == {"fulfilment": ["consume"], "somebody": ["produce"]}
     assert rights.get(dead_letter, {}) == {}
-    assert f"{retry} was there before" in doomed.told("before", "Retained")
+    assert f"{retry} was there before" in doomed.event_message("before", "Retained")
     for topic in (retry, dead_letter):
-        assert set(left[topic]["properties"].values()) == {""}
+        assert set(remaining[topic]["properties"].values()) == {""}
 
 
-def test_delete_if_empty_leaves_what_holds_messages_and_says_so(doomed: Shop) -> None:
+def test_delete_if_empty_retains_topics_with_messages(doomed: Shop) -> None:
     provision(doomed, "full", deletionPolicy="DeleteIfEmpty")
     dead_letter = doomed.topic("full-fulfilment-DLQ")
     send(doomed.broker, dead_letter)
@@ -103,12 +101,12 @@ def test_delete_if_empty_leaves_what_holds_messages_and_says_so(doomed: Shop) ->
     doomed.delete("full")
     assert topics(doomed, "full") == {"DLQ"}
     assert doomed.topics()[dead_letter] == before
-    said = f"{dead_letter} holds messages (1 for redrive)"
-    assert said in doomed.told("full", "Retained")
-    assert "full-fulfilment-RETRY" in doomed.told("full", "Deleted")
+    problem = f"{dead_letter} holds messages (1 for redrive)"
+    assert problem in doomed.event_message("full", "Retained")
+    assert "full-fulfilment-RETRY" in doomed.event_message("full", "Deleted")
 
 
-def test_a_deletion_waits_for_consumers_to_go(doomed: Shop) -> None:
+def test_deletion_waits_until_consumers_disconnect(doomed: Shop) -> None:
     provision(doomed, "used")
     retry = doomed.topic("used-fulfilment-RETRY")
     with client(doomed.broker) as opened:
@@ -121,7 +119,7 @@ def test_a_deletion_waits_for_consumers_to_go(doomed: Shop) -> None:
     assert topics(doomed, "used") == set()
 
 
-def test_a_policy_that_another_waits_for_leaves_it_all_there_is(doomed: Shop) -> None:
+def test_deleted_policy_with_a_successor_retains_its_topics(doomed: Shop) -> None:
     provision(doomed, "shared")
     doomed.let_a_second_pass()
     doomed.policy("heir", topic=doomed.topic("shared"))
@@ -129,12 +127,13 @@ def test_a_policy_that_another_waits_for_leaves_it_all_there_is(doomed: Shop) ->
     doomed.delete("shared")
     doomed.take_over("heir", "shared")
     assert topics(doomed, "shared") == {"RETRY", "DLQ"}
-    assert f"is needed by RetryPolicy {doomed.namespace}/heir" in doomed.told("shared", "Retained")
-    doomed.delete("heir")  # it knows what redrive made
+    message = doomed.event_message("shared", "Retained")
+    assert f"is needed by RetryPolicy {doomed.namespace}/heir" in message
+    doomed.delete("heir")  # its topics are still marked as created by redrive
     assert topics(doomed, "shared") == set()
 
 
-def test_a_deletion_that_gets_no_further_says_why_and_an_annotation_ends_it(doomed: Shop) -> None:
+def test_blocked_deletion_shows_reason_and_can_be_skipped(doomed: Shop) -> None:
     doomed.connection("going", policyDefaults={"deletionPolicy": "Delete"})
     provision(doomed, "stuck", connectionRef={"name": "going"})
     doomed.connection(
@@ -142,15 +141,15 @@ def test_a_deletion_that_gets_no_further_says_why_and_an_annotation_ends_it(doom
     )
     doomed.reaches("stuck", "BrokerUnreachable")
     doomed.kubectl("delete", "retrypolicy", "stuck", "--wait=false")
-    said = ready_condition(doomed, "stuck", "BrokerUnreachable", "being deleted since")["message"]
-    assert "redrive.io/skip-cleanup=true" in said
+    condition = ready_condition(doomed, "stuck", "BrokerUnreachable", "being deleted since")
+    assert "redrive.io/skip-cleanup=true" in condition["message"]
     doomed.kubectl("annotate", "retrypolicy", "stuck", "redrive.io/skip-cleanup=true")
     doomed.kubectl("wait", "--for=delete", "retrypolicy/stuck", f"--timeout={SECONDS}s")
     assert topics(doomed, "stuck") == {"RETRY", "DLQ"}
-    assert "has it go" in doomed.told("stuck", "CleanupAbandoned")
+    assert "has it go" in doomed.event_message("stuck", "CleanupAbandoned")
 
 
-def test_a_namespace_goes_with_its_connection_and_takes_the_topics_along(
+def test_deleted_namespace_with_its_connection_deletes_topics(
     make_shop: Callable[[], Shop],
 ) -> None:
     shop = make_shop()
@@ -161,7 +160,7 @@ def test_a_namespace_goes_with_its_connection_and_takes_the_topics_along(
     assert set(shop.topics()) == {shop.topic(f"orders-{number}") for number in range(3)}
 
 
-def test_a_policy_that_retains_holds_up_nothing(doomed: Shop) -> None:
+def test_policy_that_retains_has_no_finalizer(doomed: Shop) -> None:
     provision(doomed, "kept", deletionPolicy="Retain")
     assert "finalizers" not in doomed.get("retrypolicy", "kept")["metadata"]
     doomed.policy("kept", topic=doomed.topic("kept"), deletionPolicy="Delete")
@@ -173,13 +172,13 @@ def test_a_policy_that_retains_holds_up_nothing(doomed: Shop) -> None:
     assert topics(doomed, "kept") == {"RETRY", "DLQ"}
 
 
-def ready_condition(shop: Shop, name: str, reason: str, says: str = "") -> dict[str, Any]:
-    """The Ready condition, once it has *reason* and *says* that."""
+def ready_condition(shop: Shop, name: str, reason: str, part: str = "") -> dict[str, Any]:
+    """Return the Ready condition, once it has *reason* and its message contains *part*."""
     deadline = time.monotonic() + SECONDS
     while True:
         conditions = shop.get("retrypolicy", name)["status"]["conditions"]
-        found = next(dict(c) for c in conditions if c["type"] == "Ready")
-        if found["reason"] == reason and says in found["message"]:
-            return found
-        assert time.monotonic() < deadline, found
+        ready = next(dict(c) for c in conditions if c["type"] == "Ready")
+        if ready["reason"] == reason and part in ready["message"]:
+            return ready
+        assert time.monotonic() < deadline, ready
         time.sleep(0.1)

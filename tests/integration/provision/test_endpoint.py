@@ -1,4 +1,4 @@
-"""What the running operator shows to Prometheus and to the kubelet."""
+"""Metrics, health checks and logs of the running operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def get(sandbox: Sandbox, path: str) -> tuple[int, str]:
         return answer.status, answer.read().decode()
 
 
-def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) -> None:
+def test_running_operator_is_live_ready_and_counts_objects(installed: Sandbox, shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     shop.ready()
@@ -42,7 +42,7 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
         'redrive_objects{condition="Ready",kind="RetryPolicy",reason="Provisioned",status="True"}'
     )
     deadline = time.monotonic() + SECONDS
-    # It counts what it knows, which a watch may tell it after us.
+    # It counts the objects of its cache, which a watch may update later.
     while not re.search(rf"^{re.escape(ready)} [1-9]", get(installed, "/metrics")[1], re.MULTILINE):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -62,8 +62,10 @@ def test_the_operator_lives_is_ready_and_counts(installed: Sandbox, shop: Shop) 
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-def test_forged_status_spoils_no_scrape_and_ends_no_replay(installed: Sandbox, shop: Shop) -> None:
-    """With what the API server lets pass of whoever may write the status of a Replay."""
+def test_forged_replay_status_breaks_no_scrape_and_is_replaced(
+    installed: Sandbox, shop: Shop
+) -> None:
+    """The API server accepts this status from each client that may write it."""
     shop.apply({"forged": redrive("Replay", {"policyRef": {"name": "random"}})})
     shop.reaches("forged", "PolicyNotFound", "replay")
     condition = {"type": "type-1", "status": "True", "reason": "Reason1", "message": ""}
@@ -95,24 +97,22 @@ def test_forged_status_spoils_no_scrape_and_ends_no_replay(installed: Sandbox, s
         time.sleep(0.1)
 
 
-def test_every_line_of_the_log_is_json_and_tells_which_object_it_is_about(
-    shop: Shop, operator_process: Path
-) -> None:
+def test_log_lines_are_json_and_name_their_object(shop: Shop, operator_process: Path) -> None:
     before = len(operator_process.read_text("utf-8"))
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     uid = shop.ready()["metadata"]["uid"]
 
-    def about_it() -> list[dict[str, Any]]:
+    def policy_lines() -> list[dict[str, Any]]:
         written = operator_process.read_text("utf-8")[before:].splitlines(keepends=True)
         lines = [json.loads(line) for line in written if line.endswith("\n")]
         return [line for line in lines if line.get("uid") == uid]
 
     deadline = time.monotonic() + SECONDS
-    while not any("Provisioned" in line["message"] for line in about_it()):
-        assert time.monotonic() < deadline, about_it()  # it comes after the status
+    while not any("Provisioned" in line["message"] for line in policy_lines()):
+        assert time.monotonic() < deadline, policy_lines()  # logged after the status is written
         time.sleep(0.1)
-    about = about_it()
+    about = policy_lines()
     assert {(a["kind"], a["namespace"], a["name"]) for a in about} == {
         ("RetryPolicy", shop.namespace, "orders")
     }

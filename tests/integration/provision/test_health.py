@@ -1,7 +1,7 @@
-"""What is published of a policy's topics by the loop that reads their statistics at a real broker.
+"""Status and metrics of a policy's topics, by the loop that polls their statistics.
 
-It runs in the test, so that it looks several times a second; the operator, which would take back
-what it has not seen itself, rests meanwhile.
+The loop runs in the test, and polls a real broker several times a second. The operator is stopped
+meanwhile: it would overwrite this status with its own.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def client(broker: Broker) -> Iterator[pulsar.Client]:
 
 @dataclass(frozen=True)
 class Ward:
-    """A policy that is ready, and the loop that looks at it."""
+    """A policy that is ready, and the loop that polls its topics."""
 
     shop: Shop
     ctx: Context
     health: Health
 
     async def shows(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The status of the policy, once *holds* is true of it."""
+        """Return the status of the policy, once *holds* returns True for it."""
         deadline = time.monotonic() + SECONDS
         while not (holds(status := self.status()) and status == self._written()):
             assert time.monotonic() < deadline, (status, self._written())
@@ -89,11 +89,11 @@ class Ward:
         return dict(self.shop.get("retrypolicy", "orders").get("status", {}))
 
     async def warns(self, reason: str) -> str:
-        """The message of the condition *reason*, once it and its Event are there."""
+        """Return the message of the condition *reason*, once it and its Event exist."""
         status = await self.shows(lambda status: reason in conditions(status))
         message = conditions(status)[reason]
         deadline = time.monotonic() + SECONDS
-        # The Event comes right after the status, from this very loop.
+        # The same loop writes the Event right after the status.
         while ("Warning", reason, message) not in self.shop.events("orders"):
             assert time.monotonic() < deadline, f"no Event {reason}"
             await asyncio.sleep(0.05)
@@ -104,7 +104,7 @@ class Ward:
         await self.shows(lambda status: reason not in conditions(status))
 
     def status(self) -> dict[str, Any]:
-        """The status as the operator knows it."""
+        """The status in the cache of the operator."""
         body = self.ctx.policies.get(Key(self.shop.namespace, "orders"))
         assert body is not None
         return dict(body.get("status") or {})
@@ -117,29 +117,29 @@ def conditions(status: dict[str, Any]) -> dict[str, str]:
 
 @asynccontextmanager
 async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[Ward]:
-    """Provision the policy `orders`, and look at its topics as often as a connection allows."""
+    """Provision the policy `orders`, and poll its topics as often as a connection allows."""
     async with Context.open(Settings("here", (shop.namespace,), None, "", "")) as ctx:
 
-        async def look(key: Key) -> Any:  # noqa: ANN401 - passed on
+        async def reconcile(key: Key) -> Any:  # noqa: ANN401 - passed on
             return await reconciler.reconcile(key, ctx, claims, health, lost)
 
-        keeper = Controller("RetryPolicy", look)
-        claims = Conflicts(ctx.policies, ctx.connections, keeper.enqueue)
+        controller = Controller("RetryPolicy", reconcile)
+        claims = Conflicts(ctx.policies, ctx.connections, controller.enqueue)
         lost = LostPolicies(ctx.policies, ctx.clock)
-        health = Health(ctx, keeper.enqueue, interval=0.1, limits=limits)
-        keeper.enqueue(Key(shop.namespace, "orders"))
+        health = Health(ctx, controller.enqueue, interval=0.1, limits=limits)
+        controller.enqueue(Key(shop.namespace, "orders"))
         watched = Ward(shop, ctx, health)
         try:
             await watched.shows(lambda status: "backlog" in status)
             yield watched
         finally:
             await health.stop()
-            await keeper.stop()
-    await asyncio.sleep(0.1)  # TLS connections are closed behind the back of who closes them
+            await controller.stop()
+    await asyncio.sleep(0.1)  # TLS connections are closed in the background
 
 
 @pytest.mark.parametrize("partitions", [0, 3])
-async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metrics(
+async def test_status_and_metrics_show_backlogs_and_oldest_dead_letter(
     shop: Shop, client: pulsar.Client, partitions: int
 ) -> None:
     shop.create_topic(shop.topic("orders"), partitions)
@@ -156,7 +156,7 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
         # Of three partitions one stays empty.
         died = []
         for _ in range(2):
-            before = now().replace(microsecond=0)  # the status tells whole seconds
+            before = now().replace(microsecond=0)  # the status has whole seconds
             dead.send(b"dead")
             died.append((before, now()))
             await asyncio.sleep(1.1)
@@ -198,7 +198,7 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
         status = await watched.shows(lambda status: status["backlog"]["deadLetter"] == 0)
         assert figures(status) == {"retry": 1, "deadLetter": 0}
         assert age(shop) == 0
-        # Acknowledged, as by a Replay: none arrived meanwhile.
+        # Acknowledged as by a Replay; no other dead letter arrived.
         assert metric(shop, "redrive_dead_letters_total") == 2
 
         body = watched.ctx.policies.get(Key(shop.namespace, "orders"))
@@ -208,9 +208,7 @@ async def test_backlogs_and_the_oldest_dead_letter_are_told_in_status_and_metric
         assert backlog_metric(shop, "retry") is None
 
 
-async def test_a_status_is_not_written_while_little_changes(
-    shop: Shop, client: pulsar.Client
-) -> None:
+async def test_status_is_not_written_for_a_small_change(shop: Shop, client: pulsar.Client) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     async with ward(shop) as watched:
@@ -224,19 +222,19 @@ async def test_a_status_is_not_written_while_little_changes(
         producer = client.create_producer(shop.topic("orders-fulfilment-DLQ"))
         for _ in range(40):
             producer.send(b"dead")
-        # The last of them may be too few to be worth a write.
+        # A small number of new dead letters may cause no write.
         await watched.shows(lambda status: status["backlog"]["deadLetter"] >= 38)
         await shows_metric(40)
         before = shop.get("retrypolicy", "orders")["metadata"]["resourceVersion"]
-        told = watched.status()["backlog"]["deadLetter"]
+        count = watched.status()["backlog"]["deadLetter"]
         producer.send(b"dead")
         await shows_metric(41)
         await asyncio.sleep(0.5)
-        assert watched.status()["backlog"]["deadLetter"] == told
+        assert watched.status()["backlog"]["deadLetter"] == count
         assert shop.get("retrypolicy", "orders")["metadata"]["resourceVersion"] == before
 
 
-async def test_a_subscription_that_takes_what_is_the_policys_is_named_until_it_goes(
+async def test_foreign_subscription_is_reported_until_it_is_deleted(
     shop: Shop, client: pulsar.Client
 ) -> None:
     shop.create_topic(shop.topic("orders"))
@@ -254,7 +252,7 @@ async def test_a_subscription_that_takes_what_is_the_policys_is_named_until_it_g
         reader.close()
 
 
-async def test_retries_that_nobody_consumes_are_told_of_until_somebody_does(
+async def test_unconsumed_retry_topic_is_reported_until_consumed(
     shop: Shop, client: pulsar.Client
 ) -> None:
     source, retry = shop.topic("orders"), shop.topic("orders-fulfilment-RETRY")
@@ -269,7 +267,7 @@ async def test_retries_that_nobody_consumes_are_told_of_until_somebody_does(
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-async def test_holes_in_what_is_acknowledged_are_told_of_until_they_are_closed(
+async def test_ack_holes_are_reported_until_they_are_closed(
     shop: Shop, client: pulsar.Client, partitions: int
 ) -> None:
     shop.create_topic(shop.topic("orders"), partitions)
@@ -284,15 +282,15 @@ async def test_holes_in_what_is_acknowledged_are_told_of_until_they_are_closed(
         messages = [consumer.receive(30_000) for _ in range(9)]
         for message in messages[1::2]:
             consumer.acknowledge(message)
-        told = await watched.warns("AckHoles")
-        assert "(managedLedgerMaxUnackedRangesToPersist, the default of its release)" in told
-        assert "got 4; make the delays more alike" in told
+        message = await watched.warns("AckHoles")
+        assert "(managedLedgerMaxUnackedRangesToPersist, the default of its release)" in message
+        assert "got 4; make the delays more alike" in message
         for message in messages[0::2]:
             consumer.acknowledge(message)
         await watched.is_over("AckHoles")
 
 
-async def test_a_storm_of_retries_is_told_of_until_most_deliveries_are_first_ones(
+async def test_retry_storm_is_reported_until_retries_are_a_minority(
     shop: Shop, client: pulsar.Client
 ) -> None:
     source, retry = shop.topic("orders"), shop.topic("orders-fulfilment-RETRY")
@@ -311,7 +309,7 @@ async def test_a_storm_of_retries_is_told_of_until_most_deliveries_are_first_one
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-async def test_consumers_that_have_paused_are_shown_until_they_go_on(
+async def test_paused_consumers_are_reported_until_they_resume(
     shop: Shop, client: pulsar.Client, partitions: int
 ) -> None:
     source = shop.topic("orders")
@@ -319,14 +317,14 @@ async def test_consumers_that_have_paused_are_shown_until_they_go_on(
     shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
     shop.policy(outageBreaker={"mode": "Pause", "minMessages": 2, "maxProbeInterval": "1s"})
     async with ward(shop) as watched:
-        found = consumer_policy(shop)
-        assert found.outage_breaker == OutageLimits(
+        policy = consumer_policy(shop)
+        assert policy.outage_breaker == OutageLimits(
             min_messages=2, max_probe_interval=timedelta(seconds=1)
         )
         producer = client.create_producer(source)
         for _ in range(4):
             producer.send(b"x")
-        with RetryConsumer(client, found) as consumer:
+        with RetryConsumer(client, policy) as consumer:
             for _ in range(2):
                 consumer.reconsume_later(consumer.receive(), cause=ConnectionError())
             message = await watched.warns("OutageSuspected")
@@ -341,7 +339,7 @@ def consumer_policy(shop: Shop) -> Policy:
 
 
 def deliver(client: pulsar.Client, topic: str, count: int) -> None:
-    """Have so many messages sent, delivered and acknowledged."""
+    """Send, receive and acknowledge *count* messages."""
     producer = client.create_producer(topic)
     for _ in range(count):
         producer.send_async(b"x", None)
@@ -354,17 +352,17 @@ def deliver(client: pulsar.Client, topic: str, count: int) -> None:
 
 
 def now() -> datetime:
-    return datetime.now(UTC)  # noqa: TID251 - what is measured
+    return datetime.now(UTC)  # noqa: TID251 - the measured time
 
 
 def oldest(status: dict[str, Any]) -> datetime | None:
-    """When the oldest dead letter came, by a policy's status."""
+    """The time of the oldest dead letter in a policy's status."""
     written = status.get("backlog", {}).get("oldestDeadLetterTime")
     return None if written is None else datetime.fromisoformat(written)
 
 
 def figures(status: dict[str, Any]) -> dict[str, Any]:
-    """The backlog in a policy's status, without when it was read."""
+    """The backlog in a policy's status, without the time of the poll."""
     return {name: value for name, value in status["backlog"].items() if name != "observedTime"}
 
 

@@ -1,4 +1,4 @@
-"""A connection that policies use, of whatever namespace, is deleted after the last of them."""
+"""A connection is deleted after the last policy, of any namespace, that uses it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ IN_USE = "redrive.io/in-use"
 
 
 def finalizers(shop: Shop) -> list[str]:
-    """Those of the connection."""
+    """The finalizers of the connection."""
     return list(shop.get("brokerconnection", "main")["metadata"].get("finalizers", []))
 
 
 def protected(shop: Shop, *, used: bool = True) -> None:
-    """Wait until the connection is held for its policies, or for none."""
+    """Wait until the connection has the finalizer, or, if not *used*, has lost it."""
     deadline = time.monotonic() + SECONDS
     while (IN_USE in finalizers(shop)) is not used:
         assert time.monotonic() < deadline, finalizers(shop)
@@ -38,9 +38,7 @@ def ask_to_delete(shop: Shop) -> None:
     shop.kubectl("delete", "brokerconnection", "main", "--wait=false")
 
 
-def test_a_connection_stays_until_the_last_policy_of_any_namespace_is_gone(
-    shop: Shop, make_shop: MakeShop
-) -> None:
+def test_connection_is_deleted_after_its_last_policy(shop: Shop, make_shop: MakeShop) -> None:
     other = make_shop()
     names = {"names": [shop.namespace, other.namespace]}
     shop.connection(allow=[{**shop.rule("fulfilment"), "namespaces": names}])
@@ -62,10 +60,10 @@ def test_a_connection_stays_until_the_last_policy_of_any_namespace_is_gone(
         "--for=condition=DeletionBlocked",
         f"--timeout={SECONDS}s",
     )
-    said = json.dumps(shop.get("brokerconnection", "main")["status"])
-    assert "got RetryPolicy orders, 1 of other namespaces; delete them" in said
-    assert "hidden" not in said
-    # It serves them as before: a policy that is deleted takes its topics with it.
+    status = json.dumps(shop.get("brokerconnection", "main")["status"])
+    assert "got RetryPolicy orders, 1 of other namespaces; delete them" in status
+    assert "hidden" not in status
+    # The policies still use it: a policy that is deleted deletes its topics.
     shop.policy(maxRetries=3, deletionPolicy="Delete")
     shop.ready()
     shop.delete("orders")
@@ -76,7 +74,7 @@ def test_a_connection_stays_until_the_last_policy_of_any_namespace_is_gone(
     assert not [name for name in shop.topics() if name.endswith(("-RETRY", "-DLQ"))]
 
 
-def test_what_no_policy_uses_any_more_is_held_by_nothing(shop: Shop) -> None:
+def test_connection_without_policies_loses_its_finalizer(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     shop.ready()
@@ -85,7 +83,9 @@ def test_what_no_policy_uses_any_more_is_held_by_nothing(shop: Shop) -> None:
     protected(shop, used=False)
 
 
-def test_nobody_keeps_a_connection_by_naming_it(shop: Shop, make_shop: MakeShop) -> None:
+def test_connection_is_not_kept_by_policies_it_does_not_allow(
+    shop: Shop, make_shop: MakeShop
+) -> None:
     stranger = make_shop()
     stranger.policy(connectionRef={"name": "main", "namespace": shop.namespace})
     stranger.reaches("orders", "NamespaceNotAllowed")
@@ -96,7 +96,7 @@ def test_nobody_keeps_a_connection_by_naming_it(shop: Shop, make_shop: MakeShop)
 
 
 @pytest.mark.parametrize("first", ["brokerconnection", "retrypolicy", "secret", "all"])
-def test_a_namespace_goes_in_whatever_order_its_objects_do(shop: Shop, first: str) -> None:
+def test_namespace_is_deleted_in_any_order_of_its_objects(shop: Shop, first: str) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy(deletionPolicy="Delete")
     shop.ready()
@@ -107,7 +107,7 @@ def test_a_namespace_goes_in_whatever_order_its_objects_do(shop: Shop, first: st
     assert not [name for name in shop.topics() if name.endswith(("-RETRY", "-DLQ"))]
 
 
-def test_an_operator_that_was_stopped_meanwhile_lets_it_go(shop: Shop, sandbox: Sandbox) -> None:
+def test_connection_deleted_during_a_restart_is_released(shop: Shop, sandbox: Sandbox) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     shop.ready()

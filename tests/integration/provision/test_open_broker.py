@@ -1,4 +1,4 @@
-"""A broker for development, which asks for no credentials: a connection and its policies work."""
+"""A connection and its policies at a development broker without authentication."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def shop(
     broker: Broker, tmp_path: Path, cluster: Cluster, operator_process: Path, kube_namespace: str
 ) -> Iterator[Shop]:
     assert operator_process.is_file()
-    with own_broker(broker.version, tmp_path, OPEN) as open_to_all:
+    with own_broker(broker.version, tmp_path, OPEN) as open_broker:
         tenant = f"t-{secrets.token_hex(4)}"
-        shop = Shop(open_to_all, cluster, tenant=tenant, namespace=kube_namespace)
+        shop = Shop(open_broker, cluster, tenant=tenant, namespace=kube_namespace)
         shop.request("PUT", f"tenants/{tenant}", {"allowedClusters": ["standalone"]})
         shop.request("PUT", f"namespaces/{tenant}/prod")
         yield shop
 
 
-def test_policies_of_a_broker_without_authentication_are_provisioned_and_deleted(
+def test_policies_of_an_open_broker_are_provisioned_and_deleted(
     shop: Shop,
 ) -> None:
     shop.create_topic(shop.topic("orders"), 2)
     shop.connection(authentication={"type": "None"})
     assert shop.ready("main", "brokerconnection")["status"]["brokerVersion"] == shop.broker.version
-    # Roles are kept for the day on which the broker asks for them.
+    # Roles are granted even if the broker does not check them yet.
     for name, roles in (("open", []), ("orders", ["fulfilment"])):
         shop.policy(name, subscription=name, consumerRoles=roles, deletionPolicy="Delete")
         status = shop.ready(name)["status"]

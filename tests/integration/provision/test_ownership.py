@@ -1,4 +1,4 @@
-"""What was there before a policy is told from what redrive added, and only that is taken back."""
+"""Ownership of topics: a deletion reverts the changes of redrive and nothing else."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def busy(make_shop: MakeShop) -> Shop:
 
 
 def properties(shop: Shop, topic: str) -> dict[str, str]:
-    """Those of redrive that a topic has, without what is empty."""
-    found = shop.request("GET", f"{rest_path(topic)}/properties") or {}
-    return {key: value for key, value in found.items() if "redrive.io/" in key and value}
+    """The properties of redrive on a topic that are not empty."""
+    properties = shop.request("GET", f"{rest_path(topic)}/properties") or {}
+    return {key: value for key, value in properties.items() if "redrive.io/" in key and value}
 
 
 def rights(shop: Shop, topic: str) -> dict[str, set[str]]:
-    """Who may do what on a topic."""
-    found = shop.request("GET", f"namespaces/{shop.tenant}/prod")
-    by_role = found["auth_policies"]["destination_auth"].get(topic, {})
+    """Role → actions on a topic."""
+    policies = shop.request("GET", f"namespaces/{shop.tenant}/prod")
+    by_role = policies["auth_policies"]["destination_auth"].get(topic, {})
     return {role: set(actions) for role, actions in by_role.items()}
 
 
 def grant(shop: Shop, topic: str, role: str, *actions: str) -> None:
-    """Give a role rights, as somebody else would."""
+    """Grant rights to a role, as the super-user."""
     shop.request("POST", f"{rest_path(topic)}/permissions/{role}", actions)
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-def test_topics_that_redrive_makes_say_so_and_whose_they_are(busy: Shop, partitions: int) -> None:
+def test_created_topics_record_their_origin_and_owner(busy: Shop, partitions: int) -> None:
     name = f"made-{partitions}"
     busy.create_topic(busy.topic(name), partitions)
     busy.policy(name, topic=busy.topic(name))
@@ -46,7 +46,7 @@ def test_topics_that_redrive_makes_say_so_and_whose_they_are(busy: Shop, partiti
     system = json.loads(busy.cluster.kubectl("get", "namespaces", "kube-system", "--output=json"))[
         "metadata"
     ]["uid"]
-    # Set where a broker keeps it, it follows a field, and goes when that asks for none.
+    # Where redrive sets a tick, it records that the topic had none before.
     tick = {"delayedDeliveryTick": None} if keeps_ticks(busy.broker) else {}
     for topic, may, replaced in (
         (status["retryTopic"], ["consume", "produce"], tick),
@@ -63,7 +63,7 @@ def test_topics_that_redrive_makes_say_so_and_whose_they_are(busy: Shop, partiti
         }
 
 
-def test_what_was_there_before_is_remembered_as_not_ours(busy: Shop) -> None:
+def test_adopted_topics_record_only_the_changes_of_redrive(busy: Shop) -> None:
     retry = busy.topic("adopted-fulfilment-RETRY")
     dead_letter = busy.topic("adopted-fulfilment-DLQ")
     for topic in (busy.topic("adopted"), retry, dead_letter):
@@ -82,7 +82,7 @@ def test_what_was_there_before_is_remembered_as_not_ours(busy: Shop) -> None:
     assert busy.request("GET", f"{rest_path(retry)}/properties")["team"] == "orders"
 
 
-def test_a_role_that_is_taken_out_keeps_what_others_gave_it_and_no_more(busy: Shop) -> None:
+def test_removed_role_keeps_only_rights_that_others_granted(busy: Shop) -> None:
     busy.create_topic(busy.topic("roles"))
     retry, dead_letter = (busy.topic(f"roles-fulfilment-{end}") for end in ("RETRY", "DLQ"))
     busy.create_topic(retry)
@@ -103,7 +103,8 @@ def test_a_role_that_is_taken_out_keeps_what_others_gave_it_and_no_more(busy: Sh
         "shop-before": {"consume", "functions", "produce"},
     }
     assert rights(busy, dead_letter)["shop-before"] == {"consume", "produce"}
-    grant(busy, retry, "fulfilment", "consume", "produce", "functions")  # beside what is ours
+    # One more action than redrive granted.
+    grant(busy, retry, "fulfilment", "consume", "produce", "functions")
     busy.policy("roles", **spec, consumerRoles=[])
     busy.ready("roles")
     assert rights(busy, retry) == before | {"fulfilment": {"functions"}}
@@ -111,7 +112,7 @@ def test_a_role_that_is_taken_out_keeps_what_others_gave_it_and_no_more(busy: Sh
     assert "redrive.io/granted" not in properties(busy, retry)
 
 
-def test_the_topic_of_another_cluster_is_refused_and_left_alone_until_it_is_given_up(
+def test_topic_of_another_cluster_is_refused_until_released(
     busy: Shop,
 ) -> None:
     busy.create_topic(busy.topic("foreign"))
@@ -130,18 +131,18 @@ def test_the_topic_of_another_cluster_is_refused_and_left_alone_until_it_is_give
     busy.ready("foreign")
 
 
-def test_a_config_map_of_another_owner_that_goes_makes_room_at_once(busy: Shop) -> None:
+def test_deleted_config_map_of_another_owner_is_replaced_at_once(busy: Shop) -> None:
     busy.create_topic(busy.topic("room"))
     busy.kubectl("create", "configmap", "room-redrive")
-    # As the one of a policy that was deleted and made anew has, until it is collected.
+    # As with a policy created again before the former ConfigMap is garbage-collected.
     busy.kubectl("label", "configmap", "room-redrive", "app.kubernetes.io/managed-by=redrive")
     busy.policy("room", topic=busy.topic("room"))
     busy.reaches("room", "ConfigMapNotOurs")
     busy.kubectl("delete", "configmap", "room-redrive")
-    busy.ready("room")  # nothing else has it tried again that soon
+    busy.ready("room")  # only the deletion causes an attempt that soon
 
 
-def test_a_policy_made_anew_knows_its_topics_again(busy: Shop) -> None:
+def test_policy_created_again_owns_its_topics(busy: Shop) -> None:
     busy.create_topic(busy.topic("again"))
     for _ in range(2):
         busy.policy("again", topic=busy.topic("again"))
@@ -161,7 +162,7 @@ POLICIES = (
 
 
 def whole(shop: Shop, topic: str) -> dict[str, Any]:
-    """All that a topic has of its own."""
+    """The policies, subscriptions, rights and properties of a topic."""
     path = rest_path(topic)
     return {
         **{policy: shop.request("GET", f"{path}/{policy}") for policy in POLICIES},
@@ -175,7 +176,7 @@ def whole(shop: Shop, topic: str) -> dict[str, Any]:
     }
 
 
-def test_a_topic_of_others_is_adopted_only_if_told_and_is_as_before_when_the_policy_is_deleted(
+def test_adoption_needs_permission_and_is_reverted_by_deletion(
     busy: Shop,
 ) -> None:
     payroll, audit = busy.topic("payroll"), busy.topic("audit")
@@ -216,7 +217,7 @@ def test_a_topic_of_others_is_adopted_only_if_told_and_is_as_before_when_the_pol
     assert {topic: whole(busy, topic) for topic in (payroll, audit)} == before
 
 
-def test_all_topics_of_a_policy_are_handed_over_together(busy: Shop) -> None:
+def test_handover_moves_all_topics_of_a_policy(busy: Shop) -> None:
     token = {"secretRef": {"name": "replayer", "key": "token"}}
     authentication = {"type": "Token", "token": token}
     busy.connection("replaying", replay={"role": "replayer", "authentication": authentication})
@@ -232,29 +233,29 @@ def test_all_topics_of_a_policy_are_handed_over_together(busy: Shop) -> None:
     status = busy.ready("blue")["status"]
     fields = ("retryTopic", "deadLetterTopic", "ledgerTopic", "sequencesTopic")
     topics = [status[field] for field in fields]
-    ours = [properties(busy, topic) for topic in topics]
-    owner = ours[0]["redrive.io/owner"]
-    theirs = owner.replace(owner.partition("/")[0], "green")
-    word = "redrive.io/hand-over-to"
-    busy.kubectl("annotate", "retrypolicy", "blue", f"{word}=green")
+    marks = [properties(busy, topic) for topic in topics]
+    owner = marks[0]["redrive.io/owner"]
+    successor = owner.replace(owner.partition("/")[0], "green")
+    annotation = "redrive.io/hand-over-to"
+    busy.kubectl("annotate", "retrypolicy", "blue", f"{annotation}=green")
     busy.reaches("blue", "HandedOver")
-    assert {properties(busy, topic)["redrive.io/owner"] for topic in topics} == {theirs}
-    busy.kubectl("annotate", "retrypolicy", "blue", f"{word}-")
+    assert {properties(busy, topic)["redrive.io/owner"] for topic in topics} == {successor}
+    busy.kubectl("annotate", "retrypolicy", "blue", f"{annotation}-")
     busy.reaches("blue", "OwnerConflict")
 
-    for topic in topics:  # the way back, one after the other
+    for topic in topics:  # returned one after the other
         busy.reaches("blue", "OwnerConflict")
-        back = {"redrive.io/owner": owner, "redrive.io/owner-uid": ""}
-        busy.request("PUT", f"{rest_path(topic)}/properties", back)
+        mark = {"redrive.io/owner": owner, "redrive.io/owner-uid": ""}
+        busy.request("PUT", f"{rest_path(topic)}/properties", mark)
     busy.ready("blue")
-    assert [properties(busy, topic) for topic in topics] == ours
+    assert [properties(busy, topic) for topic in topics] == marks
 
 
 @pytest.mark.parametrize("retained", [True, False])
-def test_dead_letters_of_another_namespace_are_never_taken(
+def test_dead_letters_of_another_namespace_cannot_be_taken(
     busy: Shop, make_shop: MakeShop, *, retained: bool
 ) -> None:
-    """Those of a policy that is gone, and of one that has its dead-lettering switched off."""
+    """The dead letters of a deleted policy, and of a policy that now discards them."""
     name = f"victim-{retained}".lower()
     busy.create_topic(busy.topic(name))
     busy.policy(name, topic=busy.topic(name))
@@ -277,8 +278,8 @@ def test_dead_letters_of_another_namespace_are_never_taken(
         naming={"deadLetterTopic": dead_letter},
         deletionPolicy="Delete",
     )
-    said = str(other.reaches("thief", "OwnerConflict")["status"]["conditions"])
-    assert "take-over-from" not in said
+    conditions = str(other.reaches("thief", "OwnerConflict")["status"]["conditions"])
+    assert "take-over-from" not in conditions
     other.kubectl("annotate", "retrypolicy", "thief", f"redrive.io/take-over-from={name}")
     other.request_reconcile("thief")
     time.sleep(2)
@@ -288,9 +289,9 @@ def test_dead_letters_of_another_namespace_are_never_taken(
 
 
 def state(shop: Shop, name: str) -> dict[str, Any]:
-    """Of the topics of one source: all that the broker has."""
+    """Everything that the broker stores of the topics of one source."""
     return {
-        topic: (found, properties(shop, topic), rights(shop, topic))
-        for topic, found in shop.topics().items()
+        topic: (topic_state, properties(shop, topic), rights(shop, topic))
+        for topic, topic_state in shop.topics().items()
         if f"/{name}" in topic
     }

@@ -1,4 +1,4 @@
-"""Policies that keep redrive from doing things: paused ones, and those that only observe."""
+"""Policies that redrive does not apply: paused policies, and policies that only observe."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def calm(make_shop: MakeShop) -> Shop:
 
 
 def retries(shop: Shop, name: str) -> int:
-    """How often consumers retry, by the ConfigMap of a policy."""
+    """The maximum number of retries in the ConfigMap of a policy."""
     written = shop.get("configmap", f"{name}-redrive")["data"]["policy.json"]
     return codec.decode(written).max_retries
 
 
-def test_nothing_is_written_for_a_paused_policy_until_it_goes_on(calm: Shop) -> None:
+def test_paused_policy_writes_nothing_until_resumed(calm: Shop) -> None:
     calm.create_topic(calm.topic("paused"))
     topic = calm.topic("paused")
     calm.policy("paused", topic=topic, maxRetries=3)
@@ -44,31 +44,31 @@ def test_nothing_is_written_for_a_paused_policy_until_it_goes_on(calm: Shop) -> 
     after = calm.dump()
     calm.delete("paused")
     assert calm.dump() == after
-    assert "it was paused, and nothing was touched" in calm.told("paused", "Retained")
+    assert "it was paused, and nothing was touched" in calm.event_message("paused", "Retained")
 
 
-def test_a_policy_that_observes_says_what_it_would_change_and_changes_nothing(calm: Shop) -> None:
+def test_observing_policy_plans_changes_and_applies_none(calm: Shop) -> None:
     topic = calm.topic("seen")
     calm.create_topic(topic, 2)
     before = calm.dump()
-    only = {"managementPolicy": "Observe"}
-    calm.policy("seen", topic=topic, **only)
+    observe = {"managementPolicy": "Observe"}
+    calm.policy("seen", topic=topic, **observe)
     status = calm.reaches("seen", "Observed")["status"]
     retry = calm.topic("seen-fulfilment-RETRY")
     assert status["plannedChanges"][0] == f"created {retry} with 2 partitions"
     assert status["plannedChanges"][-1] == "created ConfigMap seen-redrive"
     assert "granted consume+produce" in " ".join(status["plannedChanges"])
-    differs = calm.reaches_condition("seen", "DriftDetected")["message"]
-    assert f"with managementPolicy Manage redrive would have created {retry}" in differs
+    drift = calm.reaches_condition("seen", "DriftDetected")["message"]
+    assert f"with managementPolicy Manage redrive would have created {retry}" in drift
     assert calm.dump() == before
     assert "seen-redrive" not in calm.kubectl("get", "configmaps", "--output=name")
     calm.policy("seen", topic=topic)
     assert "plannedChanges" not in calm.ready("seen")["status"]
     after = calm.dump()
-    calm.policy("seen", topic=topic, deletionPolicy="Delete", **only)
+    calm.policy("seen", topic=topic, deletionPolicy="Delete", **observe)
     status = calm.reaches("seen", "Observed")["status"]
     assert status["plannedChanges"] == ["updated ConfigMap seen-redrive"]  # of the new generation
-    calm.policy("seen", topic=topic, deletionPolicy="Delete", consumerRoles=[], **only)
+    calm.policy("seen", topic=topic, deletionPolicy="Delete", consumerRoles=[], **observe)
     status = calm.reaches("seen", "Observed")["status"]
     assert "revoked consume+produce" in " ".join(status["plannedChanges"])
     calm.delete("seen")

@@ -1,4 +1,4 @@
-"""What connections permit, by names and labels of Kubernetes namespaces, with a real API server."""
+"""Permissions of connections by name and label of a Kubernetes namespace."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ READ_SECONDS = 0.5
 """The interval between reads of all topics, each of which is dozens of requests."""
 CONSUMER = {"orders-fulfilment-RETRY": {"consume", "produce"}, "orders-fulfilment-DLQ": {"produce"}}
 REPLAYER = {
-    "orders-fulfilment-RETRY": {"consume", "produce"},  # what it has moved is looked for there
+    "orders-fulfilment-RETRY": {"consume", "produce"},  # the job searches it for moved messages
     "orders-fulfilment-DLQ": {"consume"},
     "orders-fulfilment-DLQ-LEDGER": {"consume", "produce"},
 }
@@ -34,15 +34,15 @@ REPLAY = {"role": "replayer", "authentication": CREDENTIALS}
 def permissions(shop: Shop) -> dict[str, dict[str, set[str]]]:
     """Role → topic → actions."""
     policies = shop.request("GET", f"namespaces/{shop.tenant}/prod")
-    found: dict[str, dict[str, set[str]]] = {}
+    actions_by_role: dict[str, dict[str, set[str]]] = {}
     for topic, roles in policies["auth_policies"]["destination_auth"].items():
         for role, actions in roles.items():
-            found.setdefault(role, {})[topic.rsplit("/", 1)[1]] = set(actions)
-    return found
+            actions_by_role.setdefault(role, {})[topic.rsplit("/", 1)[1]] = set(actions)
+    return actions_by_role
 
 
 @pytest.mark.parametrize("partitions", [0, 3])
-def test_a_policy_becomes_ready_with_topics_subscriptions_rights_and_a_config_map(
+def test_ready_policy_has_topics_subscriptions_rights_config_map(
     shop: Shop, partitions: int
 ) -> None:
     shop.connection(replay=REPLAY)
@@ -66,11 +66,11 @@ def test_a_policy_becomes_ready_with_topics_subscriptions_rights_and_a_config_ma
     data = shop.get("configmap", status["configMap"])["data"]
     policy = codec.decode(data["policy.json"])
     assert (policy.max_retries, str(policy.topic)) == (3, shop.topic("orders"))
-    shop.told("orders", "Provisioned")
+    shop.event_message("orders", "Provisioned")
     assert ("Normal", "Provisioned") in [event[:2] for event in shop.events("orders")]
 
 
-def test_the_status_speaks_of_the_latest_spec_and_consumers_get_it(shop: Shop) -> None:
+def test_changed_spec_reaches_status_and_consumers(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy(maxRetries=3)
     shop.ready()
@@ -82,7 +82,7 @@ def test_the_status_speaks_of_the_latest_spec_and_consumers_get_it(shop: Shop) -
     assert codec.decode(written).max_retries == 5
 
 
-def test_what_exists_is_adopted_and_rights_that_others_granted_are_kept(shop: Shop) -> None:
+def test_existing_topics_are_adopted_with_rights_of_others(shop: Shop) -> None:
     retry = shop.topic("orders-fulfilment-RETRY")
     for topic in (shop.topic("orders"), retry):
         shop.create_topic(topic, 2)
@@ -101,7 +101,7 @@ def test_what_exists_is_adopted_and_rights_that_others_granted_are_kept(shop: Sh
     assert state["deduplication"] is True
 
 
-def test_a_retry_topic_has_the_partitions_asked_for_and_never_fewer(shop: Shop) -> None:
+def test_retry_topic_partitions_follow_spec_and_never_shrink(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"), 2)
     retry = shop.topic("orders-fulfilment-RETRY")
     shop.policy(retry={"partitions": 3})
@@ -115,12 +115,12 @@ def test_a_retry_topic_has_the_partitions_asked_for_and_never_fewer(shop: Shop) 
         assert topics[f"{retry}-partition-{index}"]["subscriptions"] == ["fulfilment"]
     shop.policy(retry={})
     shop.ready()
-    caution = shop.reaches_condition("orders", "PartitionsNeverShrink")
-    assert "should have 2 partitions, and no topic can shrink; got 5" in caution["message"]
+    condition = shop.reaches_condition("orders", "PartitionsNeverShrink")
+    assert "should have 2 partitions, and no topic can shrink; got 5" in condition["message"]
     assert shop.topics()[retry]["partitions"] == 5
 
 
-def test_a_retry_topic_follows_its_source_when_that_grows(shop: Shop) -> None:
+def test_retry_topic_grows_with_its_source(shop: Shop) -> None:
     source, retry = shop.topic("orders"), shop.topic("orders-fulfilment-RETRY")
     shop.create_topic(source, 2)
     shop.policy()
@@ -132,7 +132,7 @@ def test_a_retry_topic_follows_its_source_when_that_grows(shop: Shop) -> None:
     wait_until(lambda: any(event[1] == "Repaired" for event in shop.events("orders")))
 
 
-def test_what_somebody_takes_away_is_put_back_and_an_event_says_so(shop: Shop) -> None:
+def test_deleted_topic_subscription_and_rights_are_restored(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     shop.ready()
@@ -142,7 +142,7 @@ def test_what_somebody_takes_away_is_put_back_and_an_event_says_so(shop: Shop) -
     shop.request("DELETE", f"{path}-RETRY/subscription/fulfilment")
     shop.request("DELETE", f"{path}-DLQ?force=true")
     wait_until(lambda: (shop.topics(), permissions(shop)) == before, every=READ_SECONDS)
-    shop.tells(
+    shop.wait_for_events(
         "orders",
         "Repaired",
         f"created {shop.topic('orders-fulfilment-DLQ')}",
@@ -151,7 +151,7 @@ def test_what_somebody_takes_away_is_put_back_and_an_event_says_so(shop: Shop) -
     )
 
 
-def test_what_one_partition_lacks_is_put_back_and_an_event_and_a_metric_say_so(
+def test_deleted_partition_and_its_subscription_are_restored(
     shop: Shop, installed: Sandbox
 ) -> None:
     shop.create_topic(shop.topic("orders"), 3)
@@ -161,41 +161,41 @@ def test_what_one_partition_lacks_is_put_back_and_an_event_and_a_metric_say_so(
     path = f"persistent/{shop.tenant}/prod/orders-fulfilment-RETRY"
     shop.request("DELETE", f"{path}-partition-1/subscription/fulfilment")
     wait_until(lambda: shop.topics() == before, every=READ_SECONDS)
-    assert shop.told("orders", "Repaired") == (
+    assert shop.event_message("orders", "Repaired") == (
         "created subscription fulfilment on orders-fulfilment-RETRY"
     )
     shop.request("DELETE", f"{path}-partition-2")
     wait_until(lambda: shop.topics() == before, every=READ_SECONDS)
-    anew = f"created missing partitions of {shop.topic('orders-fulfilment-RETRY')} again: 2; "
-    wait_until(lambda: any(event[2].startswith(anew) for event in shop.events("orders")))
+    event = f"created missing partitions of {shop.topic('orders-fulfilment-RETRY')} again: 2; "
+    wait_until(lambda: any(text.startswith(event) for _, _, text in shop.events("orders")))
     after = repairs(installed)
     assert after["CreateSubscription"] >= counted.get("CreateSubscription", 0) + 2
     assert after["RestorePartitions"] >= counted.get("RestorePartitions", 0) + 1
 
 
 def repairs(sandbox: Sandbox) -> dict[str, float]:
-    """How many steps of each kind the operator counts as repairs."""
+    """The number of repairs of each kind, by the metrics of the operator."""
     url = f"{installation.endpoint(sandbox)}/metrics"
     with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310  our own, of http
-        shown = answer.read().decode()
-    found = re.findall(r'^redrive_drift_repairs_total\{kind="(\w+)"\} (\S+)$', shown, re.MULTILINE)
-    return {kind: float(count) for kind, count in found}
+        text = answer.read().decode()
+    samples = re.findall(r'^redrive_drift_repairs_total\{kind="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    return {kind: float(count) for kind, count in samples}
 
 
-def test_a_config_map_that_is_deleted_or_changed_is_put_right_at_once(shop: Shop) -> None:
+def test_deleted_or_changed_config_map_is_restored_at_once(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     shop.ready()
     before = shop.get("configmap", "orders-redrive")
-    for harm in (
+    for command in (
         ("delete", "configmap", "orders-redrive"),
         ("patch", "configmap", "orders-redrive", "--patch", '{"data": {"policy.json": "{}"}}'),
         ("label", "configmap", "orders-redrive", "app.kubernetes.io/managed-by-"),
     ):
-        shop.kubectl(*harm)
+        shop.kubectl(*command)
         with awake_time() as passed:
             wait_until(lambda: config_map(shop) == (before["data"], before["metadata"]["labels"]))
-            assert passed() < 60  # a list, which would show it too, comes every 300 s
+            assert passed() < 60  # a list, which would restore it too, comes every 300 s
 
 
 def config_map(shop: Shop) -> tuple[dict[str, str], dict[str, str]] | None:
@@ -205,7 +205,7 @@ def config_map(shop: Shop) -> tuple[dict[str, str], dict[str, str]] | None:
     return (named[0]["data"], named[0]["metadata"].get("labels", {})) if named else None
 
 
-def test_names_that_a_url_would_distort_arrive_as_they_are(shop: Shop) -> None:
+def test_names_with_reserved_url_characters_are_kept(shop: Shop) -> None:
     name, subscription = "größe 100%+#?".replace(" ", ""), "a+b%41"
     shop.request("PUT", f"persistent/{shop.tenant}/prod/gr%C3%B6%C3%9Fe100%25%2B%23%3F")
     shop.policy(topic=shop.topic(name), subscription=subscription)
@@ -215,18 +215,18 @@ def test_names_that_a_url_would_distort_arrive_as_they_are(shop: Shop) -> None:
     assert status["retryTopic"] == shop.topic(f"{name}-{subscription}-RETRY")
 
 
-def test_a_deleted_policy_leaves_the_broker_as_it_is_and_an_event_says_so(shop: Shop) -> None:
+def test_deleted_policy_retains_its_topics_with_an_event(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     shop.ready()
     before = shop.dump()
     shop.delete("orders")
     assert shop.dump() == before
-    assert shop.topic("orders-fulfilment-DLQ") in shop.told("orders", "Retained")
+    assert shop.topic("orders-fulfilment-DLQ") in shop.event_message("orders", "Retained")
     shop.kubectl("wait", "--for=delete", "configmap/orders-redrive", f"--timeout={SECONDS}s")
 
 
-def test_a_deletion_needs_no_broker_and_a_namespace_goes_with_its_policies(shop: Shop) -> None:
+def test_namespace_is_deleted_with_its_policies_without_a_broker(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy()
     shop.ready()
@@ -236,7 +236,7 @@ def test_a_deletion_needs_no_broker_and_a_namespace_goes_with_its_policies(shop:
     shop.kubectl("delete", "namespace", shop.namespace, f"--timeout={SECONDS}s")
 
 
-def test_the_older_policy_keeps_a_subscription_and_the_younger_takes_over(shop: Shop) -> None:
+def test_younger_policy_takes_over_from_a_deleted_older_one(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy("older")
     shop.ready("older")
@@ -251,7 +251,7 @@ def test_the_older_policy_keeps_a_subscription_and_the_younger_takes_over(shop: 
     assert unmarked(shop.dump()) == unmarked(before)
 
 
-def test_of_two_policies_one_is_ready_whatever_becomes_of_the_older(shop: Shop) -> None:
+def test_conflicting_policy_is_ready_while_the_older_is_invalid(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy("older", consumerRoles=["root"])
     shop.reaches("older", "RoleNotAllowed")
@@ -266,7 +266,7 @@ def test_of_two_policies_one_is_ready_whatever_becomes_of_the_older(shop: Shop) 
     shop.take_over("older", "younger")
 
 
-def test_two_policies_of_one_subscription_conflict_under_any_names(shop: Shop) -> None:
+def test_policies_of_one_subscription_conflict_despite_naming(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy("older")
     shop.ready("older")
@@ -287,12 +287,12 @@ def test_two_policies_of_one_subscription_conflict_under_any_names(shop: Shop) -
         ({"scheme": "SubscriptionUpper", "deadLetterTopic": "dead"}, "fulfilment-RETRY", "dead"),
     ],
 )
-def test_topics_are_named_as_the_policy_says(
+def test_topics_are_named_by_the_naming_of_the_policy(
     shop: Shop, naming: dict[str, str], retry: str, dead_letter: str
 ) -> None:
     shop.create_topic(shop.topic("orders"))
-    given = {k: v if k == "scheme" else shop.topic(v) for k, v in naming.items()}
-    shop.policy(naming=given)
+    full_names = {k: v if k == "scheme" else shop.topic(v) for k, v in naming.items()}
+    shop.policy(naming=full_names)
     status = shop.ready()["status"]
     assert status["retryTopic"] == shop.topic(retry)
     assert status["deadLetterTopic"] == shop.topic(dead_letter)
@@ -308,7 +308,7 @@ def test_topics_are_named_as_the_policy_says(
     assert str(policy.dead_letter_topic) == shop.topic(dead_letter)
 
 
-def test_a_policy_that_discards_has_no_dead_letter_topic_and_tells_its_consumers(
+def test_discarding_policy_has_no_dead_letter_topic(
     shop: Shop,
 ) -> None:
     shop.connection(replay=REPLAY)
@@ -324,7 +324,7 @@ def test_a_policy_that_discards_has_no_dead_letter_topic_and_tells_its_consumers
     assert shop.ready()["status"]["deadLetterTopic"] == shop.topic("orders-fulfilment-DLQ")
 
 
-def test_dead_letters_have_the_partitions_and_the_one_subscription_asked_for(shop: Shop) -> None:
+def test_dead_letter_topic_has_partitions_and_subscription(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     dead_letter = shop.topic("orders-fulfilment-DLQ")
     for partitions in (2, 3):
@@ -340,15 +340,15 @@ def test_dead_letters_have_the_partitions_and_the_one_subscription_asked_for(sho
     assert shop.topics()[dead_letter]["partitions"] == 3
 
 
-def test_dead_letters_are_retained_beside_a_quota(shop: Shop) -> None:
+def test_dead_letter_retention_with_a_quota_is_provisioned(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
-    # More than the default quota of this broker too, 10 GiB.
+    # More than the default quota of this broker, 10 GiB.
     for retention in ({"size": "12Gi"}, {"time": "1m"}, {"size": "12Gi", "time": "1h"}):
         shop.policy(deadLetter={"retention": retention, "backlogQuota": {"size": "11Gi"}})
         shop.ready()
 
 
-def test_what_policies_leave_out_their_connection_says_and_a_change_reaches_them(
+def test_changed_policy_defaults_reach_existing_policies(
     shop: Shop,
 ) -> None:
     shop.create_topic(shop.topic("orders"))
@@ -362,7 +362,7 @@ def test_what_policies_leave_out_their_connection_says_and_a_change_reaches_them
     assert policy.levels == Ladder.from_delays(["7s", "9s"])
 
 
-def test_policies_whose_derived_names_meet_do_not_share_a_topic(shop: Shop) -> None:
+def test_policies_with_equal_derived_names_share_no_topic(shop: Shop) -> None:
     for name in ("orders", "orders-eu"):
         shop.create_topic(shop.topic(name))
     shop.policy("a", topic=shop.topic("orders-eu"), subscription="billing")
@@ -372,15 +372,15 @@ def test_policies_whose_derived_names_meet_do_not_share_a_topic(shop: Shop) -> N
     shop.policy("b", subscription="eu-billing")
     assert f"RetryPolicy {shop.namespace}/a" in message(shop.reaches("b", "NameCollision"))
     assert shop.dump() == before
-    named = shop.reaches_condition("a", "NameCollision")
-    assert f"RetryPolicy {shop.namespace}/b" in named["message"]
-    wait_until(lambda: ("Warning", "NameCollision", named["message"]) in shop.events("a"))
+    collision = shop.reaches_condition("a", "NameCollision")
+    assert f"RetryPolicy {shop.namespace}/b" in collision["message"]
+    wait_until(lambda: ("Warning", "NameCollision", collision["message"]) in shop.events("a"))
     shop.ready("a")
     shop.delete("b")
     wait_until(lambda: "NameCollision" not in conditions(shop, "a"))
 
 
-def test_the_younger_of_two_whose_names_met_takes_over_and_nothing_is_deleted(shop: Shop) -> None:
+def test_younger_policy_with_equal_names_takes_over_the_topics(shop: Shop) -> None:
     for name in ("orders", "returns"):
         shop.create_topic(shop.topic(name))
     short = {"scheme": "SubscriptionUpper"}
@@ -395,11 +395,11 @@ def test_the_younger_of_two_whose_names_met_takes_over_and_nothing_is_deleted(sh
     assert unmarked(shop.dump()) == unmarked(before)
 
 
-def test_a_descending_ladder_is_obeyed_with_a_warning(shop: Shop) -> None:
+def test_descending_ladder_is_applied_with_a_warning(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"))
     shop.policy(delayLadder={"delays": ["10s", "2s"]})
     shop.ready()
-    shop.told("orders", "LadderDescends")
+    shop.event_message("orders", "LadderDescends")
     warnings = [reason for kind, reason in shop.event_reasons("orders") if kind == "Warning"]
     assert warnings == ["LadderDescends"]
 
@@ -412,7 +412,7 @@ def test_rights_of_many_policies_are_granted_in_few_calls(
         shop.create_topic(shop.topic(name))
     shop.kubectl("delete", "brokerconnection", "main")
     shop.policies({name: {"topic": shop.topic(name)} for name in names})
-    shop.connection()  # now all of them can go on
+    shop.connection()  # now all of them can be provisioned
     shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", f"--timeout={SECONDS}s")
     pattern = rf"rights in {shop.tenant}/prod: set for (\d+) policies"
     calls = [int(policies) for policies in re.findall(pattern, operator_process.read_text())]
@@ -422,14 +422,14 @@ def test_rights_of_many_policies_are_granted_in_few_calls(
 
 
 def unmarked(dump: Any) -> Any:  # noqa: ANN401 - JSON
-    """What the broker has, without the properties of topics, which tell whose they are."""
+    """The dump of the broker without the properties of topics, which name their owners."""
     if not isinstance(dump, dict):
         return dump
     return {key: unmarked(value) for key, value in dump.items() if key != "properties"}
 
 
 def consumers_policy(shop: Shop) -> Policy:
-    """What consumers of the policy `orders` load; the operator may not have written it yet."""
+    """The policy `orders` as consumers load it; an update may not be written yet."""
     shop.ready()
     return codec.decode(shop.get("configmap", "orders-redrive")["data"]["policy.json"])
 
@@ -440,7 +440,7 @@ def conditions(shop: Shop, name: str) -> set[str]:
 
 
 def message(body: dict[str, Any]) -> str:
-    """What the Ready condition says."""
+    """The message of the Ready condition."""
     conditions = {c["type"]: c for c in body["status"]["conditions"]}
     written: str = conditions["Ready"]["message"]
     return written

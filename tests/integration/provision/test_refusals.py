@@ -1,4 +1,4 @@
-"""What can't be provisioned: each says why, leaves the broker alone, and goes on once mended."""
+"""Policies that cannot be provisioned: they report why, change nothing, and recover once fixed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GONE = "http://127.0.0.1:1"
 
 
 def token_of(secret: str) -> Fields:
-    """The connection's field that refers to *secret*."""
+    """The field of a connection that refers to *secret*."""
     return {
         "authentication": {
             "type": "Token",
@@ -27,13 +27,13 @@ def token_of(secret: str) -> Fields:
 
 
 def filled(fields: Fields, shop: Shop) -> Fields:
-    """Put the shop's tenant in its place in *fields*."""
+    """Return *fields* with the tenant of the shop in the place of `{tenant}`."""
     written: Fields = json.loads(json.dumps(fields).replace("{tenant}", shop.tenant))
     return written
 
 
 def nothing(_: Shop) -> None:
-    """Need no preparation."""
+    """Prepare nothing."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class Case:
     """A policy that is refused; its subscription and its connection are named after the case.
 
     Args:
-        reason: what the Ready condition shows.
-        says: parts of its message: what was found, and what to do.
-        mend: what makes it right.
-        stalls: whether somebody has to act, or it may pass by itself.
-        connection: what differs from a good connection; None makes none.
-        policy: what differs from a good policy.
-        prepare: what is there before.
+        reason: of the Ready condition.
+        parts: of its message: the value, and the remedy.
+        fix: removes the cause.
+        stalls: True if the user has to act, False if the operator retries automatically.
+        connection: fields that differ from a valid connection; None creates no connection.
+        policy: fields that differ from a valid policy.
+        prepare: runs before the policy is created.
     """
 
     reason: str
-    says: tuple[str, str]
-    mend: Callable[[Shop], None]
+    parts: tuple[str, str]
+    fix: Callable[[Shop], None]
     stalls: bool = False
     connection: Fields | None = field(default_factory=dict)
     policy: Fields = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Case:
 
 
 def make_tenant(shop: Shop) -> None:
-    """Have the tenant, its namespace and the topic that were missing."""
+    """Create the missing tenant with its namespace and topic."""
     tenant = f"{shop.tenant}-later"
     admins = {"adminRoles": [shop.role], "allowedClusters": ["standalone"]}
     shop.request("PUT", f"tenants/{tenant}", admins)
@@ -69,37 +69,37 @@ def make_tenant(shop: Shop) -> None:
 
 
 def make_namespace(shop: Shop) -> None:
-    """Have the namespace and the topic that were missing."""
+    """Create the missing namespace with its topic."""
     shop.request("PUT", f"namespaces/{shop.tenant}/later")
     shop.create_topic(shop.topic("orders", "later"))
 
 
 def split_topics(shop: Shop) -> None:
-    """Have a retry topic that can't follow its source."""
+    """Create a retry topic without the partitions of its source."""
     shop.create_topic(shop.topic("split"), 2)
     shop.create_topic(shop.topic("split-partitions-differ-RETRY"))
 
 
-def join_topics(shop: Shop) -> None:
-    """Be rid of it."""
+def delete_split_topic(shop: Shop) -> None:
+    """Delete that retry topic."""
     path = f"persistent/{shop.tenant}/prod/split-partitions-differ-RETRY"
     shop.request("DELETE", path)
 
 
-def have_an_expiring_namespace(shop: Shop) -> None:
-    """Have a namespace that deletes idle subscriptions."""
+def make_expiring_namespace(shop: Shop) -> None:
+    """Create a namespace that deletes idle subscriptions."""
     shop.request("PUT", f"namespaces/{shop.tenant}/expiring")
     shop.create_topic(shop.topic("orders", "expiring"))
     shop.request("POST", f"namespaces/{shop.tenant}/expiring/subscriptionExpirationTime", 5)
 
 
 def keep_subscriptions(shop: Shop) -> None:
-    """Have it stop that."""
+    """Disable the expiry of subscriptions in that namespace."""
     shop.request("POST", f"namespaces/{shop.tenant}/expiring/subscriptionExpirationTime", 0)
 
 
 def rename_topics(shop: Shop) -> None:
-    """Make the policy anew: its names can't change."""
+    """Create the policy again: its names are immutable."""
     shop.kubectl("delete", "retrypolicy", "three-topics", "--timeout=20s")
     shop.policy("three-topics", connectionRef={"name": "three-topics"}, subscription="three-topics")
 
@@ -246,7 +246,7 @@ CASES = {
     "partitions-differ": Case(
         "PartitionsDiffer",
         ("2 partitions, as the source topic has", "got 'no partitions'; delete it"),
-        join_topics,
+        delete_split_topic,
         stalls=True,
         policy={"topic": "persistent://{tenant}/prod/split"},
         prepare=split_topics,
@@ -260,7 +260,7 @@ CASES = {
         keep_subscriptions,
         stalls=True,
         policy={"topic": "persistent://{tenant}/expiring/orders"},
-        prepare=have_an_expiring_namespace,
+        prepare=make_expiring_namespace,
     ),
     "config-map-not-ours": Case(
         "ConfigMapNotOurs",
@@ -274,7 +274,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Refused:
-    """The policies of all cases, refused, and the broker before and after."""
+    """The refused policies of all cases, and the broker before and after."""
 
     shop: Shop
     before: Fields
@@ -284,7 +284,7 @@ class Refused:
 
 @pytest.fixture(scope="module")
 def refused(make_shop: Callable[[], Shop]) -> Refused:
-    """All cases at once: none waits for another."""
+    """All cases at once: they are independent."""
     shop = make_shop()
     shop.create_topic(shop.topic("orders"))
     for name, case in CASES.items():
@@ -307,27 +307,25 @@ def refused(make_shop: Callable[[], Shop]) -> Refused:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_refused_policy_says_what_is_wrong_what_was_found_and_what_to_do(
-    refused: Refused, name: str
-) -> None:
+def test_refused_policy_reports_problem_value_and_remedy(refused: Refused, name: str) -> None:
     case, status = CASES[name], refused.policies[name]["status"]
     conditions = {condition["type"]: condition for condition in status["conditions"]}
     assert conditions.keys() == {"Ready", "Stalled" if case.stalls else "Reconciling"}
     assert {condition["reason"] for condition in conditions.values()} == {case.reason}
     assert conditions["Ready"]["status"] == "False"
-    for part in case.says:
+    for part in case.parts:
         names = {"tenant": refused.shop.tenant, "namespace": refused.shop.namespace}
         assert part.format(**names) in conditions["Ready"]["message"]
     assert "retryTopic" not in status
 
 
-def test_refused_policies_leave_the_broker_as_it_was(refused: Refused) -> None:
+def test_refused_policies_change_nothing_at_the_broker(refused: Refused) -> None:
     assert refused.after == refused.before
     tenants = refused.shop.request("GET", "tenants")
     assert f"{refused.shop.tenant}-later" not in tenants
 
 
-def test_a_refusal_is_one_event_however_often_it_is_tried_again(refused: Refused) -> None:
+def test_refusal_with_many_attempts_is_one_event(refused: Refused) -> None:
     assert refused.shop.event_reasons("no-topic") == [("Warning", "TopicNotFound")]
 
 
@@ -343,25 +341,27 @@ def test_a_refusal_is_one_event_however_often_it_is_tried_again(refused: Refused
         ("role-not-allowed", "Connected"),
     ],
 )
-def test_a_connection_shows_how_it_stands_itself(refused: Refused, name: str, reason: str) -> None:
+def test_connection_of_a_refused_policy_has_its_own_reason(
+    refused: Refused, name: str, reason: str
+) -> None:
     refused.shop.reaches(name, reason, "brokerconnection")
 
 
 @pytest.fixture(scope="module")
-def mended(refused: Refused) -> Shop:
-    """Everything made right, in one go; the operator is not restarted."""
+def fixed(refused: Refused) -> Shop:
+    """The shop after the fixes of all cases, without a restart of the operator."""
     for case in CASES.values():
-        case.mend(refused.shop)
+        case.fix(refused.shop)
     return refused.shop
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_policy_whose_cause_is_mended_becomes_ready_by_itself(mended: Shop, name: str) -> None:
-    assert mended.ready(name)["status"]["retryTopic"].endswith(f"-{name}-RETRY")
+def test_policy_becomes_ready_once_its_cause_is_fixed(fixed: Shop, name: str) -> None:
+    assert fixed.ready(name)["status"]["retryTopic"].endswith(f"-{name}-RETRY")
 
 
-def test_no_token_is_ever_shown(mended: Shop, operator_process: Path) -> None:
-    shown = operator_process.read_text()
-    shown += mended.kubectl("get", "brokerconnections,retrypolicies,events,configmaps", "-oyaml")
-    assert len(mended.tokens) > len(CASES) / 2
-    assert [token for token in mended.tokens if token in shown] == []
+def test_tokens_are_never_shown(fixed: Shop, operator_process: Path) -> None:
+    text = operator_process.read_text()
+    text += fixed.kubectl("get", "brokerconnections,retrypolicies,events,configmaps", "-oyaml")
+    assert len(fixed.tokens) > len(CASES) / 2
+    assert [token for token in fixed.tokens if token in text] == []

@@ -1,4 +1,4 @@
-"""Two operators of one release: one acts; when it dies or freezes the other does, and it alone."""
+"""Two operators of one release: if the leader dies or freezes, the other one takes over."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ POLICIES = 12
 
 
 class Door(ThreadingHTTPServer):
-    """Stands before the broker's admin API, and notes what is written.
+    """A proxy of the broker's admin API that records writes.
 
-    Of the writes only the first few get through until it is opened, so that whoever writes can be
-    caught in the midst of it.
+    It forwards only the first writes until it is opened, so that a test can stop an operator that
+    has not finished its writes.
     """
 
     def __init__(self, broker: int) -> None:
@@ -52,21 +52,21 @@ class _Porter(BaseHTTPRequestHandler):
             self.server.writes.append(f"{self.command} {self.path}")
             if len(self.server.writes) > POLICIES:
                 self.server.opened.wait(180)
-        behind = http.client.HTTPConnection("127.0.0.1", self.server.broker, timeout=30)
-        passed = {k: v for k, v in self.headers.items() if k != "Accept-Encoding"}
-        behind.request(self.command, self.path, body, passed)
-        answer = behind.getresponse()
+        broker = http.client.HTTPConnection("127.0.0.1", self.server.broker, timeout=30)
+        headers = {k: v for k, v in self.headers.items() if k != "Accept-Encoding"}
+        broker.request(self.command, self.path, body, headers)
+        answer = broker.getresponse()
         content = answer.read()
-        behind.close()
+        broker.close()
         self.send_response(answer.status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_PUT = do_POST = do_DELETE = _pass  # noqa: N815  as the library calls them
+    do_GET = do_PUT = do_POST = do_DELETE = _pass  # noqa: N815  names of the library
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -82,66 +82,64 @@ def shop(make_shop: MakeShop) -> Shop:
     return make_shop()
 
 
-def test_when_the_one_that_acts_is_killed_the_other_goes_on_within_20_s(
-    start_replica: StartReplica, shop: Shop
-) -> None:
-    one = start_replica(NAMES[0], "redrive serves")
-    two = start_replica(NAMES[1], "redrive stands by")
+def test_killed_leader_is_replaced_within_20_s(start_replica: StartReplica, shop: Shop) -> None:
+    leader = start_replica(NAMES[0], "redrive serves")
+    successor = start_replica(NAMES[1], "redrive stands by")
     shop.create_topic(shop.topic("orders"))
     shop.connection()
 
-    one.process.kill()
+    leader.process.kill()
     shop.policy()
-    assert two.takes_over() < 20
+    assert successor.takes_over() < 20
     shop.ready()
 
 
-def test_one_that_was_stopped_past_its_lease_writes_nothing_more_and_ends(
+def test_leader_frozen_past_its_lease_writes_nothing_and_exits(
     start_replica: StartReplica, shop: Shop, door: Door
 ) -> None:
-    one = start_replica(NAMES[0], "redrive serves")
-    two = start_replica(NAMES[1], "redrive stands by")
+    leader = start_replica(NAMES[0], "redrive serves")
+    successor = start_replica(NAMES[1], "redrive stands by")
     shop.create_topic(shop.topic("orders"))
     shop.connection(adminURL=f"http://127.0.0.1:{door.server_port}")
     names = [f"p{number}" for number in range(POLICIES)]
     shop.policies({name: {"subscription": name} for name in names})
     door.wait_for_writes(POLICIES)
 
-    one.process.suspend()  # in the midst of its work
-    half_done = len(door.writes)
+    leader.process.suspend()  # before its last writes
+    writes_before = len(door.writes)
     door.opened.set()
-    two.takes_over()
+    successor.takes_over()
     for name in names:
         shop.ready(name)
-    two.process.suspend()  # what is written from here on is by the other
-    objects = at_rest(shop)
-    done = len(door.writes)
-    assert done > half_done
+    successor.process.suspend()  # from here on only the former leader can write
+    objects = stable_objects(shop)
+    writes = len(door.writes)
+    assert writes > writes_before
 
-    one.process.resume()
-    one.process.wait(timeout=SECONDS)
-    assert (door.writes[done:], written(shop)) == ([], objects)
-    two.process.resume()
-    # It had a lot to write still, and was kept from it.
-    assert "nothing is written, for the lease was not renewed in time" in one.logged()
-    assert "lease lost: another operator has taken the lease" in one.logged()
+    leader.process.resume()
+    leader.process.wait(timeout=SECONDS)
+    assert (door.writes[writes:], objects_of(shop)) == ([], objects)
+    successor.process.resume()
+    # It had more to write, and was prevented.
+    assert "nothing is written, for the lease was not renewed in time" in leader.logged()
+    assert "lease lost: another operator has taken the lease" in leader.logged()
 
 
-def at_rest(shop: Shop) -> dict[str, Body]:
-    """What was written, once all that was sent has arrived."""
+def stable_objects(shop: Shop) -> dict[str, Body]:
+    """Return the objects of the namespace, once they no longer change."""
     deadline = time.monotonic() + SECONDS
-    before = written(shop)
+    before = objects_of(shop)
     while True:
         time.sleep(2)
-        after = written(shop)
+        after = objects_of(shop)
         if after == before:
             return after
         assert time.monotonic() < deadline, "objects still change"
         before = after
 
 
-def written(shop: Shop) -> dict[str, Body]:
-    """All that an operator writes in the shop's namespace, by uid."""
+def objects_of(shop: Shop) -> dict[str, Body]:
+    """All objects that an operator writes in the shop's namespace, by uid."""
     return {
         item["metadata"]["uid"]: item
         for kind in ("retrypolicy", "brokerconnection", "configmap", "event")
@@ -156,9 +154,9 @@ def test_operator_restart_provisions_new_policies_only(
     shop.connection()
     for name in ("orders", "others"):
         shop.create_topic(shop.topic(name))
-    shop.policy(delayLadder={"fixed": "1m"})  # of 1 s some brokers would have a warning
+    shop.policy(delayLadder={"fixed": "1m"})  # a delay of 1 s causes a warning at some brokers
     settled = shop.ready()
-    shop.told("orders", "Provisioned")
+    shop.event_message("orders", "Provisioned")
     sandbox.processes.stop(installation.OPERATOR)
     shop.policy("others", topic=shop.topic("others"))
     installation.start_operator(sandbox)

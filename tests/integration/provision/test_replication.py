@@ -1,4 +1,4 @@
-"""Namespaces that are replicated to other clusters, as far as one cluster shows it."""
+"""Namespaces that are replicated to other clusters, as one of the clusters shows them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ELSEWHERE = "elsewhere"
 
 @pytest.fixture
 def replicated(make_shop: MakeShop) -> Iterator[Shop]:
-    """A shop whose Pulsar namespace is replicated to a cluster that nobody can reach."""
+    """A shop whose Pulsar namespace is replicated to an unreachable cluster."""
     shop = make_shop()
     shop.connection()
     shop.create_topic(shop.topic("orders"))
-    gone = {"serviceUrl": "http://127.0.0.1:1", "brokerServiceUrl": "pulsar://127.0.0.1:1"}
-    shop.request("PUT", f"clusters/{ELSEWHERE}", gone)
+    unreachable = {"serviceUrl": "http://127.0.0.1:1", "brokerServiceUrl": "pulsar://127.0.0.1:1"}
+    shop.request("PUT", f"clusters/{ELSEWHERE}", unreachable)
     try:
         clusters = ["standalone", ELSEWHERE]
         admins = {"adminRoles": [shop.role], "allowedClusters": clusters}
@@ -32,15 +32,15 @@ def replicated(make_shop: MakeShop) -> Iterator[Shop]:
         shop.request("DELETE", f"clusters/{ELSEWHERE}")
 
 
-def test_replicated_retries_are_warned_of_until_they_stay_in_their_cluster(
+def test_replicated_retry_topics_cause_warning_until_local(
     replicated: Shop,
 ) -> None:
     shop = replicated
     shop.policy()
     status = shop.ready()["status"]
-    told = shop.reaches_condition("orders", "GeoReplicated")["message"]
+    message = shop.reaches_condition("orders", "GeoReplicated")["message"]
     for topic in (status["retryTopic"], status["deadLetterTopic"]):
-        assert f"{topic} to elsewhere+standalone" in told
+        assert f"{topic} to elsewhere+standalone" in message
         shop.request("POST", f"{rest_path(topic)}/replication", ["standalone"])
     shop.policy(maxRetries=3)
     shop.kubectl(
@@ -50,5 +50,5 @@ def test_replicated_retries_are_warned_of_until_they_stay_in_their_cluster(
         f"--timeout={SECONDS}s",
     )
     conditions = shop.ready()["status"]["conditions"]
-    # Brokers from 4.1 on deliver after the first rung of this policy too early, which is warned of.
+    # Brokers from 4.1 on deliver too early after the first rung, which causes a warning.
     assert {condition["type"] for condition in conditions} - {"RetriesEarly"} == {"Ready"}

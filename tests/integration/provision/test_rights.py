@@ -1,4 +1,4 @@
-"""The operator's ServiceAccount may do what it needs, as the chart says, and no more."""
+"""Rights of the operator's ServiceAccount: those of the chart, each with a reason."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.integration.provision.conftest import MakeShop, Shop
 pytestmark = pytest.mark.xdist_group("own sandbox")
 
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
-FOLLOW = "what users ask for is read at the start and followed by watches"
-TELL = "how things stand is written into the status"
+FOLLOW = "objects of users are read at the start and followed by watches"
+TELL = "progress and conditions are written into the status"
 NEEDED: dict[str, dict[str, str]] = {
     "redrive.io/brokerconnections": {
         "list": FOLLOW,
@@ -29,8 +29,8 @@ NEEDED: dict[str, dict[str, str]] = {
     "redrive.io/retrypolicies": {
         "list": FOLLOW,
         "watch": FOLLOW,
-        "get": "one that is deleted is read before its topics are: a watch may be late",
-        "patch": "the finalizer is put on, and taken off in the end",
+        "get": "a deleted policy is read before its topics are deleted: a watch may be late",
+        "patch": "the finalizer is added, and removed in the end",
     },
     "redrive.io/retrypolicies/status": {"patch": TELL},
     "redrive.io/replays": {
@@ -38,26 +38,26 @@ NEEDED: dict[str, dict[str, str]] = {
         "watch": FOLLOW,
         "get": "its job may have written the final account after the last watch event",
         "patch": "the finalizer is there while its role has rights at a target",
-        "delete": "one that has ended, and says in ttlAfterFinished that it goes then",
+        "delete": "a Replay that has ended is deleted after its ttlAfterFinished",
     },
     "redrive.io/replays/status": {"patch": TELL},
     "/secrets": {"get": "credentials of connections, each read by its name"},
     "/serviceaccounts": {},
     "/persistentvolumeclaims": {"get": "a Replay waits until those of its job template are there"},
     "/configmaps": {
-        "get": "one that is there already may belong to somebody else",
-        "list": "those of redrive, by their label, are compared with what they should be",
-        "watch": "and one that is deleted or changed is put right at once",
+        "get": "an existing ConfigMap may belong to another owner",
+        "list": "ConfigMaps with the label of redrive are compared with their policies",
+        "watch": "a deleted or changed ConfigMap is restored at once",
         "create": "the policy that consumers mount",
         "patch": "the same, when the policy has changed",
     },
-    "/events": {"create": "what happened, for `kubectl describe`"},
+    "/events": {"create": "Events for `kubectl describe`"},
     "/pods": {},
     "/namespaces": {"get": "labels that a connection selects by, each namespace read by its name"},
     "rbac.authorization.k8s.io/roles": {},
     "apiextensions.k8s.io/customresourcedefinitions": {},
     "sparkoperator.k8s.io/sparkapplications": {
-        "list": "how the runs of Replays stand, at the start",
+        "list": "the states of the runs of Replays, at the start",
         "watch": "and from then on",
         "create": "a Replay's run",
     },
@@ -68,33 +68,33 @@ NEEDED: dict[str, dict[str, str]] = {
     },
     "coordination.k8s.io/leases": {},
 }
-"""All that is asked for: resource → verb → why it can't do without."""
+"""All rights of the operator: resource → verb → reason."""
 
 
 ACCOUNT = {"get": "a Replay waits until the ServiceAccount of its job is there"}
-"""What the operator may do to the ServiceAccount of replay jobs, in each namespace it serves."""
+"""Rights to the ServiceAccount of replay jobs, in each namespace that is served."""
 DRIVERS = {
-    "/pods": {"list": "what the driver of a job waits for, when it does not start"},
-    "/events": {"list": "and what its pod does not say itself, such as a volume that is missing"},
+    "/pods": {"list": "the reason why the driver of a job does not start"},
+    "/events": {"list": "reasons that the pod does not contain, such as a missing volume"},
 }
-"""What it may do besides in the namespaces that are prepared for Replays."""
+"""Additional rights in the namespaces that are prepared for Replays."""
 SERVING = ("ClusterRole", f"{installation.RELEASE}.{installation.NAMESPACE}")
 LEASE = {
-    "get": "who holds it",
-    "patch": "to renew it, to take it over, to give it up",
+    "get": "the holder",
+    "patch": "to renew, take over and release it",
     "create": "at the very first start",
 }
-"""What the operator may do to its one Lease, in the namespace of the release."""
+"""Rights to the Lease of the operator, in the namespace of the release."""
 
 
 def review(resource: str, verb: str, *, release_in: str, namespace: str = "") -> dict[str, Any]:
-    """The question whether a release's account may do *verb*; in any namespace unless one is given.
+    """A SubjectAccessReview: may the account of a release use *verb* on *resource*?
 
     Args:
-        resource: group, plural and maybe subresource.
+        resource: group, plural and, optionally, subresource.
         verb: of the API.
         release_in: the namespace of the release.
-        namespace: where it would be done.
+        namespace: of the resource; empty means all namespaces.
     """
     group, plural, *subresource = resource.split("/")
     attributes = {"verb": verb, "group": group, "resource": plural, "namespace": namespace}
@@ -112,40 +112,38 @@ def review(resource: str, verb: str, *, release_in: str, namespace: str = "") ->
 
 
 def allowed(cluster: Cluster, *, release_in: str, namespace: str = "") -> dict[str, set[str]]:
-    """What the account of a release may do with the resources of the table."""
-    asked = [(resource, verb) for resource in NEEDED for verb in VERBS]
-    items = [review(*ask, release_in=release_in, namespace=namespace) for ask in asked]
+    """The verbs that the account of a release may use on each resource of `NEEDED`."""
+    pairs = [(resource, verb) for resource in NEEDED for verb in VERBS]
+    items = [review(*pair, release_in=release_in, namespace=namespace) for pair in pairs]
     answers = cluster.kubectl(
         "create", "-f", "-", '--output=jsonpath={.status.allowed}{"\\n"}',
         input=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}),
     ).splitlines()  # fmt: skip
-    found: dict[str, set[str]] = {resource: set() for resource in NEEDED}
-    for (resource, verb), answer in zip(asked, answers, strict=True):
+    verbs: dict[str, set[str]] = {resource: set() for resource in NEEDED}
+    for (resource, verb), answer in zip(pairs, answers, strict=True):
         assert answer in {"true", "false"}
         if answer == "true":
-            found[resource].add(verb)
-    return found
+            verbs[resource].add(verb)
+    return verbs
 
 
 def rules(role: dict[str, Any]) -> dict[str, set[str]]:
-    """What a role allows, in the form of the table."""
-    found: dict[str, set[str]] = {}
+    """The rights of a role: resource → verbs."""
+    verbs: dict[str, set[str]] = {}
     for rule in role["rules"]:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
-                found.setdefault(f"{group}/{resource}", set()).update(rule["verbs"])
-    return found
+                verbs.setdefault(f"{group}/{resource}", set()).update(rule["verbs"])
+    return verbs
 
 
-def test_the_operator_may_do_what_it_needs_and_nothing_else(
-    cluster: Cluster, operator_process: Path
-) -> None:
+def test_operator_has_exactly_the_needed_rights(cluster: Cluster, operator_process: Path) -> None:
     assert operator_process.is_file()
     needed = {resource: set(verbs) for resource, verbs in NEEDED.items()}
     assert allowed(cluster, release_in=installation.NAMESPACE) == needed
 
 
-def test_the_chart_asks_for_no_right_without_a_reason() -> None:
+def test_chart_grants_no_right_without_a_reason() -> None:
     rendered = chart.render(installation.VALUES)
     (serving,) = (o for o in rendered if (o["kind"], o["metadata"]["name"]) == SERVING)
     needed = {resource: set(verbs) for resource, verbs in NEEDED.items() if verbs}
@@ -168,7 +166,7 @@ def test_the_chart_asks_for_no_right_without_a_reason() -> None:
 
 @pytest.fixture
 def in_one_namespace(installed: Sandbox, make_shop: MakeShop) -> Iterator[tuple[Shop, str]]:
-    """A shop whose operator has Roles in its namespace alone; where that operator's release is."""
+    """A shop whose operator has Roles in that namespace only, and the namespace of its release."""
     shop = make_shop()
     release_in = f"{shop.namespace}-redrive"
     values = {
@@ -188,15 +186,15 @@ def in_one_namespace(installed: Sandbox, make_shop: MakeShop) -> Iterator[tuple[
         installation.start_operator(installed)
 
 
-def test_roles_in_the_namespaces_that_are_served_are_enough(
+def test_roles_in_the_served_namespaces_are_sufficient(
     in_one_namespace: tuple[Shop, str], installed: Sandbox, make_shop: MakeShop
 ) -> None:
     shop, release_in = in_one_namespace
     elsewhere = make_shop()
-    for each in (elsewhere, shop):
-        each.create_topic(each.topic("orders"))
-        each.connection()
-        each.policy()
+    for tenant in (elsewhere, shop):
+        tenant.create_topic(tenant.topic("orders"))
+        tenant.connection()
+        tenant.policy()
     shop.ready()
     shop.ready("main", "brokerconnection")
     shop.delete("orders")
@@ -212,7 +210,7 @@ def test_roles_in_the_namespaces_that_are_served_are_enough(
     assert "Forbidden" not in installed.processes.log(release_in).read_text()
 
 
-def test_the_role_at_the_broker_is_a_tenants_admin_and_no_super_user(
+def test_broker_role_of_the_operator_is_no_super_user(
     make_shop: MakeShop, operator_process: Path
 ) -> None:
     assert operator_process.is_file()

@@ -1,4 +1,4 @@
-"""The schema of a source topic is copied to its retry and dead-letter topic, and followed."""
+"""The schema of a source topic is copied to its retry and dead-letter topic, with changes."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def typed(make_shop: MakeShop) -> Shop:
 
 
 def record(*fields: str) -> dict[str, Any]:
-    """A JSON schema; all of them are compatible."""
+    """A JSON schema; schemas with different fields are compatible."""
     written = [{"name": f, "type": ["null", "string"], "default": None} for f in fields]
     schema = json.dumps({"type": "record", "name": "Order", "fields": written})
     return {"type": "JSON", "schema": schema, "properties": {"team": "orders"}}
 
 
-def give(shop: Shop, name: str, schema: dict[str, Any]) -> None:
-    """Have a topic take a schema, as its producer would."""
+def add_schema(shop: Shop, name: str, schema: dict[str, Any]) -> None:
+    """Add a schema to a topic, as its producer does."""
     shop.request("POST", f"schemas/{shop.tenant}/prod/{name}/schema", schema)
 
 
 def schema_of(shop: Shop, name: str) -> dict[str, Any] | None:
-    """The newest schema of a topic, in the form it was given."""
+    """The newest schema of a topic, in the form of `add_schema`."""
     answer = shop.broker.request("GET", f"/admin/v2/schemas/{shop.tenant}/prod/{name}/schema")
     if answer.status == 404:
         return None
-    found = json.loads(answer.body)
-    return {"type": found["type"], "schema": found["data"], "properties": found["properties"]}
+    schema = json.loads(answer.body)
+    return {"type": schema["type"], "schema": schema["data"], "properties": schema["properties"]}
 
 
 def versions_of(shop: Shop, name: str) -> list[str]:
@@ -48,8 +48,8 @@ def versions_of(shop: Shop, name: str) -> list[str]:
     return [version["data"] for version in json.loads(answer.body)["getSchemaResponses"]]
 
 
-def follow(shop: Shop, name: str, schema: dict[str, Any]) -> None:
-    """Wait until both topics have the schema, and all versions of the source's before it."""
+def wait_for_schema(shop: Shop, name: str, schema: dict[str, Any]) -> None:
+    """Wait until both topics have the schema; check that they have all versions of the source."""
     deadline = time.monotonic() + SECONDS
     for end in ("RETRY", "DLQ"):
         while schema_of(shop, f"{name}-fulfilment-{end}") != schema:
@@ -59,21 +59,21 @@ def follow(shop: Shop, name: str, schema: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-def test_the_schema_of_the_source_is_copied_and_followed(typed: Shop, partitions: int) -> None:
+def test_changes_of_the_source_schema_are_copied(typed: Shop, partitions: int) -> None:
     name = f"typed-{partitions}"
     typed.create_topic(typed.topic(name), partitions)
-    give(typed, name, record("id"))
-    give(typed, name, record("id", "country"))  # messages of the version before wait still
+    add_schema(typed, name, record("id"))
+    add_schema(typed, name, record("id", "country"))  # earlier messages have the former version
     typed.policy(name, topic=typed.topic(name))
     typed.ready(name)
-    follow(typed, name, record("id", "country"))
+    wait_for_schema(typed, name, record("id", "country"))
     for fields in (("id", "customer"), ("id", "customer", "city")):
-        give(typed, name, record(*fields))
-    follow(typed, name, record("id", "customer", "city"))
-    typed.tells(name, "Repaired", "copied the source topic's JSON schema")
+        add_schema(typed, name, record(*fields))
+    wait_for_schema(typed, name, record("id", "customer", "city"))
+    typed.wait_for_events(name, "Repaired", "copied the source topic's JSON schema")
 
 
-def test_topics_of_plain_bytes_stay_without_a_schema(typed: Shop) -> None:
+def test_topics_of_a_source_without_schema_have_none(typed: Shop) -> None:
     typed.create_topic(typed.topic("plain"))
     typed.policy("plain", topic=typed.topic("plain"))
     typed.ready("plain")
@@ -81,26 +81,26 @@ def test_topics_of_plain_bytes_stay_without_a_schema(typed: Shop) -> None:
         assert schema_of(typed, f"plain-fulfilment-{end}") is None
 
 
-def test_a_schema_that_the_broker_refuses_is_told_and_the_policy_works_without(
+def test_refused_schema_is_reported_and_the_policy_is_ready(
     typed: Shop,
 ) -> None:
     retry = "odd-fulfilment-RETRY"
     for name in ("odd", retry):
         typed.create_topic(typed.topic(name))
-    give(typed, "odd", record("id"))
-    give(typed, retry, STRING)
+    add_schema(typed, "odd", record("id"))
+    add_schema(typed, retry, STRING)
     typed.policy("odd", topic=typed.topic("odd"), adoption="IfPresent")
     typed.ready("odd")
-    told = typed.reaches_condition("odd", "SchemaRefused")["message"]
-    assert f"could not be copied to {typed.topic(retry)}, so" in told
-    assert "409" in told
+    message = typed.reaches_condition("odd", "SchemaRefused")["message"]
+    assert f"could not be copied to {typed.topic(retry)}, so" in message
+    assert "409" in message
     assert schema_of(typed, retry) == STRING
     assert schema_of(typed, "odd-fulfilment-DLQ") == record("id")
     assert typed.topics()[typed.topic(retry)]["subscriptions"] == ["fulfilment"]
     typed.request("DELETE", f"schemas/{typed.tenant}/prod/{retry}/schema?force=true")
     typed.policy("odd", topic=typed.topic("odd"), adoption="IfPresent", maxRetries=3)
-    follow(typed, "odd", record("id"))
+    wait_for_schema(typed, "odd", record("id"))
     typed.ready("odd")
     conditions = typed.get("retrypolicy", "odd")["status"]["conditions"]
-    # Brokers from 4.1 on deliver after the first rung of this policy too early, which is warned of.
+    # Brokers from 4.1 on deliver too early after the first rung, which causes a warning.
     assert {c["type"] for c in conditions} - {"RetriesEarly"} == {"Ready"}

@@ -1,4 +1,4 @@
-"""A broker that is stopped and started again, as the operator of many policies sees it."""
+"""A broker with many policies that is stopped and started again."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ pytestmark = pytest.mark.xdist_group("own sandbox")
 
 POLICIES = 20
 LONGEST_PAUSE = 5.0
-"""Seconds, at most, between two probes of a connection."""
+"""The maximum of seconds between two probes of a connection."""
 SHORTEST_PAUSE = LONGEST_PAUSE / 2
 
 
 @pytest.fixture
-def away(installed: Sandbox) -> Iterator[Callable[[], None]]:
-    """Has the broker go away; it is there again after the test."""
+def stop_broker(installed: Sandbox) -> Iterator[Callable[[], None]]:
+    """A function that stops the broker. The broker is started again after the test."""
 
-    def go() -> None:
+    def stop() -> None:
         installed.processes.stop(pulsar.NAME)
 
-    yield go
+    yield stop
     installed.restart_broker()
 
 
-def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recovers(
-    make_shop: MakeShop, installed: Sandbox, away: Callable[[], None]
+def test_unreachable_broker_is_probed_until_policies_recover(
+    make_shop: MakeShop, installed: Sandbox, stop_broker: Callable[[], None]
 ) -> None:
     shop = make_shop()
     shop.connection()
@@ -44,43 +44,43 @@ def test_a_broker_that_is_away_is_left_alone_until_it_answers_and_then_all_recov
     shop.policies({name: {"topic": shop.topic(name)} for name in names})
     wait_for_all(shop, "Provisioned")
 
-    away()
+    stop_broker()
     shop.policies({name: {"topic": shop.topic(name), "maxRetries": 5} for name in names})
-    for kind in ("retrypolicy", "brokerconnection"):  # the first calls that failed say less
+    for kind in ("retrypolicy", "brokerconnection"):  # messages of the first failures are shorter
         wait_for_all(shop, "BrokerUnreachable", kind, "has not answered since 20")
-    assert measured(installed, "redrive_breaker_open", connection_namespace=shop.namespace) == 1
+    assert metric(installed, "redrive_breaker_open", connection_namespace=shop.namespace) == 1
 
     connections = shop.cluster.kubectl("get", "brokerconnections", "-A", "-oname").split()
     calls, since = unanswered(installed), time.monotonic()
     shop.delete(names.pop())
     time.sleep(LONGEST_PAUSE)
-    while (made := unanswered(installed) - calls) == 0:
-        assert time.monotonic() - since < 180, "it is not probed"
+    while (attempts := unanswered(installed) - calls) == 0:
+        assert time.monotonic() - since < 180, "no probe"
         time.sleep(0.2)
-    # Probes of the connections there are, of which other tests may have left some. Each policy for
-    # itself would call several times.
+    # All existing connections are probed, those of other tests too. Without the breaker each policy
+    # would cause several calls.
     probes = 1 + (time.monotonic() - since) / SHORTEST_PAUSE
-    assert made <= 2 * probes * len(connections)
+    assert attempts <= 2 * probes * len(connections)
 
     installed.restart_broker()
     wait_for_all(shop, "Provisioned")
     shop.ready("main", "brokerconnection")
-    assert measured(installed, "redrive_breaker_open", connection_namespace=shop.namespace) == 0
+    assert metric(installed, "redrive_breaker_open", connection_namespace=shop.namespace) == 0
 
 
 def wait_for_all(shop: Shop, reason: str, kind: str = "retrypolicy", words: str = "") -> None:
-    """Wait until all are Ready, or not, for that reason, with these words in their messages."""
+    """Wait until the Ready conditions of all objects have *reason*, and *words* in the message."""
     deadline = time.monotonic() + SECONDS
     while True:
-        found = ready_conditions(shop, kind)
-        if all(each["reason"] == reason and words in each["message"] for each in found):
+        conditions = ready_conditions(shop, kind)
+        if all(c["reason"] == reason and words in c["message"] for c in conditions):
             return
-        assert time.monotonic() < deadline, found
+        assert time.monotonic() < deadline, conditions
         time.sleep(0.2)
 
 
 def ready_conditions(shop: Shop, kind: str) -> list[dict[str, Any]]:
-    """The Ready condition of each object, for its spec as it is; one without has no reason."""
+    """The Ready condition of each object for its current generation, or one without a reason."""
     items = shop.cluster.objects.list(kind, shop.namespace)
     return [
         next(
@@ -96,8 +96,8 @@ def ready_conditions(shop: Shop, kind: str) -> list[dict[str, Any]]:
     ]
 
 
-def measured(sandbox: Sandbox, name: str, **labels: str) -> float:
-    """The sum over what the operator tells of a metric with these labels."""
+def metric(sandbox: Sandbox, name: str, **labels: str) -> float:
+    """The sum of the samples of a metric of the operator with these labels."""
     with urllib.request.urlopen(f"{installation.endpoint(sandbox)}/metrics", timeout=60) as answer:  # noqa: S310
         families = list(text_string_to_metric_families(answer.read().decode()))
     return sum(
@@ -109,4 +109,4 @@ def measured(sandbox: Sandbox, name: str, **labels: str) -> float:
 
 
 def unanswered(sandbox: Sandbox) -> float:
-    return measured(sandbox, "redrive_admin_calls_total", status="unreachable")
+    return metric(sandbox, "redrive_admin_calls_total", status="unreachable")

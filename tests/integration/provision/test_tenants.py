@@ -1,7 +1,7 @@
-"""Whatever a namespace applies, what another one has at the broker and in Kubernetes stays.
+"""Isolation of tenants: the objects of a namespace cannot change the topics of another one.
 
-The policies of the attacker come from a generator: names that lead to each topic of the victim in
-each role, under each word of the API that changes whose a topic is.
+A generator creates the policies of the attacker: names that lead to each topic of the victim in
+each role, with each annotation that changes the owner of a topic.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ EARLIEST = {"ledgerId": -1, "entryId": -1}
 
 @dataclass(frozen=True)
 class Tenants:
-    """Two Kubernetes namespaces that share a connection, which allows the attacker a lot.
+    """Two Kubernetes namespaces that share a connection, which gives the attacker many rights.
 
     Attributes:
-        topics: those of the victim.
+        topics: of the victim.
     """
 
     victim: Shop
@@ -55,7 +55,7 @@ class Tenants:
     topics: tuple[str, ...]
 
     def snapshot(self) -> dict[str, Any]:
-        """All that the victim has: at the broker, and what its policies and consumers find."""
+        """The topics of the victim at the broker, its policies, ConfigMaps and Replay."""
         policies = {name: self.victim.get("retrypolicy", name) for name in REMAINING}
         config_maps = {name: self.victim.get("configmap", f"{name}-redrive") for name in policies}
         return {
@@ -73,28 +73,28 @@ class Tenants:
         }
 
     def states(self) -> dict[str, Any]:
-        """How the victim's policies and connections are."""
+        """The conditions of the policies and connections of the victim."""
         ready = {name: self.victim.condition(name, "Ready") for name in REMAINING}
         return {
-            "since": {name: each.pop("lastTransitionTime") for name, each in ready.items()},
+            "since": {name: c.pop("lastTransitionTime") for name, c in ready.items()},
             "ready": ready,
             "connections": {name: self._connection(name) for name in ("main", "lent")},
         }
 
     def assert_unchanged(self, snapshot: dict[str, Any], states: dict[str, Any]) -> None:
-        """Check that all is as it was, since when all is so too, unless the broker was slow."""
+        """Check that nothing has changed; times of transitions may, if the broker was slow."""
         assert self.snapshot() == snapshot
-        wait_until(lambda: self._known_states(states) == states)
+        wait_until(lambda: self._comparable_states(states) == states)
 
-    def _known_states(self, before: dict[str, Any]) -> dict[str, Any]:
-        told = {reason for name in REMAINING for _, reason, _ in self.victim.events(name)}
-        since = {"since": before["since"]} if UNREACHABLE in told else {}
+    def _comparable_states(self, before: dict[str, Any]) -> dict[str, Any]:
+        reasons = {reason for name in REMAINING for _, reason, _ in self.victim.events(name)}
+        since = {"since": before["since"]} if UNREACHABLE in reasons else {}
         return self.states() | since
 
     def _connection(self, name: str) -> dict[str, Any]:
-        """A connection, without the numbers of its policies: of the one that is lent, they change.
+        """A connection without the numbers of its policies, which the attacker changes.
 
-        Nor since when it is Ready: it is not after one call to a slow broker.
+        Times of transitions are left out too: one call to a slow broker changes them.
         """
         body = self.victim.get("brokerconnection", name)
         del body["status"]["policies"], body["status"]["allow"]
@@ -103,17 +103,17 @@ class Tenants:
         return {part: body[part] for part in ("spec", "status")}
 
     def _replay(self) -> dict[str, Any]:
-        """The victim's Replay, which rests."""
+        """The victim's Replay, which is suspended."""
         body = self.victim.get("replay", "resting")
         return {part: body[part] for part in ("spec", "status")}
 
     def backlogs(self, topic: str) -> dict[str, int]:
-        """How many messages each subscription of a topic without partitions has left."""
+        """The backlog of each subscription of a topic without partitions, in messages."""
         stats = self.victim.request("GET", f"{rest_path(topic)}/stats?getPreciseBacklog=true")
-        return {name: found["msgBacklog"] for name, found in stats["subscriptions"].items()}
+        return {name: cursor["msgBacklog"] for name, cursor in stats["subscriptions"].items()}
 
     def conditions(self) -> dict[str, set[str]]:
-        """The conditions of the victim's policies, but for one that statistics show in between.
+        """The types of conditions of the victim's policies, without `ForeignSubscription`.
 
         The adopted topic has the subscription of an application from the beginning.
         """
@@ -176,19 +176,19 @@ def tenants(make_shop: MakeShop) -> Tenants:
 
 
 def consumed_topic(shop: Shop, topic: str) -> None:
-    """Create a topic that an application consumes: the broker deletes others after a minute."""
+    """Create a topic with a subscription: the broker deletes other topics after a minute."""
     shop.create_topic(topic)
     shop.request("PUT", f"{rest_path(topic)}/subscription/app", EARLIEST)
 
 
 def hostile(tenants: Tenants) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
-    """Yield name, spec and annotations of policies that are after each of the victim's topics."""
+    """Yield name, spec and annotations of policies that attack each topic of the victim."""
     victim, chosen = tenants.victim, random.Random(SEED)  # noqa: S311
     numbers = itertools.count()
 
     def policy(**spec: object) -> tuple[str, dict[str, Any], dict[str, str]]:
         number = next(numbers)
-        # Names of the victim's own policies among them: a name is no identity.
+        # Some have the names of the victim's own policies: a name is no identity.
         name = VICTIMS[number] if number < len(VICTIMS) else f"hostile-{number}"
         words = [
             {"take-over-from": ",".join(VICTIMS)},
@@ -219,23 +219,23 @@ def hostile(tenants: Tenants) -> Iterator[tuple[str, dict[str, Any], dict[str, s
     yield policy(
         naming={"deadLetterTopic": victim.topic("wages")}, adoption="IfPresent", **SEQUENCED
     )
-    for topic in tenants.topics:  # consumed under the victim's own subscription, and another
+    for topic in tenants.topics:  # consumed with the victim's own subscription, and with another
         subscription = chosen.choice(["fulfilment", "redrive", "mine"])
         yield policy(
             topic=topic, subscription=subscription, chaining=chosen.choice(["Allowed", "Forbidden"])
         )
-    for name in VICTIMS:  # names that are derived, not given
+    for name in VICTIMS:  # derived names
         subscription = f"{name}-fulfilment"
         yield policy(subscription=subscription, naming={"scheme": "SubscriptionUpper"})
         yield policy(topic=victim.topic(name), subscription="fulfilment", adoption="IfPresent")
 
 
 def replays(tenants: Tenants) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield policies of the attacker that become Ready, and of each a Replay that is after more.
+    """Yield policies of the attacker that become Ready, each with a Replay that must be refused.
 
-    One Replay of a policy would wait for another.
+    There is one Replay for each policy: Replays of the same policy wait for each other.
     """
-    asked: list[dict[str, Any]] = [
+    specs: list[dict[str, Any]] = [
         {"target": {"type": "Source"}, "guarantee": "AtLeastOnce"},
         {"jobTemplate": {"executors": 1_000}},
         *(
@@ -243,7 +243,7 @@ def replays(tenants: Tenants) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
             for topic in tenants.topics
         ),
     ]
-    for number, spec in enumerate(asked):
+    for number, spec in enumerate(specs):
         policy = {
             "connectionRef": {"name": "lent", "namespace": tenants.victim.namespace},
             "topic": tenants.victim.topic("own"),
@@ -254,26 +254,27 @@ def replays(tenants: Tenants) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
         yield policy, spec
 
 
-def test_no_replay_of_one_namespace_moves_into_or_grants_what_another_has(
+def test_replay_cannot_use_topics_of_another_namespace(
     tenants: Tenants,
 ) -> None:
     attacker, before = tenants.attacker, (tenants.snapshot(), tenants.states())
-    made = {f"replayed-{number}": each for number, each in enumerate(replays(tenants))}
-    policies = {name: redrive("RetryPolicy", policy) for name, (policy, _) in made.items()}
+    attacks = {f"replayed-{number}": pair for number, pair in enumerate(replays(tenants))}
+    policies = {name: redrive("RetryPolicy", policy) for name, (policy, _) in attacks.items()}
     attacker.apply(policies)
     attacker.apply(
         {
             f"of-{name}": redrive("Replay", {"policyRef": {"name": name}, **spec})
-            for name, (_, spec) in made.items()
+            for name, (_, spec) in attacks.items()
         }
     )
     for name in policies:
         attacker.ready(name)
-    # What goes as far as that may move where nothing of redrive is, by the word of the connection.
+    # Other targets are allowed by the connection; these Replays fail at their jobs.
     refused = {"TargetNotAllowed", "JobNotPermitted", "ServiceAccountNotFound"}
-    reasons = settled(attacker, len(made), "replay", but=NOT_YET)
+    reasons = settled(attacker, len(attacks), "replay", but=NOT_YET)
     assert set(reasons) == refused
-    assert sum(reason == "TargetNotAllowed" for reason in reasons) >= 12  # redrive's, in each role
+    # The targets that are topics of redrive, in each role.
+    assert sum(reason == "TargetNotAllowed" for reason in reasons) >= 12
     assert json.loads(attacker.kubectl("get", "sparkapplications", "--output=json"))["items"] == []
     tenants.assert_unchanged(*before)
     attacker.kubectl("delete", "replay", "--all", f"--timeout={SECONDS}s")
@@ -281,9 +282,9 @@ def test_no_replay_of_one_namespace_moves_into_or_grants_what_another_has(
     tenants.assert_unchanged(*before)
 
 
-def test_no_policy_or_replay_of_one_namespace_changes_what_another_has(tenants: Tenants) -> None:
+def test_policies_cannot_change_topics_of_another_namespace(tenants: Tenants) -> None:
     attacker, before = tenants.attacker, (tenants.snapshot(), tenants.states())
-    said = tenants.conditions()
+    conditions = tenants.conditions()
     applied = list(hostile(tenants))
     assert len(applied) > 40
     objects = [
@@ -300,7 +301,7 @@ def test_no_policy_or_replay_of_one_namespace_changes_what_another_has(tenants: 
 
     reasons = settled(attacker, len(applied))
     tenants.assert_unchanged(*before)
-    # It was an attack: most are refused, for reasons that keep a topic its owner's.
+    # Most are refused, for reasons that protect the owner of a topic.
     assert set(reasons) >= {"OwnerConflict", "NameCollision", "ResourceConflict", "ChainedPolicy"}
     assert sum(reason not in {"Provisioned", "Observed"} for reason in reasons) > 25
 
@@ -310,12 +311,12 @@ def test_no_policy_or_replay_of_one_namespace_changes_what_another_has(tenants: 
     attacker.delete("--all")
     tenants.assert_unchanged(*before)
     deadline = time.monotonic() + SECONDS
-    while tenants.conditions() != said:
+    while tenants.conditions() != conditions:
         assert time.monotonic() < deadline, tenants.conditions()
         time.sleep(0.5)
 
 
-def test_names_are_not_kept_by_policies_whose_connection_opens_nothing(
+def test_policies_without_a_working_connection_block_no_names(
     make_shop: MakeShop,
 ) -> None:
     """Connections with another tenant's address and topics, and a Secret that does not exist."""
@@ -334,7 +335,7 @@ def test_names_are_not_kept_by_policies_whose_connection_opens_nothing(
         ({"topic": orders}, {"redrive.io/paused": "true"}, "Paused"),
     ]
     squatters = []
-    for claim, words, reason in claims:  # within a namespace they would wait for each other
+    for claim, words, reason in claims:  # in one namespace they would conflict with each other
         squatter = make_shop()
         squatter.connection(authentication=missing, allow=[victim.rule("fulfilment")])
         spec = {"connectionRef": {"name": "main"}, "subscription": "fulfilment", **claim}
@@ -360,10 +361,10 @@ def test_names_are_not_kept_by_policies_whose_connection_opens_nothing(
 def settled(
     shop: Shop, count: int, kind: str = "retrypolicy", but: frozenset[str] = frozenset()
 ) -> list[str]:
-    """The reasons of the Ready conditions of a namespace's objects, once all have one.
+    """Return the reasons of the Ready conditions of a namespace's objects, once all have one.
 
     Args:
-        but: reasons that pass.
+        but: reasons that are temporary.
     """
     deadline = time.monotonic() + SECONDS
     passing = but | {"Progressing"}

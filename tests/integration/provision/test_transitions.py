@@ -1,4 +1,4 @@
-"""Some fields are changed, and changed back: what comes of it is what a new object gets."""
+"""A changed field has the same result as in a new object, and so has its reversal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support import transitions
 from tests.support.transitions import cases, problems_of, some
 
 SHARE = 30
-"""One of so many fields is changed here, and each by `make chaos`."""
+"""One of so many fields is changed here; `make chaos` changes all of them."""
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def shop(make_shop: MakeShop) -> Shop:
     return transitions.prepared(make_shop())
 
 
-def test_a_changed_field_ends_as_a_new_object_and_changed_back_as_if_it_never_had_been(
+def test_changed_and_reverted_fields_have_results_of_new_objects(
     shop: Shop,
 ) -> None:
     chosen = some(cases(shop), SHARE)
