@@ -71,13 +71,19 @@ if TYPE_CHECKING:
     from redrive.delivery.reporting import Event
     from redrive.delivery.retry_producer import ProducerClosedError, RetryProducer
     from redrive.delivery.run import NotRunError
-    from redrive.errors import HandlerTimeoutError, InvalidSpecError, RedriveError
+    from redrive.errors import InvalidSpecError, RedriveError
     from redrive.messages import NotSentError, TooBigError
     from redrive.policy.envelope import Attempt, Cause, Redaction
     from redrive.policy.ladder import Ladder
     from redrive.policy.model import Policy, SubscriptionType
     from redrive.policy.naming import TopicName
-    from redrive.policy.verdict import DeadLetter, Done, FailureRules, RetryLater
+    from redrive.policy.verdict import (
+        DeadLetter,
+        Done,
+        FailureRules,
+        HandlerTimeoutError,
+        RetryLater,
+    )
 else:
     _HOMES = {
         "AckTimeoutError": "redrive.delivery.middleware.ack_timeouts",
@@ -95,7 +101,7 @@ else:
         "Done": "redrive.policy.verdict",
         "Event": "redrive.delivery.reporting",
         "FailureRules": "redrive.policy.verdict",
-        "HandlerTimeoutError": "redrive.errors",
+        "HandlerTimeoutError": "redrive.policy.verdict",
         "InheritedError": "redrive.delivery.forking",
         "InvalidSpecError": "redrive.errors",
         "Ladder": "redrive.policy.ladder",

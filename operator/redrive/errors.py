@@ -79,12 +79,6 @@ class InvalidSpecError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
-class HandlerTimeoutError(RedriveError, TimeoutError):
-    """A handler took longer than it may. Rules of failures retry it unless they name it."""
-
-    reason = "HandlerTimeout"
-
-
 class TopicNotAllowedError(RedriveError):
     """The connection is not for this topic, or not for one that is derived from it."""
 

@@ -38,9 +38,9 @@ import pulsar
 from redrive.delivery.concurrency import ends_run
 from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.delivery.middleware.chain import Handle, Outcome
-from redrive.errors import HandlerTimeoutError, InvalidSpecError, RedriveError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.envelope import Attempt
-from redrive.policy.verdict import Done
+from redrive.policy.verdict import Done, HandlerTimeoutError
 
 
 def out_of_time(timeout: timedelta) -> HandlerTimeoutError:

@@ -24,10 +24,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from redrive.errors import PROCESS_ERRORS, HandlerTimeoutError, InvalidSpecError
+from redrive.errors import PROCESS_ERRORS, InvalidSpecError, RedriveError
 from redrive.policy.ladder import check_delay
 from redrive.policy.model import Policy
 from redrive.policy.values import Converted, to_timedelta
+
+
+class HandlerTimeoutError(RedriveError, TimeoutError):
+    """A handler took longer than it may. Rules of failures retry it unless they name it."""
+
+    reason = "HandlerTimeout"
 
 
 class DeadReason(enum.StrEnum):

@@ -139,7 +139,8 @@ def test_wrong_clock_shifts_a_retry_and_loses_nothing(
     process = start_program(
         provisioned,
         f"""
-import datetime, time, _pulsar
+import datetime, logging, time, _pulsar
+logging.getLogger("redrive").setLevel(logging.ERROR)
 from redrive.delivery.parts import SystemClock
 ahead = datetime.timedelta(seconds={seconds_ahead})
 now = lambda *_: datetime.datetime.now(datetime.UTC) + ahead
@@ -220,7 +221,8 @@ def test_program_that_does_not_close_ends(
     process = start_program(
         provisioned,
         """
-import time
+import logging, time
+logging.getLogger("redrive").setLevel(logging.ERROR)
 class Leisurely:
     def __del__(self, sleep=time.sleep):
         sleep(0.5)  # long enough for each thread of ours to look up while Python goes away

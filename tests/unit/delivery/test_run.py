@@ -33,8 +33,9 @@ from redrive.delivery.run import (
     single_handler,
     stopping_at_sigterm,
 )
-from redrive.errors import HandlerTimeoutError, InvalidSpecError
+from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
+from redrive.policy.verdict import HandlerTimeoutError
 from redrive.testing.consumers import AsyncInMemoryConsumer
 from tests.support.fake_client import FakeClient
 

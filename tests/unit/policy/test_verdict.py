@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.errors import HandlerTimeoutError, InvalidSpecError
+from redrive.errors import InvalidSpecError
 from redrive.policy.ladder import LEVELS, Ladder
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -19,6 +19,7 @@ from redrive.policy.verdict import (
     DeadReason,
     Discard,
     FailureRules,
+    HandlerTimeoutError,
     Retry,
     RetryLater,
     after_error,
