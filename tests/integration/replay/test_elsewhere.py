@@ -12,7 +12,7 @@ import pytest
 
 from redrive.policy.envelope import RECONSUMETIMES
 from sandbox.sandbox import Sandbox
-from tests.integration.replay.test_replays import SECONDS, Shop
+from tests.support.replay_shop import SECONDS, Shop
 from tests.support.waiting import wait_until
 
 
