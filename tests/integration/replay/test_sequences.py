@@ -66,7 +66,7 @@ def test_partial_replay_keeps_the_order_of_a_sequence(
         job = dataclasses.replace(job, choice=Choice(**choice))
         jobs.run(job, Spark(spark, job), progress)
         account = progress.read()
-        return account.scanned, account.moved, account.refused
+        return account.counts.scanned, account.counts.moved, account.counts.refused
 
     send(provisioned, b"a1", b"a2", b"a3", b"a4")
     assert handled(provisioned, b"a2") == [b"a1"]
