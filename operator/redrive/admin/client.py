@@ -204,9 +204,9 @@ async def _of_each_partition(
     """Read the statistics of each partition, in order; None stands for one that is not there."""
 
     def read_all(answer: Mapping[str, Any]) -> list[T | None]:
-        given, count = answer["partitions"], read_partitions(answer["metadata"])
+        parts, count = answer["partitions"], read_partitions(answer["metadata"])
         names = (str(topic.partition(number)) for number in range(count))
-        return [read(given[name]) if name in given else None for name in names]
+        return [read(parts[name]) if name in parts else None for name in names]
 
     path = f"{topic_path(topic)}/partitioned-stats?perPartition=true&{query}"
     found = await get(does, path, read_all, LONG_ANSWER)

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field
 from redrive.api.conditions import Conditions, WarningTypes
 from redrive.api.job import MAX_TEMPLATES, AvailableTemplate, ConnectionJobs
 from redrive.api.model import (
+    BY_NAME,
     MAX_TOPIC,
     SET,
     VALIDATIONS,
@@ -321,10 +322,7 @@ class BrokerConnectionSpec(ApiModel):
         tuple[AllowRule, ...],
         Field(
             max_length=MAX_RULES,
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["name"],
-            },
+            json_schema_extra=BY_NAME,
         ),
     ] = ()
     """Which Kubernetes namespaces may use which topics and roles, as rules that add up: the topics
@@ -419,10 +417,7 @@ class BrokerConnectionStatus(StatusModel):
         tuple[RuleUsage, ...],
         Field(
             max_length=MAX_RULES,
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["name"],
-            },
+            json_schema_extra=BY_NAME,
         ),
     ] = ()
     """Use of each rule of `spec.allow`, counted every minute. A policy counts for each rule that is
@@ -432,10 +427,7 @@ class BrokerConnectionStatus(StatusModel):
             tuple[AvailableTemplate, ...],
             Field(
                 max_length=MAX_TEMPLATES,
-                json_schema_extra={
-                    "x-kubernetes-list-type": "map",
-                    "x-kubernetes-list-map-keys": ["name"],
-                },
+                json_schema_extra=BY_NAME,
             ),
         ]
         | None

@@ -312,6 +312,8 @@ def _problem(root: str, details: ErrorDetails) -> str:
 MAX_TOPIC = 1_024
 SET = {"x-kubernetes-list-type": "set"}
 """Schema of a list in which order says nothing, and nothing stands twice."""
+BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+"""Schema of a list of objects with different names, each of which server-side apply merges."""
 
 ObjectName = Annotated[
     str,
@@ -347,7 +349,7 @@ Role = Annotated[
 def _short_together(field: str, most: int) -> tuple[object, ...]:
     """Return the annotations of a list of roles with at most *most* characters in all of them.
 
-    The broker keeps the rights of a whole Pulsar namespace in one record, for each topic anew.
+    The broker keeps the rights of a whole Pulsar namespace in one record, repeated for each topic.
     """
     rule = Rule(
         f"self.map(role, role.size()).sum() <= {most}",

@@ -47,6 +47,18 @@ class ConsumerStoppedError(RedriveError):
     reason = "ConsumerStopped"
 
 
+def check_open(*, closed: bool) -> None:
+    """Pass if a consumer was not *closed*.
+
+    Raises:
+        ConsumerStoppedError: it was.
+    """
+    if closed:
+        raise ConsumerStoppedError(
+            "this consumer was closed", remedy="make a new one to go on consuming"
+        )
+
+
 class SubscriptionLostError(RedriveError):
     """The client ended a subscription by itself, for example because the client was closed."""
 

@@ -99,8 +99,8 @@ class Processor:
         self._unsent = UnsentMessages(parts, self._settle, decisions, reporting.taking)
         self.wrapped = self._settle is not settle
         self._succeed: Acknowledge | None = self._acknowledge
-        for each in reversed(middleware):
-            self._succeed = None if self._succeed is None else each.acknowledge(self._succeed)
+        for wrapper in reversed(middleware):
+            self._succeed = None if self._succeed is None else wrapper.acknowledge(self._succeed)
         self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)
         parts.incoming.recover(self._may_recover, reporting.recovered)

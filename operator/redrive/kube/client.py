@@ -669,12 +669,12 @@ _REMEDIES = {
 def kubernetes_error(call: str, status: int, answer: str) -> KubernetesError:
     """Name the failure of *call* by the HTTP *status* and what the API server says about it."""
     try:
-        said = str(json.loads(answer)["message"])[:2000]
+        message = str(json.loads(answer)["message"])[:2000]
     except (ValueError, KeyError, TypeError, RecursionError):
-        said = f"and {len(answer)} characters that are no error of an API server"
+        message = f"and {len(answer)} characters that are no error of an API server"
     kind = UnavailableError if status >= 500 else KubernetesError  # noqa: PLR2004
     return _KINDS.get(status, kind)(
         f"the Kubernetes API refused to {call}",
-        got=f"{status} {said}",
+        got=f"{status} {message}",
         remedy=_REMEDIES.get(status, "it is tried again; see the message for what to fix"),
     )

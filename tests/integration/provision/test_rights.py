@@ -13,6 +13,7 @@ from sandbox import chart, installation
 from sandbox.kubernetes import Cluster
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import MakeShop, Shop
+from tests.support.namespaced_operator import namespaced_operator
 
 pytestmark = pytest.mark.xdist_group("own sandbox")
 
@@ -168,22 +169,8 @@ def test_chart_grants_no_right_without_a_reason() -> None:
 def in_one_namespace(installed: Sandbox, make_shop: MakeShop) -> Iterator[tuple[Shop, str]]:
     """A shop whose operator has Roles in that namespace only, and the namespace of its release."""
     shop = make_shop()
-    release_in = f"{shop.namespace}-redrive"
-    values = {
-        **installation.VALUES,
-        "namespaces": [shop.namespace],
-        "clusterId": "ours",
-        "crds": {"install": False},
-    }
-    installed.processes.stop(installation.OPERATOR)
-    try:
-        chart.install(installed.cluster, installation.RELEASE, release_in, values)
-        installation.start_operator(installed, namespace=release_in, name=release_in)
+    with namespaced_operator(installed, shop.namespace) as release_in:
         yield shop, release_in
-    finally:
-        installed.processes.stop(release_in)
-        installed.cluster.objects.delete("namespace", release_in)
-        installation.start_operator(installed)
 
 
 def test_roles_in_the_served_namespaces_are_sufficient(

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox import chart, installation
+from sandbox import installation
+from tests.support.namespaced_operator import namespaced_operator
 from tests.support.replay_shop import SECONDS, Shop, check_no_token_leaked, shop
 
 __all__ = ["shop"]
@@ -17,24 +18,10 @@ pytestmark = pytest.mark.xdist_group("own sandbox")  # it stops the operator
 @pytest.fixture
 def apache_shop(shop: Shop) -> Iterator[Shop]:
     """A shop whose operator may use Apache's Spark operator alone."""
-    sandbox, release_in = shop.sandbox, f"{shop.name}-redrive"
-    replays = {**installation.VALUES["replay"], "launchers": {"kubeflow": False, "apache": True}}
-    values = {
-        **installation.VALUES,
-        "replay": replays,
-        "namespaces": [shop.name],
-        "clusterId": "ours",
-        "crds": {"install": False},
-    }
-    sandbox.processes.stop(installation.OPERATOR)
-    try:
-        chart.install(sandbox.cluster, installation.RELEASE, release_in, values)
-        installation.start_operator(sandbox, namespace=release_in, name=release_in)
+    launchers = {"kubeflow": False, "apache": True}
+    replays = {**installation.VALUES["replay"], "launchers": launchers}
+    with namespaced_operator(shop.sandbox, shop.name, replay=replays):
         yield shop
-    finally:
-        sandbox.processes.stop(release_in)
-        sandbox.cluster.objects.delete("namespace", release_in)
-        installation.start_operator(sandbox)
 
 
 @pytest.mark.timeout(SECONDS + 60)

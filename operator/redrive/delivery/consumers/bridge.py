@@ -27,7 +27,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import pulsar
 
 from redrive.delivery.concurrency import Deadline, RunCancelled, ends_run, to_seconds
-from redrive.delivery.fetcher import ConsumerStoppedError
+from redrive.delivery.fetcher import check_open
 from redrive.delivery.run import PassThrough, out_of_time, stopping_at_sigterm
 from redrive.errors import PROCESS_ERRORS, RedriveError
 from redrive.policy.values import to_limit
@@ -226,10 +226,7 @@ class CallThreads:
                 threads.shutdown(wait=False)
 
     def _check_open(self) -> None:
-        if self.closed:
-            raise ConsumerStoppedError(
-                "this consumer was closed", remedy="make a new one to go on consuming"
-            )
+        check_open(closed=self.closed)
 
     def _taken_in_vain(self, taking: Future[list[pulsar.Message]]) -> None:
         if not taking.cancelled() and taking.exception() is None:

@@ -22,7 +22,7 @@ from redrive.delivery.concurrency import (
 )
 from redrive.delivery.connection import PREFETCH, SubscribeError, check_prefetch
 from redrive.delivery.consumers.consumer import HANDLER_TIMEOUT
-from redrive.delivery.fetcher import ConsumerStoppedError, Fetcher
+from redrive.delivery.fetcher import Fetcher, check_open
 from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.middleware.chain import Outcome
 from redrive.delivery.middleware.scheduling import RateLimiter
@@ -154,10 +154,7 @@ class BroadcastConsumer(Closing):
         Raises:
             ConsumerStoppedError: `close` was called before.
         """
-        if self._closed:
-            raise ConsumerStoppedError(
-                "this consumer was closed", remedy="make a new one to go on consuming"
-            )
+        check_open(closed=self._closed)
         limiter = RateLimiter(max_rate, self._clock, self._incoming.sleep)
         take = limiter.take(lambda: [self.receive()])
         handle = single_handler(handler, _only_attempt, explicit=explicit)

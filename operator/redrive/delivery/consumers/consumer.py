@@ -24,7 +24,7 @@ import pulsar
 
 from redrive.delivery.assembly import RetryOptions, assemble, check_options
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, Closing, Deadline, to_seconds
-from redrive.delivery.fetcher import ConsumerStoppedError
+from redrive.delivery.fetcher import check_open
 from redrive.delivery.in_flight import check_message
 from redrive.delivery.middleware.chain import HAND_BACK, Handle, Outcome, Settlement, Take, compose
 from redrive.delivery.middleware.outage_circuit import Outage
@@ -483,10 +483,7 @@ class RetryConsumer(Receiver):
         max_rate: float | None,
     ) -> None:
         processor = self._processor
-        if processor.closed:
-            raise ConsumerStoppedError(
-                "this consumer was closed", remedy="make a new one to go on consuming"
-            )
+        check_open(closed=processor.closed)
         parts = processor.parts
         limiter = RateLimiter(max_rate, parts.clock, parts.incoming.sleep)
         middleware = [limiter, processor.one_attempt, *processor.middleware]

@@ -171,10 +171,6 @@ class OutageGuard(Middleware):
 
         def receive_guarded(timeout: float | None) -> pulsar.Message | None:
             end = None if timeout is None else self._clock.monotonic() + timeout
-            if not self._open:
-                message = receive(timeout)
-                if message is None or (message := self._admitted(message)) is not None:
-                    return message
             while True:
                 left = None if end is None else max(0.0, end - self._clock.monotonic())
                 wait = self._wait(left) if self._open else left

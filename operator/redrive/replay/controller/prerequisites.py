@@ -332,7 +332,7 @@ _IN_URLS = re.compile(r"(?<=://)[^/@\s]+@|\?[\w-]+=[^\s\"']*")
 
 
 def is_idle(reported: ReplayRun) -> bool:
-    """Whether a job has messages to move, and moves none as far as it says. Pure.
+    """Return True if a job has messages to move, and reports that it moves none. Pure.
 
     So it is without executors, while it plans, and while a broker is away.
     """
