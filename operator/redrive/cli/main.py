@@ -1,202 +1,136 @@
-"""The command `redrive`, and its arguments.
+"""Table of the commands, and the start of one.
 
-`redrive SUBCOMMAND …`: reads the arguments and runs a subcommand.
+`redrive COMMAND …`, or `kubectl redrive COMMAND …`: the program is installed under both names, and
+prints the one that it was called by.
 
-The arguments of each subcommand; called by `main`.
-
-Imports nothing that an extra installs, so that `--help` works wherever `redrive` is installed.
+This module needs nothing that an extra installs, and imports a command when it is called: `--help`
+works wherever `redrive` is installed, and no command pays for the imports of another. A command is
+one line in `COMMANDS` and one `click.Command` in the module that the line names; see
+`redrive.cli.frame` for the options that commands share. `redrive operator` alone reads its
+arguments with argparse: it runs without the extra `cli`.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import secrets
-import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from redrive import __version__
 from redrive.errors import RedriveError
-from redrive.kube import logs
-from redrive.kube.resources import Key
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 
 
 class MissingExtraError(RedriveError):
-    """The subcommand needs packages that the installed extras of redrive do not include."""
+    """The command needs packages that the installed extras of redrive do not include."""
 
     reason = "MissingExtra"
 
 
+@dataclass(frozen=True)
+class Subcommand:
+    """One line of the table of commands.
+
+    Attributes:
+        module: module of `redrive.cli` with a `click.Command` that has the name of the command, `_`
+            in place of `-`.
+        section: heading under which the help lists it.
+        summary: one line of help, without a full stop.
+        extra: the extra of the package that it needs.
+    """
+
+    module: str
+    section: str
+    summary: str
+    extra: str = "cli"
+
+
+COMMANDS: Mapping[str, Subcommand] = {
+    "operator": Subcommand(
+        "operator", "Run", "provision policies and run replays, until stopped", extra="operator"
+    ),
+}
+"""All commands by name, in the order in which the help lists them."""
+
+
+def program_name() -> str:
+    """Return the name that the program was called by: `redrive`, or `kubectl redrive`."""
+    called = Path(sys.argv[0]).name
+    return "kubectl redrive" if called.startswith("kubectl") else "redrive"
+
+
+def overview() -> str:
+    """Return the help of the program, from the table alone."""
+    lines = [
+        f"Usage: {program_name()} COMMAND [OPTIONS]",
+        "",
+        "Retry and dead-letter topics for Apache Pulsar on Kubernetes.",
+    ]
+    width = max(map(len, COMMANDS)) + 2
+    for section in dict.fromkeys(command.section for command in COMMANDS.values()):
+        lines += ["", f"{section}:"]
+        lines += [
+            f"  {name:{width}}{command.summary}"
+            for name, command in COMMANDS.items()
+            if command.section == section
+        ]
+    options = f"Options of a command: {program_name()} COMMAND --help"
+    return "\n".join([*lines, "", options, f"Version of the program: {__version__}"])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code.
+    """Run a command; return its exit code.
 
-    An error that the user can fix is one line on standard error, which begins with its reason, and
-    the code 1.
+    0: done. 1: failed, or not permitted. 2: wrong usage, or a confirmation is missing. 3: done, but
+    messages were refused or are dead again, or a check has findings. 4: not finished; the message
+    contains the command that continues. 130: interrupted.
+
+    An error that the user can fix is one line on standard error.
     """
-    parser = argparse.ArgumentParser(
-        prog="redrive", description="Retry and dead-letter topics for Apache Pulsar on Kubernetes."
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    add_operator(parser.add_subparsers(required=True, metavar="SUBCOMMAND"))
-    options = parser.parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else "--help"
+    if name in {"-h", "--help", "help", "--version"}:
+        text = f"redrive {__version__}" if name == "--version" else overview()
+        print(text)  # noqa: T201  what a command answers
+        return 0
     try:
-        _module_of(options).run(options)
-    except RedriveError as error:
-        print(f"redrive: {error.reason}: {error}", file=sys.stderr)  # noqa: T201  what a command answers
-        return 1
-    return 0
-
-
-def _module_of(options: argparse.Namespace) -> Any:  # noqa: ANN401  a module
-    """Import what runs the subcommand, and the packages of its extra with it.
-
-    Raises:
-        MissingExtraError: one of those packages is not installed.
-    """
-    try:
-        return importlib.import_module(f"redrive.cli.{options.subcommand}")
+        if name == "operator":
+            return _run_operator(arguments[1:])
+        return int(import_module("redrive.cli.frame").run(arguments))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "redrive":
             raise
-        raise MissingExtraError(
-            f"`redrive {options.subcommand}` needs redrive[{options.extra}]: "
-            f"the module {error.name} is not installed",
-            remedy=f"pip install 'redrive[{options.extra}]'",
-        ) from error
+        return _failed(name, _missing_extra(name, error))
+    except RedriveError as error:
+        return _failed(name, error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
-def add_operator(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand `operator`."""
-    parser = subcommands.add_parser(
-        "operator",
-        help="provision policies and run replays, until stopped",
-        description="Provisions RetryPolicies and runs Replays until it is stopped. Uses the "
-        "cluster it runs in, unless KUBECONFIG names another.",
+def _missing_extra(name: str, error: ModuleNotFoundError) -> MissingExtraError:
+    """Return the error of a command that lacks a package of its extra."""
+    extra = COMMANDS[name].extra if name in COMMANDS else "cli"
+    return MissingExtraError(
+        f"`redrive {name}` needs redrive[{extra}]: the module {error.name} is not installed",
+        remedy=f"pip install 'redrive[{extra}]'",
     )
-    parser.add_argument(
-        "--cluster-id",
-        default="",
-        metavar="ID",
-        help="tells this cluster from others that use the same brokers, in the marks on topics "
-        "(default: the uid of the namespace kube-system, if it may be read)",
-    )
-    parser.add_argument(
-        "--credentials",
-        type=Path,
-        metavar="DIR",
-        help="where connections find files that they name: a BrokerConnection of namespace NS in "
-        "DIR/NS, and nowhere else (default: nowhere)",
-    )
-    parser.add_argument(
-        "--lease",
-        type=_key,
-        metavar="NAMESPACE/NAME",
-        help="act only while holding this Lease, so that several operators may be started "
-        "(default: act at once; there must be one only)",
-    )
-    parser.add_argument(
-        "--identity",
-        default=f"{socket.gethostname()}-{secrets.token_hex(4)}",
-        metavar="NAME",
-        help="holder of the Lease: a name that no two operators have at a time, such as that of a "
-        "pod (default: the host's, with something random)",
-    )
-    parser.add_argument(
-        "--namespace",
-        action="append",
-        default=[],
-        metavar="NS",
-        help="serve this Kubernetes namespace; may be repeated (default: all namespaces)",
-    )
-    parser.add_argument(
-        "--replay-template",
-        type=_key,
-        metavar="NAMESPACE/NAME",
-        help="PodTemplate whose container has the image of replay jobs: Spark, and "
-        "redrive[replay]; read before each launch (default: none, and Replays are not run)",
-    )
-    parser.add_argument(
-        "--replay-application",
-        default="local:///opt/redrive/replay.py",
-        metavar="URL",
-        help="where the replay job lies in that image (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--replay-service-account",
-        default="redrive-replay",
-        metavar="NAME",
-        help="ServiceAccount of the drivers of replay jobs, in the namespace of each Replay "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--job-templates",
-        type=Path,
-        metavar="FILE",
-        help="job templates, as YAML: an object of templates by name, read again when it changes "
-        "(default: the template `default` alone)",
-    )
-    parser.add_argument(
-        "--max-executors",
-        type=int,
-        default=1_000,
-        metavar="N",
-        help="highest number of executors of a Replay, whatever its template permits "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--replay-launcher",
-        action="append",
-        default=[],
-        choices=("Kubeflow", "Apache"),
-        help="a Spark operator that may run replay jobs, if it is installed; may be repeated "
-        "(default: Kubeflow)",
-    )
-    parser.add_argument(
-        "--listen",
-        type=_address,
-        metavar="ADDRESS:PORT",
-        help="serve /metrics, /livez and /readyz there, for example on 0.0.0.0:8080 "
-        "(default: not at all)",
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=logs.FORMATS,
-        default="text",
-        help="json: an object in each line, with the identity of what it is about "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--log-level",
-        choices=logs.LEVELS,
-        default="info",
-        help="leave out less severe entries; debug adds each reconcile and each call to a broker "
-        "(default: %(default)s)",
-    )
-    parser.set_defaults(subcommand="operator", extra="operator")
 
 
-def _key(text: str) -> Key:
-    """Read `NAMESPACE/NAME`.
-
-    Raises:
-        ArgumentTypeError: it has another form; argparse prints the message.
-    """
-    namespace, _, name = text.partition("/")
-    if not namespace or not name:
-        raise argparse.ArgumentTypeError(f"not written NAMESPACE/NAME: {text!r}")
-    return Key(namespace, name)
+def _run_operator(arguments: Sequence[str]) -> int:
+    options = import_module("redrive.cli.operator_arguments").parse(
+        arguments, f"{program_name()} operator"
+    )
+    import_module("redrive.cli.operator").run(options)
+    return 0
 
 
-def _address(text: str) -> tuple[str, int]:
-    """Read `ADDRESS:PORT`, the address of IPv6 in brackets.
-
-    Raises:
-        ArgumentTypeError: it has another form; argparse prints the message.
-    """
-    address, _, port = text.rpartition(":")
-    if not address or not port.isdecimal():
-        raise argparse.ArgumentTypeError(f"not written ADDRESS:PORT: {text!r}")
-    return address.strip("[]"), int(port)
+def _failed(name: str, error: RedriveError) -> int:
+    """Print *error*, for the operator and for missing extras after its reason; return 1."""
+    is_logged = name == "operator" or isinstance(error, MissingExtraError)
+    prefix = f"redrive: {error.reason}" if is_logged else "error"
+    print(f"{prefix}: {error}", file=sys.stderr)  # noqa: T201  what a command answers
+    return 1

@@ -74,3 +74,19 @@ def test_every_metric_of_the_operator_is_documented() -> None:
     shown = {name for name in json.loads(output) if name.startswith("redrive_")}
     rows = re.findall(r"^\| `(redrive_\w+)` \|", REFERENCE.read_text("utf-8"), re.MULTILINE)
     assert {name.removesuffix("_total") for name in rows} == shown
+
+
+def test_missing_extra_names_the_installation(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise ModuleNotFoundError(name='click')", "utf-8")
+    root = Path(redrive.__file__).parents[1]
+    process = run("status", PYTHONPATH=f"{tmp_path}:{root}")
+    assert (process.returncode, process.stdout) == (1, "")
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("redrive: MissingExtra: `redrive status` needs redrive[cli]: ")
+    assert line.endswith("; pip install 'redrive[cli]'")
+
+
+def test_unknown_command_exits_with_2() -> None:
+    process = run("stats")
+    assert process.returncode == 2
+    assert process.stderr == "error: No such command 'stats'.\nhelp: redrive --help\n"

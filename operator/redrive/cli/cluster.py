@@ -1,0 +1,363 @@
+"""API server of one context of a kubeconfig: plain objects in and out, and errors for people.
+
+The loader of the Kubernetes client reads the kubeconfig. The models of that client are never
+imported: they take a third of a second of a command's start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
+from http import HTTPStatus
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+from urllib.parse import urlencode
+
+import urllib3
+
+from redrive import __version__
+from redrive.api import GROUP, Body
+from redrive.cli.frame import ClusterFlags
+from redrive.errors import RedriveError
+from redrive.kube.resources import Resource
+
+FIELD_MANAGER = "redrive"
+PAGE = 500
+"""Objects of one page of a list."""
+SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+_CHANGING = {"create", "update", "patch", "delete"}
+_RESPONDING = {("replays", verb) for verb in _CHANGING} | {("retrypolicies", "patch")}
+_REFUSED = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[\w/]+)"'
+    r' in API group "(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]*)")?'
+)
+
+
+class ClusterError(RedriveError):
+    """The API server can't be reached, or it refuses a request."""
+
+    reason: ClassVar[str] = "ClusterError"
+
+
+class ObjectNotFoundError(ClusterError):
+    """The object does not exist."""
+
+
+class NotPermittedError(ClusterError):
+    """The caller lacks a right."""
+
+
+class ObjectChangedError(ClusterError):
+    """The object exists already, or it changed since it was read."""
+
+
+class Cluster:
+    """Client of one API server.
+
+    Attributes:
+        context: name of the context; empty in a pod without a kubeconfig.
+        namespace: of the flags, else of the context, else `default`.
+    """
+
+    def __init__(self, flags: ClusterFlags) -> None:
+        """Read the kubeconfig; sends no request.
+
+        Raises:
+            ClusterError: there is no kubeconfig and no pod, or the context does not exist.
+        """
+        self._flags = flags
+        self._configuration, self.context, namespace = _configuration(flags)
+        self.namespace = flags.namespace or namespace or "default"
+
+    @property
+    def scope(self) -> str | None:
+        """Return the namespace to list; None for all."""
+        return None if self._flags.all_namespaces else self.namespace
+
+    @cached_property
+    def user(self) -> str:
+        """Name of the caller, as the API server knows it."""
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        answer = self.request("POST", SELF_REVIEWS, review, query=_writing())
+        name: str = answer["status"]["userInfo"].get("username", "")
+        return name
+
+    def list(
+        self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> list[Body]:
+        """Read all objects of a namespace, None for all, in pages."""
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        query = {"limit": str(PAGE)} | {name: value for name, value in selectors.items() if value}
+        objects = list[Body]()
+        while True:
+            page = self.request("GET", resource.path(namespace), query=query)
+            objects += page["items"] or ()
+            token = page["metadata"].get("continue")
+            if not token:
+                return objects
+            query["continue"] = token
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Body:
+        """Read one object.
+
+        Raises:
+            ObjectNotFoundError: it does not exist.
+        """
+        answer: Body = self.request("GET", resource.path(namespace, name))
+        return answer
+
+    def create(self, resource: Resource, body: Body, *, dry_run: bool = False) -> Body:
+        """Create *body* in its namespace; a field that the schema does not know is refused."""
+        path = resource.path(body["metadata"]["namespace"])
+        answer: Body = self.request("POST", path, body, query=_writing(dry_run=dry_run))
+        return answer
+
+    def patch(self, resource: Resource, body: Body, patch: Body, *, dry_run: bool = False) -> Body:
+        """Merge *patch* into the object of *body*, unless another object has its name by now."""
+        metadata = body["metadata"]
+        own = {"uid": metadata["uid"], **(patch.get("metadata") or {})}
+        answer: Body = self.request(
+            "PATCH",
+            resource.path(metadata["namespace"], metadata["name"]),
+            {**patch, "metadata": own},
+            query=_writing(dry_run=dry_run),
+        )
+        return answer
+
+    def delete(self, resource: Resource, body: Body) -> None:
+        """Delete the object of *body*, unless another object has its name by now."""
+        metadata = body["metadata"]
+        path = resource.path(metadata["namespace"], metadata["name"])
+        self.request("DELETE", path, {"preconditions": {"uid": metadata["uid"]}})
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Body | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+    ) -> Any:  # noqa: ANN401  JSON
+        """Send one request; return the answer. Expired credentials are renewed once.
+
+        Raises:
+            ClusterError: no answer, or a refusal; callers handle its subclasses.
+        """
+        response = self.send(method, path, body, query=query)
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            self._configuration, *_ = _configuration(self._flags)
+            self.__dict__.pop("_connections", None)
+            response = self.send(method, path, body, query=query)
+        try:
+            answer = json.loads(response.data)
+        except ValueError:
+            answer = {"message": response.data[:200].decode(errors="replace")}
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            raise self._error(method, path, response.status, answer)
+        return answer
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Body | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        stream: bool = False,
+    ) -> urllib3.BaseHTTPResponse:
+        """Send one request; return the answer of any status, with *stream* without its body.
+
+        Raises:
+            ClusterError: no answer.
+        """
+        configuration = self._configuration
+        if configuration.refresh_api_key_hook is not None:
+            configuration.refresh_api_key_hook(configuration)
+        url = f"{configuration.host}{path}?{urlencode(query or {})}"
+        kind = "merge-patch+json" if method == "PATCH" else "json"
+        headers = urllib3.HTTPHeaderDict(self._headers())
+        headers["Content-Type"] = f"application/{kind}"
+        try:
+            return self._connections.request(
+                method,
+                url,
+                body=None if body is None else json.dumps(body).encode(),
+                headers=headers,
+                timeout=self._flags.timeout_seconds,
+                preload_content=not stream,
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise self.silence(error) from error
+
+    def silence(self, error: Exception) -> ClusterError:
+        """Return the error of a request without an answer."""
+        reason = getattr(error, "reason", None) or error
+        return ClusterError(
+            f"the API server of context {self.context or '(pod)'} does not answer",
+            got=f"{self._configuration.host}: {reason}",
+            remedy="check --context, the network and the credentials",
+        )
+
+    def _headers(self) -> Iterator[tuple[str, str]]:
+        yield "User-Agent", f"redrive/{__version__}"
+        yield "Accept", "application/json"
+        token = self._configuration.api_key.get("BearerToken")
+        if token:
+            yield "Authorization", token
+        if self._flags.user is not None:
+            yield "Impersonate-User", self._flags.user
+        for group in self._flags.groups:
+            yield "Impersonate-Group", group
+
+    @cached_property
+    def _connections(self) -> urllib3.PoolManager:
+        configuration = self._configuration
+        options: dict[str, Any] = {
+            "retries": urllib3.Retry(connect=2, read=0, redirect=0, status=0, backoff_factor=0.2),
+            "ca_certs": configuration.ssl_ca_cert,
+            "cert_file": configuration.cert_file,
+            "key_file": configuration.key_file,
+            "cert_reqs": "CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE",
+        }
+        if configuration.tls_server_name:
+            options["server_hostname"] = configuration.tls_server_name
+        if configuration.proxy:
+            return urllib3.ProxyManager(configuration.proxy, **options)
+        return urllib3.PoolManager(**options)
+
+    def _error(self, method: str, path: str, status: int, answer: Body) -> ClusterError:
+        message = str(answer.get("message", "")) or f"HTTP {status}"
+        if status == HTTPStatus.FORBIDDEN:
+            return _not_permitted(message)
+        if status == HTTPStatus.UNAUTHORIZED:
+            return NotPermittedError(
+                f"the API server of context {self.context} does not accept the credentials",
+                got=message,
+                remedy="log in again, or choose another --context",
+            )
+        if status == HTTPStatus.NOT_FOUND:
+            return self._not_found(path, answer)
+        if status == HTTPStatus.CONFLICT:
+            return ObjectChangedError(
+                "the object exists, or it changed meanwhile", got=message, remedy="try again"
+            )
+        if "strict decoding error" in message:
+            return ClusterError(
+                f"the cluster's {GROUP} definitions do not know a field of this command",
+                got=message,
+                remedy=f"upgrade the chart to the release of this program, {__version__}",
+            )
+        return ClusterError(f"the API server refuses {method}", got=message, remedy="correct it")
+
+    def _not_found(self, path: str, answer: Body) -> ClusterError:
+        details = answer.get("details") or {}
+        if f"/apis/{GROUP}/" in path and not details.get("name"):
+            return ClusterError(
+                f"the cluster of context {self.context} has no {GROUP} definitions",
+                got=path,
+                remedy="install the chart, or choose another --context",
+            )
+        namespace = path.partition("/namespaces/")[2].partition("/")[0]
+        return ObjectNotFoundError(
+            f"{details.get('kind', 'object')} {details.get('name', path)} does not exist in "
+            f"namespace {namespace}",
+            remedy="check the name, and choose the namespace with -n",
+        )
+
+
+def role_with(verb: str, resource: str) -> str:
+    """Return the role of the chart that has *verb* on *resource*, a plural of redrive's kinds."""
+    if verb not in _CHANGING:
+        return "redrive-viewer"
+    if resource == "replayapprovals":
+        return "redrive-approver"
+    if resource == "brokerconnections":
+        return "admin"
+    return "redrive-responder" if (resource, verb) in _RESPONDING else "redrive-editor"
+
+
+def _not_permitted(message: str) -> NotPermittedError:
+    refused = _REFUSED.search(message)
+    if refused is None:
+        return NotPermittedError("the API server refuses", got=message, remedy="correct it")
+    verb, resource, group = refused["verb"], refused["resource"], refused["group"]
+    namespace = refused["namespace"]
+    place = f"in namespace {namespace}" if namespace else "in all namespaces"
+    role = role_with(verb, resource) if group == GROUP else "cluster administrator"
+    return NotPermittedError(
+        f"not permitted to {verb} {resource}{f'.{group}' if group else ''} {place}; you are "
+        f"{refused['user']}",
+        remedy=f"ask for the role {role} there",
+    )
+
+
+def _writing(*, dry_run: bool = False) -> dict[str, str]:
+    query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+    return query | {"dryRun": "All"} if dry_run else query
+
+
+def _configuration(flags: ClusterFlags) -> tuple[Any, str, str]:
+    """Return the configuration of the client, the name of the context, and its namespace."""
+    loader, pod = _loaders()
+    paths = flags.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    configuration = loader.Configuration()
+    try:
+        content = loader.KubeConfigMerger(paths).config
+        if content is None and flags.context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            pod.load_incluster_config(client_configuration=configuration)
+            return configuration, "", POD_NAMESPACE.read_text("utf-8")
+        if content is None:
+            raise ClusterError(
+                "there is no kubeconfig", got=paths, remedy="set KUBECONFIG, or use --kubeconfig"
+            )
+        config = loader.KubeConfigLoader(
+            config_dict=content, active_context=flags.context, config_base_path=None
+        )
+        config.load_and_set(configuration)
+    except loader.ConfigException as error:
+        raise ClusterError(
+            "the kubeconfig can't be used", got=str(error), remedy="check it, and --context"
+        ) from error
+    context = config.current_context
+    return configuration, context["name"], context["context"].get("namespace") or ""
+
+
+@cache
+def _loaders() -> tuple[Any, Any]:
+    """Import the loaders of kubeconfigs and of pods without the models of the client.
+
+    Meanwhile hollow modules are in the place of the two packages that would import the models.
+    """
+    loaders = "kubernetes.config.kube_config", "kubernetes.config.incluster_config"
+    hollow = () if "kubernetes" in sys.modules else ("kubernetes", "kubernetes.client")
+    try:
+        for name in hollow:
+            spec = find_spec(name)
+            if spec is None:
+                raise ModuleNotFoundError(f"no module {name}", name=name)
+            module: Any = ModuleType(name)
+            module.__path__ = spec.submodule_search_locations
+            sys.modules[name] = module
+        if hollow:
+            configuration = import_module("kubernetes.client.configuration")
+            module.Configuration = configuration.Configuration
+            module.ApiClient = _api_client
+        loader, pod = map(import_module, loaders)
+    finally:
+        for name in hollow:
+            sys.modules.pop(name, None)
+    return loader, pod
+
+
+def _api_client(**arguments: object) -> Any:  # noqa: ANN401  of the Kubernetes client
+    """Make the client that renews an expired token of OIDC, which needs the models."""
+    return import_module("kubernetes.client").ApiClient(**arguments)

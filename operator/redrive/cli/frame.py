@@ -1,0 +1,197 @@
+"""Frame of the commands that use click: the group, shared options, exit codes.
+
+A command is declared as
+
+```python
+@click.command()
+@click.argument("policy")
+@cluster_options
+def status(policy: str, flags: ClusterFlags) -> int | None: ...
+```
+
+and returns its exit code, None for 0. Output goes through `redrive.cli.output`, requests through
+`redrive.cli.cluster`; both are imported by the command that uses them.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
+from typing import Any, TypeVar
+
+import click
+
+from redrive.cli.main import COMMANDS, overview, program_name
+
+USAGE = 2
+"""Exit code of wrong usage, and of a confirmation that is missing."""
+HAS_FINDINGS = 3
+"""Exit code of a command that is done, but messages were refused, or a check found something."""
+NOT_FINISHED = 4
+"""Exit code of a wait that is over before its end."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Commands(click.Group):
+    """The group of all commands of the table, each imported when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        del ctx
+        return [name for name, command in COMMANDS.items() if command.extra == "cli"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command; None for an unknown name."""
+        del ctx
+        if cmd_name not in COMMANDS or COMMANDS[cmd_name].extra != "cli":
+            return None
+        module = import_module(f"redrive.cli.{COMMANDS[cmd_name].module}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the overview, which imports no command."""
+        del ctx
+        return overview()
+
+
+GROUP = Commands("redrive", context_settings={"help_option_names": ["-h", "--help"]})
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command that *arguments* begin with; return its exit code.
+
+    Raises:
+        RedriveError: it failed.
+        KeyboardInterrupt: it was interrupted.
+    """
+    try:
+        code = GROUP.main(list(arguments), prog_name=program_name(), standalone_mode=False)
+    except click.UsageError as error:
+        _complain(error.format_message())
+        if error.ctx is not None:
+            _complain(f"help: {error.ctx.command_path} --help", prefix="")
+        return USAGE
+    except click.ClickException as error:
+        _complain(error.format_message())
+        return error.exit_code
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    except BrokenPipeError:  # the reader of a pipe has enough
+        sys.stderr.close()
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _complain(text: str, prefix: str = "error: ") -> None:
+    click.echo(f"{prefix}{text}", err=True)
+
+
+@dataclass(frozen=True)
+class ClusterFlags:
+    """Flags that kubectl has as well, as they were given.
+
+    Attributes:
+        namespace: None for that of the context.
+        context: of the kubeconfig; None for the current one.
+        kubeconfig: path of the file; None for `KUBECONFIG`, else `~/.kube/config`.
+        user: to impersonate.
+        groups: to impersonate.
+        timeout_seconds: of one request.
+        all_namespaces: with `-A`.
+    """
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+    user: str | None = None
+    groups: tuple[str, ...] = ()
+    timeout_seconds: float = 30.0
+    all_namespaces: bool = False
+
+    def hint(self, *words: str, namespace: str | None = None) -> str:
+        """Return a command line of this program that can be pasted, for the same cluster.
+
+        Args:
+            words: of the command line.
+            namespace: of the object; None repeats `-n` as it was given.
+        """
+        line = [*program_name().split(), *words]
+        for flag, value in (
+            ("-n", namespace or self.namespace),
+            ("--context", self.context),
+            ("--kubeconfig", self.kubeconfig),
+            ("--as", self.user),
+        ):
+            if value is not None:
+                line += [flag, value]
+        return shlex.join(line)
+
+
+class Seconds(click.ParamType[float]):
+    """A duration of kubectl (`30s`, `2m`, `1h`, or plain seconds), converted to seconds."""
+
+    name = "duration"
+    _UNITS: Mapping[str, float] = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a duration."""
+        if isinstance(value, int | float):
+            return float(value)
+        text = str(value)
+        number, unit = (text[:-1], text[-1:]) if text[-1:] in self._UNITS else (text, "s")
+        try:
+            return float(number) * self._UNITS[unit]
+        except ValueError:
+            self.fail(f"{value!r} is no duration; write one like 30s, 2m or 1h", param, ctx)
+
+
+_OPTIONS = (
+    click.option("-n", "--namespace", metavar="NS", help="Namespace; default: of the context."),
+    click.option("--context", metavar="NAME", help="Context of the kubeconfig."),
+    click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config."),
+    click.option("--as", "user", metavar="USER", help="User to impersonate."),
+    click.option(
+        "--as-group", "groups", metavar="GROUP", multiple=True, help="Group to impersonate."
+    ),
+    click.option(
+        "--request-timeout",
+        "timeout_seconds",
+        metavar="TIME",
+        type=Seconds(),
+        default="30s",
+        show_default=True,
+        help="Time limit of one request.",
+    ),
+)
+
+
+def cluster_options(function: _Function) -> _Function:
+    """Add kubectl's options to a command, which gets them as its argument `flags`."""
+
+    @wraps(function)
+    def command(**arguments: Any) -> Any:  # noqa: ANN401  a command's own arguments
+        names = ("namespace", "context", "kubeconfig", "user", "groups", "timeout_seconds")
+        flags = ClusterFlags(
+            **{name: arguments.pop(name) for name in names},
+            all_namespaces=arguments.pop("all_namespaces", False),
+        )
+        return function(flags=flags, **arguments)
+
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command  # type: ignore[return-value]
+
+
+def all_namespaces_option(function: _Function) -> _Function:
+    """Add `-A` to a command with `cluster_options`; it stands above them."""
+    return click.option("-A", "--all-namespaces", is_flag=True, help="Objects of all namespaces.")(
+        function
+    )
