@@ -269,8 +269,8 @@ class ReplayIdentity(ApiModel):
     role: Role
     """The Pulsar role of the credentials. Each policy grants it `consume` on its dead-letter topic,
     and `produce` and `consume` on its retry topic and its ledger. A Replay with another target
-    grants it both rights there until it ends, where a rule of `allow` names the role. Example:
-    `replayer`."""
+    grants it both rights there until it ends; a rule of `allow` for that topic and the namespace of
+    the Replay has to name the role. Example: `replayer`."""
 
     authentication: ReplayAuthentication
     """The role's credentials."""

@@ -321,6 +321,27 @@ async def _is_subscribed(
     return receivers.has(subscription) if subscription else all(receivers.parts)
 
 
+def read_properties(admin_url: str, topic: TopicName, partitions: int) -> Mapping[str, str]:
+    """Return the properties of a topic, with the replay role's own credentials.
+
+    Args:
+        admin_url: of the broker.
+        topic: the whole topic.
+        partitions: number of its partitions, 0 for none.
+
+    Raises:
+        AdminError: the broker does not answer, or refuses.
+    """
+    return asyncio.run(_properties(admin_url, topic, partitions))
+
+
+async def _properties(admin_url: str, topic: TopicName, partitions: int) -> Mapping[str, str]:
+    async with Http.open() as http:
+        access = await asyncio.to_thread(job_credentials().access)
+        admin = Admin(http, admin_url, access)
+        return (await admin.metadata(topic, partitioned=partitions > 0)).properties
+
+
 async def _internal_stats(admin_url: str, topic: TopicName) -> Mapping[str, Any]:
     async with Http.open() as http:
         access = await asyncio.to_thread(job_credentials().access)

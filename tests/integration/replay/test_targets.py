@@ -13,16 +13,20 @@ import pulsar
 import pytest
 
 from redrive.admin.errors import AdminForbiddenError
+from redrive.errors import TargetNotAllowedError
 from redrive.policy.envelope import ORIGIN_MESSAGE_ID, RECONSUMETIMES, REPLAYS
 from redrive.policy.naming import TopicName
 from redrive.reading.broker import ReplayRoleRefusedError
+from redrive.reading.ranges import Range
 from redrive.replay import mover, transport
 from redrive.replay.job import run as runs
+from redrive.replay.job.dispatch import Dispatch
 from redrive.replay.job.plan import Local
 from redrive.replay.ledger import FencedError
 from redrive.replay.records import Account
 from redrive.replay.sending import DeduplicationOffError
 from redrive.replay.spec import ReplayJob
+from redrive.replay.task import RangeTask
 from tests.integration.replay.test_schemas import FIRST, bury
 from tests.support.held_sends import held_at
 from tests.support.local_runs import (
@@ -208,6 +212,42 @@ def test_role_without_rights_may_use_another_target(
         assert f"may {lacking} there" in str(refused.value)
     assert len(provisioned.unacknowledged()) == 3
     assert replay(provisioned).moved == 3
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+def test_job_refuses_target_that_a_policy_owns(
+    provision_policy: ProvisionPolicy, partitions: int
+) -> None:
+    """Another policy may have got the topic since the operator has checked it."""
+    provisioned = provision_policy()
+    source = add_source(provisioned, partitions)
+    provisioned.admin("PUT", source, "properties", {"redrive.io/owner": "here/billing/invoices"})
+    provisioned.bury(3)
+    with pytest.raises(TargetNotAllowedError, match=str(source)):
+        move(job_to(provisioned, source))
+    assert provisioned.in_target(source) == []
+    assert len(provisioned.unacknowledged()) == 3
+
+
+def test_job_stops_at_a_target_that_a_policy_takes(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provisioned = provision_policy()
+    source = add_source(provisioned)
+    provisioned.bury_in_ranges(COUNT)
+    lease = Dispatch._lease  # noqa: SLF001
+
+    def lease_and_take(self: Dispatch, piece: Range) -> RangeTask:
+        task = lease(self, piece)
+        owner = {"redrive.io/owner": "here/billing/invoices"}
+        provisioned.admin("PUT", source, "properties", owner)
+        return task
+
+    monkeypatch.setattr(Dispatch, "_lease", lease_and_take)
+    with pytest.raises(TargetNotAllowedError):
+        move(job_to(provisioned, source))
+    assert len(provisioned.in_target(source)) == COUNT // 2
+    assert provisioned.backlog_of_dead_letters() == COUNT // 2
 
 
 @pytest.mark.usefixtures("_quiet")

@@ -120,7 +120,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     permitted = connections.permissions(
         connection, connections.key_of(reference, key.namespace), key.namespace, ctx.namespaces
     )
-    target = _target(spec, policy, permitted)
+    target = _target(spec, policy, permitted, connection.replay.role)
     if spec.sending is Sending.BATCHED and target == policy.topic:
         _check_batches(policy)
     pods = choose_template(spec.job_template, connection.jobs, key.namespace, ctx)
@@ -249,11 +249,16 @@ def checked_spec(replay: Body) -> ReplaySpec:
     return spec
 
 
-def _target(spec: ReplaySpec, policy: Policy, permitted: Permissions) -> TopicName | None:
+def _target(
+    spec: ReplaySpec, policy: Policy, permitted: Permissions, role: str
+) -> TopicName | None:
     """Return where messages are moved; None for the policy's retry topic.
 
+    The rules decide, not the broker: the replay role is shared, and may have a right there by a
+    rule of another namespace.
+
     Raises:
-        TargetNotAllowedError: no rule of the connection covers that topic.
+        TargetNotAllowedError: no rule of the connection covers that topic together with *role*.
     """
     topic = spec.target_topic(policy.topic)
     if topic in {None, policy.retry_topic}:
@@ -265,6 +270,14 @@ def _target(spec: ReplaySpec, policy: Policy, permitted: Permissions) -> TopicNa
             got=str(topic),
             remedy="delete this Replay and make another one with a target among them, or add the "
             "topic to a rule of spec.allow of the BrokerConnection; it starts by itself then",
+        )
+    if not permitted.allows_role(role, topic):
+        raise TargetNotAllowedError(
+            "no rule of the connection for this namespace and the topic that this Replay is to "
+            f"move messages to allows the replay role {role} there",
+            got=str(topic),
+            remedy="add the role to `roles` of a rule for that topic in spec.allow of the "
+            "BrokerConnection; the Replay starts automatically then",
         )
     return topic
 

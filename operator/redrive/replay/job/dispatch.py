@@ -15,7 +15,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import ClassVar
 
-from redrive.errors import RedriveError
+from redrive.errors import RedriveError, TargetNotAllowedError
+from redrive.kube.resources import TOPIC_OWNER
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader
 from redrive.reading.positions import EntryId, Tail
@@ -237,6 +238,7 @@ class Dispatch:
             try:
                 if not self._is_subscribed():
                     return
+                self._check_owner()
                 task = self._lease(of)
             except RedriveError as error:
                 self._put_off(error)
@@ -256,6 +258,25 @@ class Dispatch:
             return True
         self._pause_without_subscription()
         return False
+
+    def _check_owner(self) -> None:
+        """Check that no policy has made the target one of its own topics since the launch.
+
+        Raises:
+            TargetNotAllowedError: one has.
+            RedriveError: the broker does not answer.
+        """
+        job, route = self._job, self._route
+        if job.destination == job.policy.retry_topic:
+            return
+        properties = broker.read_properties(route.admin_url, route.target, route.target_partitions)
+        if properties.get(TOPIC_OWNER):
+            raise TargetNotAllowedError(
+                "the target is a retry, dead-letter or other topic that redrive keeps for a "
+                "RetryPolicy by now, and nothing more is moved there",
+                got=str(route.target),
+                remedy="make another Replay, with a target that is no such topic",
+            )
 
     def _pause_without_subscription(self) -> None:
         target = self._route.target

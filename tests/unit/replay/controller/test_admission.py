@@ -275,6 +275,7 @@ def test_job_template_is_for_its_namespaces_only() -> None:
 
 
 ORDERS = "persistent://shop/prod/orders"
+SOURCE = {"type": "Source"}
 
 
 @pytest.mark.parametrize(
@@ -339,18 +340,38 @@ def test_target_outside_rules_is_refused(topic: str) -> None:
     assert topic in str(refused.value)
 
 
-@pytest.mark.parametrize(("role", "granted"), [("replay*", True), ("fulfilment", False)])
-def test_target_grants_need_a_rule_for_the_role(role: str, *, granted: bool) -> None:
+@pytest.mark.parametrize("mode", ["Run", "Plan"])
+@pytest.mark.parametrize(
+    ("spec", "role", "is_allowed"),
+    [
+        ({"target": SOURCE}, "replay*", True),
+        ({"target": SOURCE}, "fulfilment", False),
+        ({"target": {"type": "Topic", "topic": "persistent://shop/prod/checked"}}, "*", False),
+        ({}, "fulfilment", True),
+        ({"target": {"type": "Topic", "topic": f"{ORDERS}-fulfilment-RETRY"}}, "fulfilment", True),
+    ],
+)
+def test_target_needs_a_rule_for_the_replay_role(
+    spec: dict[str, Any], role: str, mode: str, *, is_allowed: bool
+) -> None:
+    """The role may have the right already, by the rule of another namespace."""
     allow = [
         {"name": "one", "topics": [f"{ORDERS}*"], "roles": [role]},
-        {"name": "one", "topics": ["persistent://shop/prod/*"], "roles": ["fulfilment"]},
+        {"name": "two", "topics": ["persistent://shop/prod/*"], "roles": ["fulfilment"]},
+        {
+            "name": "three",
+            "namespaces": {"names": ["billing"]},
+            "topics": ["persistent://shop/prod/*"],
+            "roles": ["replayer"],
+        },
     ]
-    context = ctx(connections=[connection(allow=allow)])
-    source = TopicName.parse(ORDERS)
-    assert admit(replay(spec={"target": {"type": "Source"}}), context).grants == (source,) * granted
-    other = {"target": {"type": "Topic", "topic": "persistent://shop/prod/checked"}}
-    assert admit(replay(spec=other), context).grants == ()
-    assert admit(replay(), context).grants == ()
+    asked, context = replay(spec={**spec, "mode": mode}), ctx(connections=[connection(allow=allow)])
+    if is_allowed:
+        source = TopicName.parse(ORDERS)
+        assert admit(asked, context).grants == (source,) * (spec.get("target") == SOURCE)
+        return
+    with pytest.raises(TargetNotAllowedError, match=r"role replayer .*add the role to `roles`"):
+        admit(asked, context)
 
 
 def test_earlier_replays_add_grants_at_their_targets() -> None:

@@ -190,13 +190,20 @@ async def test_missing_target_is_not_created(broker: FakeBroker) -> None:
     assert "absent" not in broker.namespaces["shop/prod"].topics
 
 
-@pytest.mark.parametrize("spec", [{"mode": "Plan"}, {"roles": "fulfilment"}])
-async def test_dry_run_or_missing_rule_grants_nothing(
-    broker: FakeBroker, spec: dict[str, Any]
-) -> None:
+async def test_dry_run_grants_nothing(broker: FakeBroker) -> None:
     deduplicate(broker, "orders")
-    await prepare(broker, target={"type": "Source"}, **spec)
+    await prepare(broker, target={"type": "Source"}, mode="Plan")
     assert rights(broker, "orders") == {}
+
+
+async def test_target_without_a_rule_for_the_role_is_refused(broker: FakeBroker) -> None:
+    deduplicate(broker, "orders")
+    broker.namespaces["shop/prod"].grants[f"{NAMESPACE}/orders"] = {
+        "replayer": ["produce", "consume"]
+    }
+    with pytest.raises(TargetNotAllowedError):
+        await prepare(broker, target={"type": "Source"}, roles="fulfilment")
+    assert broker.calls == []
 
 
 @pytest.mark.parametrize("only", ["reader-1a2b", "__compaction"])
