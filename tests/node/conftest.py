@@ -35,6 +35,7 @@ from tests.images.conftest import engine as engine  # noqa: PLC0414  a fixture
 from tests.support.documented import INSTALL, QUICK_START, commands
 
 LOAD = "REDRIVE_NODE_LOAD"
+PUSH = "--quiet", "--disable-compression"
 SPARK = os.environ.get("REDRIVE_NODE_SPARK", "")
 SPARK_INSTALLED = SPARK == "installed"
 SPARK_STEP = "7. The Spark operator"
@@ -118,7 +119,7 @@ def programs(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         "#!/usr/bin/env bash", "set -euo pipefail", "export BUILDAH_ISOLATION=chroot",
         'case "$1" in',
         f'build) shift; exec {shlex.join([*engine.program, "build", *engine.settings])} "$@" ;;',
-        f'push) {shlex.join([*engine.program, "push", "--quiet"])} "$2" oci-archive:{archive}:"$2"',
+        f'push) {shlex.join([*engine.program, "push", *PUSH])} "$2" oci-archive:{archive}:"$2"',
         f"  {os.environ[LOAD]} {archive}; rm {archive} ;;", "*) exit 2 ;;", "esac",
     )  # fmt: skip
     (folder / "docker").write_text("\n".join(lines))
