@@ -142,13 +142,14 @@ REPLAY = Kind(
         Column("Phase", ".status.phase", "Phase of the run."),
         Column("Moved", f"{_COUNTS}.moved", "Messages stored in the target.", "integer"),
         Column("Refused", f"{_COUNTS}.refused", "Messages that can't be moved.", "integer"),
+        Column("Reason", f"{_READY}.reason", "Reason of the condition Ready."),
         Column(
             "Dead Again",
             ".status.run.outcome.deadAgain",
             "Moved messages that were dead-lettered again.",
             "integer",
+            wide=True,
         ),
-        Column("Reason", f"{_READY}.reason", "Reason of the condition Ready."),
         Column("Progress", ".status.run.progress", "Settled and selected messages.", wide=True),
         Column("Scanned", f"{_COUNTS}.scanned", "Dead letters read.", "integer", wide=True),
         Column(

@@ -431,15 +431,16 @@ def test_kubectl_shows_policies_and_replays_in_readable_columns(
     }  # fmt: skip
     patch_status(cluster, kube_namespace, "replay", account)
     shown = cluster.kubectl("get", "rpol,replay", f"--namespace={kube_namespace}")
+    wide = cluster.kubectl("get", "replay", "-o", "wide", f"--namespace={kube_namespace}")
     table = [re.split(r"\s{2,}|\t", line.strip()) for line in shown.splitlines() if line]
     policy_header, policy, replay_header, replay = table
     assert policy_header == ("NAME READY REASON TOPIC SUBSCRIPTION WAITING DEAD OLDEST AGE".split())
     assert policy[1:-2] == ["True", "Provisioned", "orders", "fulfilment", "3", "41"]
     assert re.fullmatch(r"\d+d(\d+h)?", policy[-2])
-    assert replay_header == [
-        "NAME", "POLICY", "PHASE", "MOVED", "REFUSED", "DEAD AGAIN", "REASON", "AGE",
-    ]  # fmt: skip
-    assert replay[1:-1] == ["orders-fulfilment", "Completed", "5", "1", "2", "ReplayCompleted"]
+    assert replay_header == "NAME POLICY PHASE MOVED REFUSED REASON AGE".split()
+    assert replay[1:-1] == ["orders-fulfilment", "Completed", "5", "1", "ReplayCompleted"]
+    header, row = wide.splitlines()
+    assert row[header.index("DEAD AGAIN") :].split()[0] == "2"
 
 
 WIDE: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
@@ -459,11 +460,10 @@ WIDE: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
-    # The name of a Replay begins with that of its policy.
     "Replay": (
-        "orders-fulfilment-x7k2pq", "CompletedWithRefusals",
-        {"policyRef": {"name": "orders-fulfilment"}},
-        {"phase": "Completed"},
+        "after-the-outage-of-nov9", "TargetDoesNotDeduplicate",
+        {"policyRef": {"name": "orders-europe-fulfilment"}},
+        {"phase": "Completed", "run": {"counts": {"moved": 1_000_000, "refused": 1_000_000}}},
     ),
 }  # fmt: skip
 
