@@ -585,6 +585,16 @@ class RunOutcome(StatusModel):
     """True if no message waits."""
 
 
+class RunApproval(StatusModel):
+    """Approval that a run requires, because it moves more messages than it may without one."""
+
+    messages: int
+    """Number of messages that the run moves in all. A ReplayApproval must have at least as many."""
+
+    approved_time: Timestamp | None = None
+    """Time at which its ReplayApproval was created. Absent while the run waits for one."""
+
+
 class JobFailure(StatusModel):
     """Error of a job that ended before its run."""
 
@@ -650,7 +660,6 @@ WHILE_RUNNING = frozenset(
         "ratePerMinute",
         "remaining",
         "suspended",
-        "awaitsApproval",
         "fullTopic",
         "unsubscribedTopic",
     }
@@ -686,8 +695,8 @@ class ReplayRun(LenientStatus):
     suspended: bool | None = None
     """True while the run sends nothing, because of `spec.suspend` or a missing approval."""
 
-    awaits_approval: bool | None = None
-    """True while the run waits for a ReplayApproval."""
+    approval: RunApproval | None = None
+    """Approval of the run. Absent while none is required."""
 
     full_topic: Annotated[str, Field(max_length=MAX_TOPIC)] | None = None
     """Topic that is over its backlog quota; the run waits for its consumers."""
@@ -708,6 +717,12 @@ class ReplayRun(LenientStatus):
     ) = None
     """Position of the last run in the ledger, as `ledger:entry`. A run with a lower position does
     not write the status any more."""
+
+    @property
+    def awaits_approval(self) -> bool:
+        """Return True while the run waits for a ReplayApproval."""
+        approval = self.approval
+        return bool(self.suspended and approval and approval.approved_time is None)
 
 
 class ReplayStatus(LenientStatus):

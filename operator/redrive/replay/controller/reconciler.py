@@ -505,10 +505,10 @@ def _suspended(reported: ReplayRun) -> tuple[Condition, ...]:
     error: RedriveError = errors.SuspendedError(
         "the run is suspended: nothing is sent", remedy="set spec.suspend to false to resume it"
     )
-    if reported.awaits_approval:
+    if reported.approval is not None and reported.awaits_approval:
         error = errors.ApprovalRequiredError(
             "the run would move more messages than it may without approval",
-            got=reported.counts.left,
+            got=reported.approval.messages,
             remedy="create a ReplayApproval with the name and the uid of this Replay and that "
             "number of messages, or cancel the Replay; a plan shows more of the selection",
         )

@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from redrive.api import Body
@@ -34,6 +34,7 @@ from redrive.api.replay import (
     ReplayRate,
     ReplayRun,
     ReplayStatus,
+    RunApproval,
     RunOutcome,
 )
 from redrive.errors import RedriveError
@@ -78,6 +79,7 @@ class Progress:
         self._uid = job.uid
         self._approval_above = job.approval_above
         self._awaiting = job.approval_above is not None  # until the account is known
+        self._approval: dict[str, object] = {}
         self._shows_causes = job.dry_run and job.choice.limit is None
         self._rate_limit = job.rate_limit
         self._speed = Speed()
@@ -104,7 +106,7 @@ class Progress:
             self._speed.restart()
         self._speed.note(time.monotonic(), account.moved)
         fields = account.to_status() | {"suspended": suspended} | self._tempo(account)
-        fields["awaitsApproval"] = self._awaiting and suspended
+        fields |= self._approval
         rest = rests or Rest()
         fields["fullTopic"] = rest.full_topic and str(rest.full_topic)
         fields["unsubscribedTopic"] = rest.unsubscribed_topic and str(rest.unsubscribed_topic)
@@ -158,19 +160,30 @@ class Progress:
             return ends
         bound, messages = self._approval_above, account.moved + account.left
         if bound is not None:
-            self._awaiting = messages > bound and not await self._is_approved(kubernetes, messages)
+            approval = None
+            if messages > bound:
+                created = await self._approved_at(kubernetes, messages)
+                approval = RunApproval(messages=messages, approved_time=created)
+            self._awaiting = approval is not None and approval.approved_time is None
+            self._approval = {"approval": approval and approval.to_manifest()}
         rests = self._awaiting or replay["spec"].get("suspend")
         return Wish.SUSPEND if rests else Wish.RUN
 
-    async def _is_approved(self, kubernetes: Kubernetes, messages: int) -> bool:
-        """Return True if a ReplayApproval permits this Replay to move so many messages."""
+    async def _approved_at(self, kubernetes: Kubernetes, messages: int) -> datetime | None:
+        """Return the creation time of the ReplayApproval of this Replay; None without one.
+
+        Args:
+            messages: a ReplayApproval of fewer messages counts as none.
+        """
         try:
-            approval = await kubernetes.get(resources.APPROVALS, self._key)
+            body = await kubernetes.get(resources.APPROVALS, self._key)
         except NotFoundError:
-            return False
-        spec = parse_spec(ReplayApprovalSpec, approval)
-        is_deleted = "deletionTimestamp" in approval["metadata"]
-        return not is_deleted and spec.replay_ref.uid == self._uid and spec.messages >= messages
+            return None
+        spec, metadata = parse_spec(ReplayApprovalSpec, body), body["metadata"]
+        is_of_replay = spec.replay_ref.uid == self._uid and "deletionTimestamp" not in metadata
+        if not is_of_replay or spec.messages < messages:
+            return None
+        return datetime.fromisoformat(metadata["creationTimestamp"])
 
     def preview(self, preview: RunPreview) -> None:
         """Write down what a dry run has found."""

@@ -39,7 +39,7 @@ async def test_replay_is_reconciled_when_job_starts_or_stops_moving(
     (controller,) = handlers.register(kopf.OperatorRegistry(), made)
     made.replays.put(replay())
     assert await asyncio.wait_for(looked.get(), 60)
-    rests = {"suspended": True, "awaitsApproval": True}
+    rests = {"suspended": True, "approval": {"messages": 9}}
     reports: list[tuple[dict[str, Any], bool]] = [
         ({"scanned": 3}, False),
         ({"ratePerMinute": 6, "moved": 3}, True),

@@ -163,7 +163,7 @@ def test_live_replay_shows_messages_rate_and_remaining_time() -> None:
 
 
 def test_replay_that_waits_for_approval_is_shown() -> None:
-    suspended = live(phase="Suspended", suspended=True, awaitsApproval=True, left=9)
+    suspended = live(phase="Suspended", suspended=True, approval={"messages": 9}, left=9)
     assert suspended == {"left": 9, "awaits_approval": 1}
     assert live(phase="Suspended", suspended=True) == {"awaits_approval": 0}
 
@@ -171,7 +171,7 @@ def test_replay_that_waits_for_approval_is_shown() -> None:
 def test_ended_replay_shows_when_it_refused_messages() -> None:
     end = {"completionTime": "2026-11-22T10:00:00Z"}
     at = datetime.fromisoformat("2026-11-22T10:00:00Z").timestamp()
-    some = live(phase="Completed", moved=3, refused=2, awaitsApproval=True, **end)
+    some = live(phase="Completed", moved=3, refused=2, approval={"messages": 5}, **end)
     assert some == {"last_success_timestamp_seconds": at, "last_refusal_timestamp_seconds": at}
     every = live(phase="Failed", refused=2, **end)
     assert every == {"last_failure_timestamp_seconds": at, "last_refusal_timestamp_seconds": at}

@@ -540,7 +540,7 @@ async def test_run_that_moves_nothing_has_executors_checked(
         {"finished": True},
         {"left": 9, "preview": {"estimatedSeconds": 1}},
         {"suspended": True},
-        {"suspended": True, "awaitsApproval": True, "left": 9},
+        {"suspended": True, "approval": {"messages": 9}, "left": 9},
     ],
 )
 async def test_run_that_progresses_or_waits_has_no_pod_checked(
@@ -549,7 +549,7 @@ async def test_run_that_progresses_or_waits_has_no_pod_checked(
     api.add(PODS, driver())
     listed = lists(api)
     reason, _ = await look_at_run(api, executor(300), requeue=Requeue.ON_CHANGE, **reported)
-    waits = "ApprovalRequired" if "awaitsApproval" in reported else "Suspended"
+    waits = "ApprovalRequired" if "approval" in reported else "Suspended"
     assert reason == (waits if "suspended" in reported else "Progressing")
     assert listed == []
 

@@ -516,7 +516,7 @@ UNSAFE = policy(replay={"safety": "Never"})
             "False", {"Reconciling", "Suspended"}, id="suspended",
         ),
         pytest.param(
-            {}, {"suspended": True, "awaitsApproval": True, "left": 9}, LAUNCHED,
+            {}, {"suspended": True, "approval": {"messages": 9}, "left": 9}, LAUNCHED,
             "False", {"Reconciling", "ApprovalRequired"}, id="approval",
         ),
         pytest.param({}, FINISHED | {"moved": 8}, ENDED, "True", {"Complete"}, id="moved"),
@@ -667,7 +667,8 @@ async def test_replay_suspended_before_launch_shows_it() -> None:
 
 
 async def test_run_above_approval_bound_asks_for_approval(api: FakeKubernetes) -> None:
-    await look(api, applications=[running()], suspended=True, awaitsApproval=True, left=5_000)
+    account: dict[str, Any] = {"moved": 1, "left": 4_999, "approval": {"messages": 5_000}}
+    await look(api, applications=[running()], suspended=True, **account)
     assert statuses(api)[-1]["phase"] == "Suspended"
     reason, message = shown(api)
     assert reason == "ApprovalRequired"

@@ -191,22 +191,30 @@ def test_run_above_its_bound_waits_for_approval(api: FakeKubernetes) -> None:
     bounded.begin()
     assert bounded.report(account) is Wish.SUSPEND
     assert bounded.report(account, rests=SUSPENDED) is Wish.SUSPEND
-    assert job_status(api)["awaitsApproval"]
+    assert job_status(api)["approval"] == {"messages": 3}
     for uid, messages in (("other", 3), ("uid", 2)):
         api.add(resources.APPROVALS, approval(uid, messages))
         assert bounded.report(account) is Wish.SUSPEND
     api.add(resources.APPROVALS, approval("uid", 3))
     assert bounded.report(account) is Wish.RUN
     bounded.report(account)
-    assert not job_status(api)["awaitsApproval"]
+    created = "2026-11-20T10:00:00Z"
+    assert job_status(api)["approval"] == {"messages": 3, "approvedTime": created}
     del api.objects[resources.APPROVALS][KEY]
     assert bounded.report(account) is Wish.SUSPEND
+    moved = Account(matched=3, moved=1, left=2)
+    assert bounded.report(moved, rests=SUSPENDED) is Wish.SUSPEND
+    assert job_status(api)["approval"] == {"messages": 3}
+    assert bounded.report(Account(matched=3, left=2)) is Wish.RUN
+    bounded.report(account)
+    assert "approval" not in job_status(api)
 
 
 def approval(uid: str, messages: int) -> dict[str, Any]:
     """Return a ReplayApproval of the Replay's name."""
     spec = {"replayRef": {"name": KEY.name, "uid": uid}, "messages": messages}
-    return {"metadata": KEY._asdict(), "spec": spec}
+    metadata = KEY._asdict() | {"creationTimestamp": "2026-11-20T10:00:00Z"}
+    return {"metadata": metadata, "spec": spec}
 
 
 def test_rate_limit_follows_the_spec(api: FakeKubernetes) -> None:
