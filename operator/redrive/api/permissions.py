@@ -315,6 +315,15 @@ class Permissions:
                     return role, topic
         return None
 
+    def allows_schema_copy(self, source: TopicName, topic: TopicName) -> bool:
+        """Return True if the schema of *source* may be copied to *topic*.
+
+        Whoever gets rights on *topic* can read its schema, also later and by another policy. So the
+        rules must let all roles that policies may grant rights on *topic* have them on *source*.
+        Patterns are compared as they are written.
+        """
+        return set(self.roles_on(topic)) <= set(self.roles_on(source))
+
     def allows_adoption(self, topic: TopicName) -> bool:
         """Whether a policy may adopt *topic*, which redrive did not create."""
         return any(rule.adoption is Consent.ALLOWED for rule in self._on(topic))

@@ -78,6 +78,7 @@ class Desired:
         had_ledger: whether the ledger was found to be the policy's own before.
         sequences: which keys have dead letters; None where their sequence is not kept.
         had_sequences: whether that was found to be the policy's own before.
+        schema_topics: the topics that may have the schema of the source topic.
     """
 
     policy: Policy
@@ -95,6 +96,7 @@ class Desired:
     had_ledger: bool = False
     sequences: DesiredTopic | None = None
     had_sequences: bool = False
+    schema_topics: frozenset[TopicName] = frozenset()
 
     @property
     def sets_tick(self) -> bool:
@@ -158,6 +160,11 @@ def desired(request: Request, body: Body, cluster: str, release: tuple[int, ...]
         dead_letter_partitions=request.spec.dead_letter.partitions or 0,
         unused=None if keeps else request.spec.dead_letter_topic,
         tolerated=() if keeps else on_dead_letter,
+        schema_topics=frozenset(
+            topic
+            for topic in request.spec.permitted_topics
+            if request.permissions.allows_schema_copy(policy.topic, topic)
+        ),
     )
 
 

@@ -154,7 +154,7 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
         *(
             action
             for pair in pairs
-            if pair.want not in desired.records
+            if pair.want.name in desired.schema_topics
             for action in _schema(pair, desired, observed.source_schema)
         ),
         *config_map_actions(desired.config_map, observed.config_map),

@@ -40,6 +40,8 @@ GEO_REPLICATED = Reason("GeoReplicated")
 """What waits in the retry topic, or rests as a dead letter, is sent to other clusters too."""
 SCHEMA_REFUSED = Reason("SchemaRefused")
 """The broker refuses to give a topic the source topic's schema, or a version of it."""
+SCHEMA_NOT_ALLOWED = Reason("SchemaNotAllowed")
+"""Roles may get rights on the retry or dead-letter topic, and not on the source topic."""
 SCHEMA_UNSUPPORTED = Reason("SchemaUnsupported")
 """Consumers in Python can't send the source topic's messages to the retry or dead-letter topic."""
 
@@ -200,6 +202,26 @@ def schema_is_refused(seen: Seen) -> StatusWarning | None:
     )
 
 
+def schema_is_not_allowed(seen: Seen) -> StatusWarning | None:
+    """Find topics without the source topic's schema, which roles of the topics may not see."""
+    source, wanted = seen.request.policy.topic, seen.desired
+    names = [topic.name for topic, _ in wanted.pairs(seen.observed) if topic not in wanted.records]
+    withheld = [name for name in names if name not in wanted.schema_topics]
+    if seen.observed.source_schema is None or not withheld:
+        return None
+    permissions = seen.request.permissions
+    roles = {role for name in withheld for role in permissions.roles_on(name)}
+    lacking = ", ".join(sorted(roles.difference(permissions.roles_on(source))))
+    return StatusWarning(
+        SCHEMA_NOT_ALLOWED,
+        f"the schema of {source} is not copied to {', '.join(map(str, withheld))}: the connection "
+        "allows policies of this namespace to grant rights there to roles that no rule allows on "
+        f"{source}, and these would see the schema; consumers of that schema may be refused there; "
+        f"got {lacking}; have a rule of the connection's spec.allow name them together with that "
+        "topic",
+    )
+
+
 def schema_is_unsupported(seen: Seen) -> StatusWarning | None:
     """Find a schema whose messages Python can't send on, so that those that fail stay in hand."""
     schema = seen.observed.source_schema
@@ -251,6 +273,7 @@ CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
     retries_come_early,
     topics_are_replicated,
     schema_is_refused,
+    schema_is_not_allowed,
     schema_is_unsupported,
     subscription_is_contested,
     names_are_contested,

@@ -73,6 +73,43 @@ def test_changes_of_the_source_schema_are_copied(typed: Shop, partitions: int) -
     typed.wait_for_events(name, "Repaired", "copied the source topic's JSON schema")
 
 
+def test_schema_is_not_copied_for_roles_without_the_source(make_shop: MakeShop) -> None:
+    """A chain of policies, each of which a rule allows, would show the schema to another role."""
+    victim, attacker = make_shop(), make_shop()
+    orders, retry = victim.topic("orders"), victim.topic("theirs-RETRY")
+    for_attacker = {"namespaces": {"names": [attacker.namespace]}}
+    topics = [victim.topic("theirs*"), victim.topic("orders-thief-*")]
+    victim.connection(
+        allow=[
+            {"name": "source", **for_attacker, "topics": [orders]},
+            {"name": "own", **for_attacker, "topics": topics, "roles": ["thief"]},
+        ]
+    )
+    for name in ("orders", "theirs"):
+        victim.create_topic(victim.topic(name))
+    add_schema(victim, "orders", record("id", "salary"))
+    through = {"connectionRef": {"name": "main", "namespace": victim.namespace}}
+    steps: dict[str, dict[str, Any]] = {
+        "plain": {"topic": orders, "subscription": "thief"},
+        "first": {"topic": victim.topic("theirs"), "naming": {"retryTopic": retry}},
+        "second": {"topic": orders, "naming": {"retryTopic": retry}, "consumerRoles": []},
+    }
+    for name, spec in steps.items():
+        defaults = {**through, "subscription": f"thief-{name}", "consumerRoles": ["thief"]}
+        attacker.policy(name, **(defaults | spec))
+        if name == "second":
+            attacker.take_over(name, "first")
+        else:
+            attacker.ready(name)
+        if name == "first":
+            attacker.delete(name)
+    for name in ("plain", "second"):
+        attacker.reaches_condition(name, "SchemaNotAllowed")
+        status = attacker.get("retrypolicy", name)["status"]
+        for topic in (status["retryTopic"], status["deadLetterTopic"]):
+            assert schema_of(victim, topic.rpartition("/")[2]) is None
+
+
 def test_topics_of_a_source_without_schema_have_none(typed: Shop) -> None:
     typed.create_topic(typed.topic("plain"))
     typed.policy("plain", topic=typed.topic("plain"))

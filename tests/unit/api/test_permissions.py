@@ -160,6 +160,36 @@ def test_rules_on_a_topic_are_combined() -> None:
     assert rights.topics == (str(ORDERS), "persistent://shop/*/*")
 
 
+RETRY = TopicName("shop", "prod", "orders-b-RETRY")
+OWN = "persistent://shop/prod/orders-b-*"
+
+
+@pytest.mark.parametrize(
+    ("of_source", "of_own", "allowed"),
+    [
+        ([], [], True),
+        (["b-*"], ["b-*"], True),
+        (["b-*", "c"], ["b-*"], True),
+        ([], ["b-*"], False),
+        (["b-1"], ["b-*"], False),
+        (["c"], ["b-*", "c"], False),
+    ],
+)
+def test_schema_may_be_copied_to_topics_of_the_same_roles(
+    of_source: list[str], of_own: list[str], *, allowed: bool
+) -> None:
+    rights = permissions(
+        {"topics": [str(ORDERS)], "roles": of_source}, {"topics": [OWN], "roles": of_own}
+    )
+    assert rights.allows_schema_copy(ORDERS, RETRY) is allowed
+    assert permissions({"topics": ["persistent://shop/*/*"]}).allows_schema_copy(ORDERS, RETRY)
+    both = permissions(
+        {"topics": ["persistent://shop/*/*"], "roles": ["b-*"]},
+        {"topics": [OWN], "roles": ["thief"]},
+    )
+    assert not both.allows_schema_copy(ORDERS, RETRY)
+
+
 def test_rule_without_namespaces_covers_only_its_own() -> None:
     rule = {"name": "one", "topics": [str(ORDERS)]}
     assert permissions(rule).rules

@@ -163,6 +163,22 @@ def test_role_that_consumes_and_replays_gets_one_grant(
     }
 
 
+def test_schema_goes_to_topics_whose_roles_may_see_it(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    topic = "persistent://shop/prod/orders"
+    shared = [
+        {"name": "source", "topics": [topic]},
+        {"name": "retry", "topics": [f"{topic}-*-RETRY"]},
+        {"name": "dead", "topics": [f"{topic}-*-DLQ"], "roles": ["fulfilment"]},
+    ]
+    body = policy(consumerRoles=[])
+    request = requested(body, allow=shared)
+    assert desired(request, body, "here").schema_topics == {request.policy.retry_topic}
+    request = requested(body)
+    assert desired(request, body, "here").schema_topics == set(request.spec.permitted_topics)
+
+
 def test_config_map_contains_policy_and_owner(policy: MakeBody, requested: MakeRequest) -> None:
     body = policy(maxRetries=3)
     config_map = desired(requested(body), body, "here").config_map

@@ -93,6 +93,25 @@ def test_refused_schema_is_warned_about(policy: MakeBody, requested: MakeRequest
     assert "409 Incompatible" in caution.message
 
 
+def test_schema_that_is_not_copied_is_warned_about(
+    policy: MakeBody, requested: MakeRequest
+) -> None:
+    topic = "persistent://shop/prod/orders"
+    rules = [
+        {"name": "source", "topics": [topic]},
+        {"name": "own", "topics": [f"{topic}-*"], "roles": ["fulfilment"]},
+    ]
+    body = policy()
+    request = requested(body, allow=rules)
+    wanted = desired(request, body, "here", KEEPS_TICKS)
+    assert warnings(Seen(request, (), wanted, Observed(2), ())) == ()
+    observed = Observed(2, Schema("AVRO", "", {}))
+    [caution] = warnings(Seen(request, (), wanted, observed, ()))
+    assert caution.reason == "SchemaNotAllowed"
+    for name in (wanted.policy.retry_topic, wanted.policy.dead_letter_topic):
+        assert str(name) in caution.message
+
+
 @pytest.mark.parametrize(
     ("kind", "enforced", "remedy"),
     [
