@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -290,23 +290,52 @@ def parse(model: type[_M], fields: Mapping[str, Any], root: str) -> _M:
     try:
         return model.model_validate(dict(fields))
     except ValidationError as error:
-        raise InvalidFieldsError([_problem(root, details) for details in error.errors()]) from error
+        texts = [
+            root
+            + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+            + f": {text}"
+            for path, _, text in map(_problem, error.errors())
+        ]
+        raise InvalidFieldsError(texts) from error
 
 
-def _problem(root: str, details: ErrorDetails) -> str:
-    path = root + "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]
-    )
+class FieldProblem(NamedTuple):
+    """Problem of one field of a spec.
+
+    Attributes:
+        path: its steps from the spec, names as in a manifest.
+        type: of the error, as pydantic names it: `missing`, `extra_forbidden`, `value_error` for a
+            rule of ours, or another.
+        text: problem, value and remedy.
+    """
+
+    path: tuple[int | str, ...]
+    type: str
+    text: str
+
+
+def field_problems(model: type[ApiModel], fields: Mapping[str, Any]) -> list[FieldProblem]:
+    """Return the problem of each field that `parse` would refuse; none where it reads *fields*."""
+    try:
+        model.model_validate(dict(fields))
+    except ValidationError as error:
+        return [_problem(details) for details in error.errors()]
+    return []
+
+
+def _problem(details: ErrorDetails) -> FieldProblem:
     match details["type"]:
         case "value_error":
-            return f"{path}: {details['ctx']['error']}"
+            text = str(details["ctx"]["error"])
         case "missing":
-            return f"{path}: is missing; add it"
+            text = "is missing; add it"
         case "extra_forbidden":
-            return f"{path}: is not a known field; remove it, or correct its name"
-    expected = details["msg"][:1].lower() + details["msg"][1:]
-    found = type(details["input"]).__name__
-    return f"{path}: {expected}; got a value of type {found}; correct it"
+            text = "is not a known field; remove it, or correct its name"
+        case _:
+            expected = details["msg"][:1].lower() + details["msg"][1:]
+            kind = type(details["input"]).__name__
+            text = f"{expected}; got a value of type {kind}; correct it"
+    return FieldProblem(details["loc"], details["type"], text)
 
 
 MAX_TOPIC = 1_024

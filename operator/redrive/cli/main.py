@@ -50,6 +50,7 @@ class Subcommand:
 
 
 COMMANDS: Mapping[str, Subcommand] = {
+    "lint": Subcommand("lint", "Develop", "check manifests, without a cluster"),
     "operator": Subcommand(
         "operator", "Run", "provision policies and run replays, until stopped", extra="operator"
     ),

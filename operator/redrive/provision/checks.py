@@ -12,7 +12,7 @@ Whether what is there leaves room for what a policy needs: checks on observed fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -60,9 +60,13 @@ class Checks(Generic[F]):
     def __init__(self, *checks: Callable[[F], RedriveError | None]) -> None:
         self._checks = checks
 
+    def violations(self, facts: F) -> Iterator[RedriveError]:
+        """Yield the error of each check that fails."""
+        return (error for check in self._checks if (error := check(facts)) is not None)
+
     def first_violation(self, facts: F) -> RedriveError | None:
         """Return what the first check that fails has found, or None."""
-        return next((error for check in self._checks if (error := check(facts)) is not None), None)
+        return next(self.violations(facts), None)
 
     def check(self, facts: F) -> None:
         """Raise what the first check that fails has found."""
@@ -351,15 +355,20 @@ def source_is_of_redrive(facts: PreflightFacts) -> RedriveError | None:
     is_allowed = facts.request.spec.chaining is Chaining.ALLOWED
     if not record.owner or is_allowed or "retryTopic" in _status(facts.body):
         return None
-    error = ChainedPolicyError(
-        "the source topic is a retry, dead-letter or ledger topic of another RetryPolicy, and what "
-        "waits or rests there would be retried once more, in topics of its own",
-        got=shown_owner(record.owner, facts.request.key.namespace),
+    error = chained(shown_owner(record.owner, facts.request.key.namespace))
+    error.owner = record.owner
+    return error
+
+
+def chained(owner: str) -> ChainedPolicyError:
+    """Return the error of a policy whose source topic is one that *owner* has for itself."""
+    return ChainedPolicyError(
+        "the source topic is a retry, dead-letter or ledger topic of another RetryPolicy, whose "
+        "messages would be retried once more, in topics of this policy",
+        got=owner,
         remedy="name the topic that producers send to; where this one is meant, create the policy "
         "with spec.chaining Allowed",
     )
-    error.owner = record.owner
-    return error
 
 
 def topics_are_elsewhere(facts: PreflightFacts) -> RedriveError | None:

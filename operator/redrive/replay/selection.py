@@ -26,6 +26,7 @@ texts only, and on others raises an exception.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -105,7 +106,6 @@ TYPES: Mapping[str, exp.DType] = MappingProxyType(
 DIALECT = Spark()
 PROPERTIES = "properties"
 UNKNOWN_COLUMN = "a selection names an unknown column"
-NAME_A_COLUMN = f"use one of {', '.join(COLUMNS)}, or properties['name']"
 NOT_LISTED = "a selection can't use this"
 USE_LISTED = f"compare columns with literals; functions are {', '.join(FUNCTIONS)}"
 NOT_A_TYPE = "a selection can't cast to this"
@@ -195,8 +195,17 @@ def _refused(before: str, word: str, after: str, token: Token) -> tuple[str, str
     if word == "[":
         return NOT_A_PROPERTY, LOOK_UP
     if token.token_type in {TokenType.VAR, TokenType.IDENTIFIER}:
-        return UNKNOWN_COLUMN, NAME_A_COLUMN
+        return UNKNOWN_COLUMN, _name_a_column(word)
     return NOT_LISTED, USE_LISTED
+
+
+def _name_a_column(name: str) -> str:
+    """Return the remedy for an unknown column: the most similar one, and all that exist."""
+    name = name.lower().strip("`")
+    near = [column for column in COLUMNS if column.startswith(f"{name}_")]
+    near += difflib.get_close_matches(name, COLUMNS, n=1)
+    question = f"did you mean {near[0]}? columns are" if near else "use one of"
+    return f"{question} {', '.join(COLUMNS)}, or properties['name']"
 
 
 _WRITTEN_MOMENT = re.compile(
@@ -324,7 +333,7 @@ def _bound(node: exp.Expr) -> None:
 def _check_column(column: exp.Column) -> None:
     known = len(column.parts) == 1 and column.name.lower() in COLUMNS
     if not known and not (isinstance(column.parent, exp.Bracket) and _is_properties(column)):
-        raise _refusal(UNKNOWN_COLUMN, column, NAME_A_COLUMN)
+        raise _refusal(UNKNOWN_COLUMN, column, _name_a_column(column.name))
 
 
 def _check_cast(cast: exp.Cast | exp.TryCast) -> None:

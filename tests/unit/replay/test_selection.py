@@ -312,9 +312,10 @@ def test_refusal_has_problem_value_and_remedy() -> None:
     with pytest.raises(InvalidSpecError) as refused:
         to_sql("cause = 'TimeoutError'")
     assert str(refused.value) == (
-        "a selection names an unknown column, at character 1; got 'cause'; use one of "
-        "cause_type, cause_message, failed_at, consumer, dead_reason, reconsume_times, replays, "
-        "key, value, size, event_time, publish_time, or properties['name']"
+        "a selection names an unknown column, at character 1; got 'cause'; did you mean "
+        "cause_type? columns are cause_type, cause_message, failed_at, consumer, dead_reason, "
+        "reconsume_times, replays, key, value, size, event_time, publish_time, or "
+        "properties['name']"
     )
 
 

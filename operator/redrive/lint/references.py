@@ -1,0 +1,261 @@
+"""Checks of objects together: connections, topics that two policies claim, Replays.
+
+The operator's own checks decide. An object that the manifests do not contain is unknown here, never
+missing. Manifests without a namespace share one whose name is unknown.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from redrive.api.connection import BrokerConnectionSpec
+from redrive.api.model import parse, parse_spec
+from redrive.api.permissions import NAMESPACE, AllowRule, Permissions
+from redrive.api.retrypolicy import Chaining, RetryPolicySpec
+from redrive.errors import InvalidSpecError, RedriveError
+from redrive.kube.resources import Key
+from redrive.lint.manifests import FieldPath, Manifest
+from redrive.lint.rules import Finding, LintRule, concerned, finding_at, nearest
+from redrive.policy.naming import TopicName
+from redrive.provision.checks import ADMISSION, chained, prior_claim
+from redrive.provision.ownership import shown_policy
+from redrive.provision.request import Request
+
+_GIVEN_NAMES = ("retryTopic", "deadLetterTopic")
+"""Fields of `spec.naming`, in the order of `RetryPolicySpec.own_topics`."""
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """A BrokerConnection of the manifests."""
+
+    key: Key
+    spec: BrokerConnectionSpec
+    manifest: Manifest
+
+
+Connections = dict[Key, list[_Connection]]
+"""BrokerConnections by name: folders of several environments may have one each."""
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """A RetryPolicy of the manifests, and its request.
+
+    Attributes:
+        connection: None where the manifests do not contain it.
+        has_permissions: False where the permissions of its namespace are unknown.
+    """
+
+    manifest: Manifest
+    request: Request
+    connection: _Connection | None
+    has_permissions: bool
+
+
+def check_references(
+    manifests: Sequence[Manifest], namespaces: Sequence[Manifest]
+) -> Iterator[Finding]:
+    """Yield the findings between *manifests*, each of which is valid alone.
+
+    Args:
+        manifests: in the order of files and lines; the first of two policies has priority.
+        namespaces: Namespaces, for connections that select by label.
+    """
+    connections: Connections = defaultdict(list)
+    for connection in map(_connection, _of_kind(manifests, "BrokerConnection")):
+        connections[connection.key].append(connection)
+    labels = {manifest.name: manifest.metadata.get("labels") or {} for manifest in namespaces}
+    claims = []
+    for number, manifest in enumerate(_of_kind(manifests, "RetryPolicy")):
+        spec = parse_spec(RetryPolicySpec, manifest.body)
+        yield from _check_connection_name(manifest, spec, connections)
+        try:
+            claims.append(_claim(manifest, spec, number, connections, labels))
+        except InvalidSpecError as error:
+            path = concerned(manifest, ("spec", "naming"), str(error))
+            yield finding_at(manifest, LintRule.CONTRADICTION, path, str(error))
+    for claim in claims:
+        yield from _check_permissions(claim)
+        yield from _check_ladder(claim)
+    yield from _check_rivals(claims)
+
+
+def _of_kind(manifests: Sequence[Manifest], kind: str) -> list[Manifest]:
+    return [manifest for manifest in manifests if manifest.kind == kind]
+
+
+def _key(manifest: Manifest) -> Key:
+    return Key(manifest.namespace, manifest.name)
+
+
+def _connection(manifest: Manifest) -> _Connection:
+    return _Connection(_key(manifest), parse_spec(BrokerConnectionSpec, manifest.body), manifest)
+
+
+def _claim(
+    manifest: Manifest,
+    spec: RetryPolicySpec,
+    number: int,
+    connections: Connections,
+    labels: Mapping[str, Mapping[str, str]],
+) -> _Claim:
+    """Return the request of a policy, as the operator makes it from the cluster.
+
+    Raises:
+        InvalidSpecError: its values can't make a policy together.
+    """
+    key = _key(manifest)
+    reference = spec.connection_ref
+    through = Key(
+        key.namespace if reference.namespace is None else reference.namespace, reference.name
+    )
+    connection = _nearest_to(manifest, connections.get(through, ()))
+    defaults = None if connection is None else connection.spec.policy_defaults
+    completed = spec.completed(defaults)
+    permissions = _permissions(connection, key.namespace, labels)
+    request = Request(
+        key=key,
+        # A policy for a topic of another one, which it may be, is created after it.
+        age=(f"{spec.chaining is Chaining.ALLOWED:d}", f"{number:09}"),
+        spec=completed,
+        policy=completed.to_policy(str(key), generation=1),
+        connection=_unknown(through) if connection is None else connection.spec,
+        permissions=Permissions(()) if permissions is None else permissions,
+        is_proven=True,
+    )
+    return _Claim(manifest, request, connection, permissions is not None)
+
+
+def _nearest_to(manifest: Manifest, connections: Sequence[_Connection]) -> _Connection | None:
+    """Return the connection whose file is nearest to that of *manifest*; None without any."""
+
+    def distance(connection: _Connection) -> int:
+        folders = (connection.manifest.document.folder, manifest.document.folder)
+        parts = (folder.split("/") for folder in folders)
+        return -sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*parts, strict=False))
+        )
+
+    return min(connections, key=distance, default=None)
+
+
+def _unknown(key: Key) -> BrokerConnectionSpec:
+    """Return the place of a connection that is not there: its own broker, and no rules."""
+    broker = {"serviceURL": "pulsar://unknown", "authentication": {"type": "None"}}
+    admin_url = f"http://unknown/{key.namespace}/{key.name}"
+    return parse(BrokerConnectionSpec, {"pulsar": broker | {"adminURL": admin_url}}, "spec")
+
+
+def _permissions(
+    connection: _Connection | None, namespace: str, labels: Mapping[str, Mapping[str, str]]
+) -> Permissions | None:
+    """Return the permissions of *namespace*; None where they are unknown."""
+    if connection is None:
+        return None
+    spec, own = connection.spec, connection.key.namespace
+    if not namespace and (own or any(map(_depends_on_namespace, spec.allow))):
+        return None
+    if spec.selects_namespaces and namespace not in labels:
+        return None
+    return spec.permissions(namespace, labels.get(namespace, {}), own)
+
+
+def _depends_on_namespace(rule: AllowRule) -> bool:
+    patterns = (*rule.topics, *rule.roles)
+    return rule.namespaces is not None or any(NAMESPACE in pattern for pattern in patterns)
+
+
+def _check_connection_name(
+    manifest: Manifest, spec: RetryPolicySpec, connections: Connections
+) -> Iterator[Finding]:
+    reference = spec.connection_ref
+    key = Key(reference.namespace or manifest.namespace, reference.name)
+    near = nearest(str(key), map(str, connections), cutoff=0.85)
+    if key not in connections and near:
+        problem = (
+            f"these manifests have no such BrokerConnection; got '{key}'; did you mean {near}?"
+        )
+        path = ("spec", "connectionRef", "name")
+        yield finding_at(manifest, LintRule.CONNECTION_NOT_FOUND, path, problem)
+
+
+def _check_permissions(claim: _Claim) -> Iterator[Finding]:
+    if claim.connection is None or not claim.has_permissions:
+        return
+    manifest, request = claim.manifest, claim.request
+    if not request.permissions.rules:
+        yield finding_at(
+            manifest,
+            LintRule.NAMESPACE_NOT_ALLOWED,
+            ("spec", "connectionRef"),
+            f"the BrokerConnection {request.through} may not be used from this namespace; "
+            f"got {request.key.namespace!r}; add the namespace to a rule of its spec.allow, or use "
+            "another connection",
+        )
+        return
+    for error in ADMISSION.violations(request):
+        yield _finding(manifest, error)
+
+
+def _finding(manifest: Manifest, error: RedriveError, path: FieldPath | None = None) -> Finding:
+    path = path or concerned(manifest, ("spec",), str(error))
+    return finding_at(manifest, LintRule.of(error), path, str(error))
+
+
+def _check_ladder(claim: _Claim) -> Iterator[Finding]:
+    policy, path = claim.request.policy, ("spec", "delayLadder")
+    if policy.ladder.descends:
+        problem = (
+            "the delay ladder descends: a later retry waits a shorter time than one before it; "
+            "sort the delays unless that is meant"
+        )
+        yield finding_at(claim.manifest, LintRule.LADDER_DESCENDS, path, problem)
+    delays = claim.manifest.node_at((*path, "delays"))
+    if delays[2] == len(path) + 1 and len(policy.ladder.rungs) > policy.max_retries:
+        problem = (
+            "the delay ladder has delays that no retry waits for; "
+            f"got {len(policy.ladder.rungs)} delays and maxRetries {policy.max_retries}; "
+            "raise maxRetries, or remove the delays behind"
+        )
+        yield finding_at(claim.manifest, LintRule.LADDER_UNUSED, (*path, "delays"), problem)
+
+
+def _check_rivals(claims: Sequence[_Claim]) -> Iterator[Finding]:
+    """Yield each claim on a topic that an earlier policy has or needs, at the same broker."""
+    by_topic: dict[tuple[str, TopicName], list[_Claim]] = defaultdict(list)
+    for claim in sorted(claims, key=lambda claim: claim.request.age):
+        request = claim.request
+        topics = {(request.broker, topic) for topic in request.spec.own_topics}
+        topics.add((request.broker, request.policy.topic))
+        rivals = {id(rival): rival for topic in sorted(topics) for rival in by_topic[topic]}
+        for rival in rivals.values():
+            if rival.request.key != request.key:  # the same object of another environment
+                yield from _check_rival(claim, rival)
+        for topic in topics:
+            by_topic[topic].append(claim)
+
+
+def _check_rival(claim: _Claim, rival: _Claim) -> Iterator[Finding]:
+    request, other, manifest = claim.request, rival.request, claim.manifest
+    contested = prior_claim(request, other)
+    if contested is not None:
+        shared = set(other.spec.own_topics) | {other.policy.topic}
+        path: FieldPath = ("spec", "subscription")
+        for field, topic in zip(_GIVEN_NAMES, request.spec.own_topics, strict=False):
+            _, _, depth = manifest.node_at(("spec", "naming", field))
+            if topic in shared and depth == len(("spec", "naming", field)):
+                path = ("spec", "naming", field)
+        related = rival.manifest, ("spec", "subscription")
+        rule = LintRule.of(contested)
+        yield finding_at(manifest, rule, path, str(contested), related=related)
+    elif request.policy.topic in other.spec.own_topics and (
+        request.spec.chaining is Chaining.FORBIDDEN
+    ):
+        error = chained(shown_policy(other.key, request.key.namespace))
+        related = rival.manifest, ("spec", "subscription")
+        path = ("spec", "topic")
+        yield finding_at(manifest, LintRule.of(error), path, str(error), related=related)

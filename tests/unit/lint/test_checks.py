@@ -1,0 +1,87 @@
+"""Checks of manifests: each wrong one is found, at its line, with problem, value and remedy."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from redrive.lint.checks import lint
+from redrive.lint.manifests import Manifests
+from redrive.lint.rules import Finding, LintRule
+from tests.support.invalid_manifests import REFUSED, VALID, bad_input, manifest, read
+
+ROOT = Path(__file__).parents[3]
+WRONG: list[dict[str, Any]] = read(Path(__file__).with_name("wrong_manifests.yaml"))
+EXPECTED = re.compile(r"# expect: ([\w -]+)")
+PLACEHOLDER = re.compile(r"\{(tenant|namespace|other)\}")
+ADMISSIBLE = [*REFUSED, *(case for cases in bad_input().values() for case in cases)]
+
+
+def findings_in(text: str, namespace: str = "") -> list[Finding]:
+    """Check *text* as one file."""
+    manifests = Manifests(namespace)
+    manifests.add("wrong.yaml", text.encode())
+    return lint(manifests)
+
+
+def expected(text: str) -> Counter[tuple[int, str]]:
+    """Return line and rule of each finding that the comments of *text* announce."""
+    matches = ((n, EXPECTED.search(line)) for n, line in enumerate(text.split("\n"), start=1))
+    return Counter((line, rule) for line, match in matches if match for rule in match[1].split())
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong["case"])
+def test_wrong_manifest_is_found_at_its_line(wrong: dict[str, Any]) -> None:
+    findings = findings_in(wrong["text"])
+    assert Counter((f.position.line, f.rule.id) for f in findings) == expected(wrong["text"])
+    messages = "\n".join(f"{finding.field}: {finding.message}" for finding in findings)
+    for words in wrong["says"]:
+        assert words in messages
+    assert wrong.get("never", "\0") not in messages
+    assert all("; " in finding.message for finding in findings), "a remedy follows the problem"
+
+
+def test_every_rule_has_a_wrong_manifest() -> None:
+    rules = {rule for wrong in WRONG for _, rule in expected(wrong["text"])}
+    assert {rule.id for rule in LintRule} - rules == NOT_YET
+
+
+NOT_YET = {
+    "policy-not-found",
+    "dead-letters-discarded",
+    "replay-identity-missing",
+    "trust-not-supported",
+    "target-not-allowed",
+    "batch-mixes-keys",
+    "job-not-permitted",
+    "replay-not-safe",
+}
+
+
+def test_all_that_admission_refuses_is_found_at_its_field() -> None:
+    missed = []
+    for case in ADMISSIBLE:
+        if "reason" in case or PLACEHOLDER.search(str(case)):
+            continue  # a condition of an object that exists, or names of an installation
+        body = manifest(case["kind"], case.get("name", "one"), **case["spec"])
+        findings = findings_in(yaml.safe_dump(body, sort_keys=False))
+        fields = [finding.field for finding in findings]
+        if not any(field.startswith(case["path"]) for field in fields):
+            missed.append((case["case"], fields))
+        assert case.get("never", "\0") not in str(findings)
+    assert missed == []
+
+
+@pytest.mark.parametrize("kind", VALID)
+def test_smallest_object_has_no_finding(kind: str) -> None:
+    assert findings_in(yaml.safe_dump(manifest(kind))) == []
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "examples").iterdir()), ids=lambda f: f.name)
+def test_examples_have_no_finding(folder: Path) -> None:
+    assert lint(Manifests.read([str(folder)])) == []
