@@ -10,10 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TypeVar
 
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse, parse_spec
 from redrive.api.permissions import NAMESPACE, AllowRule, Permissions
+from redrive.api.replay import ReplaySpec
 from redrive.api.retrypolicy import Chaining, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube.resources import Key
@@ -23,6 +25,7 @@ from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION, chained, prior_claim
 from redrive.provision.ownership import shown_policy
 from redrive.provision.request import Request
+from redrive.replay.controller.checks import RunRequest, run_violations
 
 _GIVEN_NAMES = ("retryTopic", "deadLetterTopic")
 """Fields of `spec.naming`, in the order of `RetryPolicySpec.own_topics`."""
@@ -82,6 +85,8 @@ def check_references(
         yield from _check_permissions(claim)
         yield from _check_ladder(claim)
     yield from _check_rivals(claims)
+    for manifest in _of_kind(manifests, "Replay"):
+        yield from _check_replay(manifest, claims)
 
 
 def _of_kind(manifests: Sequence[Manifest], kind: str) -> list[Manifest]:
@@ -130,17 +135,20 @@ def _claim(
     return _Claim(manifest, request, connection, permissions is not None)
 
 
-def _nearest_to(manifest: Manifest, connections: Sequence[_Connection]) -> _Connection | None:
-    """Return the connection whose file is nearest to that of *manifest*; None without any."""
+_Located = TypeVar("_Located", _Connection, _Claim)
 
-    def distance(connection: _Connection) -> int:
-        folders = (connection.manifest.document.folder, manifest.document.folder)
-        parts = (folder.split("/") for folder in folders)
+
+def _nearest_to(manifest: Manifest, objects: Sequence[_Located]) -> _Located | None:
+    """Return the one of *objects* whose folder is nearest to that of *manifest*, if any."""
+    own = manifest.document.folder.split("/")
+
+    def distance(located: _Located) -> int:
+        folder = located.manifest.document.folder.split("/")
         return -sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*parts, strict=False))
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(own, folder, strict=False))
         )
 
-    return min(connections, key=distance, default=None)
+    return min(objects, key=distance, default=None)
 
 
 def _unknown(key: Key) -> BrokerConnectionSpec:
@@ -201,8 +209,10 @@ def _check_permissions(claim: _Claim) -> Iterator[Finding]:
         yield _finding(manifest, error)
 
 
-def _finding(manifest: Manifest, error: RedriveError, path: FieldPath | None = None) -> Finding:
-    path = path or concerned(manifest, ("spec",), str(error))
+def _finding(manifest: Manifest, error: RedriveError, default: FieldPath = ("spec",)) -> Finding:
+    """Return the finding of *error* at the field that it is about, else at *default*."""
+    path = concerned(manifest, ("spec",), str(error))
+    path = default if path == ("spec",) else path
     return finding_at(manifest, LintRule.of(error), path, str(error))
 
 
@@ -259,3 +269,29 @@ def _check_rival(claim: _Claim, rival: _Claim) -> Iterator[Finding]:
         related = rival.manifest, ("spec", "subscription")
         path = ("spec", "topic")
         yield finding_at(manifest, LintRule.of(error), path, str(error), related=related)
+
+
+def _check_replay(manifest: Manifest, claims: Sequence[_Claim]) -> Iterator[Finding]:
+    spec = parse_spec(ReplaySpec, manifest.body)
+    key = Key(manifest.namespace, spec.policy_ref.name)
+    candidates = [claim for claim in claims if claim.request.key == key]
+    claim = _nearest_to(manifest, candidates)
+    if claim is None:
+        near = nearest(str(key), [str(claim.request.key) for claim in claims], cutoff=0.85)
+        if near:
+            problem = f"these manifests have no such RetryPolicy; got '{key}'; did you mean {near}?"
+            path = ("spec", "policyRef", "name")
+            yield finding_at(manifest, LintRule.POLICY_NOT_FOUND, path, problem)
+    elif claim.connection is not None and claim.has_permissions:
+        request = claim.request
+        run = RunRequest(
+            spec,
+            key,
+            request.spec,
+            request.policy,
+            request.through,
+            request.connection,
+            request.permissions,
+        )
+        for error in run_violations(run):
+            yield _finding(manifest, error, ("spec", "policyRef", "name"))

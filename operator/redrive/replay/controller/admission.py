@@ -13,7 +13,6 @@ from redrive.api.conditions import READY, STALLED, find
 from redrive.api.connection import ReplayIdentity
 from redrive.api.job import ConnectionJobs, ReplayJobTemplate
 from redrive.api.model import parse_spec
-from redrive.api.permissions import Permissions
 from redrive.api.replay import (
     Confirmation,
     Guarantee,
@@ -23,32 +22,26 @@ from redrive.api.replay import (
     Sending,
     milliseconds,
 )
-from redrive.api.retrypolicy import ConnectionRef, ReplaySafety
+from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import (
-    BatchMixesKeysError,
-    DeadLettersDiscardedError,
     InvalidSpecError,
     JobNotPermittedError,
     PolicyNotFoundError,
     PolicyNotReadyError,
     RedriveError,
-    ReplayIdentityMissingError,
     ReplayInProgressError,
-    ReplayNotSafeError,
     SuspendedError,
-    TargetNotAllowedError,
     TooManyRunsError,
-    TrustNotSupportedError,
 )
 from redrive.kube import connections
 from redrive.kube.connections import effective_spec, spec_of
 from redrive.kube.context import Context
 from redrive.kube.job_templates import executor_bound
 from redrive.kube.resources import Key
-from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
 from redrive.replay import selection
+from redrive.replay.controller.checks import RunRequest, check_run
 from redrive.replay.controller.launch import ChosenTemplate
 from redrive.replay.controller.spark_operators import find_application, was_launched
 from redrive.replay.spec import Choice, ReplayJob
@@ -99,43 +92,21 @@ def admit(replay: Body, ctx: Context) -> Admitted:
             remedy="correct it, or the defaults of its connection; this Replay starts by itself "
             "then",
         ) from error
-    if not policy.dead_letters:
-        raise DeadLettersDiscardedError(
-            f"the RetryPolicy {policy_key} discards what it could replay",
-            remedy="set its deadLetter.mode to Keep; what was discarded is gone",
-        )
-    if connection.replay is None:
-        raise ReplayIdentityMissingError(
-            f"the BrokerConnection {connections.key_of(reference, key.namespace)} names no "
-            "role for replays",
-            remedy="give it spec.replay, with a role and where its credentials lie",
-        )
-    if connection.pulsar.tls is not None and connection.replay.tls is None:
-        raise TrustNotSupportedError(
-            f"the BrokerConnection {connections.key_of(reference, key.namespace)} has certificate "
-            "authorities of its own, and names none for replay jobs",
-            got="spec.pulsar.tls without spec.replay.tls",
-            remedy="store them in the namespaces of Replays, and name them in spec.replay.tls",
-        )
-    permitted = connections.permissions(
-        connection, connections.key_of(reference, key.namespace), key.namespace, ctx.namespaces
-    )
-    target = _target(spec, policy, permitted, connection.replay.role)
-    if spec.sending is Sending.BATCHED and target == policy.topic:
-        _check_batches(policy)
+    through = connections.key_of(reference, key.namespace)
+    permitted = connections.permissions(connection, through, key.namespace, ctx.namespaces)
+    run = RunRequest(spec, policy_key, asked, policy, through, connection, permitted)
+    identity = check_run(run)
     pods = choose_template(spec.job_template, connection.jobs, key.namespace, ctx)
     if spec.suspend:
         raise SuspendedError(
             "the Replay is suspended", remedy="set spec.suspend to false; it starts by itself then"
         )
     if not spec.is_plan:
-        _check_safety(spec, asked.replay.safety, policy_key)
         _check_turn(replay, ctx)
-    through = connections.key_of(reference, key.namespace)
     _check_runs(replay, through, permitted.limits.runs, ctx)
     bounds = [
         bound
-        for bound in (asked.replay.approval_above, connection.replay.approval_above)
+        for bound in (asked.replay.approval_above, identity.approval_above)
         if bound is not None
     ]
     job = ReplayJob(
@@ -153,19 +124,18 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         batch=spec.sending is Sending.BATCHED,
         choice=_choice(spec),
         approval_above=min(bounds, default=None),
-        target=target,
+        target=run.target,
         exactly_once=spec.guarantee is Guarantee.EXACTLY_ONCE,
         follow_for=_seconds(spec.follow_for),
     )
-    wanted = dict.fromkeys((target, *former_targets(replay, ctx, policy.topic)))
+    wanted = dict.fromkeys((run.target, *former_targets(replay, ctx, policy.topic)))
     grants = tuple(
         topic
         for topic in wanted
-        if topic not in {None, policy.retry_topic}
-        and permitted.allows_role(connection.replay.role, topic)
+        if topic not in {None, policy.retry_topic} and permitted.allows_role(identity.role, topic)
     )
     hosts = connection.pulsar.redirect_hosts
-    return Admitted(job, connection.replay, hosts, pods, reference, grants)
+    return Admitted(job, identity, hosts, pods, reference, grants)
 
 
 def choose_template(
@@ -182,14 +152,7 @@ def choose_template(
         RedriveError: the labels of the namespace are not known; see `NamespaceLabels.of`.
     """
     asked, jobs = asked or ReplayJobTemplate(), jobs or ConnectionJobs()
-    name = asked.name or jobs.default
-    if not jobs.permits(name):
-        raise JobNotPermittedError(
-            "the BrokerConnection does not permit this job template",
-            got=name,
-            remedy="make another Replay with one of its status.jobTemplates, or add it to "
-            "jobs.templates of the BrokerConnection; this Replay starts automatically then",
-        )
+    name = asked.name or jobs.default  # which `check_run` has permitted
     template = ctx.job_templates.find(name)
     labels = ctx.namespaces.of(namespace) if template.selects_namespaces else {}
     if not template.is_for(namespace, labels):
@@ -247,39 +210,6 @@ def checked_spec(replay: Body) -> ReplaySpec:
     if spec.select is not None and spec.select.where is not None:
         selection.to_sql(spec.select.where)
     return spec
-
-
-def _target(
-    spec: ReplaySpec, policy: Policy, permitted: Permissions, role: str
-) -> TopicName | None:
-    """Return where messages are moved; None for the policy's retry topic.
-
-    The rules decide, not the broker: the replay role is shared, and may have a right there by a
-    rule of another namespace.
-
-    Raises:
-        TargetNotAllowedError: no rule of the connection covers that topic together with *role*.
-    """
-    topic = spec.target_topic(policy.topic)
-    if topic in {None, policy.retry_topic}:
-        return None
-    if not permitted.allows_topic(topic):
-        raise TargetNotAllowedError(
-            "the topic that this Replay is to move messages to is not among those that the "
-            "connection allows to its namespace",
-            got=str(topic),
-            remedy="delete this Replay and make another one with a target among them, or add the "
-            "topic to a rule of spec.allow of the BrokerConnection; it starts by itself then",
-        )
-    if not permitted.allows_role(role, topic):
-        raise TargetNotAllowedError(
-            "no rule of the connection for this namespace and the topic that this Replay is to "
-            f"move messages to allows the replay role {role} there",
-            got=str(topic),
-            remedy="add the role to `roles` of a rule for that topic in spec.allow of the "
-            "BrokerConnection; the Replay starts automatically then",
-        )
-    return topic
 
 
 def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[TopicName]:
@@ -372,35 +302,6 @@ def _ready_policy(key: Key, ctx: Context) -> Body:
             remedy="fix what its conditions say; this Replay starts by itself then",
         )
     return body
-
-
-def _check_safety(spec: ReplaySpec, safety: ReplaySafety, policy: Key) -> None:
-    """Check that the messages of *policy* may be handled again."""
-    if safety is ReplaySafety.NEVER:
-        raise ReplayNotSafeError(
-            f"the RetryPolicy {policy} says that its messages must not be handled again",
-            got=f"replay.safety: {safety}",
-            remedy="look at them by a plan; change the policy if its handlers have changed",
-        )
-    if safety is ReplaySafety.RECONCILE_FIRST and not spec.confirms(Confirmation.RECONCILED):
-        raise ReplayNotSafeError(
-            f"messages of the RetryPolicy {policy} are handled again only once what their first "
-            "handling left behind was reconciled",
-            got="a Replay without confirmations: [Reconciled]",
-            remedy="reconcile it, and make another Replay with confirmations: [Reconciled]",
-        )
-
-
-def _check_batches(policy: Policy) -> None:
-    """Check that batches may come to the source topic."""
-    kind = policy.subscription_type
-    if kind is SubscriptionType.KEY_SHARED:
-        raise BatchMixesKeysError(
-            "a batch goes to one consumer, whatever the keys in it: a subscription of the type "
-            f"{kind.value} would have messages of a key at several",
-            got=f"sending: Batched, and {policy.topic} as the target",
-            remedy="make another Replay with sending Individual, or with target Retry",
-        )
 
 
 def _check_turn(replay: Body, ctx: Context) -> None:

@@ -548,7 +548,7 @@ def test_batch_by_key_to_own_subscription_is_refused(kind: str, target: dict[str
 
 def test_unsafe_policy_allows_dry_runs_only() -> None:
     never = ctx(policies=[policy(replay={"safety": "Never"})])
-    with pytest.raises(ReplayNotSafeError, match=r"got 'replay\.safety: Never'; look"):
+    with pytest.raises(ReplayNotSafeError, match=r"got 'replay\.safety: Never'; count"):
         admit(replay(spec={"confirmations": ["Reconciled"]}), never)
     assert admit(replay(spec={"mode": "Plan"}), never).job.dry_run
     assert ReplayNotSafeError.stalls

@@ -1,0 +1,198 @@
+"""Checks of a Replay against its policy and its connection; pure.
+
+Called by `admission` before a launch, and by `redrive lint` for manifests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from redrive.api.connection import BrokerConnectionSpec, ReplayIdentity
+from redrive.api.job import ConnectionJobs, ReplayJobTemplate
+from redrive.api.permissions import Permissions
+from redrive.api.replay import Confirmation, ReplaySpec, Sending
+from redrive.api.retrypolicy import ReplaySafety, RetryPolicySpec
+from redrive.errors import (
+    BatchMixesKeysError,
+    DeadLettersDiscardedError,
+    JobNotPermittedError,
+    RedriveError,
+    ReplayIdentityMissingError,
+    ReplayNotSafeError,
+    TargetNotAllowedError,
+    TrustNotSupportedError,
+)
+from redrive.kube.resources import Key
+from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.naming import TopicName
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A Replay with the policy and the connection that it is for.
+
+    Attributes:
+        policy_spec: with the defaults of the connection.
+        through: the connection.
+        permissions: of the namespace of the Replay.
+    """
+
+    spec: ReplaySpec
+    policy_key: Key
+    policy_spec: RetryPolicySpec
+    policy: Policy
+    through: Key
+    connection: BrokerConnectionSpec
+    permissions: Permissions
+
+    @property
+    def target(self) -> TopicName | None:
+        """Return the topic that messages are moved to; None for the policy's retry topic."""
+        topic = self.spec.target_topic(self.policy.topic)
+        return None if topic == self.policy.retry_topic else topic
+
+
+def check_run(request: RunRequest) -> ReplayIdentity:
+    """Return the identity of the job.
+
+    Raises:
+        RedriveError: the Replay may not run as it is; the first of `run_violations`.
+    """
+    for error in run_violations(request):
+        raise error
+    if request.connection.replay is None:
+        raise no_identity(request)
+    return request.connection.replay
+
+
+def run_violations(request: RunRequest) -> Iterator[RedriveError]:
+    """Yield the error of each check that fails."""
+    return (error for check in _CHECKS if (error := check(request)) is not None)
+
+
+def dead_letters_are_discarded(request: RunRequest) -> RedriveError | None:
+    """Find a policy without a dead-letter topic."""
+    if request.policy.dead_letters:
+        return None
+    return DeadLettersDiscardedError(
+        f"the RetryPolicy {request.policy_key} discards what it could replay",
+        remedy="set its deadLetter.mode to Keep; what was discarded is gone",
+    )
+
+
+def identity_is_missing(request: RunRequest) -> RedriveError | None:
+    """Find a connection without a role for Replays."""
+    return no_identity(request) if request.connection.replay is None else None
+
+
+def no_identity(request: RunRequest) -> ReplayIdentityMissingError:
+    """Return the error of a connection without a role for Replays."""
+    return ReplayIdentityMissingError(
+        f"the BrokerConnection {request.through} names no role for replays",
+        remedy="give it spec.replay, with a role and where its credentials lie",
+    )
+
+
+def trust_is_not_supported(request: RunRequest) -> RedriveError | None:
+    """Find certificate authorities that jobs don't have."""
+    connection = request.connection
+    if connection.pulsar.tls is None or connection.replay is None or connection.replay.tls:
+        return None
+    return TrustNotSupportedError(
+        f"the BrokerConnection {request.through} has certificate authorities of its own, and names "
+        "none for replay jobs",
+        got="spec.pulsar.tls without spec.replay.tls",
+        remedy="store them in the namespaces of Replays, and name them in spec.replay.tls",
+    )
+
+
+def target_is_not_allowed(request: RunRequest) -> RedriveError | None:
+    """Find a target that the rules of the connection do not cover together with the replay role.
+
+    The rules decide, not the broker: the replay role is shared, and may have a right there by a
+    rule of another namespace.
+    """
+    topic, identity = request.target, request.connection.replay
+    if topic is None or identity is None:
+        return None
+    if not request.permissions.allows_topic(topic):
+        return TargetNotAllowedError(
+            "the topic that this Replay is to move messages to is not among those that the "
+            "connection allows to its namespace",
+            got=str(topic),
+            remedy="delete this Replay and make another one with a target among them, or add the "
+            "topic to a rule of spec.allow of the BrokerConnection; the Replay starts "
+            "automatically then",
+        )
+    if not request.permissions.allows_role(identity.role, topic):
+        return TargetNotAllowedError(
+            "no rule of the connection for this namespace and the topic that this Replay is to "
+            f"move messages to allows the replay role {identity.role} there",
+            got=str(topic),
+            remedy="add the role to `roles` of a rule for that topic in spec.allow of the "
+            "BrokerConnection; the Replay starts automatically then",
+        )
+    return None
+
+
+def batch_mixes_keys(request: RunRequest) -> RedriveError | None:
+    """Find batches for a source topic that is read by key."""
+    kind = request.policy.subscription_type
+    is_to_source = request.target == request.policy.topic
+    if request.spec.sending is not Sending.BATCHED or not is_to_source:
+        return None
+    if kind is not SubscriptionType.KEY_SHARED:
+        return None
+    return BatchMixesKeysError(
+        "a batch goes to one consumer, whatever the keys in it: a subscription of the type "
+        f"{kind.value} would have messages of a key at several",
+        got=f"sending: Batched, and {request.policy.topic} as the target",
+        remedy="make another Replay with sending Individual, or with target Retry",
+    )
+
+
+def template_is_not_permitted(request: RunRequest) -> RedriveError | None:
+    """Find a job template that the connection excludes."""
+    jobs = request.connection.jobs or ConnectionJobs()
+    name = (request.spec.job_template or ReplayJobTemplate()).name or jobs.default
+    if jobs.permits(name):
+        return None
+    return JobNotPermittedError(
+        "the BrokerConnection does not permit this job template",
+        got=name,
+        remedy="make another Replay with one of its status.jobTemplates, or add it to "
+        "jobs.templates of the BrokerConnection; this Replay starts automatically then",
+    )
+
+
+def replay_is_not_safe(request: RunRequest) -> RedriveError | None:
+    """Find messages that must not be handled again, or not without a confirmation."""
+    spec, safety = request.spec, request.policy_spec.replay.safety
+    if spec.is_plan:
+        return None
+    if safety is ReplaySafety.NEVER:
+        return ReplayNotSafeError(
+            f"the RetryPolicy {request.policy_key} excludes that its messages are handled again",
+            got=f"replay.safety: {safety}",
+            remedy="count them by a plan; change the policy if its handlers have changed",
+        )
+    if safety is ReplaySafety.RECONCILE_FIRST and not spec.confirms(Confirmation.RECONCILED):
+        return ReplayNotSafeError(
+            f"messages of the RetryPolicy {request.policy_key} are handled again only once the "
+            "effects of their first handling were reconciled",
+            got="a Replay without confirmations: [Reconciled]",
+            remedy="reconcile them, and make another Replay with confirmations: [Reconciled]",
+        )
+    return None
+
+
+_CHECKS: tuple[Callable[[RunRequest], RedriveError | None], ...] = (
+    dead_letters_are_discarded,
+    identity_is_missing,
+    trust_is_not_supported,
+    target_is_not_allowed,
+    batch_mixes_keys,
+    template_is_not_permitted,
+    replay_is_not_safe,
+)
