@@ -16,7 +16,8 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, NamedTuple
 from urllib.request import getproxies
 
@@ -76,6 +77,10 @@ class Versions(NamedTuple):
 
 class Kubernetes:
     """A client of one API server; made by `connect`."""
+
+    server_time: datetime | None = None
+    """The last answer's time by the clock of the API server, in whole seconds; None where no answer
+    has one."""
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
@@ -408,6 +413,7 @@ class Kubernetes:
         )
         try:
             response: Any = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
+            self.server_time = _time_of(response.response)
             answer = await _whole(response.response, longest or LONGEST_ANSWER)
         except (aiohttp.ClientError, OSError) as error:
             raise _unavailable(error) from error
@@ -425,6 +431,14 @@ class Kubernetes:
         if not isinstance(document, dict):
             raise _malformed(path, type(document).__name__)
         return document
+
+
+def _time_of(response: aiohttp.ClientResponse) -> datetime | None:
+    """Return the time of an answer by the server's clock; None if the header `Date` is invalid."""
+    try:
+        return parsedate_to_datetime(response.headers.get("Date", "")).astimezone(UTC)
+    except ValueError:
+        return None
 
 
 async def _whole(response: aiohttp.ClientResponse, longest: int) -> bytes:

@@ -359,8 +359,15 @@ def test_run_above_its_bound_waits_for_approval(
 
 
 def test_run_past_its_deadline_fails_and_does_not_restart(
-    provision_policy: ProvisionPolicy, make_job: MakeJob, replay_api: Cluster, replay_token: str
+    provision_policy: ProvisionPolicy,
+    make_job: MakeJob,
+    replay_api: Cluster,
+    replay_token: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The clock of the driver is two hours ahead: that of the API server counts."""
+    ahead = "redrive.replay.job.progress.wall_clock"
+    monkeypatch.setattr(ahead, lambda: wall_clock() + timedelta(hours=2))
     assert replay_token
     provisioned = provision_policy()
     provisioned.bury(5)

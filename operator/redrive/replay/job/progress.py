@@ -85,6 +85,7 @@ class Progress:
         self._speed = Speed()
         self._token = NOWHERE
         self._is_fenced_by_ledger = not job.dry_run
+        self._now = wall_clock()
 
     def read(self) -> ReplayRun:
         """Return `status.run` as it is."""
@@ -144,7 +145,7 @@ class Progress:
     def desired_state(self) -> Wish:
         """Return whether the run is to go on, once all is moved."""
         try:
-            return _ends(asyncio.run(self._exchange({}))) or Wish.RUN
+            return self._ends(asyncio.run(self._exchange({}))) or Wish.RUN
         except (ReplayGoneError, NotFoundError):
             return Wish.END
 
@@ -155,7 +156,7 @@ class Progress:
             return await self._wish(kubernetes, replay, account)
 
     async def _wish(self, kubernetes: Kubernetes, replay: Body, account: Account) -> Wish:
-        ends = _ends(replay)
+        ends = self._ends(replay)
         if ends is not None:
             return ends
         bound, messages = self._approval_above, account.moved + account.left
@@ -236,6 +237,7 @@ class Progress:
 
     async def _get(self, kubernetes: Kubernetes) -> Body:
         replay = await kubernetes.get(resources.REPLAYS, self._key)
+        self._now = kubernetes.server_time or wall_clock()
         if replay["metadata"]["uid"] != self._uid:
             raise ReplayGoneError(
                 f"the Replay {self._key} is another one than this job was launched for",
@@ -284,6 +286,19 @@ class Progress:
                 remedy="nothing: another Replay goes on from what was moved",
             )
 
+    def _ends(self, replay: Body) -> Wish | None:
+        """Return the reason to end the run, if there is one.
+
+        The deadline counts by the API server's clock: that of a driver's node may be wrong.
+        """
+        status = ReplayStatus.of(replay)
+        if "deletionTimestamp" in replay["metadata"] or status.phase in FINAL:
+            return Wish.END
+        if replay["spec"].get("cancel"):
+            return Wish.CANCEL
+        is_late = status.is_past(replay["spec"].get("deadline"), self._now)
+        return Wish.EXPIRE if is_late else None
+
 
 def _token(status: ReplayStatus) -> EntryId:
     """Return the fencing token of the last run that has written *status*."""
@@ -324,17 +339,6 @@ _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r"\s+(at [\w.$]+\(|\.\.\. \d+ more|File \"|[ ]{3})")
 """A frame of Java or Python, or the code of one; a cause begins without white space."""
 _PACKAGE = re.compile(r"^(: )?([a-z]\w*\.)+(?=[A-Z]\w*: )")
-
-
-def _ends(replay: Body) -> Wish | None:
-    """Return whether the run is to end, and for which reason."""
-    status = ReplayStatus.of(replay)
-    if "deletionTimestamp" in replay["metadata"] or status.phase in FINAL:
-        return Wish.END
-    if replay["spec"].get("cancel"):
-        return Wish.CANCEL
-    is_late = status.is_past(replay["spec"].get("deadline"), wall_clock())
-    return Wish.EXPIRE if is_late else None
 
 
 WINDOW_SECONDS = 30.0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes, UnavailableError
+from redrive.kube.context import wall_clock
 from redrive.kube.resources import Key, Resource
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
@@ -60,6 +61,23 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FakeKubernetes:
 def progress(*, dry_run: bool = False, approval_above: int | None = None) -> Progress:
     job = ReplayJob(*KEY, "uid", POLICY, "", "", None, dry_run=dry_run)
     return Progress(replace(job, approval_above=approval_above))
+
+
+@pytest.mark.parametrize(
+    ("hours", "wish"), [(0.9, Wish.RUN), (1.1, Wish.EXPIRE)], ids=["before", "after"]
+)
+@pytest.mark.parametrize("skew", [-2, 0, 2])
+def test_deadline_counts_by_the_clock_of_the_api_server(
+    api: FakeKubernetes, hours: float, wish: Wish, skew: int
+) -> None:
+    now = wall_clock() + timedelta(hours=skew)
+    replay = api.objects[resources.REPLAYS][KEY]
+    replay["spec"]["deadline"] = "1h"
+    replay["status"]["startTime"] = (now - timedelta(hours=hours)).isoformat()
+    api.server_time = now
+    begun = run(FIRST)
+    assert begun.report(Account(matched=2, moved=1, left=1)) is wish
+    assert begun.desired_state() is wish
 
 
 def run(token: EntryId) -> Progress:
