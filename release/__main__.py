@@ -13,6 +13,8 @@ from release import (
     chart_file,
     chart_readme,
     dashboard,
+    json_schemas,
+    lint_rules,
     values_schema,
 )
 
@@ -24,6 +26,8 @@ GENERATED: Mapping[Path, Callable[[], str]] = {
     values_schema.SCHEMA: values_schema.render,
     chart_file.CHART_FILE: chart_file.render,
     **{page: partial(api_reference.render, kind) for page, kind in api_reference.GENERATED.items()},
+    **{file: partial(json_schemas.render, kind) for file, kind in json_schemas.GENERATED.items()},
+    lint_rules.PAGE: lint_rules.render,
     CHART / "LICENSE": partial((CHECKOUT / "LICENSE").read_text, "utf-8"),
     **{
         DEFINITIONS / crd.name: partial(crd.read_text, "utf-8")

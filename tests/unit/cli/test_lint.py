@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from redrive.cli.lint import lint
@@ -116,3 +121,57 @@ def test_control_characters_are_not_printed(folder: Path) -> None:
 def test_rule_names_are_stable() -> None:
     assert {rule.id for rule in LintRule} == IDS
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in IDS)
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_pre_commit_hook_installs_and_runs_the_command(folder: Path) -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert hook["additional_dependencies"] == [".[cli]"]
+    assert {"click", "pyyaml", "pydantic", "sqlglot"} <= {
+        re.split(r"[<>=]", requirement)[0]
+        for requirement in project["optional-dependencies"]["cli"]
+    }
+    assert hook["entry"] == "redrive lint"
+    assert "[name-collision]" in run(*hook["args"]).stdout
+    assert folder.is_dir()
+
+
+def test_action_writes_sarif_and_fails_with_findings(folder: Path) -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
+    check = action["runs"]["steps"][-1]
+    program = folder / "redrive/bin/redrive"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m redrive "$@"\n', "utf-8")
+    program.chmod(0o755)
+    process = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", check["run"]],  # noqa: S607  as a runner does
+        env=os.environ
+        | {"RUNNER_TEMP": str(folder), "PYTHONPATH": str(ROOT / "operator")}
+        | {"PATHS": "c.yaml .", "NAMESPACE": "", "SARIF": "redrive.sarif"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 1, process.stderr
+    assert "[name-collision]" in process.stdout
+    assert json.loads((folder / "redrive.sarif").read_text("utf-8"))["version"] == "2.1.0"
+    assert set(check["env"]) == {"PATHS", "NAMESPACE", "SARIF"}
+
+
+def test_lint_imports_no_package_beyond_its_extra() -> None:
+    code = (
+        "import sys, redrive.cli.lint; print(sorted({'aiohttp', 'kopf', 'kubernetes', 'pulsar', "
+        "'pyspark', 'prometheus_client'} & sys.modules.keys()))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "operator")},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert output == "[]\n"
