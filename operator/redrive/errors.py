@@ -140,6 +140,18 @@ class TopicExistsError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class StrayPartitionError(RedriveError):
+    """A topic of its own has the name of a partition that the policy needs.
+
+    Brokers create such topics for clients that name a partition, and create no partitions beside
+    one.
+    """
+
+    reason = "StrayPartition"
+    stalls = True
+    requeue = Requeue.SLOW_BACKOFF
+
+
 class AdoptionNotAllowedError(RedriveError):
     """The connection does not let policies adopt this topic."""
 

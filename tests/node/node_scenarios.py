@@ -294,7 +294,7 @@ def test_a_missing_image_is_named_by_the_condition(replays: Shop) -> None:
     why = not_started(replays, "no-image")
     assert re.search(r"ErrImagePull|ImagePullBackOff", why)
     assert "registry.example/redrive-replay:missing" in why
-    replays.upgrade("replay.image.tag=1")
+    replays.upgrade("replay.image.tag=")
     application = replays.get("replay/no-image", ".status.sparkApplication")
     replays.kubectl("delete", APPLICATIONS, application)
     replays.completes("no-image")

@@ -66,10 +66,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{- /* The reference to an image. Takes image, registry, tag (the defaults of both) and root. A tag may be a number. */ -}}
+{{- /* The reference to an image. Takes image, registry, tag (the defaults of both) and root. */ -}}
 {{- define "redrive.reference" -}}
 {{- with (.root.Values.global).imageRegistry | default .image.registry | default .registry }}{{ . }}/{{ end }}
-{{- .image.repository }}{{ if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .tag .image.tag | toJson | trimAll "\"" }}{{ end }}
+{{- .image.repository }}{{ if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .tag .image.tag }}{{ end }}
 {{- end }}
 
 {{- define "redrive.image" -}}

@@ -29,7 +29,7 @@ _ENTITY = rf"{_NO_STEP}[-=:.\w]+"  # what Pulsar accepts as the name of a tenant
 _LOCAL = rf"{_NO_STEP}[^/\s\x00-\x1f\x7f]+"
 _TOPIC = re.compile(rf"persistent://({_ENTITY})/({_ENTITY})/({_LOCAL})", re.ASCII)
 _SUBSCRIPTION = re.compile(_LOCAL)
-_PARTITION = re.compile(r"-partition-\d+$")
+PARTITION_SUFFIX = re.compile(r"-partition-(\d+)\Z")
 
 SYSTEM_PREFIX = "__"
 """Names that begin with it are Pulsar's own: of topics such as `__change_events`, which holds topic
@@ -74,6 +74,10 @@ class Scheme(enum.StrEnum):
                 remedy=f"use one of {', '.join(cls)}",
             ) from None
 
+
+_DERIVED = re.compile(
+    rf"(?:.*(?:-RETRY|-DLQ|-retry|-dlq)(?:{LEDGER_SUFFIX}|{SEQUENCES_SUFFIX})?|%(?:RETRY|DLQ)%.*)"
+)
 
 # The retry topic and the dead-letter topic. All but the first leave the topic out, so that two
 # topics of a namespace which share a subscription's name share these too: a collision.
@@ -147,7 +151,7 @@ class TopicName:
         local = _decoded(self.local)
         if local.startswith(SYSTEM_PREFIX) or PENDING_ACKS in local:
             return True
-        is_health_check = _PARTITION.sub("", local) == HEALTH_CHECK
+        is_health_check = PARTITION_SUFFIX.sub("", local) == HEALTH_CHECK
         return self.namespace_name == SYSTEM_NAMESPACE or (
             self.tenant == _SYSTEM_TENANT and is_health_check
         )
@@ -162,7 +166,7 @@ class TopicName:
 
     def without_partition(self) -> TopicName:
         """Name the partitioned topic that this is a partition of; itself if it is none."""
-        return self.sibling(_PARTITION.sub("", self.local))
+        return self.sibling(PARTITION_SUFFIX.sub("", self.local))
 
 
 def _decoded(local: str) -> str:
@@ -218,6 +222,16 @@ def check_sibling(given: TopicName, source: TopicName) -> TopicName:
             remedy="name a topic of that namespace, or leave the name to the scheme",
         )
     return given
+
+
+def is_derived(topic: TopicName) -> bool:
+    """Return True if a topic is a retry topic, a dead-letter topic or one beside it, by its name.
+
+    Names of all schemes count, and those of ledger and sequences topics. Any application can give
+    its own topic such a name: use this to leave topics out of a listing, never to decide about
+    rights or deletion.
+    """
+    return _DERIVED.fullmatch(topic.without_partition().local) is not None
 
 
 def retry_topic(topic: TopicName, subscription: str, scheme: Scheme = Scheme.PULSAR) -> TopicName:

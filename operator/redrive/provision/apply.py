@@ -5,7 +5,8 @@ A crash in between leaves fewer actions for the next time: `diff` chooses each b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +19,11 @@ from redrive.admin.errors import (
     UnsupportedError,
 )
 from redrive.admin.granting import Granter
+from redrive.errors import StrayPartitionError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
 from redrive.kube.resources import Key
+from redrive.policy.naming import PARTITION_SUFFIX, TopicName
 from redrive.provision import actions, ownership
 
 
@@ -58,6 +61,7 @@ async def apply(
 
     Raises:
         AdminError, KubernetesError: an action failed; those before it are done.
+        StrayPartitionError: see there; the actions before are done.
     """
     applied = Applied()
     for action in planned:
@@ -128,11 +132,13 @@ async def _set_topic_policy(action: actions.SetTopicPolicy, admin: Admin, applie
 async def _on_topic(action: actions.OnTopic, admin: Admin) -> None:
     match action:
         case actions.CreateTopic(topic, partitions, properties):
-            await admin.create_topic(topic, partitions, properties)
+            async with _naming_strays(topic, admin):
+                await admin.create_topic(topic, partitions, properties)
         case actions.Mark(topic, properties):
             await admin.set_properties(topic, properties)
         case actions.AddPartitions(topic, partitions):
-            await admin.add_partitions(topic, partitions)
+            async with _naming_strays(topic, admin):
+                await admin.add_partitions(topic, partitions)
         case actions.RestorePartitions(topic, _):
             await admin.restore_partitions(topic)
         case actions.RestoreTopicPolicy(topic, policy, write):
@@ -143,3 +149,28 @@ async def _on_topic(action: actions.OnTopic, admin: Admin) -> None:
             await admin.delete_topic(topic, partitioned=partitioned)
         case actions.DeleteSubscription(topic, subscription):
             await admin.delete_subscription(topic, subscription)
+
+
+@asynccontextmanager
+async def _naming_strays(topic: TopicName, admin: Admin) -> AsyncIterator[None]:
+    """Name the topic for which the broker refuses to create partitions: its answer does not.
+
+    Raises:
+        StrayPartitionError: the broker refused, and there is such a topic.
+    """
+    try:
+        yield
+    except (AdminConflictError, BrokerRefusedError) as error:
+        topics, partitioned = await admin.topics(topic.namespace_name)
+        count = await admin.partitions(topic) if str(topic) in partitioned else 0
+        indexes = (int(match[1]) for match in map(PARTITION_SUFFIX.search, topics) if match)
+        strays = {str(topic.partition(index)) for index in indexes if index >= count} & topics
+        if not strays:
+            raise
+        raise StrayPartitionError(
+            f"the broker can't create the partitions of {topic}: a topic of its own has the name "
+            "of one",
+            got=min(strays),
+            remedy="handle or move its messages and delete it; stop the client that names the "
+            "partition, which would create it again",
+        ) from error

@@ -128,7 +128,8 @@ _CONNECTION = (
     TRUSTED,
 )
 _TOPICS = ("topic", "topics", "topicsPattern")
-_READ = (*_CONNECTION, *_TOPICS, "startingOffsets", "failOnDataLoss", "columns")
+_DERIVED = "includeDerivedTopics"
+_READ = (*_CONNECTION, *_TOPICS, _DERIVED, "startingOffsets", "failOnDataLoss", "columns")
 BATCH_OPTIONS = (*_READ, "endingOffsets")
 STREAM_OPTIONS = (*_READ, "maxBytesPerTrigger", "predefinedSubscription")
 WRITE_OPTIONS = (*_CONNECTION, "topic")
@@ -162,11 +163,13 @@ class TopicSelection:
         names: each may be one partition.
         pattern: of topics without their partitions, in one namespace; None for *names* alone.
         namespace: that of the pattern, `tenant/namespace`.
+        derived: the pattern matches retry topics, dead-letter topics and those beside them, too.
     """
 
     names: tuple[TopicName, ...] = ()
     pattern: re.Pattern[str] | None = None
     namespace: str = ""
+    derived: bool = False
 
 
 @dataclass(frozen=True)
@@ -282,8 +285,15 @@ def _topics(options: Mapping[str, str]) -> TopicSelection:
             remedy="give one of them",
         )
     text = options[given[0]]
+    derived = options.get(_DERIVED)
     if given[0] == "topicsPattern":
-        return _pattern(text)
+        return _pattern(text, derived=_boolean(_DERIVED, derived or "false"))
+    if derived is not None:
+        raise InvalidOptionError(
+            f"{_DERIVED} concerns topicsPattern only; {given[0]} reads each topic that it names",
+            got=derived,
+            remedy="leave it out",
+        )
     names = [text] if given[0] == "topic" else text.split(",")
     return TopicSelection(tuple(dict.fromkeys(topic_name(name.strip()) for name in names)))
 
@@ -315,13 +325,13 @@ def _is_short(text: str) -> bool:
     return _SHORT.fullmatch(text) is not None
 
 
-def _pattern(text: str) -> TopicSelection:
+def _pattern(text: str, *, derived: bool) -> TopicSelection:
     """Read a pattern; its tenant and namespace are no patterns, as the broker lists one."""
     whole = text if "://" in text else f"persistent://public/default/{text}"
     parts = whole.split("/", 4)
     try:
         namespace = TopicName.parse("/".join([*parts[:4], "any"])).namespace_name
-        return TopicSelection((), re.compile(whole), namespace)
+        return TopicSelection((), re.compile(whole), namespace, derived)
     except (RedriveError, re.error) as error:
         raise InvalidOptionError(
             "topicsPattern is persistent://tenant/namespace/ and a regular expression for the rest",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -197,6 +197,8 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "__messageProperties": (MapType,),
 }
 _PROPERTIES = "map<string,string>"
+_MILLISECOND = 1_000
+"""Microseconds."""
 _MAX_SENDS = 5
 """Sends of a message whose receipts have no entry."""
 
@@ -335,31 +337,67 @@ class _Sending:
 
 
 def messages_of_batch(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Return what the client takes for each row, with `value` and `__topic`."""
+    """Return what the client takes for each row, with `value` and `__topic`.
+
+    Raises:
+        UnwritableError: a row holds something that no message of Pulsar's Python client can carry.
+    """
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        columns[name] = (_microseconds(column) if name == "__eventTime" else column).to_pylist()
+        try:
+            columns[name] = _plain(name, column).to_pylist()
+        except UnicodeDecodeError as error:
+            raise UnwritableError(
+                f"a text of the column {name} is not UTF-8",
+                got=error.object[:64],
+                remedy="encode it, such as with base64(…)",
+            ) from None
     for values in zip(*columns.values(), strict=True):
-        row = dict(zip(columns, values, strict=True))
-        yield _message(row)
+        yield _message(dict(zip(columns, values, strict=True)))
 
 
-def _microseconds(moments: pa.Array) -> pa.Array:
-    return moments.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+def _plain(name: str, column: pa.Array) -> pa.Array:
+    if name == "__eventTime":
+        return column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    return column.cast(pa.binary()) if name in {"value", "__key"} else column
 
 
 def _message(row: dict[str, Any]) -> dict[str, Any]:
-    key, moment = row.get("__key"), row.get("__eventTime")
-    value = row["value"]
+    key = row.get("__key")
     message = {
-        "value": value.encode() if isinstance(value, str) else value,
-        "partition_key": _text(key) if isinstance(key, bytes) else key,
-        "event_timestamp": None if moment is None else moment // 1_000,
-        "properties": {name: text or "" for name, text in row.get("__messageProperties") or ()},
+        "value": row["value"],
+        "partition_key": None if key is None else _text(key),
+        "event_timestamp": _event_time(row.get("__eventTime")),
+        "properties": _properties(row.get("__messageProperties") or ()),
     }
     if "__topic" in row:
         message["__topic"] = row["__topic"]
     return message
+
+
+def _event_time(microseconds: int | None) -> int | None:
+    if microseconds is not None and microseconds < _MILLISECOND:
+        raise UnwritableError(
+            "__eventTime is before 1970-01-01 00:00:00.001 UTC, the first event time that a "
+            "message can have: Pulsar takes 0 for none",
+            got=f"{microseconds} µs since 1970",
+            remedy="write a later time, or NULL for none",
+        )
+    return None if microseconds is None else microseconds // _MILLISECOND
+
+
+def _properties(items: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    properties: dict[str, str] = {}
+    for name, text in items:
+        if text is None:
+            raise UnwritableError(
+                "a property of a message can't be NULL",
+                got=name,
+                remedy="write a text, or leave it out, such as with "
+                "map_filter(properties, (name, text) -> text IS NOT NULL)",
+            )
+        properties[name] = text
+    return properties
 
 
 def _text(key: bytes) -> str:

@@ -14,7 +14,6 @@ broker has deleted nothing of what follows; once it does not, as when messages e
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -26,15 +25,13 @@ from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.auth.files import source_credentials
 from redrive.errors import RedriveError
-from redrive.policy.naming import TopicName, cursor_name
+from redrive.policy.naming import PARTITION_SUFFIX, TopicName, cursor_name, is_derived
 from redrive.reading import broker
 from redrive.reading.broker import UNPARTITIONED
 from redrive.reading.positions import LATEST, NOWHERE, EntryId
 from redrive.reading.ranges import Partition
-from redrive.spark.options import SourceConnection, TopicSelection
+from redrive.spark.options import InvalidOptionError, SourceConnection, TopicSelection
 from redrive.spark.slices import Extent, Offset
-
-_INDEX = re.compile(r"-partition-(\d+)$")
 
 
 class PulsarFailedError(RedriveError):
@@ -124,16 +121,24 @@ async def _matching(admin: Admin, selection: TopicSelection) -> list[TopicName]:
     if selection.pattern is None:
         return list(selection.names)
     unpartitioned, partitioned = await admin.topics(selection.namespace)
-    single = {name for name in unpartitioned if not _INDEX.search(name)}
-    return [
-        TopicName.parse(name)
-        for name in sorted(single | partitioned)
-        if selection.pattern.fullmatch(name)
+    single = {name for name in unpartitioned if not PARTITION_SUFFIX.search(name)}
+    matching = [
+        topic
+        for topic in map(TopicName.parse, sorted(single | partitioned))
+        if selection.pattern.fullmatch(str(topic)) and not topic.is_system
     ]
+    topics = [topic for topic in matching if selection.derived or not is_derived(topic)]
+    if matching and not topics:
+        raise InvalidOptionError(
+            "topicsPattern matches only retry topics, dead-letter topics or those beside them",
+            got=[str(topic) for topic in matching[:5]],
+            remedy="set includeDerivedTopics to true to read them",
+        )
+    return topics
 
 
 async def _partitions(admin: Admin, topic: TopicName) -> list[TopicName]:
-    if _INDEX.search(topic.local):
+    if PARTITION_SUFFIX.search(topic.local):
         return [topic]
     count = await admin.partitions(topic)
     return [topic.partition(index) for index in range(count)] or [topic]
@@ -146,7 +151,7 @@ async def _extent(admin: Admin, topic: TopicName, subscription: str) -> Extent:
 
 
 def _index(topic: TopicName) -> int:
-    match = _INDEX.search(topic.local)
+    match = PARTITION_SUFFIX.search(topic.local)
     return UNPARTITIONED if match is None else int(match[1])
 
 

@@ -65,7 +65,7 @@ def test_chart_without_values_renders_a_name_none_can_publish() -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_parent_chart_enables_redrive_by_a_condition(tmp_path: Path, *, enabled: bool) -> None:
     values = {
-        "redrive": {"enabled": enabled, "image": {"tag": 2}},
+        "redrive": {"enabled": enabled, "image": {"tag": "2"}},
         "global": {"imageRegistry": "mirror.test", "imagePullSecrets": ["a"], "storageClass": "b"},
     }
     rendered = chart.render(values, chart=parent(tmp_path))
@@ -102,13 +102,13 @@ def test_value_without_effect_is_refused(values: dict[str, Any], message: str) -
     ("values", "expected"),
     [
         ({"global": {"imageRegistry": "m.test/x"}}, ["m.test/x/redrive:1", "m.test/x/job:1"]),
-        ({"image": {"registry": "r:5000", "tag": 1}}, ["r:5000/redrive:1", "r:5000/job:1"]),
-        ({"image": {"registry": "", "tag": 1}}, ["redrive:1", "job:1"]),
+        ({"image": {"registry": "r:5000", "tag": "1"}}, ["r:5000/redrive:1", "r:5000/job:1"]),
+        ({"image": {"registry": "", "tag": "1"}}, ["redrive:1", "job:1"]),
     ],
 )
 def test_registries_apply_to_both_images(values: dict[str, Any], expected: list[str]) -> None:
     replay = {"replay": {"image": {"repository": "job"}}}
-    assert images(chart.render({"image": {"tag": 1}} | values | replay)) == expected
+    assert images(chart.render({"image": {"tag": "1"}} | values | replay)) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import re
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import Policy
 from sandbox import installation
+from sandbox.pulsar import SUPERUSER
 from sandbox.sandbox import Sandbox
-from tests.integration.provision.conftest import SECONDS, Shop
+from tests.integration.provision.conftest import SECONDS, Shop, rest_path
 from tests.support.awake_time import awake_time
 from tests.support.waiting import wait_until
 
@@ -130,6 +133,25 @@ def test_retry_topic_grows_with_its_source(shop: Shop) -> None:
     wait_until(lambda: shop.topics()[retry]["partitions"] == 4, every=READ_SECONDS)
     wait_until(lambda: shop.topics()[grown]["subscriptions"] == ["fulfilment"], every=READ_SECONDS)
     wait_until(lambda: any(event[1] == "Repaired" for event in shop.events("orders")))
+
+
+def test_topic_with_the_name_of_a_partition_is_named(shop: Shop) -> None:
+    """A client that names a partition has the broker create a topic, where that is allowed."""
+    namespace = f"{shop.tenant}/prod"
+    creation = {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}
+    shop.request("POST", f"namespaces/{namespace}/autoTopicCreation", creation)
+    stray = f"{shop.topic('orders-fulfilment-RETRY')}-partition-3"
+    superuser = pulsar.AuthenticationToken(shop.broker.token(SUPERUSER))
+    with closing(pulsar.Client(shop.broker.service_url, authentication=superuser)) as client:
+        client.create_producer(stray)
+    shop.connection()
+    shop.create_topic(shop.topic("orders"), 2)
+    shop.policy()
+    refused = shop.reaches("orders", "StrayPartition")
+    assert f"got '{stray}'; handle or move its messages and delete it" in message(refused)
+    shop.request("DELETE", rest_path(stray))
+    shop.request_reconcile("orders")
+    assert shop.ready()["status"]["retryTopic"] == stray.removesuffix("-partition-3")
 
 
 def test_deleted_topic_subscription_and_rights_are_restored(shop: Shop) -> None:

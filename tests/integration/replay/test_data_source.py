@@ -206,6 +206,20 @@ def test_pattern_reads_all_partitions_of_its_topics(desk: Desk) -> None:
     assert numbers(desk.read(topics=f"{whole},{whole}-partition-0")) == list(range(20))
 
 
+def test_pattern_leaves_derived_and_system_topics_out(desk: Desk) -> None:
+    desk.send(desk.topic("orders"), 5)
+    for name in ("orders-billing-RETRY", "orders-billing-DLQ", "orders-billing-DLQ-LEDGER"):
+        desk.send(desk.topic(name), 3)
+    orders = f"persistent://{desk.namespace}/orders.*"
+    assert numbers(desk.read(topicsPattern=orders)) == list(range(5))
+    everything = f"persistent://{desk.namespace}/.*"
+    assert numbers(desk.read(topicsPattern=everything)) == list(range(5))
+    derived = desk.read(topicsPattern=everything, includeDerivedTopics="true")
+    assert numbers(derived) == list(range(14))
+    with pytest.raises(PySparkException, match="set includeDerivedTopics to true"):
+        desk.read(topicsPattern=f"persistent://{desk.namespace}/.*-DLQ").count()
+
+
 def test_a_refused_token_is_named_and_not_shown(desk: Desk) -> None:
     topic = desk.topic("orders")
     token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJub2JvZHkifQ.c2lnbmF0dXJl"  # noqa: S105  of no role

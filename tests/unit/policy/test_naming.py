@@ -43,6 +43,21 @@ def test_scheme_names_topics_as_its_system_does(scheme: str, retry: str, dead_le
     assert naming.dead_letter_topic(ORDERS, "billing", chosen) == ORDERS.sibling(dead_letter)
 
 
+@pytest.mark.parametrize("scheme", Scheme)
+def test_derived_topics_are_recognized_in_all_schemes(scheme: Scheme) -> None:
+    dead_letter = naming.dead_letter_topic(ORDERS, "billing", scheme)
+    retry = naming.retry_topic(ORDERS, "billing", scheme)
+    assert naming.is_derived(retry)
+    assert naming.is_derived(dead_letter.partition(3))
+    assert naming.is_derived(naming.ledger_topic(dead_letter))
+    assert naming.is_derived(naming.sequences_topic(dead_letter))
+
+
+@pytest.mark.parametrize("local", ["orders", "general-LEDGER", "DLQ", "RETRY-orders", "a%RETRY%b"])
+def test_other_topics_are_not_derived(local: str) -> None:
+    assert not naming.is_derived(ORDERS.sibling(local))
+
+
 def test_braces_in_names_are_not_substituted() -> None:
     topic = naming.retry_topic(ORDERS.sibling("{subscription}"), "{topic}")
     assert topic.local == "{subscription}-{topic}-RETRY"

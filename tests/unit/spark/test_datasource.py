@@ -158,3 +158,31 @@ def test_text_is_written_as_utf8_and_binary_key_refused() -> None:
     assert (message["value"], message["__topic"]) == ("ü".encode(), "orders")
     with pytest.raises(UnwritableError, match="keys of text only"):
         list(messages_of_batch(pa.RecordBatch.from_pydict({"value": [b""], "__key": [b"\xff"]})))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "problem"),
+    [
+        ("__eventTime", pa.array([0], pa.timestamp("us", tz="UTC")), "0 µs since 1970"),
+        ("__eventTime", pa.array([999], pa.timestamp("us", tz="UTC")), "first event time"),
+        ("__eventTime", pa.array([-1_000], pa.timestamp("us", tz="UTC")), "first event time"),
+        (
+            "__messageProperties",
+            pa.array([[("a", "1"), ("b", None)]], pa.map_(pa.string(), pa.string())),
+            "can't be NULL; got 'b'",
+        ),
+        ("__topic", pa.array([b"\xff"]).view(pa.string()), "a text of the column __topic"),
+        ("__key", pa.array([b"\xff"]).view(pa.string()), "keys of text only"),
+    ],
+)
+def test_row_that_no_message_carries_is_refused(
+    column: str, values: pa.Array, problem: str
+) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([b""]), values], ["value", column])
+    with pytest.raises(UnwritableError, match=problem):
+        list(messages_of_batch(batch))
+
+
+def test_text_value_of_any_bytes_is_written() -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([b"\xff"]).view(pa.string())], ["value"])
+    assert [message["value"] for message in messages_of_batch(batch)] == [b"\xff"]

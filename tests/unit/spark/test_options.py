@@ -110,6 +110,15 @@ def test_topic_pattern_needs_admin_url_and_one_namespace() -> None:
             options.read_options(values | {"topicsPattern": wrong}, BATCH_OPTIONS)
 
 
+def test_derived_topics_are_an_option_of_patterns_only() -> None:
+    pattern = {"topicsPattern": "orders.*", "admin.url": "http://p:8080"}
+    values = {"service.url": "pulsar://p", **pattern}
+    assert not options.read_options(values, BATCH_OPTIONS).topics.derived
+    derived = values | {"includeDerivedTopics": "true"}
+    assert options.read_options(derived, BATCH_OPTIONS).topics.derived
+    assert "each topic that it names" in refused(includeDerivedTopics="true")
+
+
 def test_columns_are_chosen_by_name_in_order() -> None:
     assert options.read_options(LEAST | {"columns": "__ENTRY, value"}, BATCH_OPTIONS).columns == (
         "__entry",
