@@ -381,7 +381,7 @@ MAX_SHOWN_REASON = 256
 
 
 class ReplayResult(StatusModel):
-    """Result of an ended Replay of the policy. It outlives the Replay."""
+    """Result of an ended Replay of the policy that was no plan. It outlives the Replay."""
 
     name: Annotated[str, Field(max_length=63)]
     """Name of the Replay."""
@@ -389,8 +389,9 @@ class ReplayResult(StatusModel):
     uid: Annotated[str, Field(max_length=64)]
     """`metadata.uid` of the Replay."""
 
-    mode: Annotated[str, Field(max_length=16)]
-    """`Run` or `Plan`."""
+    author: Annotated[str, Field(max_length=MAX_SHOWN_REASON)] | None = None
+    """First 256 characters of the annotation `redrive.io/requested-by` of the Replay: the user who
+    created it with the command line. The admission policy of the chart verifies it."""
 
     reason: Annotated[str, Field(max_length=MAX_SHOWN_REASON)] | None = None
     """First 256 characters of `spec.reason` of the Replay."""

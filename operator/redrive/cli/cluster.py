@@ -6,16 +6,22 @@ imported: they take a third of a second of a command's start.
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, cached_property
 from http import HTTPStatus
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from types import ModuleType
 from typing import Any, ClassVar
 from urllib.parse import urlencode
@@ -26,14 +32,22 @@ from redrive import __version__
 from redrive.api import GROUP, Body
 from redrive.cli.frame import ClusterFlags
 from redrive.errors import RedriveError
-from redrive.kube.resources import Resource
+from redrive.kube.resources import APPROVALS, CONNECTIONS, POLICIES, REPLAYS, Resource
 
 FIELD_MANAGER = "redrive"
 PAGE = 500
 """Objects of one page of a list."""
+WATCH_SECONDS = 25
+"""Time after which the API server ends a watch."""
+RENEW_SECONDS = 1.0
+"""Pause after a watch that failed."""
+TICK_SECONDS = 1.0
+"""Longest time between two yields of a watch: ages continue."""
 SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
+KINDS = (CONNECTIONS, POLICIES, REPLAYS, APPROVALS)
+_NAMES = {kind.plural: kind.kind for kind in KINDS}
 _CHANGING = {"create", "update", "patch", "delete"}
 _RESPONDING = {("replays", verb) for verb in _CHANGING} | {("retrypolicies", "patch")}
 _REFUSED = re.compile(
@@ -93,17 +107,24 @@ class Cluster:
 
     def list(
         self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = ""
-    ) -> list[Body]:
+    ) -> builtins.list[Body]:
         """Read all objects of a namespace, None for all, in pages."""
-        selectors = {"labelSelector": labels, "fieldSelector": fields}
-        query = {"limit": str(PAGE)} | {name: value for name, value in selectors.items() if value}
-        objects = list[Body]()
+        _, objects = self._list(resource, namespace, labels, fields)
+        return objects
+
+    def _list(
+        self, resource: Resource, namespace: str | None, labels: str, fields: str
+    ) -> tuple[str, builtins.list[Body]]:
+        """Return the resource version of a list, and its objects."""
+        query = {"limit": str(PAGE)} | _selectors(labels, fields)
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind}
+        objects: builtins.list[Body] = []
         while True:
             page = self.request("GET", resource.path(namespace), query=query)
-            objects += page["items"] or ()
+            objects += [typed | item for item in page["items"] or ()]
             token = page["metadata"].get("continue")
             if not token:
-                return objects
+                return page["metadata"]["resourceVersion"], objects
             query["continue"] = token
 
     def get(self, resource: Resource, namespace: str, name: str) -> Body:
@@ -115,21 +136,40 @@ class Cluster:
         answer: Body = self.request("GET", resource.path(namespace, name))
         return answer
 
-    def create(self, resource: Resource, body: Body, *, dry_run: bool = False) -> Body:
-        """Create *body* in its namespace; a field that the schema does not know is refused."""
+    def create(self, resource: Resource, body: Body, *, dry_run: str | None = None) -> Body:
+        """Create *body* in its namespace; a field that the schema does not know is refused.
+
+        Args:
+            resource: the kind.
+            body: the object.
+            dry_run: `client` sends nothing; `server` has the API server check it; None creates it.
+        """
+        if dry_run == "client":
+            return body
         path = resource.path(body["metadata"]["namespace"])
-        answer: Body = self.request("POST", path, body, query=_writing(dry_run=dry_run))
+        answer: Body = self.request("POST", path, body, query=_writing(dry_run))
         return answer
 
-    def patch(self, resource: Resource, body: Body, patch: Body, *, dry_run: bool = False) -> Body:
-        """Merge *patch* into the object of *body*, unless another object has its name by now."""
+    def patch(
+        self, resource: Resource, body: Body, patch: Body, *, dry_run: str | None = None
+    ) -> Body:
+        """Merge *patch* into the object of *body*, unless another object has its name by now.
+
+        Args:
+            resource: the kind.
+            body: the object as it was read.
+            patch: as a merge patch (RFC 7386).
+            dry_run: as for `create`.
+        """
+        if dry_run == "client":
+            return _merged(body, patch)
         metadata = body["metadata"]
         own = {"uid": metadata["uid"], **(patch.get("metadata") or {})}
         answer: Body = self.request(
             "PATCH",
             resource.path(metadata["namespace"], metadata["name"]),
             {**patch, "metadata": own},
-            query=_writing(dry_run=dry_run),
+            query=_writing(dry_run),
         )
         return answer
 
@@ -138,6 +178,29 @@ class Cluster:
         metadata = body["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"])
         self.request("DELETE", path, {"preconditions": {"uid": metadata["uid"]}})
+
+    def watch(
+        self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> Iterator[Snapshot]:
+        """Yield the objects of a list: at once, at each change, and at least each second.
+
+        A watch that ends, and a resource version that expires, are renewed. Without the API server
+        the last objects are yielded, with the error. The iterator never ends.
+
+        Raises:
+            ClusterError: the first list failed.
+        """
+        latest = SimpleQueue[Snapshot]()
+        version, objects = self._list(resource, namespace, labels, fields)
+        watcher = _Watcher(self, resource, namespace, labels, fields, latest.put)
+        Thread(target=watcher.run, args=(version, objects), daemon=True).start()
+        snapshot = Snapshot(tuple(objects))
+        while True:
+            yield snapshot
+            with suppress(Empty):
+                snapshot = latest.get(timeout=TICK_SECONDS)
+                while True:
+                    snapshot = latest.get_nowait()
 
     def request(
         self,
@@ -179,7 +242,7 @@ class Cluster:
         Raises:
             ClusterError: no answer.
         """
-        configuration = self._configuration
+        configuration, seconds = self._configuration, self._flags.timeout_seconds
         if configuration.refresh_api_key_hook is not None:
             configuration.refresh_api_key_hook(configuration)
         url = f"{configuration.host}{path}?{urlencode(query or {})}"
@@ -192,7 +255,7 @@ class Cluster:
                 url,
                 body=None if body is None else json.dumps(body).encode(),
                 headers=headers,
-                timeout=self._flags.timeout_seconds,
+                timeout=max(seconds, 2 * WATCH_SECONDS) if stream else seconds,
                 preload_content=not stream,
             )
         except urllib3.exceptions.HTTPError as error:
@@ -222,7 +285,16 @@ class Cluster:
     def _connections(self) -> urllib3.PoolManager:
         configuration = self._configuration
         options: dict[str, Any] = {
-            "retries": urllib3.Retry(connect=2, read=0, redirect=0, status=0, backoff_factor=0.2),
+            # With Retry-After the API server has not processed the request, of whatever method.
+            "retries": urllib3.Retry(
+                connect=2,
+                read=0,
+                redirect=0,
+                status=3,
+                allowed_methods=None,
+                raise_on_status=False,
+                backoff_factor=0.2,
+            ),
             "ca_certs": configuration.ssl_ca_cert,
             "cert_file": configuration.cert_file,
             "key_file": configuration.key_file,
@@ -267,11 +339,82 @@ class Cluster:
                 remedy="install the chart, or choose another --context",
             )
         namespace = path.partition("/namespaces/")[2].partition("/")[0]
+        kind = _NAMES.get(details.get("kind", ""), details.get("kind") or "object")
         return ObjectNotFoundError(
-            f"{details.get('kind', 'object')} {details.get('name', path)} does not exist in "
-            f"namespace {namespace}",
+            f"there is no {kind} {details.get('name', path)} in namespace {namespace}",
             remedy="check the name, and choose the namespace with -n",
         )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Objects of a watch at one moment.
+
+    Attributes:
+        error: of the API server, while it does not answer; the objects are those from before.
+    """
+
+    objects: tuple[Body, ...]
+    error: ClusterError | None = None
+
+
+@dataclass
+class _Watcher:
+    """Thread of one watch: publishes the objects after each change."""
+
+    cluster: Cluster
+    resource: Resource
+    namespace: str | None
+    labels: str
+    fields: str
+    publish: Callable[[Snapshot], None]
+
+    def run(self, version: str, objects: list[Body]) -> None:
+        """Watch from *version* on, and list again when the watch can't continue."""
+        while True:
+            try:
+                self._follow(version, objects)
+                version, objects = self.cluster._list(  # noqa: SLF001  of the same module
+                    self.resource, self.namespace, self.labels, self.fields
+                )
+                self.publish(Snapshot(tuple(objects)))
+            except ClusterError as error:
+                self.publish(Snapshot(tuple(objects), error))
+                time.sleep(RENEW_SECONDS)
+
+    def _follow(self, version: str, objects: list[Body]) -> None:
+        """Publish changes until the watch ends."""
+        query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_SECONDS)}
+        response = self.cluster.send(
+            "GET",
+            self.resource.path(self.namespace),
+            query=query | _selectors(self.labels, self.fields),
+            stream=True,
+        )
+        if response.status != HTTPStatus.OK:  # expired: the list is read again
+            return
+        try:
+            for line in response:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    return
+                body = event["object"]
+                uid = body["metadata"]["uid"]
+                position = next(
+                    (i for i, other in enumerate(objects) if other["metadata"]["uid"] == uid), None
+                )
+                if position is not None:
+                    del objects[position]
+                if event["type"] != "DELETED":
+                    objects.insert(len(objects) if position is None else position, body)
+                self.publish(Snapshot(tuple(objects)))
+        except (urllib3.exceptions.HTTPError, ValueError) as error:
+            raise self.cluster.silence(error) from error
+
+
+def _selectors(labels: str, fields: str) -> dict[str, str]:
+    selectors = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: value for name, value in selectors.items() if value}
 
 
 def role_with(verb: str, resource: str) -> str:
@@ -281,7 +424,7 @@ def role_with(verb: str, resource: str) -> str:
     if resource == "replayapprovals":
         return "redrive-approver"
     if resource == "brokerconnections":
-        return "admin"
+        return "redrive-admin"
     return "redrive-responder" if (resource, verb) in _RESPONDING else "redrive-editor"
 
 
@@ -300,9 +443,22 @@ def _not_permitted(message: str) -> NotPermittedError:
     )
 
 
-def _writing(*, dry_run: bool = False) -> dict[str, str]:
+def _writing(dry_run: str | None = None) -> dict[str, str]:
     query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
     return query | {"dryRun": "All"} if dry_run else query
+
+
+def _merged(body: Body, patch: Body) -> Body:
+    """Apply a merge patch (RFC 7386)."""
+    merged = dict(body)
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        elif isinstance(value, dict):
+            merged[name] = _merged(merged.get(name) or {}, value)
+        else:
+            merged[name] = value
+    return merged
 
 
 def _configuration(flags: ClusterFlags) -> tuple[Any, str, str]:

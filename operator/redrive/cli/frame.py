@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import click
 
-from redrive.cli.main import COMMANDS, overview, program_name
+from redrive.cli.main import COMMANDS, COMPLETION_VARIABLE, overview, program_name
 
 USAGE = 2
 """Exit code of wrong usage, and of a confirmation that is missing."""
@@ -33,6 +33,11 @@ HAS_FINDINGS = 3
 """Exit code of a command that is done, but messages were refused, or a check found something."""
 NOT_FINISHED = 4
 """Exit code of a wait that is over before its end."""
+
+COMPLETION_SECONDS = 1.0
+"""Time limit of a request for names, which a shell waits for."""
+KUBECTL_COMPLETION = "__complete"
+"""Hidden command that answers kubectl."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -60,7 +65,7 @@ class Commands(click.Group):
         return overview()
 
 
-GROUP = Commands("redrive", context_settings={"help_option_names": ["-h", "--help"]})
+COMMAND_GROUP = Commands("redrive", context_settings={"help_option_names": ["-h", "--help"]})
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -70,8 +75,15 @@ def run(arguments: Sequence[str]) -> int:
         RedriveError: it failed.
         KeyboardInterrupt: it was interrupted.
     """
+    if arguments[:1] == [KUBECTL_COMPLETION]:
+        return int(import_module("redrive.cli.installation").complete(list(arguments[1:])))
     try:
-        code = GROUP.main(list(arguments), prog_name=program_name(), standalone_mode=False)
+        code = COMMAND_GROUP.main(
+            list(arguments),
+            prog_name=program_name(),
+            complete_var=COMPLETION_VARIABLE,
+            standalone_mode=False,
+        )
     except click.UsageError as error:
         _complain(error.format_message())
         if error.ctx is not None:
@@ -195,3 +207,45 @@ def all_namespaces_option(function: _Function) -> _Function:
     return click.option("-A", "--all-namespaces", is_flag=True, help="Objects of all namespaces.")(
         function
     )
+
+
+def dry_run_option(function: _Function) -> _Function:
+    """Add `--dry-run` to a command, which gets it as its argument `dry_run`."""
+    return click.option(
+        "--dry-run",
+        type=click.Choice(["client", "server"]),
+        help="Print the object and write nothing; `server` has the API server check it.",
+    )(function)
+
+
+def names_of(plural: str) -> Callable[..., list[str]]:
+    """Return the completion of a name of an object of redrive's kinds; silent on errors."""
+
+    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        cluster_module = import_module("redrive.cli.cluster")
+        flags = ClusterFlags(
+            namespace=ctx.params.get("namespace"),
+            context=ctx.params.get("context"),
+            kubeconfig=ctx.params.get("kubeconfig"),
+            timeout_seconds=COMPLETION_SECONDS,
+        )
+        try:
+            cluster = cluster_module.Cluster(flags)
+            kind = next(k for k in cluster_module.KINDS if k.plural == plural)
+            bodies = cluster.list(kind, cluster.namespace)
+        except cluster_module.ClusterError:
+            return []
+        names = [body["metadata"]["name"] for body in bodies]
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def policy_argument(function: _Function) -> _Function:
+    """Add the argument `policy`, a name that shells complete."""
+    return click.argument("policy", shell_complete=names_of("retrypolicies"))(function)
+
+
+def replay_argument(function: _Function) -> _Function:
+    """Add the argument `replay`, a name that shells complete."""
+    return click.argument("replay", shell_complete=names_of("replays"))(function)

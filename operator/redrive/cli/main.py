@@ -12,6 +12,7 @@ arguments with argparse: it runs without the extra `cli`.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from pathlib import Path
 from redrive import __version__
 from redrive.errors import RedriveError
 
+COMPLETION_VARIABLE = "_REDRIVE_COMPLETE"
+"""Environment variable by which a shell asks for completions."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
@@ -50,7 +53,20 @@ class Subcommand:
 
 
 COMMANDS: Mapping[str, Subcommand] = {
+    "status": Subcommand("policies", "See", "connections and policies that need attention"),
+    "history": Subcommand("policies", "See", "past Replays of a policy, with author and result"),
+    "refused": Subcommand("replays", "See", "messages that a Replay did not move, and why"),
+    "follow": Subcommand("replays", "See", "progress of a Replay, until it ends"),
+    "doctor": Subcommand("installation", "See", "checks of the installation and of your rights"),
+    "version": Subcommand("installation", "See", "versions, and where they differ"),
+    "replay": Subcommand("replay", "Act", "plan, ask, move dead letters, and follow"),
+    "suspend": Subcommand("replays", "Act", "suspend a Replay"),
+    "resume": Subcommand("replays", "Act", "resume a Replay"),
+    "cancel": Subcommand("replays", "Act", "end a Replay before all is moved"),
+    "approve": Subcommand("replays", "Act", "approve a Replay of many messages"),
+    "reconcile": Subcommand("policies", "Act", "reconcile a policy now; pause or resume it"),
     "lint": Subcommand("lint", "Develop", "check manifests, without a cluster"),
+    "completion": Subcommand("installation", "Run", "completion for shells and kubectl"),
     "operator": Subcommand(
         "operator", "Run", "provision policies and run replays, until stopped", extra="operator"
     ),
@@ -94,6 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else "--help"
+    if COMPLETION_VARIABLE in os.environ:
+        name = "complete"  # a shell asks; click answers
     if name in {"-h", "--help", "help", "--version"}:
         text = f"redrive {__version__}" if name == "--version" else overview()
         print(text)  # noqa: T201  what a command answers

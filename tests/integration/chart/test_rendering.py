@@ -169,6 +169,31 @@ def test_approvers_are_in_no_role_that_is_aggregated() -> None:
     assert not any("aggregate" in label for label in labels)
 
 
+def rights_of(role: str, values: dict[str, Any]) -> set[tuple[str, str]]:
+    """Return the kinds and verbs of a role of people, which is in no other role."""
+    (body,) = (
+        body
+        for body in chart.render(values, namespace="platform")
+        if body["metadata"]["name"] == f"redrive-{role}.platform"
+    )
+    assert not any("aggregate" in label for label in body["metadata"]["labels"])
+    return {
+        (kind, verb)
+        for rule in body["rules"]
+        for kind in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_responder_patches_policies_only_where_admission_limits_it() -> None:
+    kinds = "brokerconnections retrypolicies replays replayapprovals".split()
+    expected = {(kind, verb) for kind in kinds for verb in ("get", "list", "watch")}
+    expected |= {("replays", verb) for verb in ("create", "patch", "delete")}
+    assert rights_of("responder", {"admissionPolicy": {"create": False}}) == expected
+    assert rights_of("responder", {}) == expected | {("retrypolicies", "patch")}
+    assert rights_of("approver", {}) == {("replayapprovals", v) for v in ("create", "delete")}
+
+
 def test_operator_and_jobs_share_no_service_account() -> None:
     values = {"replay": {"namespaces": ["shop"]}}
     with pytest.raises(SandboxError, match="would share one ServiceAccount; got redrive-replay"):

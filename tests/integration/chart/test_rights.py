@@ -170,6 +170,52 @@ def test_view_edit_and_admin_have_the_kinds_of_redrive(
             assert time.monotonic() < deadline, role
 
 
+def test_responder_sets_annotations_under_its_own_name_only(
+    cluster: Cluster, release: str, kube_namespace: str
+) -> None:
+    within = f"--namespace={kube_namespace}"
+    role = f"--clusterrole=rights-responder.{release}"
+    cluster.kubectl("create", "rolebinding", "rita", role, "--user=rita", within)
+    body = json.dumps(manifest("RetryPolicy"))
+    cluster.kubectl("create", within, "--filename=-", input=body)
+
+    def patch(change: dict[str, Any]) -> None:
+        cluster.kubectl(
+            "patch", "rpol", "one", within, "--type=merge", "--as=rita",
+            f"--patch={json.dumps(change)}",
+        )  # fmt: skip
+
+    def annotate(**annotations: str | None) -> dict[str, Any]:
+        names = {f"redrive.io/{n.replace('_', '-')}": v for n, v in annotations.items()}
+        return {"metadata": {"annotations": names}}
+
+    other, limited = "requested-by must name the caller; got 'ann'", "only these annotations"
+    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
+    while not refuses(lambda _: patch(annotate(requested_by="ann")), "", other):
+        assert time.monotonic() < deadline, "the policy is not enforced"
+    patch(annotate(requested_by="rita", paused="true"))
+    patch(annotate(paused=None))
+    for change in (
+        {"spec": {"maxRetries": 3}},
+        {"metadata": {"labels": {"a": "b"}}},
+        {"metadata": {"finalizers": ["redrive.io/x"]}},
+        annotate(skip_cleanup="true"),
+    ):
+        with pytest.raises(SandboxError, match=limited):
+            patch(change)
+    assert not may(cluster, "rita", "create", "replayapprovals.redrive.io", kube_namespace)
+
+    def replay(name: str, **annotations: str) -> None:
+        metadata = {"name": name, **annotate(**annotations)["metadata"]}
+        body = manifest("Replay") | {"metadata": metadata}
+        cluster.kubectl("create", within, "--filename=-", "--as=rita", input=json.dumps(body))
+
+    replay("own", requested_by="rita")
+    with pytest.raises(SandboxError, match=other):
+        replay("forged", requested_by="ann")
+    replay("restored", requested_by="ann", ended_at="2026-11-22T10:00:00Z")
+
+
 def config_map(cluster: Cluster, namespace: str, name: str, **labels: str) -> None:
     metadata = {"name": name, "namespace": namespace, "labels": labels}
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}

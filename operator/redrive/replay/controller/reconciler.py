@@ -11,6 +11,7 @@ What has an end: a run that takes too long, and a Replay that ended long enough 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -82,8 +83,15 @@ COMPLETED_WITH_REFUSALS = Reason("CompletedWithRefusals")
 MESSAGES_REFUSED = Reason("MessagesRefused")
 """Warning: dead letters were refused, and stay where they are."""
 
-logger = logging.getLogger(__name__)
+REQUESTED_BY = "redrive.io/requested-by"
+"""Annotation: the user who created the Replay. The admission policy of the chart verifies it."""
 
+logger = logging.getLogger(__name__)
+audit_log = logging.getLogger("redrive.audit")
+"""One line for each Replay that has ended."""
+
+_LITERAL = re.compile(r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*\"""", re.DOTALL)
+"""A text in Spark's SQL, in quotes of either kind."""
 _START_TIME = timedelta(minutes=1)
 
 _ANOTHER = "fix that and make another Replay: it goes on from what was moved"
@@ -239,6 +247,7 @@ async def _publish_end(
         return Requeue.BACKOFF
     after = await _annotate(replay, {ENDED_AT: written(ctx.clock())}, ctx)
     metrics.ended(replay, reported, Phase(fields["phase"]), ctx)
+    audit_log.info("Replay ended: %s", _audit_record(replay, conditions[0].reason))
     if has_finalizer(after, rights.FINALIZER):
         return Requeue.BACKOFF
     return next_requeue(replay, fields["phase"])
@@ -247,20 +256,20 @@ async def _publish_end(
 async def _record_result(
     replay: Body, reason: str, fields: Mapping[str, Any], ctx: Context
 ) -> None:
-    """Add an ended Replay to the results in the status of its policy, once.
+    """Add an ended Replay to the results in the status of its policy, once; a plan is none.
 
     Raises:
         ConflictError: the policy was changed meanwhile.
         KubernetesError: the status could not be written.
     """
     policy = ctx.policies.get(policy_of(replay))
-    if policy is None:
+    if policy is None or is_dry_run(replay):
         return
     metadata, spec, counts = replay["metadata"], replay["spec"], ReplayStatus.of(replay).run.counts
     result = ReplayResult(
         name=metadata["name"],
         uid=metadata["uid"],
-        mode=spec.get("mode") or Mode.RUN.value,
+        author=(_author(replay) or "")[:MAX_SHOWN_REASON] or None,
         reason=spec["reason"][:MAX_SHOWN_REASON] if spec.get("reason") else None,
         ticket=spec.get("ticket"),
         phase=fields["phase"],
@@ -282,6 +291,38 @@ async def _record_result(
     except NotFoundError:  # it was deleted, and its results with it
         return
     ctx.policies.renew(after)
+
+
+def _author(replay: Body) -> str | None:
+    """Return the user who created *replay* with the command line; None without the annotation."""
+    return (replay["metadata"].get("annotations") or {}).get(REQUESTED_BY)
+
+
+def _audit_record(replay: Body, result: str) -> str:
+    """Return who had which dead letters moved, why, and the result, as JSON.
+
+    It contains no message key and no text literal of a condition, which may be personal data.
+    """
+    spec, counts = replay["spec"], ReplayStatus.of(replay).run.counts
+    select = dict(spec.get("select") or {})
+    if "keys" in select:
+        select["keys"] = len(select["keys"])
+    if "where" in select:
+        select["where"] = _LITERAL.sub("'…'", select["where"])
+    record = {
+        "replay": str(Key.of(replay)),
+        "policy": spec["policyRef"]["name"],
+        "mode": spec.get("mode") or Mode.RUN.value,
+        "requestedBy": _author(replay),
+        "select": select,
+        "target": spec.get("target"),
+        "reason": spec.get("reason"),
+        "ticket": spec.get("ticket"),
+        "result": result,
+        "moved": counts.moved,
+        "refused": counts.refused,
+    }
+    return json.dumps(record, ensure_ascii=False)
 
 
 def _template_warnings(

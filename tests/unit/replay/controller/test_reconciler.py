@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -789,13 +790,19 @@ async def test_end_is_annotated_after_its_status() -> None:
     assert ENDED_AT in stored["metadata"]["annotations"]
 
 
-async def test_policy_retains_results_of_its_last_ten_replays() -> None:
+async def test_policy_retains_results_of_its_last_ten_replays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "redrive.audit")
+    where = "key = 'ann''s' or `value` like \"%secret%\""
+    select = {"keys": ["ann", "bob"], "where": where}
     api, owner = FakeKubernetes(), policy()
     api.add(resources.POLICIES, owner)
     done = {"finished": True, "matched": 4, "moved": 3, "refused": 1, "left": 0}
     for number in range(11):
-        spec = {"reason": "up again" * 100, "ticket": f"OPS-{number}"}
+        spec = {"reason": "up again" * 100, "ticket": f"OPS-{number}", "select": select}
         body = launched(replay(f"replay-{number}", spec=spec, status=done))
+        body["metadata"]["annotations"]["redrive.io/requested-by"] = "ann@example.com"
         api.add(resources.REPLAYS, body)
         (owner,) = api.objects[resources.POLICIES].values()
         context = dataclasses.replace(
@@ -807,8 +814,17 @@ async def test_policy_retains_results_of_its_last_ten_replays() -> None:
     assert [result["name"] for result in results] == [f"replay-{n}" for n in range(10, 0, -1)]
     assert (results[0]["phase"], results[0]["result"]) == ("Completed", "CompletedWithRefusals")
     assert (results[0]["moved"], results[0]["refused"]) == (3, 1)
-    assert (results[0]["mode"], results[0]["ticket"]) == ("Run", "OPS-10")
+    assert (results[0]["author"], results[0]["ticket"]) == ("ann@example.com", "OPS-10")
     assert len(results[0]["reason"]) == 256
+    (record, *others) = [r for r in caplog.records if r.name == "redrive.audit"]
+    assert len(others) == 10
+    audited = json.loads(record.getMessage().removeprefix("Replay ended: "))
+    assert (audited["requestedBy"], audited["result"]) == (
+        "ann@example.com",
+        "CompletedWithRefusals",
+    )
+    assert audited["select"] == {"keys": 2, "where": "key = '…' or `value` like '…'"}
+    assert (audited["moved"], audited["refused"], audited["ticket"]) == (3, 1, "OPS-0")
 
 
 async def test_end_waits_until_its_result_is_recorded() -> None:

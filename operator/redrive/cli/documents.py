@@ -1,0 +1,140 @@
+"""Documents of `cli.redrive.io/v1`, which commands that read print with `-o json`.
+
+The schemas in docs/reference/cli.schema.json are generated from these types. Times are RFC 3339 in
+UTC, counts are integers. Fields are only added in a major version.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class Attention(TypedDict):
+    """A reason for which an object needs attention."""
+
+    reason: str
+    message: str
+
+
+class ConnectionStatus(TypedDict):
+    """State of a BrokerConnection."""
+
+    namespace: str
+    name: str
+    ready: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+    brokerVersion: str | None
+    operatorVersion: str | None
+    policies: int | None
+    warnings: list[str]
+
+
+class ReplayRecord(TypedDict):
+    """A Replay of a policy; the result alone outlives the object."""
+
+    namespace: str
+    name: str
+    policy: str
+    mode: str
+    phase: str
+    result: str
+    moved: int | None
+    refused: int | None
+    deadAgain: int | None
+    completionTime: str | None
+    requestedBy: str | None
+    reason: str | None
+    ticket: str | None
+
+
+class PolicyStatus(TypedDict):
+    """State of a RetryPolicy."""
+
+    namespace: str
+    name: str
+    topic: str
+    subscription: str
+    subscriptionType: str
+    connection: str
+    ready: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+    readySince: str | None
+    waiting: int | None
+    deadLetters: int | None
+    oldestDeadLetterTime: str | None
+    expiryTime: str | None
+    observedTime: str | None
+    attention: list[Attention]
+    replays: list[ReplayRecord]
+
+
+class RefusedEntry(TypedDict):
+    """An entry of a dead-letter topic that a Replay did not move."""
+
+    entry: str
+    messages: int
+    cause: str
+
+
+class ComponentVersion(TypedDict):
+    """Version of one part of an installation, or of the API server."""
+
+    component: str
+    version: str
+    problem: str
+
+
+class Finding(TypedDict):
+    """Result of one check of an installation."""
+
+    check: str
+    result: Literal["ok", "warning", "failed"]
+    message: str
+
+
+class _Document(TypedDict):
+    apiVersion: Literal["cli.redrive.io/v1"]
+
+
+class StatusList(_Document):
+    """Output of `status`."""
+
+    kind: Literal["StatusList"]
+    context: str
+    connections: list[ConnectionStatus]
+    items: list[PolicyStatus]
+
+
+class ReplayHistory(_Document):
+    """Output of `history`."""
+
+    kind: Literal["ReplayHistory"]
+    items: list[ReplayRecord]
+
+
+class RefusedEntryList(_Document):
+    """Output of `refused`; `total` counts messages, the items are the first hundred entries."""
+
+    kind: Literal["RefusedEntryList"]
+    replay: str
+    total: int
+    items: list[RefusedEntry]
+
+
+class VersionList(_Document):
+    """Output of `version`."""
+
+    kind: Literal["VersionList"]
+    items: list[ComponentVersion]
+
+
+class FindingList(_Document):
+    """Output of `doctor`."""
+
+    kind: Literal["FindingList"]
+    items: list[Finding]
+
+
+DOCUMENTS = (StatusList, ReplayHistory, RefusedEntryList, VersionList, FindingList)

@@ -1,0 +1,249 @@
+"""Output of commands: tables, ages, documents for programs, and lines that are redrawn.
+
+Results go to standard output; progress, prompts and warnings to standard error. A terminal gets
+colours and redrawn lines; a pipe, `NO_COLOR` and `TERM=dumb` get neither. Text from objects is
+printed without control characters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TextIO, TypeVar
+
+import click
+
+from redrive.api import Body
+
+DOCUMENT_VERSION = "cli.redrive.io/v1"
+"""`apiVersion` of the documents that commands which read print."""
+WIDTH_WITHOUT_TERMINAL = 10_000
+REDRAW_SECONDS = 0.2
+"""Shortest time between two redraws."""
+REPORT_SECONDS = 10.0
+"""Time between two lines of progress without a terminal."""
+MISSING = "-"
+FORMATS = frozenset({"json", "yaml", "jsonl", "name"})
+"""Formats for programs."""
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def output_option(*formats: str) -> Callable[[_Function], _Function]:
+    """Add `-o` with *formats* to a command, which gets it as its argument `output`."""
+    return click.option("-o", "--output", type=click.Choice(formats), help="Output format.")
+
+
+def now() -> datetime:
+    """Return the current time in UTC."""
+    return datetime.fromtimestamp(time.time(), UTC)
+
+
+def clean(text: object) -> str:
+    """Return *text* in one line, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
+def written(instant: datetime) -> str:
+    """Return a time as Kubernetes writes it: in UTC, in whole seconds."""
+    return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def age(seconds: float) -> str:
+    """Return a length of time in its largest unit: `41m`, `3h`, `12d`."""
+    for unit, letter in _UNITS:
+        if seconds >= unit:
+            return f"{int(seconds // unit)}{letter}"
+    return "0s"
+
+
+def moment(text: object) -> datetime | None:
+    """Read a time of an object; None for anything else."""
+    try:
+        return datetime.fromisoformat(str(text)) if text else None
+    except ValueError:
+        return None
+
+
+def age_of(text: object, at: datetime) -> str:
+    """Return the time from a moment of an object to *at*; `-` without a moment."""
+    start = moment(text)
+    return MISSING if start is None else age(max((at - start).total_seconds(), 0))
+
+
+def local_time(text: object, at: datetime) -> str:
+    """Return the local time of day of a moment, with the date where it is not that of *at*."""
+    instant = moment(text)
+    if instant is None:
+        return MISSING
+    local = instant.astimezone()
+    is_today = local.date() == at.astimezone().date()
+    return local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
+
+
+def has_terminal(stream: TextIO) -> bool:
+    """Return True if lines of *stream* can be redrawn."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def style(text: str, color: str, stream: TextIO | None = None) -> str:
+    """Return *text* in a colour, where *stream*, standard output by default, shows colours."""
+    shows = has_terminal(stream or sys.stdout) and "NO_COLOR" not in os.environ
+    return click.style(text, fg=color) if shows else text
+
+
+def say(text: str) -> None:
+    """Print progress, a hint or a warning on standard error."""
+    click.echo(text, err=True)
+
+
+def width() -> int:
+    """Return the columns of the terminal; without a terminal lines have any length."""
+    if not sys.stdout.isatty():
+        return WIDTH_WITHOUT_TERMINAL
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: its heading.
+        right: True for numbers.
+        dropped: rank in which columns are left out where the terminal is narrow, the highest
+            first; 0 for a column that stays.
+        wide: True if it is shown with `-o wide` alone.
+    """
+
+    title: str
+    right: bool = False
+    dropped: int = 0
+    wide: bool = False
+
+
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[object]],
+    wide: bool = False,  # noqa: FBT001, FBT002  named by its callers' variables
+) -> list[str]:
+    """Return the lines of a table.
+
+    Where it is wider than the terminal, columns are left out, and the last one is cut.
+    """
+    texts = [[clean(cell) for cell in row] for row in rows]
+    shown = [index for index, column in enumerate(columns) if wide or not column.wide]
+    sizes = [
+        max(map(len, [column.title, *(row[index] for row in texts)]))
+        for index, column in enumerate(columns)
+    ]
+    space = WIDTH_WITHOUT_TERMINAL if wide else width()
+    last = shown[-1]
+    least = min(sizes[last], 24)
+
+    def needed() -> int:
+        return sum(sizes[index] + 2 for index in shown if index != last) + least
+
+    for index in sorted(shown, key=lambda index: -columns[index].dropped):
+        if needed() > space and columns[index].dropped:
+            shown.remove(index)
+    lines = [
+        "  ".join(
+            (row[index].rjust if columns[index].right else row[index].ljust)(sizes[index])
+            for index in shown
+        ).rstrip()
+        for row in [[column.title for column in columns], *texts]
+    ]
+    return [cut(line, space) for line in lines]
+
+
+def cut(line: str, space: int | None = None) -> str:
+    """Return *line*, cut to the width of the terminal."""
+    limit = width() if space is None else space
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def document(kind: str, items: Sequence[Mapping[str, Any]], **fields: object) -> dict[str, Any]:
+    """Return a document for programs."""
+    return {"apiVersion": DOCUMENT_VERSION, "kind": kind, **fields, "items": list(items)}
+
+
+def print_document(body: Mapping[str, Any], output: str | None, names: Sequence[str] = ()) -> None:
+    """Print a document, or an object of the API: as JSON, YAML, lines of JSON, or *names*."""
+    if output == "name":
+        text = "\n".join(names)
+    elif output == "yaml":
+        import yaml  # noqa: PLC0415  a twentieth of a second of each start
+
+        text = yaml.safe_dump(dict(body), sort_keys=False, allow_unicode=True).rstrip()
+    elif output == "jsonl":
+        text = "\n".join(map(json.dumps, body.get("items", [body])))
+    else:
+        text = json.dumps(body, indent=2)
+    if text:
+        click.echo(text)
+
+
+def print_object(body: Body, output: str | None, done: str, dry_run: str | None = None) -> None:
+    """Print an object that a command changed: in the format, else as `kind.group/name done`."""
+    group = body["apiVersion"].partition("/")[0]
+    name = f"{body['kind'].lower()}.{group}/{body['metadata'].get('name', '')}"
+    if output is not None or dry_run is not None:
+        metadata = {n: value for n, value in body["metadata"].items() if n != "managedFields"}
+        print_document({**body, "metadata": metadata}, output or "yaml", [name])
+    else:
+        click.echo(f"{name} {done}")
+
+
+@dataclass
+class Live:
+    """Lines that are redrawn on a terminal; elsewhere lines that changed are appended.
+
+    Args:
+        stream: standard error for progress, standard output for results.
+        report_seconds: shortest time between two reports without a terminal.
+    """
+
+    stream: TextIO
+    report_seconds: float = REPORT_SECONDS
+    _drawn: int = field(default=0, init=False)
+    _latest: tuple[str, ...] = field(default=(), init=False)
+    _time: float = field(default=0.0, init=False)
+
+    def show(self, lines: Iterable[str], *, final: bool = False) -> None:
+        """Show *lines* in place of those before; the final ones are always printed."""
+        text = tuple(lines)
+        passed = time.monotonic() - self._time
+        if has_terminal(self.stream):
+            if text == self._latest or (passed < REDRAW_SECONDS and not final):
+                return
+            self.stream.write(f"\x1b[{self._drawn}F\x1b[J" if self._drawn else "")
+            self.stream.writelines(f"{cut(line)}\n" for line in text)
+            self._drawn = len(text)
+        else:
+            if text == self._latest or (passed < self.report_seconds and not final):
+                return
+            self.stream.writelines(f"{line}\n" for line in text if line not in self._latest)
+        self.stream.flush()
+        self._latest, self._time = text, time.monotonic()
+
+    def clear(self) -> None:
+        """Remove the lines from a terminal."""
+        if has_terminal(self.stream) and self._drawn:
+            self.stream.write(f"\x1b[{self._drawn}F\x1b[J")
+            self.stream.flush()
+        self._drawn, self._latest = 0, ()
+
+
+def pairs(fields: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """Yield a line for each name and value of *fields*, the names in one column."""
+    rows = [(name, clean(value)) for name, value in fields if value not in {None, ""}]
+    size = max((len(name) for name, _ in rows), default=0)
+    return (f"  {name:{size}}  {value}" for name, value in rows)

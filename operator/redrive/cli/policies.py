@@ -1,0 +1,575 @@
+"""Commands about RetryPolicies: `status`, `history`, `reconcile`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple, NoReturn
+
+import click
+
+from redrive.api import Body
+from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
+from redrive.cli.documents import (
+    Attention,
+    ConnectionStatus,
+    PolicyStatus,
+    ReplayRecord,
+    StatusList,
+)
+from redrive.cli.frame import (
+    HAS_FINDINGS,
+    ClusterFlags,
+    all_namespaces_option,
+    cluster_options,
+    dry_run_option,
+    names_of,
+    policy_argument,
+)
+from redrive.cli.output import (
+    FORMATS,
+    MISSING,
+    Column,
+    Live,
+    age_of,
+    document,
+    local_time,
+    moment,
+    now,
+    output_option,
+    pairs,
+    print_document,
+    print_object,
+    style,
+    table,
+    written,
+)
+from redrive.errors import RedriveError
+from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS
+from redrive.policy.values import parse_duration
+
+PAUSED = "redrive.io/paused"
+RECONCILE_REQUESTED_AT = "redrive.io/reconcile-requested-at"
+REQUESTED_BY = "redrive.io/requested-by"
+"""Annotations that the operator reads."""
+DEAD_LETTERS = "DeadLetters"
+"""Reason of `Attention` for a policy that has dead letters."""
+CONNECTION_SECONDS = 10.0
+"""Shortest time between two reads of the connections by a watch."""
+ENDED = frozenset({"Completed", "Failed"})
+"""Phases of Replays that have ended."""
+
+_COLUMNS = (
+    Column("NAMESPACE"),
+    Column("POLICY"),
+    Column("READY"),
+    Column("WAITING", right=True, dropped=2),
+    Column("DEAD", right=True),
+    Column("OLDEST", right=True, dropped=4),
+    Column("EXPIRES", right=True, dropped=3),
+    Column("CONNECTION", wide=True),
+    Column("TOPIC", wide=True),
+    Column("FIGURES", right=True, wide=True),
+    Column("ATTENTION"),
+)
+_CONNECTION_COLUMNS = (
+    Column("CONNECTION"),
+    Column("BROKER", dropped=1),
+    Column("POLICIES", right=True, dropped=2),
+    Column("STATE"),
+)
+_HISTORY_COLUMNS = (
+    Column("REPLAY"),
+    Column("MODE", dropped=3),
+    Column("RESULT"),
+    Column("MOVED", right=True),
+    Column("REFUSED", right=True),
+    Column("ENDED", right=True),
+    Column("BY", dropped=1),
+    Column("TICKET", dropped=2),
+    Column("REASON"),
+)
+
+
+class PolicyPausedError(RedriveError):
+    """A paused policy can't be reconciled."""
+
+    reason = "PolicyPaused"
+
+
+class Overview(NamedTuple):
+    """Objects that one display of `status` shows."""
+
+    context: str
+    policies: Sequence[PolicyStatus]
+    connections: Sequence[ConnectionStatus]
+
+    def document(self) -> StatusList:
+        """Return the document for programs."""
+        return {
+            "apiVersion": "cli.redrive.io/v1",
+            "kind": "StatusList",
+            "context": self.context,
+            "connections": list(self.connections),
+            "items": list(self.policies),
+        }
+
+    @property
+    def findings(self) -> int:
+        """Return the number of policies and connections that need attention."""
+        return sum(bool(item["attention"]) for item in self.policies) + sum(
+            map(needs_attention, self.connections)
+        )
+
+
+@click.command()
+@click.argument("policy", required=False, shell_complete=names_of("retrypolicies"))
+@all_namespaces_option
+@click.option("-l", "--selector", metavar="LABELS", default="", help="Label selector.")
+@click.option("--all", "shows_all", is_flag=True, help="Those that need no attention as well.")
+@click.option("-w", "--watch", is_flag=True, help="Show changes until interrupted.")
+@click.option("--exit-code", is_flag=True, help="Exit with 3 if anything needs attention.")
+@output_option("wide", "json", "yaml", "jsonl", "name")
+@cluster_options
+def status(  # noqa: PLR0913  the options of the command
+    policy: str | None,
+    selector: str,
+    output: str | None,
+    flags: ClusterFlags,
+    *,
+    shows_all: bool,
+    watch: bool,
+    exit_code: bool,
+) -> int:
+    """Show the connections and policies that need attention; with a name, one policy."""
+    if policy is not None and flags.all_namespaces:
+        raise click.UsageError("-A is not for one policy; choose its namespace with -n")
+    cluster = Cluster(flags)
+    scope = cluster.namespace if policy else cluster.scope
+    view = View(cluster, flags, policy, output, shows_all=shows_all)
+    if watch:
+        _watch(view, cluster, scope, selector)
+    bodies = (
+        [cluster.get(POLICIES, cluster.namespace, policy)]
+        if policy
+        else cluster.list(POLICIES, scope, labels=selector)
+    )
+    overview = view.overview(bodies)
+    if output in FORMATS:
+        print_document(overview.document(), output, [_object_name(p) for p in overview.policies])
+    else:
+        click.echo("\n".join(view.lines(overview)))
+    return HAS_FINDINGS if exit_code and overview.findings else 0
+
+
+def _watch(view: View, cluster: Cluster, scope: str | None, selector: str) -> NoReturn:
+    """Show the policies until interrupted; to a program as one line for each policy that changed.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted.
+    """
+    live = Live(sys.stdout, report_seconds=0)
+    printed: dict[str, PolicyStatus] = {}
+    fields = f"metadata.name={view.policy}" if view.policy else ""
+    for snapshot in cluster.watch(POLICIES, scope, labels=selector, fields=fields):
+        overview = view.overview(snapshot.objects)
+        if view.output in FORMATS:
+            for item in overview.policies:
+                name = f"{item['namespace']}/{item['name']}"
+                if printed.get(name) != item:
+                    printed[name] = item
+                    print_document(item, "name" if view.output == "name" else "jsonl", [name])
+        else:
+            error = () if snapshot.error is None else (str(snapshot.error),)
+            live.show((*view.lines(overview), *error))
+    raise AssertionError
+
+
+@dataclass
+class View:
+    """Display of `status`, for one policy or for many."""
+
+    cluster: Cluster
+    flags: ClusterFlags
+    policy: str | None
+    output: str | None
+    shows_all: bool = field(kw_only=True)
+    _connections: Mapping[str, ConnectionStatus] = field(default_factory=dict, init=False)
+    _read_at: float = field(default=-CONNECTION_SECONDS, init=False)
+
+    def overview(self, bodies: Iterable[Body]) -> Overview:
+        """Read the connections of policies, at most each 10 s, and the Replays of one policy."""
+        items = [policy_status(body) for body in bodies]
+        for item in items if self.policy else ():
+            item["replays"] = history_of(self.cluster, item["namespace"], item["name"])
+        if time.monotonic() - self._read_at >= CONNECTION_SECONDS:
+            self._connections = _connections(self.cluster, self.flags, items)
+            self._read_at = time.monotonic()
+        return Overview(self.cluster.context, items, list(self._connections.values()))
+
+    def lines(self, overview: Overview) -> Iterator[str]:
+        """Yield the lines for people."""
+        if self.policy is None:
+            yield from self._many(overview)
+        else:
+            for item in overview.policies:
+                yield from self._one(item)
+
+    def _many(self, overview: Overview) -> Iterator[str]:
+        at, scope = now(), self.cluster.scope
+        times = sorted(item["observedTime"] for item in overview.policies if item["observedTime"])
+        versions = sorted({v for c in overview.connections if (v := c["operatorVersion"])})
+        figures = [f"figures at most {age_of(times[0], at)} old"] if times else []
+        operator = f"operator {', '.join(versions) or 'unknown'}"
+        yield "   ".join([f"context {self.cluster.context}", operator, *figures])
+        connections = [c for c in overview.connections if self.shows_all or needs_attention(c)]
+        is_wide = self.output == "wide"
+        if connections:
+            yield from table(_CONNECTION_COLUMNS, list(map(_connection_row, connections)), is_wide)
+            yield ""
+        shown = [item for item in overview.policies if self.shows_all or item["attention"]]
+        if shown:
+            skipped = 1 if scope else 0
+            rows = [list(_row(item, at))[skipped:] for item in shown]
+            yield from table(_COLUMNS[skipped:], rows, is_wide)
+        needing = sum(bool(item["attention"]) for item in overview.policies)
+        yield self._summary(len(overview.policies), needing, scope)
+
+    def _summary(self, count: int, needing: int, scope: str | None) -> str:
+        place = f"in namespace {scope}" if scope else "in all namespaces"
+        if not count:
+            hint = f"; in all: {self.flags.hint('status', '-A')}" if scope else ""
+            return f"no RetryPolicies {place}{hint}"
+        summary = f"{needing} of {count} policies need attention {place}."
+        if self.shows_all or needing == count:
+            return summary
+        words = ("status", "--all") if scope else ("status", "-A", "--all")
+        return f"{summary} All of them: {self.flags.hint(*words)}"
+
+    def _one(self, item: PolicyStatus) -> Iterator[str]:
+        at = now()
+        title = f"{item['topic']}, {item['subscription']}, {item['subscriptionType']}"
+        figures = f"figures {age_of(item['observedTime'], at)} old"
+        yield f"{style(item['name'], 'cyan')}   {title}   {figures}"
+        yield from pairs([*self._state(item, at), *_replay_pairs(item["replays"], at)])
+        yield f"Past Replays: {self.flags.hint('history', item['name'])}"
+
+    def _state(self, item: PolicyStatus, at: datetime) -> Iterator[tuple[str, object]]:
+        ready = {"True": "yes", "False": "no"}.get(item["ready"], "unknown")
+        since = f", for {age_of(item['readySince'], at)}" if item["readySince"] else ""
+        connection = self._connections.get(item["connection"])
+        yield "ready", f"{ready}{since}"
+        yield "connection", _connection_text(item["connection"], connection)
+        yield "waiting", item["waiting"]
+        yield "dead", _dead_text(item, at)
+        for attention in item["attention"]:
+            if attention["reason"] != DEAD_LETTERS:
+                yield "attention", f"{attention['reason']}: {attention['message']}"
+
+
+def _connection_text(name: str, connection: ConnectionStatus | None) -> str:
+    if connection is None:
+        return f"{name}, not readable"
+    return f"{name}, {_state_of(connection)}"
+
+
+def _dead_text(item: PolicyStatus, at: datetime) -> str | None:
+    if not item["deadLetters"]:
+        return None if item["deadLetters"] is None else "0"
+    oldest = f"; oldest {age_of(item['oldestDeadLetterTime'], at)}"
+    expiry = item["expiryTime"] and f"; the first expires {local_time(item['expiryTime'], at)}"
+    return f"{item['deadLetters']}{oldest}{expiry or ''}"
+
+
+def _replay_pairs(records: Sequence[ReplayRecord], at: datetime) -> Iterator[tuple[str, object]]:
+    for record in records:
+        if record["phase"] not in ENDED:
+            yield "replay", " ".join(filter(None, (record["name"], record["phase"])))
+    ended = [record for record in records if record["phase"] in ENDED and record["mode"] == "Run"]
+    for record in ended[:1]:
+        moved = f"{record['moved'] or 0} moved, {record['refused'] or 0} refused"
+        time_ago = f"{age_of(record['completionTime'], at)} ago"
+        parts = record["name"], record["result"], moved, time_ago
+        yield (
+            "last replay",
+            "  ".join([*parts, *filter(None, (record["requestedBy"], record["ticket"]))]),
+        )
+
+
+def policy_status(body: Body) -> PolicyStatus:
+    """Return the state of a RetryPolicy for `status`, without its Replays."""
+    metadata, spec = body["metadata"], body["spec"]
+    status = body.get("status") or {}
+    backlog = status.get("backlog") or {}
+    conditions = conditions_of(body)
+    ready = conditions.get("Ready") or {}
+    reference = spec["connectionRef"]
+    return {
+        "namespace": metadata["namespace"],
+        "name": metadata["name"],
+        "topic": spec["topic"],
+        "subscription": spec["subscription"],
+        "subscriptionType": spec.get("subscriptionType") or "Shared",
+        "connection": f"{reference.get('namespace') or metadata['namespace']}/{reference['name']}",
+        "ready": ready.get("status", "Unknown"),
+        "reason": ready.get("reason", ""),
+        "message": ready.get("message", ""),
+        "readySince": ready.get("lastTransitionTime"),
+        "waiting": backlog.get("retry"),
+        "deadLetters": backlog.get("deadLetter"),
+        "oldestDeadLetterTime": backlog.get("oldestDeadLetterTime"),
+        "expiryTime": _expiry(spec, backlog),
+        "observedTime": backlog.get("observedTime"),
+        "attention": list(_attention(status, conditions)),
+        "replays": [],
+    }
+
+
+def conditions_of(body: Body) -> Mapping[str, Body]:
+    """Return the conditions of an object by type."""
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    return {condition["type"]: condition for condition in conditions}
+
+
+def _expiry(spec: Body, backlog: Body) -> str | None:
+    """Return the time at which the oldest dead letter expires; None where it is not known."""
+    ttl = (spec.get("deadLetter") or {}).get("messageTTL")
+    oldest = moment(backlog.get("oldestDeadLetterTime"))
+    if oldest is None or ttl in {None, "Unlimited"}:
+        return None
+    return written(oldest + parse_duration(str(ttl)))
+
+
+def _attention(status: Body, conditions: Mapping[str, Body]) -> Iterator[Attention]:
+    """Yield the reasons for which a policy needs attention, the most urgent first."""
+    ready = conditions.get("Ready")
+    if ready is None:
+        yield {"reason": "NotReconciled", "message": "no operator has reconciled the policy"}
+    elif ready["status"] != "True":
+        yield {"reason": ready["reason"], "message": ready["message"]}
+    for kind in dict.fromkeys([*(status.get("warnings") or ()), *({"Paused"} & set(conditions))]):
+        yield {"reason": kind, "message": conditions.get(kind, {}).get("message", "")}
+    dead = (status.get("backlog") or {}).get("deadLetter")
+    if dead:
+        yield {"reason": DEAD_LETTERS, "message": f"{dead} dead letters"}
+
+
+def _connections(
+    cluster: Cluster, flags: ClusterFlags, items: Sequence[PolicyStatus]
+) -> dict[str, ConnectionStatus]:
+    """Read all connections with `-A`, else those of *items*; one that may not be read is absent."""
+    if flags.all_namespaces:
+        states = map(connection_status, cluster.list(CONNECTIONS, None))
+        return {f"{state['namespace']}/{state['name']}": state for state in states}
+    states_by_name = {}
+    for name in sorted({item["connection"] for item in items}):
+        with suppress(NotPermittedError, ObjectNotFoundError):
+            states_by_name[name] = connection_status(
+                cluster.get(CONNECTIONS, *name.split("/", maxsplit=1))
+            )
+    return states_by_name
+
+
+def connection_status(body: Body) -> ConnectionStatus:
+    """Return the state of a BrokerConnection for `status`."""
+    status = body.get("status") or {}
+    ready = conditions_of(body).get("Ready") or {}
+    return {
+        "namespace": body["metadata"]["namespace"],
+        "name": body["metadata"]["name"],
+        "ready": ready.get("status", "Unknown"),
+        "reason": ready.get("reason", "NotReconciled"),
+        "message": ready.get("message", "no operator has reconciled the connection"),
+        "brokerVersion": status.get("brokerVersion"),
+        "operatorVersion": status.get("operatorVersion"),
+        "policies": status.get("policies"),
+        "warnings": list(status.get("warnings") or ()),
+    }
+
+
+def needs_attention(connection: ConnectionStatus) -> bool:
+    """Return True if a connection is not ready, or has warnings."""
+    return connection["ready"] != "True" or bool(connection["warnings"])
+
+
+def _row(item: PolicyStatus, at: datetime) -> Iterator[object]:
+    yield item["namespace"]
+    yield item["name"]
+    yield {"True": "yes", "False": "no"}.get(item["ready"], "?")
+    yield MISSING if item["waiting"] is None else item["waiting"]
+    yield MISSING if item["deadLetters"] is None else item["deadLetters"]
+    yield age_of(item["oldestDeadLetterTime"], at)
+    yield _time_until(item["expiryTime"], at)
+    yield item["connection"]
+    yield item["topic"]
+    yield age_of(item["observedTime"], at)
+    yield "; ".join(map(_shortly, item["attention"])) or MISSING
+
+
+def _shortly(attention: Attention) -> str:
+    if attention["reason"] == DEAD_LETTERS:
+        return attention["message"]
+    if attention["reason"] in {"Paused", "NotReconciled"}:
+        return attention["reason"]
+    return f"{attention['reason']}: {attention['message']}"
+
+
+def _time_until(text: str | None, at: datetime) -> str:
+    instant = moment(text)
+    if instant is None:
+        return MISSING
+    return "expired" if instant <= at else age_of(written(at), instant)
+
+
+def _connection_row(connection: ConnectionStatus) -> list[object]:
+    name = f"{connection['namespace']}/{connection['name']}"
+    policies = MISSING if connection["policies"] is None else connection["policies"]
+    return [name, connection["brokerVersion"] or MISSING, policies, _state_of(connection)]
+
+
+def _state_of(connection: ConnectionStatus) -> str:
+    ready = connection["ready"] == "True"
+    state = "ready" if ready else f"{connection['reason']}: {connection['message']}"
+    return "; ".join([state, *connection["warnings"]])
+
+
+def _object_name(item: PolicyStatus) -> str:
+    return f"retrypolicy.redrive.io/{item['name']}"
+
+
+@click.command()
+@policy_argument
+@output_option("wide", "json", "yaml", "jsonl", "name")
+@cluster_options
+def history(policy: str, output: str | None, flags: ClusterFlags) -> int:
+    """Show past and running Replays of a policy, the latest first.
+
+    The status of the policy has the last ten results; they outlive the Replays.
+    """
+    cluster = Cluster(flags)
+    records = history_of(cluster, cluster.namespace, policy)
+    if output in FORMATS:
+        names = [f"replay.redrive.io/{record['name']}" for record in records]
+        print_document(document("ReplayHistory", records), output, names)
+        return 0
+    if not records:
+        click.echo(f"policy {policy} has had no Replay")
+        return 0
+    at = now()
+    rows = [
+        [
+            record["name"],
+            record["mode"],
+            record["result"] or record["phase"],
+            MISSING if record["moved"] is None else record["moved"],
+            MISSING if record["refused"] is None else record["refused"],
+            f"{age_of(record['completionTime'], at)} ago" if record["completionTime"] else MISSING,
+            record["requestedBy"] or MISSING,
+            record["ticket"] or MISSING,
+            record["reason"] or "",
+        ]
+        for record in records
+    ]
+    click.echo("\n".join(table(_HISTORY_COLUMNS, rows, output == "wide")))
+    return 0
+
+
+def history_of(cluster: Cluster, namespace: str, policy: str) -> list[ReplayRecord]:
+    """Read the Replays of a policy, and the results of those that were deleted, latest first.
+
+    Raises:
+        ObjectNotFoundError: the policy does not exist.
+    """
+    results = (cluster.get(POLICIES, namespace, policy).get("status") or {}).get("replays") or ()
+    replays = cluster.list(REPLAYS, namespace, fields=f"spec.policyRef.name={policy}")
+    uids = {replay["metadata"]["uid"] for replay in replays}
+    replays.sort(key=lambda replay: str(replay["metadata"]["creationTimestamp"]), reverse=True)
+    deleted = [
+        _deleted_record(namespace, policy, result)
+        for result in results
+        if result["uid"] not in uids
+    ]
+    return [*map(replay_record, replays), *deleted]
+
+
+def replay_record(replay: Body) -> ReplayRecord:
+    """Return the state of a Replay for `history`."""
+    metadata, spec, status = replay["metadata"], replay["spec"], replay.get("status") or {}
+    run = status.get("run") or {}
+    counts = run.get("counts") or {}
+    return {
+        "namespace": metadata["namespace"],
+        "name": metadata["name"],
+        "policy": spec["policyRef"]["name"],
+        "mode": spec.get("mode") or "Run",
+        "phase": status.get("phase") or "Pending",
+        "result": conditions_of(replay).get("Ready", {}).get("reason", ""),
+        "moved": counts.get("moved"),
+        "refused": counts.get("refused"),
+        "deadAgain": (run.get("outcome") or {}).get("deadAgain"),
+        "completionTime": status.get("completionTime"),
+        "requestedBy": (metadata.get("annotations") or {}).get(REQUESTED_BY),
+        "reason": spec.get("reason"),
+        "ticket": spec.get("ticket"),
+    }
+
+
+def _deleted_record(namespace: str, policy: str, result: Body) -> ReplayRecord:
+    return {
+        "namespace": namespace,
+        "name": result["name"],
+        "policy": policy,
+        "mode": "Run",
+        "phase": result["phase"],
+        "result": result["result"],
+        "moved": result.get("moved"),
+        "refused": result.get("refused"),
+        "deadAgain": None,
+        "completionTime": result["completionTime"],
+        "requestedBy": result.get("author"),
+        "reason": result.get("reason"),
+        "ticket": result.get("ticket"),
+    }
+
+
+@click.command()
+@policy_argument
+@click.option("--pause", is_flag=True, help="Stop the operator's work on the policy.")
+@click.option("--resume", is_flag=True, help="Restart it.")
+@dry_run_option
+@output_option("json", "yaml", "name")
+@cluster_options
+def reconcile(  # noqa: PLR0913  the options of the command
+    policy: str,
+    dry_run: str | None,
+    output: str | None,
+    flags: ClusterFlags,
+    *,
+    pause: bool,
+    resume: bool,
+) -> int:
+    """Have the operator reconcile a policy now, or pause and resume its work on the policy."""
+    if pause and resume:
+        raise click.UsageError("--pause and --resume exclude each other")
+    cluster = Cluster(flags)
+    body = cluster.get(POLICIES, cluster.namespace, policy)
+    is_paused = (body["metadata"].get("annotations") or {}).get(PAUSED) == "true"
+    if is_paused and not (pause or resume):
+        hint = flags.hint("reconcile", policy, "--resume")
+        raise PolicyPausedError(
+            "the policy is paused, and is not reconciled", remedy=f"run: {hint}"
+        )
+    annotations: dict[str, str | None] = {REQUESTED_BY: cluster.user}
+    if pause or resume:
+        annotations[PAUSED] = "true" if pause else None
+    else:
+        annotations[RECONCILE_REQUESTED_AT] = written(now())
+    patch = {"metadata": {"annotations": annotations}}
+    after = cluster.patch(POLICIES, body, patch, dry_run=dry_run)
+    done = "paused" if pause else "resumed" if resume else "reconcile requested"
+    print_object(after, output, done, dry_run)
+    return 0

@@ -1,0 +1,305 @@
+"""Command `replay`: select, plan, ask, move, follow.
+
+A plan (`mode: Plan`) counts first. The Replay that moves is created after the confirmation, with
+the selection of the plan and the same upper bound in time: dead letters that arrive later are not
+moved. `planned` is the one place that knows this sequence.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from redrive.api import API_VERSION, Body
+from redrive.cli.cluster import Cluster, ObjectNotFoundError
+from redrive.cli.frame import (
+    HAS_FINDINGS,
+    ClusterFlags,
+    Seconds,
+    cluster_options,
+    dry_run_option,
+    policy_argument,
+)
+from redrive.cli.output import (
+    Live,
+    age,
+    local_time,
+    moment,
+    now,
+    output_option,
+    pairs,
+    print_object,
+    say,
+    written,
+)
+from redrive.cli.policies import ENDED, REQUESTED_BY
+from redrive.cli.replays import (
+    ReplayStateError,
+    attach,
+    confirmed,
+    phase_of,
+    progress,
+    result_text,
+    run_of,
+    states,
+)
+from redrive.errors import InvalidSpecError
+from redrive.kube.resources import POLICIES, REPLAYS
+from redrive.policy.values import parse_duration
+
+FOLLOW_FOR = "15m"
+"""Time for which a run reads the outcome of the messages that it has moved."""
+PLAN_LIFETIME = {"deadline": "30m", "ttlAfterFinished": "15m"}
+"""Fields by which a plan ends and is deleted, even if this program was killed."""
+LATEST_START = timedelta(hours=1)
+"""Time in which a Replay must be launched, in the queue of its policy."""
+FINGERPRINT = re.compile(r"[0-9a-f]{16}")
+
+
+class TimeOrAge(click.ParamType[str]):
+    """A time (RFC 3339) or an age (`2h`), converted to the text of a time in UTC."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Read a time or an age."""
+        text = str(value)
+        try:
+            return written(now() - parse_duration(text))
+        except InvalidSpecError:
+            instant = moment(text)
+        if instant is None or instant.tzinfo is None:
+            self.fail(f"{text!r} is no time; write 2h, or 2026-11-20T10:00:00Z", param, ctx)
+        return text
+
+
+def selection_options(function: Any) -> Any:  # noqa: ANN401  a decorator of any command
+    """Add the options that select dead letters."""
+    for option in reversed(
+        (
+            click.option(
+                "--cause",
+                "causes",
+                multiple=True,
+                metavar="CLASS|FINGERPRINT",
+                help="Cause of death; repeatable.",
+            ),
+            click.option(
+                "--id", "ids", multiple=True, metavar="ID", help="Message id; repeatable."
+            ),
+            click.option(
+                "--ids-from", type=click.File(), metavar="FILE|-", help="File with an id a line."
+            ),
+            click.option(
+                "--key", "keys", multiple=True, metavar="KEY", help="Message key; repeatable."
+            ),
+            click.option("--since", type=TimeOrAge(), metavar="TIME", help="Dead since: 2h."),
+            click.option("--until", type=TimeOrAge(), metavar="TIME", help="Dead before."),
+            click.option("--where", metavar="SQL", help="Condition over columns of dead letters."),
+            click.option("--limit", type=click.IntRange(1), help="Number of messages."),
+            click.option("--all", "selects_all", is_flag=True, help="All dead letters."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def selection(options: dict[str, Any]) -> Body:
+    """Take the options of `selection_options`; return `spec.select`, empty with `--all`.
+
+    Raises:
+        UsageError: nothing is selected, or `--all` stands beside another selection.
+    """
+    lines = options.pop("ids_from")
+    causes: Sequence[str] = options.pop("causes")
+    ids = [*options.pop("ids"), *(filter(None, map(str.strip, lines or ())))]
+    select = {
+        "causes": [cause for cause in causes if not FINGERPRINT.fullmatch(cause)],
+        "fingerprints": [cause for cause in causes if FINGERPRINT.fullmatch(cause)],
+        "ids": list(dict.fromkeys(ids)),
+        "keys": list(options.pop("keys")),
+        **{name: options.pop(name) for name in ("since", "until", "where", "limit")},
+    }
+    select = {name: value for name, value in select.items() if value not in (None, [])}
+    selects_all = options.pop("selects_all")
+    if selects_all and select:
+        raise click.UsageError(f"--all excludes other selections: {', '.join(select)}")
+    if not selects_all and not select:
+        raise click.UsageError(
+            "nothing is selected; use --cause, --id, --ids-from, --key, --since, --until, --where, "
+            "--limit, or --all for all dead letters"
+        )
+    return select
+
+
+@click.command()
+@policy_argument
+@selection_options
+@click.option("--target", metavar="Retry|Source|TOPIC", default="Retry", show_default=True)
+@click.option("--reason", metavar="TEXT", help="Reason, for later readers.")
+@click.option("--ticket", metavar="ID", help="Ticket of the decision.")
+@click.option("--rate", type=click.IntRange(1), metavar="N", help="Messages in a second, at most.")
+@click.option("--max-replays", type=click.IntRange(1), help="Refuse messages replayed as often.")
+@click.option(
+    "--confirm",
+    "confirmations",
+    type=click.Choice(["Reconciled", "DiscardUnreadable"]),
+    multiple=True,
+    help="Fact or action that the policy or the messages require; repeatable.",
+)
+@click.option("--plan", "is_plan", is_flag=True, help="Show the numbers and move nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not plan and ask first.")
+@click.option("--detach", is_flag=True, help="Do not follow the Replay.")
+@click.option("--timeout", type=Seconds(), metavar="TIME", help="Stop to follow: exit 4.")
+@dry_run_option
+@output_option("json", "yaml", "name")
+@cluster_options
+def replay(policy: str, flags: ClusterFlags, **options: Any) -> int:  # noqa: ANN401
+    """Move dead letters of a policy back to be processed again.
+
+    First a plan shows how many messages would be moved. Dead letters that arrive after the start
+    of the plan are not moved.
+    """
+    select = dict(selection(options))
+    if "ids" not in select:
+        # The plan and the Replay share this bound, so what is confirmed is what is moved.
+        select.setdefault("until", written(now()))
+    asks = not (options["yes"] or options["is_plan"] or options["dry_run"])
+    if asks and not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask at; confirm with --yes, or use --plan")
+    cluster = Cluster(flags)
+    owner = cluster.get(POLICIES, cluster.namespace, policy)
+    body = manifest(owner, select, cluster.user, options)
+    output, dry_run = options["output"], options["dry_run"]
+    if dry_run is not None:
+        print_object(cluster.create(REPLAYS, body, dry_run=dry_run), output, "", dry_run)
+        return 0
+    if not options["yes"]:
+        plan = planned(cluster, body)
+        say("\n".join(pairs(plan_fields(plan))))
+        code = _verdict(plan, is_plan=options["is_plan"])
+        if code is not None:
+            return code
+        count = run_of(plan)["counts"]["left"]
+        place = f"Context {cluster.context}, namespace {cluster.namespace}."
+        if not confirmed(f"{place} Move these {count} messages?", yes=False):
+            say("nothing was moved")
+            return 1
+    created = cluster.create(REPLAYS, body)
+    say(f"replay.redrive.io/{created['metadata']['name']} created by {cluster.user}")
+    if options["detach"]:
+        print_object(created, output, "created")
+        return 0
+    return attach(cluster, flags, created, timeout=options["timeout"], output=output)
+
+
+def manifest(policy: Body, select: Body, user: str, options: dict[str, Any]) -> Body:
+    """Return the Replay that moves the selected messages; the policy owns it."""
+    metadata, target = policy["metadata"], options["target"]
+    is_topic = target not in {"Retry", "Source"}
+    rate = options["rate"]
+    spec = {
+        "policyRef": {"name": metadata["name"]},
+        "select": select or None,
+        "target": {"type": "Topic", "topic": target} if is_topic else {"type": target},
+        "startBefore": written(now() + LATEST_START),
+        "maxReplays": options["max_replays"],
+        "rateLimit": None if rate is None else {"messages": rate, "per": "1s"},
+        "confirmations": list(options["confirmations"]) or None,
+        "followFor": None if is_topic else FOLLOW_FOR,
+        "reason": options["reason"],
+        "ticket": options["ticket"],
+    }
+    return {
+        "apiVersion": API_VERSION,
+        "kind": REPLAYS.kind,
+        "metadata": {
+            "generateName": f"{metadata['name']}-",
+            "namespace": metadata["namespace"],
+            "annotations": {REQUESTED_BY: user},
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": POLICIES.kind,
+                    "name": metadata["name"],
+                    "uid": metadata["uid"],
+                }
+            ],
+        },
+        "spec": {name: value for name, value in spec.items() if value is not None},
+    }
+
+
+def planned(cluster: Cluster, body: Body) -> Body:
+    """Run a plan of the Replay *body*, and delete it; return it as it was at its end.
+
+    Raises:
+        ReplayStateError: the plan failed.
+        KeyboardInterrupt: the command was interrupted; the plan is deleted.
+    """
+    spec = {n: v for n, v in body["spec"].items() if n not in {"followFor", "rateLimit"}}
+    spec |= {"mode": "Plan", **PLAN_LIFETIME}
+    plan = cluster.create(REPLAYS, {**body, "spec": spec})
+    live, start = Live(sys.stderr), time.monotonic()
+    live.show(["plans; nothing is moved"])
+    try:
+        for snapshot in states(cluster, plan):
+            (plan,) = snapshot.objects
+            ended = phase_of(plan) in ENDED
+            error = () if snapshot.error is None else (f"  {snapshot.error}",)
+            lines = progress(plan, time.monotonic() - start)
+            if ended:
+                live.clear()
+                break
+            live.show(["plans; nothing is moved", *lines, *error])
+        else:
+            raise ReplayStateError(
+                f"the plan {plan['metadata']['name']} was deleted", remedy="repeat the command"
+            )
+    finally:
+        with suppress(ObjectNotFoundError):
+            cluster.delete(REPLAYS, plan)
+    if phase_of(plan) == "Failed":
+        raise ReplayStateError("the plan has failed", got=result_text(plan), remedy="correct it")
+    return plan
+
+
+def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
+    """Yield the numbers of a plan for people."""
+    run, spec = run_of(plan), plan["spec"]
+    counts, preview = run.get("counts") or {}, run.get("preview") or {}
+    causes, refusals = (
+        ", ".join(f"{c['messages']} {c['cause'] or 'none recorded'}" for c in preview.get(n) or ())
+        for n in ("causes", "refused")
+    )
+    select = spec.get("select") or {}
+    yield "to move", "   ".join(filter(None, (str(counts.get("left", 0)), causes)))
+    yield "not selected", max(counts.get("scanned", 0) - counts.get("matched", 0), 0)
+    yield "refused", "   ".join(filter(None, (str(counts.get("refused", 0)), refusals)))
+    if counts.get("unevaluated"):
+        yield "unevaluated", f"{counts['unevaluated']}; the selection can't be computed for them"
+    if "until" in select:
+        yield "dead before", local_time(select["until"], now())
+    target = spec["target"]
+    seconds = preview.get("estimatedSeconds")
+    time_needed = "" if seconds is None else f"   about {age(seconds)}"
+    yield "target", f"{target.get('topic') or target['type']}{time_needed}"
+
+
+def _verdict(plan: Body, *, is_plan: bool) -> int | None:
+    """Return the exit code where a plan is the end of the command; None to continue."""
+    counts = run_of(plan).get("counts") or {}
+    if counts.get("left") and not is_plan:
+        return None
+    if not counts.get("left"):
+        say("nothing to move: no dead letter that can be moved is selected")
+    return HAS_FINDINGS if counts.get("refused") else 0

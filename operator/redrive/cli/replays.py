@@ -1,0 +1,358 @@
+"""Commands about one Replay: `follow`, `suspend`, `resume`, `cancel`, `approve`, `refused`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+from redrive.api import API_VERSION, Body
+from redrive.cli.cluster import Cluster, Snapshot
+from redrive.cli.documents import RefusedEntry
+from redrive.cli.frame import (
+    HAS_FINDINGS,
+    NOT_FINISHED,
+    ClusterFlags,
+    Seconds,
+    cluster_options,
+    dry_run_option,
+    replay_argument,
+)
+from redrive.cli.main import INTERRUPTED
+from redrive.cli.output import (
+    FORMATS,
+    Column,
+    Live,
+    clean,
+    document,
+    output_option,
+    pairs,
+    print_document,
+    print_object,
+    say,
+    table,
+)
+from redrive.cli.policies import ENDED, REQUESTED_BY, conditions_of
+from redrive.errors import RedriveError
+from redrive.kube.resources import APPROVALS, REPLAYS
+
+SLOW_SECONDS = 5.0
+"""Time after which a Replay that does not run shows why."""
+
+
+class ReplayStateError(RedriveError):
+    """The Replay is not in a state for the command."""
+
+    reason = "ReplayState"
+
+
+def confirmed(question: str, *, yes: bool) -> bool:
+    """Ask for a confirmation on standard error; no answer is a no.
+
+    Raises:
+        UsageError: there is no terminal to ask at, and *yes* is false.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask at; confirm with --yes")
+    # Keys that were pressed before the question are no answer to it.
+    import_module("termios").tcflush(sys.stdin, import_module("termios").TCIFLUSH)
+    return click.confirm(question, default=False, err=True)
+
+
+def run_of(replay: Body) -> Mapping[str, Any]:
+    """Return the progress of a Replay, as its job reported it."""
+    run: Mapping[str, Any] = (replay.get("status") or {}).get("run") or {}
+    return run
+
+
+def phase_of(replay: Body) -> str:
+    """Return the phase of a Replay; `Pending` before the first reconcile."""
+    return (replay.get("status") or {}).get("phase") or "Pending"
+
+
+def progress(replay: Body, seconds: float = SLOW_SECONDS) -> Iterator[str]:
+    """Yield the lines that show the state of a Replay.
+
+    Args:
+        replay: as it was read last.
+        seconds: since the start of the command; at first a Replay that waits shows no reason.
+    """
+    run, phase = run_of(replay), phase_of(replay)
+    counts, outcome = run.get("counts") or {}, run.get("outcome")
+    ready = conditions_of(replay).get("Ready") or {}
+    if is_plan(replay) or "matched" not in counts:
+        scanned = f", {counts['scanned']} dead letters read" if counts.get("scanned") else ""
+        yield f"  {phase.lower()}{scanned}"
+    else:
+        parts = [f"moved    {counts.get('moved', 0)} of {counts['matched']}"]
+        if counts.get("refused"):
+            parts.append(f"refused {counts['refused']}")
+        if run.get("ratePerMinute") is not None and phase not in ENDED:
+            parts.append(f"{run['ratePerMinute'] / 60:.0f}/s")
+        if run.get("remaining") and phase not in ENDED:
+            parts.append(f"about {run['remaining']} left")
+        yield f"  {'   '.join(parts)}"
+    if outcome and phase not in ENDED:
+        yield f"  {_outcome_text(outcome, '   ')}"
+    if ready.get("status") == "False" and phase not in ENDED and seconds >= SLOW_SECONDS:
+        yield f"  {ready['reason']}: {clean(ready['message'])}"
+
+
+def is_plan(replay: Body) -> bool:
+    """Return True if the Replay moves nothing."""
+    return bool(replay["spec"].get("mode") == "Plan")
+
+
+def _outcome_text(outcome: Body, separator: str) -> str:
+    names = (("handled", "handled"), ("waiting", "waiting"), ("deadAgain", "dead again"))
+    return separator.join(f"{outcome[field]} {name}" for field, name in names)
+
+
+def result_text(replay: Body) -> str:
+    """Return the result of an ended Replay as a sentence."""
+    run, counts = run_of(replay), run_of(replay).get("counts") or {}
+    conditions = conditions_of(replay)
+    if "Failed" in conditions:
+        return f"Failed: {conditions['Failed']['reason']}: {clean(conditions['Failed']['message'])}"
+    if is_plan(replay):
+        return f"Complete: a plan; {counts.get('left', 0)} would be moved"
+    moved = f"Complete: {counts.get('moved', 0)} moved, {counts.get('refused', 0)} refused"
+    outcome = run.get("outcome")
+    return f"{moved}; of the moved ones {_outcome_text(outcome, ', ')}" if outcome else moved
+
+
+def exit_code_of(replay: Body) -> int:
+    """Return the exit code for the result of an ended Replay."""
+    run = run_of(replay)
+    if "Failed" in conditions_of(replay):
+        return 1
+    refused = (run.get("counts") or {}).get("refused")
+    return HAS_FINDINGS if refused or (run.get("outcome") or {}).get("deadAgain") else 0
+
+
+def attach(
+    cluster: Cluster,
+    flags: ClusterFlags,
+    replay: Body,
+    *,
+    timeout: float | None,
+    output: str | None,
+) -> int:
+    """Show the progress of a Replay until it ends; return the exit code.
+
+    An interrupted command detaches, and the Replay continues. A Replay that waits for approval
+    ends the command.
+    """
+    name, namespace = replay["metadata"]["name"], replay["metadata"]["namespace"]
+    hint = flags.hint("follow", name, namespace=namespace)
+    live, start = Live(sys.stderr), time.monotonic()
+    try:
+        for snapshot in states(cluster, replay):
+            seconds = time.monotonic() - start
+            (replay,) = snapshot.objects
+            lines = [*progress(replay, seconds)]
+            if snapshot.error is not None:
+                lines.append(f"  the Replay continues; {snapshot.error}")
+            ended = phase_of(replay) in ENDED
+            live.show(lines, final=ended)
+            if ended:
+                return _end(replay, output)
+            if "ApprovalRequired" in conditions_of(replay):
+                left = (run_of(replay).get("counts") or {}).get("left")
+                approve = flags.hint("approve", name, namespace=namespace)
+                say(f"waits for approval to move {left} messages: {approve}")
+                say(f"then follow it: {hint}")
+                return NOT_FINISHED
+            if timeout is not None and seconds >= timeout:
+                say(f"not finished after {timeout:.0f} s; the Replay continues; follow it: {hint}")
+                return NOT_FINISHED
+    except KeyboardInterrupt:
+        say(f"\nthe Replay continues. Follow it: {hint}")
+        say(f"Suspend it: {flags.hint('suspend', name, namespace=namespace)}")
+        say(f"Cancel it: {flags.hint('cancel', name, namespace=namespace)}")
+        return INTERRUPTED
+    raise ReplayStateError(f"the Replay {name} was deleted", remedy="make another one")
+
+
+def states(cluster: Cluster, replay: Body) -> Iterator[Snapshot]:
+    """Yield the states of one Replay; end when it was deleted."""
+    metadata = replay["metadata"]
+    for snapshot in cluster.watch(
+        REPLAYS, metadata["namespace"], fields=f"metadata.name={metadata['name']}"
+    ):
+        own = [body for body in snapshot.objects if body["metadata"]["uid"] == metadata["uid"]]
+        if not own:
+            return
+        yield Snapshot(tuple(own), snapshot.error)
+
+
+def _end(replay: Body, output: str | None) -> int:
+    if output is None:
+        click.echo(result_text(replay))
+    else:
+        print_object(replay, output, "")
+    return exit_code_of(replay)
+
+
+@click.command()
+@replay_argument
+@click.option("--timeout", type=Seconds(), metavar="TIME", help="Give up after this time: exit 4.")
+@output_option("json", "yaml", "name")
+@cluster_options
+def follow(replay: str, timeout: float | None, output: str | None, flags: ClusterFlags) -> int:
+    """Show the progress of a Replay until it ends."""
+    cluster = Cluster(flags)
+    body = cluster.get(REPLAYS, cluster.namespace, replay)
+    return attach(cluster, flags, body, timeout=timeout, output=output)
+
+
+def _change(
+    replay: str,
+    change: Body,
+    done: str,
+    flags: ClusterFlags,
+    options: tuple[str | None, str | None],
+) -> int:
+    """Change the spec of a Replay that has not ended."""
+    dry_run, output = options
+    cluster = Cluster(flags)
+    body = cluster.get(REPLAYS, cluster.namespace, replay)
+    if phase_of(body) in ENDED:
+        raise ReplayStateError(
+            f"the Replay {replay} has ended", got=phase_of(body), remedy="make another one"
+        )
+    after = cluster.patch(REPLAYS, body, {"spec": change}, dry_run=dry_run)
+    print_object(after, output, done, dry_run)
+    return 0
+
+
+@click.command()
+@replay_argument
+@dry_run_option
+@output_option("json", "yaml", "name")
+@cluster_options
+def suspend(replay: str, dry_run: str | None, output: str | None, flags: ClusterFlags) -> int:
+    """Suspend a Replay: in-flight messages are settled, and no more are sent."""
+    return _change(replay, {"suspend": True}, "suspended", flags, (dry_run, output))
+
+
+@click.command()
+@replay_argument
+@dry_run_option
+@output_option("json", "yaml", "name")
+@cluster_options
+def resume(replay: str, dry_run: str | None, output: str | None, flags: ClusterFlags) -> int:
+    """Resume a suspended Replay."""
+    return _change(replay, {"suspend": False}, "resumed", flags, (dry_run, output))
+
+
+@click.command()
+@replay_argument
+@dry_run_option
+@output_option("json", "yaml", "name")
+@cluster_options
+def cancel(replay: str, dry_run: str | None, output: str | None, flags: ClusterFlags) -> int:
+    """Cancel a Replay. Messages that were moved stay moved; it can't be taken back."""
+    return _change(replay, {"cancel": True}, "canceled", flags, (dry_run, output))
+
+
+@click.command()
+@replay_argument
+@click.option("--messages", type=click.IntRange(1), help="Default: the number of its plan.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
+@output_option("json", "yaml", "name")
+@cluster_options
+def approve(  # noqa: PLR0913  the options of the command
+    replay: str,
+    messages: int | None,
+    dry_run: str | None,
+    output: str | None,
+    flags: ClusterFlags,
+    *,
+    yes: bool,
+) -> int:
+    """Approve a Replay that moves more messages than it may without approval."""
+    cluster = Cluster(flags)
+    body = cluster.get(REPLAYS, cluster.namespace, replay)
+    planned = (run_of(body).get("counts") or {}).get("left")
+    if "ApprovalRequired" not in conditions_of(body) or not planned:
+        raise ReplayStateError(
+            f"the Replay {replay} does not wait for approval",
+            got=phase_of(body),
+            remedy=f"see its state: {flags.hint('follow', replay)}",
+        )
+    count = messages or planned
+    say("\n".join(pairs(_approval_fields(body, planned))))
+    question = f"Context {cluster.context}: approve moving {count} messages?"
+    if dry_run is None and not confirmed(question, yes=yes):
+        say("not approved")
+        return 1
+    metadata = body["metadata"]
+    approval = {
+        "apiVersion": API_VERSION,
+        "kind": APPROVALS.kind,
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "spec": {
+            "replayRef": {"name": metadata["name"], "uid": metadata["uid"]},
+            "messages": count,
+        },
+    }
+    print_object(cluster.create(APPROVALS, approval, dry_run=dry_run), output, "created", dry_run)
+    return 0
+
+
+def _approval_fields(replay: Body, planned: int) -> Iterator[tuple[str, object]]:
+    spec = replay["spec"]
+    yield "replay", f"{replay['metadata']['namespace']}/{replay['metadata']['name']}"
+    yield "policy", spec["policyRef"]["name"]
+    yield "to move", planned
+    yield "selection", selection_text(spec.get("select") or {})
+    yield (
+        "target",
+        (spec.get("target") or {}).get("topic") or (spec.get("target") or {}).get("type"),
+    )
+    yield "by", (replay["metadata"].get("annotations") or {}).get(REQUESTED_BY)
+    yield "reason", spec.get("reason")
+    yield "ticket", spec.get("ticket")
+
+
+def selection_text(select: Body) -> str:
+    """Return a selection in one line."""
+    parts = [
+        f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in select.items()
+    ]
+    return "; ".join(parts) or "all dead letters"
+
+
+@click.command()
+@replay_argument
+@output_option("json", "yaml", "jsonl")
+@cluster_options
+def refused(replay: str, output: str | None, flags: ClusterFlags) -> int:
+    """Show the messages that a Replay did not move, and why: the first hundred entries."""
+    cluster = Cluster(flags)
+    body = cluster.get(REPLAYS, cluster.namespace, replay)
+    run = run_of(body)
+    total: int = (run.get("counts") or {}).get("refused") or 0
+    entries: list[RefusedEntry] = list(run.get("refusals") or ())
+    if output in FORMATS:
+        print_document(document("RefusedEntryList", entries, replay=replay, total=total), output)
+        return 0
+    if not total:
+        click.echo(f"the Replay {replay} ({phase_of(body)}) has refused no message")
+        return 0
+    columns = Column("ID"), Column("MESSAGES", right=True), Column("CAUSE")
+    rows = [(entry["entry"], entry["messages"], entry["cause"]) for entry in entries]
+    click.echo("\n".join(table(columns, rows)))
+    listed = sum(entry["messages"] for entry in entries)
+    if listed < total:
+        say(f"{listed} of {total} messages; `python -m redrive.replay.refused` lists all")
+    return 0

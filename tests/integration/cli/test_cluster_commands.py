@@ -1,0 +1,244 @@
+"""Commands at a real API server, with real kubeconfigs and rights."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import yaml
+
+import redrive
+from redrive.api.crds import crds
+from redrive.cli import cluster as cluster_module
+from redrive.cli.cluster import Cluster as Client
+from redrive.cli.cluster import ClusterError, ObjectChangedError
+from redrive.cli.frame import ClusterFlags
+from redrive.cli.main import main
+from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS, Resource
+from sandbox.kubernetes import Cluster
+from tests.support.invalid_manifests import manifest
+
+AT = "2026-11-27T01:00:00Z"
+
+
+@dataclass
+class Shop:
+    """A namespace with a connection and two policies, whose status this test writes."""
+
+    cluster: Cluster
+    client: Client
+    capsys: pytest.CaptureFixture[str]
+
+    @property
+    def name(self) -> str:
+        return self.client.namespace
+
+    def put(self, kind: Resource, name: str, status: dict[str, Any], **spec: Any) -> None:  # noqa: ANN401
+        """Create an object, or change its status."""
+        body = manifest(kind.kind, **spec)
+        body["metadata"] = {"name": name, "namespace": self.name}
+        with suppress(ObjectChangedError):
+            self.client.create(kind, body)
+        self.client.request("PATCH", f"{kind.path(self.name, name)}/status", {"status": status})
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """Run a command in this process; return standard output, or standard error of a failure."""
+        assert main([*arguments, "-n", self.name]) == code
+        captured = self.capsys.readouterr()
+        return captured.out if code in {0, 3} else captured.err
+
+    def annotations(self, name: str) -> dict[str, str]:
+        body = self.client.get(POLICIES, self.name, name)
+        return dict(body["metadata"].get("annotations") or {})
+
+
+def condition(kind: str, status: str, reason: str, message: str = "text") -> dict[str, str]:
+    times = {"lastTransitionTime": AT}
+    return {"type": kind, "status": status, "reason": reason, "message": message, **times}
+
+
+READY = condition("Ready", "True", "Provisioned")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _definitions(cluster: Cluster) -> None:
+    cluster.define(yaml.safe_dump_all(crds()))
+
+
+@pytest.fixture
+def shop(
+    cluster: Cluster,
+    kube_namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Shop:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    shop = Shop(cluster, Client(ClusterFlags(namespace=kube_namespace)), capsys)
+    status = {"conditions": [READY], "operatorVersion": redrive.__version__, "policies": 2}
+    shop.put(CONNECTIONS, "main", status | {"brokerVersion": "4.0.8"})
+    backlog = {"retry": 12, "deadLetter": 0, "observedTime": AT}
+    shop.put(POLICIES, "quiet", {"conditions": [READY], "backlog": backlog})
+    storm = condition("RetryStorm", "True", "RetryStorm", "61 % were retries")
+    result = {"name": "gone", "uid": "u", "mode": "Run", "phase": "Completed", "moved": 4}
+    result |= {"result": "Completed", "completionTime": AT, "ticket": "OPS-1"}
+    status = {
+        "conditions": [READY, storm],
+        "warnings": ["RetryStorm"],
+        "backlog": backlog | {"deadLetter": 140, "oldestDeadLetterTime": AT},
+        "replays": [result],
+    }
+    shop.put(POLICIES, "orders", status, deadLetter={"messageTTL": "30d"})
+    return shop
+
+
+def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
+    lines = shop.run("status", "--exit-code", code=3).splitlines()
+    assert lines[0].startswith(
+        f"context sandbox   operator {redrive.__version__}   figures at most "
+    )
+    assert lines[1].split() == "POLICY READY WAITING DEAD OLDEST EXPIRES ATTENTION".split()
+    assert lines[2].startswith("orders  yes         12   140 ")
+    assert lines[2].endswith("RetryStorm: 61 % were retries; 140 dead letters")
+    hint = f"redrive status --all -n {shop.name}"
+    assert lines[3:] == [
+        f"1 of 2 policies need attention in namespace {shop.name}. All of them: {hint}"
+    ]
+    assert "quiet" in shop.run("status", "--all")
+    one = shop.run("status", "orders")
+    assert "  connection   " in one
+    assert "/main, ready" in one
+    assert "last replay  gone  Completed  4 moved, 0 refused" in one
+
+
+def test_status_in_empty_namespace_names_the_next_step(shop: Shop) -> None:
+    assert main(["status", "-n", "kube-public"]) == 0
+    shown = shop.capsys.readouterr().out.splitlines()[-1]
+    assert shown == "no RetryPolicies in namespace kube-public; in all: redrive status -A"
+
+
+def test_lists_are_read_in_pages(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "PAGE", 1)
+    names = shop.run("status", "-o", "name", "--all").split()
+    assert names == ["retrypolicy.redrive.io/orders", "retrypolicy.redrive.io/quiet"]
+
+
+def test_missing_right_names_verb_namespace_and_role(shop: Shop) -> None:
+    problem = "error: not permitted to {} in namespace {}; you are bob; ask for the role {} there\n"
+    assert shop.run("status", "--as", "bob", code=1) == problem.format(
+        "list retrypolicies.redrive.io", shop.name, "redrive-viewer"
+    )
+    error = shop.run("replay", "orders", "--all", "--yes", "--as", "bob", code=1)
+    assert error == problem.format("get retrypolicies.redrive.io", shop.name, "redrive-viewer")
+
+
+def test_missing_object_and_context_are_named(shop: Shop) -> None:
+    missing = shop.run("status", "absent", code=1)
+    assert missing.startswith(f"error: there is no RetryPolicy absent in namespace {shop.name}; ")
+    error = shop.run("status", "--context", "absent", code=1)
+    assert error.startswith("error: the kubeconfig can't be used; got ")
+    assert "absent" in error
+
+
+def test_reconcile_annotates_the_policy_with_the_caller(shop: Shop) -> None:
+    assert shop.run("reconcile", "orders") == (
+        "retrypolicy.redrive.io/orders reconcile requested\n"
+    )
+    annotations = shop.annotations("orders")
+    assert annotations["redrive.io/requested-by"] == "admin"
+    assert annotations["redrive.io/reconcile-requested-at"].startswith("20")
+    shop.run("reconcile", "orders", "--pause", "--dry-run", "server")
+    assert "redrive.io/paused" not in shop.annotations("orders")
+    shop.run("reconcile", "orders", "--pause")
+    assert shop.annotations("orders")["redrive.io/paused"] == "true"
+    assert "--resume" in shop.run("reconcile", "orders", code=1)
+    shop.run("reconcile", "orders", "--resume")
+    body = shop.client.get(POLICIES, shop.name, "orders")
+    assert "redrive.io/paused" not in body["metadata"]["annotations"]
+    assert "redrive" in {entry["manager"] for entry in body["metadata"]["managedFields"]}
+
+
+def test_unknown_field_is_refused_and_never_dropped(shop: Shop) -> None:
+    body = manifest("Replay") | {"metadata": {"name": "x", "namespace": shop.name}}
+    body["spec"]["afterReview"] = True  # of a later release
+    with pytest.raises(ClusterError, match="do not know a field of this command"):
+        shop.client.create(REPLAYS, body)
+
+
+RUNNING = {"phase": "Running", "conditions": [condition("Ready", "Unknown", "Running")]}
+ENDED = {
+    "phase": "Completed",
+    "completionTime": AT,
+    "conditions": [
+        condition("Ready", "True", "CompletedWithRefusals"),
+        condition("Complete", "True", "CompletedWithRefusals"),
+    ],
+    "run": {
+        "counts": {"matched": 120, "moved": 118, "refused": 2},
+        "refusals": [{"entry": "4711:8", "messages": 2, "cause": "TooBig"}],
+    },
+}
+
+
+def test_replay_is_controlled_until_it_has_ended(shop: Shop) -> None:
+    shop.put(REPLAYS, "run", RUNNING, policyRef={"name": "orders"}, reason="fixed")
+    for command, field in (("suspend", "suspend"), ("resume", "suspend"), ("cancel", "cancel")):
+        shop.run(command, "run")
+        spec = shop.client.get(REPLAYS, shop.name, "run")["spec"]
+        assert spec[field] is (command != "resume")
+    shop.put(REPLAYS, "run", ENDED)
+    assert "the Replay run has ended; got 'Completed'" in shop.run("suspend", "run", code=1)
+    assert shop.run("refused", "run").splitlines()[1].split() == ["4711:8", "2", "TooBig"]
+    history = [line.split() for line in shop.run("history", "orders").splitlines()]
+    assert history[1][:5] == ["run", "Run", "CompletedWithRefusals", "118", "2"]
+    assert history[2][:4] == ["gone", "Run", "Completed", "4"]
+
+
+def test_follow_shows_progress_and_ends_with_3_after_refusals(shop: Shop) -> None:
+    shop.put(REPLAYS, "run", RUNNING, policyRef={"name": "orders"})
+
+    def end() -> None:
+        time.sleep(0.5)
+        shop.put(REPLAYS, "run", ENDED)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    assert main(["follow", "run", "-n", shop.name, "--timeout", "60s"]) == 3
+    thread.join()
+    captured = shop.capsys.readouterr()
+    assert captured.out == "Complete: 118 moved, 2 refused\n"
+    assert captured.err.splitlines() == ["  running", "  moved    118 of 120   refused 2"]
+
+
+def test_follow_of_waiting_replay_exits_with_4(shop: Shop) -> None:
+    shop.put(REPLAYS, "run", RUNNING, policyRef={"name": "orders"})
+    error = shop.run("follow", "run", "--timeout", "1s", code=4)
+    assert error.endswith(f"the Replay continues; follow it: redrive follow run -n {shop.name}\n")
+    counts = {"matched": 1200, "left": 1200}
+    waiting = condition("ApprovalRequired", "True", "ApprovalRequired")
+    status = {"phase": "Running", "conditions": [READY, waiting], "run": {"counts": counts}}
+    shop.put(REPLAYS, "run", status)
+    error = shop.run("follow", "run", code=4)
+    assert f"to move 1200 messages: redrive approve run -n {shop.name}\n" in error
+    assert shop.run("approve", "run", "--yes") == "replayapproval.redrive.io/run created\n"
+    approval = shop.cluster.objects.get("replayapproval", "run", shop.name)
+    assert approval["spec"]["messages"] == 1200
+    uid = shop.client.get(REPLAYS, shop.name, "run")["metadata"]["uid"]
+    assert approval["spec"]["replayRef"] == {"name": "run", "uid": uid}
+
+
+def test_replay_without_questions_is_bounded_and_owned(shop: Shop) -> None:
+    options = "--cause", "WarehouseDown", "--reason", "fixed", "--ticket", "OPS-1", "--yes"
+    created = json.loads(shop.run("replay", "orders", *options, "--detach", "-o", "json"))
+    metadata, spec = created["metadata"], created["spec"]
+    assert metadata["name"].startswith("orders-")
+    assert metadata["annotations"] == {"redrive.io/requested-by": "admin"}
+    (owner,) = metadata["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("RetryPolicy", "orders")
+    assert spec["select"].keys() == {"causes", "until"}
+    assert (spec["reason"], spec["ticket"]) == ("fixed", "OPS-1")
+    assert spec["startBefore"] > spec["select"]["until"]

@@ -1,0 +1,200 @@
+"""Commands without a cluster: help, usage, selections, tables and forms of values."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import pytest
+
+from redrive.cli import output
+from redrive.cli.cluster import role_with
+from redrive.cli.frame import COMMAND_GROUP, ClusterFlags
+from redrive.cli.main import COMMANDS, main
+from redrive.cli.output import Column, Live, age, clean, local_time, table
+from redrive.cli.policies import policy_status
+from redrive.cli.replay import selection
+from redrive.cli.replays import exit_code_of, progress, result_text
+
+CLICK_COMMANDS = [name for name, command in COMMANDS.items() if command.extra == "cli"]
+
+
+@pytest.mark.parametrize("name", CLICK_COMMANDS)
+def test_command_of_the_table_shows_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: redrive {name} ")
+    assert "--namespace NS" in shown or name == "completion"
+
+
+def test_plugin_prints_the_name_it_was_called_by(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/kubectl-redrive"])
+    assert main(["status", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: kubectl redrive status ")
+    flags = ClusterFlags(namespace="shop", context="prod eu")
+    hint = flags.hint("follow", "x")
+    assert hint == "kubectl redrive follow x -n shop --context 'prod eu'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "nothing is selected; use --cause, --id,"),
+        (["--all", "--limit", "3"], "--all excludes other selections: limit"),
+        (["--since", "yesterday"], "'yesterday' is no time; write 2h, or 2026-11-20T10:00:00Z"),
+        (["--all"], "there is no terminal to ask at; confirm with --yes, or use --plan"),
+    ],
+)
+def test_replay_without_valid_selection_exits_with_2(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", "orders", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert problem in captured.err
+    assert captured.out == ""
+
+
+def test_selection_takes_ids_of_a_file_and_fingerprints() -> None:
+    options: dict[str, Any] = {
+        "causes": ("WarehouseDown", "0f4a9c31d2be7755"),
+        "ids": ("1:2",),
+        "ids_from": ["1:2\n", "\n", "3:4:0:0\n"],
+        "keys": (),
+        "since": None,
+        "until": None,
+        "where": None,
+        "limit": 5,
+        "selects_all": False,
+    }
+    assert selection(options) == {
+        "causes": ["WarehouseDown"],
+        "fingerprints": ["0f4a9c31d2be7755"],
+        "ids": ["1:2", "3:4:0:0"],
+        "limit": 5,
+    }
+    assert options == {}
+
+
+def test_narrow_table_drops_columns_and_cuts_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = (
+        Column("NAME"),
+        Column("DEAD", right=True, dropped=1),
+        Column("OLDEST", right=True, dropped=2),
+        Column("TOPIC", wide=True),
+        Column("ATTENTION"),
+    )
+    rows = [["orders", 140, "3h", "t", "RetryStorm: \x1b[31m61 %\nof deliveries were retries"]]
+    monkeypatch.setattr(output, "width", lambda: 46)
+    assert table(columns, rows) == [
+        "NAME    DEAD  OLDEST  ATTENTION",
+        "orders   140      3h  RetryStorm:  [31m61 % o…",
+    ]
+    monkeypatch.setattr(output, "width", lambda: 38)
+    assert table(columns, rows)[0] == "NAME    DEAD  ATTENTION"
+    monkeypatch.setattr(output, "width", lambda: 33)
+    assert table(columns, rows)[0] == "NAME    ATTENTION"
+    assert table(columns, rows, wide=True)[0] == "NAME    DEAD  OLDEST  TOPIC  ATTENTION"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0s"), (59, "59s"), (60, "1m"), (41 * 60 + 5, "41m"), (7_200, "2h"), (90_000, "1d")],
+)
+def test_age_has_one_unit(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+def test_time_of_another_day_has_its_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC-2")
+    time.tzset()
+    at = datetime(2026, 11, 27, 3, 0, tzinfo=UTC)
+    assert local_time("2026-11-26T23:30:00Z", at) == "01:30:00"
+    assert local_time("2026-11-26T21:30:00Z", at) == "2026-11-26 23:30"
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_text_of_objects_loses_control_characters() -> None:
+    assert clean("a\x1b[2J\r\nb\u202ec") == "a [2J  b c"
+
+
+def test_output_without_terminal_has_changed_lines_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    live = Live(sys.stderr, report_seconds=0)
+    live.show(["plans", "  submitted"])
+    live.show(["plans", "  submitted"])
+    live.show(["plans", "  running"], final=True)
+    assert capsys.readouterr().err == "plans\n  submitted\n  running\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "role"),
+    [
+        ("list", "replays", "redrive-viewer"),
+        ("create", "replays", "redrive-responder"),
+        ("patch", "retrypolicies", "redrive-responder"),
+        ("create", "retrypolicies", "redrive-editor"),
+        ("create", "replayapprovals", "redrive-approver"),
+        ("update", "brokerconnections", "redrive-admin"),
+    ],
+)
+def test_role_of_a_verb_is_named(verb: str, resource: str, role: str) -> None:
+    assert role_with(verb, resource) == role
+
+
+def replay(phase: str, **status: Any) -> dict[str, Any]:  # noqa: ANN401  fields of the API
+    ends = {"Completed": "Complete", "Failed": "Failed"}
+    conditions = [{"type": "Ready", "status": "False", "reason": "TooManyRuns", "message": "wait"}]
+    if phase in ends:
+        conditions.append({"type": ends[phase], "status": "True", "reason": "R", "message": "m"})
+    return {"spec": {}, "status": {"phase": phase, "conditions": conditions, **status}}
+
+
+COUNTS = {"matched": 120, "moved": 118, "refused": 2}
+AFTERWARDS = "of the moved ones 110 handled, 2 waiting, 6 dead again"
+OUTCOME = {"handled": 110, "waiting": 2, "deadAgain": 6}
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "code"),
+    [
+        (replay("Completed", run={"counts": {"moved": 5}}), "Complete: 5 moved, 0 refused", 0),
+        (replay("Completed", run={"counts": COUNTS}), "Complete: 118 moved, 2 refused", 3),
+        (replay("Failed", run={"counts": COUNTS}), "Failed: R: m", 1),
+        (
+            replay("Completed", run={"counts": {"moved": 118}, "outcome": OUTCOME}),
+            f"Complete: 118 moved, 0 refused; {AFTERWARDS}",
+            3,
+        ),
+    ],
+)
+def test_result_of_a_replay_decides_the_exit_code(
+    body: dict[str, Any], text: str, code: int
+) -> None:
+    assert (result_text(body), exit_code_of(body)) == (text, code)
+
+
+def test_waiting_replay_shows_its_reason_after_5_s() -> None:
+    assert list(progress(replay("Pending"), 1)) == ["  pending"]
+    assert list(progress(replay("Pending"), 5)) == ["  pending", "  TooManyRuns: wait"]
+    running = replay("Running", run={"counts": COUNTS, "ratePerMinute": 1860, "remaining": "4s"})
+    assert next(progress(running)) == "  moved    118 of 120   refused 2   31/s   about 4s left"
+
+
+def test_policy_that_was_not_reconciled_needs_attention() -> None:
+    spec = {"connectionRef": {"name": "main"}, "topic": "t", "subscription": "s"}
+    status = policy_status({"metadata": {"namespace": "shop", "name": "x"}, "spec": spec})
+    assert [attention["reason"] for attention in status["attention"]] == ["NotReconciled"]
+    assert status["connection"] == "shop/main"
+
+
+def test_group_completes_the_names_of_commands() -> None:
+    context = click.Context(COMMAND_GROUP)
+    assert COMMAND_GROUP.list_commands(context) == CLICK_COMMANDS
+    assert COMMAND_GROUP.get_command(context, "operator") is None
