@@ -12,6 +12,7 @@ from release import (
     api_reference,
     chart_file,
     chart_readme,
+    cli_reference,
     dashboard,
     json_schemas,
     lint_rules,
@@ -23,6 +24,7 @@ DEFINITIONS = CHART / "definitions"
 GENERATED: Mapping[Path, Callable[[], str]] = {
     chart_readme.README: chart_readme.render,
     **dashboard.FILES,
+    **cli_reference.FILES,
     values_schema.SCHEMA: values_schema.render,
     chart_file.CHART_FILE: chart_file.render,
     **{page: partial(api_reference.render, kind) for page, kind in api_reference.GENERATED.items()},

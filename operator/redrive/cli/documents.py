@@ -70,7 +70,7 @@ class PolicyStatus(TypedDict):
     replays: list[ReplayRecord]
 
 
-class RefusedEntry(TypedDict):
+class EntryRefusal(TypedDict):
     """An entry of a dead-letter topic that a Replay did not move."""
 
     entry: str
@@ -120,7 +120,7 @@ class RefusedEntryList(_Document):
     kind: Literal["RefusedEntryList"]
     replay: str
     total: int
-    items: list[RefusedEntry]
+    items: list[EntryRefusal]
 
 
 class VersionList(_Document):

@@ -135,7 +135,7 @@ class ClusterFlags:
         """
         line = [*program_name().split(), *words]
         for flag, value in (
-            ("-n", namespace or self.namespace),
+            ("-n", None if "-A" in words else namespace or self.namespace),
             ("--context", self.context),
             ("--kubeconfig", self.kubeconfig),
             ("--as", self.user),

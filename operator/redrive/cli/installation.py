@@ -23,7 +23,7 @@ from redrive.cli.frame import (
 from redrive.cli.main import COMPLETION_VARIABLE
 from redrive.cli.output import (
     FORMATS,
-    Column,
+    TableColumn,
     clean,
     document,
     output_option,
@@ -71,7 +71,7 @@ def version(output: str | None, flags: ClusterFlags, *, is_client: bool) -> int:
     if output in FORMATS:
         print_document(document("VersionList", items), output)
     else:
-        columns = Column("COMPONENT"), Column("VERSION"), Column("PROBLEM")
+        columns = TableColumn("COMPONENT"), TableColumn("VERSION"), TableColumn("PROBLEM")
         click.echo("\n".join(table(columns, [list(item.values()) for item in items])))
     return HAS_FINDINGS if any(item["problem"] for item in items) else 0
 
@@ -113,7 +113,7 @@ def doctor(output: str | None, flags: ClusterFlags, *, exit_code: bool) -> int:
     if output in FORMATS:
         print_document(document("FindingList", findings), output)
     else:
-        columns = Column("CHECK"), Column("RESULT"), Column("MESSAGE")
+        columns = TableColumn("CHECK"), TableColumn("RESULT"), TableColumn("MESSAGE")
         click.echo("\n".join(table(columns, [list(finding.values()) for finding in findings])))
     is_healthy = all(finding["result"] == "ok" for finding in findings)
     return HAS_FINDINGS if exit_code and not is_healthy else 0

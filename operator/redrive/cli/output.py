@@ -112,7 +112,7 @@ def width() -> int:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     Attributes:
@@ -130,7 +130,7 @@ class Column:
 
 
 def table(
-    columns: Sequence[Column],
+    columns: Sequence[TableColumn],
     rows: Sequence[Sequence[object]],
     wide: bool = False,  # noqa: FBT001, FBT002  named by its callers' variables
 ) -> list[str]:

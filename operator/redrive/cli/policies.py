@@ -33,8 +33,8 @@ from redrive.cli.frame import (
 from redrive.cli.output import (
     FORMATS,
     MISSING,
-    Column,
     Live,
+    TableColumn,
     age_of,
     document,
     local_time,
@@ -64,34 +64,34 @@ ENDED = frozenset({"Completed", "Failed"})
 """Phases of Replays that have ended."""
 
 _COLUMNS = (
-    Column("NAMESPACE"),
-    Column("POLICY"),
-    Column("READY"),
-    Column("WAITING", right=True, dropped=2),
-    Column("DEAD", right=True),
-    Column("OLDEST", right=True, dropped=4),
-    Column("EXPIRES", right=True, dropped=3),
-    Column("CONNECTION", wide=True),
-    Column("TOPIC", wide=True),
-    Column("FIGURES", right=True, wide=True),
-    Column("ATTENTION"),
+    TableColumn("NAMESPACE"),
+    TableColumn("POLICY"),
+    TableColumn("READY"),
+    TableColumn("WAITING", right=True, dropped=2),
+    TableColumn("DEAD", right=True),
+    TableColumn("OLDEST", right=True, dropped=4),
+    TableColumn("EXPIRES", right=True, dropped=3),
+    TableColumn("CONNECTION", wide=True),
+    TableColumn("TOPIC", wide=True),
+    TableColumn("FIGURES", right=True, wide=True),
+    TableColumn("ATTENTION"),
 )
 _CONNECTION_COLUMNS = (
-    Column("CONNECTION"),
-    Column("BROKER", dropped=1),
-    Column("POLICIES", right=True, dropped=2),
-    Column("STATE"),
+    TableColumn("CONNECTION"),
+    TableColumn("BROKER", dropped=1),
+    TableColumn("POLICIES", right=True, dropped=2),
+    TableColumn("STATE"),
 )
 _HISTORY_COLUMNS = (
-    Column("REPLAY"),
-    Column("MODE", dropped=3),
-    Column("RESULT"),
-    Column("MOVED", right=True),
-    Column("REFUSED", right=True),
-    Column("ENDED", right=True),
-    Column("BY", dropped=1),
-    Column("TICKET", dropped=2),
-    Column("REASON"),
+    TableColumn("REPLAY"),
+    TableColumn("MODE", dropped=3),
+    TableColumn("RESULT"),
+    TableColumn("MOVED", right=True),
+    TableColumn("REFUSED", right=True),
+    TableColumn("ENDED", right=True),
+    TableColumn("BY", dropped=1),
+    TableColumn("TICKET", dropped=2),
+    TableColumn("REASON"),
 )
 
 

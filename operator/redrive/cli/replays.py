@@ -12,7 +12,7 @@ import click
 
 from redrive.api import API_VERSION, Body
 from redrive.cli.cluster import Cluster, Snapshot
-from redrive.cli.documents import RefusedEntry
+from redrive.cli.documents import EntryRefusal
 from redrive.cli.frame import (
     HAS_FINDINGS,
     NOT_FINISHED,
@@ -25,8 +25,8 @@ from redrive.cli.frame import (
 from redrive.cli.main import INTERRUPTED
 from redrive.cli.output import (
     FORMATS,
-    Column,
     Live,
+    TableColumn,
     clean,
     document,
     output_option,
@@ -342,14 +342,14 @@ def refused(replay: str, output: str | None, flags: ClusterFlags) -> int:
     body = cluster.get(REPLAYS, cluster.namespace, replay)
     run = run_of(body)
     total: int = (run.get("counts") or {}).get("refused") or 0
-    entries: list[RefusedEntry] = list(run.get("refusals") or ())
+    entries: list[EntryRefusal] = list(run.get("refusals") or ())
     if output in FORMATS:
         print_document(document("RefusedEntryList", entries, replay=replay, total=total), output)
         return 0
     if not total:
         click.echo(f"the Replay {replay} ({phase_of(body)}) has refused no message")
         return 0
-    columns = Column("ID"), Column("MESSAGES", right=True), Column("CAUSE")
+    columns = TableColumn("ID"), TableColumn("MESSAGES", right=True), TableColumn("CAUSE")
     rows = [(entry["entry"], entry["messages"], entry["cause"]) for entry in entries]
     click.echo("\n".join(table(columns, rows)))
     listed = sum(entry["messages"] for entry in entries)

@@ -185,7 +185,7 @@ def rights_of(role: str, values: dict[str, Any]) -> set[tuple[str, str]]:
     }
 
 
-def test_responder_patches_policies_only_where_admission_limits_it() -> None:
+def test_responder_patches_policies_only_under_admission_policy() -> None:
     kinds = "brokerconnections retrypolicies replays replayapprovals".split()
     expected = {(kind, verb) for kind in kinds for verb in ("get", "list", "watch")}
     expected |= {("replays", verb) for verb in ("create", "patch", "delete")}

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +29,23 @@ from redrive.cli.cluster import ClusterError, ObjectChangedError
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.main import main
 from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS, Resource
+from sandbox import SOURCE_ROOT, kubernetes
 from sandbox.kubernetes import Cluster
+from sandbox.process import Processes
 from tests.support.invalid_manifests import manifest
 
+ROOT = Path(__file__).parents[3]
 AT = "2026-11-27T01:00:00Z"
+
+
+def put(client: Client, kind: Resource, name: str, status: dict[str, Any], **spec: Any) -> None:  # noqa: ANN401
+    """Create an object, or change its status."""
+    body = manifest(kind.kind, **spec)
+    body["metadata"] = {"name": name, "namespace": client.namespace}
+    with suppress(ObjectChangedError):
+        client.create(kind, body)
+    path = f"{kind.path(client.namespace, name)}/status"
+    client.request("PATCH", path, {"status": status})
 
 
 @dataclass
@@ -40,11 +62,7 @@ class Shop:
 
     def put(self, kind: Resource, name: str, status: dict[str, Any], **spec: Any) -> None:  # noqa: ANN401
         """Create an object, or change its status."""
-        body = manifest(kind.kind, **spec)
-        body["metadata"] = {"name": name, "namespace": self.name}
-        with suppress(ObjectChangedError):
-            self.client.create(kind, body)
-        self.client.request("PATCH", f"{kind.path(self.name, name)}/status", {"status": status})
+        put(self.client, kind, name, status, **spec)
 
     def run(self, *arguments: str, code: int = 0) -> str:
         """Run a command in this process; return standard output, or standard error of a failure."""
@@ -65,26 +83,45 @@ def condition(kind: str, status: str, reason: str, message: str = "text") -> dic
 READY = condition("Ready", "True", "Provisioned")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _definitions(cluster: Cluster) -> None:
-    cluster.define(yaml.safe_dump_all(crds()))
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """An API server without an operator, which would write the same statuses."""
+    state = tmp_path_factory.mktemp("api")
+    processes = Processes(state)
+    try:
+        cluster = kubernetes.start(state, processes)
+        cluster.define(yaml.safe_dump_all(crds()))
+        yield cluster
+    finally:
+        for name in reversed(processes.names()):
+            processes.kill(name)
+
+
+@pytest.fixture(scope="module")
+def client(cluster: Cluster) -> Client:
+    cluster.objects.create_namespace("shop")
+    return Client(ClusterFlags(namespace="shop", kubeconfig=str(cluster.kubeconfig)))
 
 
 @pytest.fixture
 def shop(
     cluster: Cluster,
-    kube_namespace: str,
+    client: Client,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Shop:
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    shop = Shop(cluster, Client(ClusterFlags(namespace=kube_namespace)), capsys)
+    return Shop(cluster, client, capsys)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _objects(client: Client) -> None:
     status = {"conditions": [READY], "operatorVersion": redrive.__version__, "policies": 2}
-    shop.put(CONNECTIONS, "main", status | {"brokerVersion": "4.0.8"})
+    put(client, CONNECTIONS, "main", status | {"brokerVersion": "4.0.8"})
     backlog = {"retry": 12, "deadLetter": 0, "observedTime": AT}
-    shop.put(POLICIES, "quiet", {"conditions": [READY], "backlog": backlog})
+    put(client, POLICIES, "quiet", {"conditions": [READY], "backlog": backlog})
     storm = condition("RetryStorm", "True", "RetryStorm", "61 % were retries")
-    result = {"name": "gone", "uid": "u", "mode": "Run", "phase": "Completed", "moved": 4}
+    result = {"name": "gone", "uid": "u", "phase": "Completed", "moved": 4, "author": "ann"}
     result |= {"result": "Completed", "completionTime": AT, "ticket": "OPS-1"}
     status = {
         "conditions": [READY, storm],
@@ -92,8 +129,7 @@ def shop(
         "backlog": backlog | {"deadLetter": 140, "oldestDeadLetterTime": AT},
         "replays": [result],
     }
-    shop.put(POLICIES, "orders", status, deadLetter={"messageTTL": "30d"})
-    return shop
+    put(client, POLICIES, "orders", status, deadLetter={"messageTTL": "30d"})
 
 
 def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
@@ -169,6 +205,107 @@ def test_unknown_field_is_refused_and_never_dropped(shop: Shop) -> None:
         shop.client.create(REPLAYS, body)
 
 
+def check(value: object, schema: dict[str, Any], path: str = "$") -> None:
+    """Check *value* against the keywords that the published schemas use."""
+    if "$ref" in schema:
+        schema = SCHEMAS["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+    if "anyOf" in schema:
+        nullable = {"type": "null"} in schema["anyOf"]
+        assert value is not None or nullable, path
+        rest = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
+        if value is not None:
+            check(value, rest[0], path)
+        return
+    types = {"string": str, "integer": int, "array": list, "object": dict, None: object}
+    assert isinstance(value, types[schema.get("type")]), path
+    assert value in schema.get("enum", [value]), path
+    if isinstance(value, dict):
+        assert sorted(value) == sorted(schema["properties"]), path
+        for name, field in schema["properties"].items():
+            check(value[name], field, f"{path}.{name}")
+    if isinstance(value, list):
+        for item in value:
+            check(item, schema["items"], f"{path}[]")
+
+
+SCHEMAS = json.loads((ROOT / "docs/reference/cli.schema.json").read_text("utf-8"))
+
+
+def test_documents_follow_their_published_schemas(shop: Shop) -> None:
+    shop.put(REPLAYS, "done", ENDED, policyRef={"name": "quiet"})
+    kinds = {
+        ("status", "--all"): "StatusList",
+        ("status", "orders"): "StatusList",
+        ("history", "orders"): "ReplayHistory",
+        ("refused", "done"): "RefusedEntryList",
+        ("version",): "VersionList",
+        ("doctor",): "FindingList",
+    }
+    for command, kind in kinds.items():
+        document = json.loads(shop.run(*command, "-o", "json"))
+        assert document["kind"] == kind
+        assert document["items"]
+        check(document, SCHEMAS["$defs"][kind])
+        lines = shop.run(*command, "-o", "jsonl").splitlines()
+        assert json.loads(lines[0]).keys() == document["items"][0].keys()
+        assert yaml.safe_load(shop.run(*command, "-o", "yaml")).keys() == document.keys()
+    assert set(kinds.values()) == {choice["$ref"].split("/")[-1] for choice in SCHEMAS["oneOf"]}
+
+
+def test_doctor_names_missing_rights(shop: Shop) -> None:
+    assert main(["doctor", "-n", shop.name, "--as", "bob", "--exit-code"]) == 3
+    shown = shop.capsys.readouterr().out
+    assert "API server   ok       context sandbox, you are bob" in shown
+    assert f"not: create replays in namespace {shop.name}; role redrive-responder" in shown
+
+
+def in_terminal(columns: int, shop: Shop, *arguments: str, **environment: str) -> str:
+    """Return the output of a command in a terminal of so many columns."""
+    code = "import sys; sys.argv[0] = 'redrive'; from redrive.cli import main; sys.exit(main())"
+    primary, secondary = pty.openpty()
+    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments, "-n", shop.name],
+        env=os.environ | {"TERM": "xterm", "PYTHONPATH": str(SOURCE_ROOT)} | environment,
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+    )
+    os.close(secondary)
+    output = b""
+    with suppress(OSError):  # the end of a terminal
+        while part := os.read(primary, 65_536):
+            output += part
+    os.close(primary)
+    assert process.wait() == 0
+    return output.decode()
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_status_in_terminal_fits_its_columns(shop: Shop, columns: int) -> None:
+    lines = in_terminal(columns, shop, "status", "--all").splitlines()
+    table = [line for line in lines if line.startswith(("POLICY", "orders", "quiet"))]
+    assert len(table) == 3
+    assert all(len(line) <= columns for line in table)
+    assert in_terminal(columns, shop, "status", "orders").startswith("\x1b[36morders\x1b[0m")
+    assert "\x1b" not in in_terminal(columns, shop, "status", "orders", NO_COLOR="1")
+
+
+def test_status_starts_within_its_time(shop: Shop) -> None:
+    """The imports of the API client's models alone would take half of it."""
+    code = "import sys, time; from redrive.cli import main; main({!r}); print(time.process_time())"
+    arguments = ["status", "-n", shop.name]
+    process = subprocess.run(
+        [sys.executable, "-c", code.format(arguments)],
+        env=os.environ | {"PYTHONPATH": str(SOURCE_ROOT)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "orders" in process.stdout
+    assert float(process.stdout.splitlines()[-1]) < 0.6  # of this process; the server's is beside
+
+
 RUNNING = {"phase": "Running", "conditions": [condition("Ready", "Unknown", "Running")]}
 ENDED = {
     "phase": "Completed",
@@ -196,18 +333,19 @@ def test_replay_is_controlled_until_it_has_ended(shop: Shop) -> None:
     history = [line.split() for line in shop.run("history", "orders").splitlines()]
     assert history[1][:5] == ["run", "Run", "CompletedWithRefusals", "118", "2"]
     assert history[2][:4] == ["gone", "Run", "Completed", "4"]
+    assert history[2][-2:] == ["ann", "OPS-1"]
 
 
 def test_follow_shows_progress_and_ends_with_3_after_refusals(shop: Shop) -> None:
-    shop.put(REPLAYS, "run", RUNNING, policyRef={"name": "orders"})
+    shop.put(REPLAYS, "seen", RUNNING, policyRef={"name": "quiet"})
 
     def end() -> None:
         time.sleep(0.5)
-        shop.put(REPLAYS, "run", ENDED)
+        shop.put(REPLAYS, "seen", ENDED)
 
     thread = threading.Thread(target=end)
     thread.start()
-    assert main(["follow", "run", "-n", shop.name, "--timeout", "60s"]) == 3
+    assert main(["follow", "seen", "-n", shop.name, "--timeout", "60s"]) == 3
     thread.join()
     captured = shop.capsys.readouterr()
     assert captured.out == "Complete: 118 moved, 2 refused\n"
@@ -215,30 +353,30 @@ def test_follow_shows_progress_and_ends_with_3_after_refusals(shop: Shop) -> Non
 
 
 def test_follow_of_waiting_replay_exits_with_4(shop: Shop) -> None:
-    shop.put(REPLAYS, "run", RUNNING, policyRef={"name": "orders"})
-    error = shop.run("follow", "run", "--timeout", "1s", code=4)
-    assert error.endswith(f"the Replay continues; follow it: redrive follow run -n {shop.name}\n")
+    shop.put(REPLAYS, "big", RUNNING, policyRef={"name": "quiet"})
+    error = shop.run("follow", "big", "--timeout", "1s", code=4)
+    assert error.endswith(f"the Replay continues; follow it: redrive follow big -n {shop.name}\n")
     counts = {"matched": 1200, "left": 1200}
     waiting = condition("ApprovalRequired", "True", "ApprovalRequired")
     status = {"phase": "Running", "conditions": [READY, waiting], "run": {"counts": counts}}
-    shop.put(REPLAYS, "run", status)
-    error = shop.run("follow", "run", code=4)
-    assert f"to move 1200 messages: redrive approve run -n {shop.name}\n" in error
-    assert shop.run("approve", "run", "--yes") == "replayapproval.redrive.io/run created\n"
-    approval = shop.cluster.objects.get("replayapproval", "run", shop.name)
+    shop.put(REPLAYS, "big", status)
+    error = shop.run("follow", "big", code=4)
+    assert f"to move 1200 messages: redrive approve big -n {shop.name}\n" in error
+    assert shop.run("approve", "big", "--yes") == "replayapproval.redrive.io/big created\n"
+    approval = shop.cluster.objects.get("replayapproval", "big", shop.name)
     assert approval["spec"]["messages"] == 1200
-    uid = shop.client.get(REPLAYS, shop.name, "run")["metadata"]["uid"]
-    assert approval["spec"]["replayRef"] == {"name": "run", "uid": uid}
+    uid = shop.client.get(REPLAYS, shop.name, "big")["metadata"]["uid"]
+    assert approval["spec"]["replayRef"] == {"name": "big", "uid": uid}
 
 
 def test_replay_without_questions_is_bounded_and_owned(shop: Shop) -> None:
     options = "--cause", "WarehouseDown", "--reason", "fixed", "--ticket", "OPS-1", "--yes"
-    created = json.loads(shop.run("replay", "orders", *options, "--detach", "-o", "json"))
+    created = json.loads(shop.run("replay", "quiet", *options, "--detach", "-o", "json"))
     metadata, spec = created["metadata"], created["spec"]
-    assert metadata["name"].startswith("orders-")
+    assert metadata["name"].startswith("quiet-")
     assert metadata["annotations"] == {"redrive.io/requested-by": "admin"}
     (owner,) = metadata["ownerReferences"]
-    assert (owner["kind"], owner["name"]) == ("RetryPolicy", "orders")
+    assert (owner["kind"], owner["name"]) == ("RetryPolicy", "quiet")
     assert spec["select"].keys() == {"causes", "until"}
     assert (spec["reason"], spec["ticket"]) == ("fixed", "OPS-1")
     assert spec["startBefore"] > spec["select"]["until"]

@@ -14,7 +14,7 @@ from redrive.cli import output
 from redrive.cli.cluster import role_with
 from redrive.cli.frame import COMMAND_GROUP, ClusterFlags
 from redrive.cli.main import COMMANDS, main
-from redrive.cli.output import Column, Live, age, clean, local_time, table
+from redrive.cli.output import Live, TableColumn, age, clean, local_time, table
 from redrive.cli.policies import policy_status
 from redrive.cli.replay import selection
 from redrive.cli.replays import exit_code_of, progress, result_text
@@ -82,11 +82,11 @@ def test_selection_takes_ids_of_a_file_and_fingerprints() -> None:
 
 def test_narrow_table_drops_columns_and_cuts_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = (
-        Column("NAME"),
-        Column("DEAD", right=True, dropped=1),
-        Column("OLDEST", right=True, dropped=2),
-        Column("TOPIC", wide=True),
-        Column("ATTENTION"),
+        TableColumn("NAME"),
+        TableColumn("DEAD", right=True, dropped=1),
+        TableColumn("OLDEST", right=True, dropped=2),
+        TableColumn("TOPIC", wide=True),
+        TableColumn("ATTENTION"),
     )
     rows = [["orders", 140, "3h", "t", "RetryStorm: \x1b[31m61 %\nof deliveries were retries"]]
     monkeypatch.setattr(output, "width", lambda: 46)
