@@ -71,6 +71,12 @@ def run_of(replay: Body) -> Mapping[str, Any]:
     return run
 
 
+def messages_to_approve(replay: Body) -> int | None:
+    """Return the number of messages of a run, which its approval must have."""
+    number: int | None = (run_of(replay).get("approval") or {}).get("messages")
+    return number
+
+
 def phase_of(replay: Body) -> str:
     """Return the phase of a Replay; `Pending` before the first reconcile."""
     return (replay.get("status") or {}).get("phase") or "Pending"
@@ -164,7 +170,7 @@ def attach(
             if ended:
                 return _end(replay, output)
             if "ApprovalRequired" in conditions_of(replay):
-                left = (run_of(replay).get("counts") or {}).get("left")
+                left = messages_to_approve(replay)
                 approve = flags.hint("approve", name, namespace=namespace)
                 say(f"waits for approval to move {left} messages: {approve}")
                 say(f"then follow it: {hint}")
@@ -281,7 +287,7 @@ def approve(  # noqa: PLR0913  the options of the command
     """Approve a Replay that moves more messages than it may without approval."""
     cluster = Cluster(flags)
     body = cluster.get(REPLAYS, cluster.namespace, replay)
-    planned = (run_of(body).get("counts") or {}).get("left")
+    planned = messages_to_approve(body)
     if "ApprovalRequired" not in conditions_of(body) or not planned:
         raise ReplayStateError(
             f"the Replay {replay} does not wait for approval",

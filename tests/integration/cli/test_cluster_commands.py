@@ -356,9 +356,9 @@ def test_follow_of_waiting_replay_exits_with_4(shop: Shop) -> None:
     shop.put(REPLAYS, "big", RUNNING, policyRef={"name": "quiet"})
     error = shop.run("follow", "big", "--timeout", "1s", code=4)
     assert error.endswith(f"the Replay continues; follow it: redrive follow big -n {shop.name}\n")
-    counts = {"matched": 1200, "left": 1200}
+    run = {"counts": {"matched": 1200, "left": 1200}, "approval": {"messages": 1200}}
     waiting = condition("ApprovalRequired", "True", "ApprovalRequired")
-    status = {"phase": "Running", "conditions": [READY, waiting], "run": {"counts": counts}}
+    status = {"phase": "Running", "conditions": [READY, waiting], "run": run}
     shop.put(REPLAYS, "big", status)
     error = shop.run("follow", "big", code=4)
     assert f"to move 1200 messages: redrive approve big -n {shop.name}\n" in error
