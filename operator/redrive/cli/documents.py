@@ -86,7 +86,7 @@ class ComponentVersion(TypedDict):
     problem: str
 
 
-class Finding(TypedDict):
+class CheckResult(TypedDict):
     """Result of one check of an installation."""
 
     check: str
@@ -130,11 +130,11 @@ class VersionList(_Document):
     items: list[ComponentVersion]
 
 
-class FindingList(_Document):
+class CheckResultList(_Document):
     """Output of `doctor`."""
 
-    kind: Literal["FindingList"]
-    items: list[Finding]
+    kind: Literal["CheckResultList"]
+    items: list[CheckResult]
 
 
-DOCUMENTS = (StatusList, ReplayHistory, RefusedEntryList, VersionList, FindingList)
+DOCUMENTS = (StatusList, ReplayHistory, RefusedEntryList, VersionList, CheckResultList)

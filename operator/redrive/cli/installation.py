@@ -12,7 +12,7 @@ import click
 from redrive import __version__
 from redrive.api import GROUP, VERSION, Body
 from redrive.cli.cluster import KINDS, Cluster, ClusterError, NotPermittedError, role_with
-from redrive.cli.documents import ComponentVersion, Finding
+from redrive.cli.documents import CheckResult, ComponentVersion
 from redrive.cli.frame import (
     COMMAND_GROUP,
     HAS_FINDINGS,
@@ -111,7 +111,7 @@ def doctor(output: str | None, flags: ClusterFlags, *, exit_code: bool) -> int:
     """Check the installation: definitions, versions, connections, policies, and your rights."""
     findings = list(_findings(Cluster(flags), flags))
     if output in FORMATS:
-        print_document(document("FindingList", findings), output)
+        print_document(document("CheckResultList", findings), output)
     else:
         columns = TableColumn("CHECK"), TableColumn("RESULT"), TableColumn("MESSAGE")
         click.echo("\n".join(table(columns, [list(finding.values()) for finding in findings])))
@@ -119,11 +119,11 @@ def doctor(output: str | None, flags: ClusterFlags, *, exit_code: bool) -> int:
     return HAS_FINDINGS if exit_code and not is_healthy else 0
 
 
-def _finding(check: str, result: Result, message: str) -> Finding:
+def _finding(check: str, result: Result, message: str) -> CheckResult:
     return {"check": check, "result": result, "message": message}
 
 
-def _findings(cluster: Cluster, flags: ClusterFlags) -> Iterator[Finding]:
+def _findings(cluster: Cluster, flags: ClusterFlags) -> Iterator[CheckResult]:
     """Yield the result of each check; after a failed one those that need it are left out."""
     try:
         user = cluster.user
@@ -157,7 +157,7 @@ def _served(cluster: Cluster) -> list[Body]:
     return resources
 
 
-def _object_findings(cluster: Cluster, flags: ClusterFlags) -> Iterator[Finding]:
+def _object_findings(cluster: Cluster, flags: ClusterFlags) -> Iterator[CheckResult]:
     """Yield a finding for connections and one for policies, as far as the caller may read them."""
     checks: tuple[tuple[str, Resource, Callable[[Body], str]], ...] = (
         ("connections", CONNECTIONS, _connection_problem),
@@ -193,7 +193,7 @@ def _policy_problem(body: Body) -> str:
     return f"{state['namespace']}/{state['name']}: {state['reason'] or 'NotReconciled'}"
 
 
-def _right(cluster: Cluster, kind: Resource, verb: str) -> Finding:
+def _right(cluster: Cluster, kind: Resource, verb: str) -> CheckResult:
     attributes = {
         "verb": verb,
         "group": kind.group,

@@ -239,7 +239,7 @@ def test_documents_follow_their_published_schemas(shop: Shop) -> None:
         ("history", "orders"): "ReplayHistory",
         ("refused", "done"): "RefusedEntryList",
         ("version",): "VersionList",
-        ("doctor",): "FindingList",
+        ("doctor",): "CheckResultList",
     }
     for command, kind in kinds.items():
         document = json.loads(shop.run(*command, "-o", "json"))
