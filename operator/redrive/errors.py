@@ -273,10 +273,9 @@ class JobNotPermittedError(RedriveError):
 
 
 class JobTemplateNotFoundError(RedriveError):
-    """The operator has no job template of this name."""
+    """The operator has no job template of this name, or has not read it yet."""
 
     reason = "JobTemplateNotFound"
-    stalls = True
     requeue = Requeue.ON_CHANGE
 
 

@@ -2,7 +2,7 @@
 
 It watches SparkApplications (sparkoperator.k8s.io/v1beta2 and spark.apache.org/v1) and runs each as
 `spark-submit --master local[…]`, for machines without containers. In a cluster, `in_cluster` runs
-those of the first API in pods.
+them in pods.
 
 It is an independent program: the sandbox installs its CRDs and starts it as a process. It imports
 only its own modules, the Kubernetes client and the standard library. The code that writes

@@ -43,18 +43,35 @@ class Api:
 
     Attributes:
         address: group, version and plural.
+        label: label of pods with the name of their application.
         read: returns an object of the API server as an application.
         history: returns the new `.status` from the current one, the status that is reached, and the
             time; None if `.status` does not depend on the current one.
     """
 
     address: tuple[str, str, str]
+    label: str
     read: Callable[[Object], Application]
     history: Callable[[Object, Status, datetime], Object] | None = None
 
+    @property
+    def version(self) -> str:
+        """The `apiVersion` of its objects."""
+        group, version, _ = self.address
+        return f"{group}/{version}"
 
-KUBEFLOW = Api(("sparkoperator.k8s.io", "v1beta2", "sparkapplications"), Application.read)
-APACHE = Api(("spark.apache.org", "v1", "sparkapplications"), apache.read, apache.history)
+
+KUBEFLOW = Api(
+    ("sparkoperator.k8s.io", "v1beta2", "sparkapplications"),
+    "sparkoperator.k8s.io/app-name",
+    Application.read,
+)
+APACHE = Api(
+    ("spark.apache.org", "v1", "sparkapplications"),
+    "spark.operator/spark-app-name",
+    apache.read,
+    apache.history,
+)
 APIS = (KUBEFLOW, APACHE)
 
 

@@ -11,11 +11,12 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import command, template
-from .cluster import KUBEFLOW, POLL_SECONDS, Cluster, PodState, connected
+from .cluster import APIS, POLL_SECONDS, Api, Cluster, PodState, connected
 from .controller import Controller, serve
 from .errors import RefusedError, UnavailableError
 from .lifecycle import Observation, Phase
@@ -47,7 +48,7 @@ class Pods:
         template.check(app)
         await self.cluster.delete_driver(app)
         with tempfile.TemporaryDirectory() as folder:
-            await _spark_submit(_arguments(app, Path(folder)))
+            await _spark_submit(_arguments(app, self.cluster.api, Path(folder)))
         state = await self.cluster.driver(app)
         if state is None:
             raise RefusedError("the pod of the driver was deleted right after its creation")
@@ -102,12 +103,13 @@ def _observed(state: PodState | None) -> Observation | None:
     return Observation(phase, reason)
 
 
-def _arguments(app: Application, folder: Path) -> list[str]:
+def _arguments(app: Application, api: Api, folder: Path) -> list[str]:
     """Write the files for spark-submit into *folder*, and return its arguments."""
     files = {}
     for role in template.ROLES:
         file = folder / f"{role}.json"
-        file.write_text(json.dumps(template.template(app, role)), encoding="utf-8")
+        pod = template.template(app, role, version=api.version, label=api.label)
+        file.write_text(json.dumps(pod), encoding="utf-8")
         files[role] = str(file)
     properties = folder / "spark.properties"
     properties.write_text(command.properties_file(template.properties(app, files)), "utf-8")
@@ -132,8 +134,9 @@ async def _spark_submit(arguments: list[str]) -> None:
 
 
 async def _serve() -> None:
-    async with connected(None, KUBEFLOW) as cluster:
-        await serve(Controller(cluster, Pods(cluster), ()))
+    async with AsyncExitStack() as stack:
+        clusters = [await stack.enter_async_context(connected(None, api)) for api in APIS]
+        await serve(*(Controller(cluster, Pods(cluster), ()) for cluster in clusters))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from .errors import RefusedError
 from .objects import Application, Object, own_container
 
 MASTER = "k8s://https://kubernetes.default.svc"
-OWN_LABEL = "sparkoperator.k8s.io/app-name"
 ROLES = ("driver", "executor")
 
 _CONTAINER_FIELDS = ("envFrom", "volumeMounts", "securityContext")
@@ -65,10 +64,16 @@ def properties(app: Application, templates: dict[str, str]) -> dict[str, str]:
     return conf
 
 
-def template(app: Application, role: str) -> Object:
+def template(app: Application, role: str, *, version: str, label: str) -> Object:
     """Return the template of the pods with *role*, driver or executor.
 
     The application owns the driver's pod, and that pod owns the others, so all are deleted with it.
+
+    Args:
+        app: the application.
+        role: driver or executor.
+        version: the `apiVersion` of the application.
+        label: label of the pods with the name of the application.
     """
     pod: Object = app.spec[role]
     whole: Object = pod.get("template", {})
@@ -86,13 +91,13 @@ def template(app: Application, role: str) -> Object:
     }
     spec |= {name: pod[field] for field, name in _POD_FIELDS.items() if field in pod}
     metadata = {
-        "labels": {**metadata.get("labels", {}), **pod.get("labels", {}), OWN_LABEL: app.name},
+        "labels": {**metadata.get("labels", {}), **pod.get("labels", {}), label: app.name},
         "annotations": {**metadata.get("annotations", {}), **pod.get("annotations", {})},
     }
     if role == "driver":
         metadata["ownerReferences"] = [
             {
-                "apiVersion": "sparkoperator.k8s.io/v1beta2",
+                "apiVersion": version,
                 "kind": "SparkApplication",
                 "name": app.name,
                 "uid": app.uid,

@@ -60,9 +60,11 @@ class Shop:
         """Call kubectl in the namespace of the shop."""
         return self.node.kubectl("-n", NAMESPACE, *args, input=text)
 
-    def upgrade(self, *settings: str) -> None:
+    def upgrade(self, *settings: str, **values: Any) -> None:  # noqa: ANN401  values of a chart
         """Change values of the release, and wait for the rollout."""
-        chosen = " ".join(f"--set {setting}" for setting in settings)
+        file = self.user.folder / "upgrade.yaml"
+        file.write_text(json.dumps(values), "utf-8")
+        chosen = " ".join((*(f"--set {setting}" for setting in settings), f"--values {file}"))
         self.user.paste(
             f"helm upgrade redrive charts/redrive --namespace {SYSTEM} --reuse-values {chosen}\n"
             f"kubectl -n {SYSTEM} rollout status deployment/redrive --timeout=3m"
@@ -304,6 +306,115 @@ def test_a_name_of_63_characters_reaches_a_pod(replays: Shop) -> None:
     assert len(LONGEST_NAME) == 63
     replays.replay(LONGEST_NAME)
     replays.completes(LONGEST_NAME)
+
+
+SHAPED = {
+    "metadata": {"labels": {"cost-centre": "42"}},
+    "executors": 1,
+    **{
+        role: {
+            "metadata": {"labels": {"team": role}, "annotations": {"example.com/note": role}},
+            "spec": {
+                "nodeSelector": {"kubernetes.io/os": "linux"},
+                "tolerations": [{"key": "spot", "operator": "Exists"}],
+                "terminationGracePeriodSeconds": 25,
+                "hostAliases": [{"ip": "192.0.2.1", "hostnames": ["warehouse.test"]}],
+                "volumes": [{"name": "scratch", "emptyDir": {}}],
+                "initContainers": [
+                    {"name": "first", "image": "registry.example/redrive:1", "command": ["true"]}
+                ],
+                "containers": [
+                    {
+                        "name": "redrive",
+                        "imagePullPolicy": "Never",
+                        "env": [{"name": "GREETING", "value": "hello"}],
+                        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+                        "resources": {
+                            "requests": {"cpu": "150m"},
+                            "limits": {"cpu": 1, "memory": "1Gi", "ephemeral-storage": "2Gi"},
+                        },
+                    }
+                ],
+            },
+        }
+        for role in ("driver", "executor")
+    },
+}
+"""A job template that sets many fields of pods."""
+SPARK_NAMES = re.compile(
+    r"spark-(?:drv|exec)-[0-9a-f]+-conf-map|kube-api-access-\w+|[0-9a-f]{16,}|spark-[0-9a-f]{32}"
+)
+OF_OPERATORS = ("sparkoperator.k8s.io/", "spark.operator/", "spark-")
+
+
+def pods_of(shop: Shop, name: str) -> dict[str, dict[str, Any]]:
+    """Wait until the pods of a Replay run; return them by role."""
+    shop.wait(f"replay/{name}", ".status.phase", "Running")
+    selector = f"redrive.io/replay={name},spark-role="
+    pods = {}
+    for role in ("driver", "executor"):
+        target = "pod", "-l", f"{selector}{role}", f"--timeout={SECONDS}s"
+        shop.kubectl("wait", "--for=create", *target)
+        shop.kubectl("wait", "--for=condition=Ready", *target)
+        listed = shop.kubectl("get", "pod", "-l", f"{selector}{role}", "-o", "json")
+        (pods[role],) = json.loads(listed)["items"]
+    return pods
+
+
+def shape(pod: dict[str, Any], replay: str, application: str) -> dict[str, Any]:
+    """Return a pod without values that differ between runs and between Spark operators."""
+    metadata, spec = pod["metadata"], pod["spec"]
+    for container in spec["containers"]:
+        del container["args"]  # the job, and addresses of Spark
+        container["env"] = [v for v in container["env"] if not v["name"].startswith("SPARK_")]
+    labels = {k: v for k, v in metadata["labels"].items() if not k.startswith(OF_OPERATORS)}
+    kept = {"labels": labels, "annotations": metadata.get("annotations"), "spec": spec}
+    text = json.dumps(kept).replace(application, "APPLICATION").replace(replay, "REPLAY")
+    shaped: dict[str, Any] = json.loads(SPARK_NAMES.sub("NAME", text))
+    return shaped
+
+
+def test_same_template_makes_same_pods_with_both_operators(replays: Shop) -> None:
+    """A Replay waits for its job template, and starts once the operator has read it."""
+    shapes = []
+    for name, apache in (("by-kubeflow", False), ("by-apache", True)):
+        replays.upgrade(replay={"launchers": {"kubeflow": not apache, "apache": apache}})
+        replays.replay(name, jobTemplate={"name": "shaped"}, count=40, rateLimit={"messages": 2})
+        if not apache:
+            message = replays.condition(name, "JobTemplateNotFound")
+            assert "this Replay starts automatically" in message
+            replays.upgrade(jobTemplates={"shaped": SHAPED})
+        pods = pods_of(replays, name)
+        application = replays.get(f"replay/{name}", ".status.sparkApplication")
+        shapes.append({role: shape(pod, name, application) for role, pod in pods.items()})
+        replays.kubectl(
+            "patch", f"replay/{name}", "--type=merge", "-p", '{"spec": {"rateLimit": null}}'
+        )
+        replays.completes(name)
+    replays.upgrade(replay={"launchers": {"kubeflow": True, "apache": False}})
+    kubeflow, apache = shapes
+    for role, pod in kubeflow.items():
+        assert apache[role] == pod
+        check_shaped(role, pod)
+
+
+def check_shaped(role: str, pod: dict[str, Any]) -> None:
+    """Check that a pod has the fields of the template `SHAPED`."""
+    assert pod["labels"]["team"] == pod["annotations"]["example.com/note"] == role
+    spec = pod["spec"]
+    assert spec["nodeSelector"]["kubernetes.io/os"] == "linux"
+    assert {"key": "spot", "operator": "Exists"} in spec["tolerations"]
+    assert spec["hostAliases"] == [{"ip": "192.0.2.1", "hostnames": ["warehouse.test"]}]
+    assert "scratch" in {volume["name"] for volume in spec["volumes"]}
+    assert [container["name"] for container in spec["initContainers"]] == ["first"]
+    (container,) = spec["containers"]
+    assert container["imagePullPolicy"] == "Never"
+    assert {"name": "GREETING", "value": "hello"} in container["env"]
+    assert "/scratch" in {mount["mountPath"] for mount in container["volumeMounts"]}
+    resources = container["resources"]
+    assert resources["requests"]["cpu"] == "150m"
+    assert resources["limits"] == {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
+    assert spec["terminationGracePeriodSeconds"] == 25
 
 
 def test_a_replica_that_is_drained_hands_over(replays: Shop) -> None:

@@ -168,5 +168,5 @@ class Breaker:
         return BrokerDownError(
             f"the broker's admin API at {self._admin_url} has not answered since {since}",
             remedy="check adminURL, and that the broker runs and can be reached from here; once it "
-            "answers, all goes on by itself",
+            "answers, all resumes automatically",
         )

@@ -109,7 +109,7 @@ def shown_to(body: Body, error: RedriveError) -> RedriveError:
     return type(error)(
         f"the BrokerConnection {connection}, of another namespace, can't be used",
         got=error.reason,
-        remedy="its own conditions say why; this goes on by itself once that is fixed",
+        remedy="its own conditions say why; this resumes automatically once that is fixed",
     )
 
 
@@ -343,7 +343,7 @@ def spec_at(key: Key, table: Cache) -> BrokerConnectionSpec:
     except InvalidSpecError as error:
         raise ConnectionInvalidError(
             f"the BrokerConnection {key} has an invalid spec: {error}",
-            remedy="correct it; what uses it goes on by itself then",
+            remedy="correct it; what uses it resumes automatically then",
         ) from error
 
 
@@ -425,7 +425,7 @@ def _unread(namespace: str) -> NamespaceUnreadError:
         "the labels of this Kubernetes namespace, which a selector of the connection is about, "
         "were not read yet",
         got=namespace,
-        remedy="wait a second: it goes on by itself",
+        remedy="wait a second: it resumes automatically",
     )
 
 

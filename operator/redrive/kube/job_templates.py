@@ -110,8 +110,8 @@ class JobTemplates:
         raise JobTemplateNotFoundError(
             "the operator has no such job template",
             got=name,
-            remedy="add it to jobTemplates of the Helm chart, or name one of "
-            f"{', '.join(self.names)}",
+            remedy="add it to jobTemplates of the Helm chart, and this Replay starts automatically "
+            f"within two minutes, or make another Replay with one of {', '.join(self.names)}",
         )
 
     def problem(self, name: str) -> StatusWarning | None:

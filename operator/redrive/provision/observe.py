@@ -145,7 +145,7 @@ def _check_exists(source: TopicName, namespace: NamespaceState) -> None:
         raise TopicNotFoundError(
             "the source topic does not exist",
             got=str(source),
-            remedy="create it; the policy goes on by itself then",
+            remedy="create it; the policy resumes automatically then",
         )
 
 
@@ -157,12 +157,12 @@ async def _namespace(source: TopicName, admin: Admin, *, max_age: float) -> Name
             raise TenantNotFoundError(
                 "the source topic's tenant does not exist",
                 got=source.tenant,
-                remedy="create it; the policy goes on by itself then",
+                remedy="create it; the policy resumes automatically then",
             ) from error
         raise NamespaceNotFoundError(
             "the source topic's Pulsar namespace does not exist",
             got=source.namespace_name,
-            remedy="create it; the policy goes on by itself then",
+            remedy="create it; the policy resumes automatically then",
         ) from error
 
 

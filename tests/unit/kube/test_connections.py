@@ -233,8 +233,8 @@ def test_private_errors_are_shown_in_own_namespace_only(
     assert type(shown) is type(error)
     assert str(shown) == (
         "the BrokerConnection shop/main, of another namespace, can't be used; "
-        f"got '{error.reason}'; its own conditions say why; this goes on by itself once that is "
-        "fixed"
+        f"got '{error.reason}'; its own conditions say why; this resumes automatically once that "
+        "is fixed"
     )
     harmless = NamespaceNotAllowedError("no", remedy="ask")
     assert shown_to(policy("other"), harmless) is harmless

@@ -61,7 +61,7 @@ async def test_changed_file_replaces_templates(operator: Operator) -> None:
     assert operator.templates.find("large").executors == 3
     assert operator.templates.find("default") == JobTemplate()
     await operator.write("")
-    with pytest.raises(JobTemplateNotFoundError, match=r"got 'large'.*one of default"):
+    with pytest.raises(JobTemplateNotFoundError, match=r"got 'large'.*with one of default"):
         operator.templates.find("large")
     assert operator.changes == 3
     await operator.read()

@@ -89,8 +89,8 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         raise PolicyNotReadyError(
             f"the RetryPolicy {policy_key} is not valid",
             got=str(error),
-            remedy="correct it, or the defaults of its connection; this Replay starts by itself "
-            "then",
+            remedy="correct it, or the defaults of its connection; this Replay starts "
+            "automatically then",
         ) from error
     through = connections.key_of(reference, key.namespace)
     permitted = connections.permissions(connection, through, key.namespace, ctx.namespaces)
@@ -99,7 +99,8 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     pods = choose_template(spec.job_template, connection.jobs, key.namespace, ctx)
     if spec.suspend:
         raise SuspendedError(
-            "the Replay is suspended", remedy="set spec.suspend to false; it starts by itself then"
+            "the Replay is suspended",
+            remedy="set spec.suspend to false; it starts automatically then",
         )
     if not spec.is_plan:
         _check_turn(replay, ctx)
@@ -291,7 +292,7 @@ def _ready_policy(key: Key, ctx: Context) -> Body:
         raise PolicyNotFoundError(
             "the RetryPolicy of policyRef does not exist, or is being deleted",
             got=str(key),
-            remedy="create it; this Replay starts by itself then",
+            remedy="create it; this Replay starts automatically then",
         )
     generation = body["metadata"]["generation"]
     ready = find(body, READY)
@@ -299,7 +300,7 @@ def _ready_policy(key: Key, ctx: Context) -> Body:
         raise PolicyNotReadyError(
             f"the RetryPolicy {key} is not Ready",
             got="nothing known yet" if ready is None else f"{ready.reason}: {ready.message}",
-            remedy="fix what its conditions say; this Replay starts by itself then",
+            remedy="fix what its conditions say; this Replay starts automatically then",
         )
     return body
 
@@ -316,7 +317,7 @@ def _check_turn(replay: Body, ctx: Context) -> None:
             raise ReplayInProgressError(
                 "another Replay of the same policy comes first",
                 got=str(Key.of(other)),
-                remedy="wait for it to end, or delete it; this one starts by itself then",
+                remedy="wait for it to end, or delete it; this one starts automatically then",
             )
 
 

@@ -110,7 +110,7 @@ async def check_prerequisites(
             got=str(account),
             remedy=f"add {namespace} to replay.namespaces of the Helm chart, which creates it with "
             f"its rights, or run kubectl create serviceaccount {account.name} -n {namespace} and "
-            "give it the rights of a Spark driver; this Replay starts by itself then",
+            "give it the rights of a Spark driver; this Replay starts automatically then",
         ) from error
     pods = [needed for pod in job.pods.values() for needed in needed_objects(pod.template)]
     for needed in dict.fromkeys(pods):
@@ -231,8 +231,8 @@ async def _check(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[Object
             "stored twice",
             got="guarantee: ExactlyOnce, also where it is left out",
             remedy="have it deduplicate (`pulsar-admin topicPolicies set-deduplication-status "
-            f"--enable {topic}`), and this Replay starts by itself; or delete it and make another "
-            "one with guarantee: AtLeastOnce",
+            f"--enable {topic}`), and this Replay starts automatically; or delete it and make "
+            "another one with guarantee: AtLeastOnce",
         )
     return events
 
@@ -251,7 +251,7 @@ async def _check_topic(topic: TopicName, admin: Admin) -> None:
         raise TargetNotFoundError(
             "the topic that this Replay is to move messages to does not exist",
             got=str(topic),
-            remedy="create it; this Replay starts by itself then",
+            remedy="create it; this Replay starts automatically then",
         ) from None
     if found.properties.get(TOPIC_OWNER):
         raise TargetNotAllowedError(
@@ -267,7 +267,7 @@ async def _check_topic(topic: TopicName, admin: Admin) -> None:
             "count",
             got=sorted(receivers.names),
             remedy="create one (`pulsar-admin topics create-subscription --subscription NAME "
-            f"{topic}`); this Replay starts by itself then",
+            f"{topic}`); this Replay starts automatically then",
         )
 
 
@@ -279,7 +279,7 @@ async def _check_quota(topic: TopicName, admin: Admin) -> None:
             got=f"{kind}: {dict(quotas[kind])}",
             remedy="have it refuse messages instead (`pulsar-admin topicPolicies set-backlog-quota "
             f"--type {kind} --policy producer_exception` with its limit, for {topic}); this Replay "
-            "starts by itself then",
+            "starts automatically then",
         )
 
 
@@ -298,7 +298,7 @@ async def _check_ttl(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[Ob
             f"{format_duration(estimate)}",
             got=f"messageTTL of {seconds} s",
             remedy=f"raise it (`pulsar-admin topicPolicies set-message-ttl --ttl 0 {topic}` for no "
-            "end), or select fewer messages; this Replay starts by itself then",
+            "end), or select fewer messages; this Replay starts automatically then",
         )
     return (
         ObjectEvent(
@@ -415,7 +415,7 @@ def lacks_executors(driver: Body, executors: Collection[Body], now: datetime) ->
 def _remedy(run: SparkRun, command: str) -> str:
     return (
         "provide the Secret, image, quota or room on a node that it lacks, see `kubectl "
-        f"--namespace {run.key.namespace} {command}`; it starts by itself then. Delete the "
+        f"--namespace {run.key.namespace} {command}`; it starts automatically then. Delete the "
         "SparkApplication to have it made again from the operator's settings"
     )
 

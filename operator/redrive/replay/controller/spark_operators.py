@@ -338,7 +338,7 @@ def choose_operator(ctx: Context) -> Launcher:
     raise SparkOperatorNotFoundError(
         "this cluster knows no SparkApplication, which runs a Replay",
         got=f"none of {' or '.join(launcher.resource.group for launcher in enabled)}",
-        remedy="install the Spark operator; this Replay starts by itself then",
+        remedy="install the Spark operator; this Replay starts automatically then",
     )
 
 

@@ -330,6 +330,7 @@ def test_variables_point_to_mounted_files(mounting: Application) -> None:
     }
 
 
+API = {"version": "sparkoperator.k8s.io/v1beta2", "label": "sparkoperator.k8s.io/app-name"}
 FILES = {"driver": "/f/driver.json", "executor": "/f/executor.json"}
 TOKEN_MOUNT = {"name": "token", "mountPath": "/etc/token", "readOnly": True}
 TOKEN_VOLUME = {"name": "token", "projected": {"sources": [{"secret": {"name": "role"}}]}}
@@ -370,7 +371,7 @@ def test_fields_without_property_are_in_the_template(
         "podSecurityContext": {"fsGroup": 185},
     }
     app = application(**{role: pod}, volumes=[TOKEN_VOLUME, {"name": "unused", "emptyDir": {}}])
-    made = template.template(app, role)
+    made = template.template(app, role, **API)
     (container,) = made["spec"]["containers"]
     assert [variable["name"] for variable in container["env"]] == ["B", "A"]
     assert container["volumeMounts"] == [TOKEN_MOUNT]
@@ -381,9 +382,13 @@ def test_fields_without_property_are_in_the_template(
 
 def test_driver_is_owned_by_its_application(application: Callable[..., Application]) -> None:
     """The driver owns the pods of Spark: one deletion takes all."""
-    owners = template.template(application(), "driver")["metadata"]["ownerReferences"]
-    assert [(owner["name"], owner["uid"]) for owner in owners] == [("job", "1")]
-    assert "ownerReferences" not in template.template(application(), "executor")["metadata"]
+    driver, executor = (
+        template.template(application(), role, **API)["metadata"] for role in template.ROLES
+    )
+    (owner,) = driver["ownerReferences"]
+    assert (owner["apiVersion"], owner["name"], owner["uid"]) == (API["version"], "job", "1")
+    assert "ownerReferences" not in executor
+    assert driver["labels"] == executor["labels"] == {API["label"]: "job"}
 
 
 def test_unknown_field_is_refused_by_name(application: Callable[..., Application]) -> None:
