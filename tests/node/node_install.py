@@ -10,7 +10,7 @@ import pytest
 
 from sandbox.demo.shop import TENANT_ADMIN
 from sandbox.pulsar import Broker
-from tests.node.conftest import RESTRICTED, Node, User, left_in
+from tests.node.conftest import Node, User, left_in, make_restricted, remove_redrive
 from tests.support.documented import INSTALL, QUICK_START, README, commands
 
 SECONDS = 90
@@ -18,18 +18,13 @@ SECONDS = 90
 
 @pytest.fixture(scope="module")
 def installed(user: User, node: Node, broker: Broker) -> Iterator[User]:
-    for name in ("1-connection.yaml", "2-policy.yaml"):  # edited by a user
-        file = user.folder / "examples" / "01-first-policy" / name
-        text = file.read_text("utf-8").replace("pulsar://localhost:6650", broker.service_url)
-        file.write_text(text.replace("http://localhost:8080", broker.admin_url))
     (user.folder / "admin.token").write_text(broker.token(TENANT_ADMIN))
     user.follow(QUICK_START, "2. A tenant, a topic, and four roles")
-    user.follow(INSTALL, "The operator")
-    node.kubectl("label", "namespace", "redrive-system", RESTRICTED)
+    make_restricted(node, "redrive-system")
     try:
         yield user
     finally:
-        node.kubectl("delete", "namespace", "redrive-system", "shop")
+        remove_redrive(node)
 
 
 def test_the_commands_of_the_readme_make_a_policy_ready(installed: User) -> None:
@@ -71,12 +66,15 @@ def test_finalizers_without_an_operator_are_removed_by_hand(installed: User, nod
         node.kubectl("wait", "--for=delete", name, "-n", "shop", "--timeout=30s")
 
 
-def test_all_of_it_can_be_removed(installed: User, node: Node) -> None:
+def test_all_of_it_can_be_removed(installed: User, node: Node, broker: Broker) -> None:
     node.kubectl("scale", "deploy/redrive", "--replicas=2", "-n", "redrive-system")
     node.kubectl("rollout", "status", "deploy/redrive", "-n", "redrive-system", "--timeout=3m")
     examples = installed.folder / "examples" / "01-first-policy"
     for name in ("1-connection.yaml", "2-policy.yaml"):
-        node.kubectl("apply", "--filename", str(examples / name))
+        text = (examples / name).read_text("utf-8")
+        text = text.replace("pulsar://localhost:6650", broker.service_url)
+        text = text.replace("http://localhost:8080", broker.admin_url)
+        node.kubectl("apply", "--filename", "-", input=text)
     installed.paste(
         "kubectl -n shop wait --for=condition=Ready rpol/orders-fulfilment --timeout=60s"
     )

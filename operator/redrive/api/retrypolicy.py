@@ -484,5 +484,5 @@ class RetryPolicyStatus(StatusModel):
     """Results of the last ten Replays of the policy, the last one first. Absent without any."""
 
     internal: Internal | None = None
-    """Bookkeeping of the operator, which is no part of the API: other programs must not read it. A
-    lost one costs the operator work. Absent before the first reconcile."""
+    """Bookkeeping of the operator, which is no part of the API: other programs must not read it.
+    Losing it costs the operator work. Absent before the first reconcile."""
