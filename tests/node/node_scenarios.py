@@ -341,6 +341,8 @@ SHAPED = {
     },
 }
 """A job template that sets many fields of pods."""
+KUBEFLOW = {"kubeflow": True, "apache": False}
+APACHE = {"kubeflow": False, "apache": True}
 SPARK_NAMES = re.compile(
     r"spark-(?:drv|exec)-[0-9a-f]+-conf-map|kube-api-access-\w+|[0-9a-f]{16,}|spark-[0-9a-f]{32}"
 )
@@ -377,10 +379,10 @@ def shape(pod: dict[str, Any], replay: str, application: str) -> dict[str, Any]:
 def test_same_template_makes_same_pods_with_both_operators(replays: Shop) -> None:
     """A Replay waits for its job template, and starts once the operator has read it."""
     shapes = []
-    for name, apache in (("by-kubeflow", False), ("by-apache", True)):
-        replays.upgrade(replay={"launchers": {"kubeflow": not apache, "apache": apache}})
+    for name, launchers in (("by-kubeflow", KUBEFLOW), ("by-apache", APACHE)):
+        replays.upgrade(replay={"launchers": launchers})
         replays.replay(name, jobTemplate={"name": "shaped"}, count=40, rateLimit={"messages": 2})
-        if not apache:
+        if launchers is KUBEFLOW:
             message = replays.condition(name, "JobTemplateNotFound")
             assert "this Replay starts automatically" in message
             replays.upgrade(jobTemplates={"shaped": SHAPED})
@@ -391,7 +393,7 @@ def test_same_template_makes_same_pods_with_both_operators(replays: Shop) -> Non
             "patch", f"replay/{name}", "--type=merge", "-p", '{"spec": {"rateLimit": null}}'
         )
         replays.completes(name)
-    replays.upgrade(replay={"launchers": {"kubeflow": True, "apache": False}})
+    replays.upgrade(replay={"launchers": KUBEFLOW})
     kubeflow, apache = shapes
     for role, pod in kubeflow.items():
         assert apache[role] == pod

@@ -111,7 +111,8 @@ def test_template_gives_same_pod_with_both_operators(template: dict[str, Any]) -
     ]
     for role in Role:
         kubeflow_pod, apache_pod = (
-            spark_pods.template(application, role) for application in applications
+            spark_pods.template(application, role, version="group/v1", label="group/name")
+            for application in applications
         )
         assert kubeflow_pod == apache_pod
         whole = job.pods[role].template
