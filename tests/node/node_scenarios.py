@@ -281,7 +281,7 @@ def test_a_missing_secret_or_key_is_named_by_the_condition(replays: Shop) -> Non
     token = replays.broker.token(REPLAYER)
     replays.kubectl("delete", "secret", "pulsar-replayer")
     replays.replay("no-secret")
-    message = replays.condition("no-secret", "JobSecretNotFound")
+    message = replays.condition("no-secret", "ConsentMissing")
     assert f"got '{NAMESPACE}/pulsar-replayer'" in message
     secret(replays, token, key="other")
     why = not_started(replays, "no-secret")

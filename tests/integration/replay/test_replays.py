@@ -118,12 +118,13 @@ def test_replay_waits_for_service_account_and_secret_of_job(shop: Shop) -> None:
     assert shop.applications() == []
     shop.kubectl("delete", "secret", "pulsar-replayer")
     chart.prepare_replays(shop.sandbox.cluster, shop.name)
-    message = shop.reaches("early", "Pending", "JobSecretNotFound")["Reconciling"]["message"]
-    assert f"got '{shop.name}/pulsar-replayer'" in message
+    missing = shop.reaches("early", "Pending", "ConsentMissing")["Reconciling"]["message"]
+    assert f"got '{shop.name}/pulsar-replayer'" in missing
     assert shop.applications() == []
     token = {"token": shop.tokens["pulsar-replayer"]}
     shop.apply("v1", "Secret", "pulsar-replayer", stringData=token)
     message = shop.reaches("early", "Pending", "ConsentMissing")["Reconciling"]["message"]
+    assert message == missing
     assert f"`redrive.io/usable-by: {shop.name}/main`" in message
     assert shop.applications() == []
     usable = f"redrive.io/usable-by={shop.name}/main"

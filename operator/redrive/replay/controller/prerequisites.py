@@ -98,7 +98,8 @@ async def check_prerequisites(
         ServiceAccountNotFoundError: the account of the job does not exist.
         JobSecretNotFoundError: an object that its pods mount, or pull their image with, does not
             exist.
-        ConsentMissingError: one of *lent* is not marked as usable by the connection.
+        ConsentMissingError: one of *lent* is not marked as usable by the connection, or does not
+            exist: the author of a connection may not learn which.
     """
     namespace = job.metadata["namespace"]
     account = Key(namespace, job.service_account)
@@ -117,6 +118,8 @@ async def check_prerequisites(
         try:
             annotations = await _annotations(needed.resource, Key(namespace, needed.name), ctx)
         except NotFoundError as error:
+            if needed in lent and not _consents(of_account, connection):
+                raise _consent_missing(needed, needed, namespace, connection) from None
             raise JobSecretNotFoundError(
                 f"a {needed.resource.kind} that the pods of replay jobs need does not exist",
                 got=str(Key(namespace, needed.name)),
@@ -144,12 +147,12 @@ def _consent_missing(
     unread = "" if where == needed else ", which the operator may not read,"
     return ConsentMissingError(
         f"the BrokerConnection {connection} names a {needed.resource.kind} for replay jobs{unread} "
-        "without the consent of its owner",
+        "that does not exist or lacks the consent of its owner",
         got=str(Key(namespace, needed.name)),
-        remedy=f"if {connection} may use it, add the annotation `{USABLE_BY}: {connection}` to the "
-        f"{where.resource.kind} (`kubectl annotate {where.resource.kind.lower()} {where.name} "
-        f"-n {namespace} {USABLE_BY}={connection}`; separate several connections by commas); the "
-        "Replay starts automatically then",
+        remedy=f"create it if it is missing; if {connection} may use it, add the annotation "
+        f"`{USABLE_BY}: {connection}` to the {where.resource.kind} (`kubectl annotate "
+        f"{where.resource.kind.lower()} {where.name} -n {namespace} {USABLE_BY}={connection}`; "
+        "separate several connections by commas); the Replay starts automatically then",
     )
 
 

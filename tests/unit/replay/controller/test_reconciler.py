@@ -143,9 +143,22 @@ async def test_missing_job_secret_is_waited_for(
     assert await look(api) is Requeue.BACKOFF
     assert [write.verb for write in api.writes] == ["patch_status"]
     reason, message = shown(api)
-    assert reason == "JobSecretNotFound"
-    assert "a Secret that the pods of replay jobs need does not exist" in message
-    assert "got 'shop/pulsar-replayer'" in message
+    assert reason == "ConsentMissing"
+    assert "got 'shop/pulsar-replayer'; create it if it is missing" in message
+
+
+async def test_missing_secret_looks_like_one_without_consent(api: FakeKubernetes) -> None:
+    """The author of a connection would learn which Secrets exist in other namespaces."""
+    api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict()})
+    await look(api)
+    missing = shown(api)
+    api.add(resources.SECRETS, {"metadata": {"namespace": "shop", "name": "pulsar-replayer"}})
+    await look(api)
+    assert shown(api) == missing
+    api.objects[resources.SECRETS].clear()
+    api.add(resources.SERVICE_ACCOUNTS, {"metadata": ACCOUNT._asdict() | USABLE})
+    await look(api)
+    assert shown(api)[0] == "JobSecretNotFound"
 
 
 PULLED = {"imagePullSecrets": [{"name": "registry"}]}
