@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -254,6 +254,20 @@ def ledger_topic(dead_letter: TopicName) -> TopicName:
 def sequences_topic(dead_letter: TopicName) -> TopicName:
     """Name the topic that records which keys have messages in a dead-letter topic."""
     return _beside(dead_letter, SEQUENCES_SUFFIX)
+
+
+def origins(name: TopicName) -> Iterator[tuple[TopicName, str]]:
+    """Yield each source topic and subscription for which Pulsar's scheme leads to *name*.
+
+    Java clients use that scheme by default.
+    """
+    for suffix in ("-RETRY", "-DLQ"):
+        parts = name.local.removesuffix(suffix).split("-")
+        if name.local.endswith(suffix):
+            for count in range(1, len(parts)):
+                topic, subscription = "-".join(parts[:count]), "-".join(parts[count:])
+                if topic and subscription:
+                    yield name.sibling(topic), subscription
 
 
 def _beside(dead_letter: TopicName, suffix: str) -> TopicName:

@@ -28,7 +28,7 @@ from typing import Any
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError as TopicGoneError
-from redrive.admin.model import RightsChange, TopicUsage
+from redrive.admin.model import NamespaceState, RightsChange, TopicUsage
 from redrive.admin.policies import (
     DELAYED_DELIVERY,
     DelaysWithin,
@@ -295,9 +295,27 @@ async def _left(
                 may_delete=request.permissions.allows_deletion(needed),
                 about_to_create=str(name) in about_to_create,
                 is_of_scheme=needed in request.spec.scheme_topics,
+                is_of_others=await _is_of_others(needed, request.policy.topic, namespace, admin),
             )
         )
     return found
+
+
+async def _is_of_others(
+    name: TopicName, source: TopicName, namespace: NamespaceState, admin: Admin
+) -> bool:
+    """Return True if a subscription of another source topic leads to *name*, too.
+
+    Topic `orders-eu` with subscription `billing` and `orders` with `eu-billing` have one name. What
+    consumers of the former have sent there would be deleted with a policy for the latter.
+    """
+    for topic, subscription in naming.origins(name):
+        if topic != source and namespace.exists(topic):
+            partitioned = str(topic) in namespace.partitioned
+            subscriptions = await admin.subscriptions(topic, partitioned=partitioned)
+            if subscription in subscriptions.names:
+                return True
+    return False
 
 
 def _retained(message: str) -> Outcome:
@@ -352,6 +370,7 @@ class Left:
         about_to_create: whether redrive was about to create it, and may have lost its mark.
         is_of_scheme: False if `spec.naming` gives it a name other than that of its scheme. Such a
             name may be that of a topic which others use, or will create.
+        is_of_others: whether a subscription of another source topic leads to its name, too.
         heir: a policy of the same namespace that needs it now, if there is one.
         follows: a topic with which it stays: a ledger says what of the dead letters is moved.
     """
@@ -366,6 +385,7 @@ class Left:
     may_delete: bool = True
     about_to_create: bool = False
     is_of_scheme: bool = True
+    is_of_others: bool = False
     follows: TopicName | None = None
 
     @property
@@ -483,6 +503,8 @@ def _is_not_deleted(topic: Left, owner: Owner) -> str:
         return "was there before"
     if not topic.is_of_scheme:
         return "has a name of spec.naming, not of its scheme, and is never deleted"
+    if topic.is_of_others:
+        return "has the name of a topic of another source topic's subscription, too"
     if topic.subscriptions_of_others:
         return f"has subscriptions of others ({', '.join(topic.subscriptions_of_others)})"
     return ""

@@ -19,6 +19,18 @@ def test_topic_name_round_trips(topic: TopicName) -> None:
     assert TopicName.parse_whole(str(topic)) == topic
 
 
+def test_origins_are_all_that_lead_to_a_name() -> None:
+    topic = TopicName("shop", "prod", "orders-eu")
+    for derive in (naming.retry_topic, naming.dead_letter_topic):
+        origins = list(naming.origins(derive(topic, "billing")))
+        assert origins == [
+            (topic.sibling("orders"), "eu-billing"),
+            (topic, "billing"),
+        ]
+    assert list(naming.origins(topic)) == []
+    assert list(naming.origins(topic.sibling("-RETRY"))) == []
+
+
 def test_derived_names_equal_those_of_pulsar_clients() -> None:
     assert str(naming.retry_topic(ORDERS, "billing")) == (
         "persistent://shop/prod/orders-billing-RETRY"

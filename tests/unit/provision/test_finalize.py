@@ -364,6 +364,7 @@ topics = st.builds(
     permissions=granted,
     heir=st.none() | st.just(Key("shop", "heir")),
     is_of_scheme=st.booleans(),
+    is_of_others=st.booleans(),
 )
 left_topics = st.lists(topics, max_size=2, unique_by=lambda topic: topic.name)
 
@@ -413,7 +414,9 @@ def test_removal_deletes_only_topics_created_by_redrive(
     made = {
         topic.name
         for topic in topics
-        if OwnershipRecord.of(topic.properties).created and topic.is_of_scheme
+        if OwnershipRecord.of(topic.properties).created
+        and topic.is_of_scheme
+        and not topic.is_of_others
     }
     for action in planned(policy, topics).actions:
         assert not isinstance(action, actions.DeleteTopic) or action.topic in made
@@ -537,6 +540,30 @@ async def test_topic_of_another_with_pre_empted_name_is_retained(
         (shown,) = (m for _, reason, m in harness.kubernetes.announced() if reason == RETAINED)
         reason = "has a name of spec.naming, not of its scheme, and is never deleted"
         assert shown == f"at the broker stays: {PREFIX}/payments {reason}"
+
+
+@pytest.mark.parametrize("subscriptions", [["eu-fulfilment"], ["another"], []])
+async def test_topic_whose_name_others_derive_too_is_retained(
+    connection: dict[str, Any], policy: MakeBody, subscriptions: list[str]
+) -> None:
+    """Java consumers of another topic use the same names, and dead letters have no subscription."""
+    body = policy(subscription="eu-fulfilment", deletionPolicy="Delete")
+    async with reconcile_harness(connection, body, FakeKubernetes()) as harness:
+        await harness.reconcile()
+        rival = Topic(0, {}, {"": [name.removeprefix("eu-") for name in subscriptions]})
+        harness.broker.namespaces["shop/prod"].topics["orders-eu"] = rival
+        (stored,) = harness.kubernetes.objects[resources.POLICIES].values()
+        going = copy.deepcopy(dict(stored))
+        going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        harness.kubernetes.objects[resources.POLICIES][KEY] = going
+        harness.ctx.policies.put(going)
+        harness.now += LATE_WRITES
+        await harness.reconcile()
+        remaining = harness.topics - {"orders", "orders-eu"}
+        if "eu-fulfilment" in subscriptions:
+            assert remaining >= {f"orders-eu-fulfilment-{end}" for end in ("RETRY", "DLQ")}
+        else:
+            assert remaining == set()
 
 
 def test_removal_error_names_connected_clients() -> None:
