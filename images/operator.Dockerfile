@@ -11,7 +11,7 @@ COPY requirements.lock ./
 RUN sed -e '/^ *--hash=/d' -e 's/ \\$//' requirements.lock > constraints.txt && python3 -m venv /opt/redrive
 COPY pyproject.toml README.md LICENSE ./
 COPY operator operator
-RUN /opt/redrive/bin/pip install --constraint constraints.txt '.[operator]' && \
+RUN /opt/redrive/bin/pip install --constraint constraints.txt '.[operator,cli]' && \
     /opt/redrive/bin/pip uninstall --yes pip setuptools
 
 FROM ${BASE_IMAGE}

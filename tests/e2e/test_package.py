@@ -68,6 +68,7 @@ def test_the_wheel_carries_its_types_and_its_command(wheel: Path) -> None:
         commands = archive.read(path).decode()
     assert "redrive/py.typed" in names
     assert "redrive = redrive.cli:main" in commands
+    assert "kubectl-redrive = redrive.cli:main" in commands
 
 
 @pytest.mark.parametrize(
@@ -86,12 +87,14 @@ def test_the_command_describes_itself_without_the_extras(
     assert shown in done.stdout
 
 
-def test_a_subcommand_names_the_extra_that_it_lacks_in_one_line(plain: Path) -> None:
-    done = run(plain, "operator")
+@pytest.mark.parametrize(("command", "extra"), [("operator", "operator"), ("status", "cli")])
+def test_command_names_the_extra_that_it_lacks(plain: Path, command: str, extra: str) -> None:
+    done = run(plain, command)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("redrive: MissingExtra: `redrive operator` needs redrive[operator]: ")
-    assert line.endswith("; pip install 'redrive[operator]'")
+    problem = f"redrive: MissingExtra: `redrive {command}` needs redrive[{extra}]: "
+    assert line.startswith(problem)
+    assert line.endswith(f"; pip install 'redrive[{extra}]'")
 
 
 def test_the_chart_installs_the_version_that_it_lies_beside() -> None:

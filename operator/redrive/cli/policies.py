@@ -237,24 +237,24 @@ class View:
             rows = [list(_row(item, at))[skipped:] for item in shown]
             yield from table(_COLUMNS[skipped:], rows, is_wide)
         needing = sum(bool(item["attention"]) for item in overview.policies)
-        yield self._summary(len(overview.policies), needing, scope)
+        yield from self._summary(len(overview.policies), needing, scope)
 
-    def _summary(self, count: int, needing: int, scope: str | None) -> str:
+    def _summary(self, count: int, needing: int, scope: str | None) -> Iterator[str]:
         place = f"in namespace {scope}" if scope else "in all namespaces"
         if not count:
-            hint = f"; in all: {self.flags.hint('status', '-A')}" if scope else ""
-            return f"no RetryPolicies {place}{hint}"
-        summary = f"{needing} of {count} policies need attention {place}."
-        if self.shows_all or needing == count:
-            return summary
-        words = ("status", "--all") if scope else ("status", "-A", "--all")
-        return f"{summary} All of them: {self.flags.hint(*words)}"
+            yield f"no RetryPolicies {place}"
+            if scope:
+                yield f"In all namespaces: {self.flags.hint('status', '-A')}"
+            return
+        yield f"{needing} of {count} policies need attention {place}"
+        if not self.shows_all and needing < count:
+            words = ("status", "--all") if scope else ("status", "-A", "--all")
+            yield f"All of them: {self.flags.hint(*words)}"
 
     def _one(self, item: PolicyStatus) -> Iterator[str]:
         at = now()
         title = f"{item['topic']}, {item['subscription']}, {item['subscriptionType']}"
-        figures = f"figures {age_of(item['observedTime'], at)} old"
-        yield f"{style(item['name'], 'cyan')}   {title}   {figures}"
+        yield f"{style(item['name'], 'cyan')}   {title}"
         yield from pairs([*self._state(item, at), *_replay_pairs(item["replays"], at)])
         yield f"Past Replays: {self.flags.hint('history', item['name'])}"
 
@@ -266,6 +266,8 @@ class View:
         yield "connection", _connection_text(item["connection"], connection)
         yield "waiting", item["waiting"]
         yield "dead", _dead_text(item, at)
+        reconcile_now = self.flags.hint("reconcile", item["name"])
+        yield "figures", f"{age_of(item['observedTime'], at)} old; read them now: {reconcile_now}"
         for attention in item["attention"]:
             if attention["reason"] != DEAD_LETTERS:
                 yield "attention", f"{attention['reason']}: {attention['message']}"

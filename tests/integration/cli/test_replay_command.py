@@ -1,0 +1,97 @@
+"""`redrive replay` at a terminal, with a real operator, Spark and broker."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from redrive.cli.cluster import Cluster
+from redrive.cli.frame import ClusterFlags
+from redrive.kube.resources import REPLAYS
+from sandbox import SOURCE_ROOT
+from tests.support.replay_shop import SECONDS, Shop, shop
+
+__all__ = ["shop"]
+CODE = "import sys; sys.argv[0] = 'kubectl-redrive'; from redrive.cli import main; sys.exit(main())"
+
+
+class Terminal:
+    """A command of the program at a terminal."""
+
+    def __init__(self, shop: Shop, *arguments: str) -> None:
+        kubeconfig = str(shop.sandbox.cluster.kubeconfig)
+        self._primary, secondary = pty.openpty()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CODE, *arguments, "-n", shop.name],
+            env=os.environ | {"PYTHONPATH": str(SOURCE_ROOT), "KUBECONFIG": kubeconfig},
+            stdin=secondary,
+            stdout=secondary,
+            stderr=secondary,
+        )
+        os.close(secondary)
+        self.text = ""
+
+    def read_until(self, words: str) -> None:
+        while words not in self.text:
+            part = os.read(self._primary, 65_536).decode()
+            assert part
+            self.text += part
+
+    def type(self, line: str) -> None:
+        os.write(self._primary, line.encode())
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def end(self) -> int:
+        """Return the exit code, after all output was read."""
+        with suppress(OSError):  # the end of a terminal
+            while part := os.read(self._primary, 65_536):
+                self.text += part.decode()
+        os.close(self._primary)
+        return self._process.wait(60)
+
+
+@pytest.mark.timeout(3 * SECONDS)
+def test_confirmed_replay_moves_what_its_plan_showed(shop: Shop) -> None:
+    shop.declare()
+    shop.bury(3, "WarehouseDown")
+    shop.bury(2, "JSONDecodeError")
+    terminal = Terminal(
+        shop, "replay", "orders", "--cause", "WarehouseDown", "--reason", "fixed", "--ticket", "T-1"
+    )
+    terminal.read_until("[y/N]")
+    assert "to move       3   3 WarehouseDown" in terminal.text
+    assert "not selected  2" in terminal.text
+    assert "Move these 3 messages?" in terminal.text
+    shop.bury(4, "WarehouseDown")  # after the plan
+    terminal.type("y\n")
+    terminal.read_until("moved    3 of 3")
+    terminal.interrupt()
+    assert terminal.end() == 130
+    (name,) = set(re.findall(r"kubectl redrive follow (\S+) -n", terminal.text))
+    assert f"replay.redrive.io/{name} created by admin" in terminal.text
+    assert f"Cancel it: kubectl redrive cancel {name} -n {shop.name}" in terminal.text
+    assert shop.replayed() == ["WarehouseDown"] * 3
+
+    client = Cluster(ClusterFlags(kubeconfig=str(shop.sandbox.cluster.kubeconfig)))
+    (replay,) = client.list(REPLAYS, shop.name)  # the plan was deleted
+    assert replay["metadata"]["name"] == name
+    assert replay["metadata"]["annotations"]["redrive.io/requested-by"] == "admin"
+    ended = Terminal(shop, "cancel", name)  # it follows the messages, without a consumer
+    assert ended.end() == 0
+    follow = Terminal(shop, "follow", name)
+    assert follow.end() == 0
+    assert "Complete: 3 moved, 0 refused; of the moved ones 0 handled, 3 waiting" in follow.text
+    history = Terminal(shop, "history", "orders")
+    assert history.end() == 0
+    row = history.text.splitlines()[1].split()
+    assert row[:2] + row[3:5] == [name, "Run", "3", "0"]
+    assert {"admin", "T-1", "fixed"} < set(row)
