@@ -482,8 +482,8 @@ class Choices(ApiModel):
 
     outage_breaker: OutageBreakerSpec | None = None
     """Pauses consumers in Python while a dependency of them is down, so that an outage uses up no
-    retries. The annotation `redrive.io/ignore-outages: "true"` has them resume. Defaults to the
-    connection's `policyDefaults`, else consumers don't pause. Example: `{mode: Pause}`."""
+    retries. The annotation `redrive.io/ignore-outages-until` has them resume until a time. Defaults
+    to the connection's `policyDefaults`, else consumers don't pause. Example: `{mode: Pause}`."""
 
     def completed(self, defaults: Choices | None) -> Self:
         """Return this with what it leaves out taken from *defaults*."""

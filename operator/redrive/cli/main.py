@@ -66,6 +66,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "approve": Subcommand("replays", "Act", "approve a Replay of many messages"),
     "reconcile": Subcommand("policies", "Act", "reconcile a policy now; pause or resume it"),
     "lint": Subcommand("lint", "Develop", "check manifests, without a cluster"),
+    "ignore-outage": Subcommand("policies", "Act", "retry in spite of an outage, for a time"),
     "completion": Subcommand("installation", "Run", "completion for shells and kubectl"),
     "operator": Subcommand(
         "operator", "Run", "provision policies and run replays, until stopped", extra="operator"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple, NoReturn
 
 import click
@@ -24,6 +24,7 @@ from redrive.cli.documents import (
 from redrive.cli.frame import (
     HAS_FINDINGS,
     ClusterFlags,
+    Seconds,
     all_namespaces_option,
     cluster_options,
     dry_run_option,
@@ -54,6 +55,7 @@ from redrive.policy.values import parse_duration
 
 PAUSED = "redrive.io/paused"
 RECONCILE_REQUESTED_AT = "redrive.io/reconcile-requested-at"
+IGNORE_OUTAGES_UNTIL = "redrive.io/ignore-outages-until"
 REQUESTED_BY = "redrive.io/requested-by"
 """Annotations that the operator reads."""
 DEAD_LETTERS = "DeadLetters"
@@ -565,13 +567,52 @@ def reconcile(  # noqa: PLR0913  the options of the command
         raise PolicyPausedError(
             "the policy is paused, and is not reconciled", remedy=f"run: {hint}"
         )
-    annotations: dict[str, str | None] = {REQUESTED_BY: cluster.user}
     if pause or resume:
-        annotations[PAUSED] = "true" if pause else None
+        annotation = {PAUSED: "true" if pause else None}
     else:
-        annotations[RECONCILE_REQUESTED_AT] = written(now())
-    patch = {"metadata": {"annotations": annotations}}
-    after = cluster.patch(POLICIES, body, patch, dry_run=dry_run)
+        annotation = {RECONCILE_REQUESTED_AT: written(now())}
+    after = _annotate(cluster, body, annotation, dry_run)
     done = "paused" if pause else "resumed" if resume else "reconcile requested"
+    print_object(after, output, done, dry_run)
+    return 0
+
+
+def _annotate(
+    cluster: Cluster, policy: Body, annotation: Mapping[str, str | None], dry_run: str | None
+) -> Body:
+    """Set an annotation of a policy, and the one that names the caller; None removes it."""
+    annotations = {**annotation, REQUESTED_BY: cluster.user}
+    patch = {"metadata": {"annotations": annotations}}
+    return cluster.patch(POLICIES, policy, patch, dry_run=dry_run)
+
+
+@click.command()
+@policy_argument
+@click.option("--for", "seconds", type=Seconds(), metavar="TIME", help="Time until it ends: 1h.")
+@click.option("--stop", is_flag=True, help="End it now.")
+@dry_run_option
+@output_option("json", "yaml", "name")
+@cluster_options
+def ignore_outage(  # noqa: PLR0913  the options of the command
+    policy: str,
+    seconds: float | None,
+    dry_run: str | None,
+    output: str | None,
+    flags: ClusterFlags,
+    *,
+    stop: bool,
+) -> int:
+    """Have consumers retry in spite of an open outage breaker, for a time.
+
+    Consumers read it with their ConfigMap, in a pod within about two minutes. Failures use up
+    retries meanwhile.
+    """
+    if stop is (seconds is not None):
+        raise click.UsageError("choose one of --for and --stop")
+    cluster = Cluster(flags)
+    body = cluster.get(POLICIES, cluster.namespace, policy)
+    end = None if seconds is None else written(now() + timedelta(seconds=seconds))
+    after = _annotate(cluster, body, {IGNORE_OUTAGES_UNTIL: end}, dry_run)
+    done = "pauses for outages again" if stop else f"ignores outages until {end}"
     print_object(after, output, done, dry_run)
     return 0

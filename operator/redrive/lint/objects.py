@@ -25,7 +25,7 @@ from redrive.lint.rules import IDS, Finding, LintRule, concerned, finding_at, ne
 
 ANNOTATIONS = (
     "redrive.io/hand-over-to",
-    "redrive.io/ignore-outages",
+    "redrive.io/ignore-outages-until",
     "redrive.io/paused",
     "redrive.io/reconcile-requested-at",
     "redrive.io/skip-cleanup",

@@ -318,12 +318,14 @@ def resolve_through(body: Body, connection: BrokerConnectionSpec, ctx: Context) 
     key = Key.of(body)
     spec = effective_spec(body, ctx.policies, connection.policy_defaults)
     policy = policy_of(body, ctx.policies, spec)
+    if ignores_outages(body, ctx.clock()):
+        policy = replace(policy, ignore_outages=True)
     through = connections.connection_of(body)
     return Request(
         key=key,
         age=age_of(body),
         spec=spec,
-        policy=replace(policy, ignore_outages=True) if ignores_outages(body) else policy,
+        policy=policy,
         connection=connection,
         permissions=connections.permissions(connection, through, key.namespace, ctx.namespaces),
         standing=Standing.of(body),

@@ -290,7 +290,7 @@ def consumers_have_paused(given: CheckInput, _: Thresholds) -> StatusWarning | N
         f"consumers of subscription {given.policy.subscription} have paused, because most messages "
         f"fail for one cause, and try single ones; got {', '.join([*causes[:_SHOWN], *more])}; fix "
         "what they depend on, and they go on by themselves; to have them go on all the same, and "
-        "use up retries, set the annotation redrive.io/ignore-outages=true",
+        "use up retries, run `kubectl redrive ignore-outage POLICY --for 1h`",
     )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from redrive.admin.errors import AdminError
@@ -29,6 +30,7 @@ from redrive.api.conditions import (
     StatusWarning,
     failed,
     is_new,
+    moment_of,
     ready,
     unchanged,
     warning,
@@ -109,8 +111,8 @@ async def publish(body: Body, outcome: Outcome, out: Publisher) -> None:
 
 PAUSE = "redrive.io/paused"
 """An annotation: while it is `true`, nothing is read or written for the policy."""
-IGNORE_OUTAGES = "redrive.io/ignore-outages"
-"""An annotation: while it is `true`, consumers don't pause for outages."""
+IGNORE_OUTAGES_UNTIL = "redrive.io/ignore-outages-until"
+"""Annotation with a time: until then consumers don't pause for outages."""
 PAUSED = Reason("Paused")
 """Condition and reason: the annotation is there."""
 OBSERVED = Reason("Observed")
@@ -128,9 +130,10 @@ def is_paused(body: Body) -> bool:
     return (body["metadata"].get("annotations") or {}).get(PAUSE) == "true"
 
 
-def ignores_outages(body: Body) -> bool:
-    """Whether consumers of a RetryPolicy go on in spite of outages."""
-    return (body["metadata"].get("annotations") or {}).get(IGNORE_OUTAGES) == "true"
+def ignores_outages(body: Body, now: datetime) -> bool:
+    """Return True if consumers of a RetryPolicy do not pause for outages; see the annotation."""
+    end = moment_of((body["metadata"].get("annotations") or {}).get(IGNORE_OUTAGES_UNTIL))
+    return end is not None and now < end
 
 
 def paused_conditions(body: Body) -> tuple[Condition, ...]:

@@ -63,6 +63,7 @@ from redrive.provision.outcome import (
     describe_changes,
     ensure_cleanup_finalizer,
     has_cleanup_finalizer,
+    ignores_outages,
     is_paused,
     observed_conditions,
     paused_conditions,
@@ -134,6 +135,8 @@ async def reconcile(  # noqa: PLR0913  what a reconcile reads
     except NotFoundError:
         ctx.policies.drop(body)  # no watch has shown that it is gone
         return Requeue.ON_CHANGE
+    if outcome.requeue is Requeue.ON_CHANGE and ignores_outages(body, ctx.clock()):
+        return Requeue.SLOW_BACKOFF  # no watch shows its end
     return outcome.requeue
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,16 @@ def test_reconcile_annotates_the_policy_with_the_caller(shop: Shop) -> None:
     body = shop.client.get(POLICIES, shop.name, "orders")
     assert "redrive.io/paused" not in body["metadata"]["annotations"]
     assert "redrive" in {entry["manager"] for entry in body["metadata"]["managedFields"]}
+
+
+def test_outages_are_ignored_until_a_time(shop: Shop) -> None:
+    assert "choose one of --for and --stop" in shop.run("ignore-outage", "orders", code=2)
+    shown = shop.run("ignore-outage", "orders", "--for", "1h")
+    end = shop.annotations("orders")["redrive.io/ignore-outages-until"]
+    assert shown == f"retrypolicy.redrive.io/orders ignores outages until {end}\n"
+    assert 3_500 < datetime.fromisoformat(end).timestamp() - time.time() < 3_601
+    shop.run("ignore-outage", "orders", "--stop")
+    assert "redrive.io/ignore-outages-until" not in shop.annotations("orders")
 
 
 def test_unknown_field_is_refused_and_never_dropped(shop: Shop) -> None:

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redrive.admin.model import broker_at
+from redrive.api.conditions import written
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import InvalidFieldsError, parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
@@ -662,9 +664,11 @@ def test_ignore_outages_annotation_reaches_resolved_policy(
     )
     assert resolve(body, ctx).policy.outage_breaker == OutageLimits(window=50)
     assert not resolve(body, ctx).policy.ignore_outages
-    body["metadata"]["annotations"] = {"redrive.io/ignore-outages": "true"}
-    assert resolve(body, ctx).policy.ignore_outages
-    del body["metadata"]["annotations"]
+    for minutes, ignored in ((1, True), (-1, False)):
+        end = written(ctx.clock() + timedelta(minutes=minutes))
+        body["metadata"]["annotations"] = {"redrive.io/ignore-outages-until": end}
+        assert resolve(body, ctx).policy.ignore_outages is ignored
+    body["metadata"]["annotations"] = {"redrive.io/ignore-outages-until": "true"}
     assert not resolve(body, ctx).policy.ignore_outages
 
 

@@ -219,7 +219,7 @@ def test_paused_consumers_are_warned_about_with_causes() -> None:
     [warning] = found(outages=("TimeoutError", "ConnectionError", "ConnectionError"))
     assert warning.reason == "OutageSuspected"
     assert "got ConnectionError, TimeoutError; fix what they depend on" in warning.message
-    assert "redrive.io/ignore-outages=true" in warning.message
+    assert "`kubectl redrive ignore-outage POLICY --for 1h`" in warning.message
     [hostile] = found(outages=tuple(f"{number}\n" + "x" * 9_999 for number in range(1_000)))
     assert len(hostile.message) < 2_000
     assert hostile.message.isprintable()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -223,6 +224,22 @@ async def test_refusals_without_watch_are_retried(
     ctx.kubernetes.add(POLICIES, body)
     ctx.clock = wall_clock
     monkeypatch.setattr(reconciler, "converge", refuse)
+    conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
+    lost = LostPolicies(ctx.policies, wall_clock)
+    assert await reconciler.reconcile(Key.of(body), ctx, conflicts, NOTHING, lost) is again
+
+
+@pytest.mark.parametrize(("minutes", "again"), [(5, Requeue.SLOW_BACKOFF), (-5, Requeue.ON_CHANGE)])
+async def test_policy_that_ignores_outages_is_reconciled_again(
+    connection: dict[str, Any], policy: MakeBody, minutes: int, again: Requeue
+) -> None:
+    body = policy()
+    end = (wall_clock() + timedelta(minutes=minutes)).isoformat()
+    names = "redrive.io/paused", "redrive.io/ignore-outages-until"
+    body["metadata"]["annotations"] = dict(zip(names, ("true", end), strict=True))
+    ctx = make_world(NOTHING, connection, body)
+    ctx.kubernetes.add(POLICIES, body)
+    ctx.clock = wall_clock
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
     lost = LostPolicies(ctx.policies, wall_clock)
     assert await reconciler.reconcile(Key.of(body), ctx, conflicts, NOTHING, lost) is again
