@@ -46,6 +46,9 @@ prints the name it was called by. The commands need the extra `cli` (`pip instal
 | 4 | not finished: `--timeout` is over, or a Replay waits for approval |
 | 130 | interrupted; a Replay that moves messages continues |
 
+`lint` and `diff` exit like linters and `kubectl diff`: 0 nothing, 1 findings or differences, 2
+could not run.
+
 `-o json|yaml|jsonl` prints a document of `cli.redrive.io/v1` ([schemas](cli.schema.json)) from
 commands that read, and the object of the API from commands that act. `-o name` prints
 `kind.group/name`.
@@ -81,7 +84,12 @@ def _shared() -> Mapping[str, click.Option]:
 
 def _command(name: str, command: click.Command) -> Iterator[str]:
     shared = _shared()
-    own = [p for p in command.params if isinstance(p, click.Option) and p.name not in shared]
+    own = [
+        param
+        for param in command.params
+        if isinstance(param, click.Option)
+        and (param.name not in shared or param.help != shared[param.name].help)
+    ]
     context = click.Context(command, info_name=f"redrive {name}")
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     paragraphs = cleandoc(command.help or "").split("\n\n")

@@ -333,6 +333,8 @@ def _problem(details: ErrorDetails) -> FieldProblem:
             text = "is not a known field; remove it, or correct its name"
         case _:
             expected = details["msg"][:1].lower() + details["msg"][1:]
+            # Lists are read as tuples.
+            expected = expected.replace("tuple ", "list ").replace(" after validation", "")
             kind = type(details["input"]).__name__
             text = f"{expected}; got a value of type {kind}; correct it"
     return FieldProblem(details["loc"], details["type"], text)

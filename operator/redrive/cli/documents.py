@@ -94,6 +94,28 @@ class CheckResult(TypedDict):
     message: str
 
 
+class FilePosition(TypedDict):
+    """A place in a file; lines and columns count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+
+class LintFinding(TypedDict):
+    """A rule that a field of a manifest breaks; `related` are other fields that take part."""
+
+    rule: str
+    severity: Literal["error", "warning"]
+    file: str
+    line: int
+    column: int
+    field: str
+    object: str
+    message: str
+    related: list[FilePosition]
+
+
 class _Document(TypedDict):
     apiVersion: Literal["cli.redrive.io/v1"]
 
@@ -137,4 +159,21 @@ class CheckResultList(_Document):
     items: list[CheckResult]
 
 
-DOCUMENTS = (StatusList, ReplayHistory, RefusedEntryList, VersionList, CheckResultList)
+class FindingList(_Document):
+    """Output of `lint`."""
+
+    kind: Literal["FindingList"]
+    files: int
+    errors: int
+    warnings: int
+    items: list[LintFinding]
+
+
+DOCUMENTS = (
+    StatusList,
+    ReplayHistory,
+    RefusedEntryList,
+    VersionList,
+    CheckResultList,
+    FindingList,
+)

@@ -6,6 +6,7 @@ import time
 
 import click
 
+from redrive.cli.output import document, print_document
 from redrive.lint import report
 from redrive.lint.checks import lint as find
 from redrive.lint.manifests import Manifests, ManifestsUnreadableError
@@ -52,7 +53,12 @@ def lint(paths: tuple[str, ...], output: str, namespace: str, disable: tuple[str
     findings = [finding for finding in find(manifests) if finding.rule.id not in disable]
     match output:
         case "json":
-            click.echo(report.to_json(findings, len(manifests.files)), nl=False)
+            fields = {
+                "files": len(manifests.files),
+                "errors": report.count(findings, Severity.ERROR),
+                "warnings": report.count(findings, Severity.WARNING),
+            }
+            print_document(document("FindingList", report.items(findings), **fields), output)
         case "sarif":
             click.echo(report.to_sarif(findings), nl=False)
         case _:

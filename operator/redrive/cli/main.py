@@ -65,8 +65,14 @@ COMMANDS: Mapping[str, Subcommand] = {
     "cancel": Subcommand("replays", "Act", "end a Replay before all is moved"),
     "approve": Subcommand("replays", "Act", "approve a Replay of many messages"),
     "reconcile": Subcommand("policies", "Act", "reconcile a policy now; pause or resume it"),
-    "lint": Subcommand("lint", "Develop", "check manifests, without a cluster"),
     "ignore-outage": Subcommand("policies", "Act", "retry in spite of an outage, for a time"),
+    "lint": Subcommand("lint", "Develop", "check manifests, without a cluster"),
+    "explain": Subcommand("develop", "Develop", "show names, attempts in time and lines to paste"),
+    "diff": Subcommand("diff", "Develop", "show the changes that a changed manifest makes"),
+    "policy": Subcommand("develop", "Develop", "print the file that consumers mount"),
+    "provision": Subcommand("develop", "Develop", "create topics on a broker without an operator"),
+    "adopt": Subcommand("adopt", "Develop", "print manifests for retry topics that exist"),
+    "rights": Subcommand("develop", "Develop", "show the rights of each role, and missing ones"),
     "completion": Subcommand("installation", "Run", "completion for shells and kubectl"),
     "operator": Subcommand(
         "operator", "Run", "provision policies and run replays, until stopped", extra="operator"

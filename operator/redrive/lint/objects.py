@@ -28,6 +28,7 @@ ANNOTATIONS = (
     "redrive.io/ignore-outages-until",
     "redrive.io/paused",
     "redrive.io/reconcile-requested-at",
+    "redrive.io/requested-by",
     "redrive.io/skip-cleanup",
     "redrive.io/take-over-from",
     "redrive.io/usable-by",
@@ -180,8 +181,12 @@ def _check_spec(manifest: Manifest, kind: Kind) -> Iterator[Finding]:
             yield finding_at(manifest, problem.rule, problem.path, problem.text)
     if isinstance(spec, dict):
         wrong = {problem.path for problem in problems}
-        for error in field_problems(kind.spec, spec):
+        errors = field_problems(kind.spec, spec)
+        wrong_items = {error.path[:-1] for error in errors}
+        for error in errors:
             path = ("spec", *error.path)
+            if error.type == "too_short" and error.path in wrong_items:
+                continue  # an item that can't be read is missing in the list
             if not any(path[: len(prefix)] == prefix for prefix in wrong):
                 yield _model_finding(manifest, path, error)
         yield from _check_condition(manifest, spec)

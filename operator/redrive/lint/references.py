@@ -45,7 +45,7 @@ Connections = dict[Key, list[_Connection]]
 
 
 @dataclass(frozen=True)
-class _Claim:
+class Claim:
     """A RetryPolicy of the manifests, and its request.
 
     Attributes:
@@ -68,25 +68,38 @@ def check_references(
         manifests: in the order of files and lines; the first of two policies has priority.
         namespaces: Namespaces, for connections that select by label.
     """
-    connections: Connections = defaultdict(list)
-    for connection in map(_connection, _of_kind(manifests, "BrokerConnection")):
-        connections[connection.key].append(connection)
-    labels = {manifest.name: manifest.metadata.get("labels") or {} for manifest in namespaces}
-    claims = []
-    for number, manifest in enumerate(_of_kind(manifests, "RetryPolicy")):
-        spec = parse_spec(RetryPolicySpec, manifest.body)
-        yield from _check_connection_name(manifest, spec, connections)
-        try:
-            claims.append(_claim(manifest, spec, number, connections, labels))
-        except InvalidSpecError as error:
-            path = concerned(manifest, ("spec", "naming"), str(error))
-            yield finding_at(manifest, LintRule.CONTRADICTION, path, str(error))
+    claims, findings = resolve(manifests, namespaces)
+    yield from findings
     for claim in claims:
         yield from _check_permissions(claim)
         yield from _check_ladder(claim)
     yield from _check_rivals(claims)
     for manifest in _of_kind(manifests, "Replay"):
         yield from _check_replay(manifest, claims)
+
+
+def resolve(
+    manifests: Sequence[Manifest], namespaces: Sequence[Manifest]
+) -> tuple[list[Claim], list[Finding]]:
+    """Return the RetryPolicies with their requests, and findings where that is not possible.
+
+    The arguments are those of `check_references`.
+    """
+    connections: Connections = defaultdict(list)
+    for connection in map(_connection, _of_kind(manifests, "BrokerConnection")):
+        connections[connection.key].append(connection)
+    labels = {manifest.name: manifest.metadata.get("labels") or {} for manifest in namespaces}
+    claims: list[Claim] = []
+    findings: list[Finding] = []
+    for number, manifest in enumerate(_of_kind(manifests, "RetryPolicy")):
+        spec = parse_spec(RetryPolicySpec, manifest.body)
+        findings += _check_connection_name(manifest, spec, connections)
+        try:
+            claims.append(_claim(manifest, spec, number, connections, labels))
+        except InvalidSpecError as error:
+            path = concerned(manifest, ("spec", "naming"), str(error))
+            findings.append(finding_at(manifest, LintRule.CONTRADICTION, path, str(error)))
+    return claims, findings
 
 
 def _of_kind(manifests: Sequence[Manifest], kind: str) -> list[Manifest]:
@@ -107,7 +120,7 @@ def _claim(
     number: int,
     connections: Connections,
     labels: Mapping[str, Mapping[str, str]],
-) -> _Claim:
+) -> Claim:
     """Return the request of a policy, as the operator makes it from the cluster.
 
     Raises:
@@ -132,10 +145,10 @@ def _claim(
         permissions=Permissions(()) if permissions is None else permissions,
         is_proven=True,
     )
-    return _Claim(manifest, request, connection, permissions is not None)
+    return Claim(manifest, request, connection, permissions is not None)
 
 
-_Located = TypeVar("_Located", _Connection, _Claim)
+_Located = TypeVar("_Located", _Connection, Claim)
 
 
 def _nearest_to(manifest: Manifest, objects: Sequence[_Located]) -> _Located | None:
@@ -191,7 +204,7 @@ def _check_connection_name(
         yield finding_at(manifest, LintRule.CONNECTION_NOT_FOUND, path, problem)
 
 
-def _check_permissions(claim: _Claim) -> Iterator[Finding]:
+def _check_permissions(claim: Claim) -> Iterator[Finding]:
     if claim.connection is None or not claim.has_permissions:
         return
     manifest, request = claim.manifest, claim.request
@@ -216,7 +229,7 @@ def _finding(manifest: Manifest, error: RedriveError, default: FieldPath = ("spe
     return finding_at(manifest, LintRule.of(error), path, str(error))
 
 
-def _check_ladder(claim: _Claim) -> Iterator[Finding]:
+def _check_ladder(claim: Claim) -> Iterator[Finding]:
     policy, path = claim.request.policy, ("spec", "delayLadder")
     if policy.ladder.descends:
         problem = (
@@ -234,9 +247,9 @@ def _check_ladder(claim: _Claim) -> Iterator[Finding]:
         yield finding_at(claim.manifest, LintRule.LADDER_UNUSED, (*path, "delays"), problem)
 
 
-def _check_rivals(claims: Sequence[_Claim]) -> Iterator[Finding]:
+def _check_rivals(claims: Sequence[Claim]) -> Iterator[Finding]:
     """Yield each claim on a topic that an earlier policy has or needs, at the same broker."""
-    by_topic: dict[tuple[str, TopicName], list[_Claim]] = defaultdict(list)
+    by_topic: dict[tuple[str, TopicName], list[Claim]] = defaultdict(list)
     for claim in sorted(claims, key=lambda claim: claim.request.age):
         request = claim.request
         topics = {(request.broker, topic) for topic in request.spec.own_topics}
@@ -249,7 +262,7 @@ def _check_rivals(claims: Sequence[_Claim]) -> Iterator[Finding]:
             by_topic[topic].append(claim)
 
 
-def _check_rival(claim: _Claim, rival: _Claim) -> Iterator[Finding]:
+def _check_rival(claim: Claim, rival: Claim) -> Iterator[Finding]:
     request, other, manifest = claim.request, rival.request, claim.manifest
     contested = prior_claim(request, other)
     if contested is not None:
@@ -271,7 +284,7 @@ def _check_rival(claim: _Claim, rival: _Claim) -> Iterator[Finding]:
         yield finding_at(manifest, LintRule.of(error), path, str(error), related=related)
 
 
-def _check_replay(manifest: Manifest, claims: Sequence[_Claim]) -> Iterator[Finding]:
+def _check_replay(manifest: Manifest, claims: Sequence[Claim]) -> Iterator[Finding]:
     spec = parse_spec(ReplaySpec, manifest.body)
     key = Key(manifest.namespace, spec.policy_ref.name)
     candidates = [claim for claim in claims if claim.request.key == key]

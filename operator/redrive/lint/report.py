@@ -1,4 +1,4 @@
-"""Findings as text, as JSON, and as SARIF 2.1.0 for code scanning."""
+"""Findings as text, as items of a document, and as SARIF 2.1.0 for code scanning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from redrive import __version__
 from redrive.lint.manifests import Place
 from redrive.lint.rules import Finding, LintRule, Severity
 
-DOCUMENT_VERSION = "cli.redrive.io/v1"
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -40,28 +39,20 @@ def _printable(text: str) -> str:
     )
 
 
-def to_json(findings: Sequence[Finding], files: int) -> str:
-    """Write one document of kind `LintReport`."""
-    report = {
-        "apiVersion": DOCUMENT_VERSION,
-        "kind": "LintReport",
-        "files": files,
-        "errors": count(findings, Severity.ERROR),
-        "warnings": count(findings, Severity.WARNING),
-        "items": [
-            {
-                "rule": finding.rule.id,
-                "severity": finding.rule.severity.value,
-                **finding.position._asdict(),
-                "field": finding.field,
-                "object": finding.title,
-                "message": finding.message,
-                "related": [position._asdict() for position in finding.related],
-            }
-            for finding in findings
-        ],
-    }
-    return json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+def items(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Return *findings* as items of a document for programs."""
+    return [
+        {
+            "rule": finding.rule.id,
+            "severity": finding.rule.severity.value,
+            **finding.position._asdict(),
+            "field": finding.field,
+            "object": finding.title,
+            "message": finding.message,
+            "related": [position._asdict() for position in finding.related],
+        }
+        for finding in findings
+    ]
 
 
 def to_sarif(findings: Sequence[Finding]) -> str:

@@ -52,12 +52,13 @@ class Applied:
 
 
 async def apply(
-    planned: Iterable[actions.Action], admin: Admin, grant: Granter, kubernetes: Kubernetes
+    planned: Iterable[actions.Action], admin: Admin, grant: Granter, kubernetes: Kubernetes | None
 ) -> Applied:
     """Do what is *planned*, in order; return what came of it.
 
     Args:
         grant: changes rights, together with others who announced theirs to *admin*.
+        kubernetes: None leaves ConfigMaps out.
 
     Raises:
         AdminError, KubernetesError: an action failed; those before it are done.
@@ -75,16 +76,25 @@ async def apply(
                 continue
             case actions.ChangeRights(changes):
                 await grant(changes)
-            case actions.CreateConfigMap(body):
-                await kubernetes.create(resources.CONFIG_MAPS, body)
-            case actions.PatchConfigMap(body):
-                labels = {"labels": body["metadata"]["labels"]}
-                ours = {"metadata": labels, "data": body["data"]}
-                await kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), ours)
+            case actions.CreateConfigMap() | actions.PatchConfigMap():
+                if kubernetes is None:
+                    continue
+                await _write_config_map(action, kubernetes)
             case _:
                 await _on_topic(action, admin)
         applied.done.append(action)
     return applied
+
+
+async def _write_config_map(
+    action: actions.CreateConfigMap | actions.PatchConfigMap, kubernetes: Kubernetes
+) -> None:
+    body = action.body
+    if isinstance(action, actions.CreateConfigMap):
+        await kubernetes.create(resources.CONFIG_MAPS, body)
+    else:
+        ours = {"metadata": {"labels": body["metadata"]["labels"]}, "data": body["data"]}
+        await kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), ours)
 
 
 async def _copy_schema(copy: actions.CopySchema, admin: Admin) -> AdminError | None:

@@ -6,6 +6,8 @@ are reconciled at the time; subscriptions and the rest have no such call.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import NamespaceState, TopicMetadata
@@ -40,7 +42,7 @@ many they are, that costs their namespace at most four calls every 3 s.
 async def observe(
     desired: Desired, admin: Admin, ctx: Context, *, recent: bool = False
 ) -> Observed:
-    """Read what is there of *desired*.
+    """Read what exists of *desired*: at the broker, and the ConfigMap.
 
     Args:
         recent: whether what a resync or a watch has shown lately will do for the Pulsar namespace
@@ -53,6 +55,13 @@ async def observe(
             topic is read, because it concerns all policies of the namespace at once.
         AdminError, KubernetesError: a read failed.
     """
+    observed = await observe_broker(desired, admin, recent=recent)
+    key = Key.of(desired.config_map)
+    return replace(observed, config_map=await config_map(key, ctx, recent=recent))
+
+
+async def observe_broker(desired: Desired, admin: Admin, *, recent: bool = False) -> Observed:
+    """Read what exists of *desired* at the broker; arguments and errors are those of `observe`."""
     age = RECENT_SECONDS if recent else 0.0
     namespace = await around(desired.policy.topic, admin, max_age=age)
     _check_expiry(desired.policy.topic, namespace)
@@ -79,7 +88,6 @@ async def observe(
         inherited=inherited_policies(namespace),
         replicated_to=namespace.replicated_to,
         enforces_schemas=namespace.enforces_schemas,
-        config_map=await config_map(Key.of(desired.config_map), ctx, recent=recent),
     )
 
 

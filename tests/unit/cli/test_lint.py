@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from jsonschema import Draft202012Validator
 
 from redrive.cli.lint import lint
 from redrive.lint.rules import IDS, LintRule
 
+ROOT = Path(__file__).parents[3]
 POLICY = """\
 apiVersion: redrive.io/v1beta1
 kind: RetryPolicy
@@ -82,8 +84,10 @@ def test_standard_input_is_read(folder: Path) -> None:
 
 def test_json_has_each_finding_with_its_position(folder: Path) -> None:
     report = json.loads(run("-o", "json", str(folder)).stdout)
+    schema = json.loads((ROOT / "docs/reference/cli.schema.json").read_text("utf-8"))
+    Draft202012Validator(schema).validate(report)
     assert (report["kind"], report["errors"], report["warnings"], report["files"]) == (
-        "LintReport", 1, 0, 2
+        "FindingList", 1, 0, 2
     )  # fmt: skip
     (item,) = report["items"]
     assert (item["rule"], item["severity"], item["object"]) == (
@@ -121,9 +125,6 @@ def test_control_characters_are_not_printed(folder: Path) -> None:
 def test_rule_names_are_stable() -> None:
     assert {rule.id for rule in LintRule} == IDS
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in IDS)
-
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_pre_commit_hook_installs_and_runs_the_command(folder: Path) -> None:

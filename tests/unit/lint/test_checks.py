@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
+from redrive.cli.policies import RECONCILE_REQUESTED_AT
 from redrive.lint.checks import lint
 from redrive.lint.manifests import Manifests
+from redrive.lint.objects import ANNOTATIONS
 from redrive.lint.rules import Finding, LintRule
+from redrive.provision.finalize import SKIP_CLEANUP
+from redrive.provision.outcome import IGNORE_OUTAGES_UNTIL, PAUSE
+from redrive.provision.ownership import HAND_OVER_TO, TAKE_OVER_FROM
+from redrive.replay.controller.prerequisites import USABLE_BY
 from tests.support.invalid_manifests import REFUSED, VALID, bad_input, manifest, read
 
 ROOT = Path(__file__).parents[3]
@@ -73,3 +79,8 @@ def test_smallest_object_has_no_finding(kind: str) -> None:
 @pytest.mark.parametrize("folder", sorted((ROOT / "examples").iterdir()), ids=lambda f: f.name)
 def test_examples_have_no_finding(folder: Path) -> None:
     assert lint(Manifests.read([str(folder)])) == []
+
+
+def test_annotations_of_users_are_known() -> None:
+    of_policies = {SKIP_CLEANUP, IGNORE_OUTAGES_UNTIL, PAUSE, HAND_OVER_TO, TAKE_OVER_FROM}
+    assert set(ANNOTATIONS) >= {*of_policies, USABLE_BY, RECONCILE_REQUESTED_AT}

@@ -1,0 +1,138 @@
+"""Changes that a manifest of a RetryPolicy makes: `redrive diff`.
+
+Both sides are the desired state that the operator computes: of the policy in the cluster, and of
+the one in the file. Nothing is created, and the broker is not read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+
+import click
+
+from redrive.api import Body
+from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
+from redrive.cli.develop import desired_of, read_manifests
+from redrive.cli.frame import ClusterFlags, cluster_options
+from redrive.errors import RedriveError
+from redrive.kube.resources import CONFIG_MAP_KEY, CONNECTIONS, POLICIES, Key
+from redrive.lint.manifests import Manifests
+from redrive.lint.references import Claim, resolve
+
+DIFFERENT = 1
+FAILED = 2
+IMMUTABLE = ("topic", "subscription", "naming")
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@cluster_options
+def diff(file: str, flags: ClusterFlags) -> int:
+    """Show the changes that a changed manifest makes to topics, rights and consumers.
+
+    FILE is a file, a folder, or - for standard input. Each RetryPolicy in it is compared with the
+    one in the cluster. Defaults come from its connection: the one of the file, else the one of the
+    cluster. The broker is not read: drift is not shown.
+
+    Exit code: 0 without differences, 1 with differences, 2 if they can't be determined.
+    """
+    try:
+        cluster = Cluster(flags)
+        changes = list(_changes(read_manifests(file, cluster.namespace), cluster))
+    except RedriveError as error:
+        click.echo(f"error: {error}", err=True)
+        return FAILED
+    for change in changes:
+        click.echo(change)
+    return DIFFERENT if changes else 0
+
+
+def _changes(manifests: Manifests, cluster: Cluster) -> Iterator[str]:
+    """Yield the lines of the difference of each policy.
+
+    Raises:
+        RedriveError: an object can't be read.
+    """
+    claims, _ = resolve(manifests.objects, manifests.namespaces)
+    for claim in claims:
+        key = claim.request.key
+        live, wanted = _live(cluster, key), _completed(claim, cluster)
+        before = [] if live is None else list(_state(live))
+        names = f"live {key}", f"file {key}"
+        lines = list(difflib.unified_diff(before, list(_state(wanted)), *names, lineterm=""))
+        yield from lines
+        if lines and live is not None:
+            yield from _immutable(live, wanted)
+
+
+def _immutable(live: Claim, claim: Claim) -> Iterator[str]:
+    """Yield a line for each field that differs and can't change."""
+    before, after = (other.request.spec.to_manifest() for other in (live, claim))
+    for field in IMMUTABLE:
+        if before.get(field) != after.get(field):
+            yield f"error: spec.{field} can't change; create another RetryPolicy"
+
+
+def _live(cluster: Cluster, key: Key) -> Claim | None:
+    """Return the policy of the cluster; None where it does not exist."""
+    try:
+        policy = cluster.get(POLICIES, key.namespace, key.name)
+    except ObjectNotFoundError:
+        return None
+    reference = policy["spec"]["connectionRef"]
+    through = Key(reference.get("namespace") or key.namespace, reference["name"])
+    return _resolved(policy, _connection(cluster, through))
+
+
+def _completed(claim: Claim, cluster: Cluster) -> Claim:
+    """Return *claim* with the connection of the cluster where the file has none."""
+    connection = None if claim.connection else _connection(cluster, claim.request.through)
+    if connection is None:
+        return claim
+    metadata = {**claim.manifest.metadata, **claim.request.key._asdict()}
+    return _resolved({**claim.manifest.body, "metadata": metadata}, connection)
+
+
+def _connection(cluster: Cluster, key: Key) -> Body | None:
+    """Read a connection; None where it does not exist, or is not for the caller."""
+    try:
+        return cluster.get(CONNECTIONS, key.namespace, key.name)
+    except (ObjectNotFoundError, NotPermittedError):
+        return None
+
+
+def _resolved(policy: Body, connection: Body | None) -> Claim:
+    items = [policy] if connection is None else [policy, connection]
+    manifests = Manifests()
+    manifests.add("cluster", json.dumps({"kind": "List", "items": items}).encode())
+    ((claim,), _) = resolve(manifests.objects, manifests.namespaces)
+    return claim
+
+
+def _state(claim: Claim) -> Iterator[str]:
+    """Yield the desired state of a policy, one fact in each line."""
+    wanted, spec = desired_of(claim), claim.request.spec
+    topics = {"retry topic": wanted.retry, "dead-letter topic": wanted.dead_letter}
+    partitions = {
+        "retry topic": spec.retry.partitions,
+        "dead-letter topic": spec.dead_letter.partitions,
+    }
+    for role, topic in topics.items():
+        if topic is None:
+            yield f"{role}: none"
+            continue
+        yield f"{role}: {topic.name}"
+        yield f"{role}, partitions: {partitions or 'default'}"
+        yield f"{role}, subscription: {topic.subscription}"
+        yield from (f"{role}, topic policy: {policy}" for policy in topic.policies)
+    for grant in sorted(wanted.grants, key=lambda grant: (grant.role, str(grant.topic))):
+        yield f"rights of {grant.role} on {grant.topic.local}: {', '.join(sorted(grant.actions))}"
+    yield f"deletionPolicy: {claim.request.deletion}"
+    yield f"managementPolicy: {spec.management_policy}"
+    yield f"replay: {json.dumps(spec.replay.to_manifest(), sort_keys=True)}"
+    document = json.loads(wanted.config_map["data"][CONFIG_MAP_KEY])
+    del document["generation"]
+    for field, value in document.items():
+        yield f"consumers, {field}: {json.dumps(value)}"
