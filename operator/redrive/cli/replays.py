@@ -106,7 +106,11 @@ def progress(replay: Body, seconds: float = SLOW_SECONDS) -> Iterator[str]:
         yield f"  {'   '.join(parts)}"
     if outcome and phase not in ENDED:
         yield f"  {_outcome_text(outcome, '   ')}"
-    if ready.get("status") == "False" and phase not in ENDED and seconds >= SLOW_SECONDS:
+    if seconds < SLOW_SECONDS or phase in ENDED:
+        return
+    if not ready:
+        yield "  no operator has reconciled it"
+    elif ready["status"] == "False":
         yield f"  {ready['reason']}: {clean(ready['message'])}"
 
 

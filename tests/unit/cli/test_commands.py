@@ -183,6 +183,7 @@ def test_result_of_a_replay_decides_the_exit_code(
 def test_waiting_replay_shows_its_reason_after_5_s() -> None:
     assert list(progress(replay("Pending"), 1)) == ["  pending"]
     assert list(progress(replay("Pending"), 5)) == ["  pending", "  TooManyRuns: wait"]
+    assert list(progress({"spec": {}}, 5)) == ["  pending", "  no operator has reconciled it"]
     running = replay("Running", run={"counts": COUNTS, "ratePerMinute": 1860, "remaining": "4s"})
     assert next(progress(running)) == "  moved    118 of 120   refused 2   31/s   about 4s left"
 
