@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Mapping
@@ -10,8 +11,17 @@ from typing import cast
 
 import pulsar
 
+from redrive.delivery.bursts import BURST, Burst
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryMessage
+
+
+class BurstMessage(InMemoryMessage):
+    """A message to which its consumer may add, as to one of the client."""
+
+    redrive: Burst
+
+    __setattr__ = object.__setattr__
 
 
 class FakeSubscription:
@@ -40,6 +50,13 @@ class FakeSubscription:
         return message
 
     read_next = receive
+
+    def batch_receive(self) -> list[InMemoryMessage]:
+        messages: list[InMemoryMessage] = []
+        with contextlib.suppress(pulsar.Timeout):
+            while len(messages) < BURST:
+                messages.append(self.receive(0 if messages else 1))
+        return messages
 
     def acknowledge(self, _message: InMemoryMessage) -> None:
         """Do nothing: there is no broker."""
@@ -84,7 +101,7 @@ class FakeClient:
         """Deliver messages to the consumer of *topic*."""
         for content in contents:
             self._delivered += 1
-            message = InMemoryMessage(
+            message = BurstMessage(
                 topic,
                 pulsar.MessageId(-1, 1, self._delivered),
                 content,

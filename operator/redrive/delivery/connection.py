@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pulsar
 
+from redrive.delivery.bursts import BURST, BURST_BYTES
 from redrive.delivery.concurrency import Timer, release_at_exit
 from redrive.delivery.fetcher import Fetcher
 from redrive.delivery.forwarder import Producers
@@ -59,7 +60,7 @@ class ClientConnection(BrokerConnection):
         return Parts(
             self.clock,
             subscribed.consumers,
-            Fetcher(list(subscribed.consumers.values())),
+            Fetcher(list(subscribed.consumers.values()), bursts=subscribed.bursts),
             Producers(self.client, name=subscribing.name, crypto=subscribing.crypto),
             Timer,
             Run.until_stopped,
@@ -94,6 +95,12 @@ MAX_PENDING_CHUNKED = 100
 that sends at the time. The client keeps their chunks in memory beyond the prefetch; with more of
 them it drops the oldest, which `TopicFetcher` recovers."""
 
+_LEAST_BURSTS = 4
+"""With a smaller prefetch messages are received one by one."""
+
+_BURSTS = pulsar.ConsumerBatchReceivePolicy(BURST, BURST_BYTES, 1)
+"""The last is the time that a burst which is not full waits for more, in milliseconds."""
+
 _LEAST_PER_PARTITION = 4
 """Further partitions share in the total bound, and the client works with no queue of 0."""
 
@@ -112,10 +119,12 @@ class Subscribed(NamedTuple):
 
     Attributes:
         behind: see `Parts`.
+        bursts: True if messages may be received in bursts.
     """
 
     consumers: dict[TopicName, pulsar.Consumer]
     behind: int
+    bursts: bool
 
 
 class SubscribeError(RedriveError):
@@ -158,6 +167,9 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
             policy.topic, policy.subscription_type,
         )  # fmt: skip
     consumers, behind = {}, 0
+    bursts = subscribing.prefetch >= _LEAST_BURSTS * BURST
+    # A burst waits here too: it is taken out of the queue.
+    waiting = subscribing.prefetch - BURST if bursts else subscribing.prefetch
     with contextlib.ExitStack() as undo:
         for topic, kind in kinds.items():
             options = {
@@ -171,13 +183,14 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
             }
             with _refusals_explained(topic, policy.subscription):
                 partitions = client.get_topic_partitions(str(topic))
-                most = max(subscribing.prefetch, _LEAST_PER_PARTITION * len(partitions))
+                most = max(waiting, _LEAST_PER_PARTITION * len(partitions))
                 consumers[topic] = client.subscribe(
                     str(topic),
                     policy.subscription,
-                    receiver_queue_size=subscribing.prefetch,
+                    receiver_queue_size=waiting,
                     max_pending_chunked_message=MAX_PENDING_CHUNKED,
                     max_total_receiver_queue_size_across_partitions=most,
+                    batch_receive_policy=_BURSTS if bursts else None,
                     **options,
                 )
             undo.callback(consumers[topic].close)
@@ -186,7 +199,7 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
                     most, min(_LARGEST_BATCH * len(partitions), _MOST_IN_BATCHES)
                 )
         undo.pop_all()
-    return Subscribed(consumers, behind)
+    return Subscribed(consumers, behind, bursts)
 
 
 def _told(policy: Policy) -> dict[str, str]:

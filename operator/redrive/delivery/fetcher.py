@@ -33,6 +33,7 @@ from queue import Empty, SimpleQueue
 
 import pulsar
 
+from redrive.delivery.bursts import BURST, Arrivals
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, SignalSafeEvent, all_within
 from redrive.delivery.forking import OwnerProcess
 from redrive.errors import RedriveError
@@ -70,11 +71,14 @@ class Fetcher:
 
     It owns the consumers: `close` closes them.
 
+    Args:
+        bursts: receive messages in bursts while they come fast.
+
     Attributes:
         arrivals: how often messages came while none waited here.
     """
 
-    def __init__(self, consumers: Sequence[pulsar.Consumer]) -> None:
+    def __init__(self, consumers: Sequence[pulsar.Consumer], *, bursts: bool = False) -> None:
         # Wakes a taker, which wakes the next if there may be more. A signal handler may put one in
         # at any moment, even into this queue's own methods.
         self._wakings: SimpleQueue[None] = SimpleQueue()
@@ -91,7 +95,9 @@ class Fetcher:
         self._lost: Exception | None = None
         self._pause: SignalSafeEvent | None = None  # closed while nothing is handed out
         self._owner = OwnerProcess("consumer")
-        self._topics = [TopicFetcher(consumer, self._flows, self._lose) for consumer in consumers]
+        self._topics = [
+            TopicFetcher(consumer, self._flows, self._lose, bursts=bursts) for consumer in consumers
+        ]
         atexit.register(self._close_at_exit)
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
@@ -293,6 +299,12 @@ _POLL_MS = 1_000
 """How long the thread stays in the client when nothing comes, and between two checks of the
 connection."""
 
+_FAST_MESSAGES = 32
+_FAST_SECONDS = 0.002
+"""Messages are received in bursts once so many came within so long, one by one."""
+_FAST_BURST = BURST // 4
+"""A smaller burst ends that: it has waited for messages that did not come."""
+
 _LOOK_EVERY_SECONDS = 0.001
 """How often `close` looks whether the takers have left the client."""
 
@@ -342,6 +354,7 @@ class TopicFetcher:
     Args:
         flows: called by the thread when there is a message to take, and maybe more.
         lost: called with what ended the subscription, when there will never be another message.
+        bursts: receive messages in bursts while they come fast.
 
     Attributes:
         watch: reports a lost connection, where one is to be reported.
@@ -355,8 +368,14 @@ class TopicFetcher:
         consumer: pulsar.Consumer,
         flows: Callable[[TopicFetcher], None],
         lost: Callable[[Exception], None],
+        *,
+        bursts: bool,
     ) -> None:
         self._consumer = consumer
+        self._arrivals = Arrivals(consumer.topic()) if bursts else None
+        self._receiving_burst = threading.Lock()
+        self._fast = False
+        self._alone, self._alone_since = 0, 0.0  # messages received one by one, and since when
         self._flows = flows
         self._lost = lost
         self.watch: ConnectionWatch | None = None
@@ -389,13 +408,41 @@ class TopicFetcher:
                 return self.handed_over.popleft()
         self._inside.append(None)
         try:
-            return None if self._closing else self._consumer.receive(timeout_ms)
+            if self._closing:
+                return None
+            return (self._receive_burst() if self._fast else None) or self._receive_one(timeout_ms)
         except pulsar.Interrupted:
             raise  # the client's word for KeyboardInterrupt
         except pulsar.exceptions.PulsarException:
             return None  # a time-out, or else what the thread will run into as well
         finally:
             self._inside.pop()
+
+    def _receive_burst(self) -> pulsar.Message | None:
+        """Return the first message of the next burst; the others are handed over.
+
+        One taker at a time, so that they stay in their order.
+        """
+        arrivals = self._arrivals
+        with self._receiving_burst:
+            if not self.handed_over and arrivals is not None:
+                burst = self._consumer.batch_receive()
+                self._fast = len(burst) >= _FAST_BURST
+                if burst:
+                    arrivals.burst(burst)
+                    self.handed_over.extend(burst)
+            return self.handed_over.popleft() if self.handed_over else None
+
+    def _receive_one(self, timeout_ms: int) -> pulsar.Message:
+        message = self._consumer.receive(timeout_ms)
+        if self._arrivals is not None:
+            self._arrivals.one(message)
+            self._alone += 1
+            if self._alone >= _FAST_MESSAGES:
+                now = time.monotonic()
+                self._fast = now - self._alone_since < _FAST_SECONDS
+                self._alone, self._alone_since = 0, now
+        return message
 
     def leave_to_thread(self) -> None:
         """Have the thread wait for the next message: no other takes until it calls *flows*."""
@@ -430,7 +477,7 @@ class TopicFetcher:
         recovering = False
         while not self._closing:  # which takes long where the broker doesn't answer
             with contextlib.suppress(pulsar.Timeout):
-                message = self._consumer.receive(_POLL_MS)
+                message = self._receive_one(_POLL_MS)
                 if recovering and message.redelivery_count():
                     self._pauses, self._recover_at = _pauses(), 0.0
                     self.recovered(self.name)

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 import pulsar
 
 from redrive import messages
+from redrive.delivery.bursts import Burst, SettledRuns
 from redrive.delivery.parts import Clock, Incoming, Subscription
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
@@ -34,8 +35,11 @@ _Held = weakref.ref[pulsar.Message]
 _RESUME = 0.9
 """Below this share of them new messages are taken again."""
 
-_MAX_COPIES = 1_000
-"""So many messages at most are on their way when the broker is asked to deliver again."""
+_MAX_OPEN = 32
+"""Open bursts, whose contents are not counted: 8 MiB at most."""
+_MIN_BYTES_OPEN = 64 * 1024 * 1024
+"""With a smaller limit of bytes the contents of all messages are counted."""
+_OPEN_SECONDS = 1.0
 
 
 class InHand:
@@ -44,13 +48,16 @@ class InHand:
     What an application drops without settling it is in hand no longer. May be used by several
     threads.
 
+    The ids of messages are read one by one, which takes as long as all else here, but for those of
+    open bursts: a burst is open from its first message until all of them are settled, a message
+    comes that may be a copy, or a later burst comes after more than 1 s.
+
     Args:
         settled: remembers what no longer is in hand.
         acknowledge: tells the broker that a message is settled.
-        read_ids: always, not only while several messages are in hand.
         hold: called with True while nothing new is to be taken, as contents in hand are too big
             together; with False once that is over.
-        max_bytes: of contents. A first message is not counted before there is a second one.
+        max_bytes: of contents, without those of open bursts.
     """
 
     def __init__(
@@ -59,15 +66,12 @@ class InHand:
         acknowledge: Callable[[pulsar.Message], object],
         hold: Callable[[bool], object],
         *,
-        read_ids: bool,
         max_bytes: int,
     ) -> None:
         self._settled = settled
         self._acknowledge = acknowledge
-        self._read_ids = read_ids
-        # To read the id of a message takes as long as all else here: it is left until a second
-        # message is in hand, so that a program with one at a time never pays for it.
-        self._new: dict[int, _Held] = {}
+        self._new: dict[int, _Held] = {}  # by address, those of open bursts
+        self._open: list[Burst] = []
         self._known: dict[int, tuple[bytes, _Held, int]] = {}
         self._hold_new = hold
         self._max_bytes = max_bytes
@@ -79,27 +83,31 @@ class InHand:
         self._copies: dict[bytes, pulsar.Message] = {}
         self._look_at = 1_000
         self._dropped = 0  # by an application that has not settled them
-        self._copies_expected = 0
         self._changing = threading.Lock()
 
     def begin(self, message: pulsar.Message) -> bool:
         """Note that *message* is in hand; False if it is a copy, which is not to be handed out."""
-        if not (self._read_ids or self._copies_expected):
-            held = self._new.get(id(message))
-            if held is not None and held() is message:
-                return True  # handed out once more
-            if not (self._new or self._known or self._settled):
-                self._new[id(message)] = weakref.ref(message)
-                return True
+        burst: Burst | None = getattr(message, "redrive", None)
+        if burst is not None and (burst.open or (burst.runs and self._opened(burst))):
+            address = id(message)
+            if address in self._new and self._new[address]() is not message:
+                self._dropped += 1
+            self._new[address] = weakref.ref(message)
+            return True
         with self._changing:
             return self._begin_known(message)
 
     def end(self, message: pulsar.Message, *, moved: bool = False) -> None:
-        """Note that *message* is settled; one that was *moved* on is remembered for some seconds.
+        """Note that *message* is settled, which is remembered for some seconds.
 
-        A copy of that would be moved on too. Others are remembered where their id is known.
+        A copy of one that was *moved* on would be moved on too.
         """
         if not moved and self._new.pop(id(message), None) is not None:
+            burst: Burst = message.redrive
+            burst.settled.append((self._settled.clock.monotonic(), message))
+            if len(burst.settled) == burst.size or not burst.open:
+                with self._changing:
+                    self._close(burst)
             return
         with self._changing:
             held = self._known.get(id(message))
@@ -117,17 +125,14 @@ class InHand:
         with self._changing:
             self._forget(id(message))
 
-    def expect_copies(self) -> bool:
-        """Prepare for copies of what comes next; False if something is unsettled.
+    def may_redeliver(self) -> bool:
+        """Return True if nothing is unsettled, so that the broker may deliver again.
 
-        That is in hand, or an application has dropped it: the broker is not to deliver it again.
+        Unsettled is what is in hand, or what an application has dropped.
         """
         with self._changing:
             self._forget_dropped()
-            if self._known or self._dropped:
-                return False
-            self._copies_expected = _MAX_COPIES
-            return True
+            return not (self._known or self._dropped)
 
     def __len__(self) -> int:
         """Return how many messages are in hand."""
@@ -141,9 +146,7 @@ class InHand:
         if self._full:
             self._forget_dropped()
             self._hold_new(self._full)
-        if self._copies_expected:
-            self._copies_expected -= 1
-        if self._new:
+        if self._open or self._new:
             self._learn()
         known = self._known.get(id(message))
         if known is not None:
@@ -152,7 +155,7 @@ class InHand:
             self._forget(id(message))  # as in `_learn`
             self._dropped += 1
         key = _id_of(message)
-        settled = self._settled.take(key)
+        settled = self._settled.take(key, message)
         original = self._by_id.get(key)
         if original is not None and original() is not None:
             self._copies[key] = message
@@ -163,8 +166,32 @@ class InHand:
         self._hold(message, key)
         return True
 
+    def _opened(self, burst: Burst) -> bool:
+        """Open *burst* at its first message; return True unless it was closed before."""
+        with self._changing:
+            if burst.runs and not burst.open:
+                now = self._settled.clock.monotonic()
+                if self._max_bytes < _MIN_BYTES_OPEN:
+                    burst.runs = None
+                    return False
+                if len(self._open) == _MAX_OPEN or (
+                    self._open and now - self._open[0].since > _OPEN_SECONDS
+                ):
+                    self._learn()
+                burst.open, burst.since = True, now
+                self._open.append(burst)
+            return burst.open
+
+    def _close(self, burst: Burst) -> None:
+        if burst in self._open:
+            self._open.remove(burst)
+        self._settled.add_burst(burst)
+        burst.open, burst.runs = False, None
+
     def _learn(self) -> None:
-        """Read the ids of those in hand."""
+        """Close all bursts, and read the ids of their messages in hand."""
+        for burst in self._open[:]:
+            self._close(burst)
         while self._new:
             _, held = self._new.popitem()
             message = held()
@@ -228,7 +255,8 @@ REMEMBERED_SECONDS = 10.0
 a broker that is killed forgets the last second. No longer, for an admin may have moved the
 subscription back, and wants these messages once more."""
 
-MAX_REMEMBERED = 10_000
+MAX_REMEMBERED = 50_000
+"""Ids that were read one by one, of about 300 bytes each."""
 
 _LOOK_EVERY = 64
 """To look for what may be forgotten at each message would cost as much as all else here."""
@@ -238,7 +266,7 @@ _Moment = tuple[float, int, int]
 
 
 class Settled(OrderedDict[bytes, _Moment]):
-    """The ids of messages that were settled, in this order. Not for several threads.
+    """The ids of messages that were settled, in this order, and of bursts. Not for several threads.
 
     Args:
         behind: so many messages may go before a copy that waits in the client; see `Parts`.
@@ -247,23 +275,43 @@ class Settled(OrderedDict[bytes, _Moment]):
     def __init__(self, incoming: Incoming, clock: Clock, behind: int) -> None:
         super().__init__()  # a plain dict gets slow where its first entries are deleted
         self._incoming = incoming
-        self._clock = clock
+        self.clock = clock
+        self._runs = SettledRuns()
         self._behind = behind
         self._most = max(MAX_REMEMBERED, behind)
         self._taken = 0
 
-    def add(self, key: bytes) -> None:
-        """Remember what is settled now."""
-        self[key] = (self._clock.monotonic(), self._taken, self._incoming.arrivals)
+    def add(self, key: bytes, at: float | None = None) -> None:
+        """Remember what is settled now, or was *at* a moment before."""
+        now = self.clock.monotonic() if at is None else at
+        self[key] = (now, self._taken, self._incoming.arrivals)
         self.move_to_end(key)
         if len(self) > self._most:
             self.popitem(last=False)
 
-    def take(self, key: bytes) -> bool:
+    def add_burst(self, burst: Burst) -> None:
+        """Remember what is settled of *burst*: at once if that is all, and was within a second."""
+        now = self.clock.monotonic()
+        if (
+            burst.runs is not None
+            and len(burst.settled) == burst.size
+            and now - burst.since <= _OPEN_SECONDS
+        ):
+            self._runs.add(burst.runs, now)
+            burst.settled.clear()
+        while burst.settled:
+            at, message = burst.settled.popleft()
+            if now - at < REMEMBERED_SECONDS:
+                self.add(_id_of(message), at)
+
+    def take(self, key: bytes, message: pulsar.Message) -> bool:
         """Note that a message was taken; tell whether it is a copy of one that was settled."""
         self._taken += 1
         if not self._taken % _LOOK_EVERY:
             self._expire()
+        since = self.clock.monotonic() - REMEMBERED_SECONDS
+        if self._runs.contains(message, since):
+            return True
         moment = self.get(key)
         if moment is None or not self._counts(moment):
             return False
@@ -273,7 +321,7 @@ class Settled(OrderedDict[bytes, _Moment]):
 
     def _counts(self, moment: _Moment) -> bool:
         at, taken, arrival = moment
-        if self._clock.monotonic() - at < REMEMBERED_SECONDS:
+        if self.clock.monotonic() - at < REMEMBERED_SECONDS:
             return True
         # What came when none waited any more had not waited when the message was settled.
         return self._taken - taken <= self._behind and self._incoming.arrivals == arrival

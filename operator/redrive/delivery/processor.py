@@ -83,9 +83,8 @@ class Processor:
         self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
         settled = Settled(parts.incoming, parts.clock, parts.behind)
         self._in_hand = InHand(
-            settled, self._tell_broker, self._hold_new,
-            read_ids=parts.behind > 0, max_bytes=parts.max_in_flight_bytes,
-        )  # fmt: skip
+            settled, self._tell_broker, self._hold_new, max_bytes=parts.max_in_flight_bytes
+        )
         self._left_unsettled = reporting.left_unsettled
         self._negatively_acknowledged = reporting.negatively_acknowledged
         self._settling = UnderWay()
@@ -233,7 +232,7 @@ class Processor:
 
     def _may_recover(self) -> bool:
         waits = self.parts.clock.monotonic() < self._nacked_until
-        return not waits and self._in_hand.expect_copies()
+        return not waits and self._in_hand.may_redeliver()
 
     def _tell_broker(self, message: pulsar.Message) -> None:
         self._subscriptions[message.topic_name()].acknowledge(message)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -13,6 +15,7 @@ import pulsar
 import pytest
 
 from redrive import Event, Policy, RetryConsumer
+from redrive.delivery.bursts import BURST
 from redrive.delivery.concurrency import Deadline, Timer
 from redrive.delivery.fetcher import ConnectionWatch, ConsumerStoppedError, Fetcher
 from redrive.delivery.middleware.ack_timeouts import AckTimeouts
@@ -20,7 +23,7 @@ from redrive.delivery.parts import SystemClock
 from redrive.delivery.reporting import Name
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryMessage
-from tests.support.fake_client import FakeClient, FakeSubscription
+from tests.support.fake_client import BurstMessage, FakeClient, FakeSubscription
 from tests.support.waiting import wait_until
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
@@ -132,6 +135,77 @@ def test_message_received_during_a_stop_is_not_handed_out(
     with pytest.raises(ConsumerStoppedError):
         flowing.take(30)
     assert subscription.waiting.empty()
+
+
+@pytest.fixture
+def fast(subscription: Interposing) -> Iterator[Fetcher]:
+    """A fetcher whose next messages are received in bursts."""
+    fetcher = Fetcher([cast("pulsar.Consumer", subscription)], bursts=True)
+    deliver(subscription, range(400))
+    (topic,) = fetcher._topics  # noqa: SLF001 - how it receives
+    topic._fast = True  # noqa: SLF001 - however slow the machine is
+    yield fetcher
+    fetcher.close(Deadline(10))
+
+
+def deliver(subscription: FakeSubscription, numbers: Iterable[int]) -> None:
+    published = datetime(2026, 11, 21, tzinfo=UTC)
+    for number in numbers:
+        message_id, content = pulsar.MessageId(-1, 1, number), b"%d" % number
+        subscription.waiting.put(BurstMessage(POLICY.topic, message_id, content, published))
+
+
+def test_fast_messages_come_in_bursts_and_in_order(
+    fast: Fetcher, subscription: Interposing
+) -> None:
+    messages = [fast.take(30) for _ in range(400)]
+    assert [message.data() for message in messages if message] == [b"%d" % n for n in range(400)]
+    sizes = Counter(id(burst) for one in messages if (burst := getattr(one, "redrive", None)))
+    assert set(sizes.values()) >= {BURST}
+    assert all(size <= BURST for size in sizes.values())
+    assert fast.take(0.05) is None
+    deliver(subscription, [400])
+    assert taken(fast, 30) == "400"
+
+
+@pytest.mark.parametrize("end", ["pause", "hold", "stop"])
+def test_rest_of_a_burst_is_not_handed_out(fast: Fetcher, end: str) -> None:
+    messages = [taken(fast, 30) for _ in range(3)]
+    if end == "stop":
+        fast.stop()
+        with pytest.raises(ConsumerStoppedError):
+            fast.take(30)
+        return
+    (fast.pause if end == "pause" else lambda: fast.hold_new(fast, held=True))()
+    assert fast.take(0.05) is None
+    (fast.resume if end == "pause" else lambda: fast.hold_new(fast, held=False))()
+    messages += [taken(fast, 30) for _ in range(397)]
+    assert messages == [f"{number}" for number in range(400)]
+
+
+def test_topics_take_turns_within_their_bursts(subscription: Interposing) -> None:
+    retries = Interposing(str(POLICY.retry_topic))
+    deliver(subscription, range(300))
+    deliver(retries, range(1_000, 1_300))
+    subscriptions = [cast("pulsar.Consumer", one) for one in (subscription, retries)]
+    fetcher = Fetcher(subscriptions, bursts=True)
+    wait_until(lambda: len(fetcher._flowing) == 2)  # noqa: SLF001 - both have a message
+    for topic in fetcher._topics:  # noqa: SLF001 - as above
+        topic._fast = True  # noqa: SLF001 - however slow the machine is
+    sources = [int(taken(fetcher, 30) or 0) >= 1_000 for _ in range(500)]
+    assert all(first != second for first, second in itertools.pairwise(sources))
+    fetcher.close(Deadline(10))
+
+
+def test_slow_messages_are_received_one_by_one(
+    subscription: Interposing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrive.delivery.fetcher._FAST_SECONDS", -1.0)
+    fetcher = Fetcher([cast("pulsar.Consumer", subscription)], bursts=True)
+    deliver(subscription, range(200))
+    messages = [fetcher.take(30) for _ in range(200)]
+    assert not any(hasattr(message, "redrive") for message in messages)
+    fetcher.close(Deadline(10))
 
 
 def test_receive_accepts_an_unlimited_timeout() -> None:

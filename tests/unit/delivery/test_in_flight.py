@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
@@ -11,14 +11,16 @@ import pulsar
 import pytest
 
 from redrive import Policy
+from redrive.delivery.bursts import Arrivals
 from redrive.delivery.decisions import MAX_COUNTED, Attempts
 from redrive.delivery.in_flight import MAX_REMEMBERED, REMEMBERED_SECONDS, InHand, Settled
 from redrive.delivery.middleware.chain import Failure
-from redrive.delivery.parts import SystemClock
+from redrive.delivery.parts import MAX_IN_FLIGHT_BYTES, SystemClock
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryMessage, VirtualClock
 from redrive.testing.consumers import InMemoryConsumer
+from tests.support.fake_client import BurstMessage
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BEHIND = 100
@@ -34,14 +36,14 @@ class Incoming:
 class World:
     """The in-flight messages of a consumer, on a topic with partitions unless *behind* is 0."""
 
-    def __init__(self, behind: int = BEHIND) -> None:
+    def __init__(self, behind: int = BEHIND, max_bytes: int = 1_000) -> None:
         self.clock, self.incoming = VirtualClock(START), Incoming()
         self.acknowledged: list[pulsar.Message] = []
         self.settled = Settled(self.incoming, self.clock, behind)  # type: ignore[arg-type]
         self.holds: list[bool] = []
         self.in_hand = InHand(
             self.settled, self.acknowledged.append, self.holds.append,
-            read_ids=behind > 0, max_bytes=1_000,
+            max_bytes=max_bytes,
         )  # fmt: skip
 
     def handle(self, number: int) -> bool:
@@ -159,28 +161,142 @@ def test_copies_of_redelivered_or_dropped_messages_are_forgotten() -> None:
     assert not world.acknowledged
 
 
-def test_copies_are_not_expected_while_a_message_is_unsettled() -> None:
+def test_broker_may_not_redeliver_unsettled_messages() -> None:
     world = World(behind=0)
     message = numbered(1)
     assert world.in_hand.begin(message)
-    assert not world.in_hand.expect_copies()
+    assert not world.in_hand.may_redeliver()
     world.in_hand.end(message)
-    assert world.in_hand.expect_copies()
+    assert world.in_hand.may_redeliver()
 
 
-def test_copies_are_not_expected_once_a_message_was_dropped() -> None:
+def test_broker_may_not_redeliver_dropped_messages() -> None:
     world = World(behind=0)
     for number in range(2):
         assert world.in_hand.begin(numbered(number))  # and let go, without being settled
-    assert not world.in_hand.expect_copies()
+    assert not world.in_hand.may_redeliver()
 
 
-def test_expected_copy_of_a_handled_message_is_dropped() -> None:
+def test_copy_of_a_handled_message_is_dropped() -> None:
     world = World(behind=0)
-    assert world.in_hand.expect_copies()
+    assert world.in_hand.may_redeliver()
     assert world.handle(1)
     assert not world.handle(1)
     assert [str(message.message_id()) for message in world.acknowledged] == ["(1,1,0,-1)"]
+
+
+SIZE = 40
+
+
+def burst_of(first: int = 0) -> list[BurstMessage]:
+    """A burst of one entry as a consumer receives it, its messages from number *first* on."""
+    topic = TopicName("shop", "prod", "orders")
+    messages = [
+        BurstMessage(topic, pulsar.MessageId(-1, 1, 0, first + index), b"", START)
+        for index in range(SIZE)
+    ]
+    Arrivals(str(topic)).burst(messages)
+    return messages
+
+
+def copies_of(messages: Sequence[InMemoryMessage]) -> list[InMemoryMessage]:
+    return [InMemoryMessage(one.topic, one.id, b"", START) for one in messages]
+
+
+@pytest.fixture
+def bursty() -> World:
+    """A world whose bursts may be open."""
+    return World(behind=0, max_bytes=MAX_IN_FLIGHT_BYTES)
+
+
+def settle(world: World, messages: Sequence[InMemoryMessage]) -> None:
+    for message in messages:
+        world.in_hand.end(message)
+
+
+def begin(world: World, messages: Sequence[InMemoryMessage]) -> list[bool]:
+    return [world.in_hand.begin(message) for message in messages]
+
+
+@pytest.mark.parametrize("seconds", [0, 2], ids=["as a whole", "one by one"])
+def test_settled_burst_is_remembered_for_ten_seconds(bursty: World, seconds: float) -> None:
+    messages = burst_of()
+    copies = copies_of(messages)
+    assert all(begin(bursty, messages))
+    bursty.clock.advance(timedelta(seconds=seconds))
+    settle(bursty, messages)
+    bursty.clock.advance(timedelta(seconds=REMEMBERED_SECONDS - 1))
+    assert not any(begin(bursty, copies))
+    assert bursty.acknowledged == copies
+    bursty.clock.advance(timedelta(seconds=2))
+    assert all(begin(bursty, copies_of(copies)))
+
+
+def test_early_settlement_of_a_slow_burst_is_forgotten(bursty: World) -> None:
+    messages = burst_of()
+    for message in messages:
+        assert bursty.in_hand.begin(message)
+        settle(bursty, [message])
+        bursty.clock.advance(timedelta(seconds=1))
+    handed_out = begin(bursty, copies_of(messages))
+    assert handed_out == [True] * (SIZE - 9) + [False] * 9
+
+
+def test_copies_of_a_partly_settled_burst_are_dropped(bursty: World) -> None:
+    messages = burst_of()
+    settled, in_hand, waiting = messages[:10], messages[10:20], messages[20:]
+    assert all(begin(bursty, messages[:20]))
+    settle(bursty, settled)
+    assert not any(begin(bursty, copies_of(settled + in_hand)))
+    assert len(bursty.in_hand) == 10
+    assert all(begin(bursty, waiting))
+    assert not any(begin(bursty, copies_of(waiting)))
+    settle(bursty, in_hand + waiting)
+    assert len(bursty.in_hand) == 0
+    assert not any(begin(bursty, copies_of(messages)))
+
+
+@pytest.mark.parametrize("unsettled", ["given back", "dropped", "never taken"])
+def test_unsettled_message_of_a_burst_is_handed_out(bursty: World, unsettled: str) -> None:
+    messages = burst_of()
+    last = messages.pop()
+    (again,) = copies_of([last])
+    if unsettled != "never taken":
+        assert bursty.in_hand.begin(last)
+    if unsettled == "given back":
+        bursty.in_hand.let_go(last)
+    del last
+    assert all(begin(bursty, messages))
+    settle(bursty, messages)
+    settle(bursty, messages[:5])  # once more, by mistake
+    assert bursty.in_hand.begin(again)
+    assert not any(begin(bursty, copies_of(messages)))
+
+
+def test_broker_may_not_redeliver_a_dropped_burst_message(bursty: World) -> None:
+    messages = burst_of()
+    assert bursty.in_hand.begin(messages.pop())
+    assert not bursty.in_hand.may_redeliver()
+
+
+def test_open_bursts_are_bounded(bursty: World) -> None:
+    messages = [message for number in range(100) for message in burst_of(number * SIZE)]
+    assert all(begin(bursty, messages))
+    assert len(bursty.in_hand._open) <= 32  # noqa: SLF001 - the memory in question
+    settle(bursty, messages)
+    assert len(bursty.in_hand) == 0
+    assert not any(begin(bursty, copies_of(messages)))
+
+
+def test_handed_out_again_burst_message_is_counted_once(bursty: World) -> None:
+    messages = burst_of()
+    assert all(begin(bursty, messages[:2]))
+    assert bursty.in_hand.begin(messages[0])
+    assert len(bursty.in_hand) == 2
+    assert all(begin(bursty, messages[:3]))
+    assert len(bursty.in_hand) == 3
+    settle(bursty, messages[:3])
+    assert len(bursty.in_hand) == 0
 
 
 def sized(number: int, size: int) -> InMemoryMessage:

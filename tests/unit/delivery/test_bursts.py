@@ -1,0 +1,114 @@
+"""Bursts of messages: their ids as runs, and the memory of settled bursts."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+
+import pulsar
+import pytest
+
+from redrive.delivery import bursts
+from redrive.delivery.bursts import Arrivals, SettledRuns, ascending_runs
+from redrive.policy.naming import TopicName
+from tests.support.fake_client import BurstMessage
+
+Id = tuple[int, int, int]
+
+
+def message_of(place: Id, partition: int = -1) -> BurstMessage:
+    ledger, entry, index = place
+    message_id = pulsar.MessageId(partition, ledger, entry, index)
+    topic, published = TopicName("shop", "prod", "orders"), datetime(2026, 11, 21, tzinfo=UTC)
+    return BurstMessage(topic, message_id, b"", published)
+
+
+BATCH = [(1, 7, index) for index in range(20, 148)]
+ENTRIES = [(1, entry, -1) for entry in range(1_000, 1_100)]  # over the end of a block
+BATCHES = [(1, entry, index) for entry in range(10) for index in range(12)]
+MIXED = [(1, 1, -1), (1, 2, 0), (1, 2, 1), (1, 3, -1), (1, 4, -1), (1, 6, -1)]
+
+
+@pytest.mark.parametrize("ids", [BATCH, ENTRIES, BATCHES, MIXED, BATCHES[::2], ENTRIES[:1]])
+def test_ascending_ids_are_found_exactly(ids: list[Id]) -> None:
+    settled = SettledRuns()
+    runs = ascending_runs([message_of(one) for one in ids])
+    assert runs is not None
+    settled.add(runs, now=0)
+    for entry in range(1, 1_110):
+        for index in (-1, *range(150)) if entry < 12 else (-1, 0):
+            place = 1, entry, index
+            assert settled.contains(message_of(place), since=-1) == (place in ids), place
+    assert not settled.contains(message_of((2, 7, 20)), since=-1)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_ascending_ids_are_found_exactly(seed: int) -> None:
+    choice = random.Random(seed)  # noqa: S311 - which ids
+    ids = [
+        (1, entry, index)
+        for entry in range(30)
+        if choice.random() < 0.8
+        for index in ([-1] if choice.random() < 0.5 else range(choice.randrange(12)))
+        if choice.random() < 0.97
+    ]
+    start = choice.randrange(len(ids))
+    ids = ids[start : start + choice.randrange(1, 128)]
+    runs = ascending_runs([message_of(one) for one in ids])
+    assert runs is not None
+    settled = SettledRuns()
+    settled.add(runs, now=0)
+    every = [(1, entry, index) for entry in range(31) for index in range(-1, 13)]
+    assert [one for one in every if settled.contains(message_of(one), since=-1)] == ids
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [BATCH[::-1], [*BATCH, *BATCH], [*ENTRIES[:50], *ENTRIES[40:]]],
+    ids=["descending", "repeated", "redelivered"],
+)
+def test_ids_that_do_not_ascend_have_no_runs(ids: list[Id]) -> None:
+    assert ascending_runs([message_of(one) for one in ids]) is None
+
+
+def test_ids_of_a_batch_are_read_at_few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Id] = []
+
+    def note(message_id: pulsar.MessageId) -> Id:
+        reads.append(bursts_place_of(message_id))
+        return reads[-1]
+
+    bursts_place_of = bursts.place_of
+    monkeypatch.setattr(bursts, "place_of", note)
+    assert ascending_runs([message_of(one) for one in BATCH])
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize(
+    ("arrived", "partition", "is_new"),
+    [([], -1, True), ([(1, 7, 19)], -1, True), ([(1, 7, 20)], -1, False), ([], 0, False)],
+    ids=["first", "later", "repeated", "partition"],
+)
+def test_burst_above_all_before_contains_no_copy(
+    arrived: list[Id], partition: int, *, is_new: bool
+) -> None:
+    arrivals = Arrivals("orders")
+    for one in arrived:
+        arrivals.one(message_of(one))
+    for repeat in (False, True):
+        messages = [message_of(one, partition) for one in BATCH]
+        arrivals.burst(messages)
+        (burst,) = {message.redrive for message in messages}
+        assert (burst.runs is not None) == (is_new and not repeat)
+
+
+def test_settled_runs_are_forgotten_by_time_and_number() -> None:
+    settled = SettledRuns()
+    settled.add([((1, 0), 1)], now=0)
+    settled.add([((1, 1), 1)], now=1)
+    assert settled.contains(message_of((1, 0, 0)), since=0)
+    assert not settled.contains(message_of((1, 0, 0)), since=0.5)
+    assert settled.contains(message_of((1, 1, 0)), since=0.5)
+    settled.add([((2, entry), 1) for entry in range(bursts._MAX_BLOCKS)], now=2)  # noqa: SLF001 - the bound
+    assert not settled.contains(message_of((1, 1, 0)), since=0)
+    assert settled.contains(message_of((2, 1, 0)), since=0)
