@@ -82,7 +82,14 @@ sandbox: ## Start a sandbox, leave it running, print how to use it
 sandbox-down: ## Stop the sandbox that `make sandbox` started
 	@$(python) -m sandbox down
 
-lock: ## Pin the newest dependencies that pyproject.toml allows
-	$(python) -m uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
-	  --generate-hashes --no-emit-index-url --no-annotate --upgrade --quiet \
-	  --custom-compile-command "make lock" --output-file requirements.lock
+lock_options = --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+  --upgrade --quiet --custom-compile-command "make lock"
+
+lock: ## Pin the newest dependencies that pyproject.toml allows, of images too
+	$(python) -m uv pip compile pyproject.toml --extra dev $(lock_options) --output-file requirements.lock
+	$(python) -m uv pip compile pyproject.toml --extra operator --extra cli $(lock_options) \
+	  --constraint requirements.lock --output-file images/operator.lock
+	$(python) -m uv pip compile pyproject.toml --extra replay $(lock_options) \
+	  --constraint requirements.lock --output-file images/replay.lock
+	printf 'hatchling\nsetuptools\n' | $(python) -m uv pip compile - $(lock_options) \
+	  --constraint requirements.lock --output-file images/build.lock

@@ -4,21 +4,27 @@
 # Debian or Ubuntu, with Python 3.11 or newer and its module venv.
 ARG BASE_IMAGE=python:3.13-slim
 
-FROM ${BASE_IMAGE} AS build
+# Digest of it, such as sha256:…: a release pins it.
+ARG BASE_DIGEST=
+
+FROM ${BASE_IMAGE}${BASE_DIGEST:+@$BASE_DIGEST} AS build
 WORKDIR /src
-COPY requirements.lock ./
-# The versions that the tests have run with.
-RUN sed -e '/^ *--hash=/d' -e 's/ \\$//' requirements.lock > constraints.txt && python3 -m venv /opt/redrive
+COPY images/build.lock images/replay.lock images/
+# The archives that the tests have run with, each checked by its hash; also those with which wheels are built.
+# pyspark brings all of Spark: there is no second one in the image.
+RUN python3 -m venv /opt/build && \
+    /opt/build/bin/pip install --require-hashes --only-binary :all: --requirement images/build.lock && \
+    /opt/build/bin/pip wheel --require-hashes --no-deps --no-build-isolation --wheel-dir wheels --requirement images/replay.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY operator operator
-# pyspark brings all of Spark: there is no second one in the image.
-RUN /opt/redrive/bin/pip install --constraint constraints.txt '.[replay]' && \
-    /opt/redrive/bin/pip uninstall --yes pip setuptools && \
+RUN /opt/build/bin/hatchling build --target wheel --directory wheels && \
+    python3 -m venv --without-pip /opt/redrive && \
+    /opt/build/bin/pip --python /opt/redrive/bin/python3 install --no-index --no-deps wheels/*.whl && \
     site=$(/opt/redrive/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
     ln -s "$site/pyspark" /opt/redrive/spark && \
     ln -s "$site/redrive/replay/__main__.py" /opt/redrive/replay.py
 
-FROM ${BASE_IMAGE}
+FROM ${BASE_IMAGE}${BASE_DIGEST:+@$BASE_DIGEST}
 RUN apt-get update && \
     DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends default-jre-headless tini && \
     rm -rf /var/lib/apt/lists/* && \
@@ -31,7 +37,10 @@ ENV JAVA_HOME=/usr/lib/jvm/default-java SPARK_HOME=/opt/redrive/spark PYSPARK_PY
     PATH=/opt/redrive/bin:/opt/redrive/spark/bin:$PATH PYTHONDONTWRITEBYTECODE=1
 WORKDIR /work
 # docs/howto/release.md says which ones a release adds.
-LABEL org.opencontainers.image.title="redrive-replay" \
+ARG BASE_IMAGE BASE_DIGEST
+LABEL org.opencontainers.image.base.name="$BASE_IMAGE" \
+      org.opencontainers.image.base.digest="$BASE_DIGEST" \
+      org.opencontainers.image.title="redrive-replay" \
       org.opencontainers.image.description="Retry and dead-letter topics for Apache Pulsar on Kubernetes: replay jobs" \
       org.opencontainers.image.licenses="Apache-2.0"
 # A number, so that Kubernetes can tell that it is not root.

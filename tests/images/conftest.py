@@ -70,7 +70,8 @@ class Engine:
 
     def build(self, command: str) -> None:
         """Run a documented `docker build`, on the base of the tests."""
-        build, *arguments = shlex.split(command)
+        digest = self("images", "--format={{.Digest}}", BASE).strip()
+        build, *arguments = shlex.split(command.replace("$BASE_DIGEST", digest))
         self(build, *self.settings, *arguments)
 
     def run(self, image: str, *command: str) -> str:

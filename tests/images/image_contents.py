@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import redrive
-from tests.images.conftest import BUILDS, RELEASE_BUILDS, REVISION, ROOT, VERSION, Engine
+from tests.images.conftest import BASE, BUILDS, RELEASE_BUILDS, REVISION, ROOT, VERSION, Engine
 
 TOOLS = ("gcc", "cc", "g++", "make", "mvn", "go", "git")
 USERS = {"operator": "65532:65532", "replay": "185:185"}
@@ -78,17 +78,22 @@ def test_the_labels_of_a_release_say_what_it_was_built_from(
     assert labels["org.opencontainers.image.version"] == VERSION
     assert labels["org.opencontainers.image.revision"] == REVISION
     assert labels["org.opencontainers.image.source"] == "https://git.example/redrive"
+    digest = engine("images", "--format={{.Digest}}", BASE).strip()
+    assert labels["org.opencontainers.image.base.digest"] == digest
 
 
 @pytest.mark.usefixtures("images")
 def test_an_sbom_lists_the_packages(engine: Engine, tmp_path: Path) -> None:
     engine.build(BUILDS[2].replace("--output dist", f"--output {tmp_path}"))
-    assert {"redrive", "kopf", "pulsar-client"} <= listed_in(tmp_path)
+    assert {"redrive", "kopf", "pulsar-client", "libc6"} <= listed_in(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("kind", "packages"),
-    [("operator", {"redrive", "kopf"}), ("replay", {"redrive", "pyspark", "pulsar-client"})],
+    [
+        ("operator", {"redrive", "kopf", "libc6"}),
+        ("replay", {"redrive", "pyspark", "spark-core_2.13", "tini", "openjdk-17-jre-headless"}),
+    ],
 )
 def test_a_release_has_an_sbom_of_each_image(
     engine: Engine, released: dict[str, str], tmp_path: Path, kind: str, packages: set[str]

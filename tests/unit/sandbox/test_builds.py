@@ -275,3 +275,33 @@ def test_pulsar_releases_are_pinned_by_jar() -> None:
         assert f"org.apache.pulsar:pulsar-broker:{release}" in jars
         assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in jars.values())
         assert {len(coordinates.split(":")) for coordinates in jars} <= {3, 4}
+
+
+def pins(lock: str) -> dict[str, set[str]]:
+    """Return the hashes of each pinned version in a lock file."""
+    entries = re.split(r"\n(?=\w)", (CHECKOUT / lock).read_text("utf-8"))
+    return {
+        entry.split(" ", maxsplit=1)[0]: set(re.findall(r"--hash=(\S+)", entry))
+        for entry in entries
+        if "==" in entry
+    }
+
+
+@pytest.mark.parametrize("name", ["operator", "replay"])
+def test_image_installs_archives_of_the_lock_by_hash(name: str) -> None:
+    tested, installed = pins("requirements.lock"), pins(f"images/{name}.lock")
+    assert installed
+    assert installed.items() <= tested.items()
+    dockerfile = (CHECKOUT / f"images/{name}.Dockerfile").read_text("utf-8")
+    commands = re.findall(r"/pip .*(?:install|wheel) .*", dockerfile)
+    assert len(commands) == 3
+    assert all("--require-hashes" in line or "--no-index" in line for line in commands)
+    assert all(
+        "${BASE_DIGEST:+@$BASE_DIGEST}" in line for line in re.findall("FROM .*", dockerfile)
+    )
+
+
+def test_image_builds_with_hashed_tools() -> None:
+    tools = pins("images/build.lock")
+    assert {tool.partition("==")[0] for tool in tools} >= {"hatchling", "setuptools"}
+    assert all(tools.values())
