@@ -333,8 +333,12 @@ def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
     """
     if find_application(replay, ctx) is not None:
         return
-    peers = ctx.replays.index(namespace_of).get(namespace_of(replay))
-    running = sum(1 for other in peers if _runs(other, ctx) and _uses(other, through, ctx))
+    launched = ctx.replays.index(_namespace_of_launched).get(namespace_of(replay))
+    running = sum(
+        1
+        for other in launched
+        if find_application(other, ctx) is not None and _uses(other, through, ctx)
+    )
     if running >= most:
         raise TooManyRunsError(
             f"as many Replays of namespace {namespace_of(replay)} run at the same time as the "
@@ -345,8 +349,12 @@ def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
         )
 
 
-def _runs(replay: Body, ctx: Context) -> bool:
-    return not is_final(replay) and find_application(replay, ctx) is not None
+def _namespace_of_launched(replay: Body) -> str | None:
+    """Return the namespace of a Replay that was launched and has not ended; None for others.
+
+    Pending and ended Replays are not counted, however many of them a namespace has.
+    """
+    return namespace_of(replay) if was_launched(replay) and not is_final(replay) else None
 
 
 def _uses(replay: Body, connection: Key, ctx: Context) -> bool:

@@ -41,7 +41,12 @@ from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import ENDED_AT, admit, former_targets
 from redrive.replay.controller.launch import ChosenTemplate
-from redrive.replay.controller.spark_operators import APPLICATION, LAUNCHED_AT
+from redrive.replay.controller.spark_operators import (
+    APPLICATION,
+    LAUNCHED_AT,
+    Launched,
+    find_application,
+)
 from redrive.replay.spec import Choice, ReplayJob
 from tests.support.connections import changed
 
@@ -591,7 +596,7 @@ def test_lower_approval_bound_applies(
 
 def with_application(name: str, policy_name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a Replay, and its application."""
-    body = replay(name, spec={"policyRef": {"name": policy_name}})
+    body = launched(replay(name, spec={"policyRef": {"name": policy_name}}))
     metadata = {"name": launch.name_of(body), "namespace": "shop", "uid": name}
     owner = {"kind": "Replay", "name": name, "uid": body["metadata"]["uid"]}
     return body, {"metadata": metadata | {"ownerReferences": [owner]}}
@@ -625,6 +630,32 @@ def test_replay_waits_while_its_namespace_has_all_its_runs(
 
 def renamed(body: dict[str, Any], name: str) -> dict[str, Any]:
     return body | {"metadata": body["metadata"] | {"name": name, "uid": f"uid-{name}"}}
+
+
+def test_pending_replays_do_not_slow_down_the_count_of_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A namespace may have ten thousand; each would look at all others at each reconcile."""
+    rule = {"name": "one", "topics": ["persistent://shop/*/*"], "limits": {"runs": 1}}
+    crowd = [replay(f"p-{n}", spec={"policyRef": {"name": f"policy-{n}"}}) for n in range(500)]
+    running, application = with_application("running", "policy")
+    made = ctx(
+        connections=[connection(allow=[rule])],
+        policies=[policy(), renamed(policy(), "policy")],
+        replays=[replay(), running, *crowd],
+        applications=[application],
+    )
+    looks = 0
+
+    def count(body: dict[str, Any], context: Context) -> Launched | None:
+        nonlocal looks
+        looks += 1
+        return find_application(body, context)
+
+    monkeypatch.setattr("redrive.replay.controller.admission.find_application", count)
+    with pytest.raises(TooManyRunsError, match="got 1;"):
+        admit(replay(), made)
+    assert looks < 10
 
 
 def test_launched_replay_is_not_counted_against_itself() -> None:
