@@ -73,6 +73,7 @@ def check_references(
     for claim in claims:
         yield from _check_permissions(claim)
         yield from _check_ladder(claim)
+        yield from _check_discarded(claim)
     yield from _check_rivals(claims)
     for manifest in _of_kind(manifests, "Replay"):
         yield from _check_replay(manifest, claims)
@@ -245,6 +246,21 @@ def _check_ladder(claim: Claim) -> Iterator[Finding]:
             "raise maxRetries, or remove the delays behind"
         )
         yield finding_at(claim.manifest, LintRule.LADDER_UNUSED, (*path, "delays"), problem)
+
+
+def _check_discarded(claim: Claim) -> Iterator[Finding]:
+    """Yield each field about dead letters of a policy that keeps none."""
+    if claim.request.policy.dead_letters:
+        return
+    for field, values in claim.manifest.body["spec"].items():
+        names = (values or {}).keys() - {"mode"} if field in {"deadLetter", "replay"} else ()
+        for name in sorted(names):
+            path = ("spec", field, name)
+            problem = (
+                "has no effect, because dead letters are discarded; got deadLetter.mode Discard; "
+                "remove the field, or set the mode to Keep"
+            )
+            yield finding_at(claim.manifest, LintRule.UNUSED_FIELD, path, problem, at_key=True)
 
 
 def _check_rivals(claims: Sequence[Claim]) -> Iterator[Finding]:

@@ -81,6 +81,10 @@ class LintRule(enum.Enum):
     )
     LADDER_DESCENDS = Severity.WARNING, "A later retry waits a shorter time than one before it."
     LADDER_UNUSED = Severity.WARNING, "The ladder has more delays than the policy has retries."
+    UNUSED_FIELD = (
+        Severity.WARNING,
+        "A field has no effect beside another, such as a TTL of dead letters that are discarded.",
+    )
     DEAD_LETTERS_DISCARDED = Severity.ERROR, "A Replay is of a policy that keeps no dead letters."
     REPLAY_IDENTITY_MISSING = (
         Severity.ERROR,
