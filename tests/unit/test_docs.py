@@ -16,6 +16,7 @@ PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
 DESIGN = sorted((ROOT / "docs/design").glob("*.md"))
 AREAS = [page for page in DESIGN if page.stem != "measurements"]
 RECORDS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+SECURITY_MODEL = ROOT / "docs/explanation/security-model.md"
 MOST_RECORDS = 20
 SEARCHED = (
     "leader election",
@@ -89,6 +90,29 @@ def test_design_pages_and_records_stay_few() -> None:
     assert 12 <= len(DESIGN) <= 16
     assert [int(page.stem[:4]) for page in RECORDS] == list(range(1, len(RECORDS) + 1))
     assert len(RECORDS) <= MOST_RECORDS
+
+
+def security_statements() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield each statement of the security model that has to be proven, with its tests."""
+    text = SECURITY_MODEL.read_text("utf-8")
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        title, *lines = section.splitlines()
+        if title not in {"Actors", "Limits"}:
+            rows = [line for line in lines if line.startswith("| ")][1:]
+            assert rows
+            for row in rows:
+                _, statement, tests, _ = row.split("|")
+                yield statement.strip(), re.findall(r"`([\w/]+\.py)::(test_\w+)`", tests)
+
+
+def test_statements_of_the_security_model_have_tests() -> None:
+    statements = list(security_statements())
+    assert len(statements) > 40
+    for statement, tests in statements:
+        assert tests, f"no test proves: {statement}"
+        for file, name in tests:
+            source = (ROOT / file).read_text("utf-8")
+            assert re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), f"{file}::{name}"
 
 
 @pytest.mark.parametrize("term", SEARCHED)

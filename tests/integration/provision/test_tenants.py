@@ -230,6 +230,32 @@ def hostile(tenants: Tenants) -> Iterator[tuple[str, dict[str, Any], dict[str, s
         yield policy(topic=victim.topic(name), subscription="fulfilment", adoption="IfPresent")
 
 
+def forged_statuses(chosen: random.Random) -> Iterator[dict[str, Any]]:
+    """Yield statuses of Replays such as a job without admission policies may write them."""
+    topics = ("fullTopic", "unsubscribedTopic")
+    times = ("2020-01-01T00:00:00Z", "9999-12-31T23:59:59Z", None)
+    while True:
+        run: dict[str, Any] = {"finished": chosen.choice([True, False])}
+        run |= {name: chosen.choice(["persistent://a/b/c", "x" * 200]) for name in topics}
+        run["fencingToken"] = chosen.choice(["9223372036854775807:0", "0:0"])
+        counts = {name: chosen.choice([0, 1, 2**31 - 1]) for name in ("moved", "left", "matched")}
+        yield {
+            "phase": chosen.choice(["Pending", "Submitted", "Running", "Completed", "Failed"]),
+            "sparkApplication": chosen.choice(["replay-forged", None]),
+            "startTime": chosen.choice(times),
+            "completionTime": chosen.choice(times),
+            "run": run | {"counts": counts},
+        }
+
+
+def forge(shop: Shop, name: str, status: dict[str, Any]) -> None:
+    """Write the status of a Replay."""
+    shop.kubectl(
+        "patch", "replay", name, "--subresource=status", "--type=merge",
+        f"--patch={json.dumps({'status': status})}",
+    )  # fmt: skip
+
+
 def replays(tenants: Tenants) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield policies of the attacker that become Ready, each with a Replay that must be refused.
 
@@ -272,6 +298,12 @@ def test_replay_cannot_use_topics_of_another_namespace(
     reasons = settled(attacker, len(attacks), "replay", but=NOT_YET)
     assert set(reasons) == {"TargetNotAllowed", "JobNotPermitted"}
     assert sum(reason == "JobNotPermitted" for reason in reasons) == 1
+    forged = forged_statuses(random.Random(SEED))  # noqa: S311
+    for name in list(attacks)[::4]:
+        forge(attacker, f"of-{name}", next(forged))
+    annotate = ("annotate", "replay", "--all", "redrive.io/reconcile-requested-at=now")
+    attacker.kubectl(*annotate)
+    wait_until(lambda: sorted(settled(attacker, len(attacks), "replay")) == sorted(reasons))
     assert json.loads(attacker.kubectl("get", "sparkapplications", "--output=json"))["items"] == []
     tenants.assert_unchanged(*before)
     attacker.kubectl("delete", "replay", "--all", f"--timeout={SECONDS}s")
@@ -311,6 +343,66 @@ def test_policies_cannot_change_topics_of_another_namespace(tenants: Tenants) ->
     while tenants.conditions() != conditions:
         assert time.monotonic() < deadline, tenants.conditions()
         time.sleep(0.5)
+
+
+def pre_empting(victim: Shop) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield fields of a policy with `Delete`, and the future topic of the victim that it takes."""
+    fields = ("retryTopic", "deadLetterTopic")
+    deletions, partitions = ("Delete", "DeleteIfEmpty"), (None, 2)
+    for number, (field, deletion, count) in enumerate(
+        itertools.product(fields, deletions, partitions)
+    ):
+        topic = victim.topic(f"future-{number}")
+        part = field.removesuffix("Topic")
+        more = {part: {"partitions": count}} if count else {}
+        yield {"naming": {field: topic}, "deletionPolicy": deletion, **more}, topic
+    # Names that the scheme of Pulsar derives for subscription `fulfilment` of topic `own-eu`.
+    for end in ("RETRY", "DLQ"):
+        spec = {"subscription": "eu-fulfilment", "deletionPolicy": "Delete"}
+        yield spec, victim.topic(f"own-eu-fulfilment-{end}")
+
+
+def test_pre_empted_names_keep_the_messages_of_others(tenants: Tenants) -> None:
+    """The victim does not know that its topics were created by a policy of the attacker."""
+    victim, attacker = tenants.victim, tenants.attacker
+    consumed_topic(victim, victim.topic("own-eu"))
+    victim.request("PUT", f"{rest_path(victim.topic('own-eu'))}/subscription/fulfilment", EARLIEST)
+    variants = list(pre_empting(victim))
+    specs: dict[str, dict[str, Any]] = {}
+    for number, (fields, _) in enumerate(variants):
+        name = "derived" if "subscription" in fields else f"pre-empts-{number}"
+        specs[name] = {
+            "connectionRef": {"name": "lent", "namespace": victim.namespace},
+            "topic": victim.topic("own"),
+            "subscription": f"s-{number}",
+            "consumerRoles": ["thief"],
+            **fields,
+        }
+    attacker.apply({name: redrive("RetryPolicy", spec) for name, spec in specs.items()})
+    for name in specs:
+        attacker.ready(name)
+    topics = [topic for _, topic in variants]
+    for number, topic in enumerate(topics):
+        if number % 2 and "DLQ" not in topic:
+            victim.request("PUT", f"{rest_path(topic)}/subscription/app", EARLIEST)
+        send(victim.broker, topic)
+    stored = {topic: messages_of(victim, topic) for topic in topics}
+    assert set(stored.values()) == {1}
+    attacker.delete("--all")
+    assert {topic: messages_of(victim, topic) for topic in topics} == stored
+
+
+def messages_of(shop: Shop, topic: str) -> int:
+    """The number of messages that a topic holds, in all of its partitions; -1 without the topic."""
+    partitions = shop.request("GET", f"{rest_path(topic)}/partitions")["partitions"]
+    parts = [f"{topic}-partition-{n}" for n in range(partitions)] if partitions else [topic]
+    count = 0
+    for part in parts:
+        answer = shop.broker.request("GET", f"/admin/v2/{rest_path(part)}/internalStats")
+        if answer.status != 200:
+            return -1
+        count += int(json.loads(answer.body)["numberOfEntries"])
+    return count
 
 
 def test_policies_without_a_working_connection_block_no_names(
