@@ -76,7 +76,6 @@ PENDING = {
     "operator/redrive/admin",
     "operator/redrive/api",
     "operator/redrive/auth",
-    "operator/redrive/cli",
     "operator/redrive/delivery",
     "operator/redrive/delivery/consumers",
     "operator/redrive/delivery/middleware",

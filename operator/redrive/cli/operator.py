@@ -273,23 +273,23 @@ async def _login(
 ) -> kopf.AiohttpSession | None:
     """Log kopf in as our own client does, with connections that send heartbeats."""
     if is_in_cluster():
-        found = kopf.login_with_service_account(settings=settings)
+        access = kopf.login_with_service_account(settings=settings)
     else:
-        found = kopf.login_with_kubeconfig(settings=settings)
-    if found is None:
+        access = kopf.login_with_kubeconfig(settings=settings)
+    if access is None:
         return None
     connections = informer.session(
         health,
         outdated,
-        tls=found.as_ssl_context(),
-        headers=found.as_http_headers(),
-        proxy=found.proxy_url,
+        tls=access.as_ssl_context(),
+        headers=access.as_http_headers(),
+        proxy=access.proxy_url,
     )
-    return kopf.AiohttpSession(server=found.server, aiohttp_session=connections)
+    return kopf.AiohttpSession(server=access.server, aiohttp_session=connections)
 
 
 IDLE_SECONDS = 10.0
-"""How long a client may leave its connection idle."""
+"""Time for which a client may leave its connection idle."""
 
 _StartResponse = Callable[..., Any]
 _App = Callable[[dict[str, Any], _StartResponse], Iterable[bytes]]

@@ -58,9 +58,9 @@ def written(instant: datetime) -> str:
 
 def age(seconds: float) -> str:
     """Return a length of time in its largest unit: `41m`, `3h`, `12d`."""
-    for unit, letter in _UNITS:
-        if seconds >= unit:
-            return f"{int(seconds // unit)}{letter}"
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
     return "0s"
 
 

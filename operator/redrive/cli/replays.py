@@ -174,9 +174,9 @@ def attach(
             if ended:
                 return _end(replay, output)
             if "ApprovalRequired" in conditions_of(replay):
-                left = messages_to_approve(replay)
+                count = messages_to_approve(replay)
                 approve = flags.hint("approve", name, namespace=namespace)
-                say(f"waits for approval to move {left} messages: {approve}")
+                say(f"waits for approval to move {count} messages: {approve}")
                 say(f"then follow it: {hint}")
                 return NOT_FINISHED
             if timeout is not None and seconds >= timeout:

@@ -59,7 +59,7 @@ class Terminal:
         return self._process.wait(60)
 
 
-@pytest.mark.timeout(3 * SECONDS)
+@pytest.mark.timeout(5 * SECONDS)
 def test_confirmed_replay_moves_what_its_plan_showed(shop: Shop) -> None:
     shop.declare()
     shop.bury(3, "WarehouseDown")
