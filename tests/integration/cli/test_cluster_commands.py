@@ -30,7 +30,7 @@ from redrive.cli.cluster import ClusterError, ObjectChangedError
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.main import main
 from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS, Resource
-from sandbox import SOURCE_ROOT, kubernetes
+from sandbox import SOURCE_ROOT, builds, kubernetes
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 from tests.support.invalid_manifests import manifest
@@ -244,7 +244,7 @@ def check(value: object, schema: dict[str, Any], path: str = "$") -> None:
 SCHEMAS = json.loads((ROOT / "docs/reference/cli.schema.json").read_text("utf-8"))
 
 
-def test_documents_follow_their_published_schemas(shop: Shop) -> None:
+def test_documents_follow_their_published_schemas(shop: Shop, tmp_path: Path) -> None:
     shop.put(REPLAYS, "done", ENDED, policyRef={"name": "quiet"})
     kinds = {
         ("status", "--all"): "StatusList",
@@ -262,7 +262,15 @@ def test_documents_follow_their_published_schemas(shop: Shop) -> None:
         lines = shop.run(*command, "-o", "jsonl").splitlines()
         assert json.loads(lines[0]).keys() == document["items"][0].keys()
         assert yaml.safe_load(shop.run(*command, "-o", "yaml")).keys() == document.keys()
-    assert set(kinds.values()) == {choice["$ref"].split("/")[-1] for choice in SCHEMAS["oneOf"]}
+    manifest = tmp_path / "policy.yaml"
+    manifest.write_text("apiVersion: redrive.io/v1beta1\nkind: RetryPolicy\n", "utf-8")
+    assert main(["lint", str(manifest), "-o", "json"]) == 1
+    findings = json.loads(shop.capsys.readouterr().out)
+    assert findings["items"]
+    check(findings, SCHEMAS["$defs"][findings["kind"]])
+    assert {*kinds.values(), findings["kind"]} == {
+        choice["$ref"].split("/")[-1] for choice in SCHEMAS["oneOf"]
+    }
 
 
 def test_doctor_names_missing_rights(shop: Shop) -> None:
@@ -302,6 +310,35 @@ def test_status_in_terminal_fits_its_columns(shop: Shop, columns: int) -> None:
     assert all(len(line) <= columns for line in table)
     assert in_terminal(columns, shop, "status", "orders").startswith("\x1b[36morders\x1b[0m")
     assert "\x1b" not in in_terminal(columns, shop, "status", "orders", NO_COLOR="1")
+
+
+def test_kubectl_runs_and_completes_the_plugin(shop: Shop, tmp_path: Path) -> None:
+    program = tmp_path / "kubectl-redrive"
+    start = "import sys\nfrom redrive.cli import main\nsys.exit(main())"
+    program.write_text(f"#!{sys.executable}\n{start}\n", "utf-8")
+    assert main(["completion", "kubectl"]) == 0
+    completion = tmp_path / "kubectl_complete-redrive"
+    completion.write_text(shop.capsys.readouterr().out, "utf-8")
+    for file in (program, completion):
+        file.chmod(0o700)
+
+    def kubectl(*arguments: str) -> str:
+        return subprocess.run(
+            [str(builds.kubernetes() / "kubectl"), *arguments],
+            env={
+                "PATH": f"{tmp_path}:{os.environ['PATH']}",
+                "PYTHONPATH": str(SOURCE_ROOT),
+                "KUBECONFIG": os.environ["KUBECONFIG"],
+            },
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    shown = kubectl("redrive", "status", "-n", shop.name)
+    assert shown.endswith(f"All of them: kubectl redrive status --all -n {shop.name}\n")
+    completed = kubectl("__complete", "redrive", "status", "-n", shop.name, "or")
+    assert completed.splitlines() == ["orders", ":4"]
 
 
 def test_status_starts_within_its_time(shop: Shop) -> None:
