@@ -361,7 +361,7 @@ class BrokerConnectionSpec(ApiModel):
         )
 
 
-class RuleUsage(ApiModel):
+class RuleUsage(StatusModel):
     """Use of one rule of `spec.allow`."""
 
     name: RuleName

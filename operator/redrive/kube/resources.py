@@ -76,6 +76,8 @@ class Resource:
 MANAGED = ("app.kubernetes.io/managed-by", "redrive")
 """The label, and its value, of what redrive makes: a cluster may hold thousands of others' objects.
 """
+POLICY_LABEL = "redrive.io/policy"
+"""Label of all objects that the operator creates: the name of their RetryPolicy."""
 
 TOPIC_OWNER = "redrive.io/owner"
 """A property of a topic: which policy of which Kubernetes cluster keeps it, as
@@ -175,7 +177,7 @@ def of_redrive(body: Body) -> Body:
         ours = {name: value for name, value in found.items() if name.startswith(f"{GROUP}/")}
         metadata["annotations"] = ours
     if "labels" in metadata:
-        metadata["labels"] = _managed(metadata["labels"])
+        metadata["labels"] = _own_labels(metadata["labels"])
     return {**body, "metadata": metadata}
 
 
@@ -240,7 +242,7 @@ def _reduced(body: Body, content: Body) -> Body:
     found = body["metadata"]
     metadata = {name: found[name] for name in _IDENTITY if name in found}
     if "labels" in found:
-        metadata["labels"] = _managed(found["labels"])
+        metadata["labels"] = _own_labels(found["labels"])
     owners = [owner for owner in found.get("ownerReferences") or () if _is_short(owner)]
     if owners:
         metadata["ownerReferences"] = owners[:_MOST_OWNERS]
@@ -248,9 +250,9 @@ def _reduced(body: Body, content: Body) -> Body:
     return {**typed, "metadata": metadata, **content}
 
 
-def _managed(labels: Mapping[str, str] | None) -> dict[str, str]:
-    name, _ = MANAGED
-    return {name: labels[name]} if labels and name in labels else {}
+def _own_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+    own = (MANAGED[0], POLICY_LABEL)
+    return {name: labels[name] for name in own if labels and name in labels}
 
 
 def _is_short(owner: Mapping[str, Any]) -> bool:

@@ -263,7 +263,7 @@ def _config_map(policy: Policy, owner: Body) -> dict[str, Any]:
         "kind": "ConfigMap",
         "metadata": {
             **config_map_of(owner)._asdict(),
-            "labels": dict([resources.MANAGED]),
+            "labels": {**dict([resources.MANAGED]), resources.POLICY_LABEL: Key.of(owner).name},
             "ownerReferences": [resources.owner_reference(resources.POLICIES, owner)],
         },
         "data": {CONFIG_MAP_KEY: codec.encode(policy)},

@@ -213,6 +213,7 @@ def test_deleted_or_changed_config_map_is_restored_at_once(shop: Shop) -> None:
         ("delete", "configmap", "orders-redrive"),
         ("patch", "configmap", "orders-redrive", "--patch", '{"data": {"policy.json": "{}"}}'),
         ("label", "configmap", "orders-redrive", "app.kubernetes.io/managed-by-"),
+        ("label", "configmap", "orders-redrive", "redrive.io/policy-"),
     ):
         shop.kubectl(*command)
         with awake_time() as passed:

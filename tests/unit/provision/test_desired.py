@@ -184,7 +184,9 @@ def test_config_map_contains_policy_and_owner(policy: MakeBody, requested: MakeR
     config_map = desired(requested(body), body, "here").config_map
     assert config_map["metadata"]["name"] == "orders-redrive"
     assert config_map["metadata"]["namespace"] == "shop"
-    assert config_map["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "redrive"}
+    assert config_map["metadata"]["labels"] == {
+        "app.kubernetes.io/managed-by": "redrive", "redrive.io/policy": "orders"
+    }  # fmt: skip
     assert config_map["metadata"]["ownerReferences"] == [
         {
             "apiVersion": "redrive.io/v1beta1",

@@ -27,7 +27,7 @@ from redrive.api.job import ACCESS_FOLDER, JobPod, JobTemplate, Role, pod_of, re
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.kube import resources
 from redrive.kube.context import Settings
-from redrive.kube.resources import MANAGED, Key, Resource
+from redrive.kube.resources import MANAGED, POLICY_LABEL, Key, Resource
 from redrive.replay.spec import ReplayJob
 
 SPARK_VERSION = "4.3.0"
@@ -108,7 +108,7 @@ def _labels(replay: Body) -> dict[str, str]:
         name: value,
         "app.kubernetes.io/name": "redrive",
         "app.kubernetes.io/component": "replay",
-        "redrive.io/policy": replay["spec"]["policyRef"]["name"],
+        POLICY_LABEL: replay["spec"]["policyRef"]["name"],
         "redrive.io/replay": replay["metadata"]["name"],
     }
 
