@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from redrive.api import API_VERSION, Body
+from redrive.api.conditions import moment_of
 from redrive.api.crds import KINDS, Kind, structural
 from redrive.api.model import FieldProblem, field_problems, is_empty
 from redrive.errors import InvalidSpecError
@@ -34,6 +35,14 @@ ANNOTATIONS = (
     "redrive.io/usable-by",
 )
 """Annotations that users write."""
+_VALUES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
+    "redrive.io/paused": ("true or false", lambda text: text in {"true", "false"}),
+    "redrive.io/ignore-outages-until": (
+        "a time like 2026-11-27T12:00:00Z",
+        lambda text: moment_of(text) is not None,
+    ),
+}
+"""Annotation with a form → the form, and a function that returns True if a value has an effect."""
 _WRITTEN_BY_OPERATOR = "application ended-at in-use launched-at".split()
 _KINDS: Mapping[str, Kind] = {kind.kind: kind for kind in KINDS}
 _TOP_LEVEL = frozenset({"apiVersion", "kind", "metadata", "spec", "status"})
@@ -156,8 +165,17 @@ def _check_labels(manifest: Manifest) -> Iterator[Finding]:
             path = ("metadata", field, name)
             if not isinstance(value, str):
                 yield _wrong_type(manifest, path, "string", value)
+            elif field == "annotations" and name in _VALUES:
+                yield from _check_annotation_value(manifest, path, value)
             elif field == "annotations" and name not in ANNOTATIONS:
                 yield from _check_annotation(manifest, path, name)
+
+
+def _check_annotation_value(manifest: Manifest, path: FieldPath, value: str) -> Iterator[Finding]:
+    form, has_effect = _VALUES[str(path[-1])]
+    if not has_effect(value):
+        problem = f"the annotation has no effect with this value; got {value!r}; write {form}"
+        yield finding_at(manifest, LintRule.ANNOTATION_VALUE, path, problem)
 
 
 def _check_annotation(manifest: Manifest, path: FieldPath, name: str) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TypeVar
 
 from redrive.api.connection import BrokerConnectionSpec
@@ -22,7 +22,14 @@ from redrive.kube.resources import Key
 from redrive.lint.manifests import FieldPath, Manifest
 from redrive.lint.rules import Finding, LintRule, concerned, finding_at, nearest
 from redrive.policy.naming import TopicName
-from redrive.provision.checks import ADMISSION, chained, prior_claim
+from redrive.provision.checks import (
+    ADMISSION,
+    chained,
+    foreign_config_map,
+    prior_claim,
+    too_many_policies,
+)
+from redrive.provision.desired import config_map_of
 from redrive.provision.ownership import shown_policy
 from redrive.provision.request import Request
 from redrive.replay.controller.checks import RunRequest, run_violations
@@ -70,6 +77,8 @@ def check_references(
     """
     claims, findings = resolve(manifests, namespaces)
     yield from findings
+    yield from _check_numbers(claims)
+    yield from _check_config_maps(claims)
     for claim in claims:
         yield from _check_permissions(claim)
         yield from _check_ladder(claim)
@@ -221,6 +230,36 @@ def _check_permissions(claim: Claim) -> Iterator[Finding]:
         return
     for error in ADMISSION.violations(request):
         yield _finding(manifest, error)
+
+
+def _check_numbers(claims: Sequence[Claim]) -> Iterator[Finding]:
+    """Yield each policy beyond the number that its namespace may have."""
+    peers: dict[tuple[str, Key], dict[Key, Claim]] = defaultdict(dict)
+    for claim in claims:
+        if claim.connection is not None and claim.has_permissions:
+            group = peers[claim.request.key.namespace, claim.request.through]
+            group.setdefault(claim.request.key, claim)
+    for policies in map(dict.values, peers.values()):
+        most = next(iter(policies)).request.permissions.limits.policies
+        for claim in islice(policies, most, None):
+            error = too_many_policies(claim.request, len(policies))
+            yield finding_at(claim.manifest, LintRule.of(error), ("metadata", "name"), str(error))
+
+
+def _check_config_maps(claims: Sequence[Claim]) -> Iterator[Finding]:
+    """Yield each policy whose ConfigMap is that of an earlier one of its namespace."""
+    owners: dict[Key, Claim] = {}
+    for claim in claims:
+        manifest = claim.manifest
+        body = {"metadata": claim.request.key._asdict(), "spec": manifest.body["spec"]}
+        key = config_map_of(body)
+        owner = owners.setdefault(key, claim)
+        if owner.request.key != claim.request.key:
+            error = foreign_config_map(key.name)
+            field: FieldPath = ("spec", "naming", "configMap")
+            path = field if manifest.node_at(field)[2] == len(field) else ("metadata", "name")
+            related = owner.manifest, ("metadata", "name")
+            yield finding_at(manifest, LintRule.of(error), path, str(error), related=related)
 
 
 def _finding(manifest: Manifest, error: RedriveError, default: FieldPath = ("spec",)) -> Finding:

@@ -41,6 +41,7 @@ class LintRule(enum.Enum):
         Severity.WARNING,
         "An annotation has nearly the name of one that redrive reads.",
     )
+    ANNOTATION_VALUE = Severity.WARNING, "An annotation has a value without effect."
     MISSING_FIELD = Severity.ERROR, "A required field is missing."
     INVALID_TYPE = (
         Severity.ERROR,
@@ -74,6 +75,7 @@ class LintRule(enum.Enum):
         Severity.ERROR,
         "Two policies are for the same subscription of the same topic.",
     )
+    CONFIG_MAP_NOT_OURS = Severity.ERROR, "Two policies of a namespace have one ConfigMap."
     NAME_COLLISION = Severity.ERROR, "Two policies need a topic of the same name."
     CHAINED_POLICY = (
         Severity.ERROR,

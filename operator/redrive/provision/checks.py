@@ -177,6 +177,18 @@ def _too_many_partitions(subject: str, count: int, request: Request) -> LimitExc
     )
 
 
+def too_many_policies(request: Request, count: int) -> LimitExceededError:
+    """Return the error of a policy before which as many come as its namespace may have."""
+    return LimitExceededError(
+        f"namespace {request.key.namespace} has more RetryPolicies than the "
+        f"{request.permissions.limits.policies} that the BrokerConnection {request.through} "
+        "allows, and older ones come first",
+        got=count,
+        remedy="delete policies that are not used, or raise limits.policies in a rule of the "
+        "connection's spec.allow; the policy is provisioned within minutes then",
+    )
+
+
 def _listed(patterns: Sequence[str]) -> str:
     more = [f"and {len(patterns) - _SHOWN} more"] if len(patterns) > _SHOWN else []
     return ", ".join([*patterns[:_SHOWN], *more]) or "which is empty"
@@ -431,12 +443,17 @@ def namespace_expires_subscriptions(
 
 def config_map_is_not_ours(facts: PreflightFacts) -> RedriveError | None:
     """Find a ConfigMap in the place of ours that is not owned by the policy."""
-    found = facts.observed.config_map
-    if found is None or is_owned_by(found, facts.body):
+    config_map = facts.observed.config_map
+    if config_map is None or is_owned_by(config_map, facts.body):
         return None
+    return foreign_config_map(config_map["metadata"]["name"])
+
+
+def foreign_config_map(name: str) -> ConfigMapNotOursError:
+    """Return the error of a policy whose ConfigMap is that of another owner."""
     return ConfigMapNotOursError(
         "a ConfigMap that this policy does not own has the name that its own needs",
-        got=found["metadata"]["name"],
+        got=name,
         remedy="delete or rename that ConfigMap, or give the policy another name",
     )
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from redrive.admin.model import broker_at
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
-from redrive.errors import InvalidSpecError, LimitExceededError, RedriveError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import (
@@ -45,7 +45,7 @@ from redrive.kube.connections import (
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
-from redrive.provision.checks import ADMISSION, prior_claim
+from redrive.provision.checks import ADMISSION, prior_claim, too_many_policies
 from redrive.provision.outcome import ignores_outages
 from redrive.provision.ownership import named_in
 from redrive.provision.request import Request, Standing, is_proven, proof_of
@@ -373,13 +373,7 @@ def check_number(request: Request, ctx: Context) -> None:
     own = _seniority(body)
     before = sum(1 for _ in islice((p for p in peers if _seniority(p) < own), most))
     if before == most:
-        raise LimitExceededError(
-            f"namespace {request.key.namespace} has more RetryPolicies than the {most} that the "
-            f"BrokerConnection {through} allows, and older ones come first",
-            got=len(peers),
-            remedy="delete policies that are not used, or raise limits.policies in a rule of the "
-            "connection's spec.allow; the policy is provisioned within minutes then",
-        )
+        raise too_many_policies(request, len(peers))
 
 
 def _namespace_and_connection(body: Body) -> tuple[str, Key]:

@@ -166,6 +166,21 @@ def template_is_not_permitted(request: RunRequest) -> RedriveError | None:
     )
 
 
+def executors_exceed_connection(request: RunRequest) -> RedriveError | None:
+    """Find more executors than the connection permits."""
+    most = (request.connection.jobs or ConnectionJobs()).max_executors
+    executors = (request.spec.job_template or ReplayJobTemplate()).executors
+    if most is None or executors is None or executors <= most:
+        return None
+    return JobNotPermittedError(
+        f"`jobTemplate.executors` must be at most {most}, the bound of the BrokerConnection "
+        f"{request.through}",
+        got=executors,
+        remedy="make another Replay with fewer, or raise jobs.maxExecutors; this Replay starts "
+        "automatically then",
+    )
+
+
 def replay_is_not_safe(request: RunRequest) -> RedriveError | None:
     """Find messages that must not be handled again, or not without a confirmation."""
     spec, safety = request.spec, request.policy_spec.replay.safety
@@ -194,5 +209,6 @@ _CHECKS: tuple[Callable[[RunRequest], RedriveError | None], ...] = (
     target_is_not_allowed,
     batch_mixes_keys,
     template_is_not_permitted,
+    executors_exceed_connection,
     replay_is_not_safe,
 )
