@@ -38,7 +38,10 @@ from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, 
 MAX_HELD = 1_000
 """With so many messages held for outages, nothing new is taken from the broker."""
 MAX_DEPENDENCIES = 1_000
-"""So many dependencies are kept apart; beyond, the one not needed for longest begins again."""
+"""So many dependencies are kept apart; beyond, the one not needed for longest begins again. While
+that many are open, all others share one circuit."""
+OTHERS = "others"
+"""The name of that circuit."""
 
 _OF_THE_MESSAGE = {DeadReason.REQUESTED, DeadReason.NOT_RETRYABLE, DeadReason.CONSUMER_CRASH}
 
@@ -321,13 +324,19 @@ class OutageGuard(Middleware):
 
     def _circuit(self, message: pulsar.Message) -> Circuit[pulsar.Message]:
         dependency = self._dependency(message)
+        # Messages that the shared circuit holds stay with it until its outage ends.
+        is_full = OTHERS in self._open or len(self._open) >= MAX_DEPENDENCIES
+        if is_full and dependency not in self._circuits:
+            dependency = OTHERS
         circuit = self._circuits.get(dependency)
         if circuit is None:
             circuit = Circuit(dependency, self._limits or OutageLimits())
             self._circuits[dependency] = circuit
             if len(self._circuits) > MAX_DEPENDENCIES:
-                idle = (each for each in self._circuits if each not in self._open)
-                del self._circuits[next(idle)]
+                in_use = {OTHERS, *self._open}
+                idle = (name for name in self._circuits if name not in in_use)
+                if (oldest := next(idle, None)) is not None:
+                    del self._circuits[oldest]
         elif len(self._circuits) > 1:
             self._circuits.move_to_end(dependency)
         return circuit

@@ -244,6 +244,23 @@ def test_outage_pauses_only_its_own_dependency() -> None:
     assert event.reason == "ConnectionError"
 
 
+def test_outages_beyond_the_dependency_limit_share_one_circuit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("redrive.delivery.middleware.outage_breaker.MAX_DEPENDENCIES", 2)
+    warehouse = down_for(1)
+    breaker = OutageBreaker(dependency=lambda message: message.properties()["region"])
+    consumer = consumer_of(warehouse, middleware=[breaker])
+    for number in range(200):
+        region = f"region-{number // 40}"
+        consumer.send(f"{number}".encode(), properties={"region": region})
+    consumer.run(warehouse.handle)
+    assert consumer.dead_letters == []
+    assert len(warehouse.handled) == 200
+    assert len(warehouse.events_named(Name.OUTAGE_BEGAN)) == 3
+    assert consumer.outages == ()
+
+
 def test_cause_rule_excludes_failures_from_outages() -> None:
     warehouse = down_for(1)
     breaker = OutageBreaker(cause=lambda error: None if isinstance(error, OSError) else "other")
