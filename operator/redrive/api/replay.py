@@ -695,6 +695,10 @@ class ReplayRun(LenientStatus):
     suspended: bool | None = None
     """True while the run sends nothing, because of `spec.suspend` or a missing approval."""
 
+    skipped_records: int | None = None
+    """Number of messages in the ledger topic that the job skipped when it began, because they are
+    no valid records: someone else wrote there. Absent without any."""
+
     approval: RunApproval | None = None
     """Approval of the run. Absent while none is required."""
 

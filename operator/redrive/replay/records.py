@@ -561,6 +561,7 @@ class Account:
         unevaluated: not selected because the condition can't be computed for them; they stay where
             they are.
         refusals: the first of what was refused.
+        skipped_records: see `Records.skipped`.
     """
 
     scanned: int = 0
@@ -572,6 +573,7 @@ class Account:
     unevaluated: int = 0
     discarded: int = 0
     refusals: tuple[RefusedEntry, ...] = ()
+    skipped_records: int = 0
 
     @classmethod
     def of(
@@ -594,7 +596,8 @@ class Account:
         for part in parts:
             for name, number in zip(_NUMBERS, part, strict=True):
                 numbers[name] += number
-        return cls(**numbers, refusals=tuple(itertools.islice(_refusals(plans), SHOWN)))
+        refusals = tuple(itertools.islice(_refusals(plans), SHOWN))
+        return cls(**numbers, refusals=refusals, skipped_records=records.skipped)
 
     def to_status(self) -> dict[str, Any]:
         """Write it as fields of `status.run` of the Replay."""
@@ -605,6 +608,7 @@ class Account:
                 {"entry": str(entry), "messages": messages, "cause": cause}
                 for entry, messages, cause in self.refusals
             ],
+            "skippedRecords": self.skipped_records or None,
         }
 
 

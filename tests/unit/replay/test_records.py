@@ -153,6 +153,7 @@ def test_invalid_record_is_skipped_and_counted(key: str, value: object) -> None:
     ledger, before = (with_records(RangeRecord(3), RangePlan(1, 1, {}, ())) for _ in range(2))
     ledger.apply(key, value if isinstance(value, bytes) else json.dumps(value).encode())
     assert vars(ledger) == vars(before) | {"skipped": 1}
+    assert Account.of(UID, ledger).skipped_records == 1
     ledger.apply(records.range_key(OF), json.dumps(RECORD).encode())
     assert ledger.range(OF).generation == 3
     assert ledger.range(OF).moved == {UID: 1}

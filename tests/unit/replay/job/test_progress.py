@@ -203,6 +203,14 @@ def test_job_applies_its_run_and_nothing_else(api: FakeKubernetes) -> None:
     }  # fmt: skip
 
 
+def test_skipped_ledger_records_are_in_the_status(api: FakeKubernetes) -> None:
+    begun = run(FIRST)
+    begun.report(Account(matched=3, left=3, skipped_records=2))
+    assert job_status(api)["skippedRecords"] == 2
+    begun.report(Account(matched=3, left=3))
+    assert "skippedRecords" not in job_status(api)
+
+
 def test_run_above_its_bound_waits_for_approval(api: FakeKubernetes) -> None:
     account = Account(matched=3, left=3)
     bounded = progress(approval_above=2)
