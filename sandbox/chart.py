@@ -61,13 +61,14 @@ def install(
 def prepare_replays(cluster: Cluster, namespace: str) -> None:
     """Apply the chart's objects for a namespace of `replay.namespaces`.
 
+    They include the rights there of the operator of a release with the chart's names.
+
     Raises:
         SandboxError: the API server refused it.
     """
-    values = {"replay": {"namespaces": [namespace]}}
-    args = "template", "redrive", str(CHART), "--show-only=templates/replay.yaml"
-    for body in _objects(helm(*args, values=values)):
-        cluster.objects.apply(body)
+    for body in render({"replay": {"namespaces": [namespace]}}):
+        if body["metadata"].get("namespace") == namespace:
+            cluster.objects.apply(body)
 
 
 def uninstall(cluster: Cluster, release: str, namespace: str) -> None:

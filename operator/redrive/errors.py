@@ -305,6 +305,12 @@ class ConsentMissingError(RedriveError):
     reason = "ConsentMissing"
 
 
+class LedgerKeyLostError(RedriveError):
+    """The operator lacks the key with which the ledger of the Replay's policy was written."""
+
+    reason = "LedgerKeyLost"
+
+
 class JobImageNotFoundError(RedriveError):
     """The operator's PodTemplate, which has the image of replay jobs, does not exist."""
 

@@ -164,7 +164,7 @@ def stored(provisioned: Any) -> int:  # noqa: ANN401
 def records(provisioned: Any) -> Records:  # noqa: ANN401
     """Return the records of the ledger."""
     with broker.connect(provisioned.broker.service_url) as client:
-        return ledger.read(client, provisioned.policy.ledger_topic)
+        return ledger.read(client, provisioned.policy.ledger_topic, ledger.mounted_key())
 
 
 def leases(provisioned: Any) -> int:  # noqa: ANN401

@@ -74,15 +74,20 @@
   verbs: [get]
 {{- end }}
 
-{{- /* Rights of the operator where replay jobs run, to report why their pods do not start. */ -}}
+{{- /* Rights of the operator where replay jobs run: create the key that they mount, and report why their pods do not start. */ -}}
 {{- define "redrive.driverRules" -}}
 # Pods by their labels, and Events about one of them.
 - apiGroups: [""]
   resources: [pods, events]
   verbs: [list]
+# Keys of ledgers, which the pods of jobs mount. They are named after their policies, and a name
+# can't be part of the right to create; the admission policy bounds the kind.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
 {{- end }}
 
-{{- /* Rights of the operator in the namespace of the release: hold the Lease, read the image of replay jobs, and validate job templates. */ -}}
+{{- /* Rights of the operator in the namespace of the release: hold the Lease, read the image of replay jobs, keep the keys of ledgers, and validate job templates. */ -}}
 {{- define "redrive.releaseRules" -}}
 # A name can't be part of the right to create.
 - apiGroups: [coordination.k8s.io]
@@ -96,6 +101,14 @@
 - apiGroups: [""]
   resources: [podtemplates]
   resourceNames: [{{ include "redrive.replayTemplate" . }}]
+  verbs: [get]
+# The keys from which those of ledgers are derived.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [{{ include "redrive.replayTemplate" . }}-keys]
   verbs: [get]
 # Dry runs, by which the API server validates job templates. None is stored.
 - apiGroups: [""]

@@ -222,6 +222,23 @@ class JobCredentials(BrokerCredentials):
         self._given = access
         self._folder = Path(access.folder)
 
+    def ledger_key(self) -> bytes:
+        """Return the key that signs the records of the policy's ledger.
+
+        Raises:
+            CredentialsMissingError: the file is missing, or holds something else.
+        """
+        file = self._folder / "ledger" / "key"
+        try:
+            return bytes.fromhex(self._text(file))
+        except (CredentialsMissingError, ValueError):
+            raise CredentialsMissingError(
+                f"the key of the ledger is not at {file}",
+                got="no file with hexadecimal digits",
+                remedy="mount the Secret that the operator creates for the policy, with the label "
+                "redrive.io/policy",
+            ) from None
+
     def _token(self) -> str | None:
         if self._given.method is Method.TOKEN:
             return self._text(self._folder / "credentials" / "token")

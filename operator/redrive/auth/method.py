@@ -37,7 +37,7 @@ class BrokerAccess:
     Attributes:
         folder: what is mounted lies below it: `credentials/`, with the files `token`, `tls.crt` and
             `tls.key`, or `client-secret`; `ca/ca.crt` and `issuer-ca/ca.crt`, if others than the
-            authorities of the image are trusted.
+            authorities of the image are trusted; `ledger/key`, the key of the policy's ledger.
         redirect_hosts: hosts that they may be redirected to, see `Access.hosts`.
         issuer_url: of OAuth 2.0, like what follows; None where the method is another.
     """

@@ -86,7 +86,9 @@ REPLAY = "REDRIVE_REPLAY"
 """The Replay that moved it last, as `namespace/name`."""
 REPLAY_SOURCE = "REDRIVE_REPLAY_SOURCE"
 """From where it was moved, as `uid@partition:ledger:entry:index` with the uid of that Replay: the
-evidence that it was. A hop drops it."""
+evidence that it was, with `REPLAY_PROOF`. A hop drops both."""
+REPLAY_PROOF = "REDRIVE_REPLAY_PROOF"
+"""The code of `REPLAY_SOURCE`, which only jobs of the policy can compute."""
 
 
 MAX_TEXT_BYTES = 1_024
@@ -487,7 +489,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 # Harmless in a log, whoever wrote it: Java, RocketMQ, we.
 _ORIGIN = re.compile(r"[0-9A-Za-z:,()._-]{1,128}")
 _OVER = {DELAY_TIME, DEAD_REASON, FIRST_FAILED_AT}
-_REPLACED = _OVER | {SCHEMA_VERSION, REPLAY_SOURCE} | CAUSE_PROPERTIES
+_REPLACED = _OVER | {SCHEMA_VERSION, REPLAY_SOURCE, REPLAY_PROOF} | CAUSE_PROPERTIES
 
 
 def _number(properties: Mapping[str, str], name: str) -> int | None:

@@ -83,8 +83,15 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
         self.on_malformed: OnMalformed | None = None
         self._service_url, self._shown = service_url, shown
 
-    def open_entry_reader(
-        self, topic: TopicName, index: int, after: EntryId, *, name: str, ahead: int
+    def open_entry_reader(  # noqa: PLR0913  as `EntryReader` takes them
+        self,
+        topic: TopicName,
+        index: int,
+        after: EntryId,
+        *,
+        name: str,
+        ahead: int,
+        compacted: bool = False,
     ) -> EntryReader:
         """Open a reader of one partition; see `EntryReader`.
 
@@ -99,6 +106,7 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
             name=name,
             ahead=ahead,
             on_malformed=self.on_malformed,
+            compacted=compacted,
         )
 
 

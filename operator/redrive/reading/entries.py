@@ -69,6 +69,7 @@ class EntryReader:
         on_malformed: called with an entry that is passed over as `stored` refuses it: its place,
             its bytes, and why.
         ahead: at most so many messages are sent before they are read, but for those of a batch.
+        compacted: see `frames.subscribe`.
 
     Raises:
         pulsar.PulsarException: as the client, if the broker can't be reached, or refuses.
@@ -84,9 +85,10 @@ class EntryReader:
         name: str,
         ahead: int,
         on_malformed: OnMalformed | None = None,
+        compacted: bool = False,
     ) -> None:
         self._connect, self._topic, self._partition = connect, topic, partition
-        self._name, self._ahead = name, ahead
+        self._name, self._ahead, self._compacted = name, ahead, compacted
         self._on_malformed = on_malformed
         self._after = after
         """The last entry that was read."""
@@ -148,7 +150,12 @@ class EntryReader:
             self._connection = session.connection_for(self._topic)
             self._connection.ask(
                 lambda request: frames.subscribe(
-                    self._topic, request, _NUMBER, self._name, self._after
+                    self._topic,
+                    request,
+                    _NUMBER,
+                    self._name,
+                    self._after,
+                    compacted=self._compacted,
                 ),
                 frames.SUCCESS,
             )

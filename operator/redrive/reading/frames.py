@@ -186,7 +186,15 @@ def close_producer(number_of: int, request: int) -> bytes:
     return frame(CLOSE_PRODUCER, encode_number(1, number_of) + encode_number(2, request))
 
 
-def subscribe(topic: str, request: int, number_of: int, name: str, after: tuple[int, int]) -> bytes:
+def subscribe(  # noqa: PLR0913  fields of the command
+    topic: str,
+    request: int,
+    number_of: int,
+    name: str,
+    after: tuple[int, int],
+    *,
+    compacted: bool = False,
+) -> bytes:
     """Begin to read, without a subscription that outlives the connection.
 
     Args:
@@ -196,6 +204,8 @@ def subscribe(topic: str, request: int, number_of: int, name: str, after: tuple[
         name: of the subscription, for the broker's statistics.
         after: ledger and entry behind which to begin; -1 of both, or 2**63 - 1, stand for the
             oldest and the newest.
+        compacted: whether to read of each key the last message only, as far as the broker has
+            compacted the topic.
     """
     exclusive = encode_number(3, EXCLUSIVE)
     ledger, entry = after
@@ -209,6 +219,8 @@ def subscribe(topic: str, request: int, number_of: int, name: str, after: tuple[
         + encode_number(8, 0)
         + encode_nested(9, begin)
     )
+    if compacted:
+        body += encode_number(11, 1)
     return frame(SUBSCRIBE, body + encode_number(15, 0))  # creates no topic
 
 

@@ -17,13 +17,15 @@ from dataclasses import dataclass, fields
 
 from redrive.messages import read_properties
 from redrive.policy import naming
-from redrive.policy.envelope import REPLAY_SOURCE, reconsume_times
+from redrive.policy.envelope import reconsume_times
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.reading import bitmap, broker, ranges, reader
 from redrive.reading.positions import NOWHERE, EntryId, Source
 from redrive.reading.ranges import Partition, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.replay import ledger
+from redrive.replay.evidence import LedgerKey
+from redrive.replay.lookup import proven_source
 from redrive.replay.records import Records
 
 Place = tuple[int, EntryId]
@@ -111,26 +113,29 @@ def audit(
         RedriveError: one can't be read.
     """
     service_url, admin_url = urls
+    key = ledger.mounted_key()
     with broker.connect(service_url) as client:
-        records = ledger.read(client, naming.ledger_topic(dead_letter))
+        records = ledger.read(client, naming.ledger_topic(dead_letter), key)
         sources: Counter[Source] = Counter()
         for target in targets:
             there = ReadableTopic(client, admin_url, target)
-            sources.update(_sources(there, broker.read_partitions(admin_url, target)))
+            sources.update(_sources(there, broker.read_partitions(admin_url, target), key))
     dead = broker.read_partitions(admin_url, dead_letter, subscription)
     resting = {piece.range: piece.resting for piece in ranges.all_pieces(dead)}
     held = {(partition.index, each) for partition in dead for each in partition.held}
     return compare(records, sources, resting, held)
 
 
-def _sources(target: ReadableTopic, partitions: tuple[Partition, ...]) -> Iterator[Source]:
+def _sources(
+    target: ReadableTopic, partitions: tuple[Partition, ...], key: LedgerKey
+) -> Iterator[Source]:
     """Go through what replays have put into *target*; a retry of that is another message."""
     for partition in partitions:
         held = partition.behind(NOWHERE)
         ahead = reader.prefetch(partition.entry_bytes)
         for message in reader.read_messages(target, partition.index, NOWHERE, held, ahead):
             carried = read_properties(message) or {}
-            source = Source.parse(carried.get(REPLAY_SOURCE, ""))
+            source = proven_source(carried, target.topic, key)
             if source is not None and reconsume_times(carried) == 0:
                 yield source
 

@@ -15,20 +15,24 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import ClassVar, Self
 
 import pulsar
 
+from redrive.auth.files import job_credentials
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reading import broker
-from redrive.reading.positions import EntryId
-from redrive.replay.records import OWNER, PERMIT, Permit, Records
+from redrive.reading.entries import EntryReader
+from redrive.reading.positions import NOWHERE, EntryId
+from redrive.reading.ranges import Range
+from redrive.reading.stored import ReadMessage
+from redrive.replay.evidence import LedgerKey, SignedRecord
+from redrive.replay.records import OWNER, PERMIT, Permit, Records, range_key
 
-WRITER = "redrive-owner"
-"""A property of each record: the run that wrote it."""
 READ_MILLISECONDS = 30_000
+_AHEAD = 1_000
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +62,11 @@ class Ledger:
         client: stays open as long as the ledger is used.
         topic: the ledger's own.
         owner: names this run, and no other.
+        key: signs its records. Messages that are not signed with it are skipped.
 
     Attributes:
         records: all of them, those included that this run has written.
+        number: number of the last record, see `SignedRecord`.
         fencing_token: the position of the record with which this run took the ledger over. Each
             later run has a higher one.
 
@@ -70,9 +76,11 @@ class Ledger:
             `broker.WAIT_SECONDS`.
     """
 
-    def __init__(self, client: pulsar.Client, topic: TopicName, owner: str) -> None:
-        self.records = Records()
-        self._client, self._topic, self._owner = client, topic, owner
+    def __init__(
+        self, client: broker.ReadingClient, topic: TopicName, owner: str, key: LedgerKey
+    ) -> None:
+        self.records, self.number = Records(), 0
+        self._client, self._topic, self._owner, self._key = client, topic, owner, key
         self._sequence_ids = itertools.count(1)  # the client takes 0 for none
         self._producer = broker.opened(
             f"open the ledger {topic}",
@@ -89,17 +97,22 @@ class Ledger:
                 compression_type=pulsar.CompressionType.LZ4,
             ),
         )
-        takeover = self.write(OWNER, owner)
+        takeover = self._store(OWNER, _json(owner), number=0)
         self.fencing_token = EntryId(takeover.ledger_id(), takeover.entry_id())
-        # Read after the takeover: nothing is written any more that is not seen.
-        self.records = self._read()
+        # Read after the takeover: all earlier runs have written is before it. What others send
+        # behind it, however much, is not read.
+        reading = broker.waited(lambda: _read(client, topic, key, self.fencing_token))
+        self.records, self.number = reading.records, reading.number
+        self.write(OWNER, owner)
+        for replaced in reading.replaced:
+            self._write(replaced, reading.values[replaced])
 
     @classmethod
     @contextmanager
     def open(cls, service_url: str, topic: TopicName, owner: str) -> Iterator[Self]:
-        """Take the ledger *topic* over, and close it in the end."""
+        """Take the ledger *topic* over with the key of the job, and close it in the end."""
         with broker.connect(service_url) as client:
-            yield cls(client, topic, owner)
+            yield cls(client, topic, owner, mounted_key())
 
     def write(self, key: str, value: object) -> pulsar.MessageId:
         """Put *value*, as JSON, in the place of what *key* has; None takes it away.
@@ -108,20 +121,33 @@ class Ledger:
         crash before leaves the old value, or the new. A record may be stored twice, which changes
         nothing.
         """
-        content = b"" if value is None else json.dumps(value, separators=(",", ":")).encode()
+        return self._write(key, _json(value))
+
+    def _write(self, key: str, content: bytes) -> pulsar.MessageId:
+        stored = self._store(key, content)
+        self.records.apply(key, content)
+        return stored
+
+    def _store(self, key: str, content: bytes, number: int | None = None) -> pulsar.MessageId:
+        """Store a record, with the next number if none is given."""
         deadline = time.monotonic() + broker.WAIT_SECONDS
         while True:
+            if number is None:
+                self.number += 1
+            record = SignedRecord(
+                key, content, self._owner, self.number if number is None else number
+            )
             try:
                 stored = self._producer.send(
                     content,
                     sequence_id=next(self._sequence_ids),
-                    partition_key=key,
-                    properties={WRITER: self._owner},
+                    partition_key=self._key.topic_key(key),
+                    properties=self._key.properties(record),
                     # It tells of entries of this cluster, by ids that others have given, too.
                     disable_replication=True,
                 )
                 if stored.ledger_id() >= 0:
-                    break
+                    return stored
                 problem = "no entry"  # taken for a duplicate: once more, under a higher id
             except pulsar.ProducerFenced as error:
                 raise _fenced() from error
@@ -135,79 +161,108 @@ class Ledger:
                 )
             logger.warning("the ledger does not answer, trying again: %s", problem)
             time.sleep(1)
-        self.records.apply(key, content)
-        return stored
 
     def repair(self) -> None:
         """Write again what the topic lacks of the records: it may have been deleted meanwhile.
 
         The operator creates it again, and a producer that reconnects does not notice.
         """
-        stored = dict(self._read().items())
+        reading = broker.waited(lambda: _read(self._client, self._topic, self._key))
+        stored = dict(reading.records.items())
         lost = [(key, value) for key, value in self.records.items() if stored.get(key) != value]
         if lost:
             logger.warning("the ledger has lost %d records; they are written again", len(lost))
         for key, value in lost:
             self.write(key, value)
 
-    def _read(self) -> Records:
-        return broker.waited(lambda: read(self._client, self._topic))
-
 
 class Lease:
-    """The right of one task to send; it ends when another run takes the ledger over.
+    """The right of one task to send its range.
+
+    It ends when another run takes the ledger over, or when the range is leased again, as that of a
+    task that is thought to be lost.
 
     Args:
         client: stays open as long as the lease is held.
         topic: the ledger's.
         owner: the run that gave the lease.
-        since: the id of the record with which it did, serialized.
+        key: of the ledger.
+        of: the range.
+        since: the entry of the record with which it did.
+        number: number of that record, see `SignedRecord`.
         permit: what the task may do at first.
 
     Attributes:
         permit: what it may do, as of the last check.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  each has a source of its own
         self,
-        client: pulsar.Client,
+        client: broker.ReadingClient,
         topic: TopicName,
         owner: str,
-        since: bytes,
+        key: LedgerKey,
+        of: Range,
+        since: EntryId,
+        number: int,
         permit: Permit,
     ) -> None:
         self.permit = permit
-        self._owner, self._topic = owner, topic
-        # Compacted, for the sake of a task that slept while records were compacted away: of the
-        # key `owner` it sees the last.
-        self._reader = broker.opened(
-            f"read the ledger {topic}",
-            "consume",
-            lambda: client.create_reader(
-                str(topic), pulsar.MessageId.deserialize(since), is_read_compacted=True
-            ),
-        )
+        self._client, self._topic, self._owner, self._key = client, topic, owner, key
+        self._range_key, self._number = range_key(of), number
+        self._position = since
+        self._reader: EntryReader | None = None
 
     def check(self) -> None:
-        """Pass if no other run has taken over; each send is preceded by a recent check.
+        """Pass if the lease has not ended; each send is preceded by a recent check.
 
         Raises:
-            FencedError: another has.
+            FencedError: it has.
             ReplayRoleRefusedError: the broker does not answer, or does not let it be read.
         """
         with broker.refusals(f"read the ledger {self._topic}", "consume"):
-            while self._reader.has_message_available():
-                record = self._reader.read_next(READ_MILLISECONDS)
-                if record.properties().get(WRITER) != self._owner:
-                    raise _fenced()
-                if record.partition_key() == PERMIT:
-                    with suppress(ValueError):  # anybody with the right to produce may write it
-                        self.permit = Permit.from_json(record.data())
+            try:
+                self._read()
+            except pulsar.PulsarException:
+                self.close()  # the next check opens another reader
+                raise
+
+    def close(self) -> None:
+        """Close its reader."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _read(self) -> None:
+        if self._reader is None:
+            self._reader = _open_reader(self._client, self._topic, self._position)
+        while self._reader.has_message_available():
+            message = self._reader.read_next(READ_MILLISECONDS)
+            self._position = _entry(message)
+            record = _verified(self._key, message)
+            if record is None or record.number <= self._number:
+                continue  # of another writer, or a copy
+            self._number = record.number
+            if record.owner != self._owner or record.key == self._range_key:
+                raise _fenced()
+            if record.key == PERMIT:
+                with suppress(ValueError):  # of another version
+                    self.permit = Permit.from_json(record.value)
+
+
+def mounted_key() -> LedgerKey:
+    """Return the key of the ledger of this job.
+
+    Raises:
+        CredentialsMissingError: it is not mounted.
+    """
+    return LedgerKey(job_credentials().ledger_key())
 
 
 def _fenced() -> FencedError:
     return FencedError(
-        "another run has taken over the ledger of this dead-letter topic",
+        "another run has taken over the ledger of this dead-letter topic, or this one has leased "
+        "the range of a task again",
         remedy="nothing: the other run goes on from what this one has moved",
     )
 
@@ -222,21 +277,100 @@ def lost(uid: str) -> LedgerLostError:
     )
 
 
-def read(client: pulsar.Client, topic: TopicName) -> Records:
-    """Read what a ledger says, whoever owns it.
+def read(client: broker.ReadingClient, topic: TopicName, key: LedgerKey) -> Records:
+    """Read the records of a ledger, whichever run owns it.
 
     Raises:
         ReplayRoleRefusedError: it is not there, or the role may not read it.
     """
-    records = Records()
-    with broker.refusals(f"read the ledger {topic}", "consume"):
-        reader = client.create_reader(str(topic), pulsar.MessageId.earliest, is_read_compacted=True)
-        try:
-            while reader.has_message_available():
-                record = reader.read_next(READ_MILLISECONDS)
-                records.apply(record.partition_key(), record.data())
-        finally:
-            broker.close(reader)
-    if records.skipped:
-        logger.warning("ledger %s: %d invalid records skipped", topic, records.skipped)
-    return records
+    return _read(client, topic, key).records
+
+
+class _LedgerReading:
+    """Records of a ledger topic, while its messages are read in their order.
+
+    Attributes:
+        records: of those that were signed with the key of the ledger.
+        number: the highest number of a record.
+        values: value of each record by its key; empty for a removed one.
+        replaced: keys of records that compaction would replace by the message of another writer,
+            who has copied the message key.
+    """
+
+    def __init__(self, key: LedgerKey) -> None:
+        self.records, self.number = Records(), 0
+        self.values: dict[str, bytes] = {}
+        self.replaced: set[str] = set()
+        self._key = key
+        self._keys: dict[str, str] = {}
+
+    def add(self, message: ReadMessage) -> None:
+        """Apply a record; skip and count a message of another writer, or a copy of a record."""
+        record = _verified(self._key, message)
+        if record is not None and not record.number:
+            return
+        if record is None or record.number <= self.number:
+            self.records.skipped += 1
+            with suppress(UnicodeDecodeError):
+                if (replaced := self._keys.get(message.partition_key())) is not None:
+                    self.replaced.add(replaced)
+            return
+        self.number = record.number
+        self.replaced.discard(record.key)
+        self.values[record.key] = record.value
+        self._keys[message.partition_key()] = record.key
+        self.records.apply(record.key, record.value)
+
+
+def _read(
+    client: broker.ReadingClient, topic: TopicName, key: LedgerKey, end: EntryId | None = None
+) -> _LedgerReading:
+    """Read a ledger topic, up to the entry *end* or to its end.
+
+    Raises:
+        ReplayRoleRefusedError: it is not there, or the role may not read it.
+    """
+    reading = _LedgerReading(key)
+    with (
+        broker.refusals(f"read the ledger {topic}", "consume"),
+        closing(_open_reader(client, topic, NOWHERE)) as reader,
+    ):
+        while reader.has_message_available():
+            message = reader.read_next(READ_MILLISECONDS)
+            reading.add(message)
+            if end is not None and _entry(message) >= end:
+                break
+    if reading.records.skipped:
+        logger.warning(
+            "ledger %s: %d messages skipped that no job of its policy wrote, or that are invalid",
+            topic,
+            reading.records.skipped,
+        )
+    return reading
+
+
+def _open_reader(client: broker.ReadingClient, topic: TopicName, after: EntryId) -> EntryReader:
+    """Open a reader that malformed entries of other writers do not harm.
+
+    It reads compacted, for a task that slept while records were compacted away: it sees the last
+    record of the owner.
+    """
+    name = f"redrive-ledger-{os.urandom(8).hex()}"
+    return client.open_entry_reader(
+        topic, broker.UNPARTITIONED, after, name=name, ahead=_AHEAD, compacted=True
+    )
+
+
+def _entry(message: ReadMessage) -> EntryId:
+    return EntryId(*message.place.entries[-1])
+
+
+def _verified(key: LedgerKey, message: ReadMessage) -> SignedRecord | None:
+    try:
+        return key.verify(message.partition_key(), message.data(), message.properties())
+    except UnicodeDecodeError:
+        return None
+
+
+def _json(value: object) -> bytes:
+    return b"" if value is None else json.dumps(value, separators=(",", ":")).encode()

@@ -22,13 +22,14 @@ import pulsar
 from redrive.admin.errors import AdminError, AdminForbiddenError, AdminNotFoundError
 from redrive.errors import RedriveError
 from redrive.messages import SchemaError, WriterSchemas, read_properties
-from redrive.policy.envelope import REPLAY_SOURCE
+from redrive.policy.envelope import REPLAY_PROOF, REPLAY_SOURCE
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, reader
 from redrive.reading.positions import MAX_BATCH, EntryId, Position, Source, Tail, TargetPartition
 from redrive.reading.ranges import Partition, Range, Span
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
+from redrive.replay.evidence import LedgerKey
 from redrive.replay.outcome import Found, RangeOutcome
 
 
@@ -211,8 +212,27 @@ def wait_for_writes(admin_url: str, place: TargetPartition) -> None:
         time.sleep(POLL_SECONDS)
 
 
+def proven_source(
+    properties: Mapping[str, str], target: TopicName, key: LedgerKey
+) -> Source | None:
+    """Return from where a Replay moved a message; None if no job of the policy did.
+
+    Args:
+        properties: of a message in *target*.
+        target: a topic, without a partition.
+        key: of the ledger.
+    """
+    source = properties.get(REPLAY_SOURCE, "")
+    is_proven = key.proves(properties.get(REPLAY_PROOF, ""), source, target)
+    return Source.parse(source) if is_proven else None
+
+
 def find_in_target(
-    found: Found, target: ReadableTopic, tails: Mapping[TargetPartition, Tail], of: Range
+    found: Found,
+    target: ReadableTopic,
+    tails: Mapping[TargetPartition, Tail],
+    of: Range,
+    key: LedgerKey,
 ) -> None:
     """Read *target* behind *tails* for messages of a range, all that the broker has received.
 
@@ -221,6 +241,7 @@ def find_in_target(
         target: the topic that *tails* are about.
         tails: behind which to read.
         of: the range.
+        key: of the ledger.
 
     Raises:
         RedriveError: it can't be read.
@@ -242,8 +263,7 @@ def find_in_target(
             for message in reader.read_messages(
                 target, partition.index, after, behind, ahead, lost
             ):
-                carried = read_properties(message) or {}
-                found.add(of, Source.parse(carried.get(REPLAY_SOURCE, "")))
+                found.add(of, proven_source(read_properties(message) or {}, target.topic, key))
             if not lost:
                 continue
             # Readers pass over what is trimmed under way, and say nothing.

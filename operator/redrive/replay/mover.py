@@ -35,12 +35,13 @@ from redrive.reading.ranges import Partition, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import lookup
-from redrive.replay.ledger import Lease
+from redrive.replay.ledger import Lease, mounted_key
 from redrive.replay.lookup import by_entry, read_first, refusal, schema_refusals
 from redrive.replay.outcome import Found, RangeOutcome, RangeResult
 from redrive.replay.records import Permit, SentTo
 from redrive.replay.sending import (
     LEASE_SECONDS,
+    MAX_TRIES,
     DrainedError,
     NotLetInError,
     Sender,
@@ -49,9 +50,17 @@ from redrive.replay.sending import (
     Window,
 )
 from redrive.replay.task import RangeTask
-from redrive.replay.transport import SEND_SECONDS, ByClient, ByProtocol, Outlet, StalledError
+from redrive.replay.transport import (
+    SEND_SECONDS,
+    ByClient,
+    ByProtocol,
+    NameTakenError,
+    Outlet,
+    StalledError,
+)
 
-MAX_TRIES = 200
+MAX_SENT_BEFORE = 3
+"""If another process has sent messages of one lease more often, it is none of this policy."""
 MAX_UNLOADS = 3
 """After more unloads of the target a range is sent by the client: each of them costs a search."""
 RELOAD_SECONDS = 0.5
@@ -100,7 +109,17 @@ class RangeMover:
         self._task, self._route, self._client = task, route, client
         self._begun = time.monotonic()
         self._outcome = RangeOutcome(task.partly, route.uid, proven=not route.exactly_once)
-        self._lease = Lease(client, route.ledger, route.owner, task.lease, task.permit)
+        self._key = mounted_key()
+        self._lease = Lease(
+            client,
+            route.ledger,
+            route.owner,
+            self._key,
+            task.range,
+            task.lease,
+            task.number,
+            task.permit,
+        )
         self._drained = False
         self._unloads = 0
         # By this lease: whether another process may have sent something, and where this one has.
@@ -120,8 +139,13 @@ class RangeMover:
 
     def run(self) -> RangeResult:
         """Try until each entry is moved, refused, or not there any more, or the target is full."""
+        with closing(self._lease):
+            return self._run()
+
+    def _run(self) -> RangeResult:
         sent_in = Try(self._task.generation, 0)
         before = Try(self._task.generation - 1, 0)
+        sent_before = 0
         while sent_in.attempt < MAX_TRIES:
             try:
                 if self._try(sent_in, before):
@@ -135,6 +159,11 @@ class RangeMover:
                 return replace(self._given_back(), full=found.topic)
             except SentBeforeError as found:
                 self._again, sent_in = True, found.sent_in
+                sent_before += 1
+                if sent_before > MAX_SENT_BEFORE:
+                    return self._blocked()
+            except NameTakenError:
+                return self._blocked()
             before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
             if self._has_sent or self._outcome.doubts:
                 self._tails = self._unread(self._task.since)
@@ -176,7 +205,7 @@ class RangeMover:
             try:
                 unfinished = self._send_within(window, senders, before, first, entries)
                 window.confirm()
-            except UnsubscribedError:
+            except (UnsubscribedError, NameTakenError):
                 window.give_up()
                 self._outcome.doubts.update(window.unconfirmed)
                 raise
@@ -229,7 +258,11 @@ class RangeMover:
     def _sender(self, outlet: Outlet, topic: TopicName, sent_in: Try, stack: ExitStack) -> Sender:
         route = self._route
         target = topic, route.target_partitions
-        sender = Sender(outlet, target, route.source, self._task.range, sent_in)
+        of = self._task.range
+        name = functools.partial(
+            self._key.producer_name, f"{route.source} {of}", self._task.renamed
+        )
+        sender = Sender(outlet, target, route.source, of, sent_in, name)
         stack.callback(sender.close)
         stack.callback(self._note, sender, topic)
         return sender
@@ -264,13 +297,13 @@ class RangeMover:
         version = first[0][0].schema_version if first else None
         last = {place: _hold(senders[place.topic], place.partition, version) for place in there}
         time.sleep(GRACE_SECONDS)
-        if any(self._is_elsewhere(place) for place in there):
+        if any(self._is_elsewhere(place) or self._is_renamed(place) for place in there):
             self._wait_until_quiet()
         found = Found(self._task.replays)
         for topic in {place.topic for place in there}:
             target = ReadableTopic(self._client, self._route.admin_url, topic)
             tails = {place: self._tails[place] for place in there if place.topic == topic}
-            lookup.find_in_target(found, target, tails, self._task.range)
+            lookup.find_in_target(found, target, tails, self._task.range, self._key)
         self._outcome.found(found)
         size = self._task.range.size
         # Of another process each try may have stored more than the last of them.
@@ -292,10 +325,14 @@ class RangeMover:
         there = place.topic, self._tails[place].partitions
         return there != (route.target, route.target_partitions)
 
+    def _is_renamed(self, place: TargetPartition) -> bool:
+        """Return True if an earlier try sent there by a producer of another name."""
+        return 0 < self._task.renamed >= self._tails[place].generation
+
     def _wait_until_quiet(self) -> None:
         """Wait until all is too old that others had on their way.
 
-        Elsewhere no message of this lease shuts it out.
+        Elsewhere, and under another name, no message of this lease shuts it out.
         """
         while time.monotonic() < self._begun + QUIET_SECONDS:
             if self._check_lease().drain:
@@ -379,8 +416,10 @@ class RangeMover:
         yield from reader.read_entries(topic, task.range, entries, after, task.ahead)
 
     def _properties(self, letter: DeadLetterRow) -> dict[str, str]:
-        source = Source(self._route.uid, letter.partition, letter.position)
-        return envelope.for_replay(letter.properties, replay=self._route.replay, source=str(source))
+        route = self._route
+        source = str(Source(route.uid, letter.partition, letter.position))
+        carried = envelope.for_replay(letter.properties, replay=route.replay, source=source)
+        return carried | {envelope.REPLAY_PROOF: self._key.proof(source, route.target)}
 
     def _doubts(self) -> list[tuple[SentTo, int]]:
         """Return where messages may be stored that can't be seen any more, and are not sent."""
@@ -414,6 +453,16 @@ class RangeMover:
             _doubt(self._unproven, (place, self._route.target_partitions), through)
         tails = result.tails if self._again else self._unread(self._task.tails)
         return replace(result, unsubscribed=True, unproven=self._unproven, tails=tails)
+
+    def _blocked(self) -> RangeResult:
+        """Return the result of a task that others keep from sending by the names of its producers.
+
+        The next lease has other names. It looks for what is in doubt, if anything is.
+        """
+        self._drained = True
+        is_known = not self._again and not self._outcome.doubts
+        result = self._result() if is_known else self._given_back()
+        return replace(result, blocked=True)
 
     def _given_back(self) -> RangeResult:
         """Return the result for a next lease: it looks for what is in doubt as after a lost one.

@@ -30,6 +30,7 @@ class RangeResult:
         full: the topic that is over its backlog quota, if it did for that.
         unsubscribed: whether it did because the target had no subscription that keeps messages.
         read: what was learned of entries that the plan had not read.
+        blocked: whether it did because others have its producer names, or have sent with them.
     """
 
     moved: Mapping[str, int]
@@ -43,6 +44,7 @@ class RangeResult:
     full: TopicName | None = None
     unsubscribed: bool = False
     read: EntriesRead = field(default_factory=EntriesRead)
+    blocked: bool = False
 
 
 @dataclass

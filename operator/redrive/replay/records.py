@@ -74,6 +74,8 @@ class RangeRecord:
             None if that is not known. A target that is replicated has messages of others, too.
         unproven: what may be stored where it could not be seen any more; it stays so for good.
         chunks: offset of what was moved → the first chunk of the message that ends there.
+        renamed: the last generation whose producer names were blocked at the broker; 0 for none.
+            The names depend on it, so later generations have others.
     """
 
     generation: int = 0
@@ -84,6 +86,7 @@ class RangeRecord:
     replays: frozenset[str] | None = frozenset()
     unproven: Unproven = field(default_factory=dict)
     chunks: Mapping[int, EntryId] = field(default_factory=dict)
+    renamed: int = 0
 
     @property
     def moved_by_any(self) -> int:
@@ -111,6 +114,7 @@ class RangeRecord:
                 for (place, partitions), through in self.unproven.items()
             ],
             "chunks": _write_entries(self.chunks.items()),
+            "renamed": self.renamed,
         }
 
     @classmethod
@@ -137,6 +141,7 @@ class RangeRecord:
                 for place, partitions, through in written.get("unproven", [])
             },
             _read_entries(written.get("chunks", {}), int),
+            written.get("renamed", 0),
         )
 
 
@@ -337,6 +342,7 @@ class _RangeShape(TypedDict):
     replays: NotRequired[list[str] | None]
     unproven: NotRequired[list[tuple[str, _Count | None, _Offset]]]
     chunks: NotRequired[dict[_Offset, str]]
+    renamed: NotRequired[_Count]
 
 
 class _PlanShape(TypedDict):

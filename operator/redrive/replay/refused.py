@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("dead_letter_topic", type=TopicName.parse_whole)
     given = parser.parse_args(arguments)
     with broker.connect(given.service_url) as client:
-        records = ledger.read(client, naming.ledger_topic(given.dead_letter_topic))
+        records = ledger.read(
+            client, naming.ledger_topic(given.dead_letter_topic), ledger.mounted_key()
+        )
     sys.stdout.writelines(f"{line}\n" for line in lines(records))
 
 

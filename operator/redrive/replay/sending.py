@@ -2,8 +2,10 @@
 
 The producers of one range: what they send, and the receipts that come back.
 
-One producer for each partition of the target, named after the range: equal in each Replay, so that
-while one run has it no other can send messages of the range. Its sequence ids rise with each try.
+One producer for each partition of the target. Its name is a function of the range and of the key
+of the ledger: equal in each Replay, so that while one run has it no other can send messages of the
+range, and unknown to others until they see a message. Its sequence ids rise with each try. A name
+that others use anyway is replaced, see `NameTakenError`.
 
 A producer has one schema. So it is opened again, under its name, where a message comes that was
 written with another one.
@@ -35,7 +37,17 @@ from redrive.reading.ranges import Range
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.outcome import Key, RangeOutcome
 from redrive.replay.records import Permit
-from redrive.replay.transport import OpenProducer, OutgoingLetter, Outlet, Receipt, StalledError
+from redrive.replay.transport import (
+    NameTakenError,
+    OpenProducer,
+    OutgoingLetter,
+    Outlet,
+    Receipt,
+    StalledError,
+)
+
+MAX_TRIES = 200
+"""Tries within one lease."""
 
 
 class DeduplicationOffError(RedriveError):
@@ -83,20 +95,23 @@ class Sender:
         target: where to; *partitions* of it, 0 if it has none.
         source: the dead-letter topic, and *of* it the range.
         sent_in: the try.
+        name: returns the name of the producer for a partition, by its index.
 
     Attributes:
         last: of each partition that was opened, the last sequence id before this try.
         sent_to: the partitions to which any message was sent.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  one range
         self,
         outlet: Outlet,
         target: tuple[TopicName, int],
         source: TopicName,
         of: Range,
         sent_in: Try,
+        name: Callable[[int], str],
     ) -> None:
+        self._name = name
         self._outlet = outlet
         self._target, self._partitions = target
         self._source = source
@@ -125,6 +140,7 @@ class Sender:
         Raises:
             SentBeforeError: there were messages of this try, or a later one; or another process
                 has sent some while the producer was opened for another schema.
+            NameTakenError: others have the name.
             SchemaError: there is no such schema, or the target does not take it.
             NotLetInError: its backlog is larger than it may be.
             RedriveError: it can't be opened.
@@ -175,6 +191,7 @@ class Sender:
         Raises:
             DeduplicationOffError: it does not.
             SentBeforeError: another process has sent some while the producer was opened again.
+            NameTakenError: others have the name.
         """
         index, sent = self.partition(letter), self.sequence_id(letter)
         held = self._producers.pop(index)
@@ -191,6 +208,7 @@ class Sender:
                 "AtLeastOnce",
             )
         if last > sent:
+            self._check_name(last)
             raise SentBeforeError(Try.of(last))
 
     def close(self) -> None:
@@ -209,18 +227,29 @@ class Sender:
         own = known is not None and (last == known or Try.of(last) == self._try)
         if not own and (known is not None or Try.of(last) >= self._try):
             producer.close()
+            self._check_name(last)
             raise SentBeforeError(max(Try.of(last), self._try))
         self.last.setdefault(index, last)
         self._producers[index] = _HeldProducer(producer, version)
 
+    def _check_name(self, last: int) -> None:
+        """Check that a process of this policy may have sent with a sequence id.
+
+        Raises:
+            NameTakenError: none has a lease with such a generation, or tries so often.
+        """
+        generation, attempt = Try.of(last)
+        latest = self._try.generation
+        if generation > latest or (generation == latest and attempt >= MAX_TRIES - 1):
+            raise NameTakenError
+
     def _create(self, index: int, version: int | None) -> OpenProducer:
         topic = broker.partition_of(self._target, index)
-        name = f"redrive-replay {self._source} {self._range} {index}"
         schema = None
         if version is not None:
             schema = self._target if version == LATEST else self._source, version
         try:
-            return self._outlet.open(topic, name, schema)
+            return self._outlet.open(topic, self._name(index), schema)
         except broker.ReplayRoleRefusedError as error:
             if isinstance(error.__cause__, pulsar.IncompatibleSchema):
                 raise _schema_refused(self._source, version, topic) from error

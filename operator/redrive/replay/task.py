@@ -67,7 +67,9 @@ class RangeTask:
         replays: likewise; this one is one of them.
         since: *tails* with those of this lease, the ends of the target when it was given.
         generation: of this lease.
-        lease: the id of its record, serialized.
+        renamed: see `RangeRecord`.
+        lease: the entry of its record.
+        number: number of that record, see `SignedRecord`.
         permit: what the task may do at first.
         ahead: see `reading.prefetch`.
     """
@@ -87,6 +89,8 @@ class RangeTask:
     replays: frozenset[str] | None
     since: Mapping[TargetPartition, Tail]
     generation: int
-    lease: bytes
+    renamed: int
+    lease: EntryId
+    number: int
     permit: Permit
     ahead: int

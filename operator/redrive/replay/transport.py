@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
@@ -30,6 +31,10 @@ SEND_SECONDS = 30
 """Without a receipt a message is given up after so long. A process that was stopped sends no more
 of what it had on its way when it wakes: others may have the names of its producers by then."""
 
+NAME_SECONDS = 20.0
+"""A name that is taken for longer is not that of a process that was stopped: a broker looks after
+such a one, and frees its name within 6 s."""
+
 SchemaAt = tuple[TopicName, int]
 """A topic, and the version of its schema, such as `LATEST`."""
 
@@ -46,6 +51,14 @@ class StalledError(Exception):
     def __init__(self, *, unloaded: bool = False) -> None:
         super().__init__()
         self.unloaded = unloaded
+
+
+class NameTakenError(Exception):
+    """Others use the name of a producer, or have sent with it.
+
+    Consumers of the target see the name in each message. The next lease of the range has other
+    names.
+    """
 
 
 class OutgoingLetter(NamedTuple):
@@ -101,6 +114,7 @@ class Outlet(Protocol):
 
         Raises:
             SchemaError: there is no such schema.
+            NameTakenError: others have had the name for `NAME_SECONDS`.
             RedriveError: it can't be opened.
             StalledError: it can't be opened this way.
         """
@@ -130,23 +144,29 @@ class ByClient:
 
     def open(self, topic: TopicName, name: str, schema: SchemaAt | None) -> OpenProducer:
         """Open a producer, see `Outlet`."""
-        producer = broker.opened(
-            f"open a producer on {topic}",
-            "produce",
-            lambda: self._client.create_producer(
-                str(topic),
-                schema=BYTES if schema is None else self._schemas.get(*schema),
-                producer_name=name,
-                batching_enabled=False,
-                # What a hop had to compress, or to cut, is too big without. Not zstd as
-                # there: for small messages it takes twice the time.
-                compression_type=pulsar.CompressionType.LZ4,
-                chunking_enabled=True,
-                # The window bounds what is on its way.
-                max_pending_messages=0,
-                send_timeout_millis=SEND_SECONDS * 1_000,
-            ),
-        )
+        taken_until = time.monotonic() + NAME_SECONDS
+
+        def create() -> pulsar.Producer:
+            try:
+                return self._client.create_producer(
+                    str(topic),
+                    schema=BYTES if schema is None else self._schemas.get(*schema),
+                    producer_name=name,
+                    batching_enabled=False,
+                    # What a hop had to compress, or to cut, is too big without. Not zstd as
+                    # there: for small messages it takes twice the time.
+                    compression_type=pulsar.CompressionType.LZ4,
+                    chunking_enabled=True,
+                    # The window bounds what is on its way.
+                    max_pending_messages=0,
+                    send_timeout_millis=SEND_SECONDS * 1_000,
+                )
+            except pulsar.ProducerBusy as error:
+                if time.monotonic() < taken_until:
+                    raise
+                raise NameTakenError from error
+
+        producer = broker.opened(f"open a producer on {topic}", "produce", create)
         return OpenProducer(
             producer.last_sequence_id(),
             functools.partial(self._send, producer),

@@ -65,6 +65,8 @@ Replay = Callable[[ProvisionedPolicy], Account]
 @pytest.fixture
 def replay(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Replay:
     """A function that runs a Replay of all dead letters in this process."""
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "key").write_text("5a" * 32)
     (tmp_path / "credentials").mkdir()
     (tmp_path / "credentials" / "token").write_text(broker.token(SUPERUSER))
     monkeypatch.setenv(ACCESS_VARIABLE, BrokerAccess(Method.TOKEN, str(tmp_path)).encode())

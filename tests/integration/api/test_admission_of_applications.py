@@ -60,7 +60,7 @@ def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     key = {"secretRef": {"name": "replayer", "key": "token"}}
     tls = {"caRef": {"name": "authority", "key": "ca.crt"}}
     identity = {"role": "replayer", "authentication": {"type": "Token", "token": key}, "tls": tls}
-    access = pod_access(ReplayIdentity.model_validate(identity), ())
+    access = pod_access(ReplayIdentity.model_validate(identity), (), "orders-ledger")
     policy = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders")
     job = ReplayJob("default", "after.fix", "u", policy, "pulsar://p:6650", "http://p:8080", None)
     chosen = ChosenTemplate("default", JobTemplate.model_validate(template), 2)

@@ -77,6 +77,7 @@ ACCOUNT = {"get": "a Replay waits until the ServiceAccount of its job is there"}
 DRIVERS = {
     "/pods": {"list": "the reason why the driver of a job does not start"},
     "/events": {"list": "reasons that the pod does not contain, such as a missing volume"},
+    "/secrets": {"create": "the key of a ledger, which the pods of a job mount"},
 }
 """Additional rights in the namespaces that are prepared for Replays."""
 SERVING = ("ClusterRole", f"{installation.RELEASE}.{installation.NAMESPACE}")
@@ -160,9 +161,15 @@ def test_chart_grants_no_right_without_a_reason() -> None:
         "coordination.k8s.io/leases": set(LEASE),
         # The image of replay jobs, and dry runs by which job templates are validated.
         "/podtemplates": {"get", "create"},
+        # The keys from which those of ledgers are derived.
+        "/secrets": {"get", "create"},
     }
     by_name = {r["resourceNames"][0]: r["verbs"] for r in holding["rules"] if "resourceNames" in r}
-    assert by_name == {"redrive": ["get", "patch"], "redrive-replay": ["get"]}
+    assert by_name == {
+        "redrive": ["get", "patch"],
+        "redrive-replay": ["get"],
+        "redrive-replay-keys": ["get"],
+    }
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from redrive.reading.positions import NOWHERE
 from redrive.reading.stored import ReadMessage
 from redrive.replay import audit
 from redrive.replay import spark as replay_spark
+from redrive.replay.evidence import LedgerKey
 from redrive.replay.job import dispatch
 from redrive.replay.job.progress import Progress
 from redrive.replay.spark import PulsarDataSource
@@ -47,6 +48,7 @@ from tests.support.subscriptions import drain, stats
 from tests.support.waiting import wait_until
 
 ROLE = "replayer"
+KEY = LedgerKey(b"key of the ledgers of these tests")
 
 
 @dataclass(frozen=True)
@@ -284,8 +286,10 @@ def provision_policy(broker: Broker, pulsar_namespace: str) -> Iterator[Provisio
 
 @contextmanager
 def token_for_jobs(broker: Broker, folder: Path) -> Iterator[str]:
-    """Put the replay role's token where a job finds it."""
+    """Put the replay role's token, and a key of ledgers, where a job finds them."""
     token = broker.token(ROLE)
+    (folder / "ledger").mkdir()
+    (folder / "ledger" / "key").write_text(KEY.secret.hex())
     (folder / "credentials").mkdir()
     (folder / "credentials" / "token").write_text(token)
     with pytest.MonkeyPatch.context() as patch:

@@ -47,7 +47,7 @@ def test_dry_run_moves_nothing_and_leaves_the_ledger_alone(
     assert preview.causes == {"TimeoutError": 6, "ValueError": 2}
     assert len(preview.samples) == 8
     with broker.connect(job.service_url) as client:
-        after = ledgers.read(client, job.policy.ledger_topic)
+        after = ledgers.read(client, job.policy.ledger_topic, ledgers.mounted_key())
     assert (after.ranges, after.plans, after.owner) == (before.ranges, before.plans, "running")
     assert len(provisioned.in_target()) == 3
     assert provisioned.backlog_of_dead_letters() == 8

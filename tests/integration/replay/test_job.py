@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from redrive.kube import resources
 from redrive.kube.context import wall_clock
 from redrive.policy import envelope
-from redrive.policy.envelope import CAUSE_TYPE, REPLAY, REPLAY_SOURCE, REPLAYS
+from redrive.policy.envelope import CAUSE_TYPE, REPLAY, REPLAY_PROOF, REPLAY_SOURCE, REPLAYS
 from redrive.policy.naming import TopicName
 from redrive.replay import spark as replay_spark
 from redrive.replay.__main__ import main
@@ -26,7 +26,7 @@ from redrive.replay.job import run as jobs
 from redrive.replay.job.dispatch import DeadlineError, RunEndedError
 from redrive.replay.job.plan import Local, Rest, Scanned, Wish
 from redrive.replay.job.progress import Progress
-from redrive.replay.ledger import LedgerLostError
+from redrive.replay.ledger import LedgerLostError, mounted_key
 from redrive.replay.records import Account
 from redrive.replay.sending import DeduplicationOffError
 from redrive.replay.spark import Spark
@@ -78,10 +78,11 @@ def test_selective_run_leaves_the_rest_to_the_next_run(
         assert message.partition_key() == source.partition_key()
         assert message.ordering_key() == source.ordering_key()
         assert message.event_timestamp() == source.event_timestamp()
-        assert message.properties() == envelope.for_replay(
-            source.properties(),
-            replay=message.properties()[REPLAY],
-            source=message.properties()[REPLAY_SOURCE],
+        carried = message.properties()
+        proof, target = carried.pop(REPLAY_PROOF), provisioned.policy.retry_topic
+        assert mounted_key().proves(proof, carried[REPLAY_SOURCE], target)
+        assert carried == envelope.for_replay(
+            source.properties(), replay=carried[REPLAY], source=carried[REPLAY_SOURCE]
         )
 
 

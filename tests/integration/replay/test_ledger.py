@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from redrive.auth.files import job_credentials
 from redrive.auth.method import ACCESS_VARIABLE
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
-from redrive.replay.ledger import Ledger, read
+from redrive.replay.ledger import Ledger, mounted_key, read
 from redrive.replay.records import Header, header_key
 from redrive.replay.spec import Choice
 from sandbox import builds
@@ -48,7 +49,7 @@ def test_compaction_leaves_nothing_of_a_removed_record(
         ledger.write(header_key("one"), None)
     assert compaction.compact(provisioned.broker, topic) == 1
     # It ends, though the last record is gone.
-    assert read(provisioned.client, topic).owner == "second"
+    assert read(provisioned.client, topic, mounted_key()).owner == "second"
     with Ledger.open(url, topic, "third") as ledger:
         assert ledger.records.headers.keys() == set()
         assert ledger.records.owner == "third"
@@ -83,6 +84,14 @@ def test_documented_audit_commands_list_refused_messages(
     cluster.kubectl(
         "--namespace", kube_namespace, "create", "secret", "generic", "pulsar-replayer",
         f"--from-literal=token={replay_token}",
+    )  # fmt: skip
+    cluster.kubectl(
+        "--namespace", kube_namespace, "create", "secret", "generic", "orders-ledger",
+        f"--from-literal=key={job_credentials().ledger_key().hex()}",
+    )  # fmt: skip
+    cluster.kubectl(
+        "--namespace", kube_namespace, "label", "secret", "orders-ledger",
+        "redrive.io/policy=orders-fulfilment",
     )  # fmt: skip
 
     shown = pasted(provisioned, cluster, kube_namespace, tmp_path)

@@ -19,8 +19,10 @@ from redrive.reading.ranges import Range
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import lookup, mover, sending
+from redrive.replay.evidence import LedgerKey
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import SUSPENDED, Local, Rest, Scanned, Wish
+from redrive.replay.ledger import FencedError
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import Found, RangeResult
 from redrive.replay.records import Account
@@ -149,8 +151,12 @@ def test_task_woken_behind_drained_successor_doubles_nothing(
         if stopped.is_set() and not wake.is_set():
             run.suspend()
 
+    def move_until_fenced(task: RangeTask) -> None:
+        with pytest.raises(FencedError):
+            mover.move(task)
+
     def twice(task: RangeTask) -> RangeResult:
-        thread.append(threading.Thread(target=mover.move, args=(task,), name=sleeper))
+        thread.append(threading.Thread(target=move_until_fenced, args=(task,), name=sleeper))
         thread[0].start()
         assert stopped.wait(180)
         return mover.move(task, again=True)
@@ -195,13 +201,17 @@ def test_earlier_attempt_of_killed_task_may_have_stored_more(
         acknowledge(self, letter)
 
     def allow_and_find(
-        result: Found, topic: ReadableTopic, tails: Mapping[TargetPartition, Tail], within: Range
+        result: Found,
+        topic: ReadableTopic,
+        tails: Mapping[TargetPartition, Tail],
+        within: Range,
+        key: LedgerKey,
     ) -> None:
         looks.append(result)
         if armed:
             provisioned.change_policy("DELETE", target, "maxMessageSize")
             time.sleep(2)
-            find(result, topic, tails, within)
+            find(result, topic, tails, within, key)
         else:
             result.trimmed.update(tails)
 

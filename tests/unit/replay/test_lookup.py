@@ -14,6 +14,7 @@ from redrive.reading import broker, reader
 from redrive.reading.positions import EntryId, Position, Source, Tail, TargetPartition
 from redrive.reading.ranges import Partition, Range, Span
 from redrive.replay import lookup
+from redrive.replay.evidence import LedgerKey
 from redrive.replay.lookup import WritesPendingError
 from redrive.replay.outcome import Found, RangeOutcome
 
@@ -108,7 +109,8 @@ def test_ledger_trimmed_during_read_may_have_had_entries(
     monkeypatch.setattr(broker, "read_partition", lambda *_: partition_of(remaining))
     stored = Found()
     topic = reader.ReadableTopic(cast("broker.ReadingClient", None), "http://p", TARGET.topic)
-    lookup.find_in_target(stored, topic, {TARGET: Tail(EntryId(5, 3))}, Range(0, 7, 0, 9))
+    tails, within = {TARGET: Tail(EntryId(5, 3))}, Range(0, 7, 0, 9)
+    lookup.find_in_target(stored, topic, tails, within, LedgerKey(b"key"))
     assert stored.trimmed == trimmed
 
 

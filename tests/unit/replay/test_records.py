@@ -19,11 +19,14 @@ from pydantic import TypeAdapter
 from redrive.api.replay import LetterId
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap
+from redrive.reading.broker import ReadingClient
 from redrive.reading.positions import EntryId, Position, Source, Tail, TargetPartition
 from redrive.reading.ranges import Range
+from redrive.reading.stored import MessagePlace
 from redrive.replay import audit, records, refused
 from redrive.replay import ledger as ledger_module
 from redrive.replay.audit import AuditFindings
+from redrive.replay.evidence import LedgerKey, SignedRecord
 from redrive.replay.ledger import FencedError, Lease, Ledger
 from redrive.replay.ledger import read as read_ledger
 from redrive.replay.records import (
@@ -345,9 +348,13 @@ DROPPED = pulsar.MessageId(-1, -1, -1, -1)
 """The receipt of a record that the broker takes for a duplicate."""
 
 
-class LedgerRecord(NamedTuple):
-    """A stored record, as the client shows it."""
+KEY = LedgerKey(b"key of the ledger of this test")
 
+
+class LedgerRecord(NamedTuple):
+    """A stored record, as a reader shows it."""
+
+    place: MessagePlace
     content: bytes
     options: dict[str, Any]
 
@@ -358,19 +365,19 @@ class LedgerRecord(NamedTuple):
         return str(self.options["partition_key"])
 
     def properties(self) -> dict[str, str]:
-        return dict(self.options["properties"])
+        return dict(self.options.get("properties", {}))
 
 
 class LedgerTopic:
-    """The part of `pulsar.Client` for one topic: producers that fence off others, and readers."""
+    """The part of `ReadingClient` for one topic: producers that fence off others, and readers."""
 
     def __init__(self) -> None:
         self.stored: list[LedgerRecord] = []
         self.drops = 0
         self.owner: object = None
 
-    def as_pulsar(self) -> pulsar.Client:
-        return cast("pulsar.Client", self)
+    def as_client(self) -> ReadingClient:
+        return cast("ReadingClient", self)
 
     def create_producer(self, _topic: str, **options: object) -> LedgerProducer:
         producer = LedgerProducer(self)
@@ -378,8 +385,16 @@ class LedgerTopic:
             self.owner = producer
         return producer
 
-    def create_reader(self, _topic: str, start: pulsar.MessageId, **_: object) -> LedgerReader:
-        return LedgerReader(self, max(0, start.entry_id() + 1))
+    def open_entry_reader(
+        self, _topic: object, _index: int, after: EntryId, **_: object
+    ) -> LedgerReader:
+        return LedgerReader(self, after.entry + 1)
+
+    def store(self, content: bytes, **options: Any) -> pulsar.MessageId:  # noqa: ANN401
+        """Store a message of any producer."""
+        entry = len(self.stored)
+        self.stored.append(LedgerRecord(MessagePlace(-1, ((7, entry),)), content, options))
+        return pulsar.MessageId(-1, 7, entry, -1)
 
 
 class LedgerProducer:
@@ -395,8 +410,7 @@ class LedgerProducer:
         if topic.drops:
             topic.drops -= 1
             return DROPPED
-        topic.stored.append(LedgerRecord(content, options))
-        return pulsar.MessageId(-1, 7, len(topic.stored) - 1, -1)
+        return topic.store(content, **options)
 
 
 class LedgerReader:
@@ -417,38 +431,131 @@ class LedgerReader:
         """Do nothing."""
 
 
+def open_ledger(topic: LedgerTopic, owner: str) -> Ledger:
+    return Ledger(topic.as_client(), LEDGER, owner, KEY)
+
+
 def test_ledger_record_without_entry_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "time", SimpleNamespace(monotonic=lambda: 0, sleep=int))
     topic = LedgerTopic()
-    ledger = Ledger(topic.as_pulsar(), LEDGER, "first")
+    ledger = open_ledger(topic, "first")
     topic.drops = 2
     stored = ledger.write(records.header_key(UID), HEADER.to_json())
     assert stored.ledger_id() >= 0
     assert ledger.records.headers == {UID: HEADER}
-    assert read_ledger(topic.as_pulsar(), LEDGER).headers == {UID: HEADER}
+    assert read_ledger(topic.as_client(), LEDGER, KEY).headers == {UID: HEADER}
 
 
 def test_ledger_takeover_ends_writes_and_leases_of_others() -> None:
     topic = LedgerTopic()
-    client = topic.as_pulsar()
-    first = Ledger(client, LEDGER, "first")
-    lease = Lease(client, LEDGER, "first", since(first), Permit())
+    first = open_ledger(topic, "first")
+    lease = lease_of(topic, first, "first")
     first.write(PERMIT, Permit(40.0).to_json())
     lease.check()
     assert lease.permit == Permit(40.0)
     first.write(PERMIT, {"rate": "all"})
     lease.check()
     assert lease.permit == Permit(40.0)
-    second = Ledger(client, LEDGER, "second")
+    second = open_ledger(topic, "second")
     assert second.fencing_token > first.fencing_token
     with pytest.raises(FencedError):
         first.write(records.header_key(UID), HEADER.to_json())
     with pytest.raises(FencedError):
         lease.check()
-    Lease(client, LEDGER, "second", since(second), Permit()).check()
+    lease_of(topic, second, "second").check()
 
 
-def since(ledger: Ledger) -> bytes:
-    """Return the position from which a lease of *ledger* reads."""
-    written: bytes = ledger.write(PERMIT, Permit().to_json()).serialize()
-    return written
+def lease_of(topic: LedgerTopic, ledger: Ledger, owner: str) -> Lease:
+    """Return a lease of `OF` that *ledger* gives."""
+    at = ledger.write(records.range_key(OF), RangeRecord(3, leased=True).to_json())
+    since = EntryId(at.ledger_id(), at.entry_id())
+    return Lease(topic.as_client(), LEDGER, owner, KEY, OF, since, ledger.number, Permit())
+
+
+def test_lease_ends_when_its_range_is_leased_again() -> None:
+    topic = LedgerTopic()
+    ledger = open_ledger(topic, "first")
+    lease = lease_of(topic, ledger, "first")
+    ledger.write(records.range_key(Range(-1, 8, 0, 9)), RangeRecord(1).to_json())
+    lease.check()
+    lease_of(topic, ledger, "first").check()
+    with pytest.raises(FencedError):
+        lease.check()
+
+
+FORGERIES = {
+    "unsigned": {"partition_key": records.range_key(OF)},
+    "signed with another key": {
+        "partition_key": LedgerKey(b"other").topic_key(records.range_key(OF)),
+        "properties": LedgerKey(b"other").properties(
+            SignedRecord(records.range_key(OF), b"", "first", 99)
+        ),
+    },
+    "with a copied message key": {"partition_key": KEY.topic_key(records.range_key(OF))},
+    "with the code of another record": {
+        "partition_key": KEY.topic_key(records.range_key(OF)),
+        "properties": KEY.properties(SignedRecord(records.range_key(OF), b"{}", "first", 99)),
+    },
+    "with an endless number": {
+        "partition_key": KEY.topic_key(records.range_key(OF)),
+        "properties": {"redrive-number": "9" * 5_000},
+    },
+}
+"""Messages that a role without the key of the ledger may store in its topic."""
+
+
+@pytest.mark.parametrize("options", FORGERIES.values(), ids=FORGERIES)
+def test_forged_ledger_record_is_skipped_and_counted(options: dict[str, Any]) -> None:
+    topic = LedgerTopic()
+    ledger = open_ledger(topic, "first")
+    lease = lease_of(topic, ledger, "first")
+    before = dict(ledger.records.items())
+    topic.store(json.dumps(RangeRecord(9).to_json()).encode(), **options)
+    lease.check()
+    read = read_ledger(topic.as_client(), LEDGER, KEY)
+    assert (dict(read.items()), read.skipped) == (before, 1)
+    taken = open_ledger(topic, "second")
+    assert dict(taken.records.items()) == before | {records.OWNER: "second"}
+
+
+def test_copy_of_an_older_record_is_skipped() -> None:
+    topic = LedgerTopic()
+    ledger = open_ledger(topic, "first")
+    lease = lease_of(topic, ledger, "first")
+    ledger.write(records.range_key(OF), RangeRecord(4, moved={UID: 1}).to_json())
+    written = list(topic.stored)
+    for old in written:
+        topic.store(old.content, **old.options)
+    read = read_ledger(topic.as_client(), LEDGER, KEY)
+    assert read.range(OF) == RangeRecord(4, moved={UID: 1})
+    assert open_ledger(topic, "second").records.range(OF) == RangeRecord(4, moved={UID: 1})
+    with pytest.raises(FencedError):  # its range was leased again, and not before
+        lease.check()
+
+
+def test_takeover_writes_records_with_copied_keys_again() -> None:
+    """Compaction keeps the last message of a key, whoever wrote it."""
+    topic = LedgerTopic()
+    ledger = open_ledger(topic, "first")
+    ledger.write(records.range_key(OF), RangeRecord(4, moved={UID: 1}).to_json())
+    topic.store(b"", partition_key=KEY.topic_key(records.range_key(OF)))
+    open_ledger(topic, "second")
+    last = {message.partition_key(): message for message in topic.stored}
+    topic.stored = [message for message in topic.stored if message in last.values()]
+    read = read_ledger(topic.as_client(), LEDGER, KEY)
+    assert read.range(OF) == RangeRecord(4, moved={UID: 1})
+
+
+def test_codes_differ_by_key_purpose_and_each_part() -> None:
+    other, target = LedgerKey.derive(b"master", LEDGER), TopicName("shop", "prod", "orders")
+    codes = [
+        KEY.id, KEY.topic_key("id"), KEY.topic_key("owner"), other.topic_key("owner"), other.id,
+        KEY.proof("u@0:1:2:0", LEDGER), KEY.proof("u@0:1:2:0", target),
+        KEY.proof("u@0:1:2:1", target), KEY.producer_name("a 1", 0, 1),
+        KEY.producer_name("a 1", 1, 1), KEY.producer_name("a 1", 0, 11),
+        KEY.producer_name("a 10", 0, 1), LedgerKey.derive(b"master", target).id,
+    ]  # fmt: skip
+    assert len(set(codes)) == len(codes)
+    assert KEY.proves(KEY.proof("u@0:1:2:0", target), "u@0:1:2:0", target)
+    assert not KEY.proves("é\udc80", "u@0:1:2:0", target)
+    assert "secret" not in repr(KEY)

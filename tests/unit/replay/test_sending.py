@@ -28,7 +28,13 @@ from redrive.replay.sending import (
     UnsubscribedError,
     Window,
 )
-from redrive.replay.transport import ByClient, OutgoingLetter, Receipt, StalledError
+from redrive.replay.transport import (
+    ByClient,
+    NameTakenError,
+    OutgoingLetter,
+    Receipt,
+    StalledError,
+)
 
 
 def dead_letter(entry: int, index: int = 0, batch_size: int = 1) -> DeadLetterRow:
@@ -265,7 +271,7 @@ class Producers:
 def test_send_timeout_is_below_producer_name_expiry() -> None:
     client = Producers()
     outlet = ByClient(cast("pulsar.Client", client))
-    sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), Try(1, 0))
+    sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), Try(1, 0), str)
     sender.hold(-1, None)
     # keepAliveIntervalSeconds of a broker is 30: it drops a connection that is silent for two.
     assert 0 < client.opened["send_timeout_millis"] <= 30_000
@@ -281,14 +287,17 @@ TRY = Try(2, 1)
         pytest.param(sequence_id(Try(1, 5), 9, 0), does_not_raise(), id="earlier lease"),
         pytest.param(sequence_id(Try(2, 0), 9, 0), does_not_raise(), id="earlier try"),
         pytest.param(sequence_id(TRY, 0, 0), pytest.raises(SentBeforeError), id="same try"),
-        pytest.param(sequence_id(Try(3, 0), 0, 0), pytest.raises(SentBeforeError), id="later"),
+        pytest.param(sequence_id(Try(2, 9), 0, 0), pytest.raises(SentBeforeError), id="later try"),
+        pytest.param(sequence_id(Try(2, 199), 0, 0), pytest.raises(NameTakenError), id="last try"),
+        pytest.param(sequence_id(Try(3, 0), 0, 0), pytest.raises(NameTakenError), id="no lease"),
+        pytest.param(2**63 - 1, pytest.raises(NameTakenError), id="highest"),
     ],
 )
 def test_producer_of_a_later_try_is_refused(
     last: int, expected: AbstractContextManager[None]
 ) -> None:
     outlet = ByClient(cast("pulsar.Client", Producers(last)))
-    sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY)
+    sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY, str)
     with expected:
         assert sender.hold(-1, None) == last
     assert sender.holds(-1, None) == isinstance(expected, does_not_raise)
@@ -300,13 +309,14 @@ def test_producer_of_a_later_try_is_refused(
         pytest.param(sequence_id(TRY, 0, 0), does_not_raise(), id="its own"),
         pytest.param(-1, pytest.raises(DeduplicationOffError), id="not kept"),
         pytest.param(sequence_id(TRY, 10, 0), pytest.raises(SentBeforeError), id="another's"),
+        pytest.param(2**63 - 1, pytest.raises(NameTakenError), id="highest"),
     ],
 )
 def test_reopened_producer_proves_last_sender(
     last: int, expected: AbstractContextManager[None]
 ) -> None:
     outlet = ByClient(cast("pulsar.Client", Producers(-1, last)))
-    sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY)
+    sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY, str)
     sender.hold(-1, None)
     with expected:
         sender.prove(dead_letter(0))

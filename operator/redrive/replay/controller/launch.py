@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -186,24 +186,27 @@ def needed_objects(template: Body) -> Iterator[NamedObject]:
         yield NamedObject(_KINDS[kind], name)
 
 
-def lent_objects(access: PodAccess) -> frozenset[NamedObject]:
+def lent_objects(identity: ReplayIdentity) -> frozenset[NamedObject]:
     """Return the objects that a connection names for jobs; their owners have to consent.
 
     Args:
-        access: the credentials of the connection's replay role.
+        identity: the connection's replay role.
     """
-    return frozenset(needed_objects({"spec": {"volumes": access.volumes, "containers": ()}}))
+    volumes = [_volume(_sources(identity))]
+    return frozenset(needed_objects({"spec": {"volumes": volumes, "containers": ()}}))
 
 
+KEY_FILE = "key"
+"""Key, in a Secret, of the key of a ledger."""
 _VOLUME = "redrive-access"
 
 
 @dataclass(frozen=True)
 class PodAccess:
-    """What gives a pod the credentials of the replay role.
+    """What gives a pod the credentials of the replay role, and the key of the ledger.
 
     Attributes:
-        volumes: of the application; none where nothing has to be mounted.
+        volumes: of the application.
         mounts: of each pod.
         variable: of the environment of each pod: a `BrokerAccess`.
     """
@@ -213,21 +216,26 @@ class PodAccess:
     variable: Mapping[str, Any]
 
 
-def pod_access(identity: ReplayIdentity, redirect_hosts: Sequence[str]) -> PodAccess:
+def pod_access(
+    identity: ReplayIdentity, redirect_hosts: Sequence[str], key_secret: str
+) -> PodAccess:
     """Return what gives driver and executors the credentials of *identity*.
 
     Args:
         identity: the replay role.
         redirect_hosts: hosts that they may be redirected to, see `Access.hosts`.
+        key_secret: name of the Secret with the key of the ledger.
     """
     description = _description(identity.authentication, tuple(redirect_hosts))
     variable = {"name": ACCESS_VARIABLE, "value": description.encode()}
-    sources = list(_sources(identity))
-    if not sources:
-        return PodAccess((), (), variable)
-    volume = {"name": _VOLUME, "projected": {"sources": sources}}
+    key = _source("secret", key_secret, {KEY_FILE: "ledger/key"})
+    volume = _volume([*_sources(identity), key])
     mount = {"name": _VOLUME, "mountPath": ACCESS_FOLDER, "readOnly": True}
     return PodAccess((volume,), (mount,), variable)
+
+
+def _volume(sources: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return {"name": _VOLUME, "projected": {"sources": list(sources)}}
 
 
 def _description(given: ReplayAuthentication, redirect_hosts: tuple[str, ...]) -> BrokerAccess:

@@ -81,7 +81,11 @@ async def read_image(template: Key, ctx: Context) -> str:
 
 
 async def check_prerequisites(
-    job: JobApplication, connection: Key, lent: Collection[NamedObject], ctx: Context
+    job: JobApplication,
+    connection: Key,
+    lent: Collection[NamedObject],
+    key_secret: str,
+    ctx: Context,
 ) -> None:
     """Check that what *job* needs is in its namespace, and may be used by the connection.
 
@@ -92,6 +96,7 @@ async def check_prerequisites(
         job: what is to be launched.
         connection: the BrokerConnection of its policy.
         lent: the objects that this connection names; the administrator's template names the others.
+        key_secret: name of the Secret that the operator creates next.
         ctx: reads metadata.
 
     Raises:
@@ -115,6 +120,8 @@ async def check_prerequisites(
         ) from error
     pods = [needed for pod in job.pods.values() for needed in needed_objects(pod.template)]
     for needed in dict.fromkeys(pods):
+        if needed == NamedObject(resources.SECRETS, key_secret) and needed not in lent:
+            continue
         try:
             annotations = await _annotations(needed.resource, Key(namespace, needed.name), ctx)
         except NotFoundError as error:

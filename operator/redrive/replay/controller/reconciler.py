@@ -45,7 +45,7 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, has_finalizer
 from redrive.policy.values import parse_duration
-from redrive.replay.controller import launch, metrics, rights
+from redrive.replay.controller import keys, launch, metrics, rights
 from redrive.replay.controller.admission import (
     ENDED_AT,
     admit,
@@ -381,13 +381,17 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
     check_start(replay, reported, ctx)
     admitted = admit(replay, ctx)
     launcher = choose_operator(ctx)
-    access = pod_access(admitted.identity, admitted.redirect_hosts)
+    key = await keys.ledger_key(admitted, ctx.settings.replay_template, ctx)
+    key_secret = keys.secret_of(replay, key)
+    access = pod_access(admitted.identity, admitted.redirect_hosts, key_secret)
     image = await read_image(ctx.settings.replay_template, ctx)
     wanted = launch.application(
         replay, admitted.job, access, admitted.template, ctx.settings, image=image
     )
     connection = key_of(admitted.connection_ref, Key.of(replay).namespace)
-    await check_prerequisites(wanted, connection, launch.lent_objects(access), ctx)
+    lent = launch.lent_objects(admitted.identity)
+    await check_prerequisites(wanted, connection, lent, key_secret, ctx)
+    await keys.provide_secret(replay, key, ctx)
     created = await _create(launcher, wanted, admitted.template.name, ctx)
     ctx.applications[launcher.resource].put(created)
     return launcher.run(created)

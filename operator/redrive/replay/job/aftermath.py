@@ -165,7 +165,7 @@ class AftermathLook:
     def __init__(
         self, job: ReplayJob, client: broker.ReadingClient, check: Callable[[], None]
     ) -> None:
-        records = ledger.read(client, job.policy.ledger_topic)
+        records = ledger.read(client, job.policy.ledger_topic, ledger.mounted_key())
         if job.uid not in records.headers:
             raise ledger.lost(job.uid)
         self._job, self._client, self._check = job, client, check

@@ -411,7 +411,9 @@ class Dispatch:
             replays=leased.replays,
             since=leased.tails,
             generation=generation,
-            lease=stored.serialize(),
+            renamed=leased.renamed,
+            lease=EntryId(stored.ledger_id(), stored.entry_id()),
+            number=self._ledger.number,
             permit=self._share(len(self._under_way) + 1),
             # Of the average size, many may be much larger, and a task be lost for want of memory.
             ahead=reader.MIN_PREFETCH
@@ -463,11 +465,14 @@ class Dispatch:
             replays=before.replays if result.tails else frozenset(),
             unproven=result.unproven,
             chunks={**before.chunks, **chunks},
+            renamed=before.generation if result.blocked else before.renamed,
         )
         self._ledger.write(range_key(of), record.to_json())
         self._look_due = time.monotonic() + LOOK_SECONDS
         if not plan.done and self._to_move(of):
             self._waiting.insert(0, of)
+        if result.blocked:
+            logger.warning("others have used the producer names of range %s; they are replaced", of)
         if result.unsubscribed:
             self._pause_without_subscription()
         if result.full is not None:

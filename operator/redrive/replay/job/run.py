@@ -106,8 +106,9 @@ def preview(job: ReplayJob, engine: Engine, reporter: Reporter) -> RunPreview:
         Exception: it could not be planned.
     """
     resting = _look(job)  # first, as by a run
+    key, topic = ledger_topic.mounted_key(), job.policy.ledger_topic
     with broker.connect(job.service_url) as client:
-        records = broker.waited(lambda: ledger_topic.read(client, job.policy.ledger_topic))
+        records = broker.waited(lambda: ledger_topic.read(client, topic, key))
     with reporting_progress(engine, reporter):
         planned = list(plan_ranges(job, engine, records, resting))
     records.plans[job.uid] = {each.range: each.plan for each in planned}

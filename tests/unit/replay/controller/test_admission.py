@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 from pydantic.alias_generators import to_camel
 
+from redrive.admin.model import TopicMetadata
 from redrive.api.job import JobTemplate
 from redrive.api.permissions import LabelSelector, Namespaces
 from redrive.api.replay import ReplayRun, RunCounts
@@ -163,8 +165,29 @@ def with_templates(context: Context, **templates: JobTemplate) -> Context:
     return dataclasses.replace(context, job_templates=store)
 
 
+class Ledgers:
+    """The brokers of a context, of which only properties of ledger topics are asked.
+
+    Attributes:
+        properties: of each ledger topic.
+    """
+
+    def __init__(self) -> None:
+        self.properties: dict[str, str] = {}
+
+    async def resolve(self, _ref: object, _namespace: str) -> SimpleNamespace:
+        return SimpleNamespace(admin=self)
+
+    async def metadata(self, _topic: TopicName, *, partitioned: bool) -> TopicMetadata:
+        assert not partitioned
+        return TopicMetadata(0, dict(self.properties))
+
+    async def set_properties(self, _topic: TopicName, properties: Mapping[str, str]) -> None:
+        self.properties.update(properties)
+
+
 def ctx(**tables: list[dict[str, Any]]) -> Context:
-    """Return a context with these objects in its caches, and without clients."""
+    """Return a context with these objects in its caches, and without a client of Kubernetes."""
     defaults: dict[str, list[dict[str, Any]]] = {
         "policies": [policy()],
         "connections": [connection()],
@@ -175,7 +198,7 @@ def ctx(**tables: list[dict[str, Any]]) -> Context:
         settings=SETTINGS,
         kubernetes=cast("Kubernetes", None),
         config_maps=Cache(),
-        brokers=cast("Connections", None),
+        brokers=cast("Connections", Ledgers()),
         namespaces=cast("NamespaceLabels", None),
         job_templates=JobTemplates(None),
         clock=wall_clock,

@@ -39,6 +39,8 @@ SETTINGS = Settings(
 )
 TOKEN = {"secretRef": {"name": "pulsar-replayer", "key": "token"}}
 HOSTS = ("broker-*.pulsar", "other")
+KEY_SECRET = "orders-ledger-0f4a9c31d2"  # noqa: S105  its name
+KEY_SOURCE = ("secret", KEY_SECRET, {"key": "ledger/key"})
 
 
 def identity(method: str, value: object = None, **fields: object) -> ReplayIdentity:
@@ -48,7 +50,7 @@ def identity(method: str, value: object = None, **fields: object) -> ReplayIdent
     )
 
 
-ACCESS = pod_access(identity("Token", TOKEN), HOSTS)
+ACCESS = pod_access(identity("Token", TOKEN), HOSTS, KEY_SECRET)
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders", generation=3)
 JOB = ReplayJob(
     "shop", "after-fix", "uid-1", POLICY, "pulsar://pulsar:6650", "http://pulsar:8080", "key = 'ü'"
@@ -150,20 +152,20 @@ CLIENT = {
         (identity("None"), []),
     ],
 )
-def test_pods_mount_only_credentials_of_replay_role(
+def test_pods_mount_only_key_and_credentials_of_replay_role(
     role: ReplayIdentity, sources: list[tuple[str, str, dict[str, str]]]
 ) -> None:
-    spec = manifest(access=pod_access(role, HOSTS))["spec"]
+    spec = manifest(access=pod_access(role, HOSTS, KEY_SECRET))["spec"]
     mounted = [
         (kind, by["name"], {item["key"]: item["path"] for item in by["items"]})
-        for volume in spec["driver"]["template"]["spec"].get("volumes", [])
+        for volume in spec["driver"]["template"]["spec"]["volumes"]
         for source in volume["projected"]["sources"]
         for kind, by in source.items()
     ]
-    assert mounted == sources
+    assert mounted == [*sources, KEY_SOURCE]
     mount = {"name": "redrive-access", "mountPath": ACCESS_FOLDER, "readOnly": True}
     for pod in map(own_container, (spec["driver"], spec["executor"])):
-        assert pod.get("volumeMounts", []) == [mount] * bool(sources)
+        assert pod["volumeMounts"] == [mount]
         ((name, value),) = [(variable["name"], variable["value"]) for variable in pod["env"]]
         assert name == ACCESS_VARIABLE
         assert "$" not in value  # a kubelet would put in variables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import dataclasses
 import json
@@ -25,11 +26,14 @@ from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import ConflictError, ForbiddenError, KubernetesError, UnavailableError
-from redrive.kube.context import Settings, wall_clock
+from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.resources import Key, Resource
+from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import ENDED_AT
+from redrive.replay.controller.keys import KEY_ID
 from redrive.replay.controller.reconciler import reconcile
+from redrive.replay.evidence import LedgerKey
 from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.crd_fields import SpecField, SpecFields
 from tests.support.fake_kubernetes import FakeKubernetes, edit
@@ -49,6 +53,10 @@ ACCOUNT = Key("shop", "redrive-replay")
 SECRET = Key("shop", "pulsar-replayer")
 USABLE = {"annotations": {"redrive.io/usable-by": "shop/main"}}
 TEMPLATE = SETTINGS.replay_template or Key("", "")
+OPERATOR_SECRET = Key("redrive", "replay-keys")
+LAUNCH = ["Secret", "SparkApplication"]
+"""Kinds of the objects that a launch creates."""
+MASTER = base64.b64encode(b"5a" * 32).decode()
 
 
 @pytest.fixture
@@ -78,9 +86,10 @@ async def reconcile_cached(
 
 
 def provide_image(api: FakeKubernetes) -> None:
-    """Add the PodTemplate of the operator."""
+    """Add the PodTemplate of the operator, and its Secret."""
     template = {"spec": {"containers": [{"image": "job"}]}}
     api.add(resources.POD_TEMPLATES, {"metadata": TEMPLATE._asdict(), "template": template})
+    api.add(resources.SECRETS, {"metadata": OPERATOR_SECRET._asdict(), "data": {"current": MASTER}})
 
 
 def provide(api: FakeKubernetes) -> None:
@@ -297,9 +306,7 @@ async def test_foreign_connection_gets_no_secret_of_the_replay(
         "redrive.io/usable-by": "shop/main, thief/main"
     }
     await reconcile(Key.of(body), context, asyncio.Lock())
-    assert [write.resource.kind for write in api.writes if write.verb == "create"] == [
-        "SparkApplication"
-    ]
+    assert [write.resource.kind for write in api.writes if write.verb == "create"] == LAUNCH
 
 
 async def test_config_map_of_a_connection_needs_consent(api: FakeKubernetes) -> None:
@@ -332,13 +339,62 @@ async def test_replay_with_prerequisites_is_launched(api: FakeKubernetes) -> Non
     provide(api)
     assert await look(api) is Requeue.BACKOFF  # until the application has a state
     created = [write.resource.kind for write in api.writes if write.verb == "create"]
-    assert created == ["SparkApplication"]
+    assert created == LAUNCH
     assert [status["phase"] for status in statuses(api)] == ["Submitted"]
 
 
+async def key_of_job(api: FakeKubernetes, context: Context) -> str:
+    """Launch the Replay in *context*; return the key that its pods mount, in hexadecimal digits."""
+    await reconcile(KEY, dataclasses.replace(context, kubernetes=api), asyncio.Lock())
+    created = [write.body for write in api.writes if write.verb == "create"]
+    secret, application = created[-2:]
+    volumes = application["spec"]["driver"]["template"]["spec"]["volumes"]
+    assert [source["secret"]["name"] for v in volumes for source in v["projected"]["sources"]] == [
+        SECRET.name,
+        secret["metadata"]["name"],
+    ]
+    assert (secret["type"], secret["immutable"]) == ("Opaque", True)
+    (owner,) = secret["metadata"]["ownerReferences"]
+    assert owner["kind"] == "RetryPolicy"
+    return base64.b64decode(secret["data"]["key"]).decode()
+
+
+async def test_ledger_key_is_the_same_in_each_launch_and_restore() -> None:
+    """The key of the operator stays, and everything else is lost."""
+    properties, keys = dict[str, str](), set[str]()
+    for _ in range(2):
+        api, context = storing(replay()), ctx(replays=[replay()])
+        provide(api)
+        context.brokers.properties.update(properties)  # type: ignore[attr-defined]
+        keys.add(await key_of_job(api, context))
+        properties = context.brokers.properties  # type: ignore[attr-defined]
+    assert len(keys) == len(properties) == 1
+    assert MASTER not in str(keys)
+
+
+async def test_replay_waits_for_the_lost_key_of_its_ledger() -> None:
+    lost = LedgerKey.derive(b"lost" * 8, TopicName("shop", "prod", "orders-fulfilment-DLQ-LEDGER"))
+    api, context = storing(replay()), ctx(replays=[replay()])
+    provide(api)
+    del api.objects[resources.SECRETS][OPERATOR_SECRET]
+    context.brokers.properties[KEY_ID] = lost.id  # type: ignore[attr-defined]
+    now = dataclasses.replace(context, kubernetes=api)
+    assert await reconcile(KEY, now, asyncio.Lock()) is Requeue.BACKOFF
+    reason, message = shown(api)
+    assert reason == "LedgerKeyLost"
+    assert f"got 'key {lost.id}'; add the lost key to that Secret" in message
+    created = [write.body["metadata"]["name"] for write in api.writes if write.verb == "create"]
+    assert created == [OPERATOR_SECRET.name]
+
+    entry = base64.b64encode((b"lost" * 8).hex().encode()).decode()
+    api.objects[resources.SECRETS][OPERATOR_SECRET]["data"] |= {"before": entry, "a": "b", "c": ""}
+    assert await key_of_job(api, context) == lost.secret.hex()
+    assert context.brokers.properties[KEY_ID] == lost.id  # type: ignore[attr-defined]
+
+
 async def test_unreadable_secret_needs_consent_of_the_account(api: FakeKubernetes) -> None:
-    def refuse(_verb: str, resource: Resource, _key: Key) -> None:
-        if resource == resources.SECRETS:
+    def refuse(verb: str, resource: Resource, key: Key) -> None:
+        if resource == resources.SECRETS and verb != "create" and key != OPERATOR_SECRET:
             raise ForbiddenError("it is not allowed", remedy="none")
 
     provide(api)  # an annotation of the Secret that the operator may not read does not count
@@ -415,7 +471,7 @@ async def test_replay_waits_for_the_template_with_its_image(api: FakeKubernetes)
     stored["template"]["spec"]["containers"][0]["image"] = "replaced"
     api.objects[resources.POD_TEMPLATES][TEMPLATE] = stored
     await look(api)
-    (launched,) = (write.body for write in api.writes if write.verb == "create")
+    *_, launched = (write.body for write in api.writes if write.verb == "create")
     assert launched["spec"]["image"] == "replaced"
 
 
@@ -1091,7 +1147,7 @@ async def test_ended_run_without_application_is_not_relaunched(
 async def test_application_deleted_by_hand_is_created_again(
     api: FakeKubernetes, status: dict[str, Any]
 ) -> None:
-    assert await look_without_its_application(api, **status) == ["SparkApplication"]
+    assert await look_without_its_application(api, **status) == LAUNCH
 
 
 PARTS = ("Submitted", "Running", "Completed", "gone")
@@ -1211,14 +1267,15 @@ async def test_replay_crash_at_any_write_launches_one_run(*, done: bool, stale: 
     peace = await Life().lived()
     assert [phase_of(state) for state in peace.states] == [*PARTS[:-1], None]
     writes = peace.fault.count
-    assert writes == 8  # launch, three phases, two annotations, result, deletion
+    assert writes == 9  # key, launch, three phases, two annotations, result, deletion
     for number in range(1, writes + 1):
         disturbed = await Life(stale=stale, fault=Fault(number, done=done)).lived()
         assert disturbed.states == peace.states, f"write {number}"
         assert disturbed.history["create SparkApplication"] == 1, f"write {number}"
         more = disturbed.history - peace.history
         # One that is behind tries to launch it once more, is refused, and shows that.
-        assert more.keys() <= {"patch_status Replay"}, f"write {number}: {more}"
+        repeated = {"patch_status Replay", "create Secret"}
+        assert more.keys() <= repeated, f"write {number}: {more}"
         assert more.total() <= 2, f"write {number}: {more}"
 
 

@@ -1,0 +1,148 @@
+"""Keys of ledgers: from the operator's Secret to the Secret that the pods of a job mount.
+
+The operator has one Secret with random keys, in its own namespace. The key of a ledger is derived
+from one of them, so nothing else has to be kept: a Secret of a policy that was deleted, or restored
+elsewhere, is created again with the same key. A property of the ledger topic identifies the key.
+Without that key the records of the ledger are unreadable, so a Replay does not start with another.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+
+from redrive.api import Body
+from redrive.errors import LedgerKeyLostError
+from redrive.kube import resources
+from redrive.kube.client import ConflictError, NotFoundError
+from redrive.kube.context import Context
+from redrive.kube.resources import MANAGED, Key
+from redrive.policy.naming import TopicName
+from redrive.replay.controller.admission import Admitted, policy_of
+from redrive.replay.controller.launch import KEY_FILE
+from redrive.replay.evidence import KEY_BYTES, LedgerKey
+
+KEY_ID = "redrive.io/ledger-key"
+"""Property of a ledger topic: the id of its key."""
+_CURRENT = "current"
+"""Entry of the operator's Secret from which the keys of new ledgers are derived. Other entries, of
+any name, are keys of earlier installations."""
+_ID_ROOM = 10
+
+
+def operator_secret(template: Key) -> Key:
+    """Return the operator's Secret.
+
+    Args:
+        template: PodTemplate of replay jobs, which lies in the same namespace.
+    """
+    return Key(template.namespace, f"{template.name}-keys")
+
+
+async def ledger_key(admitted: Admitted, template: Key, ctx: Context) -> LedgerKey:
+    """Return the key of the ledger of a Replay, and mark the ledger topic with it.
+
+    Args:
+        admitted: the Replay.
+        template: see `operator_secret`.
+        ctx: reads the operator's Secret, or creates it.
+
+    Raises:
+        LedgerKeyLostError: the ledger has another key than those of the operator.
+        RedriveError: the broker or the API server refuses.
+    """
+    topic = admitted.job.policy.ledger_topic
+    connection = await ctx.brokers.resolve(admitted.connection_ref, admitted.job.namespace)
+    secret = operator_secret(template)
+    keys = _derived(await _read(secret, ctx), topic)
+    properties = (await connection.admin.metadata(topic, partitioned=False)).properties
+    known = properties.get(KEY_ID, "")
+    for key in keys:
+        if key.id == known:
+            return key
+    if known or not keys:
+        raise LedgerKeyLostError(
+            f"the Secret {secret} has no key that {topic} was written with, so what earlier "
+            "Replays have moved is unknown",
+            got=f"key {known}" if known else "no key",
+            remedy="add the lost key to that Secret, as an entry of any name, from a backup or "
+            "from the installation that ran Replays of this policy before. If it is lost "
+            "permanently, and messages of failed Replays may be moved twice, remove the property "
+            f"(`pulsar-admin topics remove-properties --key {KEY_ID} {topic}`)",
+        )
+    await connection.admin.set_properties(topic, {KEY_ID: keys[0].id})
+    return keys[0]
+
+
+def secret_of(replay: Body, key: LedgerKey) -> str:
+    """Return the name of the Secret with *key*, in the namespace of a Replay.
+
+    The Replays of a policy have it together. Its content never changes, as its name tells the key.
+    """
+    return f"{policy_of(replay).name}-ledger-{key.id[:_ID_ROOM]}"
+
+
+async def provide_secret(replay: Body, key: LedgerKey, ctx: Context) -> None:
+    """Create the Secret with *key*, unless it exists; it is deleted with the policy.
+
+    Raises:
+        KubernetesError: the API server refuses.
+    """
+    policy = ctx.policies.get(policy_of(replay))
+    owners = [] if policy is None else [resources.owner_reference(resources.POLICIES, policy)]
+    label, value = MANAGED
+    body = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": secret_of(replay, key),
+            "namespace": Key.of(replay).namespace,
+            "labels": {label: value, "redrive.io/policy": policy_of(replay).name},
+            "ownerReferences": owners,
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "data": {KEY_FILE: _encoded(key.secret)},
+    }
+    try:
+        await ctx.kubernetes.create(resources.SECRETS, body)
+    except ConflictError:
+        return
+
+
+async def _read(secret: Key, ctx: Context) -> Body:
+    """Read the operator's Secret; create it with a random key if it does not exist."""
+    try:
+        return await ctx.kubernetes.get(resources.SECRETS, secret)
+    except NotFoundError:
+        label, value = MANAGED
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {**secret._asdict(), "labels": {label: value}},
+            "type": "Opaque",
+            "data": {_CURRENT: _encoded(secrets.token_bytes(KEY_BYTES))},
+        }
+        return await ctx.kubernetes.create(resources.SECRETS, body)
+
+
+def _derived(secret: Body, topic: TopicName) -> list[LedgerKey]:
+    """Return the keys of a ledger by the operator's Secret, the one of new ledgers first."""
+    entries = sorted((secret.get("data") or {}).items(), key=lambda item: item[0] != _CURRENT)
+    if not entries or entries[0][0] != _CURRENT:
+        return []
+    return [LedgerKey.derive(decoded, topic) for _, text in entries if (decoded := _decoded(text))]
+
+
+def _encoded(key: bytes) -> str:
+    return base64.b64encode(key.hex().encode()).decode()
+
+
+def _decoded(text: str) -> bytes:
+    """Return a key; nothing if the entry holds something else."""
+    try:
+        key = bytes.fromhex(base64.b64decode(text).decode())
+    except (ValueError, binascii.Error):
+        return b""
+    return key if len(key) >= KEY_BYTES else b""
