@@ -125,11 +125,15 @@ _MAX_BLOCKS = 50_000
 
 
 class SettledRuns:
-    """The ids of bursts that were settled as a whole. Not for several threads."""
+    """The ids of bursts that were settled as a whole. Not for several threads.
+
+    Attributes:
+        blocks: how many batches, and blocks of entries without batches, are remembered.
+    """
 
     def __init__(self) -> None:
         self._slices: deque[tuple[float, dict[tuple[int, int], int]]] = deque()
-        self._blocks = 0
+        self.blocks = 0
 
     def add(self, runs: Sequence[Run], now: float) -> None:
         """Remember *runs*, which are settled *now*."""
@@ -139,8 +143,8 @@ class SettledRuns:
         before = len(settled)
         for key, bits in runs:
             settled[key] = settled.get(key, 0) | bits
-        self._blocks += len(settled) - before
-        while self._blocks > _MAX_BLOCKS and len(self._slices) > 1:
+        self.blocks += len(settled) - before
+        while self.blocks > _MAX_BLOCKS and len(self._slices) > 1:
             self._drop()
 
     def contains(self, message: pulsar.Message, since: float) -> bool:
@@ -153,4 +157,4 @@ class SettledRuns:
         return any(settled.get(key, 0) >> bit & 1 for _, settled in self._slices)
 
     def _drop(self) -> None:
-        self._blocks -= len(self._slices.popleft()[1])
+        self.blocks -= len(self._slices.popleft()[1])

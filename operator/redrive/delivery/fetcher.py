@@ -108,7 +108,13 @@ class Fetcher:
             SubscriptionLostError: the client ended a subscription.
         """
         if not (self._stopping or self._pause or self._again or self._lost or self._holders):
-            message = self._next()
+            topics = next(self._turns)
+            if topics and topics[0].handed_over:
+                try:
+                    return topics[0].handed_over.popleft()
+                except IndexError:  # another taker was faster
+                    pass
+            message = self._next(topics)
             if message is not None:
                 return message
         end = None if timeout is None else time.monotonic() + timeout
@@ -197,8 +203,8 @@ class Fetcher:
             topics, self._topics = self._topics, []
         all_within(deadline, [topic.close for topic in topics])
 
-    def _next(self) -> pulsar.Message | None:
-        for topic in next(self._turns):
+    def _next(self, topics: Sequence[TopicFetcher]) -> pulsar.Message | None:
+        for topic in topics:
             message = topic.take(self._linger_ms)
             if message is None:
                 self._dried(topic)
@@ -218,7 +224,7 @@ class Fetcher:
                 if not pause.wait(left):
                     return None
                 continue
-            message = self._due() or (None if self._holders else self._next())
+            message = self._due() or (None if self._holders else self._next(next(self._turns)))
             if message is not None:
                 return message
             wait = self._until_due(left)
@@ -404,8 +410,10 @@ class TopicFetcher:
     def take(self, timeout_ms: int) -> pulsar.Message | None:
         """Return the next message of a topic that flows, or None if it turned out to be dry."""
         if self.handed_over:
-            with contextlib.suppress(IndexError):  # another taker was faster
+            try:
                 return self.handed_over.popleft()
+            except IndexError:  # another taker was faster
+                pass
         self._inside.append(None)
         try:
             if self._closing:

@@ -94,8 +94,9 @@ class InHand:
                 self._dropped += 1
             self._new[address] = weakref.ref(message)
             return True
+        key = _id_of(message)
         with self._changing:
-            return self._begin_known(message)
+            return self._begin_known(message, key)
 
     def end(self, message: pulsar.Message, *, moved: bool = False) -> None:
         """Note that *message* is settled, which is remembered for some seconds.
@@ -140,7 +141,7 @@ class InHand:
             self._forget_dropped()
             return len(self._known)
 
-    def _begin_known(self, message: pulsar.Message) -> bool:
+    def _begin_known(self, message: pulsar.Message, key: bytes) -> bool:
         if len(self._known) > self._look_at:
             self._forget_dropped()
         if self._full:
@@ -154,7 +155,6 @@ class InHand:
                 return True
             self._forget(id(message))  # as in `_learn`
             self._dropped += 1
-        key = _id_of(message)
         settled = self._settled.take(key, message)
         original = self._by_id.get(key)
         if original is not None and original() is not None:
@@ -309,8 +309,9 @@ class Settled(OrderedDict[bytes, _Moment]):
         self._taken += 1
         if not self._taken % _LOOK_EVERY:
             self._expire()
-        since = self.clock.monotonic() - REMEMBERED_SECONDS
-        if self._runs.contains(message, since):
+        if self._runs.blocks and self._runs.contains(
+            message, self.clock.monotonic() - REMEMBERED_SECONDS
+        ):
             return True
         moment = self.get(key)
         if moment is None or not self._counts(moment):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import pulsar
 
+from redrive.delivery.bursts import Burst
 from redrive.delivery.concurrency import Deadline, UnderWay, all_within
 from redrive.delivery.decisions import Decisions
 from redrive.delivery.forking import OwnerProcess
@@ -240,8 +241,10 @@ class Processor:
     def _acknowledge(self, message: pulsar.Message, *, moved: bool = False) -> None:
         if self._closed:  # by a thread that no longer waited for this one
             return
+        burst: Burst | None = getattr(message, "redrive", None)
+        topic = message.topic_name() if burst is None else burst.topic
         try:
-            self._subscriptions[message.topic_name()].acknowledge(message)
+            self._subscriptions[topic].acknowledge(message)
         except pulsar.Interrupted:
             raise  # the client's word for KeyboardInterrupt
         except pulsar.exceptions.PulsarException:

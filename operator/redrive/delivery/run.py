@@ -262,7 +262,10 @@ class Run:
                 self.late(message)
 
     def _handle(self, worker: int, messages: Sequence[pulsar.Message]) -> float:
-        """Return how long that took, but for the acknowledgement of what was handled."""
+        """Return how long that took, but for the acknowledgement of what was handled.
+
+        Not measured without a turnstile.
+        """
         call = self._current[worker] = next(self._numbers)
         began = time.monotonic()
         self._calls[call] = worker, began, messages
@@ -271,10 +274,10 @@ class Run:
         except BaseException:
             self._calls.pop(call, None)  # the messages stay unacknowledged
             raise
-        ended = time.monotonic()
+        ended = time.monotonic() if self._turnstile else began
         if self._calls.pop(call, None) is not None:
             self.settle_all(messages, outcomes)
-            if any(outcomes):
+            if self._turnstile and any(outcomes):
                 ended = time.monotonic()
         else:
             self.ignore(messages, outcomes)

@@ -184,7 +184,7 @@ class Receiver(PolicyConsumer):
             InvalidSpecError: it is not a message of this consumer.
         """
         try:
-            self._processor.acknowledge(message)
+            self._assembled.acknowledge(message)
         except AttributeError:
             check_message(message)
             raise
@@ -452,7 +452,7 @@ class RetryConsumer(Receiver):
         self.stop()
         with self._ending:
             # What a handler has started, such as a task, may outlive every `run`.
-            if self._runs and self._processor.one_attempt.in_handler():
+            if self._runs and self._processor.one_attempt.runs_here():
                 self._close_at_end = to_limit(timeout, "a time to wait")
                 return
         for thread, ended in list(self._runs.items()):
@@ -500,5 +500,5 @@ class RetryConsumer(Receiver):
             settle, processor.late, self.stop, workers,
             to_limit(timeout, "a handler's time-out"),
         )  # fmt: skip
-        with self._registered():
+        with self._registered(), processor.one_attempt.running():
             parts.work(run)

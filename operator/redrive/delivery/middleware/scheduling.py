@@ -13,8 +13,9 @@ consumer, unacknowledged.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 
 import pulsar
@@ -88,7 +89,7 @@ class RateLimiter(Middleware):
 
 _LOOK_AGAIN_SECONDS = 1.0
 
-_at_work_here: ContextVar[OneAttempt | None] = ContextVar("redrive_at_work_here", default=None)
+_running_here: ContextVar[OneAttempt | None] = ContextVar("redrive_running_here", default=None)
 
 
 class OneAttempt(Middleware):
@@ -127,13 +128,13 @@ class OneAttempt(Middleware):
         """Note what a handler is at work on."""
 
         def handle_noted(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+            if _running_here.get() is not self:  # in a thread of `run`, whose context ends with it
+                _running_here.set(self)
             for message in messages:
                 self._at_work[id(message)] = message
-            before = _at_work_here.set(self)
             try:
                 return handle(messages)
             finally:
-                _at_work_here.reset(before)
                 for message in messages:
                     self._at_work.pop(id(message), None)
                     if self._settled:
@@ -148,9 +149,18 @@ class OneAttempt(Middleware):
             if id(message) not in self._at_work:  # the handler has ended meanwhile
                 self._settled.pop(id(message), None)
 
-    def in_handler(self) -> bool:
-        """Return whether a handler of this consumer is the caller, in whichever thread or task."""
-        return _at_work_here.get() is self
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Note that the caller handles messages, until the block ends."""
+        before = _running_here.set(self)
+        try:
+            yield
+        finally:
+            _running_here.reset(before)
+
+    def runs_here(self) -> bool:
+        """Return True if `run` is the caller, or a handler, in whichever thread or task."""
+        return _running_here.get() is self
 
     def _put_off(self, message: pulsar.Message) -> bool:
         if not self._is_at_work(message):
