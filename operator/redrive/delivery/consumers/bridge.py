@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from datetime import timedelta
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import pulsar
 
@@ -43,6 +43,46 @@ class HandlerCancelledError(RedriveError):
     """A handler was cancelled, but neither by its time-out nor by `run`."""
 
     reason = "HandlerCancelled"
+
+
+class _End(Generic[_Answer]):
+    """The end of a handler on the loop, for one thread that waits.
+
+    A lock alone: a future costs more than all else that a short handler does.
+
+    Attributes:
+        error: what the handler has raised.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = threading.Lock()
+        self._waiting.acquire()
+        self._answers: list[_Answer] = []
+        self.error: BaseException | None = None
+        self.over = False
+
+    def answer(self, answer: _Answer) -> None:
+        """End with what the handler returned."""
+        self._answers.append(answer)
+        self._end()
+
+    def fail(self, error: BaseException) -> None:
+        """End with what it raised, unless it has ended."""
+        if not self.over:
+            self.error = error
+            self._end()
+
+    def wait(self, seconds: float) -> bool:
+        """Return True if it ended within so many *seconds*."""
+        return self.over or self._waiting.acquire(timeout=seconds)
+
+    def result(self) -> _Answer:
+        """Return what the handler returned."""
+        return self._answers[0]
+
+    def _end(self) -> None:
+        self.over = True
+        self._waiting.release()
 
 
 class Bridge:
@@ -76,27 +116,32 @@ class Bridge:
         return PassThrough(call, handler)
 
     def _call(self, handler: Callable[[], Awaitable[_Answer]], timeout: timedelta) -> _Answer:
-        started: Future[asyncio.Task[_Answer]] = Future()
-        ended: Future[_Answer] = Future()
+        ended = _End[_Answer]()
         here = contextvars.copy_context()
 
-        async def handle() -> _Answer:
+        async def handle() -> None:
             try:
                 answer: Awaitable[_Answer] | _Answer = handler()
                 # One that awaits nothing has done its work by now.
-                return await answer if isinstance(answer, Awaitable) else answer
+                result = await answer if isinstance(answer, Awaitable) else answer
             except BaseException as error:
                 if ends_run(error):  # a SystemExit ends the loop, which may never call `_end`
-                    ended.set_exception(error)
+                    ended.fail(error)
                 raise
+            ended.answer(result)
+
+        tasks: list[asyncio.Task[None]] = []
 
         def start() -> None:
             task = self._loop.create_task(handle(), context=here)
+            tasks.append(task)
             self._tasks.add(task)
             task.add_done_callback(lambda task: self._end(task, ended))
-            started.set_result(task)
             if self._cancelled:
                 task.cancel()
+
+        def cancel() -> None:
+            tasks[0].cancel()
 
         try:
             self._loop.call_soon_threadsafe(start)
@@ -104,11 +149,11 @@ class Bridge:
             raise RunCancelled from error
         late = not self._wait(ended, to_seconds(timeout))
         if late:
-            self._loop.call_soon_threadsafe(lambda: started.result().cancel())
+            self._loop.call_soon_threadsafe(cancel)
             self._wait(ended, None)
         return self._answer(ended, timeout if late else None)
 
-    def _wait(self, ended: Future[_Answer], seconds: float | None) -> bool:
+    def _wait(self, ended: _End[_Answer], seconds: float | None) -> bool:
         """Wait for the end of a handler; tell whether it came within so many *seconds*.
 
         Raises:
@@ -117,26 +162,23 @@ class Bridge:
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             left = _LOOK_EVERY_SECONDS if end is None else max(0.0, end - time.monotonic())
-            if wait([ended], min(left, _LOOK_EVERY_SECONDS)).done:
+            if ended.wait(min(left, _LOOK_EVERY_SECONDS)):
                 return True
             if self._loop.is_closed():
                 raise RunCancelled
             if end is not None and left <= _LOOK_EVERY_SECONDS:
                 return False
 
-    def _end(self, task: asyncio.Task[_Answer], ended: Future[_Answer]) -> None:
+    def _end(self, task: asyncio.Task[None], ended: _End[_Answer]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            ended.set_exception(asyncio.CancelledError())
+            ended.fail(asyncio.CancelledError())
         elif error := task.exception():
-            if not ended.done():
-                ended.set_exception(error)
-        else:
-            ended.set_result(task.result())
+            ended.fail(error)
 
-    def _answer(self, ended: Future[_Answer], exceeded: timedelta | None) -> _Answer:
+    def _answer(self, ended: _End[_Answer], exceeded: timedelta | None) -> _Answer:
         """Wait for the end, however late: a handler may do something when it is cancelled."""
-        error = ended.exception()
+        error = ended.error
         if error is None:
             return ended.result()
         if ends_run(error):
