@@ -56,7 +56,7 @@ from redrive.policy.values import parse_duration
 
 FOLLOW_FOR = "15m"
 """Time for which a run reads the outcome of the messages that it has moved."""
-PLAN_LIFETIME = {"deadline": "30m", "ttlAfterFinished": "15m"}
+PLAN_LIFETIME = {"deadline": "30m", "ttlAfterFinished": "5m"}
 """Fields by which a plan ends and is deleted, even if this program was killed."""
 LATEST_START = timedelta(hours=1)
 """Time in which a Replay must be launched, in the queue of its policy."""
@@ -240,7 +240,7 @@ def manifest(policy: Body, select: Body, user: str, options: dict[str, Any]) -> 
 
 
 def planned(cluster: Cluster, body: Body) -> Body:
-    """Run a plan of the Replay *body*, and delete it; return it as it was at its end.
+    """Run a plan of the Replay *body*; return it as it was at its end.
 
     Raises:
         ReplayStateError: the plan failed.
@@ -266,8 +266,9 @@ def planned(cluster: Cluster, body: Body) -> Body:
                 f"the plan {plan['metadata']['name']} was deleted", remedy="repeat the command"
             )
     finally:
-        with suppress(ObjectNotFoundError):
-            cluster.delete(REPLAYS, plan)
+        if phase_of(plan) not in ENDED:  # the operator deletes one that has ended
+            with suppress(ObjectNotFoundError):
+                cluster.delete(REPLAYS, plan)
     if phase_of(plan) == "Failed":
         raise ReplayStateError("the plan has failed", got=result_text(plan), remedy="correct it")
     return plan

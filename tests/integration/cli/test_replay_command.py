@@ -82,8 +82,11 @@ def test_confirmed_replay_moves_what_its_plan_showed(shop: Shop) -> None:
     assert shop.replayed() == ["WarehouseDown"] * 3
 
     client = Cluster(ClusterFlags(kubeconfig=str(shop.sandbox.cluster.kubeconfig)))
-    (replay,) = client.list(REPLAYS, shop.name)  # the plan was deleted
-    assert replay["metadata"]["name"] == name
+    bodies = {body["metadata"]["name"]: body for body in client.list(REPLAYS, shop.name)}
+    replay = bodies.pop(name)
+    (plan,) = bodies.values()
+    assert (plan["spec"]["mode"], plan["spec"]["ttlAfterFinished"]) == ("Plan", "5m")
+    assert plan["spec"]["select"] == replay["spec"]["select"]
     assert replay["metadata"]["annotations"]["redrive.io/requested-by"] == "admin"
     ended = Terminal(shop, "cancel", name)  # it follows the messages, without a consumer
     assert ended.end() == 0
@@ -92,6 +95,6 @@ def test_confirmed_replay_moves_what_its_plan_showed(shop: Shop) -> None:
     assert "Complete: 3 moved, 0 refused; of the moved ones 0 handled, 3 waiting" in follow.text
     history = Terminal(shop, "history", "orders")
     assert history.end() == 0
-    row = history.text.splitlines()[1].split()
-    assert row[:2] + row[3:5] == [name, "Run", "3", "0"]
-    assert {"admin", "T-1", "fixed"} < set(row)
+    (row,) = (line for line in history.text.splitlines() if line.startswith(name))
+    assert row.split()[3:5] == ["3", "0"]
+    assert {"Run", "admin", "T-1", "fixed"} < set(row.split())
