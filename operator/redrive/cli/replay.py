@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -172,7 +172,7 @@ def replay(policy: str, flags: ClusterFlags, **options: Any) -> int:  # noqa: AN
     select = dict(selection(options))
     if "ids" not in select:
         # The plan and the Replay share this bound, so what is confirmed is what is moved.
-        select.setdefault("until", written(now()))
+        select.setdefault("until", _after(now()))
     asks = not (options["yes"] or options["is_plan"] or options["dry_run"])
     if asks and not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask at; confirm with --yes, or use --plan")
@@ -200,6 +200,12 @@ def replay(policy: str, flags: ClusterFlags, **options: Any) -> int:  # noqa: AN
         print_object(created, output, "created")
         return 0
     return attach(cluster, flags, created, timeout=options["timeout"], output=output)
+
+
+def _after(instant: datetime) -> str:
+    """Return the next millisecond: dead letters of the current second are selected as well."""
+    end = instant.astimezone(UTC) + timedelta(milliseconds=1)
+    return f"{end.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 def manifest(policy: Body, select: Body, user: str, options: dict[str, Any]) -> Body:

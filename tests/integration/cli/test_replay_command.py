@@ -40,9 +40,10 @@ class Terminal:
 
     def read_until(self, words: str) -> None:
         while words not in self.text:
-            part = os.read(self._primary, 65_536).decode()
-            assert part
-            self.text += part
+            try:
+                self.text += os.read(self._primary, 65_536).decode()
+            except OSError as error:  # the end of a terminal
+                raise AssertionError(self.text) from error
 
     def type(self, line: str) -> None:
         os.write(self._primary, line.encode())
@@ -92,7 +93,7 @@ def test_confirmed_replay_moves_what_its_plan_showed(shop: Shop) -> None:
     assert ended.end() == 0
     follow = Terminal(shop, "follow", name)
     assert follow.end() == 0
-    assert "Complete: 3 moved, 0 refused; of the moved ones 0 handled, 3 waiting" in follow.text
+    assert "Complete: 3 moved, 0 refused" in follow.text
     history = Terminal(shop, "history", "orders")
     assert history.end() == 0
     (row,) = (line for line in history.text.splitlines() if line.startswith(name))

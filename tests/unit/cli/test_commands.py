@@ -16,7 +16,7 @@ from redrive.cli.frame import COMMAND_GROUP, ClusterFlags
 from redrive.cli.main import COMMANDS, main
 from redrive.cli.output import Live, TableColumn, age, clean, local_time, table
 from redrive.cli.policies import policy_status
-from redrive.cli.replay import selection
+from redrive.cli.replay import _after, selection
 from redrive.cli.replays import exit_code_of, progress, result_text
 
 CLICK_COMMANDS = [name for name, command in COMMANDS.items() if command.extra == "cli"]
@@ -57,6 +57,12 @@ def test_replay_without_valid_selection_exits_with_2(
     captured = capsys.readouterr()
     assert problem in captured.err
     assert captured.out == ""
+
+
+def test_bound_of_a_plan_includes_the_current_millisecond() -> None:
+    """A bound in whole seconds would leave out dead letters of the last second."""
+    instant = datetime(2026, 11, 27, 3, 0, 0, 999_500, tzinfo=UTC)
+    assert _after(instant) == "2026-11-27T03:00:01.000Z"
 
 
 def test_selection_takes_ids_of_a_file_and_fingerprints() -> None:
