@@ -112,6 +112,14 @@ class Tenants:
         stats = self.victim.request("GET", f"{rest_path(topic)}/stats?getPreciseBacklog=true")
         return {name: cursor["msgBacklog"] for name, cursor in stats["subscriptions"].items()}
 
+    def named_in_conditions(self) -> list[str]:
+        """The policies of the victim that statuses and Events of the attacker name."""
+        kinds = ("retrypolicy", "replay", "event")
+        objects = self.attacker.cluster.objects
+        bodies = [body for kind in kinds for body in objects.list(kind, self.attacker.namespace)]
+        shown = json.dumps([(body.get("status"), body.get("message")) for body in bodies])
+        return [name for name in VICTIMS if f"{self.victim.namespace}/{name}" in shown]
+
     def conditions(self) -> dict[str, set[str]]:
         """The types of conditions of the victim's policies, without `ForeignSubscription`.
 
@@ -334,6 +342,7 @@ def test_policies_cannot_change_topics_of_another_namespace(tenants: Tenants) ->
     assert set(reasons) >= {"OwnerConflict", "NameCollision", "ResourceConflict", "ChainedPolicy"}
     assert sum(reason not in {"Provisioned", "Observed"} for reason in reasons) > 25
 
+    assert tenants.named_in_conditions() == []
     annotate = ("annotate", "retrypolicy", "--all", "--overwrite")
     attacker.kubectl(*annotate, "redrive.io/reconcile-requested-at=again")
     attacker.kubectl("delete", "replay", "--all", f"--timeout={SECONDS}s")
