@@ -21,6 +21,7 @@ from redrive.policy.envelope import (
     ENCODED,
     PAYLOAD_PREFIX,
     REPLAY,
+    REPLAY_PROOF,
     REPLAY_SOURCE,
     REPLAYS,
     SOURCE_MESSAGE_ID,
@@ -535,7 +536,7 @@ NOT_COPIED = {
 }
 """Written by `forwarder` on a dead letter that is no copy of its message."""
 REPLAYED = {
-    REPLAYS: str(MANY), REPLAY: "shop/again", REPLAY_SOURCE: "u@0:1:1:0",
+    REPLAYS: str(MANY), REPLAY: "shop/again", REPLAY_SOURCE: "u@0:1:1:0", REPLAY_PROOF: "0f",
     **dict.fromkeys(NOT_COPIED, "0"),
 }  # fmt: skip
 
@@ -546,7 +547,9 @@ def next_hop(verdict: Retry | Dead, before: dict[str, str]) -> dict[str, str]:
 
 RETRIED = next_hop(Retry(MAX_DELAY, 1_000), REPLAYED)
 DEAD = [next_hop(Dead(reason, MANY + 1), RETRIED) | NOT_COPIED for reason in DeadReason]
-AGAIN = envelope.for_replay(DEAD[0], replay="shop/more", source="u@0:1:2:0")
+AGAIN = envelope.for_replay(DEAD[0], replay="shop/more", source="u@0:1:2:0") | {
+    REPLAY_PROOF: "4a"  # as a task writes it
+}
 
 
 @pytest.fixture(scope="module")

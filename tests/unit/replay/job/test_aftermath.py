@@ -18,6 +18,7 @@ from redrive.reading import broker, reader
 from redrive.reading.positions import EntryId, TargetPartition
 from redrive.reading.ranges import Acknowledged, Partition, Range, Span
 from redrive.replay import ledger
+from redrive.replay.evidence import LedgerKey
 from redrive.replay.job import aftermath
 from redrive.replay.job.aftermath import Aftermath, AftermathLook, LiveMessages
 from redrive.replay.job.plan import Wish
@@ -89,6 +90,7 @@ def topics(monkeypatch: pytest.MonkeyPatch) -> Topics:
     records.headers["uid"] = Header("shop/again", 0, began=BEGAN)
     records.plans["uid"] = {piece: RangePlan(3, 0b111, {}, ())}
     records.ranges[piece] = RangeRecord(moved={"uid": 0b111})
+    monkeypatch.setattr(ledger, "mounted_key", lambda: LedgerKey(b"key"))
     monkeypatch.setattr(ledger, "read", lambda *_: records)
     monkeypatch.setattr(broker, "connect", lambda _: nullcontext())
     monkeypatch.setattr(broker, "read_partitions", made.look)

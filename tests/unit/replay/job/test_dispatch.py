@@ -58,6 +58,7 @@ class InMemory:
 
     def __init__(self, partitions: int) -> None:
         self.records = Records()
+        self.number = 0
         self.permits: list[Permit] = []
         self.records.plans["uid"] = {
             Range(index, index, number * RANGE_ENTRIES, (number + 1) * RANGE_ENTRIES - 1): (
@@ -653,3 +654,28 @@ def test_lost_tasks_without_entries_fail_the_run() -> None:
         dispatched(POLICY, engine, ledger, [partition(0)], Silent())
     assert engine.losses == dispatch.TRIES + 1  # the last one had none
     assert not any(plan.refused for plan in ledger.records.plans["uid"].values())
+
+
+class BlockedAtFirst(InStep):
+    """An engine whose first task finds its producer names blocked."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=1, beside=1)
+        self.tasks = list[RangeTask]()
+
+    def move(self, task: RangeTask) -> RangeResult:
+        self.tasks.append(task)
+        result = super().move(task)
+        if len(self.tasks) == 1:
+            return replace(result, moved={}, drained=True, blocked=True)
+        return result
+
+
+def test_range_with_blocked_names_is_leased_under_others() -> None:
+    engine = BlockedAtFirst()
+    ledger = run(POLICY, engine, partitions=1)
+    first, second = engine.tasks[:2]
+    assert (second.range, second.entries) == (first.range, first.entries)
+    assert [(task.generation, task.renamed) for task in (first, second)] == [(1, 0), (2, 1)]
+    assert ledger.records.range(first.range).renamed == 1
+    assert all(task.renamed == 0 for task in engine.tasks[2:])
