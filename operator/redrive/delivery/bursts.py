@@ -32,18 +32,21 @@ class Burst:
 
     Attributes:
         topic: name of the topic, without partition.
+        alone: True for what stands for all messages of a topic that were received one by one, and
+            are above all before: none of them is a copy.
         runs: the ids of all messages; None where one may be a copy, or once the burst is closed.
         open: True while the ids of its in-flight messages are not read one by one.
         settled: when each settled message was settled, while the burst is open.
         since: when it was opened.
     """
 
-    __slots__ = ("open", "runs", "settled", "since", "size", "topic")
+    __slots__ = ("alone", "open", "runs", "settled", "since", "size", "topic")
 
     def __init__(self, topic: str, size: int, runs: list[Run] | None) -> None:
         self.topic = topic
         self.size = size
         self.runs = runs
+        self.alone = False
         self.open = False
         self.settled: deque[tuple[float, pulsar.Message]] = deque()
         self.since = 0.0
@@ -55,10 +58,21 @@ class Arrivals:
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self._highest: Place = (-1, -1, -1)
+        self._alone = Burst(topic, 1, None)
+        self._alone.alone = True
+        self._partitioned = False
 
     def one(self, message: pulsar.Message) -> None:
         """Note a message that was received alone."""
-        self._highest = max(self._highest, place_of(message.message_id()))
+        if self._partitioned:
+            return
+        message_id = message.message_id()
+        place = place_of(message_id)
+        if message_id.partition() >= 0:
+            self._partitioned = True
+        elif place > self._highest:
+            self._highest = place
+            message.redrive = self._alone
 
     def burst(self, messages: Sequence[pulsar.Message]) -> None:
         """Join *messages*, which arrived together, to a burst: each gets it as `redrive`."""

@@ -305,8 +305,8 @@ _POLL_MS = 1_000
 """How long the thread stays in the client when nothing comes, and between two checks of the
 connection."""
 
-_FAST_MESSAGES = 32
-_FAST_SECONDS = 0.002
+_FAST_MESSAGES = 8
+_FAST_SECONDS = 0.0005
 """Messages are received in bursts once so many came within so long, one by one."""
 _FAST_BURST = BURST // 4
 """A smaller burst ends that: it has waited for messages that did not come."""

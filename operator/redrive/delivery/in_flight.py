@@ -96,7 +96,7 @@ class InHand:
             return True
         key = _id_of(message)
         with self._changing:
-            return self._begin_known(message, key)
+            return self._begin_known(message, key, new=burst is not None and burst.alone)
 
     def end(self, message: pulsar.Message, *, moved: bool = False) -> None:
         """Note that *message* is settled, which is remembered for some seconds.
@@ -141,13 +141,13 @@ class InHand:
             self._forget_dropped()
             return len(self._known)
 
-    def _begin_known(self, message: pulsar.Message, key: bytes) -> bool:
+    def _begin_known(self, message: pulsar.Message, key: bytes, *, new: bool) -> bool:
         if len(self._known) > self._look_at:
             self._forget_dropped()
         if self._full:
             self._forget_dropped()
             self._hold_new(self._full)
-        if self._open or self._new:
+        if not new and (self._open or self._new):
             self._learn()
         known = self._known.get(id(message))
         if known is not None:
@@ -155,6 +155,9 @@ class InHand:
                 return True
             self._forget(id(message))  # as in `_learn`
             self._dropped += 1
+        if new:
+            self._hold(message, key)
+            return True
         settled = self._settled.take(key, message)
         original = self._by_id.get(key)
         if original is not None and original() is not None:
@@ -288,6 +291,8 @@ class Settled(OrderedDict[bytes, _Moment]):
         self.move_to_end(key)
         if len(self) > self._most:
             self.popitem(last=False)
+        elif not len(self) % _LOOK_EVERY:
+            self._expire()
 
     def add_burst(self, burst: Burst) -> None:
         """Remember what is settled of *burst*: at once if that is all, and was within a second."""

@@ -112,3 +112,16 @@ def test_settled_runs_are_forgotten_by_time_and_number() -> None:
     settled.add([((2, entry), 1) for entry in range(bursts._MAX_BLOCKS)], now=2)  # noqa: SLF001 - the bound
     assert not settled.contains(message_of((1, 1, 0)), since=0)
     assert settled.contains(message_of((2, 1, 0)), since=0)
+
+
+def test_message_received_alone_is_new_above_all_before() -> None:
+    arrivals = Arrivals("orders")
+    first, second, copy = (message_of((1, entry, -1)) for entry in (1, 2, 1))
+    for message in (first, second, copy):
+        arrivals.one(message)
+    assert first.redrive is second.redrive
+    assert first.redrive.alone
+    assert not hasattr(copy, "redrive")
+    partition = message_of((1, 3, -1), partition=0)
+    arrivals.one(partition)
+    assert not hasattr(partition, "redrive")

@@ -279,6 +279,22 @@ def test_broker_may_not_redeliver_a_dropped_burst_message(bursty: World) -> None
     assert not bursty.in_hand.may_redeliver()
 
 
+def test_copy_of_a_message_received_alone_is_dropped(bursty: World) -> None:
+    messages, arrivals = burst_of()[:2], Arrivals("orders")
+    for message in messages:
+        arrivals.one(message)
+    others = burst_of(SIZE)
+    assert all(begin(bursty, [*others[:5], *messages]))
+    assert others[0].redrive.open
+    settle(bursty, messages[:1])
+    copies = copies_of(messages)
+    assert not any(begin(bursty, copies))
+    assert bursty.acknowledged == copies[:1]
+    settle(bursty, messages[1:])
+    assert bursty.acknowledged == copies
+    assert not any(begin(bursty, copies_of(others[:5])))
+
+
 def test_open_bursts_are_bounded(bursty: World) -> None:
     messages = [message for number in range(100) for message in burst_of(number * SIZE)]
     assert all(begin(bursty, messages))
