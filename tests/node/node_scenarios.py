@@ -318,7 +318,6 @@ SHAPED = {
                 "nodeSelector": {"kubernetes.io/os": "linux"},
                 "tolerations": [{"key": "spot", "operator": "Exists"}],
                 "terminationGracePeriodSeconds": 25,
-                "hostAliases": [{"ip": "192.0.2.1", "hostnames": ["warehouse.test"]}],
                 "volumes": [{"name": "scratch", "emptyDir": {}}],
                 "initContainers": [
                     {"name": "first", "image": "registry.example/redrive:1", "command": ["true"]}
@@ -406,7 +405,6 @@ def check_shaped(role: str, pod: dict[str, Any]) -> None:
     spec = pod["spec"]
     assert spec["nodeSelector"]["kubernetes.io/os"] == "linux"
     assert {"key": "spot", "operator": "Exists"} in spec["tolerations"]
-    assert spec["hostAliases"] == [{"ip": "192.0.2.1", "hostnames": ["warehouse.test"]}]
     assert "scratch" in {volume["name"] for volume in spec["volumes"]}
     assert [container["name"] for container in spec["initContainers"]] == ["first"]
     (container,) = spec["containers"]

@@ -255,16 +255,22 @@ class JobPod:
     core_limit: str
 
     def properties(self, role: Role) -> dict[str, str]:
-        """Return the Spark properties of the size of the pod."""
+        """Return the Spark properties of the pod: fields of the template that Spark overwrites."""
         limit = {f"spark.kubernetes.{role}.limit.cores": self.core_limit}
+        grace = self.template["spec"].get(_GRACE)
+        is_overwritten = role is Role.EXECUTOR and grace is not None
         return {
             f"spark.{role}.cores": str(self.cores),
             f"spark.{role}.memory": self.memory,
             f"spark.{role}.memoryOverhead": self.memory_overhead,
             f"spark.kubernetes.{role}.request.cores": self.core_request,
             **(limit if self.core_limit else {}),
+            **({f"spark.kubernetes.{role}.{_GRACE}": f"{grace}s"} if is_overwritten else {}),
             f"spark.kubernetes.{role}.podTemplateContainerName": container_name(role),
         }
+
+
+_GRACE = "terminationGracePeriodSeconds"
 
 
 def container_name(role: Role) -> str:
@@ -397,6 +403,7 @@ _CONF = re.compile(
     r"|(driver|executor)[.](cores|memory|memoryOverhead|memoryOverheadFactor)"
     r"|kubernetes[.](namespace|memoryOverheadFactor|authenticate[.].*|container[.].*"
     r"|driver[.]pod[.]name|executor[.](podNamePrefix|disableConfigMap)"
+    r"|executor[.]terminationGracePeriodSeconds"
     # All settings of pods belong into the templates of pods.
     r"|driverEnv[.].*|(driver|executor)[.](request[.]cores|limit[.]cores|podTemplate.*"
     r"|container[.].*|(label|annotation|volumes|secrets|secretKeyRef|node[.]selector)[.].*)"

@@ -32,6 +32,16 @@ def pod(**container: object) -> JobPod:
     return pod_of(template(executor=with_container(**container)), Role.EXECUTOR)
 
 
+def test_grace_period_of_executors_becomes_a_property() -> None:
+    """Spark overwrites that field of executors, and keeps that of the driver."""
+    name = "spark.kubernetes.executor.terminationGracePeriodSeconds"
+    spec = {"spec": {"terminationGracePeriodSeconds": 0}}
+    pods = template(driver=spec, executor=spec)
+    assert pod_of(pods, Role.EXECUTOR).properties(Role.EXECUTOR)[name] == "0s"
+    assert not any("Grace" in p for p in pod_of(pods, Role.DRIVER).properties(Role.DRIVER))
+    assert name not in pod().properties(Role.EXECUTOR)
+
+
 def test_empty_template_has_restricted_pods() -> None:
     for role in Role:
         spec = pod_of(template(), role).template["spec"]
@@ -101,6 +111,7 @@ def test_template_with_field_of_redrive_is_invalid(fields: dict[str, Any], field
         "spark.kubernetes.driverEnv.A",
         "spark.kubernetes.executor.disableConfigMap",
         "spark.kubernetes.executor.podNamePrefix",
+        "spark.kubernetes.executor.terminationGracePeriodSeconds",
         "spark.kubernetes.executor.volumes.hostPath.a.mount.path",
         "spark.kubernetes.namespace",
         "spark.master",
