@@ -343,7 +343,7 @@ SHAPED = {
 KUBEFLOW = {"kubeflow": True, "apache": False}
 APACHE = {"kubeflow": False, "apache": True}
 SPARK_NAMES = re.compile(
-    r"spark-(?:drv|exec)-[0-9a-f]+-conf-map|kube-api-access-\w+|[0-9a-f]{16,}|spark-[0-9a-f]{32}"
+    r"spark-(?:drv|exec)-[0-9a-f]+-conf-map|kube-api-access-\w+|spark-[-0-9a-f]{32,36}|[0-9a-f]{16,}"
 )
 OF_OPERATORS = ("sparkoperator.k8s.io/", "spark.operator/", "spark-")
 
