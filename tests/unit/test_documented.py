@@ -25,7 +25,7 @@ RUN_BY: Mapping[str, Mapping[str, str]] = {
     README: {"Try it": HERE, "Use it on your cluster": NODE_INSTALL},
     INSTALL: {
         "Run the operator, and replays, on a cluster": "tests/node/conftest.py",
-        "The operator": NODE_INSTALL,
+        "The operator": "tests/node/node_scenarios.py",
         "Remove all of it": NODE_INSTALL,
         "A namespace that is served by name": NODE_INSTALL,
         "Outside of the cluster": NODE_INSTALL,
