@@ -164,7 +164,7 @@ def test_approvers_are_in_no_role_that_is_aggregated() -> None:
         for rule in role["rules"]
         if "replayapprovals" in rule["resources"] and "create" in rule["verbs"]
     }
-    assert "redrive.redrive-system.approver" in writes
+    assert "redrive-approver.redrive-system" in writes
     (labels,) = writes.values()
     assert not any("aggregate" in label for label in labels)
 

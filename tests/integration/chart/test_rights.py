@@ -222,6 +222,18 @@ def config_map(cluster: Cluster, namespace: str, name: str, **labels: str) -> No
     cluster.kubectl("create", "-f", "-", input=json.dumps(body))
 
 
+def wait_until_refused(call: Callable[[], None], message: str) -> None:
+    """Repeat *call* until it is refused with *message*: the API server reads policies late."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            call()
+        except SandboxError as error:
+            if message in str(error):
+                return
+        assert time.monotonic() < deadline, "the policy is not enforced"
+
+
 def test_operator_patches_only_config_maps_of_redrive(
     cluster: Cluster, release: str, kube_namespace: str
 ) -> None:
@@ -235,21 +247,43 @@ def test_operator_patches_only_config_maps_of_redrive(
             f"--patch={json.dumps(change)}", f"--as={operator(release)}",
         )  # fmt: skip
 
-    def enforced() -> bool:
-        try:
-            patch("theirs", {"data": {"at": str(time.monotonic())}})
-        except SandboxError as error:
-            return "only ConfigMaps with the label" in str(error)
-        return False
+    def change_foreign() -> None:
+        patch("theirs", {"data": {"at": str(time.monotonic())}})
 
-    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
-    while not enforced():
-        assert time.monotonic() < deadline, "the policy is not enforced"
+    wait_until_refused(change_foreign, "changes only ConfigMaps with the label")
     patch("ours", {"data": {"policy.json": "{}"}})
-    with pytest.raises(SandboxError, match="only ConfigMaps with the label"):
+    with pytest.raises(SandboxError, match="changes only ConfigMaps with the label"):
         patch("theirs", {"metadata": {"labels": ours}})  # taking it over
-    with pytest.raises(SandboxError, match="only ConfigMaps with the label"):
+    with pytest.raises(SandboxError, match="writes only ConfigMaps and Secrets with the label"):
         patch("ours", {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}})
+
+
+def test_operator_creates_only_opaque_secrets_of_redrive(
+    cluster: Cluster, release: str, kube_namespace: str
+) -> None:
+    """The API server writes a token of a ServiceAccount into Secrets of another type."""
+    within = f"--namespace={kube_namespace}"
+    cluster.kubectl("create", "role", "creator", within, "--verb=create", "--resource=secrets")
+    account = f"--serviceaccount={release}:rights"
+    cluster.kubectl("create", "rolebinding", "creator", within, "--role=creator", account)
+
+    def create(kind: str, **labels: str) -> None:
+        account = {"kubernetes.io/service-account.name": "default"}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"generateName": "key-", "labels": labels, "annotations": account},
+            "type": kind,
+        }
+        user = f"--as={operator(release)}"
+        cluster.kubectl("create", within, "--filename=-", user, input=json.dumps(body))
+
+    ours = {"app.kubernetes.io/managed-by": "redrive"}
+    unlabelled = "writes only ConfigMaps and Secrets with the label"
+    wait_until_refused(lambda: create("Opaque"), unlabelled)
+    with pytest.raises(SandboxError, match="only creates Secrets, of type Opaque"):
+        create("kubernetes.io/service-account-token", **ours)
+    create("Opaque", **ours)
 
 
 @pytest.mark.parametrize("kind", ["retrypolicy", "brokerconnection", "replay"])
