@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -19,14 +18,7 @@ from tests.support.crd_fields import ITEM, SpecField, SpecFields
 from tests.support.invalid_manifests import REFUSED, VALID, manifest
 
 Emptied = tuple[tuple[str, ...], dict[str, Any]]
-ROOT = Path(__file__).parents[3]
 KIND = {kind.kind: kind for kind in KINDS}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _crds(cluster: Cluster) -> None:
-    files = sorted((ROOT / "crds").glob("*.yaml"))
-    cluster.define("---\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
 def refusal(cluster: Cluster, body: dict[str, Any], namespace: str = "default") -> str:

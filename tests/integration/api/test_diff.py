@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import yaml
 from click.testing import CliRunner, Result
 
@@ -13,12 +12,6 @@ from sandbox.kubernetes import Cluster
 from tests.support.invalid_manifests import manifest
 
 ROLE = "shop-fulfilment"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _crds(cluster: Cluster) -> None:
-    for crd in sorted((Path(__file__).parents[3] / "crds").iterdir()):
-        cluster.kubectl("apply", "--server-side", "--filename", str(crd))
 
 
 def run(cluster: Cluster, namespace: str, file: Path, **spec: object) -> Result:
