@@ -19,7 +19,7 @@ from sandbox.steps import step
 OPERATOR = "redrive-operator"
 RELEASE, NAMESPACE = "redrive", "redrive-system"
 _JOB = SOURCE_ROOT / "redrive" / "replay" / "__main__.py"
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 
 VALUES: Mapping[str, Any] = {
     "credentials": {"volume": {"emptyDir": {}}},

@@ -11,17 +11,16 @@ import json
 import os
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from http import HTTPStatus
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from types import ModuleType
 from typing import Any, ClassVar
 from urllib.parse import urlencode
@@ -181,11 +180,12 @@ class Cluster:
 
     def watch(
         self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = ""
-    ) -> Iterator[Snapshot]:
+    ) -> Generator[Snapshot]:
         """Yield the objects of a list: at once, at each change, and at least each second.
 
         A watch that ends, and a resource version that expires, are renewed. Without the API server
-        the last objects are yielded, with the error. The iterator never ends.
+        the last objects are yielded, with the error. The iterator never ends; close it to end the
+        watch.
 
         Raises:
             ClusterError: the first list failed.
@@ -195,12 +195,15 @@ class Cluster:
         watcher = _Watcher(self, resource, namespace, labels, fields, latest.put)
         Thread(target=watcher.run, args=(version, objects), daemon=True).start()
         snapshot = Snapshot(tuple(objects))
-        while True:
-            yield snapshot
-            with suppress(Empty):
-                snapshot = latest.get(timeout=TICK_SECONDS)
-                while True:
-                    snapshot = latest.get_nowait()
+        try:
+            while True:
+                yield snapshot
+                with suppress(Empty):
+                    snapshot = latest.get(timeout=TICK_SECONDS)
+                    while True:
+                        snapshot = latest.get_nowait()
+        finally:
+            watcher.stop()
 
     def request(
         self,
@@ -368,19 +371,30 @@ class _Watcher:
     labels: str
     fields: str
     publish: Callable[[Snapshot], None]
+    _stopped: Event = field(default_factory=Event, init=False)
+    _response: urllib3.BaseHTTPResponse | None = field(default=None, init=False)
+
+    def stop(self) -> None:
+        """End the watch, also while it waits for a change."""
+        self._stopped.set()
+        if self._response is not None:
+            with suppress(ValueError, OSError):  # it has ended
+                self._response.shutdown()
 
     def run(self, version: str, objects: list[Body]) -> None:
         """Watch from *version* on, and list again when the watch can't continue."""
-        while True:
+        while not self._stopped.is_set():
             try:
                 self._follow(version, objects)
+                if self._stopped.is_set():
+                    return
                 version, objects = self.cluster._list(  # noqa: SLF001  of the same module
                     self.resource, self.namespace, self.labels, self.fields
                 )
                 self.publish(Snapshot(tuple(objects)))
             except ClusterError as error:
                 self.publish(Snapshot(tuple(objects), error))
-                time.sleep(RENEW_SECONDS)
+                self._stopped.wait(RENEW_SECONDS)
 
     def _follow(self, version: str, objects: list[Body]) -> None:
         """Publish changes until the watch ends."""
@@ -391,10 +405,13 @@ class _Watcher:
             query=query | _selectors(self.labels, self.fields),
             stream=True,
         )
-        if response.status != HTTPStatus.OK:  # expired: the list is read again
+        self._response = response
+        if response.status != HTTPStatus.OK or self._stopped.is_set():  # expired, or not needed
             return
         try:
             for line in response:
+                if self._stopped.is_set():
+                    break
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     return

@@ -170,7 +170,7 @@ async def _naming_strays(topic: TopicName, admin: Admin) -> AsyncIterator[None]:
     """
     try:
         yield
-    except (AdminConflictError, BrokerRefusedError) as error:
+    except AdminConflictError as error:
         topics, partitioned = await admin.topics(topic.namespace_name)
         count = await admin.partitions(topic) if str(topic) in partitioned else 0
         indexes = (int(match[1]) for match in map(PARTITION_SUFFIX.search, topics) if match)

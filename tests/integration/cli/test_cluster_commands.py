@@ -402,6 +402,17 @@ def test_follow_shows_progress_and_ends_with_3_after_refusals(shop: Shop) -> Non
     assert captured.err.splitlines() == ["  running", "  moved    118 of 120   refused 2"]
 
 
+def test_closed_watch_ends_its_thread(shop: Shop) -> None:
+    before = set(threading.enumerate())
+    watch = shop.client.watch(REPLAYS, shop.name)
+    next(watch)
+    time.sleep(0.5)  # it waits for a change by then
+    (thread,) = set(threading.enumerate()) - before
+    watch.close()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
 def test_follow_of_waiting_replay_exits_with_4(shop: Shop) -> None:
     shop.put(REPLAYS, "big", RUNNING, policyRef={"name": "quiet"})
     error = shop.run("follow", "big", "--timeout", "1s", code=4)

@@ -13,6 +13,9 @@ from sandbox import CHECKOUT, SOURCE_ROOT, kubernetes, pulsar
 from sandbox.errors import SandboxError
 from sandbox.sandbox import Sandbox
 
+# Three brokers at a time start too slowly.
+pytestmark = pytest.mark.xdist_group("own sandbox")
+
 
 def command(state: Path, name: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

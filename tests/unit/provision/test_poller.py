@@ -19,7 +19,7 @@ from redrive.admin.http import Access, Http
 from redrive.admin.model import NamespaceState
 from redrive.api import Body
 from redrive.kube.cache import Cache
-from redrive.kube.context import Context
+from redrive.kube.context import Context, wall_clock
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision import poller
@@ -488,6 +488,7 @@ async def thirty_policies(
             config_maps=Cache(),
             brokers=SimpleNamespace(open=open_),
             settings=SimpleNamespace(cluster_id="here", namespaces=()),
+            clock=wall_clock,
         )
         broker.tenants = {"shop": []}
         broker.namespaces = {f"shop/n{number}": Namespace({}, {}) for number in range(3)}
