@@ -250,7 +250,7 @@ def test_operator_patches_only_config_maps_of_redrive(
     def change_foreign() -> None:
         patch("theirs", {"data": {"at": str(time.monotonic())}})
 
-    wait_until_refused(change_foreign, "changes only ConfigMaps with the label")
+    wait_until_refused(change_foreign, "writes only ConfigMaps and Secrets with the label")
     patch("ours", {"data": {"policy.json": "{}"}})
     with pytest.raises(SandboxError, match="changes only ConfigMaps with the label"):
         patch("theirs", {"metadata": {"labels": ours}})  # taking it over
