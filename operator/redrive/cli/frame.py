@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import click
 
 from redrive.cli.main import COMMANDS, COMPLETION_VARIABLE, overview, program_name
+from redrive.cli.output import output_option
 
 USAGE = 2
 """Exit code of wrong usage, and of a confirmation that is missing."""
@@ -216,6 +217,11 @@ def dry_run_option(function: _Function) -> _Function:
         type=click.Choice(["client", "server"]),
         help="Print the object and write nothing; `server` has the API server check it.",
     )(function)
+
+
+def write_options(function: _Function) -> _Function:
+    """Add the options of a command that writes: `--dry-run`, `-o`, and those of the cluster."""
+    return dry_run_option(output_option("json", "yaml", "name")(cluster_options(function)))
 
 
 def names_of(plural: str) -> Callable[..., list[str]]:

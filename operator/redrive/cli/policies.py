@@ -27,9 +27,9 @@ from redrive.cli.frame import (
     Seconds,
     all_namespaces_option,
     cluster_options,
-    dry_run_option,
     names_of,
     policy_argument,
+    write_options,
 )
 from redrive.cli.output import (
     FORMATS,
@@ -50,14 +50,17 @@ from redrive.cli.output import (
     written,
 )
 from redrive.errors import RedriveError
-from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS
+from redrive.kube.resources import (
+    CONNECTIONS,
+    IGNORE_OUTAGES_UNTIL,
+    PAUSE,
+    POLICIES,
+    RECONCILE_REQUESTED_AT,
+    REPLAYS,
+    REQUESTED_BY,
+)
 from redrive.policy.values import parse_duration
 
-PAUSED = "redrive.io/paused"
-RECONCILE_REQUESTED_AT = "redrive.io/reconcile-requested-at"
-IGNORE_OUTAGES_UNTIL = "redrive.io/ignore-outages-until"
-REQUESTED_BY = "redrive.io/requested-by"
-"""Annotations that the operator reads."""
 DEAD_LETTERS = "DeadLetters"
 """Reason of `Attention` for a policy that has dead letters."""
 CONNECTION_SECONDS = 10.0
@@ -544,9 +547,7 @@ def _deleted_record(namespace: str, policy: str, result: Body) -> ReplayRecord:
 @policy_argument
 @click.option("--pause", is_flag=True, help="Stop the operator's work on the policy.")
 @click.option("--resume", is_flag=True, help="Restart it.")
-@dry_run_option
-@output_option("json", "yaml", "name")
-@cluster_options
+@write_options
 def reconcile(  # noqa: PLR0913  the options of the command
     policy: str,
     dry_run: str | None,
@@ -561,14 +562,14 @@ def reconcile(  # noqa: PLR0913  the options of the command
         raise click.UsageError("--pause and --resume exclude each other")
     cluster = Cluster(flags)
     body = cluster.get(POLICIES, cluster.namespace, policy)
-    is_paused = (body["metadata"].get("annotations") or {}).get(PAUSED) == "true"
+    is_paused = (body["metadata"].get("annotations") or {}).get(PAUSE) == "true"
     if is_paused and not (pause or resume):
         hint = flags.hint("reconcile", policy, "--resume")
         raise PolicyPausedError(
             "the policy is paused, and is not reconciled", remedy=f"run: {hint}"
         )
     if pause or resume:
-        annotation = {PAUSED: "true" if pause else None}
+        annotation = {PAUSE: "true" if pause else None}
     else:
         annotation = {RECONCILE_REQUESTED_AT: written(now())}
     after = _annotate(cluster, body, annotation, dry_run)
@@ -590,9 +591,7 @@ def _annotate(
 @policy_argument
 @click.option("--for", "seconds", type=Seconds(), metavar="TIME", help="Time until it ends: 1h.")
 @click.option("--stop", is_flag=True, help="End it now.")
-@dry_run_option
-@output_option("json", "yaml", "name")
-@cluster_options
+@write_options
 def ignore_outage(  # noqa: PLR0913  the options of the command
     policy: str,
     seconds: float | None,

@@ -23,9 +23,8 @@ from redrive.cli.frame import (
     HAS_FINDINGS,
     ClusterFlags,
     Seconds,
-    cluster_options,
-    dry_run_option,
     policy_argument,
+    write_options,
 )
 from redrive.cli.output import (
     Live,
@@ -33,13 +32,12 @@ from redrive.cli.output import (
     local_time,
     moment,
     now,
-    output_option,
     pairs,
     print_object,
     say,
     written,
 )
-from redrive.cli.policies import ENDED, REQUESTED_BY
+from redrive.cli.policies import ENDED
 from redrive.cli.replays import (
     ReplayStateError,
     attach,
@@ -51,7 +49,7 @@ from redrive.cli.replays import (
     states,
 )
 from redrive.errors import InvalidSpecError
-from redrive.kube.resources import POLICIES, REPLAYS
+from redrive.kube.resources import POLICIES, REPLAYS, REQUESTED_BY
 from redrive.policy.values import parse_duration
 
 FOLLOW_FOR = "15m"
@@ -160,9 +158,7 @@ def selection(options: dict[str, Any]) -> Body:
 @click.option("-y", "--yes", is_flag=True, help="Do not plan and ask first.")
 @click.option("--detach", is_flag=True, help="Do not follow the Replay.")
 @click.option("--timeout", type=Seconds(), metavar="TIME", help="Stop to follow: exit 4.")
-@dry_run_option
-@output_option("json", "yaml", "name")
-@cluster_options
+@write_options
 def replay(policy: str, flags: ClusterFlags, **options: Any) -> int:  # noqa: ANN401
     """Move dead letters of a policy back to be processed again.
 

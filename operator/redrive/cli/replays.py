@@ -19,8 +19,8 @@ from redrive.cli.frame import (
     ClusterFlags,
     Seconds,
     cluster_options,
-    dry_run_option,
     replay_argument,
+    write_options,
 )
 from redrive.cli.main import INTERRUPTED
 from redrive.cli.output import (
@@ -36,9 +36,9 @@ from redrive.cli.output import (
     say,
     table,
 )
-from redrive.cli.policies import ENDED, REQUESTED_BY, conditions_of
+from redrive.cli.policies import ENDED, conditions_of
 from redrive.errors import RedriveError
-from redrive.kube.resources import APPROVALS, REPLAYS
+from redrive.kube.resources import APPROVALS, REPLAYS, REQUESTED_BY
 
 SLOW_SECONDS = 5.0
 """Time after which a Replay that does not run shows why."""
@@ -244,9 +244,7 @@ def _change(
 
 @click.command()
 @replay_argument
-@dry_run_option
-@output_option("json", "yaml", "name")
-@cluster_options
+@write_options
 def suspend(replay: str, dry_run: str | None, output: str | None, flags: ClusterFlags) -> int:
     """Suspend a Replay: in-flight messages are settled, and no more are sent."""
     return _change(replay, {"suspend": True}, "suspended", flags, (dry_run, output))
@@ -254,9 +252,7 @@ def suspend(replay: str, dry_run: str | None, output: str | None, flags: Cluster
 
 @click.command()
 @replay_argument
-@dry_run_option
-@output_option("json", "yaml", "name")
-@cluster_options
+@write_options
 def resume(replay: str, dry_run: str | None, output: str | None, flags: ClusterFlags) -> int:
     """Resume a suspended Replay."""
     return _change(replay, {"suspend": False}, "resumed", flags, (dry_run, output))
@@ -264,9 +260,7 @@ def resume(replay: str, dry_run: str | None, output: str | None, flags: ClusterF
 
 @click.command()
 @replay_argument
-@dry_run_option
-@output_option("json", "yaml", "name")
-@cluster_options
+@write_options
 def cancel(replay: str, dry_run: str | None, output: str | None, flags: ClusterFlags) -> int:
     """Cancel a Replay. Messages that were moved stay moved; it can't be taken back."""
     return _change(replay, {"cancel": True}, "canceled", flags, (dry_run, output))
@@ -276,9 +270,7 @@ def cancel(replay: str, dry_run: str | None, output: str | None, flags: ClusterF
 @replay_argument
 @click.option("--messages", type=click.IntRange(1), help="Default: the number of its plan.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@dry_run_option
-@output_option("json", "yaml", "name")
-@cluster_options
+@write_options
 def approve(  # noqa: PLR0913  the options of the command
     replay: str,
     messages: int | None,

@@ -129,7 +129,7 @@ class InHand:
     def may_redeliver(self) -> bool:
         """Return True if nothing is unsettled, so that the broker may deliver again.
 
-        Unsettled is what is in hand, or what an application has dropped.
+        In-flight messages are unsettled, and those that an application has dropped.
         """
         with self._changing:
             self._forget_dropped()
@@ -192,7 +192,7 @@ class InHand:
         burst.open, burst.runs = False, None
 
     def _learn(self) -> None:
-        """Close all bursts, and read the ids of their messages in hand."""
+        """Close all bursts, and read the ids of their in-flight messages."""
         for burst in self._open[:]:
             self._close(burst)
         while self._new:

@@ -79,6 +79,28 @@ MANAGED = ("app.kubernetes.io/managed-by", "redrive")
 POLICY_LABEL = "redrive.io/policy"
 """Label of all objects that the operator creates: the name of their RetryPolicy."""
 
+PAUSE = "redrive.io/paused"
+"""Annotation of a RetryPolicy: while it is `true`, nothing is read or written for the policy."""
+IGNORE_OUTAGES_UNTIL = "redrive.io/ignore-outages-until"
+"""Annotation of a RetryPolicy with a time: until then consumers don't pause for outages."""
+RECONCILE_REQUESTED_AT = "redrive.io/reconcile-requested-at"
+"""Annotation with a time: a change of it has the object reconciled."""
+REQUESTED_BY = "redrive.io/requested-by"
+"""Annotation: the user who created a Replay, or who annotated a RetryPolicy last. The admission
+policy of the chart verifies it."""
+SKIP_CLEANUP = "redrive.io/skip-cleanup"
+"""Annotation of a RetryPolicy: with `true` a deleted policy goes at once, without cleanup."""
+HAND_OVER_TO = "redrive.io/hand-over-to"
+"""Annotation of a RetryPolicy: the id of another cluster, whose policy of the same namespace and
+name gets its topics."""
+TAKE_OVER_FROM = "redrive.io/take-over-from"
+"""Annotation of a RetryPolicy: names of others of its namespace whose topics it may take over,
+separated by commas."""
+USABLE_BY = "redrive.io/usable-by"
+"""Annotation of a Secret, ConfigMap or claim: the BrokerConnections that may have it mounted into
+replay jobs, each as `namespace/name`, separated by commas. On the ServiceAccount of replay jobs it
+is the consent for all objects of the namespace that the operator may not read."""
+
 TOPIC_OWNER = "redrive.io/owner"
 """A property of a topic: which policy of which Kubernetes cluster keeps it, as
 `cluster/namespace/name`."""

@@ -21,23 +21,33 @@ from redrive.api.conditions import moment_of
 from redrive.api.crds import KINDS, Kind, structural
 from redrive.api.model import FieldProblem, field_problems, is_empty
 from redrive.errors import InvalidSpecError
+from redrive.kube.resources import (
+    HAND_OVER_TO,
+    IGNORE_OUTAGES_UNTIL,
+    PAUSE,
+    RECONCILE_REQUESTED_AT,
+    REQUESTED_BY,
+    SKIP_CLEANUP,
+    TAKE_OVER_FROM,
+    USABLE_BY,
+)
 from redrive.lint.manifests import FieldPath, Manifest
 from redrive.lint.rules import IDS, Finding, LintRule, concerned, finding_at, nearest, suggestion
 
 ANNOTATIONS = (
-    "redrive.io/hand-over-to",
-    "redrive.io/ignore-outages-until",
-    "redrive.io/paused",
-    "redrive.io/reconcile-requested-at",
-    "redrive.io/requested-by",
-    "redrive.io/skip-cleanup",
-    "redrive.io/take-over-from",
-    "redrive.io/usable-by",
+    HAND_OVER_TO,
+    IGNORE_OUTAGES_UNTIL,
+    PAUSE,
+    RECONCILE_REQUESTED_AT,
+    REQUESTED_BY,
+    SKIP_CLEANUP,
+    TAKE_OVER_FROM,
+    USABLE_BY,
 )
 """Annotations that users write."""
 _VALUES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
-    "redrive.io/paused": ("true or false", lambda text: text in {"true", "false"}),
-    "redrive.io/ignore-outages-until": (
+    PAUSE: ("true or false", lambda text: text in {"true", "false"}),
+    IGNORE_OUTAGES_UNTIL: (
         "a time like 2026-11-27T12:00:00Z",
         lambda text: moment_of(text) is not None,
     ),

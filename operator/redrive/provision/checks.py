@@ -34,7 +34,7 @@ from redrive.errors import (
     TopicExistsError,
     TopicNotAllowedError,
 )
-from redrive.kube.resources import TOPIC_OWNER, is_owned_by
+from redrive.kube.resources import TAKE_OVER_FROM, TOPIC_OWNER, is_owned_by
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
 from redrive.provision.desired import (
@@ -43,7 +43,7 @@ from redrive.provision.desired import (
     TopicState,
     partitions_of_retry,
 )
-from redrive.provision.ownership import TAKE_OVER_FROM, Owner, OwnershipRecord, shown_owner
+from redrive.provision.ownership import Owner, OwnershipRecord, shown_owner
 from redrive.provision.request import (
     ContestedError,
     NameCollisionError,

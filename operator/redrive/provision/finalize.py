@@ -55,7 +55,7 @@ from redrive.errors import InUseError, InvalidSpecError, LateWritesError, Redriv
 from redrive.kube.client import ConnectionNotFoundError, SecretKeyNotFoundError, SecretNotFoundError
 from redrive.kube.connections import Connection, connection_of, shown_to, spec_of
 from redrive.kube.context import Context
-from redrive.kube.resources import Key
+from redrive.kube.resources import HAND_OVER_TO, SKIP_CLEANUP, Key
 from redrive.policy import naming
 from redrive.policy.naming import LEDGER_SUBSCRIPTION, TopicName
 from redrive.provision import ownership
@@ -74,7 +74,6 @@ from redrive.provision.claims import Conflicts, resolve_through, rivals
 from redrive.provision.desired import owner_of
 from redrive.provision.outcome import Outcome, has_cleanup_finalizer, is_paused
 from redrive.provision.ownership import (
-    HAND_OVER_TO,
     Granted,
     Owner,
     OwnershipRecord,
@@ -88,8 +87,6 @@ LATE_WRITES = timedelta(seconds=30)
 """How long a broker may still do what it was sent before a deletion: as long as a call waits."""
 CLEANUP_DEADLINE = timedelta(minutes=10)
 """A cleanup that has not succeeded after so long is abandoned: the policy goes, all else stays."""
-SKIP_CLEANUP = "redrive.io/skip-cleanup"
-"""An annotation: with `true` a deleted policy goes at once, without cleanup."""
 
 RETAINED = "Retained"
 """Reason of an Event: the policy is gone, and of what it made at the broker this stays."""

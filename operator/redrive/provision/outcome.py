@@ -39,7 +39,7 @@ from redrive.api.policy_defaults import DeletionPolicy
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import status
 from redrive.kube.client import KubernetesError, NotFoundError
-from redrive.kube.resources import Key
+from redrive.kube.resources import IGNORE_OUTAGES_UNTIL, PAUSE, Key
 from redrive.kube.status import Publisher, add_finalizer
 from redrive.provision.actions import Action
 from redrive.provision.request import ContestedError
@@ -109,10 +109,6 @@ async def publish(body: Body, outcome: Outcome, out: Publisher) -> None:
             await out.emit(body, outcome.last_event)
 
 
-PAUSE = "redrive.io/paused"
-"""An annotation: while it is `true`, nothing is read or written for the policy."""
-IGNORE_OUTAGES_UNTIL = "redrive.io/ignore-outages-until"
-"""Annotation with a time: until then consumers don't pause for outages."""
 PAUSED = Reason("Paused")
 """Condition and reason: the annotation is there."""
 OBSERVED = Reason("Observed")

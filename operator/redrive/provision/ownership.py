@@ -13,7 +13,7 @@ from typing import Any
 
 from redrive.admin.model import RightsChange
 from redrive.api import Body
-from redrive.kube.resources import TOPIC_OWNER, Key
+from redrive.kube.resources import TAKE_OVER_FROM, TOPIC_OWNER, Key
 from redrive.policy.naming import TopicName
 
 OWNER_UID = "redrive.io/owner-uid"
@@ -37,12 +37,6 @@ CREATING = "creating"
 """Field of `INTERNAL`: the topics that were about to be created for the policy."""
 _KEYS = (TOPIC_OWNER, OWNER_UID, SOURCE, CREATED, GRANTED, SUBSCRIPTION, REPLACED)
 
-HAND_OVER_TO = "redrive.io/hand-over-to"
-"""An annotation of a RetryPolicy: the id of another cluster, whose policy of the same namespace and
-name gets its topics."""
-TAKE_OVER_FROM = "redrive.io/take-over-from"
-"""An annotation of a RetryPolicy: names of others of its namespace whose topics it may take over,
-separated by commas."""
 
 Actions = frozenset[str]
 Granted = Mapping[str, Actions]

@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
 
 import pulsar
@@ -265,9 +265,7 @@ async def take_snapshot(
         AdminError: the broker refuses to tell.
         SubscriptionMissingError: the topic has no such *subscription*.
     """
-    async with Http.open() as http:
-        access = await asyncio.to_thread(job_credentials().access)
-        admin = Admin(http, admin_url, access)
+    async with _admin(admin_url) as admin:
         count = await admin.partitions(topic)
         taken = []
         for index in range(count) if count else [UNPARTITIONED]:
@@ -319,10 +317,8 @@ def is_subscribed(admin_url: str, topic: TopicName, partitions: int, subscriptio
 async def _is_subscribed(
     admin_url: str, topic: TopicName, partitions: int, subscription: str
 ) -> bool:
-    async with Http.open() as http:
-        access = await asyncio.to_thread(job_credentials().access)
+    async with _admin(admin_url) as admin:
         try:
-            admin = Admin(http, admin_url, access)
             receivers = await admin.receivers(topic, partitioned=partitions > 0)
         except (AdminNotFoundError, AdminForbiddenError):
             return False
@@ -344,13 +340,18 @@ def read_properties(admin_url: str, topic: TopicName, partitions: int) -> Mappin
 
 
 async def _properties(admin_url: str, topic: TopicName, partitions: int) -> Mapping[str, str]:
-    async with Http.open() as http:
-        access = await asyncio.to_thread(job_credentials().access)
-        admin = Admin(http, admin_url, access)
+    async with _admin(admin_url) as admin:
         return (await admin.metadata(topic, partitioned=partitions > 0)).properties
 
 
 async def _internal_stats(admin_url: str, topic: TopicName) -> Mapping[str, Any]:
+    async with _admin(admin_url) as admin:
+        return await admin.internal_stats(topic)
+
+
+@asynccontextmanager
+async def _admin(admin_url: str) -> AsyncIterator[Admin]:
+    """Open the admin API with the replay role's own credentials."""
     async with Http.open() as http:
         access = await asyncio.to_thread(job_credentials().access)
-        return await Admin(http, admin_url, access).internal_stats(topic)
+        yield Admin(http, admin_url, access)

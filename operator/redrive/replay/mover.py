@@ -258,11 +258,11 @@ class RangeMover:
     def _sender(self, outlet: Outlet, topic: TopicName, sent_in: Try, stack: ExitStack) -> Sender:
         route = self._route
         target = topic, route.target_partitions
-        of = self._task.range
+        source_range = self._task.range
         name = functools.partial(
-            self._key.producer_name, f"{route.source} {of}", self._task.renamed
+            self._key.producer_name, f"{route.source} {source_range}", self._task.renamed
         )
-        sender = Sender(outlet, target, route.source, of, sent_in, name)
+        sender = Sender(outlet, target, route.source, source_range, sent_in, name)
         stack.callback(sender.close)
         stack.callback(self._note, sender, topic)
         return sender
@@ -499,13 +499,13 @@ class RangeMover:
 
         Of those that no plan has read either there is no message in what the broker holds.
         """
-        of = self._task.range
+        source_range = self._task.range
         partition = self._look_at_source()
-        if of.ledger not in partition.held:
+        if source_range.ledger not in partition.held:
             self._outcome.miss(unseen, bitmap.EMPTY)
             return
-        gone = unseen & (self._task.acknowledged | ranges.settled(of, partition))
-        unread = self._outcome.unseen(unseen & self._task.unread, of)
+        gone = unseen & (self._task.acknowledged | ranges.settled(source_range, partition))
+        unread = self._outcome.unseen(unseen & self._task.unread, source_range)
         parts = self._parts(unseen & unread & ~gone, partition)
         hidden = unseen & ~gone & ~parts
         if hidden and self._task.discards:
@@ -555,12 +555,12 @@ class RangeMover:
         Raises:
             DrainedError: the run wants no more.
         """
-        of = self._task.range
+        source_range = self._task.range
         self._wait_until_quiet()
         partial = self._parts(entries, self._look_at_source())
         for offset in bitmap.members(entries & ~partial):
-            entry = of.entry_id(offset)
-            self._consumer.acknowledge(rows.entry_acknowledgement(of.partition, entry))
+            entry = source_range.entry_id(offset)
+            self._consumer.acknowledge(rows.entry_acknowledgement(source_range.partition, entry))
         self._outcome.discard(entries & ~partial)
         return partial
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -55,6 +56,22 @@ def may(
 
 def operator(release: str) -> str:
     return f"system:serviceaccount:{release}:rights"
+
+
+def refuses(call: Callable[[], object], message: str) -> bool:
+    """Return True if *call* is refused with *message*."""
+    try:
+        call()
+    except SandboxError as error:
+        return message in str(error)
+    return False
+
+
+def wait_until_refused(call: Callable[[], object], message: str) -> None:
+    """Repeat *call* until it is refused with *message*: the API server reads policies late."""
+    deadline = time.monotonic() + SECONDS
+    while not refuses(call, message):
+        assert time.monotonic() < deadline, f"no policy refuses with {message!r}"
 
 
 def test_rights_to_spark_and_secrets_can_be_switched_off(cluster: Cluster, release: str) -> None:
@@ -190,9 +207,7 @@ def test_responder_sets_annotations_under_its_own_name_only(
         return {"metadata": {"annotations": names}}
 
     other, limited = "requested-by must name the caller; got 'ann'", "only these annotations"
-    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
-    while not refuses(lambda _: patch(annotate(requested_by="ann")), "", other):
-        assert time.monotonic() < deadline, "the policy is not enforced"
+    wait_until_refused(lambda: patch(annotate(requested_by="ann")), other)
     patch(annotate(requested_by="rita", paused="true"))
     patch(annotate(paused=None))
     for change in (
@@ -220,18 +235,6 @@ def config_map(cluster: Cluster, namespace: str, name: str, **labels: str) -> No
     metadata = {"name": name, "namespace": namespace, "labels": labels}
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
     cluster.kubectl("create", "-f", "-", input=json.dumps(body))
-
-
-def wait_until_refused(call: Callable[[], None], message: str) -> None:
-    """Repeat *call* until it is refused with *message*: the API server reads policies late."""
-    deadline = time.monotonic() + SECONDS
-    while True:
-        try:
-            call()
-        except SandboxError as error:
-            if message in str(error):
-                return
-        assert time.monotonic() < deadline, "the policy is not enforced"
 
 
 def test_operator_patches_only_config_maps_of_redrive(
@@ -316,32 +319,17 @@ def test_operator_changes_finalizers_and_no_specs(
             f"--patch={json.dumps(change)}", f"--as={operator(release)}",
         )  # fmt: skip
 
-    def enforced() -> bool:
+    def change_spec() -> None:
         change: dict[str, Any] = {"connectionRef": {"name": str(time.monotonic())}}
         if kind == "brokerconnection":
             change = {"pulsar": {"adminURL": f"http://thief:{time.monotonic_ns() % 60_000}"}}
         if kind == "replay":
             change = {"ttlAfterFinished": f"{time.monotonic_ns() % 60_000}s"}
-        try:
-            patch({"spec": change})
-        except SandboxError as error:
-            return "the operator does not change the spec" in str(error)
-        return False
+        patch({"spec": change})
 
-    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
-    while not enforced():
-        assert time.monotonic() < deadline, "the policy is not enforced"
+    wait_until_refused(change_spec, "the operator does not change the spec")
     patch({"metadata": {"finalizers": ["redrive.io/in-use"]}})
     patch({"metadata": {"finalizers": []}})
-
-
-def refuses(action: Callable[[str], None], name: str, message: str) -> bool:
-    """Return True if *action* is refused with *message*."""
-    try:
-        action(name)
-    except SandboxError as error:
-        return message in str(error)
-    return False
 
 
 def test_operator_deletes_only_ended_replays_with_a_ttl(
@@ -364,10 +352,12 @@ def test_operator_deletes_only_ended_replays_with_a_ttl(
         cluster.kubectl("delete", f"--raw={path}", f"--as={operator(release)}")
 
     refused = "the operator deletes only Replays that have ended"
-    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
-    while not refuses(delete, "goes", refused):
-        assert time.monotonic() < deadline, "the policy is not enforced"
+
+    def delete_running() -> None:
+        delete("goes")
         create("goes", ttlAfterFinished="1h")
+
+    wait_until_refused(delete_running, refused)
 
     def patch(name: str, change: dict[str, Any], *options: str) -> None:
         cluster.kubectl(
@@ -385,9 +375,8 @@ def test_operator_deletes_only_ended_replays_with_a_ttl(
     delete("goes")
 
 
-def test_replay_jobs_write_only_the_run_of_a_status(
-    cluster: Cluster, release: str, kube_namespace: str
-) -> None:
+@pytest.mark.usefixtures("release")
+def test_replay_jobs_write_only_the_run_of_a_status(cluster: Cluster, kube_namespace: str) -> None:
     chart.prepare_replays(cluster, kube_namespace)
     cluster.kubectl(
         "create", f"--namespace={kube_namespace}", "--filename=-",
@@ -411,12 +400,10 @@ def test_replay_jobs_write_only_the_run_of_a_status(
     refused = "a replay job writes only status.run of a Replay"
     patch({"phase": "Running"})
 
-    def forge(start: str) -> None:
-        patch({"startTime": start}, job)
+    def forge() -> None:
+        patch({"startTime": f"2026-01-01T00:00:{int(time.time()) % 60:02}Z"}, job)
 
-    deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
-    while not refuses(forge, f"2026-01-01T00:00:{int(time.time()) % 60:02}Z", refused):
-        assert time.monotonic() < deadline, f"the policy of {release} is not enforced"
+    wait_until_refused(forge, refused)
     for forged in ({"phase": "Completed"}, {"phase": None}, {"warnings": ["Other"]}):
         with pytest.raises(SandboxError, match=refused):
             patch(forged, job)
@@ -516,7 +503,7 @@ def test_operator_creates_only_applications_of_replays(
     deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
     for body in made.values():
         unlabelled = json.dumps(changed(body, ("metadata", "labels"), None))
-        while not refuses(create, unlabelled, LABEL):
+        while not refuses(functools.partial(create, unlabelled), LABEL):
             assert time.monotonic() < deadline, "the policy is not enforced"
         create(json.dumps(body))
     for launcher, path, value, message in FORGED:

@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 import yaml
 
-from redrive.cli.policies import RECONCILE_REQUESTED_AT
+from redrive.kube.resources import (
+    HAND_OVER_TO,
+    IGNORE_OUTAGES_UNTIL,
+    PAUSE,
+    RECONCILE_REQUESTED_AT,
+    SKIP_CLEANUP,
+    TAKE_OVER_FROM,
+    USABLE_BY,
+)
 from redrive.lint.checks import lint
 from redrive.lint.manifests import Manifests
 from redrive.lint.objects import ANNOTATIONS
 from redrive.lint.rules import Finding, LintRule
-from redrive.provision.finalize import SKIP_CLEANUP
-from redrive.provision.outcome import IGNORE_OUTAGES_UNTIL, PAUSE
-from redrive.provision.ownership import HAND_OVER_TO, TAKE_OVER_FROM
-from redrive.replay.controller.prerequisites import USABLE_BY
 from tests.support.invalid_manifests import REFUSED, VALID, bad_input, manifest, read
 
 ROOT = Path(__file__).parents[3]

@@ -29,7 +29,7 @@ from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import ConflictError, ConnectionNotFoundError
 from redrive.kube.connections import Connection
-from redrive.kube.resources import TOPIC_OWNER, Key, Resource
+from redrive.kube.resources import SKIP_CLEANUP, TOPIC_OWNER, Key, Resource
 from redrive.kube.status import Publisher
 from redrive.policy.naming import TopicName
 from redrive.provision import actions
@@ -38,7 +38,6 @@ from redrive.provision.finalize import (
     CLEANUP_ABANDONED,
     LATE_WRITES,
     RETAINED,
-    SKIP_CLEANUP,
     Left,
     Removal,
     finalize,
@@ -54,7 +53,7 @@ from redrive.provision.outcome import (
 from redrive.provision.ownership import GRANTED, OWNER_UID, Owner, OwnershipRecord
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
-from tests.support.reconcile_harness import KEY, reconcile_harness
+from tests.support.reconcile_harness import KEY, ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -512,6 +511,17 @@ def with_subscriptions(topic: Left, **more: SubscriptionStats) -> TopicUsage:
     return replace(topic.usage, subscriptions={**topic.usage.subscriptions, **more})
 
 
+async def delete_provisioned(harness: ReconcileHarness) -> None:
+    """Delete the only policy, and reconcile it once late writes have passed."""
+    (stored,) = harness.kubernetes.objects[resources.POLICIES].values()
+    going = copy.deepcopy(dict(stored))
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    harness.kubernetes.objects[resources.POLICIES][KEY] = going
+    harness.ctx.policies.put(going)
+    harness.now += LATE_WRITES
+    await harness.reconcile()
+
+
 async def test_topic_of_another_with_pre_empted_name_is_retained(
     connection: dict[str, Any], policy: MakeBody
 ) -> None:
@@ -526,13 +536,7 @@ async def test_topic_of_another_with_pre_empted_name_is_retained(
         namespace = harness.broker.namespaces["shop/prod"]
         assert f"{PREFIX}/payments" in namespace.grants
         assert harness.topics >= {"payments", "orders-fulfilment-DLQ"}
-        (stored,) = harness.kubernetes.objects[resources.POLICIES].values()
-        going = copy.deepcopy(dict(stored))
-        going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-        harness.kubernetes.objects[resources.POLICIES][KEY] = going
-        harness.ctx.policies.put(going)
-        harness.now += LATE_WRITES
-        await harness.reconcile()
+        await delete_provisioned(harness)
         assert harness.topics == {"orders", "payments"}
         assert namespace.topics["payments"].subscriptions == ["fulfilment"]
         assert not namespace.grants.get(f"{PREFIX}/payments")
@@ -552,13 +556,7 @@ async def test_topic_whose_name_others_derive_too_is_retained(
         await harness.reconcile()
         rival = Topic(0, {}, {"": [name.removeprefix("eu-") for name in subscriptions]})
         harness.broker.namespaces["shop/prod"].topics["orders-eu"] = rival
-        (stored,) = harness.kubernetes.objects[resources.POLICIES].values()
-        going = copy.deepcopy(dict(stored))
-        going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-        harness.kubernetes.objects[resources.POLICIES][KEY] = going
-        harness.ctx.policies.put(going)
-        harness.now += LATE_WRITES
-        await harness.reconcile()
+        await delete_provisioned(harness)
         remaining = harness.topics - {"orders", "orders-eu"}
         if "eu-fulfilment" in subscriptions:
             assert remaining >= {f"orders-eu-fulfilment-{end}" for end in ("RETRY", "DLQ")}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from redrive.api.conditions import find, reason
 from redrive.kube import resources
-from redrive.kube.resources import Key
+from redrive.kube.resources import TAKE_OVER_FROM, Key
 from redrive.policy.naming import TopicName
 from redrive.provision import reconciler
 from redrive.provision.claims import Conflicts
@@ -23,7 +23,6 @@ from redrive.provision.finalize import HANDED_OVER
 from redrive.provision.orphans import LostPolicies
 from redrive.provision.outcome import FINALIZER
 from redrive.provision.ownership import (
-    TAKE_OVER_FROM,
     Granted,
     Owner,
     OwnershipRecord,

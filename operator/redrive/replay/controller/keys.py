@@ -57,15 +57,15 @@ async def ledger_key(admitted: Admitted, template: Key, ctx: Context) -> LedgerK
     secret = operator_secret(template)
     keys = _derived(await _read(secret, ctx), topic)
     properties = (await connection.admin.metadata(topic, partitioned=False)).properties
-    known = properties.get(KEY_ID, "")
+    key_id = properties.get(KEY_ID, "")
     for key in keys:
-        if key.id == known:
+        if key.id == key_id:
             return key
-    if known or not keys:
+    if key_id or not keys:
         raise LedgerKeyLostError(
             f"the Secret {secret} has no key that {topic} was written with, so what earlier "
             "Replays have moved is unknown",
-            got=f"key {known}" if known else "no key",
+            got=f"key {key_id}" if key_id else "no key",
             remedy="add the lost key to that Secret, as an entry of any name, from a backup or "
             "from the installation that ran Replays of this policy before. If it is lost "
             "permanently, and messages of failed Replays may be moved twice, remove the property "
@@ -98,7 +98,7 @@ async def provide_secret(replay: Body, key: LedgerKey, ctx: Context) -> None:
         "metadata": {
             "name": secret_of(replay, key),
             "namespace": Key.of(replay).namespace,
-            "labels": {label: value, "redrive.io/policy": policy_of(replay).name},
+            "labels": {label: value, resources.POLICY_LABEL: policy_of(replay).name},
             "ownerReferences": owners,
         },
         "type": "Opaque",

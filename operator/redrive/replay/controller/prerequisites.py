@@ -46,7 +46,7 @@ from redrive.errors import (
 from redrive.kube import resources
 from redrive.kube.client import ForbiddenError, KubernetesError, NotFoundError
 from redrive.kube.context import Context
-from redrive.kube.resources import TOPIC_OWNER, Key, Resource, is_owned_by
+from redrive.kube.resources import TOPIC_OWNER, USABLE_BY, Key, Resource, is_owned_by
 from redrive.policy.naming import TopicName
 from redrive.policy.values import format_duration
 from redrive.replay.controller import rights
@@ -54,11 +54,6 @@ from redrive.replay.controller.admission import admit, former_targets
 from redrive.replay.controller.launch import JobApplication, NamedObject, needed_objects
 from redrive.replay.controller.spark_operators import SparkRun, find_application
 from redrive.replay.spec import MESSAGES_PER_SECOND, ReplayJob
-
-USABLE_BY = "redrive.io/usable-by"
-"""Annotation of a Secret, ConfigMap or claim: the BrokerConnections that may have it mounted into
-replay jobs, each as `namespace/name`, separated by commas. On the ServiceAccount of replay jobs it
-is the consent for all objects of the namespace that the operator may not read."""
 
 
 async def read_image(template: Key, ctx: Context) -> str:

@@ -42,7 +42,7 @@ from redrive.kube import logs, resources
 from redrive.kube.client import ConflictError, KubernetesError, NotFoundError
 from redrive.kube.connections import key_of, shown_to
 from redrive.kube.context import Context
-from redrive.kube.resources import Key
+from redrive.kube.resources import REQUESTED_BY, Key
 from redrive.kube.status import Publisher, has_finalizer
 from redrive.policy.values import parse_duration
 from redrive.replay.controller import keys, launch, metrics, rights
@@ -83,8 +83,6 @@ COMPLETED_WITH_REFUSALS = Reason("CompletedWithRefusals")
 MESSAGES_REFUSED = Reason("MessagesRefused")
 """Warning: dead letters were refused, and stay where they are."""
 
-REQUESTED_BY = "redrive.io/requested-by"
-"""Annotation: the user who created the Replay. The admission policy of the chart verifies it."""
 
 logger = logging.getLogger(__name__)
 audit_log = logging.getLogger("redrive.audit")
