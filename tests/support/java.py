@@ -102,7 +102,8 @@ class JavaClient:
         if "dead-letter" in names:
             letters = letters.deadLetterTopic(str(policy.dead_letter_topic))
         builder = self._consumer(str(policy.topic), policy.subscription, schema)
-        return self._subscribe(builder.enableRetry(*_YES).deadLetterPolicy(letters.build()))
+        builder = builder.enableRetry(*_YES).isAckReceiptEnabled(*_YES)
+        return self._subscribe(builder.deadLetterPolicy(letters.build()))
 
     def consumer(
         self,

@@ -19,7 +19,14 @@ from sandbox import SOURCE_ROOT
 from tests.support.replay_shop import SECONDS, Shop, shop
 
 __all__ = ["shop"]
-CODE = "import sys; sys.argv[0] = 'kubectl-redrive'; from redrive.cli import main; sys.exit(main())"
+CODE = """
+import signal, sys
+# As a terminal starts it: tests may run in the background of a shell, which ignores the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv[0] = 'kubectl-redrive'
+from redrive.cli import main
+sys.exit(main())
+"""
 
 
 class Terminal:
