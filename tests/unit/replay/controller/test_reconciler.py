@@ -372,6 +372,26 @@ async def test_ledger_key_is_the_same_in_each_launch_and_restore() -> None:
     assert MASTER not in str(keys)
 
 
+async def test_connection_needs_consent_for_the_key_of_a_ledger() -> None:
+    """A connection that names the Secret as its token would send the key to its own broker."""
+    earlier = storing(replay())
+    provide(earlier)
+    await key_of_job(earlier, ctx(replays=[replay()]))
+    secret = next(write.body for write in earlier.writes if write.resource is resources.SECRETS)
+    api = storing(replay())
+    provide(api)
+    api.add(resources.SECRETS, secret)
+    body, name = replay(), secret["metadata"]["name"]
+    through = connection()
+    token = {"type": "Token", "token": {"secretRef": {"name": name, "key": "key"}}}
+    through["spec"]["replay"]["authentication"] = token
+    context = dataclasses.replace(ctx(replays=[body], connections=[through]), kubernetes=api)
+    await reconcile(KEY, context, asyncio.Lock())
+    assert shown(api)[0] == "ConsentMissing"
+    assert f"got 'shop/{name}'" in shown(api)[1]
+    assert [write for write in api.writes if write.verb == "create"] == []
+
+
 async def test_replay_waits_for_the_lost_key_of_its_ledger() -> None:
     lost = LedgerKey.derive(b"lost" * 8, TopicName("shop", "prod", "orders-fulfilment-DLQ-LEDGER"))
     api, context = storing(replay()), ctx(replays=[replay()])
