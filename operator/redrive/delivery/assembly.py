@@ -68,11 +68,49 @@ class RetryOptions(Options, total=False):
     prefetch: int
 
 
+_POLICY_SETS = "it is part of the policy: change the RetryPolicy, or the Policy"
+_ONE_TOPIC = "a policy is for one topic: create a policy and a consumer for each topic"
+_CLIENT_OPTIONS = {
+    "consumer_name": "name",
+    "receiver_queue_size": "prefetch",
+    "max_total_receiver_queue_size_across_partitions": "prefetch",
+    "negative_ack_redelivery_delay_ms": "nack_delay",
+    "unacked_messages_timeout_ms": "ack_timeout",
+    "crypto_key_reader": "crypto",
+}
+"""Options of `pulsar.Client.subscribe` that a consumer has under another name."""
+
+_REFUSED_OPTIONS = {
+    "consumer_type": _POLICY_SETS,
+    "subscription_name": _POLICY_SETS,
+    "dead_letter_policy": _POLICY_SETS,
+    "topic": _ONE_TOPIC,
+    "topics": _ONE_TOPIC,
+    "pattern": _ONE_TOPIC,
+    "topics_pattern": _ONE_TOPIC,
+    "pattern_auto_discovery_period": _ONE_TOPIC,
+    "regex_subscription_mode": _ONE_TOPIC,
+    "initial_position": "create the subscription at that position before the first consumer, with "
+    "pulsar-admin topics create-subscription --messageId",
+    "priority_level": "the Python client has no priority of consumers",
+    "key_shared_policy": "the broker divides the keys: keys outside all fixed ranges would be "
+    "handled by no consumer",
+    "replicate_subscription_state_enabled": "another cluster has no copy of the retry topic, so "
+    "that pending retries would be lost there",
+    "is_read_compacted": "messages that compaction removes would never be handled",
+    "message_listener": "give the function to run",
+    "batch_receive_policy": "use run_batches or receive_batch",
+    "properties": "the consumer sets them to the name and generation of its policy",
+}
+"""Options of `pulsar.Client.subscribe` that no consumer of a policy takes, and the reasons."""
+
+
 def check_options(options: Mapping[str, object], kind: type) -> None:
     """Pass if each of *options* is one of *kind*, a class of options.
 
     Raises:
-        InvalidSpecError: one is not; the message names the nearest one.
+        InvalidSpecError: one is not. For an option of `pulsar.Client.subscribe` the message has
+            the name that it has here, or the reason why it is refused; else the nearest name.
     """
     names = kind.__annotations__
     for name in options:
@@ -80,7 +118,11 @@ def check_options(options: Mapping[str, object], kind: type) -> None:
             import difflib  # noqa: PLC0415 - a correct program needs none
 
             nearest = difflib.get_close_matches(name, names, 1, cutoff=0.5)
+            if _CLIENT_OPTIONS.get(name) in names:
+                nearest = [_CLIENT_OPTIONS[name]]
             remedy = f"use {nearest[0]}; " if nearest else ""
+            if "crash_log" in names and name in _REFUSED_OPTIONS:  # options of a policy's consumer
+                remedy = f"{_REFUSED_OPTIONS[name]}; "
             raise InvalidSpecError(
                 "there is no such option of a consumer",
                 got=name,

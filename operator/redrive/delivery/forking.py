@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pulsar
 
-from redrive.errors import RedriveError
+from redrive.errors import InvalidSpecError, RedriveError
 
 REMEDY = "create the client, its consumers and its producers in the child, after the fork"
 
@@ -73,7 +73,14 @@ def check_client(client: object) -> None:
 
     Raises:
         InheritedError: it was made by a parent.
+        InvalidSpecError: it is another object.
     """
+    if not (hasattr(client, "subscribe") or hasattr(client, "create_producer")):
+        raise InvalidSpecError(
+            "client must be a pulsar.Client",
+            got=client,
+            remedy='give one such as pulsar.Client("pulsar://localhost:6650")',
+        )
     if is_inherited(client):
         raise InheritedError(
             "a client can't be used by a process that was forked after it was made",

@@ -395,6 +395,10 @@ def batch_handler(handler: BatchHandler, *, explicit: bool) -> Handle:
 
 
 def _check_runs(handler: Callable[..., object]) -> None:
+    if not callable(handler):
+        raise InvalidSpecError(
+            "a handler must be a function", got=handler, remedy="give one that takes the message"
+        )
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(is_of(handler) for is_of in kinds):
         raise InvalidSpecError(

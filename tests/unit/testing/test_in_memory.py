@@ -18,6 +18,7 @@ from redrive import (
     Event,
     Policy,
     RetryConsumer,
+    SimpleConsumer,
 )
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
@@ -328,7 +329,14 @@ async def test_async_run_of_a_closed_consumer_is_refused() -> None:
         ("middlewares", "use middleware; the options are .*crash_log, .*tracing"),
         ("onEvent", "use on_event; "),
         ("max_inflight_bytes", "use max_in_flight_bytes; "),
-        ("subscription_name", "the options are .*crash_log"),
+        ("orders", "the options are .*crash_log"),
+        ("consumer_name", "use name; the options are .*crash_log"),
+        ("subscription_name", "it is part of the policy"),
+        ("topics_pattern", "a policy is for one topic"),
+        ("initial_position", "create the subscription at that position"),
+        ("priority_level", "the Python client has no priority"),
+        ("key_shared_policy", "the broker divides the keys"),
+        ("replicate_subscription_state_enabled", "another cluster has no copy"),
     ],
 )
 def test_unknown_option_is_refused_with_the_nearest(
@@ -338,6 +346,21 @@ def test_unknown_option_is_refused_with_the_nearest(
 ) -> None:
     with pytest.raises(InvalidSpecError, match=f"no such option .*got '{option}'; {remedy}"):
         consumer(POLICY, **{option: ()})
+
+
+@pytest.mark.parametrize("consumer", [RetryConsumer, SimpleConsumer])
+def test_object_other_than_a_client_is_refused(consumer: Any) -> None:  # noqa: ANN401
+    for client in (None, "pulsar://localhost:6650"):
+        with pytest.raises(InvalidSpecError, match="client must be a pulsar.Client"):
+            consumer(client, POLICY)
+
+
+@pytest.mark.parametrize("handler", [None, b"m"])
+def test_handler_that_is_no_function_is_refused(handler: Any) -> None:  # noqa: ANN401
+    consumer = InMemoryConsumer(POLICY)
+    for run in (consumer.run, consumer.run_batches):
+        with pytest.raises(InvalidSpecError, match="a handler must be a function; got"):
+            run(handler)
 
 
 def test_client_is_not_asked_when_an_option_is_unknown() -> None:
