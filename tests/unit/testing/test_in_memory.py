@@ -351,7 +351,7 @@ def test_unknown_option_is_refused_with_the_nearest(
 @pytest.mark.parametrize("consumer", [RetryConsumer, SimpleConsumer])
 def test_object_other_than_a_client_is_refused(consumer: Any) -> None:  # noqa: ANN401
     for client in (None, "pulsar://localhost:6650"):
-        with pytest.raises(InvalidSpecError, match="client must be a pulsar.Client"):
+        with pytest.raises(InvalidSpecError, match=r"client must be a pulsar\.Client"):
             consumer(client, POLICY)
 
 
