@@ -255,7 +255,8 @@ def test_refused_token_is_reported_and_the_new_one_used(replays: Shop) -> None:
 
 
 def test_a_missing_service_account_is_made_as_the_condition_says(replays: Shop) -> None:
-    replays.kubectl("delete", "serviceaccount,role,rolebinding", "redrive-replay")
+    objects = "serviceaccount,role,rolebinding"
+    replays.kubectl("delete", objects, "-l", "app.kubernetes.io/instance=redrive")
     replays.replay("no-account")
     message = replays.condition("no-account", "ServiceAccountNotFound")
     assert f"add {NAMESPACE} to replay.namespaces" in message
