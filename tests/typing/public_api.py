@@ -200,6 +200,7 @@ def simple_consumer() -> None:
         for message in consumer.receive(32, MINUTE, timeout=MINUTE):
             consumer.change_invisible_duration(message, 2 * MINUTE)
             consumer.acknowledge(message)
+            consumer.fail(message, delay=60, cause=ValueError())
             assert_type(consumer.attempt_of(message).number, int)
         consumer.receive(32)  # type: ignore[call-arg]
         consumer.receive(32, 60)

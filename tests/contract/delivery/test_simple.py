@@ -106,17 +106,34 @@ def test_timed_out_or_settled_message_can_not_be_settled(
 
 
 @BOTH
-def test_in_flight_message_is_visible_after_close(
-    make_world: MakeWorld,
-) -> None:
-    world = make_world()
+def test_receptions_of_short_jobs_use_up_retries(make_world: MakeWorld) -> None:
+    world = make_world(max_retries=1)
+    world.send(b"x")
+    for number in (1, 2):
+        with world.simple_consumer() as consumer:
+            (message,) = consumer.receive(1, timedelta(hours=12), SOON)
+            assert consumer.attempt_of(message).number == number
+    (dead,) = world.dead_letters(1)
+    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "InvisibleDurationEndedError"
+    assert_nothing_left(world)
+
+
+@BOTH
+def test_failed_message_is_retried_later_and_dead_lettered(make_world: MakeWorld) -> None:
+    world = make_world(max_retries=1, delays=("1h",))
     world.send(b"x")
     with world.simple_consumer() as consumer:
-        consumer.receive(1, timedelta(hours=12), SOON)
-    with world.simple_consumer() as consumer:
-        (message,) = consumer.receive(1, timedelta(hours=12), SOON)
-        assert consumer.attempt_of(message).number == 1
-        consumer.acknowledge(message)
+        (message,) = consumer.receive(1, 60 * SECOND, SOON)
+        with pytest.raises(InvalidSpecError, match="delay"):
+            consumer.fail(message, delay=0)
+        consumer.fail(message, delay=SECOND, cause=ValueError("bad"))
+        with pytest.raises(NotInFlightError):
+            consumer.fail(message)
+        (again,) = consumer.receive(1, 60 * SECOND, SOON)
+        assert consumer.attempt_of(again).number == 2
+        consumer.fail(again, cause=ValueError("bad"))
+    (dead,) = world.dead_letters(1)
+    assert dead.properties()["REDRIVE_CAUSE_TYPE"] == "ValueError"
     assert_nothing_left(world)
 
 
@@ -139,7 +156,7 @@ def test_handed_back_message_is_the_same_attempt_again(make_world: MakeWorld) ->
 def test_the_count_outlives_every_consumer(make_world: MakeWorld) -> None:
     world = make_world(max_retries=5)
     world.send(b"x")
-    for number in (1, 2):
+    for number in (1, 3):  # with the reception that closing ends
         with world.simple_consumer() as consumer:
             (message,) = consumer.receive(1, SECOND, SOON)
             assert consumer.attempt_of(message).number == number

@@ -382,6 +382,16 @@ class AsyncSimpleConsumer(AsyncPolicyConsumer[SimpleConsumer]):
             lambda wait: self._opened.receive(max_messages, invisible, wait), timeout
         )
 
+    async def fail(
+        self,
+        message: pulsar.Message,
+        *,
+        delay: float | timedelta | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
+        """Settle *message* as failed; see `SimpleConsumer.fail`."""
+        await self._threads.settle(self._opened.fail, message, delay=delay, cause=cause)
+
     def change_invisible_duration(
         self, message: pulsar.Message, invisible: float | timedelta
     ) -> None:

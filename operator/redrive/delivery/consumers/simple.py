@@ -3,8 +3,11 @@
 `SimpleConsumer`: the application asks for messages when it wants some, and for how long.
 
 receive ─ acknowledged in time ──────────▶ settled
-        └ its invisible duration ends ─ retries left ▶ to the retry topic, with no delay
-                                      └ none ▶ dead-letter topic, or discarded
+        ├ failed explicitly ─ retries left ▶ to the retry topic, with the ladder's delay
+        │                   └ none ▶ dead-letter topic, or discarded
+        └ its invisible duration ends, or the consumer closes
+                            ─ retries left ▶ to the retry topic, with no delay
+                            └ none ▶ dead-letter topic, or discarded
 
 `policy.invisible` decides whose a message is, `decisions` what becomes of it.
 
@@ -20,8 +23,10 @@ invisible duration less the time already spent on it.
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, TypeVar, Unpack
@@ -29,7 +34,7 @@ from typing import Generic, TypeVar, Unpack
 import pulsar
 
 from redrive.delivery.assembly import Options, assemble, check_options
-from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, to_seconds
+from redrive.delivery.concurrency import CLOSE_TIMEOUT, Deadline, all_within, to_seconds
 from redrive.delivery.consumers.consumer import PolicyConsumer
 from redrive.delivery.in_flight import check_message
 from redrive.delivery.middleware.ack_timeouts import fail_each
@@ -40,12 +45,13 @@ from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import id_text
 from redrive.policy.model import Policy
 from redrive.policy.values import to_timedelta
+from redrive.policy.verdict import check_asked
 
 _PREFETCH = 1
 
 
 class InvisibleDurationEndedError(RedriveError, TimeoutError):
-    """A message was not settled within its invisible duration."""
+    """A message was not settled within its invisible duration, or before the consumer closed."""
 
     reason = "InvisibleDurationEnded"
 
@@ -55,9 +61,11 @@ class SimpleConsumer(PolicyConsumer):
 
     A message that is not acknowledged in time has failed, and turns visible at once: it is moved to
     the retry topic, without delay, with its number of retries one higher; or to the dead-letter
-    topic, when these are used up. So the count outlives every process. A process that ends while
-    messages are in flight leaves them visible at once, as the same attempt; one that ends between
-    sending a message on and acknowledging it leaves two copies. Nothing is ever lost.
+    topic, when these are used up. So the count outlives every process. `close` does the same with
+    messages in flight, so that each reception counts: call `hand_back` before for those that were
+    not begun. A process that is killed while messages are in flight leaves them visible at once, as
+    the same attempt; one that is killed between sending a message on and acknowledging it leaves
+    two copies. Nothing is ever lost.
 
     Up to two messages of each partition wait in this consumer between calls of `receive`, and no
     other consumer gets them.
@@ -66,7 +74,7 @@ class SimpleConsumer(PolicyConsumer):
 
     Args:
         client: connects as a role that the policy lists among its consumer roles.
-        policy: see `RetryConsumer`; its ladder means nothing here.
+        policy: see `RetryConsumer`; its ladder applies to `fail` only.
         name: see `RetryConsumer`, as for *redaction*, *on_event*, *disconnect_timeout*,
             *max_in_flight_bytes*, *crash_log*, *tracing* and *middleware*.
 
@@ -145,18 +153,43 @@ class SimpleConsumer(PolicyConsumer):
                 done with it will be done again.
             InvalidSpecError: it is not a message of this consumer.
         """
-        self._processor.check_own(message)
-        with self._changing:
-            self._in_flight.settle(_key(message), self._clock.monotonic())
+        self._settle(message)
         self._processor.acknowledge(message)
+
+    def fail(
+        self,
+        message: pulsar.Message,
+        *,
+        delay: float | timedelta | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
+        """Settle *message* as failed: it is retried later, or dead-lettered with retries used up.
+
+        On return it is stored on its next hop, or kept and sent later; see
+        `RetryConsumer.reconsume_later`.
+
+        Args:
+            delay: retry after this long, 1 s … 864 000 s. Defaults to the ladder's next delay.
+            cause: why it failed; its class and text travel with the message.
+
+        Raises:
+            NotInFlightError: its invisible duration has ended, or it was settled before.
+            InvalidSpecError: the delay is out of bounds, or it is not a message of this consumer.
+                Nothing has been settled then.
+        """
+        delay = None if delay is None else to_timedelta(delay, "the delay of a retry")
+        check_asked(delay, None)
+        self._settle(message)
+        decisions = self._processor.decisions
+        self._processor.settle(decisions.asked(message, cause, delay=delay, level=None))
 
     def change_invisible_duration(
         self, message: pulsar.Message, invisible: float | timedelta
     ) -> None:
         """Have *message* stay invisible for *invisible* from now, longer or shorter than before.
 
-        To fail a message is to do nothing: it comes again after what is left of its duration. To
-        have it come earlier, or to get more time for it, is this.
+        A message that is neither acknowledged nor failed comes again after the rest of its
+        duration.
 
         Args:
             invisible: 10 s … 12 h.
@@ -179,9 +212,7 @@ class SimpleConsumer(PolicyConsumer):
             NotInFlightError: its invisible duration has ended, or it was settled before.
             InvalidSpecError: it is not a message of this consumer.
         """
-        self._processor.check_own(message)
-        with self._changing:
-            self._in_flight.settle(_key(message), self._clock.monotonic())
+        self._settle(message)
         self._processor.settle(Settlement(message, HAND_BACK))
 
     def stop(self) -> None:
@@ -190,15 +221,36 @@ class SimpleConsumer(PolicyConsumer):
             self._processor.parts.stop()
 
     def close(self, timeout: float | timedelta | None = CLOSE_TIMEOUT) -> None:
-        """Stop, and leave the subscriptions: what is in flight is visible, at the same attempt.
+        """Stop, end the reception of messages in flight, and leave the subscriptions.
 
-        The event `redrive.left_unsettled` tells how many messages these are, if there are any.
+        Messages in flight are visible at once, as their next attempt, or dead-lettered with
+        retries used up. Those that are not sent on within *timeout* stay unacknowledged, as the
+        same attempt; the event `redrive.left_unsettled` counts them.
 
         Args:
             timeout: for all of that, the send of a message that has begun included.
         """
         self._closed = True
-        self._assembled.close(Deadline(timeout), self._timer.close)
+        if self._assembled.owner.is_parent:
+            return
+        deadline = Deadline(timeout)
+        self.stop()
+        all_within(deadline, [functools.partial(self._end_receptions, deadline)])
+        self._assembled.close(deadline, self._timer.close)
+
+    def _settle(self, message: pulsar.Message) -> None:
+        self._processor.check_own(message)
+        with self._changing:
+            self._in_flight.settle(_key(message), self._clock.monotonic())
+
+    def _end_receptions(self, deadline: Deadline) -> None:
+        with self._changing:
+            messages = self._in_flight.expired(math.inf)
+        error = InvisibleDurationEndedError(
+            "the message was not settled before its consumer was closed",
+            remedy="acknowledge each message that was received, fail it, or hand it back",
+        )
+        self._fail_each(messages, error, lambda: not deadline.left())
 
     def _next_end(self) -> float | None:
         with self._changing:
@@ -211,11 +263,15 @@ class SimpleConsumer(PolicyConsumer):
             "the message was not settled within its invisible duration",
             remedy="ask for more time, or change it while handling",
         )
+        self._fail_each(over, error, lambda: self._closed)
 
+    def _fail_each(
+        self, messages: list[pulsar.Message], error: Exception, closing: Callable[[], bool]
+    ) -> None:
         def fail(message: pulsar.Message) -> None:
             self._processor.settle(self._processor.decisions.expired(message, error))
 
-        fail_each(over, fail, self._processor.parts.incoming, lambda: self._closed)
+        fail_each(messages, fail, self._processor.parts.incoming, closing)
 
 
 def _key(message: pulsar.Message) -> str:
