@@ -53,6 +53,11 @@ _COUNTERS = {
         "Failed messages of ordered policies that wait in their consumer for the next attempt.",
         _WHERE,
     ),
+    Name.COPY_DROPPED: Counter(
+        "redrive_consumer_dropped_copies",
+        "Messages delivered again while in flight or soon after they were settled; not handled.",
+        _WHERE,
+    ),
     Name.LATE_SUCCESS: Counter(
         "redrive_consumer_late_successes",
         "Messages handled well, but after their time-out; they may be handled again.",

@@ -86,6 +86,7 @@ class Processor:
         self._in_hand = InHand(
             settled, self._tell_broker, self._hold_new, max_bytes=parts.max_in_flight_bytes
         )
+        self._copy_dropped = reporting.copy_dropped
         self._left_unsettled = reporting.left_unsettled
         self._negatively_acknowledged = reporting.negatively_acknowledged
         self._settling = UnderWay()
@@ -223,10 +224,17 @@ class Processor:
         message = self.parts.incoming.take(timeout)
         if message is None or self._in_hand.begin(message):
             return message
-        # A copy: the time begins only now, since to look at the clock costs each message.
+        self._copy_dropped(message)
+        # The time begins only now, since to look at the clock costs each message.
         return receive_accepted(
-            self.parts.incoming.take, self._in_hand.begin, self.parts.clock.monotonic, timeout
+            self.parts.incoming.take, self._accepts, self.parts.clock.monotonic, timeout
         )
+
+    def _accepts(self, message: pulsar.Message) -> bool:
+        accepted = self._in_hand.begin(message)
+        if not accepted:
+            self._copy_dropped(message)
+        return accepted
 
     def _hold_new(self, held: bool) -> None:  # noqa: FBT001
         self.parts.incoming.hold_new(self._in_hand, held=held)

@@ -56,6 +56,7 @@ class Name(enum.StrEnum):
     TAKING_RESUMED = "redrive.taking_resumed"
     LATE_SUCCESS = "redrive.late_success"
     DROPPED = "redrive.dropped"
+    COPY_DROPPED = "redrive.copy_dropped"
     HELD = "redrive.held"
     OUTAGE_BEGAN = "redrive.outage_began"
     OUTAGE_ENDED = "redrive.outage_ended"
@@ -78,6 +79,7 @@ _LEVELS = {
     Name.TAKING_RESUMED: logging.INFO,
     Name.LATE_SUCCESS: logging.WARNING,
     Name.DROPPED: logging.WARNING,
+    Name.COPY_DROPPED: logging.INFO,
     Name.HELD: logging.WARNING,
     Name.OUTAGE_BEGAN: logging.ERROR,
     Name.OUTAGE_ENDED: logging.INFO,
@@ -303,6 +305,16 @@ class Reporting(Middleware):
         self._events.report(
             _event(Name.LATE_SUCCESS, message, attempt, self._policy()),
             "handled well, but after its time; what was done may be done again: origin %s",
+            attempt.origin,
+        )
+
+    def copy_dropped(self, message: pulsar.Message) -> None:
+        """Report that *message* is not handed out: it is in flight, or was settled recently."""
+        attempt = self._attempts.of(message)
+        self._events.report(
+            _event(Name.COPY_DROPPED, message, attempt, self._policy()),
+            "not handed out: delivered again while in flight, or soon after it was settled: "
+            "origin %s",
             attempt.origin,
         )
 

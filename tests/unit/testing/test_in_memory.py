@@ -261,6 +261,19 @@ def test_consumer_durations_are_seconds_or_timedeltas() -> None:
     simple.acknowledge(held)
 
 
+def test_redelivered_copy_is_reported_as_dropped() -> None:
+    events: list[Event] = []
+    consumer = InMemoryConsumer(POLICY, on_event=events.append)
+    origin = consumer.send(b"x")
+    message = consumer.receive()
+    consumer.broker.unload()
+    assert consumer.receive(1) is None
+    consumer.acknowledge(message)
+    assert [(event.event, event.origin) for event in events] == [
+        ("redrive.copy_dropped", id_text(origin))
+    ]
+
+
 @pytest.mark.parametrize("wrong", ["60s", float("nan"), True, -1])
 def test_invalid_consumer_duration_is_refused(
     wrong: Any,  # noqa: ANN401
