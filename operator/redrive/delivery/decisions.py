@@ -89,6 +89,9 @@ class Attempts:
             schema_version=schema_version(message),
             sequenced=self._policy().sequenced,
         )
+        redeliveries = self.redeliveries(message)
+        if redeliveries:
+            attempt = replace(attempt, redeliveries=redeliveries)
         here = self._here.get(message_id)
         if here is None:
             return attempt
@@ -102,6 +105,21 @@ class Attempts:
     def was_retried(self, message: pulsar.Message) -> bool:
         """Return whether *message* came from the retry topic."""
         return topic_of(message) == self._policy().retry_topic
+
+    def redeliveries(self, message: pulsar.Message) -> int:
+        """Return how often *message* was given back, as the broker or this consumer counts."""
+        if self.counted_by_broker(message):
+            return int(message.redelivery_count())
+        return self.given_back(message)
+
+    def counted_by_broker(self, message: pulsar.Message) -> bool:
+        """Return True if the broker counts how often *message* is given back.
+
+        With one active consumer, which gets all messages again, brokers count no redeliveries. And
+        they count those of an entry: a message of a batch may be redelivered for another.
+        """
+        shared = self._policy().subscription_type.honours_delays or self.was_retried(message)
+        return shared and message.message_id().batch_index() < 0
 
     def given_back(self, message: pulsar.Message) -> int:
         """Return how often *message* was given back to a broker that doesn't count it."""
@@ -226,14 +244,10 @@ class Decisions:
     def refused(self, message: pulsar.Message, error: BaseException | None) -> Settlement:
         """Have the broker redeliver *message*, or dead-letter it after `max_retries` of that."""
         policy = self.policy()
-        # With one active consumer, which gets all of them again, brokers count no redeliveries. And
-        # they count those of an entry: of a batch, a message may have been redelivered for another.
-        shared = policy.subscription_type.honours_delays or topic_of(message) == policy.retry_topic
-        counted = shared and message.message_id().batch_index() < 0
-        redeliveries = message.redelivery_count() if counted else self.attempts.given_back(message)
+        redeliveries = self.attempts.redeliveries(message)
         if redeliveries < policy.max_retries:
             reason = "" if error is None else type(error).__name__
-            return Settlement(message, Redeliver(counted, reason))
+            return Settlement(message, Redeliver(self.attempts.counted_by_broker(message), reason))
         failure = self._failure(message, error, raised=False)
         failed = failure.attempt.reconsume_times + redeliveries + 1
         return _end(message, failure, DeadReason.RETRIES_EXHAUSTED, failed)

@@ -195,12 +195,13 @@ class Processor:
             case Done():
                 self._acknowledge(message)
             case Redeliver(counted, reason):
+                attempt = self.decisions.attempts.of(message)
                 if not counted:
                     self.decisions.attempts.give_back(message)
                 self._subscriptions[message.topic_name()].negative_acknowledge(message)
                 self._in_hand.let_go(message)
                 self._nacked_until = self.parts.clock.monotonic() + self.parts.nack_seconds
-                self._negatively_acknowledged(message, reason)
+                self._negatively_acknowledged(message, attempt, reason)
             case HandBack():
                 self.parts.incoming.again(message, 0)
             case _:

@@ -334,9 +334,10 @@ class Reporting(Middleware):
         needed = f", for what needs {outage.dependency}" if outage.dependency else ""
         self._events.report(event, _OUTAGES[name], outage.cause, outage.since, needed)
 
-    def negatively_acknowledged(self, message: pulsar.Message, reason: str) -> None:
+    def negatively_acknowledged(
+        self, message: pulsar.Message, attempt: Attempt, reason: str
+    ) -> None:
         """Report that the broker delivers *message* again, after the consumer's delay for that."""
-        attempt = self._attempts.of(message)
         event = _event(Name.NEGATIVELY_ACKNOWLEDGED, message, attempt, self._policy())
         text = "acknowledged negatively, to be delivered again by the broker: origin %s"
         self._events.report(replace(event, reason=reason), text, attempt.origin)

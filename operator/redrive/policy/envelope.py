@@ -360,6 +360,8 @@ class Attempt:
             schema, or comes from a client that does not set it.
         first_id: the same for all attempts at one message, and another for each other message: the
             id it had when a consumer in Python failed it first. Empty stands for the origin.
+        redeliveries: how often it was acknowledged negatively since its last retry, as far as the
+            broker, or this consumer in its place, has counted.
     """
 
     reconsume_times: int
@@ -368,11 +370,12 @@ class Attempt:
     cause: Cause | None = None
     schema_version: int | None = None
     first_id: str = ""
+    redeliveries: int = 0
 
     @property
     def number(self) -> int:
         """Return which delivery to a handler this is, from 1."""
-        return self.reconsume_times + 1
+        return self.reconsume_times + self.redeliveries + 1
 
     @classmethod
     def of(

@@ -258,11 +258,16 @@ def test_negatively_acknowledged_message_is_dead_lettered(
 ) -> None:
     world = make_world(max_retries=2)
     (origin,) = world.send(b"x")
-    with world.consumer(nack_delay=timedelta(seconds=1)) as consumer:
+    numbers: list[int] = []
+    nack_delay = timedelta(seconds=1)
+    with world.consumer(
+        nack_delay=nack_delay, on_event=lambda event: numbers.append(event.attempt)
+    ) as consumer:
         for redeliveries in range(3):
             message = consumer.receive(SOON)
             assert message.topic_name() == str(world.policy.topic)
             assert message.redelivery_count() == redeliveries
+            assert consumer.attempt_of(message).number == redeliveries + 1
             consumer.negative_acknowledge(message, cause=ValueError("not here"))
         assert consumer.receive(timedelta(seconds=3)) is None
     (dead,) = world.dead_letters(1)
@@ -271,6 +276,8 @@ def test_negatively_acknowledged_message_is_dead_lettered(
     assert properties["ORIGIN_MESSAGE_ID"] == id_text(origin)
     assert properties["REDRIVE_DEAD_REASON"] == "RetriesExhausted"
     assert properties["REDRIVE_CAUSE_MESSAGE"] == "not here"
+    assert properties["REDRIVE_ATTEMPT"] == "3"
+    assert numbers == [1, 2, 3]
     assert_nothing_left(world)
 
 
