@@ -41,6 +41,7 @@ from redrive.delivery.concurrency import (
     Deadline,
     Promise,
     SendWatchdog,
+    Timer,
     all_within,
     ends_thread,
     identity,
@@ -175,6 +176,9 @@ _PARTITIONS_SECONDS = 60.0
 """Age at which the partitions of a topic are read again: they may have grown."""
 _MAX_IDLE = 128
 """Idle senders whose producers stay open."""
+_IDLE_SECONDS = 60.0
+"""Time after which an idle producer is closed: others of a topic with a limit of producers need its
+place."""
 _MAX_IN_DOUBT = 4_096
 """Messages without a receipt whose senders are kept: more than ever wait in a consumer."""
 
@@ -230,7 +234,9 @@ class Producers:
         self._partitions: dict[TopicName, _Partitions] = {}
         self._reading: dict[TopicName, Promise[tuple[str, ...]]] = {}
         self._senders: set[PartitionSender] = set()
-        self._idle: OrderedDict[PartitionSender, _Destination] = OrderedDict()  # used last, last
+        # With the moment since when; used last, last.
+        self._idle: OrderedDict[PartitionSender, tuple[_Destination, float]] = OrderedDict()
+        self._timer: Timer | None = None  # closes idle senders
         self._idle_at: dict[_Destination, list[PartitionSender]] = {}
         self._in_doubt: OrderedDict[_Copied, _Route] = OrderedDict()  # oldest first
         self._changing = threading.Lock()
@@ -283,7 +289,8 @@ class Producers:
         with self._changing:
             self._closed = True
             senders = list(self._senders)
-        all_within(deadline, [*(sender.end for sender in senders), self._watchdog.close])
+        timers = [self._watchdog.close, *([self._timer.close] if self._timer else [])]
+        all_within(deadline, [*(sender.end for sender in senders), *timers])
 
     def _copy(
         self,
@@ -333,7 +340,8 @@ class Producers:
             self._partitions.pop(to.topic, None)  # they may be others by now
             if self._closed:
                 raise _closed(to.topic) from error
-            raise _not_sent(to.topic, str(error) or type(error).__name__) from error
+            remedy = _RAISE_LIMIT if isinstance(error, pulsar.ProducerBusy) else _CHECK_POLICY
+            raise _not_sent(to.topic, str(error) or type(error).__name__, remedy) from error
         finally:
             self._put_back(route, copied)
 
@@ -391,14 +399,37 @@ class Producers:
                 too_many = len(self._in_doubt) > _MAX_IN_DOUBT
                 surplus = self._in_doubt.popitem(last=False)[1].sender if too_many else None
             else:
-                self._idle[sender] = to
+                self._idle[sender] = to, time.monotonic()
+                if self._timer is None:
+                    with contextlib.suppress(RuntimeError):  # the interpreter is going away
+                        self._timer = Timer(self._next_idle_end, self._close_idle)
                 self._idle_at.setdefault(to, []).append(sender)
                 surplus = None
                 if len(self._idle) > _MAX_IDLE:
-                    surplus, unused = self._idle.popitem(last=False)
-                    self._idle_at[unused].remove(surplus)
+                    surplus = self._longest_idle()
         if surplus is not None:
             self._discard(surplus)
+
+    def _longest_idle(self) -> PartitionSender:
+        """Take out the sender that is idle for longest; called with the lock."""
+        sender, (to, _) = self._idle.popitem(last=False)
+        self._idle_at[to].remove(sender)
+        return sender
+
+    def _next_idle_end(self) -> float:
+        """Return when to look for idle senders next: one that begins to be idle wakes no thread."""
+        with self._changing:
+            _, since = next(iter(self._idle.values()), (None, time.monotonic()))
+        return since + _IDLE_SECONDS
+
+    def _close_idle(self) -> None:
+        while True:
+            with self._changing:
+                _, since = next(iter(self._idle.values()), (None, time.monotonic()))
+                if since + _IDLE_SECONDS > time.monotonic():
+                    return
+                sender = self._longest_idle()
+            self._discard(sender)
 
     def _discard(self, sender: PartitionSender) -> None:
         with self._changing:
@@ -471,13 +502,18 @@ def _closed(topic: TopicName) -> NotSentError:
     return _not_sent(topic, "a consumer that is closed")
 
 
-def _not_sent(topic: TopicName, got: str) -> NotSentError:
-    return NotSentError(
-        f"no receipt came for a message sent to {topic}",
-        got=got,
-        remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
-        "and that the broker answers",
-    )
+_CHECK_POLICY = (
+    "check that the RetryPolicy is Ready and lists this consumer's role, and that the broker "
+    "answers"
+)
+_RAISE_LIMIT = (
+    "set maxProducersPerTopic of the topic's namespace and of the broker to at least the number of "
+    "consumers; idle ones free their place within two minutes"
+)
+
+
+def _not_sent(topic: TopicName, got: str, remedy: str = _CHECK_POLICY) -> NotSentError:
+    return NotSentError(f"no receipt came for a message sent to {topic}", got=got, remedy=remedy)
 
 
 def _in_partition(receipt: pulsar.MessageId, topic: str) -> pulsar.MessageId:

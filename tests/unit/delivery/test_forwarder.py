@@ -142,6 +142,28 @@ def test_key_selects_the_partition_that_java_selects(count: int) -> None:
     assert sorted(partitions[-count:]) == list(range(count))
 
 
+def test_producer_idle_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_IDLE_SECONDS", 0.2)
+    topics = scripted([])
+    producers = Producers(topics.as_pulsar(), name="c")
+    send(producers, 1)
+    wait_until(topics.producers[0].closed.is_set)
+    assert send(producers, 2) is not None
+    assert len(topics.producers) == 2
+    producers.close(Deadline(10))
+
+
+def test_refusal_for_the_limit_of_producers_names_it() -> None:
+    class Full(FakeTopics):
+        def create_producer(self, *_: object, **__: object) -> FakeProducer:
+            raise pulsar.ProducerBusy
+
+    producers = Producers(Full(lambda: Fate.STORED).as_pulsar(), name="c")
+    with pytest.raises(NotSentError, match="set maxProducersPerTopic"):
+        send(producers)
+    producers.close(Deadline(10))
+
+
 def test_idle_producers_beyond_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_IDLE", 2)
     topics = scripted([], partitions=4)
