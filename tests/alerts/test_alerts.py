@@ -230,7 +230,7 @@ def test_installed_dashboards_link_to_pages_of_alerts() -> None:
     ):
         rendered = chart.render({"prometheusRule": values, "dashboard": {"enabled": True}})
         named = {(body["kind"], body["metadata"]["name"]): body for body in rendered}
-        boards = named["ConfigMap", "redrive-dashboards"]["data"]
+        boards = named["ConfigMap", "redrive.redrive-system.dashboards"]["data"]
         assert boards.keys() == {f"{board.name}.json" for board in DASHBOARDS}
         linked = set()
         for text in boards.values():

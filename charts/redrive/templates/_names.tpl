@@ -9,7 +9,8 @@
 
 {{- /*
 A name for objects of the cluster and in namespaces that several releases may write to. No other release has it:
-neither part contains a dot. No ServiceAccount of jobs has it either, whose Role has the account's name.
+neither part contains a dot. No ServiceAccount of jobs has it either, whose Role has the account's name. The operator's roles
+have a suffix besides, which keeps them apart from `<name>-viewer.<namespace>` of people.
 */ -}}
 {{- define "redrive.globalName" -}}
 {{ include "redrive.name" . }}.{{ .Release.Namespace }}

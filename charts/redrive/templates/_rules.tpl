@@ -140,10 +140,10 @@ template).
 {{- define "redrive.grants" -}}
 {{- $grants := list }}
 {{- if not .Values.namespaces }}
-{{- $grants = append $grants (dict "kind" "ClusterRole" "rules" "redrive.rules" "suffix" "") }}
+{{- $grants = append $grants (dict "kind" "ClusterRole" "rules" "redrive.rules" "suffix" ".operator") }}
 {{- end }}
 {{- range .Values.namespaces }}
-{{- $grants = append $grants (dict "kind" "Role" "namespace" . "rules" "redrive.rules" "suffix" "") }}
+{{- $grants = append $grants (dict "kind" "Role" "namespace" . "rules" "redrive.rules" "suffix" ".operator") }}
 {{- end }}
 {{- range .Values.rbac.secretNamespaces }}
 {{- $grants = append $grants (dict "kind" "Role" "namespace" . "rules" "redrive.secretRules" "suffix" ".secrets") }}

@@ -26,7 +26,7 @@ ALONE = IMAGE | {
     "admissionPolicy": {"create": False},
 }
 """Values of an installation without cluster-scoped objects, if `namespaces` are set."""
-SERVING = "redrive.redrive-system"
+SERVING = "redrive.redrive-system.operator"
 """The name of the role of the operator in the namespaces that it serves."""
 KEEP = {"helm.sh/resource-policy": "keep"}
 
@@ -88,6 +88,7 @@ def test_volume_of_credentials_is_mounted_for_the_operator() -> None:
         ({"image": None}, "missing property 'image'"),
         ({"replay": {"enabled": None}}, "'/replay': missing property 'enabled'"),
         ({"livenessProbe": None}, "missing property 'livenessProbe'"),
+        ({"livenessProbe": {"successThreshold": 2}}, "/successThreshold': value must be 1"),
         ({"image": {"digest": "sha256:1"}}, r"'/image/digest': 'sha256:1' does not match pattern"),
         ({"namespaces": ["shop"]}, r"'/clusterId': minLength: got 0, want 1"),
         ({"replay": {"job": {}}}, r"'/replay': additional properties 'job' not"),

@@ -53,9 +53,17 @@ def test_chart_without_definitions_is_refused_while_wanted(tmp_path: Path) -> No
     copy = tmp_path / "redrive"
     shutil.copytree(chart.CHART, copy)
     shutil.rmtree(copy / "definitions")
-    with pytest.raises(SandboxError, match=r"no CRDs; got no file definitions/\*\.yaml"):
+    with pytest.raises(SandboxError, match=r"lacks a CRD; got no file .*connections\.yaml"):
         chart.render({}, chart=copy)
     assert the("Deployment", chart.render({"crds": {"install": False}}, chart=copy))
+
+
+def test_chart_without_one_definition_is_refused(tmp_path: Path) -> None:
+    copy = tmp_path / "redrive"
+    shutil.copytree(chart.CHART, copy)
+    (copy / "definitions" / "redrive.io_replays.yaml").write_text("../../crds/replays.yaml")
+    with pytest.raises(SandboxError, match=r"lacks a CRD; got no file .*_replays\.yaml"):
+        chart.render({}, chart=copy)
 
 
 def test_chart_without_values_renders_a_name_none_can_publish() -> None:
@@ -121,15 +129,30 @@ def test_registries_apply_to_both_images(values: dict[str, Any], expected: list[
             "rbac": {"secretNamespaces": ["vault"]},
             "crds": {"install": False},
         },
+        {
+            "podMonitor": {"enabled": True, "namespace": "monitoring"},
+            "prometheusRule": {"enabled": True, "namespace": "monitoring"},
+            "dashboard": {"enabled": True, "namespace": "monitoring"},
+        },
     ],
 )
 def test_releases_of_one_name_share_no_object(values: dict[str, Any]) -> None:
-    """The second one serves other namespaces, and reads Secrets of the same one."""
+    """The second one serves other namespaces, and writes to the same one."""
     first = objects(chart.render(values, namespace="one"))
-    other = values | {"namespaces": ["billing"]} if values else {}
+    other = values | {"namespaces": ["billing"]} if "namespaces" in values else values
     second = objects(chart.render(other, namespace="two"))
     shared = {kind for kind, _, _ in first & second}
     assert shared <= {"CustomResourceDefinition"}
+
+
+def test_releases_in_one_namespace_share_no_object() -> None:
+    """The other names are those of objects of the first release, or begin as they do."""
+    values = {"crds": {"install": False}, "dashboard": {"enabled": True}}
+    first = chart.render(values, release="redrive")
+    names = {body["metadata"]["name"].partition(".")[0] for body in first} - {"redrive"}
+    assert {"redrive-viewer", "redrive-replay"} <= names
+    for name in names:
+        assert not objects(first) & objects(chart.render(values, release=name))
 
 
 @pytest.mark.parametrize("release", ["redrive-replay", "redrive", "pay.redrive", "x"])
@@ -227,6 +250,7 @@ def test_operator_and_jobs_share_no_service_account() -> None:
         ({"logLevel": "error"}, "container.args.4", "--log-level=error"),
         ({"livenessProbe": {"failureThreshold": 9}}, "container.livenessProbe.failureThreshold", 9),
         ({"livenessProbe": {"failureThreshold": 9}}, "container.livenessProbe.periodSeconds", 10),
+        ({"readinessProbe": {"successThreshold": 2}}, "container.readinessProbe.successThreshold", 2),
         ({"readinessProbe": {"timeoutSeconds": 9}}, "container.readinessProbe.timeoutSeconds", 9),
     ],
 )
@@ -302,7 +326,7 @@ def test_alerts_and_dashboard_have_namespaces_of_their_own() -> None:
     assert the("PrometheusRule", rendered)["metadata"]["namespace"] == "monitoring"
     maps = (body for body in rendered if body["kind"] == "ConfigMap")
     (dashboard,) = (
-        body["metadata"] for body in maps if body["metadata"]["name"] == "redrive-dashboards"
+        body["metadata"] for body in maps if body["metadata"]["name"] == "redrive.redrive-system.dashboards"
     )
     assert (dashboard["namespace"], dashboard["annotations"]) == ("grafana", {"folder": "a"})
 

@@ -103,7 +103,7 @@ def test_helm_test_finds_missing_rights_and_kinds(cluster: Cluster, release: str
     others = [body for body in hooks if body["kind"] != "Pod"]
     cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(others))
     operator_pod, kinds_pod = pods["rights-test-operator"], pods["rights-test-kinds"]
-    tester = f"system:serviceaccount:{release}:rights-test"
+    tester = f"system:serviceaccount:{release}:rights.rights.test"
     assert may(cluster, tester, "create", "replays.redrive.io", release)
     assert not may(cluster, tester, "delete", "replays.redrive.io", release)
     assert not may(cluster, tester, "create", "replays.redrive.io", "default")

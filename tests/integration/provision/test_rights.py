@@ -80,7 +80,7 @@ DRIVERS = {
     "/secrets": {"create": "the key of a ledger, which the pods of a job mount"},
 }
 """Additional rights in the namespaces that are prepared for Replays."""
-SERVING = ("ClusterRole", f"{installation.RELEASE}.{installation.NAMESPACE}")
+SERVING = ("ClusterRole", f"{installation.RELEASE}.{installation.NAMESPACE}.operator")
 LEASE = {
     "get": "the holder",
     "patch": "to renew, take over and release it",
@@ -155,8 +155,8 @@ def test_chart_grants_no_right_without_a_reason() -> None:
     }
     assert names == {"serviceaccounts": ["redrive-replay"]}
     roles = {o["metadata"]["name"]: o for o in rendered if o["kind"] == "Role"}
-    holding = roles.pop(f"{SERVING[1]}.release")
-    assert set(roles) == {"redrive-test"}  # of `helm test`; nothing is prepared for Replays
+    holding = roles.pop("redrive.redrive-system.release")
+    assert set(roles) == {"redrive.redrive-system.test"}  # of `helm test`; nothing is prepared for Replays
     assert rules(holding) == {
         "coordination.k8s.io/leases": set(LEASE),
         # The image of replay jobs, and dry runs by which job templates are validated.

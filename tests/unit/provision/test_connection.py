@@ -1,4 +1,4 @@
-"""PulsarConnections: calls, versions of brokers, crashes, and deletion while in use."""
+"""BrokerConnections: calls, versions of brokers, crashes, and deletion while in use."""
 
 from __future__ import annotations
 
