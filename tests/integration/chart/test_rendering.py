@@ -250,7 +250,11 @@ def test_operator_and_jobs_share_no_service_account() -> None:
         ({"logLevel": "error"}, "container.args.4", "--log-level=error"),
         ({"livenessProbe": {"failureThreshold": 9}}, "container.livenessProbe.failureThreshold", 9),
         ({"livenessProbe": {"failureThreshold": 9}}, "container.livenessProbe.periodSeconds", 10),
-        ({"readinessProbe": {"successThreshold": 2}}, "container.readinessProbe.successThreshold", 2),
+        (
+            {"readinessProbe": {"successThreshold": 2}},
+            "container.readinessProbe.successThreshold",
+            2,
+        ),
         ({"readinessProbe": {"timeoutSeconds": 9}}, "container.readinessProbe.timeoutSeconds", 9),
     ],
 )
@@ -326,7 +330,9 @@ def test_alerts_and_dashboard_have_namespaces_of_their_own() -> None:
     assert the("PrometheusRule", rendered)["metadata"]["namespace"] == "monitoring"
     maps = (body for body in rendered if body["kind"] == "ConfigMap")
     (dashboard,) = (
-        body["metadata"] for body in maps if body["metadata"]["name"] == "redrive.redrive-system.dashboards"
+        body["metadata"]
+        for body in maps
+        if body["metadata"]["name"] == "redrive.redrive-system.dashboards"
     )
     assert (dashboard["namespace"], dashboard["annotations"]) == ("grafana", {"folder": "a"})
 

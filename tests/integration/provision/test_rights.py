@@ -156,7 +156,8 @@ def test_chart_grants_no_right_without_a_reason() -> None:
     assert names == {"serviceaccounts": ["redrive-replay"]}
     roles = {o["metadata"]["name"]: o for o in rendered if o["kind"] == "Role"}
     holding = roles.pop("redrive.redrive-system.release")
-    assert set(roles) == {"redrive.redrive-system.test"}  # of `helm test`; nothing is prepared for Replays
+    # That of `helm test`: nothing is prepared for Replays.
+    assert set(roles) == {"redrive.redrive-system.test"}
     assert rules(holding) == {
         "coordination.k8s.io/leases": set(LEASE),
         # The image of replay jobs, and dry runs by which job templates are validated.
