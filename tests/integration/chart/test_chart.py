@@ -148,8 +148,11 @@ def test_upgrade_updates_crds_and_uninstall_keeps_them(
     copied = tmp_path / "redrive"
     shutil.copytree(chart.CHART, copied)
     shutil.rmtree(copied / "definitions")
-    definition = copied / "definitions" / "things.yaml"
+    definition = copied / "definitions" / "redrive.io_things.yaml"
     definition.parent.mkdir()
+    package = yaml.safe_load((copied / "Chart.yaml").read_text())
+    package["annotations"]["artifacthub.io/crds"] = yaml.safe_dump([{"name": "things"}])
+    (copied / "Chart.yaml").write_text(yaml.safe_dump(package))
     values = IMAGE | {"namespaces": [kube_namespace], "clusterId": "ours"}
     kind = f"things.{kube_namespace}.test"
     try:
