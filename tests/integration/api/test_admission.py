@@ -350,10 +350,16 @@ def test_spec_of_replay_cannot_change(
         may_change: dict[str, Any] = {
             "suspend": suspend,
             "rateLimit": {"messages": 1 + suspend},
+            "deadline": f"{1 + suspend}h",
             "ttlAfterFinished": f"{1 + suspend}h",
         }
         same = manifest("Replay", select={"where": "true"}, **may_change)
         assert cluster.objects.put(same, kube_namespace)["spec"]["suspend"] is suspend
+    same = manifest("Replay", select={"where": "true"}, **may_change, cancel=True)
+    assert cluster.objects.put(same, kube_namespace)["spec"]["cancel"] is True
+    for cancel in ({}, {"cancel": False}):
+        same = manifest("Replay", select={"where": "true"}, **may_change, **cancel)
+        assert "`cancel` can't change back to false" in refusal(cluster, same, kube_namespace)
 
 
 def fields(schema: dict[str, Any]) -> Iterator[str]:
