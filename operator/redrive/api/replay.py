@@ -1,7 +1,5 @@
 """The kind Replay: its spec, its selection, and its status.
 
-Which dead letters a Replay is about.
-
 Replay: one run that moves dead letters back to be processed again.
 """
 
