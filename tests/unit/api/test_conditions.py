@@ -86,7 +86,8 @@ def test_merge_removes_conditions_without_a_new_value() -> None:
     assert [c.type for c in merge(old, [ready(ConditionStatus.TRUE)], NOW)] == [READY]
 
 
-def test_merge_cuts_the_last_of_too_many_warnings() -> None:
+def test_merge_cuts_the_last_of_too_many_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reason, "declared", set())  # not the product's reasons
     warnings = [warning(StatusWarning(Reason(f"Warning{n}"), "a warning")) for n in range(40)]
     merged = merge((), [ready(ConditionStatus.TRUE), *warnings], NOW)
     assert len(merged) == MAX_CONDITIONS

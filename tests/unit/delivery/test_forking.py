@@ -80,7 +80,7 @@ def test_inherited_policy_file_works_while_parent_reads(tmp_path: Path) -> None:
 
 
 DIES = """
-import os, pathlib, signal, sys, time
+import os, pathlib, sys, time
 from redrive import Policy
 from redrive.delivery.middleware.poison_guard import CrashLogFile
 from redrive.policy.naming import TopicName
@@ -88,12 +88,10 @@ from redrive.policy.naming import TopicName
 policy = Policy(TopicName("shop", "prod", "orders"), "billing")
 log_file = CrashLogFile(pathlib.Path(sys.argv[1]), policy)
 log_file.begin("1:0:-1")
-child = os.fork()
-if child == 0:
-    time.sleep(60)
-    os._exit(0)
-print(child, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)  # what was inherited is closed by now
+time.sleep(60)
+os._exit(0)
 """
 
 
@@ -107,6 +105,7 @@ def test_crash_is_counted_while_a_forked_child_lives(tmp_path: Path) -> None:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         try:
+            process.kill()
             process.wait(30)
             with closing(CrashLogFile(tmp_path, POLICY)) as log_file:
                 assert log_file.crashes("1:0:-1") == 1
