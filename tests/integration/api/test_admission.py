@@ -357,8 +357,8 @@ def test_spec_of_replay_cannot_change(
         assert cluster.objects.put(same, kube_namespace)["spec"]["suspend"] is suspend
     same = manifest("Replay", select={"where": "true"}, **may_change, cancel=True)
     assert cluster.objects.put(same, kube_namespace)["spec"]["cancel"] is True
-    for cancel in ({}, {"cancel": False}):
-        same = manifest("Replay", select={"where": "true"}, **may_change, **cancel)
+    for taken_back in (may_change, may_change | {"cancel": False}):
+        same = manifest("Replay", select={"where": "true"}, **taken_back)
         assert "`cancel` can't change back to false" in refusal(cluster, same, kube_namespace)
 
 
