@@ -107,7 +107,9 @@ def render(
 
 
 def _objects(documents: str) -> Iterator[dict[str, Any]]:
-    yield from (document for document in yaml.safe_load_all(documents) if document)
+    # In C: ten times as fast, for the 230 kB of a chart with its CRDs.
+    bodies = yaml.load_all(documents, yaml.CSafeLoader)
+    yield from (body for body in bodies if body)
 
 
 def _environment(home: str) -> dict[str, str]:
