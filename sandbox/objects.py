@@ -73,6 +73,25 @@ class Objects:
             field_manager=_MANAGER,
         )
 
+    def admit(self, body: Mapping[str, Any], namespace: str) -> None:
+        """Have the API server admit an object as by `apply`, without storing it.
+
+        Unknown fields are refused, and the fields of other managers are taken over.
+
+        Args:
+            body: the whole object.
+            namespace: of an object that is namespaced and has none.
+
+        Raises:
+            SandboxError: it was refused.
+        """
+        _answer(
+            self._kind_of(body).server_side_apply,
+            body=dict(body),
+            force_conflicts=True,
+            **_strictly(body["metadata"].get("namespace", namespace), dry_run=True),
+        )
+
     def create(self, body: Mapping[str, Any], namespace: str | None = None) -> dict[str, Any]:
         """Create an object, and return the stored object. Unknown fields are refused.
 

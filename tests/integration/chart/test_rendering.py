@@ -19,6 +19,12 @@ from sandbox.errors import SandboxError
 DEFAULT = f"registry.example/redrive:{__version__}"
 
 
+@pytest.fixture(scope="module")
+def default() -> list[dict[str, Any]]:
+    """The objects without values; tests do not change them."""
+    return chart.render({})
+
+
 def objects(rendered: list[dict[str, Any]]) -> Counter[tuple[str, str, str]]:
     """Count rendered objects by kind, namespace and name."""
     metadata = ((body["kind"], body["metadata"]) for body in rendered)
@@ -66,8 +72,10 @@ def test_chart_without_one_definition_is_refused(tmp_path: Path) -> None:
         chart.render({}, chart=copy)
 
 
-def test_chart_without_values_renders_a_name_none_can_publish() -> None:
-    assert images(chart.render({})) == [DEFAULT, DEFAULT.replace("redrive:", "redrive-replay:")]
+def test_chart_without_values_renders_a_name_none_can_publish(
+    default: list[dict[str, Any]],
+) -> None:
+    assert images(default) == [DEFAULT, DEFAULT.replace("redrive:", "redrive-replay:")]
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -84,8 +92,8 @@ def test_parent_chart_enables_redrive_by_a_condition(tmp_path: Path, *, enabled:
         assert operator["imagePullSecrets"] == [{"name": "a"}]
 
 
-def test_anchors_of_values_are_ignored() -> None:
-    assert chart.render({"x-labels": {"a": "b"}, "x-": 1}) == chart.render({})
+def test_anchors_of_values_are_ignored(default: list[dict[str, Any]]) -> None:
+    assert chart.render({"x-labels": {"a": "b"}, "x-": 1}) == default
 
 
 @pytest.mark.parametrize(
@@ -179,8 +187,8 @@ def test_roles_list_kinds_and_verbs_without_wildcards() -> None:
                 assert not any("*" in word for word in words), (role["metadata"]["name"], rule)
 
 
-def test_approvers_are_in_no_role_that_is_aggregated() -> None:
-    roles = [body for body in chart.render({}) if body["kind"] == "ClusterRole"]
+def test_approvers_are_in_no_role_that_is_aggregated(default: list[dict[str, Any]]) -> None:
+    roles = [body for body in default if body["kind"] == "ClusterRole"]
     writes = {
         role["metadata"]["name"]: role["metadata"]["labels"]
         for role in roles
@@ -192,12 +200,10 @@ def test_approvers_are_in_no_role_that_is_aggregated() -> None:
     assert not any("aggregate" in label for label in labels)
 
 
-def rights_of(role: str, values: dict[str, Any]) -> set[tuple[str, str]]:
+def rights_of(role: str, rendered: list[dict[str, Any]]) -> set[tuple[str, str]]:
     """Return the kinds and verbs of a role of people, which is in no other role."""
     (body,) = (
-        body
-        for body in chart.render(values, namespace="platform")
-        if body["metadata"]["name"] == f"redrive-{role}.platform"
+        body for body in rendered if body["metadata"]["name"] == f"redrive-{role}.redrive-system"
     )
     assert not any("aggregate" in label for label in body["metadata"]["labels"])
     return {
@@ -208,13 +214,16 @@ def rights_of(role: str, values: dict[str, Any]) -> set[tuple[str, str]]:
     }
 
 
-def test_responder_patches_policies_only_under_admission_policy() -> None:
+def test_responder_patches_policies_only_under_admission_policy(
+    default: list[dict[str, Any]],
+) -> None:
     kinds = "brokerconnections retrypolicies replays replayapprovals".split()
     expected = {(kind, verb) for kind in kinds for verb in ("get", "list", "watch")}
     expected |= {("replays", verb) for verb in ("create", "patch", "delete")}
-    assert rights_of("responder", {"admissionPolicy": {"create": False}}) == expected
-    assert rights_of("responder", {}) == expected | {("retrypolicies", "patch")}
-    assert rights_of("approver", {}) == {("replayapprovals", v) for v in ("create", "delete")}
+    without = chart.render({"admissionPolicy": {"create": False}})
+    assert rights_of("responder", without) == expected
+    assert rights_of("responder", default) == expected | {("retrypolicies", "patch")}
+    assert rights_of("approver", default) == {("replayapprovals", v) for v in ("create", "delete")}
 
 
 def test_operator_and_jobs_share_no_service_account() -> None:
@@ -226,42 +235,58 @@ def test_operator_and_jobs_share_no_service_account() -> None:
     assert set(rendered.values()) == {1}
 
 
+@pytest.fixture(scope="module")
+def deployment() -> dict[str, Any]:
+    """The Deployment with many values, each of which has a place of its own."""
+    values = {
+        "deploymentAnnotations": {"a": "b"},
+        "strategy": {"type": "Recreate"},
+        "revisionHistoryLimit": 0,
+        "commonLabels": {"a": "b", "c": "d"},
+        "podLabels": {"a": "e"},
+        "serviceAccount": {"automount": False},
+        "terminationGracePeriodSeconds": 0,
+        "runtimeClassName": "gvisor",
+        "hostAliases": [{"ip": "::1"}],
+        "dnsConfig": {"searches": ["a"]},
+        "extraVolumes": [{"name": "a", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "a", "mountPath": "/a"}],
+        "extraArgs": ["--log-level=${A}"],
+        "logLevel": "error",
+        "livenessProbe": {"failureThreshold": 9},
+        "readinessProbe": {"successThreshold": 2, "timeoutSeconds": 9},
+    }
+    return the("Deployment", chart.render(values))
+
+
 @pytest.mark.parametrize(
-    ("values", "path", "expected"),
+    ("path", "expected"),
     [
-        ({"deploymentAnnotations": {"a": "b"}}, "metadata.annotations.a", "b"),
-        ({"strategy": {"type": "Recreate"}}, "spec.strategy.type", "Recreate"),
-        ({"revisionHistoryLimit": 0}, "spec.revisionHistoryLimit", 0),
-        ({"commonLabels": {"a": "b"}}, "metadata.labels.a", "b"),
-        ({"commonLabels": {"a": "b"}}, "pod.metadata.labels.a", "b"),
-        ({"commonLabels": {"a": "b"}, "podLabels": {"a": "c"}}, "pod.metadata.labels.a", "c"),
-        ({"serviceAccount": {"automount": False}}, "pod.spec.automountServiceAccountToken", True),
-        ({"terminationGracePeriodSeconds": 0}, "pod.spec.terminationGracePeriodSeconds", 0),
-        ({"runtimeClassName": "gvisor"}, "pod.spec.runtimeClassName", "gvisor"),
-        ({"hostAliases": [{"ip": "::1"}]}, "pod.spec.hostAliases.0.ip", "::1"),
-        ({"dnsConfig": {"searches": ["a"]}}, "pod.spec.dnsConfig.searches.0", "a"),
-        ({"extraVolumes": [{"name": "a", "emptyDir": {}}]}, "pod.spec.volumes.0.emptyDir", {}),
-        (
-            {"extraVolumeMounts": [{"name": "a", "mountPath": "/a"}]},
-            "container.volumeMounts.0.mountPath",
-            "/a",
-        ),
-        ({"extraArgs": ["--log-level=${A}"]}, "container.args.-1", "--log-level=${A}"),
-        ({"logLevel": "error"}, "container.args.4", "--log-level=error"),
-        ({"livenessProbe": {"failureThreshold": 9}}, "container.livenessProbe.failureThreshold", 9),
-        ({"livenessProbe": {"failureThreshold": 9}}, "container.livenessProbe.periodSeconds", 10),
-        (
-            {"readinessProbe": {"successThreshold": 2}},
-            "container.readinessProbe.successThreshold",
-            2,
-        ),
-        ({"readinessProbe": {"timeoutSeconds": 9}}, "container.readinessProbe.timeoutSeconds", 9),
+        ("metadata.annotations.a", "b"),
+        ("spec.strategy.type", "Recreate"),
+        ("spec.revisionHistoryLimit", 0),
+        ("metadata.labels.a", "b"),
+        ("pod.metadata.labels.c", "d"),
+        ("pod.metadata.labels.a", "e"),
+        ("pod.spec.automountServiceAccountToken", True),
+        ("pod.spec.terminationGracePeriodSeconds", 0),
+        ("pod.spec.runtimeClassName", "gvisor"),
+        ("pod.spec.hostAliases.0.ip", "::1"),
+        ("pod.spec.dnsConfig.searches.0", "a"),
+        ("pod.spec.volumes.0.emptyDir", {}),
+        ("container.volumeMounts.0.mountPath", "/a"),
+        ("container.args.-1", "--log-level=${A}"),
+        ("container.args.4", "--log-level=error"),
+        ("container.livenessProbe.failureThreshold", 9),
+        ("container.livenessProbe.periodSeconds", 10),
+        ("container.readinessProbe.successThreshold", 2),
+        ("container.readinessProbe.timeoutSeconds", 9),
     ],
 )
 def test_value_arrives_in_the_deployment(
-    values: dict[str, Any], path: str, expected: object
+    deployment: dict[str, Any], path: str, expected: object
 ) -> None:
-    value: Any = the("Deployment", chart.render(values))
+    value: Any = deployment
     for short, whole in (("container.", "pod.spec.containers.0."), ("pod.", "spec.template.")):
         path = path.replace(short, whole) if path.startswith(short) else path
     for part in path.split("."):
@@ -292,10 +317,11 @@ def test_monitor_has_all_its_values(monitor: str) -> None:
 
 
 @pytest.mark.parametrize("section", ["podMonitor", "serviceMonitor", "prometheusRule", "dashboard"])
-def test_null_values_of_monitoring_are_absent_ones(section: str) -> None:
+def test_null_values_of_monitoring_are_absent_ones(
+    default: list[dict[str, Any]], section: str
+) -> None:
     """Helm removes a default where a user sets it to null."""
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))[section]
-    default = chart.render({})
     assert chart.render({section: None}) == default
     enabled = chart.render({section: {"enabled": True}})
     assert len(enabled) == len(default) + 1
