@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 README, INSTALL = "README.md", "docs/howto/install.md"
 QUICK_START, AUDIT = "docs/howto/quick-start.md", "docs/howto/audit.md"
-PAGES = README, INSTALL, QUICK_START, AUDIT
+READ = "docs/howto/read-dead-letters.md"
+PAGES = README, INSTALL, QUICK_START, AUDIT, READ
 
 _HEADING_OR_BLOCK = re.compile(
     r"^#+ (?P<heading>[^\n]+)$|^```(?P<language>\w*)\n(?P<text>.+?)^```", re.MULTILINE | re.DOTALL

@@ -13,6 +13,7 @@ from tests.support.documented import (
     INSTALL,
     PAGES,
     QUICK_START,
+    READ,
     README,
     ROOT,
     blocks,
@@ -35,6 +36,9 @@ RUN_BY: Mapping[str, Mapping[str, str]] = {
     ),
     AUDIT: dict.fromkeys(
         (block.heading for block in commands(AUDIT)), "tests/integration/replay/test_ledger.py"
+    ),
+    READ: dict.fromkeys(
+        (block.heading for block in commands(READ)), "tests/integration/replay/test_inspection.py"
     ),
 }
 """The headings of pages → the test that runs the commands under them."""

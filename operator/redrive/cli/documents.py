@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+from redrive.inspection.payloads import MessageRecord
+
 
 class Attention(TypedDict):
     """A reason for which an object needs attention."""
@@ -116,6 +118,27 @@ class LintFinding(TypedDict):
     related: list[FilePosition]
 
 
+class CauseCount(TypedDict):
+    """Messages with one cause; `following` of them follow a dead letter of their key."""
+
+    cause: str
+    fingerprint: str
+    messages: int
+    following: int
+    replayed: int
+    firstTime: str | None
+    lastTime: str | None
+    consumers: list[str]
+    example: str
+
+
+class MalformedEntryRecord(TypedDict):
+    """An entry that no client can show."""
+
+    id: str
+    cause: str
+
+
 class _Document(TypedDict):
     apiVersion: Literal["cli.redrive.io/v1"]
 
@@ -169,6 +192,36 @@ class FindingList(_Document):
     items: list[LintFinding]
 
 
+class _Inspected(_Document):
+    """Extent of a reading.
+
+    Of `totalEntries` that are not acknowledged, the newest `readEntries` were read. They hold
+    `read` messages, of which `matched` are selected.
+    """
+
+    topic: str
+    source: Literal["DeadLetter", "Retry"]
+    totalEntries: int
+    readEntries: int
+    read: int
+    matched: int
+    malformedEntries: list[MalformedEntryRecord]
+
+
+class CauseList(_Inspected):
+    """Output of `causes`."""
+
+    kind: Literal["CauseList"]
+    items: list[CauseCount]
+
+
+class MessageList(_Inspected):
+    """Output of `peek`, the newest message first."""
+
+    kind: Literal["MessageList"]
+    items: list[MessageRecord]
+
+
 DOCUMENTS = (
     StatusList,
     ReplayHistory,
@@ -176,4 +229,6 @@ DOCUMENTS = (
     VersionList,
     CheckResultList,
     FindingList,
+    CauseList,
+    MessageList,
 )

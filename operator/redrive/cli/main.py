@@ -59,6 +59,8 @@ COMMANDS: Mapping[str, Subcommand] = {
     "follow": Subcommand("replays", "See", "progress of a Replay, until it ends"),
     "doctor": Subcommand("installation", "See", "checks of the installation and of your rights"),
     "version": Subcommand("installation", "See", "versions, and where they differ"),
+    "causes": Subcommand("inspection", "Read", "count dead letters by cause"),
+    "peek": Subcommand("inspection", "Read", "show single dead letters; consumes nothing"),
     "replay": Subcommand("replay", "Act", "plan, ask, move dead letters, and follow"),
     "suspend": Subcommand("replays", "Act", "suspend a Replay"),
     "resume": Subcommand("replays", "Act", "resume a Replay"),

@@ -145,11 +145,9 @@ def table(
         for index, column in enumerate(columns)
     ]
     space = WIDTH_WITHOUT_TERMINAL if wide else width()
-    last = shown[-1]
-    least = min(sizes[last], 24)
 
     def needed() -> int:
-        return sum(sizes[index] + 2 for index in shown if index != last) + least
+        return sum(sizes[index] + 2 for index in shown[:-1]) + min(sizes[shown[-1]], 24)
 
     for index in sorted(shown, key=lambda index: -columns[index].dropped):
         if needed() > space and columns[index].dropped:

@@ -111,12 +111,8 @@ def selection_options(function: Any) -> Any:  # noqa: ANN401  a decorator of any
     return function
 
 
-def selection(options: dict[str, Any]) -> Body:
-    """Take the options of `selection_options`; return `spec.select`, empty with `--all`.
-
-    Raises:
-        UsageError: nothing is selected, or `--all` stands beside another selection.
-    """
+def selected(options: dict[str, Any]) -> Body:
+    """Take the options of `selection_options` but `--all`; return `spec.select`."""
     lines = options.pop("ids_from")
     causes: Sequence[str] = options.pop("causes")
     ids = [*options.pop("ids"), *(filter(None, map(str.strip, lines or ())))]
@@ -127,7 +123,16 @@ def selection(options: dict[str, Any]) -> Body:
         "keys": list(options.pop("keys")),
         **{name: options.pop(name) for name in ("since", "until", "where", "limit")},
     }
-    select = {name: value for name, value in select.items() if value not in (None, [])}
+    return {name: value for name, value in select.items() if value not in (None, [])}
+
+
+def selection(options: dict[str, Any]) -> Body:
+    """Take the options of `selection_options`; return `spec.select`, empty with `--all`.
+
+    Raises:
+        UsageError: nothing is selected, or `--all` stands beside another selection.
+    """
+    select = selected(options)
     selects_all = options.pop("selects_all")
     if selects_all and select:
         raise click.UsageError(f"--all excludes other selections: {', '.join(select)}")

@@ -238,13 +238,13 @@ _EDGE = 3_072
 
 _MAX_CHAIN = 5
 _MAX_FRAMES = 50
-# What makes two texts of one failure differ: ids, quoted values, and every word with a digit in it.
 # A text may be a whole payload: each word is looked at once, from its beginning, and never again.
-_VARIABLE = re.compile(
+VARIABLE = re.compile(
     r"""'[^']*'|"[^"]*"|(?<![\w.:/@#-])(?:[^\W\d]|[.:/@#-])*+\d[\w.:/@#-]*"""
     r"""|\b[0-9a-f]{8,}\b""",
     re.IGNORECASE,
 )
+"""Parts in which two texts of one failure differ: ids, quoted values, and words with a digit."""
 
 
 def parse_moment(written: str) -> datetime | None:
@@ -332,7 +332,7 @@ def _fingerprint(chain: Sequence[tuple[BaseException, str]]) -> str:
     for error, text in chain:
         module = str(type(error).__module__)  # a program may set any object
         parts += ["redrive" if _is_own(module) else module, type(error).__qualname__]
-        parts.append(_VARIABLE.sub("?", text))
+        parts.append(VARIABLE.sub("?", text))
         parts += [function for function, _ in _calls(error.__traceback__)]
     hashed = "\0".join(parts).encode("utf-8", "backslashreplace")
     return hashlib.sha256(hashed).hexdigest()[:16]

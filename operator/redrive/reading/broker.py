@@ -238,10 +238,13 @@ def partition_of(topic: TopicName, index: int) -> TopicName:
 
 
 def read_partitions(
-    admin_url: str, topic: TopicName, subscription: str = ""
+    admin_url: str,
+    topic: TopicName,
+    subscription: str = "",
+    shown: BrokerCredentials | None = None,
 ) -> tuple[Partition, ...]:
-    """Do what `take` does, where no event loop runs."""
-    return asyncio.run(take_snapshot(admin_url, topic, subscription))
+    """Do what `take_snapshot` does, where no event loop runs."""
+    return asyncio.run(take_snapshot(admin_url, topic, subscription, shown))
 
 
 def read_partition(
@@ -257,15 +260,18 @@ def read_partition(
 
 
 async def take_snapshot(
-    admin_url: str, topic: TopicName, subscription: str = ""
+    admin_url: str,
+    topic: TopicName,
+    subscription: str = "",
+    shown: BrokerCredentials | None = None,
 ) -> tuple[Partition, ...]:
-    """Look at *topic* as it is now, with the replay role's own credentials.
+    """Look at *topic* as it is now, with some credentials, by default those of the job.
 
     Raises:
         AdminError: the broker refuses to tell.
         SubscriptionMissingError: the topic has no such *subscription*.
     """
-    async with _admin(admin_url) as admin:
+    async with _admin(admin_url, shown) as admin:
         count = await admin.partitions(topic)
         taken = []
         for index in range(count) if count else [UNPARTITIONED]:
@@ -350,8 +356,8 @@ async def _internal_stats(admin_url: str, topic: TopicName) -> Mapping[str, Any]
 
 
 @asynccontextmanager
-async def _admin(admin_url: str) -> AsyncIterator[Admin]:
-    """Open the admin API with the replay role's own credentials."""
+async def _admin(admin_url: str, shown: BrokerCredentials | None = None) -> AsyncIterator[Admin]:
+    """Open the admin API with some credentials, by default those of the job."""
     async with Http.open() as http:
-        access = await asyncio.to_thread(job_credentials().access)
+        access = await asyncio.to_thread((shown or job_credentials()).access)
         yield Admin(http, admin_url, access)

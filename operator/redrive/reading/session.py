@@ -186,7 +186,7 @@ class Session(Generic[T]):
         number_of = self._opened
         with self._ending():
             self._check()
-            definition = None if schema is None else self._schema(*schema)
+            definition = None if schema is None else self.schema(*schema)
             connection = self.connection_for(topic)
             opened = connection.ask(
                 lambda request: frames.producer(topic, request, number_of, name, definition),
@@ -306,8 +306,16 @@ class Session(Generic[T]):
             del self._services[0]
         return self._services[0]
 
-    def _schema(self, topic: str, version: int | None) -> bytes:
-        """Return a version of the schema of a topic as the broker has it."""
+    def schema(self, topic: str, version: int | None) -> bytes:
+        """Return a version of the schema of a topic, as a `Schema` of Pulsar's protocol.
+
+        Args:
+            topic: the topic, or a partition of it.
+            version: None for the latest.
+
+        Raises:
+            ProtocolError: the topic has no such version, or the broker refuses.
+        """
         if (topic, version) not in self._schemas:
             found = self.connection_for(topic).ask(
                 lambda request: frames.get_schema(topic, request, version),

@@ -37,6 +37,7 @@ from tests.support.invalid_manifests import manifest
 
 ROOT = Path(__file__).parents[3]
 AT = "2026-11-27T01:00:00Z"
+DEAD_LETTERS = "persistent://shop/prod/orders-fulfilment-DLQ"
 
 
 def put(client: Client, kind: Resource, name: str, status: dict[str, Any], **spec: Any) -> None:  # noqa: ANN401
@@ -130,7 +131,8 @@ def _objects(client: Client) -> None:
         "backlog": backlog | {"deadLetter": 140, "oldestDeadLetterTime": AT},
         "replays": [result],
     }
-    put(client, POLICIES, "orders", status, deadLetter={"messageTTL": "30d"})
+    topics = {"deadLetterTopic": DEAD_LETTERS}
+    put(client, POLICIES, "orders", status | topics, deadLetter={"messageTTL": "30d"})
 
 
 def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
@@ -150,6 +152,16 @@ def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
     assert "  connection   " in one
     assert "/main, ready" in one
     assert "last replay  gone  Completed  4 moved, 0 refused" in one
+
+
+def test_topic_of_a_policy_by_name_is_in_its_status(shop: Shop) -> None:
+    error = shop.run("causes", "orders", code=2)
+    assert f"only with --direct; the messages are in {DEAD_LETTERS}" in error
+    assert f"redrive causes orders -n {shop.name} --direct" in error.replace("  ", " ")
+    direct = "--direct --service-url pulsar://127.0.0.1:1 --admin-url http://127.0.0.1:1".split()
+    assert "127.0.0.1:1" in shop.run("peek", "orders", *direct, code=1)
+    assert "names no topic" in shop.run("causes", "quiet", *direct, code=1)
+    assert "there is no RetryPolicy absent" in shop.run("causes", "absent", *direct, code=1)
 
 
 def test_status_in_empty_namespace_names_the_next_step(shop: Shop) -> None:
@@ -268,7 +280,8 @@ def test_documents_follow_their_published_schemas(shop: Shop, tmp_path: Path) ->
     findings = json.loads(shop.capsys.readouterr().out)
     assert findings["items"]
     check(findings, SCHEMAS["$defs"][findings["kind"]])
-    assert {*kinds.values(), findings["kind"]} == {
+    inspected = {"CauseList", "MessageList"}  # of commands that read a broker
+    assert {*kinds.values(), findings["kind"], *inspected} == {
         choice["$ref"].split("/")[-1] for choice in SCHEMAS["oneOf"]
     }
 

@@ -1,2 +1,0 @@
-obj.spec.cancel = true
-return obj

@@ -1,2 +1,0 @@
-obj.spec.suspend = false
-return obj

@@ -1,0 +1,256 @@
+"""Messages of a dead-letter or retry topic that its subscription has not acknowledged.
+
+Reading is by position, without a durable subscription: it acknowledges nothing, and it does not
+disturb consumers or Replays. Messages come in the order they were written, partition by partition;
+memory holds one at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from redrive.auth.files import BrokerCredentials
+from redrive.errors import RedriveError
+from redrive.inspection.payloads import AvroSchema
+from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE
+from redrive.policy.naming import TopicName
+from redrive.reading import bitmap, broker, ranges, reader
+from redrive.reading.broker import ReplayRoleRefusedError
+from redrive.reading.positions import EntryId
+from redrive.reading.ranges import Partition, Piece
+from redrive.reading.reader import ReadableTopic
+from redrive.reading.rows import DeadLetterRow
+from redrive.reading.session import ProtocolError, Session
+from redrive.replay.spec import Choice, Chooser, FailureCause
+
+NEWEST = 10_000
+"""Entries that are read unless all are asked for."""
+MAX_BYTES = 256 * 2**20
+"""About so many bytes are read then, by the average size of entries."""
+OPEN_SECONDS = 10.0
+
+
+class TopicUnreadableError(RedriveError):
+    """The broker does not let the caller read the topic, or can't be reached."""
+
+    reason: ClassVar[str] = "TopicUnreadable"
+
+
+@dataclass(frozen=True)
+class InspectedTopic:
+    """A topic, the subscription that keeps its messages, and the caller's access to the broker.
+
+    Attributes:
+        name: the topic, without a partition.
+        service_url: address of the binary protocol.
+        admin_url: address of the admin REST API.
+    """
+
+    name: TopicName
+    subscription: str
+    service_url: str
+    admin_url: str
+    credentials: BrokerCredentials = field(repr=False)
+
+    def schema(self, version: int | None) -> AvroSchema | None:
+        """Return a version of the topic's schema; None if it is not Avro, or does not exist."""
+        if version is None:
+            return None
+        try:
+            with closing(Session[None](self.service_url, self.credentials.protocol())) as session:
+                return AvroSchema.of_protocol(session.schema(str(self.name), version))
+        except (ProtocolError, ValueError):
+            return None
+
+
+class MalformedEntry(NamedTuple):
+    """An entry that no client can show.
+
+    Attributes:
+        partition: of the topic; -1 if it has none.
+        cause: problem of the entry.
+    """
+
+    partition: int
+    entry: EntryId
+    cause: str
+
+
+@dataclass
+class TopicReading:
+    """One reading of a topic, and its progress.
+
+    Attributes:
+        topic: the topic.
+        total: entries that are not acknowledged.
+        planned: entries of these that are read.
+        entries: entries that were read so far.
+        messages: messages that were read so far; an entry may hold several, or a part of one.
+        matched: messages of these that are selected.
+        malformed: entries of these that no client can show.
+        pieces: partitions, and ranges of them with the entries that are read.
+    """
+
+    topic: InspectedTopic
+    total: int
+    planned: int
+    entries: int = 0
+    messages: int = 0
+    matched: int = 0
+    malformed: list[MalformedEntry] = field(default_factory=list)
+    pieces: Sequence[tuple[Partition, Piece]] = field(default=(), repr=False)
+    _chooser: Chooser = field(default_factory=lambda: Chooser(Choice()), repr=False)
+
+    @property
+    def is_truncated(self) -> bool:
+        """Return True if older messages are not read."""
+        return self.planned < self.total
+
+    @functools.cached_property
+    def schema(self) -> functools._lru_cache_wrapper[AvroSchema | None]:
+        """Function that returns a version of the topic's schema, and asks once for each."""
+        return functools.cache(self.topic.schema)
+
+    def selected(self) -> Iterator[DeadLetterRow]:
+        """Yield the selected messages, the oldest of each partition first. Iterate once.
+
+        Raises:
+            TopicUnreadableError: the broker refuses.
+            SourceSilentError: it stops delivering before the end.
+        """
+        topic = self.topic
+        with broker.connect(topic.service_url, topic.credentials) as client:
+            readable = ReadableTopic(
+                client, topic.admin_url, topic.name, read_through=None, open_seconds=OPEN_SECONDS
+            )
+            for partition, piece in self.pieces:
+                yield from self._of_piece(readable, partition, piece)
+
+    def _of_piece(
+        self, readable: ReadableTopic, partition: Partition, piece: Piece
+    ) -> Iterator[DeadLetterRow]:
+        malformed: dict[EntryId, str] = {}
+
+        def take_in(place: tuple[int, int], _stored: bytes, cause: str) -> None:
+            malformed[EntryId(*place)] = cause
+
+        readable.client.on_malformed = take_in
+        ahead = reader.prefetch(partition.entry_bytes)
+        before = self.entries
+        try:
+            for row in reader.read_entries(
+                readable, piece.range, piece.resting, piece.after, ahead
+            ):
+                self.messages += 1
+                if row.position.batch_index == 0:
+                    self.entries += len(row.chunks) or 1
+                if self._takes(row):
+                    self.matched += 1
+                    yield row
+        except ReplayRoleRefusedError as error:
+            raise _unreadable(self.topic, str(error.__cause__)) from error
+        # Chunks of a message that was never finished came as nothing.
+        self.entries = before + piece.resting.bit_count()
+        for entry, cause in sorted(malformed.items()):
+            offset = entry.entry - piece.range.first
+            if entry.ledger == piece.range.ledger and bitmap.contains(
+                piece.resting, max(0, offset)
+            ):
+                self.malformed.append(MalformedEntry(partition.index, entry, cause))
+
+    def _takes(self, row: DeadLetterRow) -> bool:
+        return self._chooser.takes(row.position, row.key, row.publish_time, failure_of(row))
+
+
+def failure_of(row: DeadLetterRow) -> FailureCause:
+    """Return the cause that the properties of a message name."""
+    properties = row.properties
+    return FailureCause(properties.get(CAUSE_TYPE, ""), properties.get(CAUSE_FINGERPRINT, ""))
+
+
+def plan_reading(
+    topic: InspectedTopic, choice: Choice, newest: int | None = NEWEST
+) -> TopicReading:
+    """Look at a topic, and decide what to read of it.
+
+    Args:
+        topic: the topic.
+        choice: the selection, but for its limit. Entries that ids name are read wherever they lie.
+        newest: number of entries to read, the newest ones of each partition; None for all.
+
+    Raises:
+        AdminError: the topic does not exist, or the broker refuses.
+        SubscriptionMissingError: the topic does not have the subscription.
+    """
+    partitions = broker.read_partitions(
+        topic.admin_url, topic.name, topic.subscription, topic.credentials
+    )
+    pieces = [list(ranges.cut(partition, partition.end)) for partition in partitions]
+    total = sum(map(_entries_of, pieces))
+    chooser = Chooser(choice)
+    if choice.ids:
+        newest = None
+    planned = []
+    for partition, own, most in zip(
+        partitions, pieces, _shares(partitions, pieces, newest), strict=True
+    ):
+        for piece in _newest(partition, own, most):
+            narrowed = ranges.narrowed(piece, partition, chooser.entries(piece.range))
+            if narrowed is not None:
+                planned.append((partition, narrowed))
+    count = total if choice.ids else _entries_of([piece for _, piece in planned])
+    return TopicReading(topic, total, count, pieces=planned, _chooser=chooser)
+
+
+def _entries_of(pieces: Sequence[Piece]) -> int:
+    return sum(piece.resting.bit_count() for piece in pieces)
+
+
+def _shares(
+    partitions: Sequence[Partition], pieces: Sequence[Sequence[Piece]], newest: int | None
+) -> list[int]:
+    """Return the number of entries to read of each partition: equal ones, as much as they have."""
+    sizes = list(map(_entries_of, pieces))
+    if newest is None:
+        return sizes
+    total = sum(sizes)
+    sizes_in_bytes = sum(
+        size * partition.entry_bytes for size, partition in zip(sizes, partitions, strict=True)
+    )
+    most = newest if not total else min(newest, int(MAX_BYTES / max(1, sizes_in_bytes / total)))
+    shares = [0] * len(sizes)
+    for rank, index in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+        shares[index] = min(sizes[index], -(-most // (len(sizes) - rank)))
+        most -= shares[index]
+    return shares
+
+
+def _newest(partition: Partition, pieces: Sequence[Piece], most: int) -> list[Piece]:
+    """Return the newest entries of some pieces, in their order."""
+    chosen: list[Piece] = []
+    for piece in reversed(pieces):
+        count = piece.resting.bit_count()
+        if most <= 0:
+            break
+        if count > most:
+            offsets = list(bitmap.members(piece.resting))[-most:]
+            kept = ranges.narrowed(piece, partition, bitmap.of(offsets, piece.range.size))
+        else:
+            kept = piece
+        if kept is not None:
+            chosen.append(kept)
+        most -= count
+    return chosen[::-1]
+
+
+def _unreadable(topic: InspectedTopic, got: str) -> TopicUnreadableError:
+    return TopicUnreadableError(
+        f"{topic.name} can't be read",
+        got=got,
+        remedy="check --service-url, and use a token whose role may consume the topic, such as one "
+        "of deadLetter.readerRoles",
+    )

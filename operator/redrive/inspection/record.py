@@ -1,0 +1,172 @@
+"""A message as a record, masked or in clear text, and the newest messages of a reading."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from redrive.inspection.payloads import (
+    AvroSchema,
+    KeyHasher,
+    MessageRecord,
+    Payload,
+    ShownPayload,
+    decode_payload,
+    is_name,
+    mask,
+    mask_text,
+    mask_trace,
+)
+from redrive.inspection.reader import failure_of
+from redrive.policy import envelope
+from redrive.policy.envelope import (
+    CAUSE_MESSAGE,
+    CAUSE_PROPERTIES,
+    CAUSE_TRACE,
+    CONSUMER,
+    DEAD_REASON,
+    DELAY_TIME,
+    ORIGIN_MESSAGE_ID,
+)
+from redrive.reading.rows import DeadLetterRow
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_OWN = "REDRIVE_"
+_OWN_OF_JAVA = {
+    envelope.RECONSUMETIMES,
+    envelope.DELAY_TIME,
+    envelope.REAL_TOPIC,
+    envelope.REAL_SUBSCRIPTION,
+    envelope.RETRY_TOPIC,
+    envelope.ORIGIN_MESSAGE_ID,
+} | CAUSE_PROPERTIES
+_DELAY_DIGITS = 12
+
+
+def time_text(milliseconds: int) -> str | None:
+    """Return a time in RFC 3339; None for one after the year 9999, as any producer may write."""
+    try:
+        instant = _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None
+    return instant.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def id_of(row: DeadLetterRow) -> str:
+    """Return the id of a message, as selections take it."""
+    position = row.position
+    return f"{position.ledger}:{position.entry}:{row.partition}:{position.batch_index}"
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Makes records of messages.
+
+    Attributes:
+        schema: returns a version of the topic's schema, if it is Avro.
+        reveals: True for clear text.
+        max_payload: bytes of a payload in clear text; more are cut. None for any number.
+        waiting: True if the messages wait for a retry.
+    """
+
+    schema: Callable[[int | None], AvroSchema | None]
+    reveals: bool = False
+    max_payload: int | None = None
+    waiting: bool = False
+    hash_key: KeyHasher = field(default_factory=lambda: KeyHasher(secrets.token_bytes(32)))
+
+    def __call__(self, row: DeadLetterRow) -> MessageRecord:
+        """Return the record of a message."""
+        properties, payload = row.properties, self._payload(row)
+        cause, fingerprint = failure_of(row)
+        trace = properties.get(CAUSE_TRACE, "")
+        delay = properties.get(DELAY_TIME, "") if self.waiting else ""
+        is_delayed = delay.isdecimal() and len(delay) <= _DELAY_DIGITS
+        due = row.publish_time + int(delay) if is_delayed else None
+        return {
+            "id": id_of(row),
+            "time": time_text(row.publish_time),
+            "dueTime": None if due is None else time_text(due),
+            "key": row.key if self.reveals else None,
+            "keyHash": None if self.reveals or row.key is None else self.hash_key(row.key),
+            "attempts": envelope.reconsume_times(properties),
+            "replays": row.replays,
+            "deadReason": properties.get(DEAD_REASON, ""),
+            "cause": cause,
+            "fingerprint": fingerprint,
+            "causeMessage": self._cause_text(row, payload),
+            "trace": trace.splitlines() if self.reveals else mask_trace(trace),
+            "consumer": properties.get(CONSUMER, ""),
+            "origin": properties.get(ORIGIN_MESSAGE_ID, ""),
+            "properties": [
+                {
+                    "name": name if self.reveals or is_name(name) else mask(name),
+                    "value": value if self.reveals else mask(value),
+                }
+                for name, value in _of_user(properties)
+            ],
+            "payloadForm": payload.form,
+            "payloadSize": len(payload.content),
+            **self._shown(payload),
+        }
+
+    def cause_text(self, row: DeadLetterRow) -> str:
+        """Return the text of the cause of a message, masked unless this reveals."""
+        return self._cause_text(row, None)
+
+    def _cause_text(self, row: DeadLetterRow, payload: Payload | None) -> str:
+        text = row.properties.get(CAUSE_MESSAGE, "")
+        if self.reveals or not text:
+            return text
+        payload = payload or self._payload(row)
+        values = (value for _, value in _of_user(row.properties))
+        keys = filter(None, (row.key, row.ordering_key))
+        return mask_text(text, itertools.chain(payload.secrets, values, keys))
+
+    def _payload(self, row: DeadLetterRow) -> Payload:
+        schema = self.schema(row.schema_version)
+        return decode_payload(row.value, row.properties, schema, encrypted=row.encrypted)
+
+    def _shown(self, payload: Payload) -> ShownPayload:
+        if not self.reveals:
+            return {"payloadEncoding": "masked", "payload": payload.masked}
+        text = payload.clear
+        if self.max_payload is not None:
+            text = text[: self.max_payload]
+        return {"payloadEncoding": "text" if payload.is_text else "base64", "payload": text}
+
+
+def _of_user(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the properties that redrive and Pulsar's clients did not write."""
+    for name, value in properties.items():
+        if not name.startswith(_OWN) and name not in _OWN_OF_JAVA:
+            yield name, value
+
+
+class _Dated(NamedTuple):
+    time: int
+    number: int
+    row: DeadLetterRow
+
+
+def newest_of(rows: Iterable[DeadLetterRow], limit: int, max_bytes: int) -> list[DeadLetterRow]:
+    """Return the newest messages by publish time, the newest first.
+
+    Args:
+        rows: in any order; read to their end.
+        limit: number of messages.
+        max_bytes: of their payloads together; older ones are left out, but at least one is kept.
+    """
+    newest: list[_Dated] = []
+    size = 0
+    for number, row in enumerate(rows):
+        heapq.heappush(newest, _Dated(row.publish_time, number, row))
+        size += row.size
+        while len(newest) > limit or (size > max_bytes and len(newest) > 1):
+            size -= heapq.heappop(newest).row.size
+    return [dated.row for dated in sorted(newest, reverse=True)]

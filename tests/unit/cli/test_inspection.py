@@ -1,0 +1,220 @@
+"""Output of `causes` and `peek`, from messages that are read already."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from redrive.cli import inspection, output
+from redrive.cli.main import main
+from redrive.inspection.reader import InspectedTopic, MalformedEntry, TopicReading
+from redrive.policy.envelope import CAUSE_MESSAGE, CAUSE_TRACE, DEAD_REASON, REPLAYS
+from redrive.reading.positions import EntryId
+from redrive.reading.rows import DeadLetterRow
+from tests.support.dead_letter_rows import dead_letter
+
+ROOT = Path(__file__).parents[3]
+HOSTILE = "\x1b[2J\x1b]0;title\x07\r\n\u202eevil"
+POLICY = """\
+apiVersion: redrive.io/v1beta1
+kind: RetryPolicy
+metadata: {name: orders}
+spec:
+  connectionRef: {name: main}
+  topic: persistent://shop/prod/orders
+  subscription: fulfilment
+"""
+DIRECT = "--direct --service-url pulsar://localhost:6650 --admin-url http://localhost:8080".split()
+
+
+class Read(TopicReading):
+    """A reading of rows in memory."""
+
+    rows: tuple[DeadLetterRow, ...] = ()
+
+    def selected(self) -> Iterator[DeadLetterRow]:
+        self.messages, self.matched = len(self.rows), len(self.rows)
+        return iter(self.rows)
+
+
+class Shell:
+    """Commands about one policy in a file, which find the same messages."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.file, self._capsys = folder / "policy.yaml", capsys
+        self.file.write_text(POLICY, "utf-8")
+        self.rows: tuple[DeadLetterRow, ...] = ()
+        self.total = 3
+        self.malformed: list[MalformedEntry] = []
+
+    def plan(self, topic: InspectedTopic, _choice: object, _newest: object) -> TopicReading:
+        reading = Read(topic, self.total, min(self.total, 3), malformed=self.malformed)
+        reading.rows = self.rows
+        return reading
+
+    def run(self, command: str, *arguments: str, code: int = 0) -> tuple[str, str]:
+        assert main([command, str(self.file), *DIRECT, *arguments]) == code
+        captured = self._capsys.readouterr()
+        return captured.out, captured.err
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Shell:
+    shell = Shell(tmp_path, capsys)
+    monkeypatch.setattr(inspection, "plan_reading", shell.plan)
+    return shell
+
+
+ROWS = (
+    dead_letter(
+        0, "WarehouseDown", key="a", properties={CAUSE_MESSAGE: "no answer from the warehouse"}
+    ),
+    dead_letter(1, "WarehouseDown", key="b", value=b'{"items": [1]}'),
+    dead_letter(2),
+)
+
+
+@pytest.mark.parametrize(
+    ("columns", "titles"),
+    [
+        (80, "N CAUSE FINGERPRINT FIRST LAST REPLAYED"),
+        (160, "N CAUSE FINGERPRINT FIRST LAST REPLAYED CONSUMERS EXAMPLE"),
+    ],
+)
+def test_causes_fit_the_terminal(
+    shell: Shell, columns: int, titles: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "width", lambda: columns)
+    monkeypatch.setattr(inspection, "now", lambda: output.moment("2026-11-26T14:00:00Z"))
+    shell.rows = ROWS
+    out, err = shell.run("causes")
+    title, *rows = out.splitlines()
+    assert title.split() == titles.split()
+    assert [row.split()[:3] for row in rows] == [
+        ["2", "WarehouseDown", "000000000000000d"],
+        ["1", "none", "recorded"],
+    ]
+    assert all(len(line) <= columns for line in out.splitlines())
+    assert "none recorded: consumers in Java and Go write no cause" in err
+    hint = f"Look at one: redrive peek {shell.file} --cause 000000000000000d --limit 1 --direct"
+    assert hint in err
+
+
+def test_wide_causes_count_followers(shell: Shell) -> None:
+    shell.rows = (ROWS[0], dead_letter(3, key="a", properties={DEAD_REASON: "AfterDeadLetter"}))
+    out, _ = shell.run("causes", "-o", "wide")
+    assert "FOLLOWING" in out
+    assert out.splitlines()[1].split()[0] == "2"
+
+
+def test_peek_shows_masked_messages(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "width", lambda: 80)
+    trace = {CAUSE_TRACE: "at fulfil.fetch:9\nat fulfil.run:3\ncaused by OSError: b"}
+    shell.rows = (
+        *ROWS[:1],
+        dead_letter(1, "WarehouseDown", key="b", value=b"[1]", properties=trace),
+    )
+    out, err = shell.run("peek")
+    newest, oldest = out.strip().split("\n\n")
+    assert newest.splitlines()[0].startswith("id         7:1:0:0   key ")
+    assert newest.splitlines()[1:] == [
+        "           attempts 4   replays 0",
+        "cause      WarehouseDown: no b",
+        "           fulfil.fetch:9 < fulfil.run:3   consumer fulfilment-a",
+        "payload    [number]",
+    ]
+    assert oldest.splitlines()[0].startswith("id         7:0:0:0   key ")
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "Masked. Clear text: --reveal" in err
+
+
+def test_revealed_peek_shows_clear_text(shell: Shell) -> None:
+    shell.rows = (dead_letter(0, "E", key="order-1", value=b"\xff\x00"),)
+    out, err = shell.run("peek", "--reveal")
+    assert "key order-1 " in out
+    assert "payload    /wA= (base64 of 2 bytes, bytes)" in out
+    assert "Masked" not in err
+
+
+def test_output_has_no_control_characters(shell: Shell) -> None:
+    hostile = {CAUSE_MESSAGE: HOSTILE, CAUSE_TRACE: f"at {HOSTILE}", DEAD_REASON: HOSTILE}
+    row = dead_letter(
+        0, HOSTILE, key=HOSTILE, value=HOSTILE.encode(), properties={**hostile, "x": HOSTILE}
+    )
+    shell.rows = (row,)
+    shell.malformed = [MalformedEntry(0, EntryId(7, 9), HOSTILE)]
+    for arguments in (["causes"], ["peek"], ["peek", "--reveal"], ["causes", "-o", "wide"]):
+        for text in shell.run(*arguments):
+            assert all(c.isprintable() or c == "\n" for c in text), repr(text)
+
+
+@pytest.mark.parametrize("arguments", [["causes"], ["peek"], ["peek", "--reveal"]])
+def test_documents_follow_their_published_schema(shell: Shell, arguments: list[str]) -> None:
+    schema = json.loads((ROOT / "docs/reference/cli.schema.json").read_text("utf-8"))
+    shell.rows = (*ROWS, dead_letter(4, "E", key="k", properties={REPLAYS: "1"}))
+    shell.malformed = [MalformedEntry(-1, EntryId(7, 9), "no entry")]
+    shown: Any = json.loads(shell.run(*arguments, "-o", "json")[0])
+    Draft202012Validator(schema).validate(shown)
+    assert shown["malformedEntries"] == [{"id": "7:9:-1", "cause": "no entry"}]
+    assert len(shown["items"]) in {3, 4}
+
+
+def test_names_can_be_given_to_selections(shell: Shell) -> None:
+    shell.rows = ROWS[:2]
+    assert shell.run("causes", "-o", "name")[0] == "000000000000000d\n"
+    assert shell.run("peek", "-o", "name")[0] == "7:1:0:0\n7:0:0:0\n"
+
+
+def test_empty_result_gives_its_reason(shell: Shell) -> None:
+    shell.total = 0
+    out, err = shell.run("causes")
+    assert out == ""
+    assert "no dead letters in persistent://shop/prod/orders-fulfilment-DLQ: none came, or" in err
+    assert "redrive causes" in err
+    assert "--waiting" in err
+    _, err = shell.run("peek", "--waiting")
+    assert "in persistent://shop/prod/orders-fulfilment-RETRY: none came" in err
+    shell.total = 3
+    _, err = shell.run("peek", "--id", "1:2")
+    assert "no message of these ids is in" in err
+
+
+def test_truncated_reading_names_its_extent(shell: Shell) -> None:
+    shell.total, shell.rows = 12, ROWS
+    _, err = shell.run("causes", "-n", "shop")
+    assert "newest 3 of 12 entries; all: redrive causes" in err
+    assert "--all -n shop" in err or "-n shop" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["causes", "x.yaml", "--where", "size > 1"], "--where is evaluated by Spark, in a Replay"),
+        (["causes", "./absent.yaml", *DIRECT], "absent.yaml"),
+        (["peek", "./absent.yaml", "--limit", "501"], "--limit of peek is at most 500"),
+        (["peek", "./absent.yaml", "--id", "x"], "the id of a message is written ledger:entry"),
+    ],
+)
+def test_wrong_usage_is_refused(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) in {1, 2}
+    assert problem in capsys.readouterr().err
+
+
+def test_command_without_direct_names_the_remedy(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["causes", str(shell.file)]) == 2
+    error = capsys.readouterr().err
+    assert "only with --direct" in error
+    assert "persistent://shop/prod/orders-fulfilment-DLQ" in error
+    assert main(["causes", str(shell.file), "--direct"]) == 2
+    assert "--direct needs --service-url and --admin-url" in capsys.readouterr().err

@@ -1,0 +1,188 @@
+"""Decoded and masked payloads."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redrive.inspection.payloads import (
+    MAX_MASKED,
+    AvroSchema,
+    decode_payload,
+    mask,
+    mask_text,
+    mask_trace,
+)
+from redrive.policy.envelope import PAYLOAD_PREFIX
+from redrive.reading.positions import encode_nested, encode_number
+
+PERSONAL = st.sampled_from(
+    [
+        "ann.smith@example.com",
+        "Ann Smith-Meyer",
+        "Łukasz Żółć",
+        "+49 170 1234567",
+        "DE89 3704 0044 0532 0130 00",
+        "4111-1111-1111-1111",
+        "1984-05-13",
+        "李小龙",
+    ]
+)
+FIELDS = st.sampled_from(["items", "needs", "customer", "sha256", "first_name"])
+VALUES = st.recursive(
+    PERSONAL | st.integers() | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(FIELDS | PERSONAL, inner),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (
+            {"items": [1, 2, 3], "customer": {"email": "ann@example.com"}, "express": True},
+            '{"items": [number x3], "customer": {"email": string(15)}, "express": boolean}',
+        ),
+        ([1, "a", "b", None, 2.5, "c"], "[number, string(1) x2, null, number, ... x1]"),
+        ({"ann@example.com": 1, "1234567": 2}, "{string(15): number, string(7): number}"),
+        ([], "[]"),
+        ("ann", "string(3)"),
+    ],
+)
+def test_masked_value_has_types_and_lengths(value: object, text: str) -> None:
+    assert mask(value) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "form", "text"),
+    [
+        (b'{"a": 1}', "JSON", '{"a": number}'),
+        (b"Ann Smith", "text", "bytes(9)"),
+        (b"\xff\x00", "bytes", "bytes(2)"),
+        (b"[" * 5_000, "text", "bytes(5000)"),
+        (b"9" * 5_000, "text", "bytes(5000)"),
+        (None, "null", "null"),
+    ],
+)
+def test_payload_of_unknown_form_shows_its_size(
+    content: bytes | None, form: str, text: str
+) -> None:
+    payload = decode_payload(content, {})
+    assert (payload.form, payload.masked) == (form, text)
+
+
+def test_prefix_and_encryption_are_recognized() -> None:
+    assert decode_payload(b'{"x": 1}[2]', {PAYLOAD_PREFIX: "8"}).masked == "[number]"
+    payload = decode_payload(b"[2]", {}, encrypted=True)
+    assert (payload.form, payload.masked, payload.clear) == ("encrypted", "bytes(3)", "WzJd")
+
+
+def test_masked_payload_is_bounded() -> None:
+    content = json.dumps({f"field_{chr(97 + n % 26)}_{n % 999}": n for n in range(900)}).encode()
+    assert len(decode_payload(content, {}).masked) == MAX_MASKED
+
+
+@given(value=VALUES, planted=PERSONAL, words=st.sampled_from(["unknown customer {}", "{} failed"]))
+def test_masked_output_contains_no_personal_datum(value: Any, planted: str, words: str) -> None:  # noqa: ANN401
+    payload = decode_payload(json.dumps({"customer": planted, "more": value}).encode(), {})
+    message = words.format(planted)
+    shown = payload.masked + mask_text(message, payload.secrets)
+    shown += mask_text(message[: len(message) - 2], payload.secrets)
+    assert planted.casefold() not in shown.casefold()
+    for part in planted.replace("-", " ").split():
+        assert len(part) < 3 or part.casefold() not in shown.casefold()
+
+
+@given(planted=PERSONAL)
+def test_datum_of_a_text_payload_is_hidden(planted: str) -> None:
+    payload = decode_payload(f"name={planted};".encode(), {})
+    assert planted not in payload.masked + mask_text(f"can't parse name={planted}", payload.secrets)
+
+
+def test_text_of_a_cause_keeps_its_words() -> None:
+    text = "no answer from the warehouse within 200 ms for 'order-17' of ann@example.com"
+    shown = mask_text(text, ["acme"])
+    assert shown == "no answer from the warehouse within ? ms for ? of ?"
+
+
+def test_trace_keeps_places_and_classes() -> None:
+    trace = "at fulfil._fulfil:61\ncaused by ValueError: ann@example.com\nAnn Smith\nat a b:1"
+    assert mask_trace(trace) == ["at fulfil._fulfil:61", "caused by ValueError"]
+
+
+SCHEMA = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "email", "type": ["null", "string"]},
+        {"name": "tags", "type": {"type": "map", "values": "int"}},
+        {"name": "sizes", "type": {"type": "array", "items": "double"}},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["NEW", "OLD"]}},
+        {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 2}},
+        {"name": "next", "type": ["null", "shop.Order"]},
+        {"name": "paid", "type": "boolean"},
+        {"name": "rate", "type": "float"},
+        {"name": "raw", "type": "bytes"},
+    ],
+}
+ORDER = (
+    b"\x81\x01"  # -65
+    b"\x02\x06ann"
+    b"\x02\x06ann\x08\x00"
+    b"\x01\x10" + struct.pack("<d", 1.5) + b"\x00"  # a block with its size
+    b"\x02\xab\xcd\x00\x01" + struct.pack("<f", 0.5) + b"\x04\x01\x02"
+)
+
+
+def test_avro_payload_is_decoded_by_its_schema() -> None:
+    protocol = encode_nested(1, b"") + encode_nested(3, json.dumps(SCHEMA).encode())
+    schema = AvroSchema.of_protocol(protocol + encode_number(4, 4))
+    assert schema is not None
+    assert schema.decode(ORDER) == {
+        "id": -65,
+        "email": "ann",
+        "tags": {"ann": 4},
+        "sizes": [1.5],
+        "kind": "OLD",
+        "hash": b"\xab\xcd",
+        "next": None,
+        "paid": True,
+        "rate": 0.5,
+        "raw": b"\x01\x02",
+    }
+    payload = decode_payload(ORDER, {}, schema)
+    assert payload.form == "Avro"
+    assert "ann" not in payload.masked
+    assert '"tags": {string(3): number}, "sizes": [number]' in payload.masked
+    assert json.loads(payload.clear)["email"] == "ann"
+    assert "ann" in set(payload.secrets)
+    assert AvroSchema.of_protocol(protocol + encode_number(4, 2)) is None
+
+
+@given(content=st.binary(max_size=40))
+def test_any_bytes_are_decoded_or_shown_as_bytes(content: bytes) -> None:
+    schema = AvroSchema(json.dumps(SCHEMA).encode())
+    for payload in (decode_payload(content, {}, schema), decode_payload(content, {})):
+        assert payload.masked
+        assert isinstance(payload.clear, str)
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        b'{"type": "array", "items": "null"}',
+        b'{"type": "record", "name": "R", "fields": [{"name": "r", "type": "R"}]}',
+        b'{"type": "enum"}',
+        b'"unknown"',
+    ],
+)
+def test_hostile_schema_shows_payload_as_bytes(definition: bytes) -> None:
+    content = b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f"
+    assert decode_payload(content, {}, AvroSchema(definition)).form == "bytes"

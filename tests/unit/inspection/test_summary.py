@@ -1,0 +1,133 @@
+"""Summaries, newest messages, and the entries that a reading takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from redrive.inspection import reader, summary
+from redrive.inspection.payloads import KeyHasher
+from redrive.inspection.reader import InspectedTopic, plan_reading
+from redrive.inspection.record import Recorder, newest_of, time_text
+from redrive.inspection.summary import NONE_RECORDED, OTHERS, Summary
+from redrive.policy.envelope import DEAD_REASON, DELAY_TIME, REPLAY, REPLAYS
+from redrive.policy.naming import TopicName
+from redrive.reading import bitmap, broker
+from redrive.reading.positions import EntryId
+from redrive.reading.ranges import Acknowledged, Partition
+from redrive.replay.spec import Choice
+from tests.support.dead_letter_rows import SENT, dead_letter
+
+TOPIC = TopicName.parse("persistent://shop/prod/orders-DLQ")
+
+
+def summarized(*rows: Any) -> Summary:  # noqa: ANN401  rows of dead letters
+    result = Summary(Recorder(lambda _: None).cause_text)
+    for row in rows:
+        result.add(row)
+    return result
+
+
+def test_messages_are_counted_by_cause_and_fingerprint() -> None:
+    replayed = {REPLAYS: "2", REPLAY: "shop/fix"}
+    result = summarized(
+        dead_letter(0, "WarehouseDown", key="ann@example.com"),
+        dead_letter(1, "JSONDecodeError"),
+        dead_letter(2),
+        dead_letter(3, "WarehouseDown", key="b", properties=replayed),
+    )
+    first, *others = result.ordered
+    assert (first.name, first.messages, first.replayed) == ("WarehouseDown", 2, 1)
+    assert (first.first, first.last) == (SENT, SENT + 3_000)
+    assert (first.example, first.consumers) == ("no ?", {"fulfilment-a": 2})
+    assert [group.name for group in others] == ["JSONDecodeError", NONE_RECORDED]
+    assert (result.replays, result.died_again) == ({0: 3, 2: 1}, {"shop/fix": 1})
+    assert (result.keys, result.without_key) == ({"ann@example.com": 1, "b": 1}, 2)
+
+
+def test_followers_are_counted_with_the_cause_of_their_key() -> None:
+    follows = {DEAD_REASON: "AfterDeadLetter"}
+    result = summarized(
+        dead_letter(0, "PaymentRejected", key="a"),
+        dead_letter(1, key="a", properties=follows),
+        dead_letter(2, key="unknown", properties=follows),
+    )
+    assert [(g.name, g.messages, g.following) for g in result.ordered] == [
+        ("PaymentRejected", 2, 1),
+        ("AfterDeadLetter", 1, 1),
+    ]
+
+
+def test_number_of_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "MAX_GROUPS", 2)
+    result = summarized(*(dead_letter(n, "x" * (n + 1)) for n in range(5)))
+    assert [(g.name, g.messages) for g in result.ordered] == [(OTHERS, 3), ("x", 1), ("xx", 1)]
+
+
+def test_newest_messages_are_bounded_in_number_and_bytes() -> None:
+    rows = [dead_letter(n, value=bytes(100)) for n in (3, 1, 4, 2)]
+    assert [row.position.entry for row in newest_of(rows, 2, 1_000)] == [4, 3]
+    assert [row.position.entry for row in newest_of(rows, 9, 350)] == [4, 3, 2]
+    assert [row.position.entry for row in newest_of(rows, 9, 50)] == [4]
+
+
+def test_times_of_any_producer_are_shown() -> None:
+    assert time_text(0) == "1970-01-01T00:00:00Z"
+    assert time_text(2**64) is None
+
+
+def test_masked_record_hides_keys_and_properties() -> None:
+    row = dead_letter(
+        5, "E", key="ann", properties={DELAY_TIME: "9000", "mail": "a@b.c", "a@b.c": "x"}
+    )
+    record = Recorder(lambda _: None, waiting=True, hash_key=KeyHasher(b"secret"))(row)
+    assert record["id"] == "7:5:0:0"
+    assert (record["key"], len(record["keyHash"] or "")) == (None, 12)
+    assert record["properties"] == [
+        {"name": "mail", "value": "string(5)"},
+        {"name": "string(5)", "value": "string(1)"},
+    ]
+    assert (record["time"], record["dueTime"]) == ("2026-11-26T13:33:25Z", "2026-11-26T13:33:34Z")
+    clear = Recorder(lambda _: None, reveals=True)(row)
+    assert (clear["key"], clear["keyHash"], clear["payload"]) == ("ann", None, "{}")
+    assert clear["dueTime"] is None
+
+
+def partition(index: int, entries: int, **more: Any) -> Partition:  # noqa: ANN401  fields
+    return Partition(index, ((7 + index, entries),), entry_bytes=100.0, **more)
+
+
+@pytest.mark.parametrize(
+    ("choice", "newest", "planned", "total"),
+    [
+        (Choice(), 10, {0: [18, 19], 1: [*range(92, 100)]}, 102),
+        (Choice(), None, {0: [18, 19], 1: [*range(100)]}, 102),
+        (Choice(ids=("7:18", "8:3:1:0")), 1, {0: [18], 1: [3]}, 102),
+    ],
+)
+def test_reading_takes_the_newest_entries_not_acknowledged(
+    choice: Choice,
+    newest: int | None,
+    planned: dict[int, list[int]],
+    total: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = Acknowledged(through=EntryId(7, 17))
+    partitions = partition(0, 20, acknowledged=done), partition(1, 100)
+    monkeypatch.setattr(broker, "read_partitions", lambda *_: partitions)
+    topic = InspectedTopic(TOPIC, "redrive", "", "", credentials=None)  # type: ignore[arg-type]
+    reading = plan_reading(topic, choice, newest)
+    entries: dict[int, list[int]] = {}
+    for source, piece in reading.pieces:
+        offsets = bitmap.members(piece.resting)
+        entries.setdefault(source.index, []).extend(piece.range.first + n for n in offsets)
+    assert (entries, reading.total) == (planned, total)
+    assert reading.is_truncated is (newest == 10)
+
+
+def test_reading_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = Partition(-1, ((7, 50_000),), entry_bytes=1_000_000.0)
+    monkeypatch.setattr(broker, "read_partitions", lambda *_: (large,))
+    topic = InspectedTopic(TOPIC, "redrive", "", "", credentials=None)  # type: ignore[arg-type]
+    assert plan_reading(topic, Choice()).planned == reader.MAX_BYTES // 1_000_000
