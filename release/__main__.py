@@ -14,6 +14,7 @@ from release import (
     chart_readme,
     cli_reference,
     dashboard,
+    gitops,
     json_schemas,
     lint_rules,
     values_schema,
@@ -30,6 +31,7 @@ GENERATED: Mapping[Path, Callable[[], str]] = {
     **{page: partial(api_reference.render, kind) for page, kind in api_reference.GENERATED.items()},
     **{file: partial(json_schemas.render, kind) for file, kind in json_schemas.GENERATED.items()},
     lint_rules.PAGE: lint_rules.render,
+    **gitops.GENERATED,
     CHART / "LICENSE": partial((CHECKOUT / "LICENSE").read_text, "utf-8"),
     **{
         DEFINITIONS / crd.name: partial(crd.read_text, "utf-8")

@@ -35,7 +35,7 @@ ITEM = "[]"
 _TYPE = "type"
 """The field that decides which of its neighbours is set, where one does."""
 _ALPHABET = string.ascii_letters + string.digits + "-._:/+"
-_SAMPLES = 80
+_SAMPLES = 25
 _SHORT, _LONG = 4, 40
 _TRIES = 400
 _FILLED = 8
@@ -86,13 +86,7 @@ class SpecFields:
     @functools.cached_property
     def schema(self) -> Schema:
         """The schema of the spec."""
-        for file in CRDS.glob("*.yaml"):
-            crd = yaml.safe_load(file.read_text(encoding="utf-8"))
-            if crd["spec"]["names"]["kind"] == self.kind:
-                (version,) = crd["spec"]["versions"]
-                schema: Schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-                return schema
-        raise LookupError(self.kind)
+        return _schemas()[self.kind]
 
     @functools.cached_property
     def all(self) -> tuple[SpecField, ...]:
@@ -205,6 +199,18 @@ class SpecFields:
             leaf = SpecField((*steps, name), inner, required=True, immutable=False)
             values = list(itertools.islice(self._values(leaf), _FILLED))
             node[name] = values[next(digits) % len(values)]
+
+
+@functools.cache
+def _schemas() -> Mapping[str, Schema]:
+    """Return the schema of the spec of each kind. Reading them takes a second."""
+    schemas: dict[str, Schema] = {}
+    for file in CRDS.glob("*.yaml"):
+        crd = yaml.safe_load(file.read_text(encoding="utf-8"))
+        (version,) = crd["spec"]["versions"]
+        schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        schemas[crd["spec"]["names"]["kind"]] = schema
+    return schemas
 
 
 def required_of(schema: Schema) -> list[str]:

@@ -64,6 +64,7 @@ from redrive.admin.errors import (
 )
 from redrive.admin.fair_slots import FairSlots
 from redrive.admin.guards import Fence, FenceClosedError, guarding
+from redrive.admin.proxies import proxy_for
 from redrive.policy.naming import TopicName
 from redrive.policy.values import Patterns
 
@@ -608,7 +609,9 @@ class Http:
             TimeoutError: the time is over.
         """
         async with turns, self._room(sharer), _within(seconds):
-            request = self._session.request(method, url, allow_redirects=False, **options)
+            request = self._session.request(
+                method, url, allow_redirects=False, proxy=proxy_for(str(url)), **options
+            )
             async with request as response:
                 yield response
 
@@ -669,6 +672,8 @@ def _not_followed(call: Call, why: str) -> RedirectRefusedError:
 _FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (aiohttp.ServerTimeoutError, "no answer in time"),
     (aiohttp.ClientConnectorDNSError, "the host name is not known"),
+    (aiohttp.ClientProxyConnectionError, "the proxy that the environment names does not answer"),
+    (aiohttp.ClientHttpProxyError, "the proxy that the environment names refuses the connection"),
     (aiohttp.ClientSSLError, "a connection without valid TLS"),
     (ssl.SSLError, "a connection without valid TLS"),
     (aiohttp.ServerDisconnectedError, "the connection was closed without an answer"),

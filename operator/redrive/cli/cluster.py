@@ -28,6 +28,7 @@ from urllib.parse import urlencode
 import urllib3
 
 from redrive import __version__
+from redrive.admin.proxies import proxy_for
 from redrive.api import GROUP, Body
 from redrive.cli.frame import ClusterFlags
 from redrive.errors import RedriveError
@@ -305,8 +306,10 @@ class Cluster:
         }
         if configuration.tls_server_name:
             options["server_hostname"] = configuration.tls_server_name
-        if configuration.proxy:
-            return urllib3.ProxyManager(configuration.proxy, **options)
+        if proxy := configuration.proxy or proxy_for(configuration.host):
+            login = urllib3.util.parse_url(proxy).auth
+            headers = urllib3.make_headers(proxy_basic_auth=login)
+            return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
         return urllib3.PoolManager(**options)
 
     def _error(self, method: str, path: str, status: int, answer: Body) -> ClusterError:
@@ -483,6 +486,7 @@ def _configuration(flags: ClusterFlags) -> tuple[Any, str, str]:
     loader, pod = _loaders()
     paths = flags.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     configuration = loader.Configuration()
+    configuration.proxy = None  # unless the kubeconfig names one, `proxy_for` decides
     try:
         content = loader.KubeConfigMerger(paths).config
         if content is None and flags.context is None and "KUBERNETES_SERVICE_HOST" in os.environ:

@@ -32,6 +32,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from redrive import __version__
 from redrive.admin.guards import Fence
+from redrive.admin.proxies import proxy_for
 from redrive.api import LauncherName
 from redrive.errors import RedriveError
 from redrive.kube import informer, logs
@@ -283,7 +284,7 @@ async def _login(
         outdated,
         tls=access.as_ssl_context(),
         headers=access.as_http_headers(),
-        proxy=access.proxy_url,
+        proxy=access.proxy_url or proxy_for(access.server),
     )
     return kopf.AiohttpSession(server=access.server, aiohttp_session=connections)
 

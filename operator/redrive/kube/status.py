@@ -81,16 +81,7 @@ class Publisher:
             ConflictError: it has another *version*.
             KubernetesError: the status could not be written.
         """
-        generation = body["metadata"]["generation"]
-        observed = [c.model_copy(update={"observed_generation": generation}) for c in conditions]
-        merged = [c.to_manifest() for c in merge(read_conditions(body), observed, self.clock())]
-        warnings = [c["type"] for c in merged if c["type"] not in STATES] or None
-        status = {
-            "observedGeneration": generation,
-            "conditions": merged,
-            "warnings": warnings,
-            **fields,
-        }
+        status = {**status_of(body, conditions, self.clock()), **fields}
         have = body.get("status") or {}
         if _holds(have, status):
             return body
@@ -121,6 +112,21 @@ class Publisher:
             return
         bad = new.status is not ConditionStatus.TRUE
         await self.emit(body, ObjectEvent(new.reason, new.message, is_warning=bad))
+
+
+def status_of(body: Body, conditions: Sequence[Condition], now: datetime) -> dict[str, Any]:
+    """Return the fields of the status that follow from the *conditions* of *body*.
+
+    Args:
+        body: the object as last read.
+        conditions: all of them.
+        now: the transition time of those whose status changed.
+    """
+    generation = body["metadata"]["generation"]
+    observed = [c.model_copy(update={"observed_generation": generation}) for c in conditions]
+    merged = [c.to_manifest() for c in merge(read_conditions(body), observed, now)]
+    warnings = [c["type"] for c in merged if c["type"] not in STATES] or None
+    return {"observedGeneration": generation, "conditions": merged, "warnings": warnings}
 
 
 def _holds(fields: Any, patch: Any) -> bool:  # noqa: ANN401  JSON

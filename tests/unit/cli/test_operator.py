@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
@@ -22,6 +23,7 @@ from redrive.cli.operator import IDLE_SECONDS, EndpointError, Handler, serving_e
 from redrive.kube import resources
 from redrive.kube.observability import STALL_SECONDS, Liveness
 from redrive.kube.resources import Resource
+from tests.support.http_proxy import http_proxy
 from tests.unit.kube.test_client import write_kubeconfig
 
 UNUSED_UID = 65532
@@ -369,3 +371,13 @@ def test_endpoint_port_in_use_is_refused_with_remedy(port: int) -> None:
         serving_endpoint("127.0.0.1", port, Liveness()),
     ):
         pass
+
+
+async def test_watches_use_the_proxy_of_the_environment(tmp_path: Path) -> None:
+    api = ApiServer()
+    with http_proxy(tmp_path) as proxy:
+        before = f"import os\nos.environ['HTTP_PROXY'] = {proxy.url!r}\n"
+        async with operator(api, tmp_path, before=before) as process:
+            await api.until_watched(*(kind.path() for kind in WATCHED))
+            connections = psutil.Process(process.pid).net_connections("tcp")
+            assert {c.raddr.port for c in connections if c.raddr} == {proxy.port}

@@ -1,0 +1,50 @@
+"""Proxies of HTTP connections, by the environment.
+
+One rule for all HTTP connections of redrive: calls to the Kubernetes API and its watches, calls to
+brokers' admin APIs and to issuers of tokens. The variables are those of curl and kubectl, in upper
+or lower case: `HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY` have the address of a proxy, and
+`NO_PROXY` excludes hosts, domains with what is below them, IPv4 addresses and IPv4 networks. The
+`proxy-url` of a kubeconfig file comes first. A `.netrc` file is never read: it would add
+credentials to calls that have their own.
+
+Connections by Pulsar's binary protocol use no proxy.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from redrive.errors import RedriveError
+
+
+class ProxyInvalidError(RedriveError):
+    """The environment names a proxy that can't be used."""
+
+    reason: ClassVar[str] = "ProxyInvalid"
+
+
+def proxy_for(url: str) -> str | None:
+    """Return the address of the proxy for *url*, with its credentials; None for no proxy.
+
+    Raises:
+        ProxyInvalidError: it is not an HTTP proxy, or has no host.
+    """
+    if not getproxies():
+        return None
+    from requests.utils import get_environ_proxies, select_proxy  # noqa: PLC0415  takes 0.2 s
+
+    proxy = select_proxy(url, get_environ_proxies(url))
+    if not proxy:
+        return None
+    address = proxy if "://" in proxy else f"http://{proxy}"
+    parts = urlsplit(address)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ProxyInvalidError(
+            "the environment names a proxy that is not an HTTP proxy",
+            got=f"{parts.scheme}://{parts.hostname or ''}",
+            remedy="set HTTPS_PROXY, HTTP_PROXY or ALL_PROXY to http://HOST:PORT, or exclude "
+            f"{urlsplit(url).hostname} in NO_PROXY",
+        )
+    return address

@@ -1,0 +1,67 @@
+"""A real HTTP proxy, as companies have between a cluster and what is outside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+LOGIN = "ann:s3cret"
+"""The user and password that the proxy requires."""
+SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class HttpProxy:
+    """A running proxy.
+
+    Attributes:
+        port: of 127.0.0.1.
+    """
+
+    port: int
+    _log: Path
+
+    @property
+    def url(self) -> str:
+        """Its address, with the login."""
+        return f"http://{LOGIN}@127.0.0.1:{self.port}"
+
+    def wait_for(self, *requests: str) -> str:
+        """Wait until the log has each of *requests*, such as `CONNECT HOST:PORT`; return the log.
+
+        A request is logged when its connection ends.
+        """
+        deadline = time.monotonic() + SECONDS
+        while not all(request in self.log for request in requests):
+            assert time.monotonic() < deadline, f"no {requests} in: {self.log}"
+            time.sleep(0.05)
+        return self.log
+
+    @property
+    def log(self) -> str:
+        """The requests of connections that ended."""
+        return self._log.read_text("utf-8")
+
+
+@contextmanager
+def http_proxy(folder: Path) -> Iterator[HttpProxy]:
+    """Run a proxy while the block runs, with its files in *folder*."""
+    port, log = folder / "proxy-port", folder / "proxy-log"
+    log.touch()
+    arguments = f"--port=0 --port-file={port} --log-file={log} --basic-auth={LOGIN}".split()
+    command = [sys.executable, "-m", "proxy", *arguments, "--num-workers=1", "--num-acceptors=1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + SECONDS
+            while not (port.exists() and port.read_text().strip()):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield HttpProxy(int(port.read_text()), log)
+        finally:
+            process.terminate()
