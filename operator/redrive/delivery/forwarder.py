@@ -24,7 +24,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import struct
 import threading
 import time
 from collections import OrderedDict, deque
@@ -66,11 +65,12 @@ from redrive.messages import (
     raw_properties,
     read_properties,
     schema_version,
+    sequence_key,
 )
 from redrive.policy import envelope
 from redrive.policy.envelope import ENCODED, NOT_COPIED, PAYLOAD_PREFIX, SOURCE_MESSAGE_ID
 from redrive.policy.model import Policy
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import TopicName, partition_of_key
 from redrive.policy.verdict import Dead, Retry
 
 _KEY, _ORDERING_KEY = "key", "orderingKey"
@@ -312,7 +312,7 @@ class Producers:
         if route is None:
             version = schema_version(message)
             schema = BYTES if version is None else self._schemas.get(topic_of(message), version)
-            partition = self._partition(topic, fields["partition_key"])
+            partition = self._partition(topic, sequence_key(message))
             route = self._new(_Destination(topic, partition, schema))
         # The client judges what is too big: nothing was sent then.
         with contextlib.suppress(pulsar.MessageTooBig):
@@ -440,8 +440,8 @@ class Producers:
         names = self._names(topic)
         if len(names) == 1:
             return names[0]
-        number = _java_hash(key) if key else next(self._turns)
-        return names[number % len(names)]
+        number = partition_of_key(key, len(names)) if key else next(self._turns) % len(names)
+        return names[number]
 
     def _names(self, topic: TopicName) -> tuple[str, ...]:
         """Return the partitions of *topic*, or the topic itself if it has none."""
@@ -487,15 +487,6 @@ class Producers:
                 answer.keep(names)
             else:
                 answer.fail(error)
-
-
-def _java_hash(key: str) -> int:
-    """Return what Java's producers choose the partition of a key by."""
-    code = 0
-    text = key.encode("utf-16-le", "surrogatepass")
-    for unit in struct.unpack(f"<{len(text) // 2}H", text):
-        code = (31 * code + unit) & 0xFFFFFFFF
-    return code & 0x7FFFFFFF
 
 
 def _closed(topic: TopicName) -> NotSentError:

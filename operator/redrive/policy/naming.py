@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -268,6 +269,20 @@ def origins(name: TopicName) -> Iterator[tuple[TopicName, str]]:
                 topic, subscription = "-".join(parts[:count]), "-".join(parts[count:])
                 if topic and subscription:
                     yield name.sibling(topic), subscription
+
+
+def partition_of_key(key: str, partitions: int) -> int:
+    """Return the index of the partition that Java's producers choose for a key.
+
+    Args:
+        key: a text, which may be empty.
+        partitions: their number, at least 1.
+    """
+    code = 0
+    text = key.encode("utf-16-le", "surrogatepass")
+    for unit in struct.unpack(f"<{len(text) // 2}H", text):
+        code = (31 * code + unit) & 0xFFFFFFFF
+    return (code & 0x7FFFFFFF) % partitions
 
 
 def _beside(dead_letter: TopicName, suffix: str) -> TopicName:

@@ -22,7 +22,7 @@ import hashlib
 import re
 from typing import NamedTuple
 
-from redrive.policy.naming import TopicName
+from redrive.policy.naming import TopicName, partition_of_key
 
 _VARINT, _BYTES = 0, 2
 _READ = {_VARINT, _BYTES}
@@ -332,11 +332,12 @@ def offset_of(number: int) -> int:
 def target_partition(key: str | None, position: Position, partitions: int) -> int:
     """Return the partition of the target to send to, from 0 to one less than *partitions*.
 
-    Messages with one key go to one partition; those without spread by their position. A repeated
-    run decides the same, as long as *partitions* is the same.
+    Messages with one key go to the partition that producers choose; those without spread by their
+    position. A repeated run decides the same, as long as *partitions* is the same.
     """
-    basis = f"key:{key}" if key else f"position:{tuple(position)}"
-    digest = hashlib.blake2b(basis.encode(), digest_size=8).digest()
+    if key:
+        return partition_of_key(key, partitions)
+    digest = hashlib.blake2b(f"position:{tuple(position)}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) % partitions
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from types import MappingProxyType
@@ -12,14 +13,16 @@ import pyarrow as pa
 
 from redrive.messages import ordering_key, partition_key, read_properties, schema_version
 from redrive.policy import envelope
-from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE
-from redrive.reading.positions import EntryId, Position
+from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, ORIGIN_MESSAGE_ID, REAL_TOPIC
+from redrive.policy.naming import PARTITION_SUFFIX, TopicName
+from redrive.reading.positions import EntryId, Position, target_partition
 from redrive.reading.stored import ReadMessage
 
 BATCH_ROWS = 1_000
 BATCH_BYTES = 4 * 2**20
 LONGEST_NUMBER = 2**63 - 1
 """The largest number of a column of Spark. Times and versions of messages are any 64 bits."""
+_PARTITION_OF_ID = re.compile(r"\d+:\d+:(\d{1,6})(?::-?\d+)?")
 
 
 class DeadLetterRow(NamedTuple):
@@ -89,6 +92,24 @@ class DeadLetterRow(NamedTuple):
             event_time=message.event_timestamp() or None,
             chunks=tuple(starmap(EntryId, entries)) if in_chunks else (),
         )
+
+    def partition_in(self, topic: TopicName, partitions: int) -> int:
+        """Return the index of the partition of *topic* that this message is replayed to.
+
+        In its source topic that is the one it was produced to. Elsewhere the ordering key decides
+        where there is one, as consumers decide where to retry it: a sequence stays together.
+
+        Args:
+            topic: a topic with partitions.
+            partitions: their number.
+        """
+        source = PARTITION_SUFFIX.sub("", self.properties.get(REAL_TOPIC, ""))
+        if source != str(topic):
+            return target_partition(self.ordering_key or self.key, self.position, partitions)
+        produced_to = _PARTITION_OF_ID.fullmatch(self.properties.get(ORIGIN_MESSAGE_ID, ""))
+        if produced_to and int(produced_to[1]) < partitions:
+            return int(produced_to[1])
+        return target_partition(self.key, self.position, partitions)
 
     @property
     def acknowledgements(self) -> list[pulsar.MessageId]:

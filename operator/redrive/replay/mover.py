@@ -29,7 +29,6 @@ from redrive.reading.positions import (
     Tail,
     TargetPartition,
     Try,
-    target_partition,
 )
 from redrive.reading.ranges import Partition, Range
 from redrive.reading.reader import ReadableTopic
@@ -569,10 +568,7 @@ def _is_among(doubts: Iterable[tuple[SentTo, int]], letter: DeadLetterRow, offse
     """Whether *letter*, at *offset*, may be stored at one of these places."""
     return any(
         offset <= through
-        and (
-            not partitions
-            or place.partition == target_partition(letter.key, letter.position, partitions)
-        )
+        and (not partitions or place.partition == letter.partition_in(place.topic, partitions))
         for (place, partitions), through in doubts
     )
 

@@ -32,7 +32,7 @@ from redrive.errors import RedriveError
 from redrive.messages import LATEST, SchemaError, SchemaRefusedError
 from redrive.policy.naming import TopicName
 from redrive.reading import broker
-from redrive.reading.positions import Try, sequence_id, target_partition
+from redrive.reading.positions import Try, sequence_id
 from redrive.reading.ranges import Range
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.outcome import Key, RangeOutcome
@@ -125,7 +125,7 @@ class Sender:
         """Return the index of the target's partition for *letter*."""
         if not self._partitions:
             return broker.UNPARTITIONED
-        return target_partition(letter.key, letter.position, self._partitions)
+        return letter.partition_in(self._target, self._partitions)
 
     def hold(self, index: int, version: int | None) -> int:
         """Open the producer for a partition, and return the last sequence id before this try.

@@ -14,8 +14,9 @@ import pytest
 
 from redrive.admin.errors import AdminForbiddenError
 from redrive.errors import TargetNotAllowedError
-from redrive.policy.envelope import ORIGIN_MESSAGE_ID, RECONSUMETIMES, REPLAYS
-from redrive.policy.naming import TopicName
+from redrive.messages import id_text
+from redrive.policy.envelope import ORIGIN_MESSAGE_ID, REAL_TOPIC, RECONSUMETIMES, REPLAYS
+from redrive.policy.naming import TopicName, partition_of_key
 from redrive.reading.broker import ReplayRoleRefusedError
 from redrive.reading.ranges import Range
 from redrive.replay import mover, transport
@@ -109,6 +110,38 @@ def test_source_topic_gets_each_message_once_as_new(
     (mine,) = (properties for properties in received if properties["id"] == "1")
     assert (mine[RECONSUMETIMES], mine[ORIGIN_MESSAGE_ID], mine[REPLAYS]) == ("0", "1:2:-1", "2")
     assert move(job_to(provisioned, source)) == Account()
+
+
+def test_source_partition_is_the_one_of_the_producer(provision_policy: ProvisionPolicy) -> None:
+    """By its id where a dead letter has one, else by its key, as for producers in Java."""
+    provisioned = provision_policy(partitions=3)
+    source = add_source(provisioned, 3)
+    consumer = provisioned.client.subscribe(str(source), provisioned.policy.subscription)
+    producer = provisioned.client.create_producer(str(source))
+    dead = provisioned.client.create_producer(str(provisioned.policy.dead_letter_topic))
+    partitions: dict[str, int] = {}
+    for number in range(40):
+        key = f"order-{number}"
+        receipt = producer.send(b"new", partition_key=key)
+        has_id = number % 2 == 0
+        partitions[key] = receipt.partition() if has_id else partition_of_key(key, 3)
+        origin = {ORIGIN_MESSAGE_ID: id_text(receipt)} if has_id else {}
+        dead.send(
+            b"replayed",
+            partition_key=key,
+            ordering_key="of all",
+            properties={"id": key, REAL_TOPIC: str(source), **origin},
+        )
+
+    assert move(job_to(provisioned, source)).moved == len(partitions)
+
+    messages = [consumer.receive(60_000) for _ in range(2 * len(partitions))]
+    replayed = {
+        message.partition_key(): message.message_id().partition()
+        for message in messages
+        if message.data() == b"replayed"
+    }
+    assert replayed == partitions
 
 
 def test_killed_run_to_busy_source_resumes_exactly_once(
