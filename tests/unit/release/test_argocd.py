@@ -14,7 +14,7 @@ from lupa.lua51 import LuaError
 from redrive.api.crds import KINDS
 from redrive.api.replay import Mode, ReplaySpec
 from redrive.kube.resources import PAUSE, REQUESTED_BY
-from release import gitops
+from release import CHECKOUT, gitops
 from tests.support import argocd
 
 SCRIPTS = sorted(gitops.CUSTOMIZATIONS.rglob("*.lua"))
@@ -164,6 +164,14 @@ def test_project_of_a_team_permits_what_actions_create() -> None:
     assert {"Replay", "ReplayApproval"} == {
         rule["kind"] for rule in platform["namespaceResourceBlacklist"]
     }
+
+
+def test_no_manifest_has_a_tool_replace_objects() -> None:
+    """With these settings a refused change deletes a policy first."""
+    files = [*(CHECKOUT / "gitops").rglob("*.yaml"), *(CHECKOUT / "examples").rglob("*.yaml")]
+    assert len(files) > 60
+    for file in files:
+        assert not re.search("Replace=true|Force=true|force: true", file.read_text("utf-8")), file
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,210 @@
+"""The example repositories, rendered and applied in the order of Argo CD and Flux."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from redrive.api import GROUP
+from release import CHECKOUT, gitops
+from sandbox import builds
+from sandbox.kubernetes import Cluster
+from sandbox.pulsar import Broker
+from tests.support import argocd, flux
+from tests.support.waiting import wait_until
+
+EXAMPLES = CHECKOUT / "examples" / "gitops"
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Team:
+    """Kubernetes namespaces and a tenant, in place of those that the examples name."""
+
+    broker: Broker
+    cluster: Cluster
+    name: str
+
+    @property
+    def platform(self) -> str:
+        """The namespace of the connection."""
+        return f"{self.name}-platform"
+
+    def render(self, path: Path) -> list[Body]:
+        """Return the objects of a folder, for this team and this broker."""
+        kubectl = str(builds.kubernetes() / "kubectl")
+        built = subprocess.run(
+            [kubectl, "kustomize", str(path)], check=True, capture_output=True, text=True
+        ).stdout
+        for word, replacement in (
+            (r"\bplatform\b", self.platform),
+            (r"\bshop\b", self.name),
+            ("pulsar://pulsar.example:6650", self.broker.service_url),
+            ("http://pulsar.example:8080", self.broker.admin_url),
+        ):
+            built = re.sub(word, replacement, built)
+        return [body for body in yaml.safe_load_all(built) if body]
+
+    def get(self, body: Body) -> Body:
+        """Return an object as it is."""
+        metadata = body["metadata"]
+        kind = body["kind"].lower()
+        return self.cluster.objects.get(kind, metadata["name"], metadata.get("namespace"))
+
+
+@pytest.fixture
+def team(broker: Broker, cluster: Cluster, operator_process: Path) -> Iterator[Team]:
+    """A team with the topic and the Secrets that are not in Git."""
+    assert operator_process.is_file()
+    team = Team(broker, cluster, f"t-{secrets.token_hex(4)}")
+    admin = f"{team.name}-admin"
+    tenant = {"adminRoles": [admin], "allowedClusters": ["standalone"]}
+    broker.request("PUT", f"/admin/v2/tenants/{team.name}", tenant).check("tenant")
+    broker.request("PUT", f"/admin/v2/namespaces/{team.name}/prod").check("namespace")
+    broker.request("PUT", f"/admin/v2/persistent/{team.name}/prod/orders").check("topic")
+    cluster.objects.create_namespace(team.platform)
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "pulsar-admin"}}
+    cluster.objects.create(
+        {**secret, "stringData": {"token": broker.token(admin)}}, namespace=team.platform
+    )
+    yield team
+    for namespace in (team.name, team.platform):
+        cluster.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
+
+
+def documents(path: str) -> list[Body]:
+    return list(yaml.safe_load_all((EXAMPLES / path).read_text("utf-8")))
+
+
+def apply(team: Team, bodies: list[Body]) -> None:
+    """Apply objects, namespaces first, as both tools do."""
+    for body in sorted(bodies, key=lambda body: bool(body["kind"] != "Namespace")):
+        team.cluster.objects.apply(body)
+
+
+def health(team: Team, body: Body) -> Body:
+    """Return the health of an object as it is, by the script of its kind."""
+    script = (gitops.CUSTOMIZATIONS / body["kind"] / "health.lua").read_text("utf-8")
+    return argocd.health(script, team.get(body))
+
+
+def run_action(team: Team, body: Body, name: str) -> Body:
+    """Run an action on an object as it is; write the result, or validate a new object."""
+    script = (gitops.CUSTOMIZATIONS / body["kind"] / f"actions/{name}/action.lua").read_text(
+        "utf-8"
+    )
+    stored = team.get(body)
+    operation, result = argocd.act(script, stored)
+    if operation == "create":
+        return team.cluster.objects.put(result, team.name, dry_run=True)
+    patch = json.dumps(argocd.merge_patch(stored, result))
+    kind, metadata = body["kind"].lower(), body["metadata"]
+    team.cluster.kubectl(
+        "patch",
+        kind,
+        metadata["name"],
+        f"-n={metadata['namespace']}",
+        "--type=merge",
+        f"-p={patch}",
+    )
+    return team.get(body)
+
+
+def permits(application: Body, body: Body) -> bool:
+    """Return True if the project of an application permits the kind of an object."""
+    projects = yaml.safe_load_all((gitops.ARGOCD / "appproject.yaml").read_text("utf-8"))
+    [project] = [p for p in projects if p["metadata"]["name"] == application["spec"]["project"]]
+    group = body["apiVersion"].rpartition("/")[0]
+    rule, spec = {"group": group, "kind": body["kind"]}, project["spec"]
+    if body["metadata"].get("namespace") is None:
+        return rule in spec["clusterResourceWhitelist"]
+    permitted = spec.get("namespaceResourceWhitelist", [rule])
+    return rule in permitted and rule not in spec.get("namespaceResourceBlacklist", ())
+
+
+def test_examples_for_flux_become_current_in_their_order(team: Team) -> None:
+    specs = {
+        body["metadata"]["name"]: body["spec"]
+        for body in documents("flux/cluster/kustomizations.yaml")
+    }
+    needs = {
+        name: [need["name"] for need in spec.get("dependsOn", ())] for name, spec in specs.items()
+    }
+    operator, *steps = TopologicalSorter(needs).static_order()
+    assert specs[operator]["path"] == "./gitops/flux/operator"  # installed already
+    checks = flux.expressions()
+    kinds = []
+    for step in steps:
+        bodies = team.render(CHECKOUT / specs[step]["path"])
+        apply(team, bodies)
+        for body in (body for body in bodies if body["kind"] in checks):
+            wait_until(partial(is_current, team, body, checks[body["kind"]]))
+            kinds.append(body["kind"])
+    assert kinds == ["BrokerConnection", "RetryPolicy"]
+    assert_provisioned(team)
+
+
+def test_examples_for_argo_cd_become_healthy_in_their_waves(team: Team) -> None:
+    def wave(body: Body) -> int:
+        annotations = body["metadata"].get("annotations", {})
+        return int(annotations.get("argocd.argoproj.io/sync-wave", "0"))
+
+    operator, *applications = sorted(documents("argocd/applications.yaml"), key=wave)
+    assert operator["spec"]["source"]["path"] == "charts/redrive"  # installed already
+    states = []
+    for application in applications:
+        bodies = team.render(CHECKOUT / application["spec"]["source"]["path"])
+        assert {body["kind"] for body in bodies if not permits(application, body)} == set()
+        for number in sorted({wave(body) for body in bodies}):
+            current = [body for body in bodies if wave(body) == number]
+            apply(team, current)
+            for body in (body for body in current if body["apiVersion"].startswith(GROUP)):
+                wait_until(partial(is_healthy, team, body))
+                states.append((body["kind"], number))
+    assert states == [("BrokerConnection", 0), ("RetryPolicy", -1)]
+    assert_provisioned(team)
+    policy = next(body for body in bodies if body["kind"] == "RetryPolicy")
+    assert_actions_work(team, policy)
+
+
+def is_current(team: Team, body: Body, checks: Mapping[str, str]) -> bool:
+    return flux.evaluate(checks, team.get(body)) == flux.CURRENT
+
+
+def is_healthy(team: Team, body: Body) -> bool:
+    return bool(health(team, body)["status"] == "Healthy")
+
+
+def assert_provisioned(team: Team) -> None:
+    """Check that consumers find the ConfigMap that their pods mount, and jobs their account."""
+    deployment = team.cluster.objects.get("deployment", "fulfilment", team.name)
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    [name] = [volume["configMap"]["name"] for volume in volumes if volume.get("configMap")]
+    config_map = team.cluster.objects.get("configmap", name, team.name)
+    assert json.loads(config_map["data"]["policy.json"])["maxRetries"] == 3
+    assert team.cluster.objects.get("serviceaccount", "redrive-replay", team.name)
+
+
+def assert_actions_work(team: Team, policy: Body) -> None:
+    """Run each action of a policy on the stored object, with the statuses of the operator."""
+    run_action(team, policy, "pause")
+    wait_until(lambda: health(team, policy)["status"] == "Suspended")
+    run_action(team, policy, "resume")
+    wait_until(partial(is_healthy, team, policy))
+    requested = run_action(team, policy, "reconcile")["metadata"]["annotations"]
+    assert "redrive.io/reconcile-requested-at" in requested
+    assert "redrive.io/paused" not in requested
+    plan = run_action(team, policy, "plan-replay")
+    assert plan["spec"]["mode"] == "Plan"
+    assert plan["metadata"]["ownerReferences"][0]["uid"] == team.get(policy)["metadata"]["uid"]
