@@ -1,4 +1,4 @@
-"""Commands that read dead letters, and messages that wait for a retry: `causes` and `peek`.
+"""Commands that read dead letters, and messages that wait for a retry: `causes`, `peek`, `export`.
 
 Nothing is consumed. With `--direct` this program reads the broker, with a token of the caller: the
 broker decides who may read. A policy is a manifest, or the name of one in the cluster.
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import wraps
 from pathlib import Path
@@ -49,6 +49,7 @@ from redrive.cli.output import (
 )
 from redrive.cli.replay import selected, selection_options
 from redrive.errors import RedriveError
+from redrive.inspection.export import private_file, write_json_lines, write_parquet
 from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.reader import NEWEST, InspectedTopic, TopicReading, plan_reading
 from redrive.inspection.record import Recorder, newest_of, time_text
@@ -88,6 +89,12 @@ class TopicMissingError(RedriveError):
     """The topic of a policy does not exist, or the policy has none."""
 
     reason = "TopicMissing"
+
+
+class NothingExportedError(RedriveError):
+    """No message is selected, so no file is written."""
+
+    reason = "NothingExported"
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,7 @@ class InspectionRequest:
     reads_all: bool
     waiting: bool
     reveals: bool
-    output: str | None
+    output: str | None = None
 
     @property
     def source(self) -> Literal["DeadLetter", "Retry"]:
@@ -232,8 +239,11 @@ class InspectionRequest:
         return TopicMissingError(problem, remedy=remedy)
 
 
-def inspection_options(function: Callable[[InspectionRequest], int]) -> Callable[..., Any]:
-    """Add the arguments of a command that reads messages; it gets them as one request."""
+def inspection_options(function: Callable[..., int]) -> Callable[..., Any]:
+    """Add the arguments of a command that reads messages; it gets them as one request.
+
+    Further options of the command stay arguments of their own.
+    """
 
     @wraps(function)
     def command(policy: str, name: str | None, flags: ClusterFlags, **options: Any) -> int:  # noqa: ANN401
@@ -248,10 +258,9 @@ def inspection_options(function: Callable[[InspectionRequest], int]) -> Callable
         access = DirectAccess(*(options.pop(option) for option in direct))
         choice = _choice(select)
         logging.getLogger("redrive").addHandler(logging.NullHandler())
-        request = InspectionRequest(
-            policy, name, flags, access, choice, reads_all=reads_all, **options
-        )
-        return function(request)
+        own = {n: options.pop(n) for n in ("waiting", "reveals", "output") if n in options}
+        request = InspectionRequest(policy, name, flags, access, choice, reads_all, **own)
+        return function(request, **options)
 
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     for option in reversed(
@@ -367,6 +376,36 @@ def peek(request: InspectionRequest) -> int:
     return 0
 
 
+@click.command()
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="JSON lines; Parquet if it ends with .parquet.",
+)
+@inspection_options
+def export(request: InspectionRequest, target: Path) -> int:
+    """Write dead letters to a file: all that are selected, the oldest of each partition first.
+
+    Arguments are those of causes; every entry of the topic is read. The file replaces another one
+    when it is complete, and only its owner may read it. Keys and payloads are masked; --reveal
+    writes clear text. Exits with 1 and writes nothing if no message is selected.
+    """
+    request = replace(request, reads_all=True)
+    reading = _planned(request)
+    recorder = _recorder(request, reading, max_payload=None)
+    write = write_parquet if target.suffix == ".parquet" else write_json_lines
+    with _progress(request, reading) as rows, private_file(target) as file:
+        count = write(map(recorder, rows), file)
+        if not count:
+            raise NothingExportedError("; ".join(_empty(request, reading)), remedy="select others")
+    _say_malformed(reading)
+    say(f"wrote {count} messages to {target}{'' if request.reveals else ', masked'}")
+    return 0
+
+
 def _planned(request: InspectionRequest) -> TopicReading:
     topic = request.topic()
     try:
@@ -379,9 +418,11 @@ def _planned(request: InspectionRequest) -> TopicReading:
         ) from error
 
 
-def _recorder(request: InspectionRequest, reading: TopicReading) -> Recorder:
+def _recorder(
+    request: InspectionRequest, reading: TopicReading, max_payload: int | None = MAX_PAYLOAD
+) -> Recorder:
     return Recorder(
-        reading.schema, request.reveals, max_payload=MAX_PAYLOAD, waiting=request.waiting
+        reading.schema, request.reveals, max_payload=max_payload, waiting=request.waiting
     )
 
 
@@ -409,10 +450,9 @@ def _progress(
     matched = "" if reading.matched == reading.messages else f"; {reading.matched} are selected"
     say(f"read {reading.messages} {words} ({seconds:.1f} s){matched}")
     if reading.is_truncated:
-        say(
-            f"newest {reading.planned} of {reading.total} entries; "
-            f"all: {request.hint('causes', '--all')}"
-        )
+        command = click.get_current_context().info_name or ""
+        all_entries = request.hint(command, "--all")
+        say(f"newest {reading.planned} of {reading.total} entries; all: {all_entries}")
 
 
 def _document(

@@ -61,6 +61,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "version": Subcommand("installation", "See", "versions, and where they differ"),
     "causes": Subcommand("inspection", "Read", "count dead letters by cause"),
     "peek": Subcommand("inspection", "Read", "show single dead letters; consumes nothing"),
+    "export": Subcommand("inspection", "Read", "write dead letters to a file"),
     "replay": Subcommand("replay", "Act", "plan, ask, move dead letters, and follow"),
     "suspend": Subcommand("replays", "Act", "suspend a Replay"),
     "resume": Subcommand("replays", "Act", "resume a Replay"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pulsar
 import pytest
+from pyarrow import parquet
 
 from redrive.auth.method import ShownCredentials
 from redrive.cli.main import main
@@ -234,7 +235,10 @@ def test_commands_of_the_page_show_the_dead_letters(
     captured = capsys.readouterr()
     assert "WarehouseDown" in captured.out
     assert "no messages that wait for a retry" in captured.err
-    assert ANN not in captured.out + captured.err
+    exported = (tmp_path / "dead-letters.jsonl").read_text("utf-8")
+    assert [json.loads(line)["payload"] for line in exported.splitlines()] == ["bytes(15)"] * 2
+    assert parquet.read_table(tmp_path / "dead-letters.parquet").num_rows == 2
+    assert ANN not in captured.out + captured.err + exported
 
 
 def test_refused_token_is_named(

@@ -189,8 +189,23 @@ def test_empty_result_gives_its_reason(shell: Shell) -> None:
 def test_truncated_reading_names_its_extent(shell: Shell) -> None:
     shell.total, shell.rows = 12, ROWS
     _, err = shell.run("causes", "-n", "shop")
-    assert "newest 3 of 12 entries; all: redrive causes" in err
-    assert "--all -n shop" in err or "-n shop" in err
+    assert f"newest 3 of 12 entries; all: redrive causes {shell.file} --all --direct" in err
+    assert err.strip().endswith("-n shop")
+
+
+def test_export_replaces_a_file_only_when_it_is_complete(shell: Shell, tmp_path: Path) -> None:
+    target = tmp_path / "dead.jsonl"
+    target.write_text("before", "utf-8")
+    _, error = shell.run("export", "--to", str(target), "--cause", "E", code=1)
+    assert "no dead letters" in error or "hold no whole message" in error
+    assert target.read_text("utf-8") == "before"
+    shell.rows = ROWS
+    _, error = shell.run("export", "--to", str(target))
+    assert f"wrote 3 messages to {target}, masked" in error
+    assert [json.loads(line)["id"] for line in target.read_text("utf-8").splitlines()] == [
+        "7:0:0:0", "7:1:0:0", "7:2:0:0"
+    ]  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dead.jsonl", "policy.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""Files of records: JSON lines and Parquet, private to their owner and complete, or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from redrive.errors import RedriveError
+from redrive.inspection.payloads import MessageRecord
+
+BATCH_RECORDS, BATCH_BYTES = 1_000, 16 * 2**20
+"""Records of one batch of Parquet; a batch ends before it if it has more bytes."""
+_OWNER_ONLY = 0o600
+_TIME = pa.timestamp("ms", tz="UTC")
+_TEXT, _COUNT = pa.string(), pa.int64()
+_COLUMNS: dict[str, pa.DataType] = {
+    "id": _TEXT,
+    "time": _TIME,
+    "dueTime": _TIME,
+    "key": _TEXT,
+    "keyHash": _TEXT,
+    "attempts": _COUNT,
+    "replays": _COUNT,
+    "deadReason": _TEXT,
+    "cause": _TEXT,
+    "fingerprint": _TEXT,
+    "causeMessage": _TEXT,
+    "trace": pa.list_(_TEXT),
+    "consumer": _TEXT,
+    "origin": _TEXT,
+    "properties": pa.map_(_TEXT, _TEXT),
+    "payloadForm": _TEXT,
+    "payloadSize": _COUNT,
+    "payloadEncoding": _TEXT,
+    "payload": _TEXT,
+}
+SCHEMA = pa.schema(list(_COLUMNS.items()))
+
+
+class NotExportedError(RedriveError):
+    """A file can't be written; nothing is at its place that was not there before."""
+
+    reason: ClassVar[str] = "NotExported"
+
+
+@contextmanager
+def private_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that only its owner may read, and that replaces *path* when it is complete.
+
+    Raises:
+        NotExportedError: it can't be written.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        file = open(part, "xb", opener=_open_private)  # noqa: SIM115  closed below
+    except OSError as error:
+        raise _not_exported(path, error) from error
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise _not_exported(path, error) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _not_exported(path: Path, error: OSError) -> NotExportedError:
+    return NotExportedError(
+        f"{path} can't be written", got=str(error), remedy="choose another file"
+    )
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, _OWNER_ONLY)
+
+
+def write_json_lines(records: Iterable[MessageRecord], file: BinaryIO) -> int:
+    """Write a line of JSON for each record; return their number."""
+    count = 0
+    for record in records:
+        file.write(json.dumps(record).encode() + b"\n")
+        count += 1
+    return count
+
+
+def write_parquet(records: Iterable[MessageRecord], file: BinaryIO) -> int:
+    """Write records with typed columns, in batches of bounded size; return their number."""
+    count = 0
+    with parquet.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+        for batch in _batches(records):
+            rows = list(map(_row, batch))
+            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+            count += len(batch)
+    return count
+
+
+def _batches(records: Iterable[MessageRecord]) -> Iterator[Sequence[MessageRecord]]:
+    batch: list[MessageRecord] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += len(record["payload"])
+        if len(batch) == BATCH_RECORDS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _row(record: MessageRecord) -> dict[str, Any]:
+    times = {name: _moment(record[name]) for name in ("time", "dueTime")}
+    properties = [(item["name"], item["value"]) for item in record["properties"]]
+    return {**record, **times, "properties": properties}
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

@@ -1,0 +1,67 @@
+"""Files of records."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+from redrive.inspection import export
+from redrive.inspection.export import (
+    NotExportedError,
+    private_file,
+    write_json_lines,
+    write_parquet,
+)
+from redrive.inspection.payloads import KeyHasher, MessageRecord
+from redrive.inspection.record import Recorder
+from redrive.policy.envelope import CAUSE_TRACE
+from tests.support.dead_letter_rows import dead_letter
+
+
+@pytest.fixture
+def records() -> list[MessageRecord]:
+    recorder = Recorder(lambda _: None, hash_key=KeyHasher(b"secret"))
+    properties = {"tenant": "acme", CAUSE_TRACE: "at a.b:1"}
+    rows = (
+        dead_letter(0, "E", key="a", properties=properties),
+        dead_letter(1)._replace(publish_time=2**63),
+    )
+    return list(map(recorder, rows))
+
+
+def test_parquet_holds_the_same_records_as_json_lines(
+    records: list[MessageRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "BATCH_RECORDS", 1)
+    lines, table = tmp_path / "a.jsonl", tmp_path / "a.parquet"
+    with private_file(lines) as file:
+        assert write_json_lines(records, file) == 2
+    with private_file(table) as file:
+        assert write_parquet(records, file) == 2
+    assert [json.loads(line) for line in lines.read_bytes().splitlines()] == records
+    rows = parquet.read_table(table).to_pylist()
+    assert rows[0]["properties"] == [("tenant", "string(4)")]
+    assert (rows[0]["trace"], rows[0]["time"].isoformat()) == (
+        ["at a.b:1"],
+        "2026-11-26T13:33:20+00:00",
+    )
+    assert rows[1]["time"] is None
+    assert [row["keyHash"] for row in rows] == [record["keyHash"] for record in records]
+
+
+def test_file_is_private_and_complete_or_absent(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with private_file(target) as file:
+        file.write(b"first")
+        assert not target.exists()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    with pytest.raises(KeyError), private_file(target):
+        {}["absent"]
+    assert target.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [target]
+    with pytest.raises(NotExportedError, match="can't be written"), private_file(target / "x"):
+        pass
