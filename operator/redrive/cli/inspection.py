@@ -1,4 +1,4 @@
-"""Commands that read dead letters, and messages that wait for a retry: `causes`, `peek`, `export`.
+"""Commands that read dead letters, and messages that wait for a retry.
 
 Nothing is consumed. With `--direct` this program reads the broker, with a token of the caller: the
 broker decides who may read. A policy is a manifest, or the name of one in the cluster.
@@ -53,6 +53,7 @@ from redrive.inspection.export import private_file, write_json_lines, write_parq
 from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.reader import NEWEST, InspectedTopic, TopicReading, plan_reading
 from redrive.inspection.record import Recorder, newest_of, time_text
+from redrive.inspection.report import ReportFacts, render_report
 from redrive.inspection.summary import CauseGroup, Summary
 from redrive.kube.resources import POLICIES
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
@@ -403,6 +404,50 @@ def export(request: InspectionRequest, target: Path) -> int:
             raise NothingExportedError("; ".join(_empty(request, reading)), remedy="select others")
     _say_malformed(reading)
     say(f"wrote {count} messages to {target}{'' if request.reveals else ', masked'}")
+    return 0
+
+
+@click.command()
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="HTML page to write.",
+)
+@inspection_options
+def report(request: InspectionRequest, target: Path) -> int:
+    """Write one HTML page with plots: causes, arrivals, age, keys, partitions, sizes, replays.
+
+    Arguments are those of causes. The page needs no network and has no script. Only its owner may
+    read it. Keys are hashes, and texts are masked; --reveal writes them in clear text. Payloads are
+    not in it.
+    """
+    reading = _planned(request)
+    recorder = _recorder(request, reading)
+    summary = Summary(recorder.cause_text)
+    with _progress(request, reading) as rows:
+        for row in rows:
+            summary.add(row)
+    if not summary.groups:
+        raise NothingExportedError("; ".join(_empty(request, reading)), remedy="select others")
+    extent = f"{reading.planned} of {reading.total} entries were read, with {reading.messages}"
+    facts = ReportFacts(
+        title=_WORDS[request.source],
+        topic=str(reading.topic.name),
+        at=now(),
+        lines=[
+            f"{extent} messages; {reading.matched} of them are selected.",
+            f"{len(reading.malformed)} entries can be shown by no client.",
+            "Clear text: do not share." if request.reveals else "Keys and texts are masked.",
+        ],
+        show_key=str if request.reveals else recorder.hash_key,
+    )
+    with private_file(target) as file:
+        file.write(render_report(facts, summary).encode())
+    _say_malformed(reading)
+    say(f"wrote a report of {reading.matched} messages to {target}")
     return 0
 
 

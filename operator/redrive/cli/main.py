@@ -62,6 +62,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "causes": Subcommand("inspection", "Read", "count dead letters by cause"),
     "peek": Subcommand("inspection", "Read", "show single dead letters; consumes nothing"),
     "export": Subcommand("inspection", "Read", "write dead letters to a file"),
+    "report": Subcommand("inspection", "Read", "write an HTML page with plots"),
     "replay": Subcommand("replay", "Act", "plan, ask, move dead letters, and follow"),
     "suspend": Subcommand("replays", "Act", "suspend a Replay"),
     "resume": Subcommand("replays", "Act", "resume a Replay"),

@@ -238,7 +238,9 @@ def test_commands_of_the_page_show_the_dead_letters(
     exported = (tmp_path / "dead-letters.jsonl").read_text("utf-8")
     assert [json.loads(line)["payload"] for line in exported.splitlines()] == ["bytes(15)"] * 2
     assert parquet.read_table(tmp_path / "dead-letters.parquet").num_rows == 2
-    assert ANN not in captured.out + captured.err + exported
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "WarehouseDown" in page
+    assert ANN not in captured.out + captured.err + exported + page
 
 
 def test_refused_token_is_named(

@@ -197,7 +197,7 @@ def test_export_replaces_a_file_only_when_it_is_complete(shell: Shell, tmp_path:
     target = tmp_path / "dead.jsonl"
     target.write_text("before", "utf-8")
     _, error = shell.run("export", "--to", str(target), "--cause", "E", code=1)
-    assert "no dead letters" in error or "hold no whole message" in error
+    assert "the 3 entries hold no whole message; select others" in error
     assert target.read_text("utf-8") == "before"
     shell.rows = ROWS
     _, error = shell.run("export", "--to", str(target))
@@ -206,6 +206,22 @@ def test_export_replaces_a_file_only_when_it_is_complete(shell: Shell, tmp_path:
         "7:0:0:0", "7:1:0:0", "7:2:0:0"
     ]  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dead.jsonl", "policy.yaml"]
+
+
+def test_report_is_written_for_its_owner(shell: Shell, tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    _, error = shell.run("report", "--to", str(target), code=1)
+    assert "the 3 entries hold no whole message; select others" in error
+    assert not target.exists()
+    shell.rows = ROWS
+    _, error = shell.run("report", "--to", str(target))
+    assert f"wrote a report of 3 messages to {target}" in error
+    assert target.stat().st_mode & 0o777 == 0o600
+    page = target.read_text("utf-8")
+    assert "3 of 3 entries were read, with 3 messages; 3 of them are selected." in page
+    assert "Keys and texts are masked." in page
+    shell.run("report", "--to", str(target), "--reveal")
+    assert "Clear text: do not share." in target.read_text("utf-8")
 
 
 @pytest.mark.parametrize(
