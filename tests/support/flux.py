@@ -32,13 +32,16 @@ def evaluate(checks: Mapping[str, str], body: Mapping[str, Any]) -> str:
     if _is_outdated(body):
         return IN_PROGRESS
     fields = {name: json_to_cel(value) for name, value in body.items()}
-    environment = celpy.Environment()
     for field, status in (("inProgress", IN_PROGRESS), ("failed", FAILED), ("current", CURRENT)):
-        if field in checks:
-            program = environment.program(environment.compile(checks[field]))
-            if program.evaluate(fields):
-                return status
+        if field in checks and compute(checks[field], fields):
+            return status
     return IN_PROGRESS
+
+
+def compute(expression: str, variables: Mapping[str, Any]) -> bool:
+    """Return the value of an expression in CEL."""
+    environment = celpy.Environment()
+    return bool(environment.program(environment.compile(expression)).evaluate(dict(variables)))
 
 
 def kstatus(body: Mapping[str, Any]) -> str:

@@ -9,7 +9,10 @@ import pytest
 
 from redrive.api.crds import crds
 from tests.support.documented import (
+    ARGOCD,
     AUDIT,
+    FLUX,
+    GITOPS,
     INSTALL,
     PAGES,
     QUICK_START,
@@ -21,6 +24,7 @@ from tests.support.documented import (
 )
 
 HERE = "tests/unit/test_documented.py"
+GITOPS_PAGES = "tests/integration/gitops/test_pages.py"
 NODE_INSTALL = "tests/node/node_install.py"
 RUN_BY: Mapping[str, Mapping[str, str]] = {
     README: {"Try it": HERE, "Use it on your cluster": NODE_INSTALL},
@@ -37,6 +41,9 @@ RUN_BY: Mapping[str, Mapping[str, str]] = {
     AUDIT: dict.fromkeys(
         (block.heading for block in commands(AUDIT)), "tests/integration/replay/test_ledger.py"
     ),
+    GITOPS: dict.fromkeys((block.heading for block in commands(GITOPS)), GITOPS_PAGES),
+    ARGOCD: {"Set it up": GITOPS_PAGES},
+    FLUX: {"Set it up": GITOPS_PAGES},
     READ: dict.fromkeys(
         (block.heading for block in commands(READ)), "tests/integration/replay/test_inspection.py"
     ),
@@ -62,7 +69,7 @@ def test_tests_read_commands_from_their_page(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_names_its_language(page: str) -> None:
     """Commands without a language would be omitted."""
-    assert {block.language for block in blocks(page)} <= {"sh", "text", "python"}
+    assert {block.language for block in blocks(page)} <= {"sh", "text", "python", "yaml"}
 
 
 def test_make_targets_of_the_readme_exist() -> None:

@@ -1,0 +1,193 @@
+"""The pages on GitOps: their commands and manifests, run and admitted as written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hcl2
+import pytest
+import yaml
+from celpy.adapter import json_to_cel
+
+from release import CHECKOUT, gitops
+from sandbox import builds, chart
+from sandbox.kubernetes import Cluster
+from tests.integration.gitops.conftest import EXAMPLES, Body, Team
+from tests.support import flux
+from tests.support.documented import ARGOCD, FLUX, GITOPS, ROOT, blocks, commands
+
+ARGOCD_NAMESPACE = "argocd"
+
+
+def paste(script: str, folder: Path, cluster: Cluster) -> str:
+    """Run commands of a page in *folder*, and return their output."""
+    path = [str(Path(sys.executable).parent), str(builds.kubernetes()), os.environ["PATH"]]
+    environment = os.environ | {
+        "KUBECONFIG": str(cluster.kubeconfig),
+        "PATH": os.pathsep.join(path),
+        "PYTHONPATH": str(ROOT / "operator"),
+    }
+    command = f'redrive() {{ "{sys.executable}" -m redrive "$@"; }}\n{script}'
+    run = subprocess.run(
+        ["/bin/bash", "-euo", "pipefail", "-c", command],
+        cwd=folder, env=environment, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def manifest(page: str, heading: str) -> str:
+    [block] = [b.text for b in blocks(page) if (b.heading, b.language) == (heading, "yaml")]
+    return block
+
+
+@pytest.fixture
+def repository(team: Team, tmp_path: Path) -> Path:
+    """A checkout of the examples and building blocks, with the names of the team."""
+    for name in ("examples/gitops", "gitops"):
+        shutil.copytree(CHECKOUT / name, tmp_path / name)
+    for file in tmp_path.rglob("*.yaml"):
+        text = file.read_text("utf-8")
+        if file.name == "kustomization.yaml":  # its paths stay
+            text = text.replace("namespace: shop", f"namespace: {team.name}")
+        else:
+            text = team.adapt(text)
+        file.write_text(text, "utf-8")
+    return tmp_path
+
+
+def test_commands_for_every_tool_lead_to_a_paused_policy(team: Team, repository: Path) -> None:
+    policy = {
+        "kind": "RetryPolicy",
+        "metadata": {"name": "orders-fulfilment", "namespace": team.name},
+    }
+    [order] = commands(GITOPS, "Order")
+    shown = paste(order.text.replace("-n shop", f"-n {team.name}"), repository, team.cluster)
+    assert shown.endswith("retrypolicy.redrive.io/orders-fulfilment condition met\n")
+    [pause] = commands(GITOPS, "Annotations set by people")
+    paste(pause.text.replace("-n shop", f"-n {team.name}"), repository, team.cluster)
+    text = team.cluster.kubectl(
+        "get", "rpol", "orders-fulfilment", "-n", team.name, "--show-managed-fields", "-o=yaml"
+    )
+    writers = [
+        entry["manager"]
+        for entry in yaml.safe_load(text)["metadata"]["managedFields"]
+        if "f:redrive.io/paused" in entry["fieldsV1"].get("f:metadata", {}).get("f:annotations", {})
+    ]
+    assert writers == ["redrive"]
+    assert team.get(policy)["metadata"]["annotations"]["redrive.io/paused"] == "true"
+
+
+def test_commands_without_a_cluster_work_as_written(cluster: Cluster) -> None:
+    [check] = commands(GITOPS, "Check before the merge")
+    assert "0 errors" in paste(f"{{\n{check.text}}} 2>&1", CHECKOUT, cluster)
+    [build] = commands(FLUX, "Set it up")
+    bodies = list(yaml.safe_load_all(paste(build.text, CHECKOUT, cluster)))
+    assert len(bodies) == 4
+    for body in bodies:
+        assert body["spec"]["wait"] is True
+        kinds = {check["kind"] for check in body["spec"]["healthCheckExprs"]}
+        assert kinds == flux.expressions().keys()
+
+
+@pytest.fixture
+def argocd_configuration(cluster: Cluster) -> Iterator[None]:
+    """The namespace of Argo CD with a configuration of its own."""
+    cluster.objects.create_namespace(ARGOCD_NAMESPACE)
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "argocd-cm"}}
+    cluster.objects.create({**body, "data": {"url": "https://argocd"}}, namespace=ARGOCD_NAMESPACE)
+    yield
+    cluster.objects.delete("namespace", ARGOCD_NAMESPACE)
+
+
+@pytest.mark.usefixtures("argocd_configuration")
+def test_scripts_are_added_to_the_configuration_of_argo_cd(cluster: Cluster) -> None:
+    [apply] = commands(ARGOCD, "Set it up")
+    paste(apply.text, CHECKOUT, cluster)
+    data = cluster.objects.get("configmap", "argocd-cm", ARGOCD_NAMESPACE)["data"]
+    assert data.pop("url") == "https://argocd"
+    assert data == yaml.safe_load(gitops.CONFIGURATION.read_text("utf-8"))["data"]
+
+
+@pytest.mark.usefixtures("operator_process")
+def test_manifests_of_pages_are_admitted(
+    cluster: Cluster, kube_namespace: str, tmp_path: Path
+) -> None:
+    hook = yaml.safe_load(manifest(ARGOCD, "Replays as hooks"))
+    bodies = [hook, *of_helm(manifest(GITOPS, "Helm"), tmp_path), *of_terraform(), of_crossplane()]
+    assert [body["kind"] for body in bodies] == [
+        "Replay",
+        "RetryPolicy",
+        "BrokerConnection",
+        "RetryPolicy",
+        "RetryPolicy",
+    ]
+    for body in bodies:
+        metadata = {**body["metadata"], "namespace": kube_namespace}
+        cluster.objects.admit({**body, "metadata": metadata}, kube_namespace)
+
+
+def of_helm(template: str, folder: Path) -> list[Body]:
+    """Return the objects of the chart of a consumer with this template."""
+    (folder / "templates").mkdir()
+    (folder / "Chart.yaml").write_text("apiVersion: v2\nname: fulfilment\nversion: 0.1.0\n")
+    (folder / "templates" / "retrypolicy.yaml").write_text(template)
+    return chart.render({"topic": "orders"}, release="eu", namespace="shop", chart=folder)
+
+
+def of_terraform() -> list[Body]:
+    """Return the manifests of the example for Terraform, which waits for each."""
+    options = hcl2.SerializationOptions(
+        strip_string_quotes=True, explicit_blocks=False, with_comments=False
+    )
+    with (EXAMPLES / "terraform" / "main.tf").open(encoding="utf-8") as file:
+        configuration = hcl2.load(file, serialization_options=options)
+    resources: list[Any] = [
+        body
+        for resource in configuration["resource"]
+        for body in resource["kubernetes_manifest"].values()
+    ]
+    for resource in resources:
+        assert resource["wait"] == [{"condition": [{"type": "Ready", "status": "True"}]}]
+        assert "metadata.annotations" in resource["computed_fields"]
+    return [resource["manifest"] for resource in resources]
+
+
+def of_crossplane() -> Body:
+    """Return the manifest in the example for Crossplane."""
+    example = yaml.safe_load((EXAMPLES / "crossplane" / "policy.yaml").read_text("utf-8"))
+    body: Body = example["spec"]["forProvider"]["manifest"]
+    return body
+
+
+def test_object_of_crossplane_is_ready_with_its_policy() -> None:
+    example = yaml.safe_load((EXAMPLES / "crossplane" / "policy.yaml").read_text("utf-8"))
+    query = example["spec"]["readiness"]["celQuery"]
+    ready = {
+        name
+        for name, body in gitops.states("RetryPolicy").items()
+        if "status" in body and flux.compute(query, {"object": json_to_cel(body)})
+    }
+    assert ready == {"provisioned", "warning", "observed", "paused"}
+
+
+def test_kustomization_of_the_page_prefixes_a_policy(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text(manifest(GITOPS, "kustomize"))
+    shutil.copytree(CHECKOUT / "gitops/kustomize/component", tmp_path / "component")
+    objects = tmp_path / "objects"
+    shutil.copytree(EXAMPLES / "base/apps/fulfilment", objects)
+    (objects / "kustomization.yaml").write_text("resources: [policy.yaml, deployment.yaml]\n")
+    command = [str(builds.kubernetes() / "kubectl"), "kustomize", str(tmp_path)]
+    built = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    bodies = {body["kind"]: body for body in yaml.safe_load_all(built)}
+    name = "eu-orders-fulfilment"
+    assert bodies["RetryPolicy"]["metadata"]["name"] == name
+    assert bodies["RetryPolicy"]["spec"]["naming"]["configMap"] == name
+    volumes = bodies["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "policy", "configMap": {"name": name}} in volumes
