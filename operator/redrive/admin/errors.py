@@ -45,6 +45,14 @@ class BrokerDownError(BrokerUnreachableError):
     requeue = Requeue.ON_CHANGE
 
 
+class ProxyInvalidError(RedriveError):
+    """The environment names a proxy that can't be used."""
+
+    reason = "ProxyInvalid"
+    stalls = True
+    requeue = Requeue.SLOW_BACKOFF
+
+
 class AdminUrlInvalidError(AdminError):
     """The admin URL, or one that the broker redirects to, can't be called."""
 

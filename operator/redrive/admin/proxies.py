@@ -12,17 +12,10 @@ Connections by Pulsar's binary protocol use no proxy.
 
 from __future__ import annotations
 
-from typing import ClassVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from redrive.errors import RedriveError
-
-
-class ProxyInvalidError(RedriveError):
-    """The environment names a proxy that can't be used."""
-
-    reason: ClassVar[str] = "ProxyInvalid"
+from redrive.admin.errors import ProxyInvalidError
 
 
 def proxy_for(url: str) -> str | None:

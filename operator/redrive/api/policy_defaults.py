@@ -361,6 +361,13 @@ class OutageMode(enum.StrEnum):
     NEVER = "Never"
 
 
+class NotRetryable(enum.StrEnum):
+    """Whether failures that a consumer dead-letters at once count for an outage."""
+
+    COUNT = "Count"
+    IGNORE = "Ignore"
+
+
 class OutageBreakerSpec(ApiModel):
     """Pause of consumers in an outage of a service that they depend on."""
 
@@ -398,6 +405,18 @@ class OutageBreakerSpec(ApiModel):
     """Time after which a consumer resumes even if the outage continues, 1s to 7d. Failures use up
     retries then, until a message succeeds. Defaults to 6h."""
 
+    not_retryable: Annotated[
+        NotRetryable,
+        *one_of(
+            NotRetryable,
+            "`notRetryable` of an outage breaker must be Count or Ignore",
+            "use one of Count, Ignore",
+        ),
+    ] = NotRetryable.COUNT
+    """`Count`: failures that the rules of a consumer dead-letter at once (`dead_letter_on`) count
+    too, so that a faulty release pauses instead of dead-lettering a whole backlog. `Ignore`: they
+    are dead-lettered, however many there are. Defaults to `Count`."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         refusing(OutageBreakerSpec.to_limits)(self)
@@ -415,6 +434,7 @@ class OutageBreakerSpec(ApiModel):
             window=self.window,
             max_probe_interval=parse_duration(self.max_probe_interval),
             max_pause=parse_duration(self.max_pause),
+            count_not_retryable=self.not_retryable is NotRetryable.COUNT,
         )
         return limits if self.mode is OutageMode.PAUSE else None
 

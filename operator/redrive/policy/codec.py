@@ -112,6 +112,7 @@ def _outage_breaker(limits: OutageLimits) -> dict[str, object]:
         "window": limits.window,
         "maxProbeInterval": format_duration(limits.max_probe_interval),
         "maxPause": format_duration(limits.max_pause),
+        "countNotRetryable": limits.count_not_retryable,
     }
 
 
@@ -128,6 +129,7 @@ def _read_outage_breaker(document: object) -> OutageLimits | None:
         window=_value(document, "window", int),
         max_probe_interval=parse_duration(_value(document, "maxProbeInterval", str)),
         max_pause=parse_duration(_value(document, "maxPause", str)),
+        count_not_retryable=_value(document, "countNotRetryable", bool),
     )
 
 

@@ -276,6 +276,7 @@ class OutageLimits:
             often: 1 s … 1 h, in seconds or as a timedelta.
         max_pause: after this a consumer goes on as if there were no outage, until a message
             succeeds: 1 s … 7 days, in seconds or as a timedelta.
+        count_not_retryable: whether failures that `FailureRules` dead-letter at once count, too.
 
     Raises:
         InvalidSpecError: one of them is out of bounds.
@@ -292,9 +293,16 @@ class OutageLimits:
         functools.partial(to_timedelta, what="maxPause of an outage breaker"),
         timedelta(hours=6),
     )
+    count_not_retryable: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what no consumer could follow."""
+        if not isinstance(self.count_not_retryable, bool):
+            raise InvalidSpecError(
+                "count_not_retryable of an outage breaker must be of type bool",
+                got=self.count_not_retryable,
+                remedy="give True or False, or leave it out",
+            )
         _check("window", self.window, 1, MAX_WINDOW)
         _check("minMessages", self.min_messages, 1, self.window)
         _check("failurePercent", self.failure_percent, 1, 100)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from redrive.admin.proxies import ProxyInvalidError, proxy_for
+from redrive.admin.errors import ProxyInvalidError
+from redrive.admin.proxies import proxy_for
 
 NAMES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
 PROXY = "http://proxy.shop.example:3128"

@@ -62,6 +62,7 @@ st.register_type_strategy(
             window=st.just(window),
             max_probe_interval=seconds,
             max_pause=seconds,
+            count_not_retryable=st.booleans(),
         )
     ),
 )

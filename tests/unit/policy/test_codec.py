@@ -74,6 +74,7 @@ def test_outage_breaker_is_encoded_if_set() -> None:
         "window": 100,
         "maxProbeInterval": "30s",
         "maxPause": "6h",
+        "countNotRetryable": True,
     }
 
 

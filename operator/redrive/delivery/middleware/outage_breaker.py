@@ -43,7 +43,7 @@ that many are open, all others share one circuit."""
 OTHERS = "others"
 """The name of that circuit."""
 
-_OF_THE_MESSAGE = {DeadReason.REQUESTED, DeadReason.NOT_RETRYABLE, DeadReason.CONSUMER_CRASH}
+_OF_THE_MESSAGE = {DeadReason.REQUESTED, DeadReason.CONSUMER_CRASH}
 
 _log = logging.getLogger(__name__)
 
@@ -93,8 +93,10 @@ class OutageBreaker(Middleware):
 
     A rule here that raises an exception, or returns no string, names nothing: no cause, or the
     dependency without a name. The error is logged.
-    What a rule dead-letters at once, what `DeadLetter` is raised for, and what `RetryLater` is
-    raised for without another cause says nothing about a dependency.
+    Failures that `FailureRules` dead-letter at once count like others, unless the limits say
+    otherwise: a faulty release would else dead-letter a whole backlog. In an outage of another
+    cause they are dead-lettered. What `DeadLetter` is raised for, and what `RetryLater` is raised
+    for without another cause, says nothing about a dependency.
 
     Args:
         limits: left out, the policy's `outage_breaker`, or the defaults if it has none.
@@ -233,14 +235,27 @@ class OutageGuard(Middleware):
 
     def _cause(self, settlement: Settlement) -> str | None:
         """Return what a failure shows to be down; None if nothing."""
-        _, verdict, failure = settlement
+        message, verdict, failure = settlement
         if failure is None or failure.error is None or isinstance(verdict, Redeliver):
             return None
-        if isinstance(verdict, (Dead, Discard)) and verdict.reason in _OF_THE_MESSAGE:
+        reason = verdict.reason if isinstance(verdict, (Dead, Discard)) else None
+        if reason in _OF_THE_MESSAGE or isinstance(failure.error, (DeadLetter, RetryLater)):
             return None
-        if isinstance(failure.error, (DeadLetter, RetryLater)):
+        cause = _answer_of("cause", self._breaker.cause, failure.error)
+        if reason is DeadReason.NOT_RETRYABLE:
+            limits, outage = self._limits, self._outage_for(message)
+            if limits is None or not limits.count_not_retryable:
+                return None
+            if outage is not None and outage.cause != cause:
+                return None
+        return cause
+
+    def _outage_for(self, message: pulsar.Message) -> Outage | None:
+        """Return the outage of what *message* needs; None if there is none."""
+        if not self._open:
             return None
-        return _answer_of("cause", self._breaker.cause, failure.error)
+        with self._changing:
+            return self._circuit(message).outage
 
     def _succeeded(self, message: pulsar.Message) -> None:
         key = id_text(message.message_id()) if self._open or self._unsent else ""

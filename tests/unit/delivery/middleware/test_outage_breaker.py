@@ -190,7 +190,6 @@ def test_one_failure_in_twenty_never_pauses_a_consumer() -> None:
     [
         (DeadLetter("wrong"), FailureRules()),
         (RetryLater(SECOND), FailureRules()),
-        (ValueError(), FailureRules(dead_letter_on=(ValueError,))),
     ],
 )
 def test_requested_retry_or_dead_letter_is_no_outage(error: Exception, rules: FailureRules) -> None:
@@ -202,6 +201,74 @@ def test_requested_retry_or_dead_letter_is_no_outage(error: Exception, rules: Fa
         raise error
 
     consumer.run(handle, rules=rules)
+    assert warehouse.events_named(Name.OUTAGE_BEGAN) == []
+    assert len(consumer.dead_letters) == 100
+
+
+@pytest.mark.parametrize(("successes", "dead_letters"), [(0, 9), (100, 49)])
+def test_faulty_release_pauses_before_its_backlog_is_dead(
+    successes: int, dead_letters: int
+) -> None:
+    warehouse = down_for(1)
+    consumer = consumer_of(warehouse)
+    contents = send(consumer, 1_000)
+
+    def handle(message: pulsar.Message) -> None:
+        if int(message.data()) < successes:
+            return
+        try:
+            warehouse.handle(message)
+        except ConnectionError:
+            raise KeyError("items") from None
+
+    consumer.run(handle, rules=FailureRules(dead_letter_on=(KeyError,)))
+    (began,) = warehouse.events_named(Name.OUTAGE_BEGAN)
+    assert began.reason == "KeyError"
+    assert len(consumer.dead_letters) == dead_letters
+    assert len(warehouse.handled) == len(contents) - successes - dead_letters
+
+
+def test_malformed_messages_among_others_pause_nothing() -> None:
+    warehouse = down_for(0)
+    consumer = consumer_of(warehouse)
+    send(consumer, 1_000)
+
+    def handle(message: pulsar.Message) -> None:
+        if int(message.data()) % 3 == 0:
+            raise ValueError
+        warehouse.handle(message)
+
+    consumer.run(handle, rules=FailureRules(dead_letter_on=(ValueError,)))
+    assert warehouse.events_named(Name.OUTAGE_BEGAN) == []
+    assert len(consumer.dead_letters) == 334
+
+
+def test_malformed_messages_in_a_row_are_dead_lettered_in_the_end() -> None:
+    warehouse = down_for(0)
+    consumer = consumer_of(warehouse)
+    contents = send(consumer, 300)
+
+    def handle(message: pulsar.Message) -> None:
+        if int(message.data()) < 60:
+            raise ValueError
+        warehouse.handle(message)
+
+    consumer.run(handle, rules=FailureRules(dead_letter_on=(ValueError,)))
+    assert warehouse.events_named(Name.OUTAGE_BEGAN)
+    assert len(consumer.dead_letters) == 60
+    assert len(warehouse.handled) == len(contents) - 60
+
+
+def test_ignored_not_retryable_failures_pause_nothing() -> None:
+    warehouse = down_for(0)
+    policy = replace(POLICY, outage_breaker=OutageLimits(count_not_retryable=False))
+    consumer = consumer_of(warehouse, policy)
+    send(consumer, 100)
+
+    def handle(_message: pulsar.Message) -> None:
+        raise ValueError
+
+    consumer.run(handle, rules=FailureRules(dead_letter_on=(ValueError,)))
     assert warehouse.events_named(Name.OUTAGE_BEGAN) == []
     assert len(consumer.dead_letters) == 100
 
