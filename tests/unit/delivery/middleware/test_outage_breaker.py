@@ -243,7 +243,7 @@ def test_malformed_messages_among_others_pause_nothing() -> None:
     assert len(consumer.dead_letters) == 334
 
 
-def test_malformed_messages_in_a_row_are_dead_lettered_in_the_end() -> None:
+def test_malformed_messages_in_a_row_are_all_dead_lettered() -> None:
     warehouse = down_for(0)
     consumer = consumer_of(warehouse)
     contents = send(consumer, 300)
