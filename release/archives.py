@@ -24,7 +24,8 @@ CHECKSUMS = "SHA256SUMS"
 def build(target: Path) -> list[Path]:
     """Delete the content of *target*, write all files of a release there, and return them.
 
-    Wheel, source archive, chart, install.yaml, kustomize base; SHA256SUMS lists them.
+    Wheel, source archive, chart, install.yaml, kustomize base, files for GitOps; SHA256SUMS lists
+    them.
     """
     if target.exists():
         shutil.rmtree(target)
@@ -34,6 +35,7 @@ def build(target: Path) -> list[Path]:
     chart.helm("package", str(CHART), f"--destination={target}", *versions)
     (target / f"redrive-{__version__}-install.yaml").write_text(manifests.install_yaml(), "utf-8")
     _archive_kustomize_base(target / f"redrive-{__version__}-kustomize.tar.gz")
+    _archive_gitops(target / f"redrive-{__version__}-gitops.tar.gz")
     files = sorted(target.iterdir())
     sums = "".join(f"{_sha256(file)}  {file.name}\n" for file in files)
     (target / CHECKSUMS).write_text(sums, "ascii")
@@ -45,6 +47,13 @@ def _archive_kustomize_base(archive: Path) -> None:
         base = Path(folder) / "redrive"
         manifests.write_kustomize_base(base)
         packed.add(base, arcname="redrive")
+
+
+def _archive_gitops(archive: Path) -> None:
+    """Pack both folders under their paths in the repository: examples refer to the other folder."""
+    with tarfile.open(archive, "w:gz") as packed:
+        for folder in ("gitops", "examples/gitops"):
+            packed.add(CHECKOUT / folder, arcname=f"redrive/{folder}")
 
 
 def _run(*arguments: str) -> None:

@@ -33,7 +33,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_release_holds_the_files_that_its_page_lists(dist: Path) -> None:
     listed = re.findall(r"^ +\| `(\S+)` \|", PAGE.replace("X.Y.Z", __version__), re.MULTILINE)
-    assert len(listed) == 6
+    assert len(listed) == 7
     assert sorted(file.name for file in dist.iterdir()) == sorted(listed)
 
 
@@ -143,3 +143,15 @@ def test_documented_kustomization_replaces_only_the_two_images(
     template = plain["PodTemplate", manifests.NAMESPACE, "redrive-replay"]
     template["template"]["spec"]["containers"][0]["image"] = "ours.example/redrive-replay:1"
     assert built == plain
+
+
+def test_archived_examples_build_as_those_of_the_checkout(
+    dist: Path, tmp_path: Path, cluster: Cluster
+) -> None:
+    with tarfile.open(dist / f"redrive-{__version__}-gitops.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    for tool in ("argocd", "flux"):
+        folder = f"examples/gitops/{tool}/apps/fulfilment"
+        built = kustomized(cluster, tmp_path / "redrive" / folder)
+        assert built == kustomized(cluster, CHECKOUT / folder)
+        assert ("RetryPolicy", "shop", "orders-fulfilment") in built

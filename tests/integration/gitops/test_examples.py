@@ -127,6 +127,10 @@ def assert_provisioned(team: Team) -> None:
     config_map = team.cluster.objects.get("configmap", name, team.name)
     assert json.loads(config_map["data"]["policy.json"])["maxRetries"] == 3
     assert team.cluster.objects.get("serviceaccount", "redrive-replay", team.name)
+    for binding in team.cluster.objects.list("rolebinding", team.name):
+        role, namespace = binding["roleRef"], binding["metadata"]["namespace"]
+        where = namespace if role["kind"] == "Role" else None
+        assert team.cluster.objects.get(role["kind"].lower(), role["name"], where)
 
 
 def assert_actions_work(team: Team, policy: Body) -> None:

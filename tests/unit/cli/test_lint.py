@@ -136,6 +136,7 @@ def test_pre_commit_hook_installs_and_runs_the_command(folder: Path) -> None:
         for requirement in project["optional-dependencies"]["cli"]
     }
     assert hook["entry"] == "redrive lint"
+    assert (hook["pass_filenames"], hook["require_serial"]) == (False, True)
     assert "[name-collision]" in run(*hook["args"]).stdout
     assert folder.is_dir()
 
