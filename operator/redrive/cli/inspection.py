@@ -67,7 +67,6 @@ MAX_PAYLOAD = 64 * 2**10
 MAX_PEEKED_BYTES = 8 * 2**20
 MAX_HELD_BYTES = 256 * 2**20
 """Payloads that a command with `--limit` holds in memory."""
-_SHOWN_MALFORMED = 100
 _LONGEST_CAUSE = 40
 _LONGEST_VALUE = 64
 _FRAMES = 3
@@ -351,14 +350,14 @@ def peek(request: InspectionRequest) -> int:
     8 MiB together. Keys and payloads are masked: values become type and length. --reveal shows
     clear text: with --direct your own token is the right to read it.
     """
-    limit = PEEKED if request.choice.limit is None else request.choice.limit
+    limit = request.choice.limit or PEEKED
+    request = replace(request, choice=replace(request.choice, limit=limit))
     if limit > MOST_PEEKED:
         raise click.UsageError(f"--limit of peek is at most {MOST_PEEKED}; use export for more")
     reading = _planned(request)
     recorder = _recorder(request, reading)
-    with _progress(request, reading) as rows:
-        newest = newest_of(rows, limit, MAX_PEEKED_BYTES)
-    records = list(map(recorder, newest))
+    with _progress(request, reading, MAX_PEEKED_BYTES) as rows:
+        records = list(map(recorder, rows))
     if request.output in FORMATS:
         names = [record["id"] for record in records]
         print_document(_document("MessageList", request, reading, records), request.output, names)
@@ -370,8 +369,8 @@ def peek(request: InspectionRequest) -> int:
     click.echo("\n\n".join("\n".join(_message_lines(r, request, at)) for r in records))
     _say_malformed(reading)
     if reading.matched > len(records):
-        more = "" if len(records) < limit else f"; more: {request.hint('peek', '--limit', '500')}"
-        say(f"newest {len(records)} of {reading.matched}{more}")
+        all_messages = request.hint("export", "--to", "dead-letters.jsonl")
+        say(f"newest {len(records)} of {reading.matched}; all: {all_messages}")
     if not request.reveals:
         say(f"Masked. Clear text: --reveal, by the right of your token on {reading.topic.name}")
     return 0
@@ -439,7 +438,7 @@ def report(request: InspectionRequest, target: Path) -> int:
         at=now(),
         lines=[
             f"{extent} messages; {reading.matched} of them are selected.",
-            f"{len(reading.malformed)} entries can be shown by no client.",
+            f"{reading.malformed_entries} entries can be shown by no client.",
             "Clear text: do not share." if request.reveals else "Keys and texts are masked.",
         ],
         show_key=str if request.reveals else recorder.hash_key,
@@ -473,7 +472,7 @@ def _recorder(
 
 @contextmanager
 def _progress(
-    request: InspectionRequest, reading: TopicReading
+    request: InspectionRequest, reading: TopicReading, max_bytes: int = MAX_HELD_BYTES
 ) -> Iterator[Iterable[DeadLetterRow]]:
     """Yield the selected messages; show the progress meanwhile, and the extent at the end."""
     live, start = Live(sys.stderr), time.monotonic()
@@ -488,7 +487,7 @@ def _progress(
 
     rows_of_limit: Iterable[DeadLetterRow] = rows()
     if request.choice.limit is not None:
-        rows_of_limit = newest_of(rows_of_limit, request.choice.limit, MAX_HELD_BYTES)
+        rows_of_limit = newest_of(rows_of_limit, request.choice.limit, max_bytes)
     yield rows_of_limit
     live.clear()
     seconds = time.monotonic() - start
@@ -505,7 +504,7 @@ def _document(
 ) -> Body:
     malformed: list[MalformedEntryRecord] = [
         {"id": f"{entry}:{partition}", "cause": cause}
-        for partition, entry, cause in reading.malformed[:_SHOWN_MALFORMED]
+        for partition, entry, cause in reading.malformed
     ]
     return document(
         kind,
@@ -557,7 +556,7 @@ def _is_wide(request: InspectionRequest) -> bool:
 def _say_malformed(reading: TopicReading) -> None:
     if reading.malformed:
         partition, entry, cause = reading.malformed[0]
-        count = len(reading.malformed)
+        count = reading.malformed_entries
         say(f"{count} entries that no client can show, such as {entry}:{partition}: {clean(cause)}")
 
 

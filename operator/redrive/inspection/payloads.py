@@ -36,6 +36,7 @@ _CAUSED_BY = re.compile(r"caused by ([\w.]+):?.*")
 _PREFIX_DIGITS = 9
 _EMAIL = re.compile(r"\S+@\S+")
 _WORD = re.compile(r"\w+")
+_LAST_WORD = re.compile(r"\w{3,}\Z")
 _HIDDEN = "?"
 _AVRO_SCHEMA = 4
 """Number of the type in a `Schema` of Pulsar's protocol."""
@@ -227,15 +228,22 @@ def mask_text(text: str, secrets: Iterable[str]) -> str:
     These are quoted values, addresses, words with digits, and words of *secrets*. A text that was
     cut may end within such a word.
     """
-    folded, words = text.casefold(), set[str]()
-    for secret in map(str.strip, secrets):
-        words.update(word for word in _WORD.findall(secret.casefold()) if len(word) >= _SHORTEST)
-        if len(secret) >= _SHORTEST and secret.casefold() in folded:
-            text = re.sub(re.escape(secret), _HIDDEN, text, flags=re.IGNORECASE)
+    folded, words, phrases = text.casefold(), set[str](), []
+    last, is_cut = _LAST_WORD.search(text), False
+    for secret in map(str.casefold, secrets):
+        if len(secret.strip()) >= _SHORTEST and secret.strip() in folded:
+            phrases.append(re.escape(secret.strip()))
+        # A payload may have a million words: only those of the text are kept.
+        for match in _WORD.finditer(secret):
+            word = match[0]
+            is_cut = is_cut or (last is not None and word.startswith(last[0].casefold()))
+            if len(word) >= _SHORTEST and word in folded:
+                words.add(word)
+    if last is not None and is_cut:
+        text = f"{text[: last.start()]}{_HIDDEN}"
+    for phrase in phrases:
+        text = re.sub(phrase, _HIDDEN, text, flags=re.IGNORECASE)
     text = VARIABLE.sub(_HIDDEN, _EMAIL.sub(_HIDDEN, text))
-    last = re.search(r"\w+\W*$", text)
-    if last and any(word.startswith(last[0].casefold()) for word in words):
-        text = text[: last.start()] + _HIDDEN
     return _WORD.sub(lambda word: _HIDDEN if _holds(word[0].casefold(), words) else word[0], text)
 
 

@@ -7,12 +7,12 @@ memory holds one at a time.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+from redrive.admin.errors import AdminForbiddenError, AuthenticationFailedError
 from redrive.auth.files import BrokerCredentials
 from redrive.errors import RedriveError
 from redrive.inspection.payloads import AvroSchema
@@ -32,6 +32,8 @@ NEWEST = 10_000
 MAX_BYTES = 256 * 2**20
 """About so many bytes are read then, by the average size of entries."""
 OPEN_SECONDS = 10.0
+MAX_SCHEMAS = 100
+MAX_MALFORMED = 100
 
 
 class TopicUnreadableError(RedriveError):
@@ -56,10 +58,8 @@ class InspectedTopic:
     admin_url: str
     credentials: BrokerCredentials = field(repr=False)
 
-    def schema(self, version: int | None) -> AvroSchema | None:
+    def schema(self, version: int) -> AvroSchema | None:
         """Return a version of the topic's schema; None if it is not Avro, or does not exist."""
-        if version is None:
-            return None
         try:
             with closing(Session[None](self.service_url, self.credentials.protocol())) as session:
                 return AvroSchema.of_protocol(session.schema(str(self.name), version))
@@ -88,32 +88,40 @@ class TopicReading:
         topic: the topic.
         total: entries that are not acknowledged.
         planned: entries of these that are read.
+        is_truncated: True if older ones are not read.
         entries: entries that were read so far.
         messages: messages that were read so far; an entry may hold several, or a part of one.
         matched: messages of these that are selected.
-        malformed: entries of these that no client can show.
+        malformed: the first entries of these that no client can show.
+        malformed_entries: their number.
         pieces: partitions, and ranges of them with the entries that are read.
     """
 
     topic: InspectedTopic
     total: int
     planned: int
+    is_truncated: bool = False
     entries: int = 0
     messages: int = 0
     matched: int = 0
     malformed: list[MalformedEntry] = field(default_factory=list)
+    malformed_entries: int = 0
     pieces: Sequence[tuple[Partition, Piece]] = field(default=(), repr=False)
     _chooser: Chooser = field(default_factory=lambda: Chooser(Choice()), repr=False)
+    _schemas: dict[int, AvroSchema | None] = field(default_factory=dict, repr=False)
 
-    @property
-    def is_truncated(self) -> bool:
-        """Return True if older messages are not read."""
-        return self.planned < self.total
+    def schema(self, version: int | None) -> AvroSchema | None:
+        """Return a version of the topic's schema, if it is Avro; asks once for each.
 
-    @functools.cached_property
-    def schema(self) -> functools._lru_cache_wrapper[AvroSchema | None]:
-        """Function that returns a version of the topic's schema, and asks once for each."""
-        return functools.cache(self.topic.schema)
+        Any producer may write any version: beyond `MAX_SCHEMAS` of them none is asked for.
+        """
+        if version is None:
+            return None
+        if version not in self._schemas:
+            if len(self._schemas) >= MAX_SCHEMAS:
+                return None
+            self._schemas[version] = self.topic.schema(version)
+        return self._schemas[version]
 
     def selected(self) -> Iterator[DeadLetterRow]:
         """Yield the selected messages, the oldest of each partition first. Iterate once.
@@ -157,10 +165,11 @@ class TopicReading:
         self.entries = before + piece.resting.bit_count()
         for entry, cause in sorted(malformed.items()):
             offset = entry.entry - piece.range.first
-            if entry.ledger == piece.range.ledger and bitmap.contains(
-                piece.resting, max(0, offset)
-            ):
-                self.malformed.append(MalformedEntry(partition.index, entry, cause))
+            is_within = entry.ledger == piece.range.ledger and offset >= 0
+            if is_within and bitmap.contains(piece.resting, offset):
+                self.malformed_entries += 1
+                if len(self.malformed) < MAX_MALFORMED:
+                    self.malformed.append(MalformedEntry(partition.index, entry, cause))
 
     def _takes(self, row: DeadLetterRow) -> bool:
         return self._chooser.takes(row.position, row.key, row.publish_time, failure_of(row))
@@ -183,12 +192,18 @@ def plan_reading(
         newest: number of entries to read, the newest ones of each partition; None for all.
 
     Raises:
-        AdminError: the topic does not exist, or the broker refuses.
+        AdminError: the topic does not exist, or the broker does not answer.
+        TopicUnreadableError: the broker refuses.
         SubscriptionMissingError: the topic does not have the subscription.
     """
-    partitions = broker.read_partitions(
-        topic.admin_url, topic.name, topic.subscription, topic.credentials
-    )
+    try:
+        partitions = broker.read_partitions(
+            topic.admin_url, topic.name, topic.subscription, topic.credentials
+        )
+    except AuthenticationFailedError as error:
+        raise _unreadable(topic, "a token that the broker does not accept") from error
+    except AdminForbiddenError as error:
+        raise _unreadable(topic, "a token without the right") from error
     pieces = [list(ranges.cut(partition, partition.end)) for partition in partitions]
     total = sum(map(_entries_of, pieces))
     chooser = Chooser(choice)
@@ -202,8 +217,9 @@ def plan_reading(
             narrowed = ranges.narrowed(piece, partition, chooser.entries(piece.range))
             if narrowed is not None:
                 planned.append((partition, narrowed))
-    count = total if choice.ids else _entries_of([piece for _, piece in planned])
-    return TopicReading(topic, total, count, pieces=planned, _chooser=chooser)
+    count = _entries_of([piece for _, piece in planned])
+    is_truncated = not choice.ids and count < total
+    return TopicReading(topic, total, count, is_truncated, pieces=planned, _chooser=chooser)
 
 
 def _entries_of(pieces: Sequence[Piece]) -> int:

@@ -119,11 +119,12 @@ class Summary:
         if row.key is None:
             self.without_key += 1
         else:
-            _count(self.keys, row.key, MAX_KEYS)
+            _count(self.keys, row.key[:MAX_TEXT], MAX_KEYS)
 
     def _group(self, row: DeadLetterRow, *, follows: bool) -> CauseGroup:
-        if follows and row.key in self._leaders:
-            return self._leaders[row.key]
+        key = None if row.key is None else row.key[:MAX_TEXT]
+        if follows and key in self._leaders:
+            return self._leaders[key]
         cause, fingerprint = failure_of(row)
         if not _FINGERPRINT.fullmatch(fingerprint):
             fingerprint = ""
@@ -136,8 +137,8 @@ class Summary:
             group = CauseGroup(*failure, example=self.show(row))
             self.groups.setdefault(failure, group)
         group = self.groups[failure]
-        if row.key is not None and not follows and len(self._leaders) < MAX_KEYS:
-            self._leaders[row.key] = group
+        if key is not None and not follows and len(self._leaders) < MAX_KEYS:
+            self._leaders[key] = group
         return group
 
 

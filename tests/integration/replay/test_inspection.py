@@ -250,5 +250,7 @@ def test_refused_token_is_named(
     provisioned.bury(1)
     (tmp_path / "token").write_text(broker.token("stranger"), "utf-8")
     error = shell.run("causes", code=1)
-    assert error.startswith("error: ")
-    assert str(provisioned.policy.dead_letter_topic) in error
+    topic = provisioned.policy.dead_letter_topic
+    assert error.startswith(f"error: {topic} can't be read; got 'a token without the right'; ")
+    (tmp_path / "token").write_text("none", "utf-8")
+    assert "a token that the broker does not accept" in shell.run("causes", code=1)

@@ -53,7 +53,9 @@ class Shell:
         self.malformed: list[MalformedEntry] = []
 
     def plan(self, topic: InspectedTopic, _choice: object, _newest: object) -> TopicReading:
-        reading = Read(topic, self.total, min(self.total, 3), malformed=self.malformed)
+        planned = min(self.total, 3)
+        reading = Read(topic, self.total, planned, planned < self.total, malformed=self.malformed)
+        reading.malformed_entries = len(self.malformed)
         reading.rows = self.rows
         return reading
 

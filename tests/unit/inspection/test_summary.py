@@ -131,3 +131,12 @@ def test_reading_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "read_partitions", lambda *_: (large,))
     topic = InspectedTopic(TOPIC, "redrive", "", "", credentials=None)  # type: ignore[arg-type]
     assert plan_reading(topic, Choice()).planned == reader.MAX_BYTES // 1_000_000
+
+
+def test_schemas_are_asked_for_once_and_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions: list[int] = []
+    monkeypatch.setattr(InspectedTopic, "schema", lambda _, version: versions.append(version))
+    topic = InspectedTopic(TOPIC, "redrive", "", "", credentials=None)  # type: ignore[arg-type]
+    reading = reader.TopicReading(topic, 0, 0)
+    assert [reading.schema(version) for version in (None, 1, 1, *range(500))] == [None] * 503
+    assert versions == [1, 0, *range(2, reader.MAX_SCHEMAS)]
