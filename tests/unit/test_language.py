@@ -17,9 +17,9 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TREES = "charts crds docs examples images operator/redrive release sandbox tests".split()
+TREES = "charts crds docs examples gitops images operator/redrive release sandbox tests".split()
 PAGES = "CHANGELOG.md CONTRIBUTING.md Makefile README.md SECURITY.md".split()
-SUFFIXES = {".Dockerfile", ".md", ".py", ".sh", ".tpl", ".txt", ".yaml"}
+SUFFIXES = {".Dockerfile", ".lua", ".md", ".py", ".sh", ".tpl", ".txt", ".yaml"}
 GLOSSARY = "docs/reference/glossary.md"  # the only page that may use private words: it defines them
 
 LONGEST_TEST_NAME = 60

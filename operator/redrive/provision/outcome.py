@@ -136,7 +136,7 @@ def paused_conditions(body: Body) -> tuple[Condition, ...]:
     """Say that a policy is paused; how it stood stays said, unless its spec is another by now."""
     told = (
         f"nothing is done for the policy while it has the annotation {PAUSE}=true, and "
-        "drift is not repaired; remove the annotation to go on"
+        "drift is not repaired; remove the annotation to resume"
     )
     if is_new(body):
         return conditions.paused(PAUSED, told)

@@ -1,5 +1,5 @@
--- Creates a Replay of all dead letters that counts them and moves nothing. What it would move is in its
--- status.run.preview; `kubectl redrive replay` moves them, after the same plan and a question.
+-- Creates a Replay of all dead letters that counts them and moves nothing. Its status.run.preview has the causes;
+-- `kubectl redrive replay` moves messages, after the same plan and a question.
 local os = require("os")
 
 -- The time to the minute: two clicks in a minute make one plan. A name has at most 63 characters.
