@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from redrive.errors import RedriveError
 from redrive.kube import logs
 from redrive.kube.client import NotFoundError
-from redrive.replay import spark as replay_spark
 from redrive.replay.job import aftermath
+from redrive.replay.job.children import Children
 from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, RunEndedError
+from redrive.replay.job.plan import Engine
 from redrive.replay.job.progress import Progress, ReplayGoneError
 from redrive.replay.job.run import preview, run
 from redrive.replay.spec import ReplayJob
@@ -43,10 +46,22 @@ def _run(job: ReplayJob, progress: Progress) -> None:
         aftermath.follow(job, progress)
 
 
+@contextmanager
+def _engine(job: ReplayJob) -> Iterator[Engine]:
+    """Open the engine of a job; only SQL and executors need a JVM."""
+    if job.pod is not None and job.where is None:
+        with Children(job.pod) as children:
+            yield children
+        return
+    from redrive.replay import spark as replay_spark  # noqa: PLC0415  takes a second
+
+    with replay_spark.spark_session(job) as spark:
+        yield replay_spark.Spark(spark, job)
+
+
 def _move(job: ReplayJob, progress: Progress, *, was_planned: bool) -> None:
     try:
-        with replay_spark.spark_session(job) as spark:
-            engine = replay_spark.Spark(spark, job)
+        with _engine(job) as engine:
             if job.dry_run:
                 progress.preview(preview(job, engine, progress))
             else:

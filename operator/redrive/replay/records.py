@@ -197,6 +197,17 @@ class RangePlan:
         """Plan to move some entries, whatever they hold."""
         return cls(entries.bit_count(), entries, {}, (), unread=entries)
 
+    def joined(self, other: RangePlan) -> RangePlan:
+        """Return this plan of a new run, with that of other entries of the range."""
+        return RangePlan(
+            self.scanned + other.scanned,
+            self.selected | other.selected,
+            {**self.sizes, **other.sizes},
+            (*self.refused, *other.refused),
+            chunks={**self.chunks, **other.chunks},
+            unevaluated=self.unevaluated + other.unevaluated,
+        )
+
     @property
     def matched(self) -> int:
         """Return how many messages were selected: to be moved, or refused."""

@@ -22,7 +22,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark import Accumulator, AccumulatorParam, TaskContext
@@ -38,7 +37,7 @@ from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
 from redrive.replay import mover, selection
 from redrive.replay.job import plan
-from redrive.replay.job.plan import PlannedRange, Scan, Scanned, Sighting
+from redrive.replay.job.plan import PlannedRange, Scan, Scanned, Sighting, TaskFailure
 from redrive.replay.lookup import schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RangePlan
@@ -53,12 +52,24 @@ _PLANNED = (
 """The columns that a plan is made of. A condition may read others; what neither does, such as the
 values for most, does not cross into the JVM."""
 
+TASK_TRIES = 4
+"""So often Spark runs a task; within one pod its own default is once."""
+
 
 @contextmanager
 def spark_session(job: ReplayJob) -> Iterator[SparkSession]:
-    """Open the Spark session of a job, which knows the data source `pulsar`."""
+    """Open the Spark session of a job, which knows the data source `pulsar`.
+
+    All of it runs in this pod if the job has a size of one, else where spark-submit says.
+    """
+    builder = SparkSession.builder
+    if job.pod is not None:
+        builder = builder.master(f"local[{job.pod.cores},{TASK_TRIES}]").config(
+            # Python runs beside the JVM, whose heap is a part of the pod's memory.
+            "spark.driver.memory", f"{job.pod.memory // 2 // 2**20}m"
+        )  # fmt: skip
     spark = (
-        SparkSession.builder.appName(f"replay {job.namespace}/{job.name}")
+        builder.appName(f"replay {job.namespace}/{job.name}")
         # A moment without a time zone in a selection is meant in UTC.
         .config("spark.sql.session.timeZone", "UTC")
         # Else '${env:NAME}' in a selection stands for what the driver's environment holds.
@@ -148,8 +159,8 @@ class Spark:
             PySparkException: the task is lost.
         """
         (result,) = self._spark.sparkContext.parallelize([task], 1).map(_move).collect()
-        if isinstance(result, _Failed):
-            raise result.kind.__new__(result.kind, result.message)
+        if isinstance(result, TaskFailure):
+            raise result.error()
         return result
 
 
@@ -199,19 +210,12 @@ def _plan(scanned: Accumulator[Scanned], scan: Scan) -> str:
     return _written(plan.scan(scan), scanned)
 
 
-class _Failed(NamedTuple):
-    """An error of a task as a value: of what one raises, Spark passes on a text alone."""
-
-    kind: type[RedriveError]
-    message: str
-
-
-def _move(task: RangeTask) -> RangeResult | _Failed:
+def _move(task: RangeTask) -> RangeResult | TaskFailure:
     try:
         context = TaskContext.get()
         return mover.move(task, again=context is None or context.attemptNumber() > 0)
     except RedriveError as error:
-        return _Failed(type(error), str(error))
+        return TaskFailure(type(error), str(error))  # of an error Spark passes on a text alone
 
 
 def _fold(

@@ -78,6 +78,18 @@ class FailureCause(NamedTuple):
 EVERYTHING = Choice()
 
 
+class PodSize(NamedTuple):
+    """Size of the one pod that runs a whole job.
+
+    Attributes:
+        cores: number of tasks at a time.
+        memory: in bytes.
+    """
+
+    cores: int
+    memory: int
+
+
 @dataclass(frozen=True)
 class ReplayJob:
     """One run.
@@ -98,6 +110,7 @@ class ReplayJob:
         target: where to move them; None for the retry topic.
         exactly_once: see `Route`.
         follow_for: how many seconds to look at what becomes of what was moved; None for none.
+        pod: of engine Job; None if Spark runs the job with executors.
     """
 
     namespace: str
@@ -117,6 +130,7 @@ class ReplayJob:
     exactly_once: bool = True
     follow_for: float | None = None
     batch: bool = False
+    pod: PodSize | None = None
 
     @property
     def destination(self) -> TopicName:
@@ -150,6 +164,7 @@ class ReplayJob:
                 "exactlyOnce": self.exactly_once,
                 "followFor": self.follow_for,
                 "batch": self.batch,
+                "pod": self.pod,
             }
         )
         return without_dollars(written)
@@ -163,7 +178,7 @@ class ReplayJob:
         """
         try:
             document = json.loads(text)
-            choice, target = document["choice"], document["target"]
+            choice, target, pod = document["choice"], document["target"], document["pod"]
             lists = {name: tuple(choice[name]) for name in CHOICE_LISTS}
             return cls(
                 namespace=document["namespace"],
@@ -183,6 +198,7 @@ class ReplayJob:
                 exactly_once=document["exactlyOnce"],
                 follow_for=document["followFor"],
                 batch=document["batch"],
+                pod=pod and PodSize(*pod),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidSpecError(

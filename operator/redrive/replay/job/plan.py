@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
+from redrive.errors import RedriveError
 from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, MAX_CAUSE
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, reader
@@ -118,6 +119,17 @@ class PlannedRange(NamedTuple):
     causes: Mapping[str, int]
     samples: tuple[Position, ...]
     size: int
+
+    def joined(self, other: PlannedRange) -> PlannedRange:
+        """Return the plan of this range, of which *other* has other entries."""
+        causes = Counter(self.causes) + Counter(other.causes)
+        return PlannedRange(
+            self.range,
+            self.plan.joined(other.plan),
+            dict(causes.most_common(CAUSES)),
+            (*self.samples, *other.samples)[:SAMPLES],
+            self.size + other.size,
+        )
 
     @property
     def refused(self) -> Counter[str]:
@@ -282,6 +294,17 @@ def plan(
         scanned, entries, sizes, tuple(refused), chunks=chunks, unevaluated=unevaluated
     )
     return PlannedRange(of, planned, dict(causes.most_common(CAUSES)), tuple(samples), size)
+
+
+class TaskFailure(NamedTuple):
+    """A `RedriveError` of a task as a value, to be sent to another process."""
+
+    kind: type[RedriveError]
+    message: str
+
+    def error(self) -> RedriveError:
+        """Return the error; its class may take other arguments than a message."""
+        return self.kind.__new__(self.kind, self.message)
 
 
 class Engine(Protocol):
