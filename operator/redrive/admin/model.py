@@ -157,6 +157,8 @@ class NamespaceState:
         replicated_to: the clusters that its topics are replicated to, this one among them, unless
             a topic has its own.
         enforces_schemas: whether a producer without a schema is refused by a topic that has one.
+        subscription_types: those that consumers may have, as the broker writes them; none for what
+            the broker is configured to allow.
     """
 
     unpartitioned: frozenset[str]
@@ -167,6 +169,7 @@ class NamespaceState:
     delayed_delivery: Mapping[str, Any] | None
     replicated_to: frozenset[str] = frozenset()
     enforces_schemas: bool = False
+    subscription_types: frozenset[str] = frozenset()
 
     def exists(self, topic: TopicName) -> bool:
         """Whether there is such a topic, partitioned or not."""
@@ -251,6 +254,7 @@ class SubscriptionStats:
         bytes: of the backlog, about, in the partition where most are; 0 if not asked for.
         delayed: messages of the backlog that wait for their time. A broker counts those that it has
             read for connected consumers, so none for a subscription without consumers.
+        type: of the connected consumers, as the broker writes it; empty without any.
     """
 
     backlog: int
@@ -263,6 +267,7 @@ class SubscriptionStats:
     stranded: int = 0
     bytes: int = 0
     delayed: int = 0
+    type: str = ""
 
     @property
     def due(self) -> int:
@@ -333,6 +338,7 @@ def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSO
         "delayed_delivery": answer.get("delayed_delivery_policies"),
         "replicated_to": frozenset(answer.get("replication_clusters") or ()),
         "enforces_schemas": answer.get("schema_validation_enforced") is True,
+        "subscription_types": frozenset(answer.get("subscription_types_enabled") or ()),
     }
 
 
@@ -449,6 +455,7 @@ def _read_subscription(found: Mapping[str, Any]) -> SubscriptionStats:
         stranded=max(0, unacknowledged - sum(held)) if held else 0,
         bytes=max(0, int(found.get("backlogSize", 0))),  # -1 where it was not asked for
         delayed=int(found.get("msgDelayed", 0)),
+        type=str(found.get("type", "")) if found["consumers"] else "",
     )
 
 
@@ -465,6 +472,7 @@ def _combine(parts: Iterable[SubscriptionStats]) -> SubscriptionStats:
         stranded=sum(part.stranded for part in parts),
         bytes=max(part.bytes for part in parts),
         delayed=sum(part.delayed for part in parts),
+        type=max(part.type for part in parts),  # consumers of one connection have the same
     )
 
 

@@ -44,6 +44,11 @@ class SubscriptionType(enum.StrEnum):
         """Whether a broker delivers a delayed message when its delay is over."""
         return self in {SubscriptionType.SHARED, SubscriptionType.KEY_SHARED}
 
+    @property
+    def of_broker(self) -> str:
+        """Its name in the API and the statistics of brokers."""
+        return "Key_Shared" if self is SubscriptionType.KEY_SHARED else str(self)
+
     @classmethod
     def parse(cls, text: str) -> SubscriptionType:
         """Read a subscription type.

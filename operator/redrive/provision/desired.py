@@ -407,7 +407,7 @@ class Observed:
     Attributes:
         source_properties: None where they were not read.
         source_schema: None where messages are plain bytes.
-        enforces_schemas: see `NamespaceState`.
+        enforces_schemas: see `NamespaceState`, likewise *subscription_types*.
         dead_letter: None too where the policy discards.
         ledger: likewise, and where no replay can run.
         sequences: likewise, and where the sequence of dead letters is not kept.
@@ -428,6 +428,7 @@ class Observed:
     config_map: Body | None = None
     replicated_to: frozenset[str] = frozenset()
     enforces_schemas: bool = False
+    subscription_types: frozenset[str] = frozenset()
     source_properties: Mapping[str, str] | None = None
     unused: TopicState | None = None
     ledger: TopicState | None = None

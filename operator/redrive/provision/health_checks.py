@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from redrive.admin.model import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence, SubscriptionStats
 from redrive.api.conditions import Reason, StatusWarning
 from redrive.api.retrypolicy import Backlog
-from redrive.policy.model import Policy
+from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.values import format_duration
 
 Subscriptions = Mapping[str, SubscriptionStats]
@@ -36,6 +36,8 @@ FOREIGN_SUBSCRIPTION = Reason("ForeignSubscription")
 """A subscription that is not the policy's takes messages of its retry or dead-letter topic."""
 RETRY_TOPIC_NOT_CONSUMED = Reason("RetryTopicNotConsumed")
 """The source topic has consumers, and the retry topic has none."""
+SUBSCRIPTION_TYPE_DIFFERS = Reason("SubscriptionTypeDiffers")
+"""Connected consumers have another type of subscription than the policy's consumers need."""
 RETRY_STORM = Reason("RetryStorm")
 """Most deliveries of the last ten minutes were retries."""
 RETRIES_OVERDUE = Reason("RetriesOverdue")
@@ -202,6 +204,30 @@ def retry_topic_is_not_consumed(given: CheckInput, _: Thresholds) -> StatusWarni
     )
 
 
+def subscription_types_differ(given: CheckInput, _: Thresholds) -> StatusWarning | None:
+    """Find connected consumers beside which the broker refuses all that follow the policy."""
+    policy = given.policy
+    expected = (
+        (policy.topic, given.source, policy.subscription_type),
+        (policy.retry_topic, given.retries, SubscriptionType.SHARED),
+    )
+    others = [
+        f"{stats.type} on {topic.local}, which should be {kind.of_broker}"
+        for topic, stats, kind in expected
+        if stats is not None and stats.type not in {"", kind.of_broker}
+    ]
+    if not others:
+        return None
+    return StatusWarning(
+        SUBSCRIPTION_TYPE_DIFFERS,
+        f"consumers of subscription {policy.subscription} are connected with another type than the "
+        "policy's, and while they are the broker refuses those of the policy's type with "
+        f"ConsumerBusy, so that no rollout ends; got {'; '.join(others)}; stop all consumers of "
+        "the subscription, then start them, or change subscriptionType to theirs; the retry topic "
+        "is always Shared, and Go's client gives it the type of the source topic",
+    )
+
+
 def most_deliveries_are_retries(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
     """Find that more than half of the deliveries were retries; few deliveries are no storm."""
     window, published = given.deliveries, given.published.get(RETRY_STORM)
@@ -298,6 +324,7 @@ CHECKS: tuple[Callable[[CheckInput, Thresholds], StatusWarning | None], ...] = (
     acknowledged_range_has_holes,
     foreign_subscriptions_take_messages,
     retry_topic_is_not_consumed,
+    subscription_types_differ,
     most_deliveries_are_retries,
     retries_are_overdue,
     chunks_are_stranded,
@@ -309,6 +336,7 @@ REASONS = frozenset(
         ACK_HOLES,
         FOREIGN_SUBSCRIPTION,
         RETRY_TOPIC_NOT_CONSUMED,
+        SUBSCRIPTION_TYPE_DIFFERS,
         RETRY_STORM,
         RETRIES_OVERDUE,
         CHUNKS_STRANDED,

@@ -88,6 +88,7 @@ async def observe_broker(desired: Desired, admin: Admin, *, recent: bool = False
         inherited=inherited_policies(namespace),
         replicated_to=namespace.replicated_to,
         enforces_schemas=namespace.enforces_schemas,
+        subscription_types=namespace.subscription_types,
     )
 
 

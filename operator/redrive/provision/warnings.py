@@ -11,6 +11,7 @@ from math import inf
 from typing import Any
 
 from redrive.api.conditions import Reason, StatusWarning
+from redrive.policy.model import SubscriptionType
 from redrive.policy.values import format_duration
 from redrive.provision.actions import CopySchema
 from redrive.provision.apply import Refused
@@ -44,6 +45,9 @@ SCHEMA_NOT_ALLOWED = Reason("SchemaNotAllowed")
 """Roles may get rights on the retry or dead-letter topic, and not on the source topic."""
 SCHEMA_UNSUPPORTED = Reason("SchemaUnsupported")
 """Consumers in Python can't send the source topic's messages to the retry or dead-letter topic."""
+
+SUBSCRIPTION_TYPE_NOT_ALLOWED = Reason("SubscriptionTypeNotAllowed")
+"""The Pulsar namespace does not allow the type of the policy's subscription on a topic."""
 
 _KEY_VALUE = "KEY_VALUE"
 _SENT_WITH_SCHEMA = {"STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE"}
@@ -241,6 +245,26 @@ def schema_is_unsupported(seen: Seen) -> StatusWarning | None:
     )
 
 
+def subscription_type_is_not_allowed(seen: Seen) -> StatusWarning | None:
+    """Find a namespace that refuses the consumers of the source topic or of the retry topic."""
+    policy, allowed = seen.request.policy, seen.observed.subscription_types
+    types = {policy.topic: policy.subscription_type, policy.retry_topic: SubscriptionType.SHARED}
+    refused = [
+        f"{kind} on {topic.local}" for topic, kind in types.items() if kind.of_broker not in allowed
+    ]
+    if not allowed or not refused:
+        return None
+    return StatusWarning(
+        SUBSCRIPTION_TYPE_NOT_ALLOWED,
+        f"the Pulsar namespace {policy.topic.namespace_name} refuses consumers that need "
+        f"{' and '.join(refused)}, unless these topics have a setting of their own; got "
+        f"{', '.join(sorted(allowed))}; allow it: pulsar-admin namespaces "
+        f"set-subscription-types-enabled --types "
+        f"{','.join(sorted({*allowed, *(kind.of_broker for kind in types.values())}))} "
+        f"{policy.topic.namespace_name}",
+    )
+
+
 def subscription_is_contested(seen: Seen) -> StatusWarning | None:
     """Find other policies for the same topic and subscription."""
     same = [other for other in seen.waiting if other.subscribes_like(seen.request)]
@@ -275,6 +299,7 @@ CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
     schema_is_refused,
     schema_is_not_allowed,
     schema_is_unsupported,
+    subscription_type_is_not_allowed,
     subscription_is_contested,
     names_are_contested,
 )

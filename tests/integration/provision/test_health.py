@@ -333,6 +333,31 @@ async def test_paused_consumers_are_reported_until_they_resume(
             await watched.is_over("OutageSuspected")
 
 
+async def test_consumers_of_another_type_are_reported_until_they_end(
+    shop: Shop, client: pulsar.Client
+) -> None:
+    source = shop.topic("orders")
+    shop.create_topic(source)
+    shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
+    shop.policy(subscriptionType="KeyShared")
+    async with ward(shop) as watched:
+        consumer = client.subscribe(source, "fulfilment", pulsar.ConsumerType.Shared)
+        message = await watched.warns("SubscriptionTypeDiffers")
+        assert "got Shared on orders, which should be Key_Shared" in message
+        consumer.close()
+        await watched.is_over("SubscriptionTypeDiffers")
+
+
+async def test_type_refused_by_the_pulsar_namespace_is_reported(shop: Shop) -> None:
+    shop.create_topic(shop.topic("orders"))
+    types = f"namespaces/{shop.tenant}/prod/subscriptionTypesEnabled"
+    shop.request("POST", types, ["Shared"])
+    shop.policy(subscriptionType="KeyShared")
+    async with ward(shop) as watched:
+        message = await watched.warns("SubscriptionTypeNotAllowed")
+        assert "need KeyShared on orders, unless" in message
+
+
 def consumer_policy(shop: Shop) -> Policy:
     """The policy in the ConfigMap for consumers."""
     return codec.decode(shop.get("configmap", "orders-redrive")["data"]["policy.json"])

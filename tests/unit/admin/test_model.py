@@ -34,6 +34,7 @@ def test_stats_of_subscriptions_are_read() -> None:
                 msgBacklog=3,
                 msgOutCounter=7,
                 consumers=[{}, {}],
+                type="Key_Shared",
                 nonContiguousDeletedMessagesRanges=2,
                 earliestMsgPublishTimeInBacklog=1_500,
             ),
@@ -42,7 +43,7 @@ def test_stats_of_subscriptions_are_read() -> None:
     }
     at = datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)
     assert read_stats(answer) == {
-        "s": SubscriptionStats(3, 7, 2, durable=True, ack_holes=2, oldest=at),
+        "s": SubscriptionStats(3, 7, 2, durable=True, ack_holes=2, oldest=at, type="Key_Shared"),
         "reader": SubscriptionStats(0, 0, 0, durable=False, ack_holes=0, oldest=None),
     }
 

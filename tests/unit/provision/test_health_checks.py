@@ -442,3 +442,23 @@ def test_partition_missing_from_an_answer_is_counted_later() -> None:
 def test_backlog_has_time_and_counts_of_its_read() -> None:
     assert reading(0).backlog.observed_time == READ_AT
     assert (reading(0).backlog.retry, reading(0).backlog.dead_letter) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "retry", "others"),
+    [
+        ("Shared", "Shared", None),
+        ("", "", None),
+        ("Key_Shared", "", "got Key_Shared on orders, which should be Shared;"),
+        ("Shared", "Key_Shared", "got Key_Shared on orders-s-RETRY, which should be Shared;"),
+    ],
+)
+def test_consumers_of_another_type_are_found(source: str, retry: str, others: str | None) -> None:
+    warnings = found(
+        source=replace(stats(consumers=1), type=source),
+        retry={"s": replace(stats(consumers=1), type=retry)},
+    )
+    assert [warning.reason for warning in warnings] == (
+        [] if others is None else ["SubscriptionTypeDiffers"]
+    )
+    assert all(others is not None and others in warning.message for warning in warnings)

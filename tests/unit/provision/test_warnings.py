@@ -136,6 +136,30 @@ def test_schema_unsupported_by_python_is_warned_about(
 
 
 @pytest.mark.parametrize(
+    ("kind", "allowed", "refused"),
+    [
+        ("KeyShared", [], None),
+        ("KeyShared", ["Key_Shared", "Shared"], None),
+        ("KeyShared", ["Shared"], "KeyShared on orders"),
+        ("KeyShared", ["Key_Shared"], "Shared on orders-fulfilment-RETRY"),
+        ("Shared", ["Failover"], "Shared on orders and Shared on orders-fulfilment-RETRY"),
+    ],
+)
+def test_refused_subscription_type_is_warned_about(
+    policy: MakeBody, requested: MakeRequest, kind: str, allowed: list[str], refused: str | None
+) -> None:
+    body = policy(subscriptionType=kind)
+    request, observed = requested(body), Observed(2, subscription_types=frozenset(allowed))
+    seen = warnings(Seen(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ()))
+    assert [caution.reason for caution in seen] == (
+        [] if refused is None else ["SubscriptionTypeNotAllowed"]
+    )
+    for caution in seen:
+        assert f"need {refused}, unless" in caution.message
+        assert f"got {allowed[0]}; allow it" in caution.message
+
+
+@pytest.mark.parametrize(
     ("asks", "have", "want"), [({}, 2, None), ({}, 3, 2), ({"partitions": 4}, 4, None),
                                ({"partitions": 4}, 5, 4)],
 )  # fmt: skip
