@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 from py4j.java_gateway import JavaGateway
@@ -155,15 +156,25 @@ class Consumer:
             dict(received.getProperties()),
         )
 
-    def reconsume_later(self, message: Message, delay: timedelta = timedelta(seconds=1)) -> None:
+    def reconsume_later(
+        self,
+        message: Message,
+        delay: timedelta = timedelta(seconds=1),
+        properties: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Retry *message* by the policy; dead-letter it if its retries are used up.
+
+        The copy has *properties* besides those of the message.
 
         Raises:
             JavaRefusedError: it could not be sent to either topic.
         """
         unit = self.gateway.jvm.java.util.concurrent.TimeUnit.SECONDS
+        custom = self.gateway.jvm.java.util.HashMap()
+        for name, value in properties.items():
+            custom.put(name, value)
         with _refusals():
-            self.handle.reconsumeLater(message.handle, int(delay.total_seconds()), unit)
+            self.handle.reconsumeLater(message.handle, custom, int(delay.total_seconds()), unit)
 
     def acknowledge(self, message: Message) -> None:
         """Settle *message*."""

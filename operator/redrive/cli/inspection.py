@@ -56,6 +56,7 @@ from redrive.inspection.record import Recorder, newest_of, time_text
 from redrive.inspection.report import ReportFacts, render_report
 from redrive.inspection.summary import CauseGroup, Summary
 from redrive.kube.resources import POLICIES
+from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.spec import Choice
@@ -72,6 +73,12 @@ _LONGEST_VALUE = 64
 _FRAMES = 3
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 _WORDS = {"DeadLetter": "dead letters", "Retry": "messages that wait for a retry"}
+_WITHOUT_CAUSE = f"""\
+none recorded: clients for Java and Go write no cause. Lines that add one:
+  Java  consumer.reconsumeLater(message, \
+Map.of("{CAUSE_TYPE}", error.getClass().getSimpleName()), delay, unit);
+  Go    consumer.ReconsumeLaterWithCustomProperties(message, \
+map[string]string{{"{CAUSE_TYPE}": fmt.Sprintf("%T", err)}}, delay)"""
 _CAUSE_COLUMNS = (
     TableColumn("N", right=True),
     TableColumn("CAUSE"),
@@ -331,12 +338,10 @@ def causes(request: InspectionRequest) -> int:
     click.echo("\n".join(table(_CAUSE_COLUMNS, list(map(_cause_row, groups)), _is_wide(request))))
     _say_malformed(reading)
     if any(not group.cause for group in groups):
-        say(
-            "none recorded: consumers in Java and Go write no cause; properties that they can add "
-            "are in docs/reference/properties.md"
-        )
+        say(_WITHOUT_CAUSE)
     cause = groups[0].fingerprint or groups[0].cause
-    say(f"Look at one: {request.hint('peek', '--cause', cause, '--limit', '1')}")
+    selection = ["--cause", clean(cause), "--limit", "1"]
+    say(f"Look at one: {request.hint('peek', *selection)}")
     return 0
 
 

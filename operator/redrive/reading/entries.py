@@ -33,6 +33,8 @@ from redrive.reading.stored import (
 SILENT_SECONDS = 90.0
 """A broker that is there asks after a client each 30 s."""
 RETRY_SECONDS = 0.5
+READ_BYTES = 16 * 2**20
+"""Received at a time, about: permits count messages, and the next ones may be large."""
 MAX_COUNTED = 1_000_000
 """Where a broker counts an entry as more messages than this, or as less than none, permits of this
 consumer mean nothing any more: a new one takes its place."""
@@ -193,7 +195,7 @@ class EntryReader:
         if free >= max(1, self._ahead // 2):
             connection.post(frames.flow(_NUMBER, free))
             self._permits += free
-        for command in connection.read(seconds):
+        for command in connection.read(seconds, READ_BYTES):
             if command.kind == frames.CLOSE_CONSUMER:
                 raise ProtocolError("the broker has closed the reader")
             if command.kind == frames.MESSAGE:

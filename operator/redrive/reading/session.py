@@ -12,6 +12,7 @@ It is never opened again: whoever sends by it takes what has no receipt to be in
 
 from __future__ import annotations
 
+import math
 import random
 import selectors
 import socket
@@ -433,17 +434,20 @@ class ProtocolConnection:
             self._buffered = 0
             self._write(entries)
 
-    def read(self, seconds: float = 0.0) -> list[Command]:
+    def read(self, seconds: float = 0.0, most: float = math.inf) -> list[Command]:
         """Return the commands that have come in, without waiting for more.
 
         What came before a trouble is returned first.
 
         Args:
             seconds: how long to wait for a first one.
+            most: bytes after which to return, a command more or less; what else has come in waits
+                at its sender.
         """
+        size = 0
         try:
-            while self._receive(0.0 if self._unread else seconds):
-                pass
+            while size < most and (received := self._receive(0.0 if self._unread else seconds)):
+                size += received
         except ProtocolError:
             if not self._unread:
                 raise
@@ -473,14 +477,14 @@ class ProtocolConnection:
                 if left <= 0 or not self._receive(left):
                     raise TimeoutError(f"it did not come within {ANSWER_SECONDS:g} s")
 
-    def _receive(self, seconds: float) -> bool:
-        """Receive what comes within so many seconds, and return whether anything did."""
+    def _receive(self, seconds: float) -> int:
+        """Receive what comes within so many seconds; return the number of bytes, 0 for none."""
         with self._ending("the broker is gone"):
             self._socket.settimeout(seconds)
             try:
                 received = self._socket.recv(_READ_BYTES)
             except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
-                return False
+                return 0
             if not received:
                 raise EOFError("it has closed the connection")
             for kind in self._take_in(received):
@@ -489,7 +493,7 @@ class ProtocolConnection:
                 else:
                     shown = self._shown
                     self._write(frames.auth_response(shown.method, shown.token().encode()))
-        return True
+        return len(received)
 
     def _take_in(self, received: bytes) -> list[int]:
         """Keep what is to be read, and return the kinds of what is to be answered at once."""

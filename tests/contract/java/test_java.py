@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from redrive.messages import id_text
+from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from sandbox.pulsar import SUPERUSER
 from tests.support.java import JavaClient, JavaRefusedError, Message
@@ -108,6 +109,19 @@ def test_java_retries_python_dead_letters_and_java_reads(
     ) == ["3", origin, str(provisioned.policy.topic), provisioned.policy.subscription]
     consumer.close()
     wait_until(lambda: provisioned.unsettled(partitions) == 0)
+
+
+def test_cause_that_java_adds_is_that_of_the_dead_letter(
+    provision_policy: ProvisionPolicy, java_client: MakeClient
+) -> None:
+    provisioned = provision_policy(max_retries=1)
+    send(provisioned)
+    in_java = java_client(provisioned).retrying_consumer(provisioned.policy)
+    for cause in ("TimeoutException", "IOException"):
+        in_java.reconsume_later(in_java.receive(), properties={CAUSE_TYPE: cause})
+    in_java.close()
+    (dead,) = provisioned.dead_letters(1)
+    assert dead.properties()[CAUSE_TYPE] == "IOException"
 
 
 @pytest.mark.parametrize("partitions", [0, 2])

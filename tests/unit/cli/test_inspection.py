@@ -104,7 +104,7 @@ def test_causes_fit_the_terminal(
         ["1", "none", "recorded"],
     ]
     assert all(len(line) <= columns for line in out.splitlines())
-    assert "none recorded: consumers in Java and Go write no cause" in err
+    assert 'Map.of("REDRIVE_CAUSE_TYPE", error.getClass().getSimpleName())' in err
     hint = f"Look at one: redrive peek {shell.file} --cause 000000000000000d --limit 1 --direct"
     assert hint in err
 

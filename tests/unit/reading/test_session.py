@@ -208,6 +208,21 @@ def test_missing_answer_ends_the_session(
         sending.open(TOPIC, "sender")
 
 
+def test_read_of_bounded_size_leaves_the_rest_at_its_sender(broker: ScriptedBroker) -> None:
+    large = frames.frame(frames.MESSAGE, encode_nested(2, bytes(2**20)))
+    with (
+        serving(broker, [CONNECTED, lookup_response(broker.url), 8 * large]),
+        closing(session(broker.url)) as reading,
+    ):
+        connection = reading.connection_for(TOPIC)
+        connection.post(frames.frame(frames.PING))
+        reads = []
+        while sum(reads) < 8:
+            reads.append(len(connection.read(60, 2 * 2**20)))
+    assert max(reads) <= 3
+    assert sum(reads) == 8
+
+
 def test_ping_and_challenge_are_answered_while_waiting(broker: ScriptedBroker) -> None:
     asks = frames.frame(frames.PING) + frames.frame(frames.AUTH_CHALLENGE)
     tokens = count(1)

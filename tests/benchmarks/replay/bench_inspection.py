@@ -1,0 +1,70 @@
+"""Time and memory of the commands that read dead letters, as processes with their start."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.benchmarks.figures import Figure
+from tests.integration.replay.test_inspection import POLICY
+
+ProvisionPolicy = Callable[..., Any]
+TRIALS = 3
+MESSAGES, MORE = 10_000, 100_000
+LARGE, LARGE_BYTES = 150, 2 * 2**20
+pytestmark = pytest.mark.usefixtures("replay_token")
+
+
+class Usage(NamedTuple):
+    """Time of a process in seconds, and its largest memory in MiB."""
+
+    seconds: float
+    memory: float
+
+
+def test_reading_of_dead_letters(
+    provision_policy: ProvisionPolicy, replay_token: str, tmp_path: Path, figures: list[Figure]
+) -> None:
+    provisioned = provision_policy()
+    (tmp_path / "token").write_text(replay_token, "utf-8")
+    policy = provisioned.policy
+    manifest = POLICY.format(topic=policy.topic, subscription=policy.subscription)
+    (tmp_path / "policy.yaml").write_text(manifest, "utf-8")
+    provisioned.bury_many(MESSAGES)
+    for name in ("causes", "peek"):
+        seconds = [run(provisioned, tmp_path, name).seconds for _ in range(TRIALS)]
+        quantity = f"{name} of {MESSAGES} messages"
+        figures.append(Figure("reading", quantity, statistics.median(seconds), "s", at_most=10))
+    provisioned.bury_many(MORE - MESSAGES)
+    usage = run(provisioned, tmp_path, "causes", "--all")
+    figures.append(Figure("reading", f"causes of {MORE} messages", MORE / usage.seconds, "/s"))
+    provisioned.bury(LARGE, content=os.urandom(LARGE_BYTES))
+    for name in ("causes", "peek"):
+        usage = run(provisioned, tmp_path, name, "--all")
+        quantity = f"memory of {name}, with {LARGE * LARGE_BYTES // 2**20} MiB of payloads"
+        figures.append(Figure("reading", quantity, usage.memory, "MiB", at_most=256))
+
+
+def run(provisioned: Any, folder: Path, name: str, *arguments: str) -> Usage:  # noqa: ANN401
+    """Run a command; return its usage."""
+    broker = provisioned.broker
+    urls = ["--service-url", broker.service_url, "--admin-url", broker.admin_url]
+    direct = ["--direct", *urls, "--token-file", "token"]
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "redrive", name, "policy.yaml", *arguments, *direct],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return Usage(time.perf_counter() - start, usage.ru_maxrss / 1_024)
