@@ -216,7 +216,7 @@ def test_read_of_bounded_size_leaves_the_rest_at_its_sender(broker: ScriptedBrok
     ):
         connection = reading.connection_for(TOPIC)
         connection.post(frames.frame(frames.PING))
-        reads = []
+        reads: list[int] = []
         while sum(reads) < 8:
             reads.append(len(connection.read(60, 2 * 2**20)))
     assert max(reads) <= 3
