@@ -16,6 +16,7 @@ from redrive.cli.cluster import Cluster
 from redrive.cli.frame import ClusterFlags
 from redrive.kube.resources import REPLAYS
 from sandbox import SOURCE_ROOT
+from sandbox.pulsar import SUPERUSER
 from tests.support.replay_shop import SECONDS, Shop, shop
 
 __all__ = ["shop"]
@@ -72,6 +73,12 @@ def test_confirmed_replay_moves_what_its_plan_showed(shop: Shop) -> None:
     shop.declare()
     shop.bury(3, "WarehouseDown")
     shop.bury(2, "JSONDecodeError")
+    broker, token = shop.sandbox.pulsar, shop.sandbox.pulsar.token_file(SUPERUSER)
+    urls = ["--service-url", broker.service_url, "--admin-url", broker.admin_url]
+    causes = Terminal(shop, "causes", "orders", "--direct", *urls, "--token-file", str(token))
+    assert causes.end() == 0
+    assert ["3", "WarehouseDown"] in [row.split()[:2] for row in causes.text.splitlines()]
+    assert "Look at one: kubectl redrive peek orders --cause WarehouseDown" in causes.text
     terminal = Terminal(
         shop, "replay", "orders", "--cause", "WarehouseDown", "--reason", "fixed", "--ticket", "T-1"
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sandbox import CHECKOUT, builds, cache, toolchain, versions
 
@@ -257,7 +258,7 @@ def test_lock_satisfies_every_extra() -> None:
     assert [
         str(requirement)
         for requirement in others
-        if locked.get(requirement.name, "0") not in requirement.specifier
+        if locked.get(canonicalize_name(requirement.name), "0") not in requirement.specifier
     ] == []
 
 
