@@ -22,6 +22,8 @@ from redrive.reading.positions import decode_fields
 
 MAX_DEPTH = 32
 """Levels of a value that a masked text shows; Avro that is nested more deeply is not decoded."""
+MAX_DECODED = 4 * 2**20
+"""Bytes of a payload that is decoded; a larger one has its size alone when it is masked."""
 MAX_MASKED = 4_096
 """Characters of a masked payload."""
 MAX_ITEMS = 100_000
@@ -37,7 +39,8 @@ _PREFIX_DIGITS = 9
 _EMAIL = re.compile(r"\S+@\S+")
 _WORD = re.compile(r"\w+")
 _LAST_WORD = re.compile(r"\w{3,}\Z")
-_HIDDEN = "?"
+HIDDEN = "?"
+"""Stands for data in a masked text."""
 _AVRO_SCHEMA = 4
 """Number of the type in a `Schema` of Pulsar's protocol."""
 
@@ -157,6 +160,8 @@ def decode_payload(
     prefix = properties.get(PAYLOAD_PREFIX, "")
     if prefix.isdecimal() and len(prefix) <= _PREFIX_DIGITS:
         content = content[int(prefix) :]
+    if len(content) > MAX_DECODED:
+        return Payload("bytes", content)
     if schema is not None:
         try:
             return Payload("Avro", content, schema.decode(content))
@@ -240,11 +245,11 @@ def mask_text(text: str, secrets: Iterable[str]) -> str:
             if len(word) >= _SHORTEST and word in folded:
                 words.add(word)
     if last is not None and is_cut:
-        text = f"{text[: last.start()]}{_HIDDEN}"
+        text = f"{text[: last.start()]}{HIDDEN}"
     for phrase in phrases:
-        text = re.sub(phrase, _HIDDEN, text, flags=re.IGNORECASE)
-    text = VARIABLE.sub(_HIDDEN, _EMAIL.sub(_HIDDEN, text))
-    return _WORD.sub(lambda word: _HIDDEN if _holds(word[0].casefold(), words) else word[0], text)
+        text = re.sub(phrase, HIDDEN, text, flags=re.IGNORECASE)
+    text = VARIABLE.sub(HIDDEN, _EMAIL.sub(HIDDEN, text))
+    return _WORD.sub(lambda word: HIDDEN if _holds(word[0].casefold(), words) else word[0], text)
 
 
 def _holds(word: str, secrets: set[str]) -> bool:
@@ -285,17 +290,19 @@ def _shortened(text: str) -> str:
 
 
 def _texts(value: object) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case Mapping():
-            for name, item in value.items():
-                if isinstance(value, DataMap) or not is_name(name):
-                    yield name
-                yield from _texts(item)
-        case list():
-            for item in value:
-                yield from _texts(item)
+    """Yield the texts of a value, which may be nested as deeply as JSON can be read."""
+    values = [value]
+    while values:
+        match values.pop():
+            case str() as text:
+                yield text
+            case Mapping() as fields:
+                for name, item in fields.items():
+                    if isinstance(fields, DataMap) or not is_name(name):
+                        yield name
+                    values.append(item)
+            case list() as items:
+                values += items
 
 
 def _as_text(value: object) -> str:

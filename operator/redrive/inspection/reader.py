@@ -7,6 +7,7 @@ memory holds one at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from redrive.admin.errors import AdminForbiddenError, AuthenticationFailedError
 from redrive.auth.files import BrokerCredentials
 from redrive.errors import RedriveError
 from redrive.inspection.payloads import AvroSchema
-from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE
+from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, MAX_CAUSE
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader
 from redrive.reading.broker import ReplayRoleRefusedError
@@ -34,6 +35,7 @@ MAX_BYTES = 256 * 2**20
 OPEN_SECONDS = 10.0
 MAX_SCHEMAS = 100
 MAX_MALFORMED = 100
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
 
 class TopicUnreadableError(RedriveError):
@@ -176,9 +178,11 @@ class TopicReading:
 
 
 def failure_of(row: DeadLetterRow) -> FailureCause:
-    """Return the cause that the properties of a message name."""
-    properties = row.properties
-    return FailureCause(properties.get(CAUSE_TYPE, ""), properties.get(CAUSE_FINGERPRINT, ""))
+    """Return the cause that the properties of a message name, which anybody may have written."""
+    fingerprint = row.properties.get(CAUSE_FINGERPRINT, "")
+    is_valid = _FINGERPRINT.fullmatch(fingerprint)
+    cause = row.properties.get(CAUSE_TYPE, "")[:MAX_CAUSE]
+    return FailureCause(cause, fingerprint if is_valid else "")
 
 
 def plan_reading(

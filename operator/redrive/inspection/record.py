@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from redrive.inspection.payloads import (
+    HIDDEN,
+    MAX_DECODED,
     AvroSchema,
     KeyHasher,
     MessageRecord,
@@ -31,6 +33,8 @@ from redrive.policy.envelope import (
     CONSUMER,
     DEAD_REASON,
     DELAY_TIME,
+    MAX_TEXT_BYTES,
+    MAX_TRACE_BYTES,
     ORIGIN_MESSAGE_ID,
 )
 from redrive.reading.rows import DeadLetterRow
@@ -46,6 +50,7 @@ _OWN_OF_JAVA = {
     envelope.ORIGIN_MESSAGE_ID,
 } | CAUSE_PROPERTIES
 _DELAY_DIGITS = 12
+_LONGEST = 256
 
 
 def time_text(milliseconds: int) -> str | None:
@@ -84,7 +89,7 @@ class Recorder:
         """Return the record of a message."""
         properties, payload = row.properties, self._payload(row)
         cause, fingerprint = failure_of(row)
-        trace = properties.get(CAUSE_TRACE, "")
+        trace = properties.get(CAUSE_TRACE, "")[:MAX_TRACE_BYTES]
         delay = properties.get(DELAY_TIME, "") if self.waiting else ""
         is_delayed = delay.isdecimal() and len(delay) <= _DELAY_DIGITS
         due = row.publish_time + int(delay) if is_delayed else None
@@ -96,13 +101,13 @@ class Recorder:
             "keyHash": None if self.reveals or row.key is None else self.hash_key(row.key),
             "attempts": envelope.reconsume_times(properties),
             "replays": row.replays,
-            "deadReason": properties.get(DEAD_REASON, ""),
+            "deadReason": properties.get(DEAD_REASON, "")[:_LONGEST],
             "cause": cause,
             "fingerprint": fingerprint,
             "causeMessage": self._cause_text(row, payload),
             "trace": trace.splitlines() if self.reveals else mask_trace(trace),
-            "consumer": properties.get(CONSUMER, ""),
-            "origin": properties.get(ORIGIN_MESSAGE_ID, ""),
+            "consumer": properties.get(CONSUMER, "")[:_LONGEST],
+            "origin": properties.get(ORIGIN_MESSAGE_ID, "")[:_LONGEST],
             "properties": [
                 {
                     "name": name if self.reveals or is_name(name) else mask(name),
@@ -120,10 +125,12 @@ class Recorder:
         return self._cause_text(row, None)
 
     def _cause_text(self, row: DeadLetterRow, payload: Payload | None) -> str:
-        text = row.properties.get(CAUSE_MESSAGE, "")
+        text = row.properties.get(CAUSE_MESSAGE, "")[:MAX_TEXT_BYTES]
         if self.reveals or not text:
             return text
         payload = payload or self._payload(row)
+        if len(payload.content) > MAX_DECODED:
+            return HIDDEN  # it may hold any of the words
         values = (value for _, value in _of_user(row.properties))
         keys = filter(None, (row.key, row.ordering_key))
         return mask_text(text, itertools.chain(payload.secrets, values, keys))
@@ -160,13 +167,18 @@ def newest_of(rows: Iterable[DeadLetterRow], limit: int, max_bytes: int) -> list
     Args:
         rows: in any order; read to their end.
         limit: number of messages.
-        max_bytes: of their payloads together; older ones are left out, but at least one is kept.
+        max_bytes: of their payloads and properties together; older messages are left out, but at
+            least one is kept.
     """
     newest: list[_Dated] = []
     size = 0
     for number, row in enumerate(rows):
         heapq.heappush(newest, _Dated(row.publish_time, number, row))
-        size += row.size
+        size += _size(row)
         while len(newest) > limit or (size > max_bytes and len(newest) > 1):
-            size -= heapq.heappop(newest).row.size
+            size -= _size(heapq.heappop(newest).row)
     return [dated.row for dated in sorted(newest, reverse=True)]
+
+
+def _size(row: DeadLetterRow) -> int:
+    return row.size + sum(len(name) + len(value) for name, value in row.properties.items())

@@ -6,14 +6,13 @@ have none of their own.
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from redrive.inspection.reader import failure_of
-from redrive.policy.envelope import CONSUMER, DEAD_REASON, MAX_CAUSE, REPLAY
+from redrive.policy.envelope import CONSUMER, DEAD_REASON, REPLAY
 from redrive.policy.verdict import DeadReason
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.spec import FailureCause
@@ -28,7 +27,6 @@ MAX_KEYS = 100_000
 """Different keys that are counted."""
 MAX_TEXT = 256
 _LATEST = 2**63 - 1
-_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass
@@ -125,11 +123,8 @@ class Summary:
         key = None if row.key is None else row.key[:MAX_TEXT]
         if follows and key in self._leaders:
             return self._leaders[key]
-        cause, fingerprint = failure_of(row)
-        if not _FINGERPRINT.fullmatch(fingerprint):
-            fingerprint = ""
-        failure = FailureCause(cause[:MAX_CAUSE], fingerprint)
-        if follows and not cause:
+        failure = failure_of(row)
+        if follows and not failure.cause:
             failure = FailureCause(DeadReason.FOLLOWS.value)
         if failure not in self.groups:
             if len(self.groups) >= MAX_GROUPS:

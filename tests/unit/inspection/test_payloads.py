@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.inspection.payloads import (
+    MAX_DECODED,
     MAX_MASKED,
     AvroSchema,
     decode_payload,
@@ -172,6 +173,19 @@ def test_any_bytes_are_decoded_or_shown_as_bytes(content: bytes) -> None:
     for payload in (decode_payload(content, {}, schema), decode_payload(content, {})):
         assert payload.masked
         assert isinstance(payload.clear, str)
+        assert isinstance(mask_text("no such order", payload.secrets), str)
+
+
+@pytest.mark.parametrize("depth", [40, 900, 990, 5_000])
+def test_deeply_nested_payload_is_masked(depth: int) -> None:
+    payload = decode_payload(b'["Ann",' * depth + b"1" + b"]" * depth, {})
+    assert "Ann" not in payload.masked
+    assert mask_text("unknown Ann", payload.secrets) == "unknown ?"
+
+
+def test_large_payload_is_not_decoded() -> None:
+    payload = decode_payload(b'"' + b"a" * MAX_DECODED + b'"', {})
+    assert (payload.form, payload.masked) == ("bytes", f"bytes({MAX_DECODED + 2})")
 
 
 @pytest.mark.parametrize(

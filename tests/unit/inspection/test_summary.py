@@ -7,11 +7,21 @@ from typing import Any
 import pytest
 
 from redrive.inspection import reader, summary
-from redrive.inspection.payloads import KeyHasher
+from redrive.inspection.payloads import MAX_DECODED, KeyHasher
 from redrive.inspection.reader import InspectedTopic, plan_reading
 from redrive.inspection.record import Recorder, newest_of, time_text
 from redrive.inspection.summary import NONE_RECORDED, OTHERS, Summary
-from redrive.policy.envelope import DEAD_REASON, DELAY_TIME, REPLAY, REPLAYS
+from redrive.policy.envelope import (
+    CAUSE_FINGERPRINT,
+    CAUSE_MESSAGE,
+    CAUSE_TRACE,
+    CAUSE_TYPE,
+    CONSUMER,
+    DEAD_REASON,
+    DELAY_TIME,
+    REPLAY,
+    REPLAYS,
+)
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker
 from redrive.reading.positions import EntryId
@@ -69,6 +79,8 @@ def test_newest_messages_are_bounded_in_number_and_bytes() -> None:
     rows = [dead_letter(n, value=bytes(100)) for n in (3, 1, 4, 2)]
     assert [row.position.entry for row in newest_of(rows, 2, 1_000)] == [4, 3]
     assert [row.position.entry for row in newest_of(rows, 9, 350)] == [4, 3, 2]
+    large = dead_letter(9, properties={"x": "y" * 400})
+    assert [row.position.entry for row in newest_of([*rows, large], 9, 450)] == [9]
     assert [row.position.entry for row in newest_of(rows, 9, 50)] == [4]
 
 
@@ -140,3 +152,14 @@ def test_schemas_are_asked_for_once_and_a_bounded_number(monkeypatch: pytest.Mon
     reading = reader.TopicReading(topic, 0, 0)
     assert [reading.schema(version) for version in (None, 1, 1, *range(500))] == [None] * 503
     assert versions == [1, 0, *range(2, reader.MAX_SCHEMAS)]
+
+
+def test_texts_of_any_producer_are_bounded() -> None:
+    properties = dict.fromkeys((CAUSE_MESSAGE, CAUSE_TRACE, DEAD_REASON, CONSUMER), "x" * 10_000)
+    properties |= {CAUSE_TYPE: "y" * 10_000, CAUSE_FINGERPRINT: "ann@example.com"}
+    record = Recorder(lambda _: None, reveals=True)(dead_letter(0, properties=properties))
+    assert record["fingerprint"] == ""
+    texts = record["cause"], record["causeMessage"], record["deadReason"], record["consumer"]
+    assert [len(text) for text in (*texts, *record["trace"])] == [256, 1_024, 256, 256, 4_096]
+    large = dead_letter(0, "E", value=bytes(MAX_DECODED + 1))
+    assert Recorder(lambda _: None)(large)["causeMessage"] == "?"
