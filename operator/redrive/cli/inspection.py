@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Literal
 
@@ -276,7 +276,12 @@ def inspection_options(function: Callable[..., int]) -> Callable[..., Any]:
                 "policy", metavar="POLICY|FILE", shell_complete=names_of("retrypolicies")
             ),
             click.argument("name", metavar="[NAME]", required=False),
-            selection_options,
+            partial(
+                selection_options,
+                where="Refused: only Replays evaluate SQL.",
+                limit="Number of messages, the newest ones.",
+                everything="Read every entry, not the newest 10000.",
+            ),
             click.option("--waiting", is_flag=True, help="Messages that wait for a retry."),
             click.option("--reveal", "reveals", is_flag=True, help="Clear text, not masked."),
             click.option("--direct", "is_direct", is_flag=True, help="Read in this program."),
@@ -310,15 +315,17 @@ def _choice(select: Body) -> Choice:
 
 
 @click.command()
-@output_option("wide", *sorted(FORMATS))
+@output_option("wide", "json", "yaml", "jsonl", "name")
 @inspection_options
 def causes(request: InspectionRequest) -> int:
     """Count dead letters by the cause of their last failure.
 
-    POLICY is the name of a RetryPolicy in the cluster; a FILE, which has a / or ends with .yaml or
-    .json, has one RetryPolicy, or NAME is one of it. The newest 10000 entries of the topic are
-    read, with --all every one, and --limit bounds the messages, the newest ones. Nothing is
-    consumed. Texts are masked: quoted values, words with digits, and words of the message itself.
+    POLICY is the name of a RetryPolicy in the cluster. A FILE, whose name has a / or ends with
+    .yaml or .json, has RetryPolicies; NAME is one of several. The newest 10000 entries of the topic
+    are read. Nothing is consumed.
+
+    Texts of causes are masked: quoted values, words with digits, and words of the message itself.
+    --reveal shows clear text: with --direct your own token is the right to read it.
     """
     reading = _planned(request)
     recorder = _recorder(request, reading)
@@ -346,7 +353,7 @@ def causes(request: InspectionRequest) -> int:
 
 
 @click.command()
-@output_option(*sorted(FORMATS))
+@output_option("json", "yaml", "jsonl", "name")
 @inspection_options
 def peek(request: InspectionRequest) -> int:
     """Show single dead letters, the newest first; consumes nothing.

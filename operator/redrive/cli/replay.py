@@ -80,8 +80,14 @@ class TimeOrAge(click.ParamType[str]):
         return text
 
 
-def selection_options(function: Any) -> Any:  # noqa: ANN401  a decorator of any command
-    """Add the options that select dead letters."""
+def selection_options(
+    function: Any,  # noqa: ANN401  of any command
+    *,
+    where: str = "Condition over columns of dead letters.",
+    limit: str = "Number of messages.",
+    everything: str = "All dead letters.",
+) -> Any:  # noqa: ANN401
+    """Add the options that select dead letters; their help texts depend on the command."""
     for option in reversed(
         (
             click.option(
@@ -102,9 +108,9 @@ def selection_options(function: Any) -> Any:  # noqa: ANN401  a decorator of any
             ),
             click.option("--since", type=TimeOrAge(), metavar="TIME", help="Dead since: 2h."),
             click.option("--until", type=TimeOrAge(), metavar="TIME", help="Dead before."),
-            click.option("--where", metavar="SQL", help="Condition over columns of dead letters."),
-            click.option("--limit", type=click.IntRange(1), help="Number of messages."),
-            click.option("--all", "selects_all", is_flag=True, help="All dead letters."),
+            click.option("--where", metavar="SQL", help=where),
+            click.option("--limit", type=click.IntRange(1), help=limit),
+            click.option("--all", "selects_all", is_flag=True, help=everything),
         )
     ):
         function = option(function)
