@@ -39,6 +39,7 @@ import atexit
 import contextlib
 import functools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -202,6 +203,26 @@ def _release() -> None:
     last = Deadline(_LAST_SECONDS)
     for thread in left:
         thread.join(last.left())
+    if any(thread.is_alive() for thread in left):
+        _suspend_terminated_threads()
+
+
+def _suspend_terminated_threads() -> None:
+    """Have a thread that the client's C++ would abort the process for wait instead.
+
+    A producer that can't be opened for a passing reason keeps its thread in the client for as long
+    as the client's operation time-out, whatever is closed. Ten times a second that thread looks for
+    signals. Before Python 3.14 an interpreter that goes away ends a thread that does so by
+    unwinding its stack, which functions of C++ answer with `std::terminate`.
+    """
+    if sys.version_info >= (3, 14):
+        return
+    with contextlib.suppress(OSError, AttributeError):  # without GNU's library for C++
+        import ctypes  # noqa: PLC0415 - most programs end without it
+
+        pause = ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p)
+        set_terminate = ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"]
+        set_terminate(pause)
 
 
 atexit.register(_release)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from redrive import (
 )
 from redrive.messages import NotSentError
 from tests.support.awake_time import awake_time
-from tests.support.user_programs import StartProgram, start_program
+from tests.support.user_programs import StartProgram, interrupted, start_program
 from tests.support.waiting import wait_until
 from tests.support.withholding_proxy import SEND, WithholdingProxy, proxy_of
 
@@ -296,3 +297,29 @@ def test_dead_letters_without_operator_are_warned_of(
     assert "create-subscription" not in caplog.text
     RetryConsumer(client, by_hand).close()
     assert f"{provisioned.policy.dead_letter_topic} keeps dead letters only if" in caplog.text
+
+
+FAILING_PROGRAM = """
+def handle(message):
+    print("handling", flush=True)
+    raise ConnectionError
+
+with RetryConsumer(client, load_policy()) as consumer:
+    consumer.run(handle)
+client.close()
+print("ended", flush=True)
+"""
+
+
+def test_program_that_can_open_no_producer_ends_without_abort(
+    provision_policy: ProvisionPolicy, start_program: StartProgram
+) -> None:
+    """The client waits for a producer until the namespace no longer requires encryption."""
+    provisioned = provision_policy()
+    provisioned.send(b"order")
+    path = f"/admin/v2/namespaces/{provisioned.policy.topic.namespace_name}/encryptionRequired"
+    provisioned.broker.request("POST", path, body=True).check("require encryption")
+    program = start_program(provisioned, FAILING_PROGRAM)
+    output = interrupted(program, signal.SIGTERM)
+    assert program.returncode == 0, output
+    assert output.endswith("ended\n")
