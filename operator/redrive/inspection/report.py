@@ -23,6 +23,9 @@ BINS = 48
 _COLORS = 6
 """Causes with a colour of their own; all others share one."""
 _TOP = 10
+REPLAY_TITLES = ("Replay", "Mode", "Result", "Moved", "Refused", "Dead again", "Ended")
+_REPLAY_KINDS = ("", "wide", "", "number", "number", "number", "time wide")
+_MOST_REPLAYS = 30
 _MOST_CAUSES = 50
 _LONGEST_TEXT = 200
 _HOUR = 3_600_000
@@ -99,6 +102,7 @@ class ReportFacts:
         at: time of the report.
         lines: sentences about the extent of the reading.
         show_key: returns a key as it may be shown.
+        replays: past Replays of the policy, as rows of `REPLAY_TITLES`.
     """
 
     title: str
@@ -106,6 +110,7 @@ class ReportFacts:
     at: datetime
     lines: Sequence[str]
     show_key: Callable[[str], str]
+    replays: Sequence[Sequence[str]] = ()
 
 
 def render_report(facts: ReportFacts, summary: Summary) -> str:
@@ -126,6 +131,9 @@ def render_report(facts: ReportFacts, summary: Summary) -> str:
     _add_tiles(main, summary, len(groups))
     _add_causes(main, groups)
     _add_arrivals(main, groups, _milliseconds(facts.at))
+    if facts.replays:
+        rows = facts.replays[:_MOST_REPLAYS]
+        _add_table(_section(main, "Replays of the policy"), REPLAY_TITLES, _REPLAY_KINDS, rows)
     grid = ET.SubElement(main, "div", {"class": "grid"})
     _add_figures(grid, facts, summary, _milliseconds(facts.at))
     return f"<!DOCTYPE html>\n{ET.tostring(root, encoding='unicode', method='html')}\n"
@@ -154,27 +162,23 @@ def _add_tiles(main: ET.Element, summary: Summary, causes: int) -> None:
 
 def _add_causes(main: ET.Element, groups: Sequence[CauseGroup]) -> None:
     section = _section(main, "Causes")
-    table = ET.SubElement(ET.SubElement(section, "div", {"class": "scroll"}), "table")
     titles = ("Messages", "Cause", "First", "Last", "Replayed", "Consumers", "Example")
     kinds = ("number", "cause", "time wide", "time", "number wide", "wide", "wide")
-    row = ET.SubElement(ET.SubElement(table, "thead"), "tr")
-    for title, kind in zip(titles, kinds, strict=True):
-        _add(row, "th", title, kind)
-    body = ET.SubElement(table, "tbody")
-    for rank, group in enumerate(groups[:_MOST_CAUSES]):
-        row = ET.SubElement(body, "tr")
-        consumers = ", ".join(name for name, _ in group.consumers.most_common(3))
-        cells = (
+    shown = groups[:_MOST_CAUSES]
+    rows = [
+        (
             str(group.messages),
             "",
             _minute(group.first),
             _minute(group.last),
             str(group.replayed),
-            consumers,
+            ", ".join(name for name, _ in group.consumers.most_common(3)),
             group.example,
         )
-        for cell, kind in zip(cells, kinds, strict=True):
-            _add(row, "td", cell, kind)
+        for group in shown
+    ]
+    body = _add_table(section, titles, kinds, rows)
+    for rank, (group, row) in enumerate(zip(shown, body, strict=True)):
         cause = row[1]
         ET.SubElement(cause, "span", {"class": f"chip c{min(rank, _COLORS)}"})
         _add(cause, "span", group.name)
@@ -257,6 +261,22 @@ def _add_bars(grid: ET.Element, title: str, rows: Sequence[tuple[str, int]]) -> 
         cell = ET.SubElement(row, "td", {"class": "bar"})
         _rect(_svg(cell, "0 0 100 1", "", f"{label}: {count}"), 0, 0, 100 * count / highest, 1, "")
         _add(row, "td", str(count), "number")
+
+
+def _add_table(
+    section: ET.Element, titles: Sequence[str], kinds: Sequence[str], rows: Iterable[Sequence[str]]
+) -> ET.Element:
+    """Add a table; return its body. Cells have the classes of their column."""
+    table = ET.SubElement(ET.SubElement(section, "div", {"class": "scroll"}), "table")
+    head = ET.SubElement(ET.SubElement(table, "thead"), "tr")
+    for title, kind in zip(titles, kinds, strict=True):
+        _add(head, "th", title, kind)
+    body = ET.SubElement(table, "tbody")
+    for cells in rows:
+        row = ET.SubElement(body, "tr")
+        for cell, kind in zip(cells, kinds, strict=True):
+            _add(row, "td", cell, kind)
+    return body
 
 
 def _section(parent: ET.Element, title: str) -> ET.Element:

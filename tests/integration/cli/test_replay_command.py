@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -69,13 +70,14 @@ class Terminal:
 
 
 @pytest.mark.timeout(5 * SECONDS)
-def test_confirmed_replay_moves_what_its_plan_showed(shop: Shop) -> None:
+def test_confirmed_replay_moves_what_its_plan_showed(shop: Shop, tmp_path: Path) -> None:
     shop.declare()
     shop.bury(3, "WarehouseDown")
     shop.bury(2, "JSONDecodeError")
     broker, token = shop.sandbox.pulsar, shop.sandbox.pulsar.token_file(SUPERUSER)
     urls = ["--service-url", broker.service_url, "--admin-url", broker.admin_url]
-    causes = Terminal(shop, "causes", "orders", "--direct", *urls, "--token-file", str(token))
+    direct = ["--direct", *urls, "--token-file", str(token)]
+    causes = Terminal(shop, "causes", "orders", *direct)
     assert causes.end() == 0
     assert ["3", "WarehouseDown"] in [row.split()[:2] for row in causes.text.splitlines()]
     assert "Look at one: kubectl redrive peek orders --cause WarehouseDown" in causes.text
@@ -113,3 +115,7 @@ def test_confirmed_replay_moves_what_its_plan_showed(shop: Shop) -> None:
     (row,) = (line for line in history.text.splitlines() if line.startswith(name))
     assert row.split()[3:5] == ["3", "0"]
     assert {"Run", "admin", "T-1", "fixed"} < set(row.split())
+    page = tmp_path / "report.html"
+    written = Terminal(shop, "report", "orders", "--to", str(page), *direct)
+    assert written.end() == 0
+    assert f"<td>{name}</td>" in page.read_text("utf-8")

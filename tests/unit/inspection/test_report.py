@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
@@ -36,13 +37,17 @@ class Page(HTMLParser):
         self.texts.append(data)
 
 
-def rendered(*rows: Any, topic: str = "persistent://shop/prod/orders-DLQ") -> str:  # noqa: ANN401
+def rendered(
+    *rows: Any,  # noqa: ANN401  rows of dead letters
+    topic: str = "persistent://shop/prod/orders-DLQ",
+    replays: Sequence[Sequence[str]] = (),
+) -> str:
     recorder = Recorder(lambda _: None)
     summary = Summary(recorder.cause_text)
     for row in rows:
         summary.add(row)
     at = datetime.fromtimestamp(SENT / 1_000 + 7_200, UTC)
-    facts = ReportFacts("dead letters", topic, at, ["2 were read."], recorder.hash_key)
+    facts = ReportFacts("dead letters", topic, at, ["2 were read."], recorder.hash_key, replays)
     return render_report(facts, summary)
 
 
@@ -67,6 +72,15 @@ def test_report_shows_figures_of_the_summary() -> None:
         start = texts.index(row[0])
         assert tuple(texts[start : start + len(row)]) == row
     assert "ann@example.com" not in page
+
+
+def test_report_shows_past_replays() -> None:
+    row = ("after-fix", "Run", "Completed", "4", "0", "1", "2026-11-26T13:00:00Z")
+    texts = Page(rendered(dead_letter(0, "E"), replays=[row] * 40)).texts
+    assert texts.count("after-fix") == 30
+    start = texts.index("after-fix")
+    assert tuple(texts[start : start + len(row)]) == row
+    assert "Replays of the policy" not in Page(rendered(dead_letter(0, "E"))).texts
 
 
 def test_hostile_texts_are_escaped() -> None:

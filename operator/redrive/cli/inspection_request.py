@@ -1,0 +1,256 @@
+"""Arguments of the commands that read messages: a policy, its topic, a selection, and a broker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from redrive.api import Body
+from redrive.api.model import parse, parse_spec
+from redrive.api.replay import Selection, milliseconds
+from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.auth.files import SourceCredentials
+from redrive.auth.method import Plugin, SourceAuthentication
+from redrive.cli.cluster import Cluster
+from redrive.cli.develop import DEFAULT_NAMESPACE, ManifestsInvalidError, read_claims
+from redrive.cli.documents import ReplayRecord
+from redrive.cli.frame import ClusterFlags, cluster_options, names_of
+from redrive.cli.policies import history_of
+from redrive.cli.replay import selected, selection_options
+from redrive.errors import RedriveError
+from redrive.inspection.reader import InspectedTopic
+from redrive.kube.resources import POLICIES
+from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
+from redrive.replay.spec import Choice
+
+FILE_ENDINGS = (".yaml", ".yml", ".json")
+"""Names that are those of files, and not of policies."""
+
+
+class TopicMissingError(RedriveError):
+    """The topic of a policy does not exist, or the policy has none."""
+
+    reason = "TopicMissing"
+
+
+@dataclass(frozen=True)
+class DirectAccess:
+    """Addresses and credentials of `--direct`.
+
+    Attributes:
+        is_direct: False without `--direct`.
+    """
+
+    is_direct: bool
+    service_url: str | None
+    admin_url: str | None
+    token_file: Path | None
+    ca_file: Path | None
+
+    def topic(self, name: TopicName, subscription: str) -> InspectedTopic:
+        """Return the topic, to be read with the caller's token.
+
+        Raises:
+            UsageError: an address is missing.
+        """
+        if self.service_url is None or self.admin_url is None:
+            raise click.UsageError("--direct needs --service-url and --admin-url")
+        credentials = SourceCredentials(
+            SourceAuthentication(
+                plugin=Plugin.NONE if self.token_file is None else Plugin.TOKEN,
+                files={} if self.token_file is None else {"token": str(self.token_file)},
+                trusted=None if self.ca_file is None else str(self.ca_file),
+            )
+        )
+        return InspectedTopic(name, subscription, self.service_url, self.admin_url, credentials)
+
+    def words(self) -> list[str]:
+        """Return the options as they were given, for hints."""
+        options = {
+            "--service-url": self.service_url,
+            "--admin-url": self.admin_url,
+            "--token-file": self.token_file,
+            "--ca-file": self.ca_file,
+        }
+        pairs_of_options = [
+            (name, str(value)) for name, value in options.items() if value is not None
+        ]
+        direct = ["--direct"] if self.is_direct else []
+        return [*direct, *(word for pair in pairs_of_options for word in pair)]
+
+
+@dataclass(frozen=True)
+class InspectionRequest:
+    """Arguments that the commands share.
+
+    Attributes:
+        policy: name, or file, of the policy.
+        name: of one policy of the file.
+        choice: selection; its limit counts the newest messages.
+        reads_all: True to read more than the newest entries.
+        waiting: True for messages that wait for a retry.
+        reveals: True for clear text.
+    """
+
+    policy: str
+    name: str | None
+    flags: ClusterFlags
+    access: DirectAccess
+    choice: Choice
+    reads_all: bool
+    waiting: bool
+    reveals: bool
+    output: str | None = None
+
+    @property
+    def source(self) -> Literal["DeadLetter", "Retry"]:
+        """Return the kind of the topic."""
+        return "Retry" if self.waiting else "DeadLetter"
+
+    def hint(self, command: str, *words: str) -> str:
+        """Return a command line for the same messages that can be pasted."""
+        policy = [self.policy] if self.name is None else [self.policy, self.name]
+        more = ["--waiting"] if self.waiting else []
+        return self.flags.hint(command, *policy, *words, *more, *self.access.words())
+
+    def topic(self) -> InspectedTopic:
+        """Return the topic of the policy.
+
+        Raises:
+            RedriveError: there is no such policy, or it has no such topic.
+            UsageError: messages can't be reached.
+        """
+        name, subscription = self._of_file() if self._is_file else self._of_cluster()
+        if not self.access.is_direct:
+            raise click.UsageError(
+                f"this program reads the broker only with --direct; the messages are in {name}\n"
+                "with a token that may consume that topic, and addresses that this machine "
+                "reaches:\n  "
+                + self.hint("causes")
+                + " --direct --service-url pulsar://localhost:6650 "
+                "--admin-url http://localhost:8080 --token-file FILE"
+            )
+        return self.access.topic(name, subscription)
+
+    def past_replays(self) -> list[ReplayRecord]:
+        """Read the Replays of the policy, latest first; none for a policy of a file."""
+        if self._is_file:
+            return []
+        cluster = Cluster(self.flags)
+        return history_of(cluster, cluster.namespace, self.policy)
+
+    @property
+    def _is_file(self) -> bool:
+        return self.policy == "-" or "/" in self.policy or self.policy.endswith(FILE_ENDINGS)
+
+    def _of_file(self) -> tuple[TopicName, str]:
+        namespace = self.flags.namespace or DEFAULT_NAMESPACE
+        claims = read_claims(self.policy, self.name, namespace)
+        if len(claims) > 1:
+            raise ManifestsInvalidError(
+                "the manifests have several RetryPolicies",
+                got=", ".join(claim.request.key.name for claim in claims),
+                remedy="name one of them behind the file",
+            )
+        policy = claims[0].request.policy
+        if self.waiting:
+            return policy.retry_topic, policy.subscription
+        if not policy.dead_letters:
+            raise self._missing("the policy discards dead letters")
+        return policy.dead_letter_topic, policy.dead_letter_subscription
+
+    def _of_cluster(self) -> tuple[TopicName, str]:
+        if self.name is not None:
+            raise click.UsageError("a second name is for a file with several policies")
+        cluster = Cluster(self.flags)
+        body = cluster.get(POLICIES, cluster.namespace, self.policy)
+        spec, status = parse_spec(RetryPolicySpec, body), body.get("status") or {}
+        name = status.get("retryTopic" if self.waiting else "deadLetterTopic")
+        if not self.waiting and not spec.dead_letter.keeps:
+            raise self._missing("the policy discards dead letters")
+        if name is None:
+            raise self._missing(f"the status of {self.policy} names no topic of {self.source}")
+        subscription = spec.dead_letter.subscription or DEAD_LETTER_SUBSCRIPTION
+        return TopicName.parse_whole(name), spec.subscription if self.waiting else subscription
+
+    def _missing(self, problem: str) -> TopicMissingError:
+        remedy = (
+            f"read those that wait for a retry: {self.hint('causes', '--waiting')}"
+            if not self.waiting
+            else "wait until the policy is Ready"
+        )
+        return TopicMissingError(problem, remedy=remedy)
+
+
+def inspection_options(function: Callable[..., int]) -> Callable[..., Any]:
+    """Add the arguments of a command that reads messages; it gets them as one request.
+
+    Further options of the command stay arguments of their own.
+    """
+
+    @wraps(function)
+    def command(policy: str, name: str | None, flags: ClusterFlags, **options: Any) -> int:  # noqa: ANN401
+        reads_all = options.pop("selects_all")
+        select = selected(options)
+        if "where" in select:
+            raise click.UsageError(
+                "--where is evaluated by Spark, in a Replay; select by --cause, --id, --key, "
+                "--since or --until"
+            )
+        direct = ("is_direct", "service_url", "admin_url", "token_file", "ca_file")
+        access = DirectAccess(*(options.pop(option) for option in direct))
+        choice = _choice(select)
+        logging.getLogger("redrive").addHandler(logging.NullHandler())
+        own = {n: options.pop(n) for n in ("waiting", "reveals", "output") if n in options}
+        request = InspectionRequest(policy, name, flags, access, choice, reads_all, **own)
+        return function(request, **options)
+
+    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    for option in reversed(
+        (
+            click.argument(
+                "policy", metavar="POLICY|FILE", shell_complete=names_of("retrypolicies")
+            ),
+            click.argument("name", metavar="[NAME]", required=False),
+            partial(
+                selection_options,
+                where="Refused: only Replays evaluate SQL.",
+                limit="Number of messages, the newest ones.",
+                everything="Read every entry, not the newest 10000.",
+            ),
+            click.option("--waiting", is_flag=True, help="Messages that wait for a retry."),
+            click.option("--reveal", "reveals", is_flag=True, help="Clear text, not masked."),
+            click.option("--direct", "is_direct", is_flag=True, help="Read in this program."),
+            click.option("--service-url", metavar="URL", help="Such as pulsar://localhost:6650."),
+            click.option("--admin-url", metavar="URL", help="Such as http://localhost:8080."),
+            click.option("--token-file", type=file, metavar="FILE", help="Token of the caller."),
+            click.option("--ca-file", type=file, metavar="FILE", help="Authorities, as PEM."),
+            cluster_options,
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _choice(select: Body) -> Choice:
+    """Check a selection as the API does; return it.
+
+    Raises:
+        InvalidSpecError: a part of it is invalid.
+    """
+    selection = parse(Selection, select, "select")
+    return Choice(
+        ids=selection.ids or (),
+        keys=selection.keys or (),
+        since=milliseconds(selection.since),
+        until=milliseconds(selection.until),
+        limit=selection.limit,
+        causes=selection.causes or (),
+        fingerprints=selection.fingerprints or (),
+    )
