@@ -24,7 +24,7 @@ _COLORS = 6
 """Causes with a colour of their own; all others share one."""
 _TOP = 10
 REPLAY_TITLES = ("Replay", "Mode", "Result", "Moved", "Refused", "Dead again", "Ended")
-_REPLAY_KINDS = ("", "wide", "", "number", "number", "number", "time wide")
+_REPLAY_KINDS = ("name", "wide", "result", "number", "number wide", "number", "time wide")
 _MOST_REPLAYS = 30
 _MOST_CAUSES = 50
 _LONGEST_TEXT = 200
@@ -74,7 +74,8 @@ th, td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical
 td { overflow-wrap: anywhere; } tr:last-child td { border-bottom: 0; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 0.85rem; }
-.cause { min-width: 190px; }
+.cause { min-width: 190px; } .name { min-width: 110px; } .result { min-width: 118px; }
+th.number { white-space: normal; }
 .time { white-space: nowrap; } .label { width: 42%; } .bar { width: 44%; padding-top: 9px; }
 svg { display: block; width: 100%; } .bar svg { height: 12px; } .plot { height: 200px; }
 .plot, .axis { border-bottom: 1px solid var(--line); }
