@@ -68,14 +68,12 @@ PRIVATE = {
     for words, standard in STANDARD.items()
 }
 PENDING = {
-    "docs",
     "docs/explanation",
     "docs/howto",
     "docs/reference",
     "operator/redrive",
     "operator/redrive/admin",
     "operator/redrive/api",
-    "operator/redrive/auth",
     "operator/redrive/delivery",
     "operator/redrive/delivery/consumers",
     "operator/redrive/delivery/middleware",
@@ -87,7 +85,6 @@ PENDING = {
     "operator/redrive/replay/controller",
     "operator/redrive/replay/job",
     "operator/redrive/spark",
-    "operator/redrive/testing",
 }
 """Folders and pages that still break a rule. The list only shrinks: a clean entry is removed."""
 

@@ -1,14 +1,9 @@
 """Credentials of jobs and notebooks, read from files.
 
-What a process shows to a broker, read again for each use; what it is, subclasses say.
-
-Of OAuth 2.0 each process keeps a token until most of its life is over.
-
-The credentials of the replay role, as a job finds them in its pod.
-
-Read from files each time, which a kubelet renews when their Secret changes: a run may be long.
-
-The credentials that options of the data source name.
+The base class reads files again for each use, because a kubelet renews them when their Secret
+changes, and a run may be long. One subclass has the credentials of the replay role, mounted in the
+pod of a job, the other one those that options of the data source name. With OAuth 2.0 each process
+keeps a token until most of its lifetime is over.
 """
 
 from __future__ import annotations
@@ -42,9 +37,10 @@ from redrive.auth.method import (
 from redrive.errors import RedriveError
 
 _USED_SHARE = 0.8
-"""Of the life of a token, how long it is used; the rest is for an issuer that gives none."""
+"""Share of a token's lifetime after which another one is requested. The rest is for an issuer that
+fails."""
 _PAUSE_SECONDS = 30.0
-"""Such an issuer is asked again after so long: each use waits for its answer."""
+"""Time between two requests to such an issuer: each use of the credentials waits for the answer."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +51,18 @@ class _Held:
     at: float
 
     def end_of(self, share: float) -> float:
-        """Return when this share of its life is over."""
+        """Return the moment at which this share of its lifetime is over."""
         return self.at + self.issued.lifetime * share
 
 
 class BrokerCredentials(ABC):
-    """What a process shows to a broker, and trusts in: made once for each it shows.
+    """Credentials of a process at a broker, and the authorities that it trusts.
 
     Args:
-        hosts: where else than to the host of the admin URL they may go, see `Access.hosts`.
+        hosts: further hosts that the credentials may be sent to, see `Access.hosts`.
 
     Raises:
-        RedriveError: from each method, when a file is missing or not what it should be.
+        RedriveError: from each method, when a file is missing or has another content.
         AdminError: likewise, when an issuer gives no token.
     """
 
@@ -130,7 +126,7 @@ class BrokerCredentials(ABC):
 
     def _authentication(self) -> pulsar.Authentication | None:
         if (certificate := self._certificate()) is not None:
-            self._tls()  # the client does not say what is wrong with it
+            self._tls()  # the error of the client names no cause
             return pulsar.AuthenticationTLS(*map(str, certificate))
         self._last = self._token()
         if self._last is None:
@@ -179,12 +175,12 @@ class BrokerCredentials(ABC):
 
     def _text(self, file: Path) -> str:
         try:
-            found = self._bytes(file).decode("ascii").strip()
+            text = self._bytes(file).decode("ascii").strip()
         except UnicodeDecodeError:
-            found = ""
-        if not found:
+            text = ""
+        if not text:
             raise self._missing(file, "nothing that is plain text")
-        return found
+        return text
 
     def _bytes(self, file: Path) -> bytes:
         try:
@@ -194,32 +190,32 @@ class BrokerCredentials(ABC):
 
 
 def _immortal(authentication: pulsar.Authentication) -> pulsar.Authentication:
-    """Keep what calls Python until the process is gone.
+    """Keep an object that calls Python until the process ends.
 
-    Threads of a client go on for a moment after it is closed. The one that drops the last
-    reference to a function waits for the interpreter, and aborts a process that ends by then.
+    Threads of a client run for a moment after it is closed. The one that drops the last reference
+    to a function waits for the interpreter, and aborts a process that ends meanwhile.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(authentication))
     return authentication
 
 
 class CredentialsMissingError(RedriveError):
-    """The pod of the job lacks credentials, or what is there is none."""
+    """The pod of the job has no credentials, or a file of another content in their place."""
 
     reason: ClassVar[str] = "CredentialsMissing"
 
 
 class JobCredentials(BrokerCredentials):
-    """What a job shows to the broker, and trusts in: files below one folder.
+    """Credentials of a job, and the authorities that it trusts, in files below one folder.
 
     Raises:
-        CredentialsMissingError: from each method, when a file is missing or not what it should be.
+        CredentialsMissingError: from each method, when a file is missing or has another content.
         AdminError: likewise, when an issuer gives no token.
     """
 
     def __init__(self, access: BrokerAccess) -> None:
         super().__init__(access.redirect_hosts)
-        self._given = access
+        self._access = access
         self._folder = Path(access.folder)
 
     def ledger_key(self) -> bytes:
@@ -240,18 +236,18 @@ class JobCredentials(BrokerCredentials):
             ) from None
 
     def _token(self) -> str | None:
-        if self._given.method is Method.TOKEN:
+        if self._access.method is Method.TOKEN:
             return self._text(self._folder / "credentials" / "token")
-        return self._issued() if self._given.method is Method.OAUTH2 else None
+        return self._issued() if self._access.method is Method.OAUTH2 else None
 
     async def _issue(self) -> oauth2.Issued:
-        given = self._given
+        access = self._access
         client = oauth2.Client(
-            given.issuer_url or "",
-            given.client_id or "",
+            access.issuer_url or "",
+            access.client_id or "",
             self._text(self._folder / "credentials" / "client-secret"),
-            audience=given.audience,
-            scope=given.scope,
+            audience=access.audience,
+            scope=access.scope,
         )
         if (authorities := self._folder / "issuer-ca" / "ca.crt").exists():
             client = replace(client, tls=self._context(ca=self._text(authorities)))
@@ -261,7 +257,7 @@ class JobCredentials(BrokerCredentials):
     def _certificate(self) -> tuple[Path, Path] | None:
         folder = self._folder / "credentials"
         return (
-            (folder / "tls.crt", folder / "tls.key") if self._given.method is Method.TLS else None
+            (folder / "tls.crt", folder / "tls.key") if self._access.method is Method.TLS else None
         )
 
     def _authorities(self) -> Path | None:
@@ -278,7 +274,7 @@ class JobCredentials(BrokerCredentials):
 
     def _no_pem(self, got: str) -> RedriveError:
         return CredentialsMissingError(
-            "what is mounted is no certificate with its key, or no authorities",
+            "the mounted files are no certificate with its key, or no authorities",
             got=got,
             remedy="store them in PEM in the Secret or ConfigMap of the connection's replay",
         )
@@ -288,11 +284,11 @@ _job_credentials: dict[str, JobCredentials] = {}
 
 
 def job_credentials() -> JobCredentials:
-    """Return the credentials that the environment tells of, the same for a whole process.
+    """Return the credentials that the environment names, the same ones for a whole process.
 
     Raises:
-        CredentialsMissingError: it tells of none.
-        InvalidSpecError: what it tells can't be read.
+        CredentialsMissingError: it names none.
+        InvalidSpecError: its variable can't be read.
     """
     written = os.environ.get(ACCESS_VARIABLE, "")
     if not written:
@@ -306,32 +302,32 @@ def job_credentials() -> JobCredentials:
 
 
 class CredentialsUnreadableError(RedriveError):
-    """A file with credentials, which an option names, is not there or not what it should be."""
+    """A file with credentials, which an option names, is missing or has another content."""
 
     reason: ClassVar[str] = "CredentialsUnreadable"
 
 
 class SourceCredentials(BrokerCredentials):
-    """What a query shows to the broker, and trusts in.
+    """Credentials of a query, and the authorities that it trusts.
 
     Raises:
         CredentialsUnreadableError: from each method, when a file is missing or of another form.
         AdminError: likewise, when an issuer gives no token.
     """
 
-    def __init__(self, said: SourceAuthentication) -> None:
+    def __init__(self, options: SourceAuthentication) -> None:
         super().__init__()
-        self._said = said
+        self._options = options
 
     def _token(self) -> str | None:
-        if self._said.plugin is Plugin.OAUTH2:
+        if self._options.plugin is Plugin.OAUTH2:
             return self._issued()
-        if "token" in self._said.files:
+        if "token" in self._options.files:
             return self._text(self._file("token"))
-        return self._said.token
+        return self._options.token
 
     async def _issue(self) -> oauth2.Issued:
-        said, file = self._said.issuer, self._file("client")
+        issuer, file = self._options.issuer, self._file("client")
         try:
             key = json.loads(self._text(file))
             named = str(key["client_id"]), str(key["client_secret"])
@@ -340,25 +336,25 @@ class SourceCredentials(BrokerCredentials):
         authorities = self._authorities()
         tls = None if authorities is None else self._context(ca=self._text(authorities))
         client = oauth2.Client(
-            said["issuerUrl"],
+            issuer["issuerUrl"],
             *named,
-            audience=said.get("audience"),
-            scope=said.get("scope"),
+            audience=issuer.get("audience"),
+            scope=issuer.get("scope"),
             tls=tls,
         )
         async with Http.open() as http:
             return await oauth2.issue(client, http)
 
     def _certificate(self) -> tuple[Path, Path] | None:
-        if self._said.plugin is not Plugin.TLS:
+        if self._options.plugin is not Plugin.TLS:
             return None
         return self._file("certificate"), self._file("key")
 
     def _authorities(self) -> Path | None:
-        return None if self._said.trusted is None else Path(self._said.trusted)
+        return None if self._options.trusted is None else Path(self._options.trusted)
 
     def _file(self, name: str) -> Path:
-        return Path(self._said.files[name])
+        return Path(self._options.files[name])
 
     def _missing(self, file: Path, got: str) -> RedriveError:
         return CredentialsUnreadableError(
@@ -369,7 +365,7 @@ class SourceCredentials(BrokerCredentials):
 
     def _no_pem(self, got: str) -> RedriveError:
         return CredentialsUnreadableError(
-            "what the options name is no certificate with its key, or no authorities",
+            "the files that the options name are no certificate with its key, or no authorities",
             got=got,
             remedy="put files in PEM there, on the driver and on each executor",
         )
@@ -378,7 +374,7 @@ class SourceCredentials(BrokerCredentials):
 _source_credentials: dict[str, SourceCredentials] = {}
 
 
-def source_credentials(said: SourceAuthentication) -> SourceCredentials:
-    """Return the credentials that are *said*, the same for a whole process."""
-    key = json.dumps(dataclasses.asdict(said))
-    return _source_credentials.setdefault(key, SourceCredentials(said))
+def source_credentials(options: SourceAuthentication) -> SourceCredentials:
+    """Return the credentials that *options* name, the same ones for a whole process."""
+    key = json.dumps(dataclasses.asdict(options))
+    return _source_credentials.setdefault(key, SourceCredentials(options))

@@ -1,9 +1,10 @@
 """Authentication methods, and the layout of mounted credentials.
 
-Who to be for the broker, in the words of Pulsar's client; and what a client is given. Pure.
+The role of a process at the broker, by the names of Pulsar's client, and the credentials that a
+client gets. Pure.
 
-A secret stands in an option only in forms that Spark redacts in plans and pages, see
-`spark.redaction.regex`: a token after `token:`. What lies in files is read by each process, so
+An option contains a secret only in a form that Spark redacts in plans and pages, see
+`spark.redaction.regex`: a token after `token:`. Each process reads the files of credentials, so
 the same paths exist on driver and executors.
 """
 
@@ -22,7 +23,7 @@ ACCESS_VARIABLE = "REDRIVE_PULSAR_ACCESS"
 
 
 class Method(enum.StrEnum):
-    """How a job proves who it is."""
+    """Authentication method of a job."""
 
     TOKEN = "token"  # noqa: S105  a method
     TLS = "tls"
@@ -32,14 +33,14 @@ class Method(enum.StrEnum):
 
 @dataclass(frozen=True)
 class BrokerAccess:
-    """Who a job is for the broker, without any secret: those lie in files.
+    """Identity of a job at the broker, without any secret: these are in files.
 
     Attributes:
-        folder: what is mounted lies below it: `credentials/`, with the files `token`, `tls.crt` and
+        folder: the root of the mounted files: `credentials/`, with the files `token`, `tls.crt` and
             `tls.key`, or `client-secret`; `ca/ca.crt` and `issuer-ca/ca.crt`, if others than the
             authorities of the image are trusted; `ledger/key`, the key of the policy's ledger.
-        redirect_hosts: hosts that they may be redirected to, see `Access.hosts`.
-        issuer_url: of OAuth 2.0, like what follows; None where the method is another.
+        redirect_hosts: hosts that calls may be redirected to, see `Access.hosts`.
+        issuer_url: of OAuth 2.0, as are the following fields; None for other methods.
     """
 
     method: Method
@@ -56,7 +57,7 @@ class BrokerAccess:
 
     @classmethod
     def decode(cls, text: str) -> BrokerAccess:
-        """Read what `encode` wrote.
+        """Read the text that `encode` wrote.
 
         Raises:
             InvalidSpecError: *text* is something else.
@@ -79,7 +80,7 @@ def without_dollars(written: str) -> str:
 
 
 class Plugin(enum.StrEnum):
-    """How to authenticate, by the class of the Java client, which may be written with package."""
+    """Authentication method, by the class of the Java client, with or without its package."""
 
     TOKEN = "AuthenticationToken"  # noqa: S105  a class
     TLS = "AuthenticationTls"
@@ -89,14 +90,14 @@ class Plugin(enum.StrEnum):
 
 @dataclass(frozen=True)
 class SourceAuthentication:
-    """What the options say.
+    """Authentication by the options of the data source.
 
     Attributes:
         plugin: the method.
-        token: itself; None if it lies in a file, or the method is another.
-        files: by what they hold: `token`, `certificate`, `key`, or `client`, the key file of
+        token: the token itself; None if it is in a file, or with other methods.
+        files: by their content: `token`, `certificate`, `key`, or `client`, the key file of
             OAuth 2.0 with `client_id` and `client_secret`.
-        issuer: of OAuth 2.0: `issuerUrl`, `audience` and `scope`, as far as they are given.
+        issuer: of OAuth 2.0: `issuerUrl`, `audience` and `scope`, where they are set.
         trusted: a file with certificate authorities; None for those of the machine.
     """
 
@@ -109,10 +110,10 @@ class SourceAuthentication:
 
 @dataclass(frozen=True)
 class ShownCredentials:
-    """What a client shows to a broker, and how it speaks TLS.
+    """Credentials that a client sends to a broker, and its TLS settings.
 
     Attributes:
-        method: `token`, `tls`, or empty for not at all.
+        method: `token`, `tls`, or empty for none.
         token: returns the token to show, a new one when the last is about to expire.
         tls: for addresses of `pulsar+ssl`.
     """

@@ -23,7 +23,7 @@ _CODE = re.compile("[a-z_]{1,40}")
 
 @dataclass(frozen=True)
 class Client:
-    """A client of an issuer, and what it requests.
+    """A client of an issuer, and its request.
 
     Attributes:
         tls: for connections to the issuer; None trusts the authorities of this machine.
@@ -53,7 +53,7 @@ async def issue(client: Client, http: Http) -> Issued:
         IssuerFailedError: it does not answer, or not as an issuer does, or its token endpoint has
             another scheme, host or port than `issuer_url`. No secret was sent to that address.
     """
-    found = await _ask(client, http, "GET", client.issuer_url.rstrip("/") + _DISCOVERY)
+    discovery = await _ask(client, http, "GET", client.issuer_url.rstrip("/") + _DISCOVERY)
     form = {
         "grant_type": "client_credentials",
         "client_id": client.client_id,
@@ -63,7 +63,7 @@ async def issue(client: Client, http: Http) -> Issued:
         form["audience"] = client.audience
     if client.scope is not None:
         form["scope"] = client.scope
-    endpoint = found.get("token_endpoint")
+    endpoint = discovery.get("token_endpoint")
     if not isinstance(endpoint, str):
         raise _unexpected(client, "its discovery document names no token_endpoint")
     if not _is_of_issuer(endpoint, client.issuer_url):
@@ -107,7 +107,7 @@ async def _ask(
 
 
 def _code(answer: dict[str, object]) -> str:
-    """Return the code of an error; anything else may repeat what was sent, or forge a message."""
+    """Return the code of an error; anything else may repeat the request, or forge a message."""
     code = answer.get("error")
     return code if isinstance(code, str) and _CODE.fullmatch(code) else ""
 

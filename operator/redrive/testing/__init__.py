@@ -7,7 +7,7 @@ message gets the next one that is due, and the clock is put forward.
     consumer = InMemoryConsumer(policy)
     consumer.send(b"{}")
     consumer.run(handle)  # until nothing is left to be handled
-    assert [letter.data() for letter in consumer.dead_letters] == [b"{}"]
+    assert [message.data() for message in consumer.dead_letters] == [b"{}"]
 
 `AsyncInMemoryConsumer` is the same for an `AsyncRetryConsumer`, `InMemorySimpleConsumer` for a
 `SimpleConsumer`, and `AsyncInMemorySimpleConsumer` for an `AsyncSimpleConsumer`.

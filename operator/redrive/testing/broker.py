@@ -47,7 +47,7 @@ class VirtualClock:
     """Stands still unless it is put forward.
 
     Attributes:
-        timers: what it fires on its way.
+        timers: fired as the clock advances.
     """
 
     def __init__(self, start: datetime) -> None:
@@ -71,12 +71,12 @@ class VirtualClock:
         self._passed = end - self._start
 
     def fire_next(self, end: datetime | None) -> bool:
-        """Go on to the next timer and fire it, if one comes until *end*, at any time if None."""
+        """Advance to the next timer and fire it, if one is due until *end*, at any time if None."""
         dues = [(due, timer) for timer in self.timers if (due := timer.next_due()) is not None]
         if not dues:
             return False
         due, timer = min(dues, key=lambda entry: entry[0])
-        # Rounded up: a timer that fires too early would fire for ever.
+        # Rounded up: a timer that fires too early would never stop firing.
         at = self._start + timedelta(microseconds=math.ceil(due * 1_000_000))
         if end is not None and at > end:
             return False
@@ -112,7 +112,7 @@ class InMemoryMessage:
         """Return the size of the payload."""
         return len(self.data())
 
-    def value(self) -> Any:  # noqa: ANN401 - what the schema decodes
+    def value(self) -> Any:  # noqa: ANN401 - any type that the schema decodes
         """Return the payload as the schema of its consumer decodes it."""
         return self.schema.decode(self.data())
 
@@ -157,26 +157,26 @@ class InMemoryMessage:
         return "in-memory"
 
     def encryption_context(self) -> None:
-        """Return what says that it is not encrypted."""
+        """Return the context of a message that is not encrypted."""
 
     def schema_version(self) -> str:
-        """Return what says that there is no schema."""
+        """Return the version of a message without a schema."""
         return ""
 
 
 class InMemoryBroker:
     """Source, retry and dead-letter topic of *policy*, and a clock of its own.
 
-    Messages that were handed out and not settled are in hand of their consumer; closing that
-    consumer, as a crash would, gives them back. Not for several threads.
+    Messages that were delivered and not settled are in-flight at their consumer; closing that
+    consumer, as a crash would, returns them. Not for several threads.
 
     Attributes:
         sequences: the records of a policy that keeps the sequence of dead letters.
-        clock: what the broker and all its consumers go by.
-        dead_letters: what lies in the dead-letter topic, oldest first.
+        clock: that of the broker and all its consumers.
+        dead_letters: the messages of the dead-letter topic, oldest first.
         refused: sends to these topics fail, as after a permission was revoked.
         clock_error: how far the clock of its consumers is ahead of its own; a retry comes later by
-            as much. What waits in a consumer does not depend on it.
+            as much. Messages that wait in a consumer do not depend on it.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class InMemoryBroker:
         self._dead_letter_topic = policy.dead_letter_topic
         self._numbers = itertools.count()
         self._waiting: list[tuple[datetime, int, InMemoryMessage]] = []
-        self._in_hand: dict[str, tuple[object, InMemoryMessage]] = {}
+        self._in_flight: dict[str, tuple[object, InMemoryMessage]] = {}
 
     def store(
         self, topic: TopicName, message: InMemoryMessage, deliver_after: timedelta | None = None
@@ -238,43 +238,43 @@ class InMemoryBroker:
             return None
         heapq.heappop(self._waiting)
         self.clock.advance(due - self.clock.now())
-        self._in_hand[str(message.id)] = (consumer, message)
+        self._in_flight[str(message.id)] = (consumer, message)
         return message
 
     def unload(self) -> None:
-        """Deliver again whatever is in hand, as a broker does whose topics have moved to another.
+        """Deliver in-flight messages again, as a broker does whose topics have moved to another.
 
-        To whichever consumer takes it; that those in hand have it still is theirs to know.
+        Any consumer may get them, and those that have them are not notified.
         """
-        in_hand, self._in_hand = self._in_hand, {}
-        for _, message in in_hand.values():
+        in_flight, self._in_flight = self._in_flight, {}
+        for _, message in in_flight.values():
             again = dataclasses.replace(message, redeliveries=0)
             self._give_back(again, self.clock.now())
 
     def acknowledge(self, message: InMemoryMessage) -> None:
         """Forget *message*; again changes nothing."""
-        if self._in_hand.pop(str(message.id), None) is None:
-            left = [entry for entry in self._waiting if entry[2].id != message.id]
-            if len(left) < len(self._waiting):  # it was to be delivered again
-                self._waiting = left
-                heapq.heapify(left)
+        if self._in_flight.pop(str(message.id), None) is None:
+            others = [entry for entry in self._waiting if entry[2].id != message.id]
+            if len(others) < len(self._waiting):  # it was to be delivered again
+                self._waiting = others
+                heapq.heapify(others)
 
     def negative_acknowledge(self, message: InMemoryMessage, delay: timedelta) -> None:
         """Hand *message* out again after *delay*, to any consumer."""
-        if self._in_hand.pop(str(message.id), None) is not None:
+        if self._in_flight.pop(str(message.id), None) is not None:
             again = dataclasses.replace(message, redeliveries=message.redeliveries + 1)
             self._give_back(again, self.clock.now() + delay)
 
     def take_back(self, consumer: object) -> None:
-        """Take back what *consumer* has in hand, as if it had crashed."""
-        for held_by, message in list(self._in_hand.values()):
+        """Take back the in-flight messages of *consumer*, as if it had crashed."""
+        for held_by, message in list(self._in_flight.values()):
             if held_by is consumer:
-                del self._in_hand[str(message.id)]
+                del self._in_flight[str(message.id)]
                 self._give_back(message, self.clock.now())
 
     def unsettled(self) -> list[InMemoryMessage]:
-        """Return what lies in source and retry topic, waiting or in hand, in order of its ids."""
-        held = [message for _, message in self._in_hand.values()]
+        """Return waiting and in-flight messages of source and retry topic, in order of their ids."""
+        held = [message for _, message in self._in_flight.values()]
         return sorted(
             [*held, *(message for _, _, message in self._waiting)],
             key=lambda message: message.id.entry_id(),

@@ -1,4 +1,4 @@
-"""The parts of a consumer on a broker in memory: what a `ClientConnection` is at a real one."""
+"""The parts of a consumer on a broker in memory, in place of a `ClientConnection`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from redrive.policy.sequences import Sequences
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualTimer
 
 _LONGEST_WAIT = timedelta(days=1)
-"""For timers alone, where no message waits: a send that is refused is tried again for ever."""
+"""For timers alone, where no message waits: a send that is refused is repeated without end."""
 
 
 class NothingLeftError(ConsumerStoppedError):
-    """Whoever waited for a message would have waited for ever; `run` returns instead."""
+    """A caller would wait permanently for a message; `run` returns instead."""
 
     reason = "NothingLeft"
 
@@ -51,7 +51,7 @@ class InMemoryConnection(BrokerConnection):
             functools.partial(VirtualTimer, self._broker.clock),
             self._work,
             linger=0,
-            beacon=_Beacon(),
+            beacon=_NoReporter(),
             nack_seconds=subscribing.nack_delay.total_seconds(),
             max_in_flight_bytes=subscribing.max_in_flight_bytes,
             letters=_SequenceLog(self._broker, policy) if policy.sequenced else None,
@@ -95,8 +95,8 @@ class _Subscription:
         self._broker.negative_acknowledge(message, self._nack_delay)
 
 
-class _Beacon:
-    """There is no operator to see it."""
+class _NoReporter:
+    """Reports outages to no operator."""
 
     def show(self, cause: str) -> None:
         pass
@@ -179,7 +179,7 @@ class _Incoming:
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
         if self._stopped:
             raise ConsumerStoppedError(
-                "this consumer was stopped", remedy="make a new one to go on consuming"
+                "this consumer was stopped", remedy="make a new one to continue"
             )
         clock = self._broker.clock
         end = None if timeout is None else clock.now() + timedelta(seconds=timeout)
@@ -199,9 +199,9 @@ class _Incoming:
         clock = self._broker.clock
         last = clock.now() + _LONGEST_WAIT if end is None else end
         while clock.fire_next(min([due for due in (last, self._next_due()) if due])):
-            pass  # what rings may send a message that comes earlier
+            pass  # a timer may send a message that comes earlier
         theirs = self._theirs_due()
-        # What is due again goes before all that waits at the broker, as in a `Fetcher`.
+        # A message that is due again precedes all that wait at the broker, as in a `Fetcher`.
         if self._again and (theirs is None or self._again[0][0] <= max(theirs, clock.now())):
             return self._hand_out_again(end)
         if theirs is None:
@@ -250,5 +250,5 @@ class _Incoming:
 
 
 def _decoded_by(schema: pulsar.schema.Schema, message: pulsar.Message) -> pulsar.Message:
-    found = dataclasses.replace(cast("InMemoryMessage", message), schema=schema)
-    return cast("pulsar.Message", found)
+    decoded = dataclasses.replace(cast("InMemoryMessage", message), schema=schema)
+    return cast("pulsar.Message", decoded)

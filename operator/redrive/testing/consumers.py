@@ -1,6 +1,6 @@
 """In-memory consumers, and the topics that they share.
 
-What a test does to the topics and the clock of a consumer in memory.
+Methods by which a test changes the topics and the clock of a consumer.
 
 `RetryConsumer` on a broker in memory; the way in for users' tests.
 
@@ -32,7 +32,7 @@ from redrive.testing.connection import InMemoryConnection
 
 
 class InMemoryTopics:
-    """What a test does to the topics and the clock of a consumer."""
+    """Methods by which a test changes the topics and the clock of a consumer."""
 
     broker: InMemoryBroker
     _topic: TopicName
@@ -70,7 +70,7 @@ class InMemoryTopics:
 
     @property
     def dead_letters(self) -> list[InMemoryMessage]:
-        """Return what lies in the dead-letter topic, oldest first."""
+        """Return the messages of the dead-letter topic, oldest first."""
         return list(self.broker.dead_letters)
 
     def advance(self, by: float | timedelta) -> None:
@@ -86,7 +86,7 @@ class InMemoryConsumer(InMemoryTopics, RetryConsumer):
     that puts the clock forward by more than its time-out has timed out.
 
     Args:
-        policy: what failures lead to; a `PolicyFile` is looked at again in virtual time.
+        policy: decides about failures; a `PolicyFile` is read again in virtual time.
         broker: one to share with other consumers of the policy; by default one of its own.
     """
 
@@ -108,7 +108,7 @@ class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
     message, of this consumer or of another one of its broker.
 
     Args:
-        policy: what failures lead to; a `PolicyFile` is looked at again in virtual time.
+        policy: decides about failures; a `PolicyFile` is read again in virtual time.
         broker: one to share with other consumers of the policy; by default one of its own.
     """
 
@@ -126,8 +126,8 @@ class InMemorySimpleConsumer(InMemoryTopics, SimpleConsumer):
 class AsyncInMemoryConsumer(InMemoryTopics, AsyncRetryConsumer):
     """An `AsyncRetryConsumer` whose messages, time and dead letters are in the hands of a test.
 
-    It can be used without having been entered. What `InMemoryConsumer` says of `run` holds here;
-    besides, a handler is cancelled after its time-out of real time.
+    It can be used without having been entered. `run` is as in `InMemoryConsumer`; besides, a
+    handler is cancelled after its time-out of real time.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class AsyncInMemoryConsumer(InMemoryTopics, AsyncRetryConsumer):
 class AsyncInMemorySimpleConsumer(InMemoryTopics, AsyncSimpleConsumer):
     """An `AsyncSimpleConsumer` whose messages, time and dead letters are in the hands of a test.
 
-    It can be used without having been entered. What `InMemorySimpleConsumer` says holds here.
+    It can be used without having been entered, as `InMemorySimpleConsumer`.
     """
 
     def __init__(
