@@ -273,7 +273,7 @@ class InMemoryBroker:
                 self._give_back(message, self.clock.now())
 
     def unsettled(self) -> list[InMemoryMessage]:
-        """Return waiting and in-flight messages of source and retry topic, in order of their ids."""
+        """Return waiting and in-flight messages of source and retry topic, by their ids."""
         held = [message for _, message in self._in_flight.values()]
         return sorted(
             [*held, *(message for _, _, message in self._waiting)],
