@@ -342,7 +342,7 @@ def _duration(milliseconds: int) -> str:
     for size, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
-    return f"{seconds} seconds"
+    return f"{seconds} seconds" if seconds > 1 else "1 second or less"
 
 
 def _bytes(size: int) -> str:
