@@ -221,7 +221,7 @@ def _refusals_explained(topic: TopicName, subscription: str) -> Iterator[None]:
             f"could not subscribe to {topic} as {subscription}",
             got=str(error),
             remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
-            "that the role may consume the source topic, that the subscription exists (some brokers "
-            "create none for consumers), that a schema given fits those of the source and retry "
-            "topic, and that the broker answers",
+            "that the role may consume the source topic, that the subscription exists (not all "
+            "brokers create one for a consumer), that a schema given fits those of the source and "
+            "retry topic, and that the broker answers",
         ) from error
