@@ -20,7 +20,7 @@ from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 
 _START_SECONDS = 120.0
-_APIS = 2
+_APIS = 3
 """The number of APIs that the stand-in watches in each namespace."""
 
 SUBMIT = str(Path(sys.executable).with_name("spark-submit"))

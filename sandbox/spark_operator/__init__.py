@@ -1,8 +1,8 @@
 """A stand-in for the Spark operators of Kubeflow and Apache, which no package registry has.
 
 It watches SparkApplications (sparkoperator.k8s.io/v1beta2 and spark.apache.org/v1) and runs each as
-`spark-submit --master local[…]`, for machines without containers. In a cluster, `in_cluster` runs
-them in pods.
+`spark-submit --master local[…]`, for machines without containers. It also runs the command of Jobs,
+whose pods need a kubelet. In a cluster, `in_cluster` runs SparkApplications in pods.
 
 It is an independent program: the sandbox installs its CRDs and starts it as a process. It imports
 only its own modules, the Kubernetes client and the standard library. The code that writes

@@ -13,7 +13,7 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from .cluster import APIS, connected
+from .cluster import APIS, JOBS, connected
 from .controller import Controller, serve
 from .pod import Machine
 from .process import stop_orphans
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="spark-operator", description="Run SparkApplications on this machine."
+        prog="spark-operator", description="Run SparkApplications and Jobs on this machine."
     )
     parser.add_argument(
         "--kubeconfig", type=Path, required=True, help="the API server and its credentials"
@@ -67,7 +67,8 @@ async def _serve(
     kubeconfig: Path, image: dict[str, str], work_dir: Path, namespaces: list[str]
 ) -> None:
     async with AsyncExitStack() as stack:
-        clusters = [await stack.enter_async_context(connected(kubeconfig, api)) for api in APIS]
+        apis = (*APIS, JOBS)
+        clusters = [await stack.enter_async_context(connected(kubeconfig, api)) for api in apis]
         await serve(
             *(
                 Controller(cluster, Machine(cluster, image, work_dir), namespaces)

@@ -22,7 +22,7 @@ from typing import Any, cast
 import aiohttp
 from kubernetes.aio import client, config
 
-from . import apache
+from . import apache, jobs
 from .clock import now
 from .environment import Data, Source
 from .errors import GoneError, RefusedError, UnavailableError
@@ -39,7 +39,7 @@ POLL_SECONDS = 1
 
 @dataclass(frozen=True)
 class Api:
-    """An API of SparkApplications.
+    """An API of SparkApplications, or that of Jobs.
 
     Attributes:
         address: group, version and plural.
@@ -72,7 +72,9 @@ APACHE = Api(
     apache.read,
     apache.history,
 )
+JOBS = Api(("batch", "v1", "jobs"), "batch.kubernetes.io/job-name", jobs.read, jobs.history)
 APIS = (KUBEFLOW, APACHE)
+"""APIs of Spark operators."""
 
 
 @dataclass(frozen=True)

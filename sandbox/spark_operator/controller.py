@@ -48,7 +48,7 @@ class Controller:
     async def _follow(self, namespace: str | None, group: asyncio.TaskGroup) -> None:
         listing = await self._cluster.listing(namespace)
         scope = namespace or "all namespaces"
-        log.info("watching the SparkApplications (%s) of %s", self._cluster.api.address[0], scope)
+        log.info("watching the %s of %s", ".".join(self._cluster.api.address[::2][::-1]), scope)
         listed = {app.uid for app in listing.applications}
         for (home, _), keeper in self._keepers.items():
             if namespace in (None, home) and keeper.uid not in listed:

@@ -152,13 +152,14 @@ class Pod:
                     self._become(Observation(Phase.RUNNING))
 
             env = {**self._image(), **mounts.environment(variables, self._app, root)}
-            arguments = command.arguments(self._app, self._folder / PROPERTIES, env)
             self._process = await Process.start(
-                [self._spark_submit(), *arguments],
+                self._command(env),
                 env=env,
                 folder=self._folder,
                 record=self._record,
             )
+            if "program" in self._app.spec:
+                self._become(Observation(Phase.RUNNING))
             code = await self._process.run(on_line)
         if code == 0:
             return Observation(Phase.SUCCEEDED)
@@ -166,11 +167,18 @@ class Pod:
         reason = f"driver container failed with ExitCode: {code}, Reason: Error"
         return Observation(Phase.FAILED, reason)
 
-    def _spark_submit(self) -> str:
+    def _command(self, env: Mapping[str, str]) -> list[str]:
+        if program := self._app.spec.get("program"):  # of a Job
+            words = [environment.expanded(word, env) for word in program]
+            return [self._found(words[0]), *words[1:]]
+        arguments = command.arguments(self._app, self._folder / PROPERTIES, env)
+        return [self._found("spark-submit"), *arguments]
+
+    def _found(self, name: str) -> str:
         path = self._machine.image.get("PATH", "")
-        program = shutil.which("spark-submit", path=path)
+        program = shutil.which(name, path=path)
         if program is None:
-            msg = f"no spark-submit on the image's PATH; got {path!r}"
+            msg = f"no {name} on the image's PATH; got {path!r}"
             raise RefusedError(msg)
         return program
 

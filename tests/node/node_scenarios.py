@@ -89,6 +89,7 @@ class Shop:
             "spec": {
                 "policyRef": {"name": "orders-fulfilment"},
                 "select": {"where": f"cause_type = '{cause}'"},
+                "engine": "Spark",
                 **spec,
             },
         }

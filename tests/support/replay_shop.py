@@ -102,9 +102,9 @@ class Shop:
         self.kubectl("wait", "--for=condition=Ready", "rpol/orders", "--timeout=180s")
 
     def replay(self, name: str, where: str | None = None, **more: object) -> None:
-        """Make a Replay of the policy."""
+        """Make a Replay of the policy, with engine Spark."""
         select = {} if where is None else {"select": {"where": where}}
-        spec = {"policyRef": {"name": "orders"}, **select, **more}
+        spec = {"policyRef": {"name": "orders"}, "engine": "Spark", **select, **more}
         self.apply("redrive.io/v1beta1", "Replay", name, spec=spec)
 
     def status(self, name: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Shop:
         return sorted(copies[0] for copies in causes.values())
 
     def applications(self, kind: str = "sparkapp") -> list[dict[str, Any]]:
-        """Return the SparkApplications of the namespace, as kubectl calls them."""
+        """Return the SparkApplications, or other objects, of the namespace."""
         items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, "-o", "json"))["items"]
         return items
 
@@ -192,7 +192,7 @@ def check_no_token_leaked(shop: Shop) -> None:
     texts.append(
         shop.kubectl(
             "get",
-            "sparkapp,sparkapplications.spark.apache.org,replay,bconn,rpol,event",
+            "sparkapp,sparkapplications.spark.apache.org,job,replay,bconn,rpol,event",
             "-o",
             "yaml",
         )

@@ -42,13 +42,17 @@
 # What replay jobs run as: a Replay waits until its namespace has it.
 - apiGroups: [""]
   resources: [serviceaccounts]
-  resourceNames: [{{ .Values.replay.serviceAccount }}]
+  resourceNames: [{{ .Values.replay.serviceAccount }}, {{ .Values.replay.jobServiceAccount }}]
   verbs: [get]
 # Claims that a job template names: a Replay waits until its namespace has them.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]
-# The runs of Replays, by each Spark operator that may be used.
+# The runs of Replays: Jobs, and those of each Spark operator that may be used. The admission policy
+# bounds what is created.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [list, watch, create]
 {{- with include "redrive.sparkGroups" . | fromJsonArray }}
 - apiGroups: {{ toJson . }}
   resources: [sparkapplications]
@@ -117,8 +121,8 @@
 {{- end }}
 {{- end }}
 
-{{- /* Rights of the drivers of replay jobs in the namespace of their Replay. */ -}}
-{{- define "redrive.replayRules" -}}
+{{- /* Rights of Replays with engine Job in their namespace. They make no pods. */ -}}
+{{- define "redrive.jobRules" -}}
 # A job reads its own Replay and the approval of it, and writes how far it is.
 - apiGroups: [redrive.io]
   resources: [replays, replayapprovals]
@@ -126,6 +130,11 @@
 - apiGroups: [redrive.io]
   resources: [replays/status]
   verbs: [patch]
+{{- end }}
+
+{{- /* Rights of the drivers of Spark in the namespace of their Replay. */ -}}
+{{- define "redrive.replayRules" -}}
+{{ include "redrive.jobRules" . }}
 # A Spark driver makes its executors and what belongs to them, and deletes them. It needs no right to
 # ConfigMaps: executors get none.
 - apiGroups: [""]

@@ -125,7 +125,7 @@ class AvailableTemplate(StatusModel):
 
 
 class JobMetadata(ApiModel):
-    """Metadata of the SparkApplication, for queues and cost centres."""
+    """Metadata of the Job or SparkApplication, for queues and cost centres."""
 
     labels: _Labels = Field(default_factory=dict)
     """Labels, beside those of redrive."""
@@ -141,7 +141,7 @@ class JobTemplate(ApiModel):
     """Kubernetes namespaces of the Replays that may use it. Defaults to all."""
 
     metadata: JobMetadata = JobMetadata()
-    """Labels and annotations of the SparkApplication."""
+    """Labels and annotations of the Job or SparkApplication."""
 
     image: Annotated[
         str,
@@ -152,7 +152,10 @@ class JobTemplate(ApiModel):
             "correct it, or leave it out",
         ),
     ] = ""
-    """Image of driver and executors. Defaults to the image that belongs to the operator."""
+    """Image of all pods. Defaults to the image that belongs to the operator."""
+
+    job: _PodTemplate = Field(default_factory=dict)
+    """PodTemplateSpec of the one pod of engine Job."""
 
     driver: _PodTemplate = Field(default_factory=dict)
     """PodTemplateSpec of the driver, which plans and keeps the account."""
@@ -185,7 +188,8 @@ class JobTemplate(ApiModel):
         _check_labels("metadata", self.metadata.labels)
         for name in self.spark_conf:
             _check_property(name)
-        policies = {pod_of(self, role).pull_policy for role in Role} - {""}
+        pods = {role: pod_of(self, role) for role in Role}
+        policies = {pods[role].pull_policy for role in SPARK_ROLES} - {""}
         if len(policies) > 1:
             raise InvalidSpecError(
                 "`imagePullPolicy` must be the same in driver and executor, because Spark has one "
@@ -216,10 +220,14 @@ class JobTemplate(ApiModel):
 
 
 class Role(enum.StrEnum):
-    """A kind of pod of a Spark application."""
+    """A kind of pod: of a Spark application, or the one pod of engine Job."""
 
     DRIVER = "driver"
     EXECUTOR = "executor"
+    JOB = "job"
+
+
+SPARK_ROLES = (Role.DRIVER, Role.EXECUTOR)
 
 
 RESTRICTED: Mapping[str, Any] = {
@@ -254,6 +262,31 @@ class JobPod:
     core_request: str
     core_limit: str
 
+    @property
+    def mebibytes(self) -> int:
+        """Return the memory of the pod, in MiB."""
+        return int(self.memory.rstrip("m")) + int(self.memory_overhead.rstrip("m"))
+
+    def sized(self) -> Body:
+        """Return the template with the size and the pull policy, which Spark takes elsewhere."""
+        spec = self.template["spec"]
+        own, *others = spec["containers"]
+        others_of = {
+            field: own.get("resources", {}).get(field, {}) for field in ("requests", "limits")
+        }
+        memory = {"memory": f"{self.mebibytes}Mi"}
+        limits = {"cpu": self.core_limit} if self.core_limit else {}
+        own = {
+            **own,
+            "resources": {
+                **own.get("resources", {}),
+                "requests": {**others_of["requests"], "cpu": self.core_request, **memory},
+                "limits": {**others_of["limits"], **limits, **memory},
+            },
+            **({"imagePullPolicy": self.pull_policy} if self.pull_policy else {}),
+        }
+        return {**self.template, "spec": {**spec, "containers": [own, *others]}}
+
     def properties(self, role: Role) -> dict[str, str]:
         """Return the Spark properties of the pod: fields of the template that Spark overwrites."""
         limit = {f"spark.kubernetes.{role}.limit.cores": self.core_limit}
@@ -274,8 +307,8 @@ _GRACE = "terminationGracePeriodSeconds"
 
 
 def container_name(role: Role) -> str:
-    """Return the name of the container of Spark, which both Spark operators expect."""
-    return f"spark-kubernetes-{role}"
+    """Return the name of the container of a job; of Spark the one that both operators expect."""
+    return "redrive" if role is Role.JOB else f"spark-kubernetes-{role}"
 
 
 def pod_of(template: JobTemplate, role: Role) -> JobPod:
@@ -287,7 +320,7 @@ def pod_of(template: JobTemplate, role: Role) -> JobPod:
     Raises:
         InvalidSpecError: the template sets a field that redrive sets.
     """
-    written: Mapping[str, Any] = template.driver if role is Role.DRIVER else template.executor
+    written: Mapping[str, Any] = getattr(template, role)
     metadata, spec = (_object(written, field, role) for field in ("metadata", "spec"))
     _check_pod(role, written, metadata, spec)
     containers = _list(spec, "containers", role) or [{}]
@@ -305,7 +338,7 @@ def pod_of(template: JobTemplate, role: Role) -> JobPod:
     init = [_restricted(c, context) for c in _list(spec, "initContainers", role)]
     pod = {
         **spec,
-        "automountServiceAccountToken": role is Role.DRIVER,
+        "automountServiceAccountToken": role is not Role.EXECUTOR,
         "containers": [_filled(first), *others],
         "initContainers": init,
     }

@@ -194,7 +194,7 @@ Duration = Annotated[
 
 _FIXED = (
     "policyRef", "startBefore", "select", "maxReplays", "mode", "reason", "ticket", "confirmations",
-    "jobTemplate", "target", "guarantee", "followFor", "sending",
+    "jobTemplate", "target", "guarantee", "followFor", "sending", "engine",
 )  # fmt: skip
 _ONE_RUN = Rule(
     " && ".join(
@@ -237,6 +237,14 @@ class Mode(enum.StrEnum):
 
     RUN = "Run"
     PLAN = "Plan"
+
+
+class Engine(enum.StrEnum):
+    """Kind of workload that runs a Replay."""
+
+    AUTO = "Auto"
+    JOB = "Job"
+    SPARK = "Spark"
 
 
 class Sending(enum.StrEnum):
@@ -430,6 +438,15 @@ class ReplaySpec(ApiModel):
     `DiscardUnreadable`: selected entries that no client can show, such as chunks of a message whose
     producer was killed, are acknowledged and lost; without it they are refused as `NotDelivered`,
     and stay. Defaults to none."""
+
+    engine: Annotated[
+        Engine,
+        *one_of(Engine, "`engine` must be Auto, Job or Spark", "use one of Auto, Job, Spark"),
+    ] = Engine.AUTO
+    """`Job`: a Kubernetes Job of one pod, which needs no Spark operator and starts within seconds.
+    `Spark`: a SparkApplication with executors. `Auto`: `Job` up to 10000 dead letters, counted by
+    `select.ids`, `select.limit` or the last statistics of the policy, and where no Spark operator
+    is installed; else `Spark`. The result is the same. Defaults to Auto."""
 
     job_template: ReplayJobTemplate | None = None
     """Job template of its pods, and number of executors. Defaults to the template and the number of
@@ -743,8 +760,14 @@ class ReplayStatus(LenientStatus):
     run: ReplayRun = ReplayRun()
     """Progress of the run, written by its job."""
 
+    engine: Engine | None = None
+    """Engine of the run, Job or Spark. Chosen at the launch, and never changed."""
+
     spark_application: str | None = None
     """The SparkApplication, in the same namespace, that does the work."""
+
+    job: str | None = None
+    """The Kubernetes Job, in the same namespace, that does the work."""
 
     start_time: Timestamp | None = None
     """Time at which the job was launched."""

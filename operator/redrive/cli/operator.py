@@ -81,6 +81,8 @@ def run(options: argparse.Namespace) -> None:
         replay_template=options.replay_template,
         replay_application=options.replay_application,
         replay_service_account=options.replay_service_account,
+        job_service_account=options.job_service_account,
+        job_max_messages=options.job_max_messages,
         job_templates=options.job_templates,
         max_executors=options.max_executors,
         replay_launchers=tuple(map(LauncherName, options.replay_launcher or ["Kubeflow"])),

@@ -83,6 +83,21 @@ def parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
         "(default: %(default)s)",
     )
     parser.add_argument(
+        "--job-service-account",
+        default="redrive-job",
+        metavar="NAME",
+        help="ServiceAccount of Replays with engine Job, in the namespace of each Replay "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--job-max-messages",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="highest number of dead letters for which engine Auto takes a Job "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
         "--job-templates",
         type=Path,
         metavar="FILE",

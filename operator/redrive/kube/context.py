@@ -43,6 +43,8 @@ class Settings:
             Replays are not run. Tools that replace images change fields of containers only.
         replay_application: where the replay job lies in that image, as a `local://` URL.
         replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
+        job_service_account: which ServiceAccount of the Replay's namespace a Job uses.
+        job_max_messages: highest number of dead letters for which engine `Auto` takes a Job.
         job_templates: the file of job templates; None for the template `default` alone.
         max_executors: highest number of executors of a Replay, whatever its template permits.
         replay_launchers: the Spark operators that may be used, if they are installed.
@@ -54,6 +56,8 @@ class Settings:
     replay_template: Key | None
     replay_application: str
     replay_service_account: str
+    job_service_account: str = "redrive-job"
+    job_max_messages: int = 10_000
     job_templates: Path | None = None
     max_executors: int = MAX_EXECUTORS
     replay_launchers: tuple[LauncherName, ...] = (LauncherName.KUBEFLOW,)
@@ -67,7 +71,8 @@ class Context:
     The caches are complete from the start: half the policies do not show who owns a topic.
 
     Attributes:
-        applications: those of each Spark operator that may be used; none where replays are off.
+        applications: Jobs, and the SparkApplications of each Spark operator that may be used; none
+            where replays are off.
         config_maps: those that redrive made.
         began: when this operator began to act.
         namespaces: the labels of Kubernetes namespaces, where a connection selects by them.
@@ -160,20 +165,23 @@ class Context:
 async def _load_applications(
     kubernetes: Kubernetes, settings: Settings
 ) -> tuple[Mapping[Resource, Cache], tuple[Resource, ...]]:
-    """List the SparkApplications, where replays are on; return the kinds not installed, too."""
-    found: dict[Resource, Cache] = {}
+    """List Jobs and SparkApplications, where replays are on; return missing kinds, too."""
+    if settings.replay_template is None:
+        return {}, ()
+    jobs = await load(kubernetes, resources.JOBS, settings.namespaces)
+    found: dict[Resource, Cache] = {resources.JOBS: jobs}
     missing: list[Resource] = []
-    for launcher in settings.replay_launchers if settings.replay_template else ():
+    for launcher in settings.replay_launchers:
         kind = resources.APPLICATIONS[launcher]
         try:
             found[kind] = await load(kubernetes, kind, settings.namespaces)
         except NotFoundError:
             found[kind] = Cache(keep=keep_of(kind))
             missing.append(kind)
-    if found and len(missing) == len(found):
+    if len(missing) == len(settings.replay_launchers):
         logger.warning(
-            "this cluster knows no SparkApplication of %s: policies are provisioned, but no Replay "
-            "can run; install the Spark operator, and replays begin within a minute",
+            "this cluster knows no SparkApplication of %s: Replays run as Jobs, and those with "
+            "engine Spark wait for a Spark operator",
             " or ".join(kind.group for kind in missing),
         )
     return found, tuple(missing)

@@ -218,13 +218,13 @@ def _parsed(text: str) -> Mapping[str, Any]:
 
 
 async def _validate(template: JobTemplate, kubernetes: Kubernetes, namespace: str) -> None:
-    """Have the API server admit both pods, without storing them.
+    """Have the API server admit all pods, without storing them.
 
     Raises:
         KubernetesError: it refuses one, or can't be asked.
     """
     for role in Role:
-        pod = pod_of(template, role).template
+        pod = pod_of(template, role).sized()
         first, *others = pod["spec"]["containers"]
         first = {**first, "image": template.image or "redrive"}
         body = {

@@ -126,6 +126,7 @@ APACHE_SPARK_APPLICATIONS = Resource(
     "SparkApplication",
     selector="=".join(MANAGED),
 )
+JOBS = Resource("batch", "v1", "jobs", "Job", selector="=".join(MANAGED))
 SECRETS = Resource("", "v1", "secrets", "Secret")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", selector="=".join(MANAGED))
@@ -179,6 +180,7 @@ _LONGEST_WORD = 253
 """In characters: a name or a time is not longer."""
 _LONGEST_TEXT = 16_384
 """In characters: the output of a submission that failed, stack traces included, is as long."""
+_MOST_CONDITIONS = 16
 _LAST_STATES = 4
 """Of its history: one of the last two says how a run has ended."""
 
@@ -225,6 +227,18 @@ def _application(body: Body) -> Body:
     }
     found = {**states, **dict(_words(status, "lastSubmissionAttemptTime"))}
     return _reduced(body, {"status": {name: value for name, value in found.items() if value}})
+
+
+def _job(body: Body) -> Body:
+    """Keep of a Job whose it is, and how it stands."""
+    status = _mapping(body.get("status"))
+    counts = {name: status[name] for name in ("active", "ready", "failed") if name in status}
+    conditions = [
+        _retained_state(condition, "type", "status", "reason", text="message")
+        for condition in (status.get("conditions") or ())[:_MOST_CONDITIONS]
+    ]
+    kept = {**counts, **dict(_words(status, "startTime")), "conditions": conditions}
+    return _reduced(body, {"status": {name: value for name, value in kept.items() if value}})
 
 
 def in_order(numbers: Iterable[str]) -> list[str]:
@@ -285,4 +299,5 @@ _KEPT: Mapping[Resource, Keep] = {
     CONFIG_MAPS: retained_config_map,
     SPARK_APPLICATIONS: _application,
     APACHE_SPARK_APPLICATIONS: _application,
+    JOBS: _job,
 }

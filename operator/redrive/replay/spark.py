@@ -64,10 +64,10 @@ def spark_session(job: ReplayJob) -> Iterator[SparkSession]:
     """
     builder = SparkSession.builder
     if job.pod is not None:
-        builder = builder.master(f"local[{job.pod.cores},{TASK_TRIES}]").config(
-            # Python runs beside the JVM, whose heap is a part of the pod's memory.
-            "spark.driver.memory", f"{job.pod.memory // 2 // 2**20}m"
-        )  # fmt: skip
+        # Python runs beside the JVM, whose heap is a part of the pod's memory.
+        heap = f"{job.pod.memory // 2 // 2**20}m"
+        builder = builder.master(f"local[{job.pod.cores},{TASK_TRIES}]")
+        builder = builder.config("spark.driver.memory", heap).config("spark.ui.enabled", "false")
     spark = (
         builder.appName(f"replay {job.namespace}/{job.name}")
         # A moment without a time zone in a selection is meant in UTC.

@@ -9,13 +9,14 @@ import pytest
 
 from redrive.api.connection import ReplayIdentity
 from redrive.api.job import JobTemplate
+from redrive.api.replay import Engine
 from redrive.kube.context import Settings
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.replay.controller import launch
 from redrive.replay.controller.launch import ChosenTemplate, pod_access
-from redrive.replay.controller.spark_operators import LAUNCHERS, Launcher
+from redrive.replay.controller.spark_operators import JOB, LAUNCHERS, Launcher
 from redrive.replay.spec import ReplayJob
 from sandbox import spark_operator
 from sandbox.errors import SandboxError
@@ -49,6 +50,7 @@ POD_TEMPLATE: dict[str, Any] = {
 EVERYTHING: dict[str, Any] = {
     "image": "registry/other:1",
     "metadata": {"labels": {"queue": "batch"}, "annotations": {"cost": "7"}},
+    "job": POD_TEMPLATE,
     "driver": POD_TEMPLATE,
     "executor": POD_TEMPLATE,
     "executors": 2,
@@ -63,7 +65,8 @@ def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     access = pod_access(ReplayIdentity.model_validate(identity), (), "orders-ledger")
     policy = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders")
     job = ReplayJob("default", "after.fix", "u", policy, "pulsar://p:6650", "http://p:8080", None)
-    chosen = ChosenTemplate("default", JobTemplate.model_validate(template), 2)
+    engine = Engine.JOB if launcher is JOB else Engine.SPARK
+    chosen = ChosenTemplate("default", JobTemplate.model_validate(template), 2, engine)
     settings = Settings(
         "here", (), Key("redrive", "replay"), "local:///replay.py", "redrive-replay"
     )
@@ -72,7 +75,7 @@ def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("template", [{}, EVERYTHING], ids=["defaults", "everything"])
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.resource.group)
 def test_application_is_admitted_with_all_its_fields(
     cluster: Cluster, launcher: Launcher, template: dict[str, Any]
 ) -> None:

@@ -21,7 +21,9 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         "rbac": {"aggregate": False},
         "admissionPolicy": {"create": False},
     },
-    "have no right to SparkApplications, so that no Replay runs": {"replay": {"enabled": False}},
+    "have no right to Jobs and SparkApplications, so that no Replay runs": {
+        "replay": {"enabled": False}
+    },
     "read Secrets in some namespaces only": {"rbac": {"secretNamespaces": ["default"]}},
     "prepare namespaces for Replays": {
         "imagePullSecrets": [{"name": "registry"}],

@@ -128,17 +128,19 @@ def test_values_without_a_spark_operator_are_refused() -> None:
         chart.render(IMAGE | {"replay": {"launchers": {"kubeflow": False}}})
 
 
-def test_driver_has_no_right_to_config_maps_or_secrets() -> None:
-    """RBAC can't limit a driver to the objects that it created."""
+def test_job_has_no_right_to_pods_config_maps_or_secrets() -> None:
+    """RBAC can't limit a driver of Spark to the objects that it created."""
     rendered = chart.render(IMAGE | {"replay": {"namespaces": ["shop"]}})
-    drivers = ("Role", "redrive-replay")
-    (role,) = (o for o in rendered if (o["kind"], o["metadata"]["name"]) == drivers)
-    named = {resource for rule in role["rules"] for resource in rule["resources"]}
-    assert named == {
-        "replays",
-        "replays/status",
-        "replayapprovals",
-        "pods",
-        "services",
-        "persistentvolumeclaims",
+    roles = {o["metadata"]["name"]: o["rules"] for o in rendered if o["kind"] == "Role"}
+    resources = {
+        name: {resource for rule in rules for resource in rule["resources"]}
+        for name, rules in roles.items()
     }
+    own = {"replays", "replays/status", "replayapprovals"}
+    assert resources["redrive-job"] == own
+    assert resources["redrive-replay"] == own | {"pods", "services", "persistentvolumeclaims"}
+
+
+def test_job_and_driver_share_no_service_account() -> None:
+    with pytest.raises(SandboxError, match="replay.jobServiceAccount: must be another than"):
+        chart.render(IMAGE | {"replay": {"jobServiceAccount": "redrive-replay"}})

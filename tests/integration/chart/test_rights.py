@@ -79,6 +79,7 @@ def test_rights_to_spark_and_secrets_can_be_switched_off(cluster: Cluster, relea
     assert may(cluster, user, "get", "secrets", "kube-public")
     assert not may(cluster, user, "get", "secrets", "default")
     assert not may(cluster, user, "create", "sparkapplications.sparkoperator.k8s.io")
+    assert not may(cluster, user, "create", "jobs.batch")
     assert not may(cluster, user, "get", "serviceaccounts/redrive-replay")
 
 
@@ -389,7 +390,7 @@ def test_replay_jobs_write_only_the_run_of_a_status(cluster: Cluster, kube_names
             "--subresource=status", f"--patch={json.dumps({'status': status})}", *user,
         )  # fmt: skip
 
-    account = f"{kube_namespace}:redrive-replay"
+    account = f"{kube_namespace}:redrive-job"
     job = f"--as=system:serviceaccount:{account}"
     for subject in (  # kubectl reads before it writes, and a job does not
         ("role", "--verb=get", "--resource=replays.redrive.io/status"),
@@ -419,10 +420,14 @@ def test_replay_jobs_have_rights_in_prepared_namespaces_only(
     assert may(cluster, user, "create", "pods", kube_namespace)
     assert may(cluster, user, "patch", "replays.redrive.io", kube_namespace, "--subresource=status")
     assert not may(cluster, user, "create", "pods", "default")
+    job = f"system:serviceaccount:{kube_namespace}:redrive-job"
+    assert may(cluster, job, "patch", "replays.redrive.io", kube_namespace, "--subresource=status")
+    assert not may(cluster, job, "create", "pods", kube_namespace)
     # They belong to other programs, and RBAC can't limit a driver to those that it created.
     for verb in ("get", "list", "create", "update", "patch", "delete", "deletecollection"):
         for resource in ("configmaps", "secrets"):
-            assert not may(cluster, user, verb, resource, kube_namespace), (verb, resource)
+            for account in (user, job):
+                assert not may(cluster, account, verb, resource, kube_namespace), (verb, resource)
 
 
 @pytest.fixture(scope="module")
@@ -459,6 +464,11 @@ LABEL, OWNER, ACCOUNT = (
         "that run as the ServiceAccount redrive-replay",
     )
 )
+JOB_LABEL, JOB_OWNER, JOB_ACCOUNT = (
+    rule.replace("SparkApplications", "Jobs").replace("redrive-replay", "redrive-job")
+    for rule in (LABEL, OWNER, ACCOUNT)
+)
+POD = ("spec", "template", "spec")
 FORGED: list[tuple[str, tuple[str, ...], object, str]] = [
     ("Kubeflow", ("metadata", "labels"), None, LABEL),
     ("Kubeflow", ("metadata", "labels"), {"app.kubernetes.io/managed-by": "Helm"}, LABEL),
@@ -482,6 +492,10 @@ FORGED: list[tuple[str, tuple[str, ...], object, str]] = [
     ("Apache", (*CONF, f"{AUTHENTICATE}.driver.serviceAccountName"), None, ACCOUNT),
     ("Apache", ("spec", "driverSpec", "podTemplateSpec", "spec"), TEMPLATE, ACCOUNT),
     ("Apache", ("spec", "executorSpec", "podTemplateSpec", "spec"), TEMPLATE, ACCOUNT),
+    ("Job", ("metadata", "labels"), None, JOB_LABEL),
+    ("Job", ("metadata", "ownerReferences"), None, JOB_OWNER),
+    ("Job", (*POD, "serviceAccountName"), "redrive-replay", JOB_ACCOUNT),
+    ("Job", (*POD, "serviceAccountName"), None, JOB_ACCOUNT),
 ]
 
 
@@ -489,7 +503,7 @@ def test_operator_creates_only_applications_of_replays(
     cluster: Cluster, launching: str, kube_namespace: str
 ) -> None:
     made = {
-        launcher.name.value: changed(
+        "Job" if launcher.name is None else launcher.name.value: changed(
             manifest_of(launcher, {}), ("metadata", "namespace"), kube_namespace
         )
         for launcher in LAUNCHERS
@@ -503,7 +517,8 @@ def test_operator_creates_only_applications_of_replays(
     deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
     for body in made.values():
         unlabelled = json.dumps(changed(body, ("metadata", "labels"), None))
-        while not refuses(functools.partial(create, unlabelled), LABEL):
+        message = JOB_LABEL if body["kind"] == "Job" else LABEL
+        while not refuses(functools.partial(create, unlabelled), message):
             assert time.monotonic() < deadline, "the policy is not enforced"
         create(json.dumps(body))
     for launcher, path, value, message in FORGED:

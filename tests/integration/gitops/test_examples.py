@@ -126,7 +126,8 @@ def assert_provisioned(team: Team) -> None:
     [name] = [volume["configMap"]["name"] for volume in volumes if volume.get("configMap")]
     config_map = team.cluster.objects.get("configmap", name, team.name)
     assert json.loads(config_map["data"]["policy.json"])["maxRetries"] == 3
-    assert team.cluster.objects.get("serviceaccount", "redrive-replay", team.name)
+    for account in ("redrive-job", "redrive-replay"):
+        assert team.cluster.objects.get("serviceaccount", account, team.name)
     for binding in team.cluster.objects.list("rolebinding", team.name):
         role, namespace = binding["roleRef"], binding["metadata"]["namespace"]
         where = namespace if role["kind"] == "Role" else None

@@ -31,6 +31,7 @@ def test_running_operator_is_live_ready_and_counts_objects(installed: Sandbox, s
         "event loop",
         "lease",
         "watch of /api/v1/configmaps",
+        "watch of /apis/batch/v1/jobs",
         "watch of /apis/redrive.io/v1beta1/brokerconnections",
         "watch of /apis/redrive.io/v1beta1/replays",
         "watch of /apis/redrive.io/v1beta1/retrypolicies",

@@ -57,6 +57,11 @@ NEEDED: dict[str, dict[str, str]] = {
     "/namespaces": {"get": "labels that a connection selects by, each namespace read by its name"},
     "rbac.authorization.k8s.io/roles": {},
     "apiextensions.k8s.io/customresourcedefinitions": {},
+    "batch/jobs": {
+        "list": "the states of the runs of Replays with engine Job, at the start",
+        "watch": "and from then on",
+        "create": "a Replay's run",
+    },
     "sparkoperator.k8s.io/sparkapplications": {
         "list": "the states of the runs of Replays, at the start",
         "watch": "and from then on",

@@ -312,7 +312,8 @@ def test_replay_cannot_use_topics_of_another_namespace(
     annotate = ("annotate", "replay", "--all", "redrive.io/reconcile-requested-at=now")
     attacker.kubectl(*annotate)
     wait_until(lambda: sorted(settled(attacker, len(attacks), "replay")) == sorted(reasons))
-    assert json.loads(attacker.kubectl("get", "sparkapplications", "--output=json"))["items"] == []
+    runs = attacker.kubectl("get", "jobs,sparkapplications", "--output=json")
+    assert json.loads(runs)["items"] == []
     tenants.assert_unchanged(*before)
     attacker.kubectl("delete", "replay", "--all", f"--timeout={SECONDS}s")
     attacker.delete("--all")

@@ -12,6 +12,7 @@ from redrive.api.job import (
     JobPod,
     JobTemplate,
     Role,
+    container_name,
     pod_of,
     references,
 )
@@ -46,8 +47,8 @@ def test_empty_template_has_restricted_pods() -> None:
     for role in Role:
         spec = pod_of(template(), role).template["spec"]
         assert spec == {
-            "automountServiceAccountToken": role is Role.DRIVER,
-            "containers": [{"name": f"spark-kubernetes-{role}", "securityContext": RESTRICTED}],
+            "automountServiceAccountToken": role is not Role.EXECUTOR,
+            "containers": [{"name": container_name(role), "securityContext": RESTRICTED}],
         }
 
 
@@ -183,6 +184,17 @@ def test_resources_become_spark_sizes(resources: dict[str, Any], size: tuple[Any
     }
 
 
+def test_sized_pod_has_memory_limit_and_cpu_request() -> None:
+    sizes = {"requests": {"cpu": "500m", "ephemeral-storage": "1Gi"}, "limits": {"memory": "2Gi"}}
+    made = pod_of(template(job=with_container(resources=sizes)), Role.JOB)
+    (own,) = made.sized()["spec"]["containers"]
+    assert own["resources"] == {
+        "requests": {"cpu": "500m", "ephemeral-storage": "1Gi", "memory": "2048Mi"},
+        "limits": {"memory": "2048Mi"},
+    }
+    assert (made.cores, made.mebibytes) == (1, 2_048)
+
+
 def test_other_resources_stay_in_the_template() -> None:
     sizes = {"requests": {"cpu": 1, "ephemeral-storage": "1Gi"}, "limits": {"memory": "2Gi"}}
     (own,) = pod(resources=sizes).template["spec"]["containers"]
@@ -215,7 +227,7 @@ def test_invalid_size_is_refused(resources: dict[str, Any], message: str) -> Non
         ({"executors": 0}, "large.executors: "),
         ({"image": "a b"}, "large.image: .*got 'a b'"),
         ({"job": {}, "engine": "Job"}, "large.engine: is not a known field"),
-        ({"job": {"spec": {"nodeName": "a"}}}, "large.job: is not a known field"),
+        ({"job": {"spec": {"restartPolicy": "Never"}}}, "job.spec.restartPolicy"),
         ({"driver": {"spec": {"containers": {}}, "metadata": []}}, ""),
         ({"driver": {"spec": {"containers": ["a"]}}}, "`containers` of driver must be a list"),
         (

@@ -168,6 +168,7 @@ replays = st.fixed_dictionaries(
         "suspend": st.booleans(),
         "cancel": st.booleans(),
         "sending": st.sampled_from(["Individual", "Batched"]),
+        "engine": st.sampled_from(["Auto", "Job", "Spark"]),
     },
     optional={
         "select": st.fixed_dictionaries(

@@ -68,6 +68,7 @@ WATCHED = (
     resources.CONNECTIONS,
     resources.POLICIES,
     resources.REPLAYS,
+    resources.JOBS,
     resources.SPARK_APPLICATIONS,
     resources.CONFIG_MAPS,
 )
@@ -203,7 +204,7 @@ async def test_operator_as_unknown_user_watches_and_ends_cleanly(tmp_path: Path)
     async with operator(api, tmp_path, before=BECOME_UNUSED_USER + EXIT_IF_ANYTHING_HANGS):
         selectors = await api.until_watched(*(kind.path() for kind in WATCHED))
     ours = "app.kubernetes.io/managed-by=redrive"
-    for kind in (resources.CONFIG_MAPS, resources.SPARK_APPLICATIONS):
+    for kind in (resources.CONFIG_MAPS, resources.JOBS, resources.SPARK_APPLICATIONS):
         assert selectors.pop(kind.path()) == ours
     assert set(selectors.values()) == {""}
 

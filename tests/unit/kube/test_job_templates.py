@@ -72,11 +72,13 @@ async def test_each_pod_is_validated_by_a_dry_run(operator: Operator) -> None:
     selector = {"nodeSelector": {"disk": "ssd"}}
     await operator.write(f"large: {{executor: {{spec: {selector}}}, image: 'r/i:1'}}")
     assert operator.api.writes == []
-    driver, executor = operator.api.dry_runs
+    driver, executor, job = operator.api.dry_runs
     assert driver["metadata"]["namespace"] == "redrive"
     assert executor["template"]["spec"]["nodeSelector"] == {"disk": "ssd"}
     (container,) = executor["template"]["spec"]["containers"]
     assert container["image"] == "r/i:1"
+    (container,) = job["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"memory": "1434Mi"}
 
 
 def refuse(error: Exception) -> Any:  # noqa: ANN401  a hook

@@ -15,6 +15,7 @@ from redrive.api.job import ConnectionJobs, ReplayJobTemplate
 from redrive.api.model import parse_spec
 from redrive.api.replay import (
     Confirmation,
+    Engine,
     Guarantee,
     Mode,
     ReplaySpec,
@@ -43,7 +44,7 @@ from redrive.policy.values import parse_duration
 from redrive.replay import selection
 from redrive.replay.controller.checks import RunRequest, check_run
 from redrive.replay.controller.launch import ChosenTemplate
-from redrive.replay.controller.spark_operators import find_application, was_launched
+from redrive.replay.controller.spark_operators import choose_engine, find_application, was_launched
 from redrive.replay.spec import Choice, ReplayJob
 
 
@@ -96,7 +97,8 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     permitted = connections.permissions(connection, through, key.namespace, ctx.namespaces)
     run = RunRequest(spec, policy_key, asked, policy, through, connection, permitted)
     identity = check_run(run)
-    pods = choose_template(spec.job_template, connection.jobs, key.namespace, ctx)
+    engine = choose_engine(spec, replay, body, ctx)
+    pods = choose_template(spec.job_template, connection.jobs, engine, key.namespace, ctx)
     if spec.suspend:
         raise SuspendedError(
             "the Replay is suspended",
@@ -142,10 +144,11 @@ def admit(replay: Body, ctx: Context) -> Admitted:
 def choose_template(
     asked: ReplayJobTemplate | None,
     jobs: ConnectionJobs | None,
+    engine: Engine,
     namespace: str,
     ctx: Context,
 ) -> ChosenTemplate:
-    """Return the job template of a Replay of *namespace*, and its number of executors.
+    """Return the job template of a Replay of *namespace*, with its engine and executors.
 
     Raises:
         JobTemplateNotFoundError, JobTemplateInvalidError: there is no valid form of it.
@@ -173,7 +176,7 @@ def choose_template(
             remedy="make another Replay with fewer, or raise the bound; this Replay starts "
             "automatically then",
         )
-    return ChosenTemplate(name, template, executors)
+    return ChosenTemplate(name, template, executors, engine)
 
 
 def template_of(replay: Body, ctx: Context) -> str | None:

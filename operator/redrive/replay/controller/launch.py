@@ -1,4 +1,4 @@
-"""The application that runs a Replay: its pods, from a job template, and its credentials.
+"""The Job or SparkApplication that runs a Replay: its pods, from a template, and its credentials.
 
 A Replay that may run → the application that runs it. Pure.
 
@@ -10,7 +10,7 @@ Credentials of the replay role → a volume of a job's pods, and what tells the 
 Called by `reconcile`. Only references to Secrets are written; each lies in the namespace of the
 Replay. Of a Secret only the keys that are named are mounted.
 
-`JobApplication`: what a Spark operator is to run, whichever operator it is.
+`JobApplication`: the run, whichever engine it has.
 """
 
 from __future__ import annotations
@@ -23,12 +23,21 @@ from typing import Any, NamedTuple
 
 from redrive.api import Body
 from redrive.api.connection import CaKind, CaRef, OAuth2, ReplayAuthentication, ReplayIdentity
-from redrive.api.job import ACCESS_FOLDER, JobPod, JobTemplate, Role, pod_of, references
+from redrive.api.job import (
+    ACCESS_FOLDER,
+    SPARK_ROLES,
+    JobPod,
+    JobTemplate,
+    Role,
+    pod_of,
+    references,
+)
+from redrive.api.replay import Engine
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.kube import resources
 from redrive.kube.context import Settings
 from redrive.kube.resources import MANAGED, POLICY_LABEL, Key, Resource
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import PodSize, ReplayJob
 
 SPARK_VERSION = "4.3.0"
 
@@ -51,11 +60,12 @@ def name_of(replay: Body) -> str:
 
 @dataclass(frozen=True)
 class ChosenTemplate:
-    """The job template of a Replay, and its number of executors."""
+    """The job template of a Replay, its number of executors, and its engine, Job or Spark."""
 
     name: str
     template: JobTemplate
     executors: int
+    engine: Engine
 
 
 def application(  # noqa: PLR0913  each has a source of its own
@@ -80,7 +90,12 @@ def application(  # noqa: PLR0913  each has a source of its own
         image: of the pods, where the template has none.
     """
     template, labels = chosen.template, _labels(replay)
-    pods = {role: _completed(pod_of(template, role), access, labels) for role in Role}
+    is_job = chosen.engine is Engine.JOB
+    roles = (Role.JOB,) if is_job else SPARK_ROLES
+    pods = {role: _completed(pod_of(template, role), access, labels) for role in roles}
+    if is_job:
+        pod = pods[Role.JOB]
+        job = dataclasses.replace(job, pod=PodSize(pod.cores, pod.mebibytes * 2**20))
     sizes = [pod.properties(role) for role, pod in pods.items()]
     return JobApplication(
         metadata=_metadata(replay, template, labels),
@@ -88,7 +103,7 @@ def application(  # noqa: PLR0913  each has a source of its own
         pull_policy=next((pod.pull_policy for pod in pods.values() if pod.pull_policy), ""),
         program=settings.replay_application,
         argument=job.encode(),
-        service_account=settings.replay_service_account,
+        service_account=settings.job_service_account if is_job else settings.replay_service_account,
         spark_version=SPARK_VERSION,
         spark_conf={
             **template.spark_conf,
@@ -283,12 +298,12 @@ def _source(kind: str, name: str, keys: Mapping[str, str]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class JobApplication:
-    """One run of Spark, with nothing left to decide.
+    """One run, with nothing left to decide. Properties of Spark and executors are for Spark alone.
 
     Attributes:
         metadata: of the object: name, namespace, labels, annotations, owner.
-        image: of driver and executors.
-        pull_policy: of both; empty for Spark's default.
+        image: of all pods.
+        pull_policy: of all; empty for Spark's default.
         program: a `local://` URL in the image.
         argument: the one that the program takes.
         spark_conf: properties, with the sizes of pods, but without the fields above.

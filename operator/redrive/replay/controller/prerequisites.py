@@ -12,7 +12,7 @@ message that is moved is acknowledged in the dead-letter topic, so a target has 
 consumers have it: a durable subscription on each partition, no backlog quota that evicts, and a
 TTL that leaves them time.
 
-Whether the pods of a SparkApplication run, driver and executors, and what keeps them from it.
+Whether the pods of a Job or SparkApplication run, and what keeps them from it.
 """
 
 from __future__ import annotations
@@ -359,20 +359,32 @@ async def check_pods(run: SparkRun, reported: ReplayStatus, now: datetime, ctx: 
     if run.submitted is not None and now - run.submitted > _START_TIME:
         await _check_driver(run, ctx)
     launched = reported.start_time or now
-    if run.phase is Phase.RUNNING and is_idle(reported.run) and now - launched > _START_TIME:
+    is_spark = run.kind != resources.JOBS.kind
+    if (
+        is_spark
+        and run.phase is Phase.RUNNING
+        and is_idle(reported.run)
+        and now - launched > _START_TIME
+    ):
         await _check_executors(run, now, ctx)
 
 
 async def _check_driver(run: SparkRun, ctx: Context) -> None:
     pod, why = f"pod --selector {_selector(run, _DRIVER)}", ""
     try:
-        found = _newest(await _pods(run, _DRIVER, ctx))
-        if found is not None:
-            pod, why = _named(found), await _reason(found, ctx)
+        newest = _newest(await _pods(run, _DRIVER, ctx))
+        if newest is not None:
+            pod, why = _named(newest), await _reason(newest, ctx)
+        elif run.kind == resources.JOBS.kind:  # a quota or an admission webhook refuses its pods
+            about = f"involvedObject.kind={run.kind},involvedObject.name"
+            pod, why = (
+                f"job {run.key.name}",
+                await _last_event(run.key.namespace, f"{about}={run.key.name}", ctx),
+            )
     except KubernetesError:
         pass  # the command in the message tells it
     raise DriverNotStartedError(
-        f"the driver of the SparkApplication {run.key.name} does not run, "
+        f"the driver of the {run.kind} {run.key.name} does not run, "
         f"{_START_TIME.total_seconds():.0f} s after it was submitted{why and f': {why}'}",
         got=pod,
         remedy=_remedy(run, f"describe {pod}"),
@@ -398,7 +410,7 @@ async def _check_executors(run: SparkRun, now: datetime, ctx: Context) -> None:
         pod, why = _named(newest), await _reason(newest, ctx)
         command = f"describe {pod}"
     raise ExecutorsNotStartedError(
-        f"no executor of the SparkApplication {run.key.name} runs, so nothing is moved"
+        f"no executor of the {run.kind} {run.key.name} runs, so nothing is moved"
         f"{why and f': {why}'}",
         got=pod,
         remedy=_remedy(run, command),
@@ -421,12 +433,12 @@ def _remedy(run: SparkRun, command: str) -> str:
     return (
         "provide the Secret, image, quota or room on a node that it lacks, see `kubectl "
         f"--namespace {run.key.namespace} {command}`; it starts automatically then. Delete the "
-        "SparkApplication to have it made again from the operator's settings"
+        f"{run.kind} to have it made again from the operator's settings"
     )
 
 
 def _selector(run: SparkRun, role: str) -> str:
-    return f"{run.pods},spark-role={role}"
+    return run.pods if run.kind == resources.JOBS.kind else f"{run.pods},spark-role={role}"
 
 
 async def _pods(run: SparkRun, role: str, ctx: Context) -> list[Body]:
@@ -449,15 +461,26 @@ def _ready_since(pod: Body) -> datetime | None:
 
 
 async def _reason(pod: Body, ctx: Context) -> str:
-    metadata = pod["metadata"]
-    said = missing_prerequisite(pod)
-    if not said:  # as while a volume is missing
-        # Of each type: a large image is `Pulling` after warnings of mounts that have passed.
-        of_pod = replace(resources.EVENTS, fields=f"involvedObject.uid={metadata['uid']}")
-        try:
-            said = last_event(await ctx.kubernetes.list(of_pod, metadata["namespace"]))
-        except KubernetesError:
-            return ""
+    reason = missing_prerequisite(pod)
+    if not reason:  # as while a volume is missing
+        metadata = pod["metadata"]
+        return await _last_event(
+            metadata["namespace"], f"involvedObject.uid={metadata['uid']}", ctx
+        )
+    return _shown(reason)
+
+
+async def _last_event(namespace: str, selector: str, ctx: Context) -> str:
+    """Return the last Event of an object; empty if there is none, or it can't be read."""
+    # Of each type: a large image is `Pulling` after warnings of mounts that have passed.
+    of_object = replace(resources.EVENTS, fields=selector)
+    try:
+        return _shown(last_event(await ctx.kubernetes.list(of_object, namespace)))
+    except KubernetesError:
+        return ""
+
+
+def _shown(said: str) -> str:
     plain = _IN_URLS.sub("…", " ".join(said.split()))
     return plain if len(plain) <= MAX_REASON else f"{plain[: MAX_REASON - 1]}…"
 

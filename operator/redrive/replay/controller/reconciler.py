@@ -1,6 +1,6 @@
 """Reconciliation of a Replay: the spine.
 
-One Replay: launch its SparkApplication when its turn has come, then mirror how that stands.
+One Replay: launch its Job or SparkApplication when its turn has come, then mirror how that stands.
 
 Called by the `Controller` of Replays, for each change of the Replay, its policy, its connection,
 its application or another Replay of the same policy.
@@ -35,7 +35,7 @@ from redrive.api.conditions import (
     with_condition,
     written,
 )
-from redrive.api.replay import FINAL, WHILE_RUNNING, Mode, Phase, ReplayRun, ReplayStatus
+from redrive.api.replay import FINAL, WHILE_RUNNING, Engine, Mode, Phase, ReplayRun, ReplayStatus
 from redrive.api.retrypolicy import MAX_RESULTS, MAX_SHOWN_REASON, ReplayResult
 from redrive.errors import DeadlineExceededError, RedriveError, Requeue
 from redrive.kube import logs, resources
@@ -65,6 +65,7 @@ from redrive.replay.controller.prerequisites import (
 )
 from redrive.replay.controller.spark_operators import (
     APPLICATION,
+    JOB,
     LAUNCHED_AT,
     Launcher,
     SparkRun,
@@ -75,7 +76,7 @@ from redrive.replay.controller.spark_operators import (
 )
 
 LAUNCHED = "Launched"
-"""Reason of an Event: the SparkApplication was created."""
+"""Reason of an Event: the Job or SparkApplication was created."""
 COMPLETED = Reason("Completed")
 """Reason: the selected dead letters are in their target, or a plan counted them."""
 COMPLETED_WITH_REFUSALS = Reason("CompletedWithRefusals")
@@ -364,7 +365,7 @@ def _publisher(ctx: Context) -> Publisher:
 
 
 async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRun:
-    """Create the SparkApplication of *replay*, also after one was deleted.
+    """Create the Job or SparkApplication of *replay*, also after one was deleted.
 
     A second run is no harm: it goes on where the first one was.
 
@@ -378,7 +379,7 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
         )
     check_start(replay, reported, ctx)
     admitted = admit(replay, ctx)
-    launcher = choose_operator(ctx)
+    launcher = JOB if admitted.template.engine is Engine.JOB else choose_operator(ctx)
     key = await keys.ledger_key(admitted, ctx.settings.replay_template, ctx)
     key_secret = keys.secret_of(replay, key)
     access = pod_access(admitted.identity, admitted.redirect_hosts, key_secret)
@@ -399,7 +400,7 @@ async def _create(launcher: Launcher, job: JobApplication, template: str, ctx: C
     """Create an application, with each of its fields.
 
     Raises:
-        JobTemplateInvalidError: the kind of the Spark operator lacks a field of the job template.
+        JobTemplateInvalidError: the kind lacks a field of the job template.
         KubernetesError: the API server refuses.
     """
     try:
@@ -407,17 +408,17 @@ async def _create(launcher: Launcher, job: JobApplication, template: str, ctx: C
     except KubernetesError as error:
         if fields := re.findall(r'unknown field \\*"spec[.]([\w.\[\]-]+)', str(error)):
             raise errors.JobTemplateInvalidError(
-                f"the Spark operator of {launcher.resource.group} does not know fields of the job "
-                f"template {template}",
+                f"the {launcher.resource.kind} of {launcher.resource.group} does not know fields "
+                f"of the job template {template}",
                 got=", ".join(fields),
-                remedy="upgrade the Spark operator, or remove these fields from the template; this "
-                "Replay starts automatically then",
+                remedy="upgrade the Spark operator or the cluster, or remove these fields from the "
+                "template; this Replay starts automatically then",
             ) from error
         raise
 
 
 def _launched(replay: Body, run: SparkRun) -> ObjectEvent:
-    said = f"the SparkApplication {run.key.name} runs this Replay"
+    said = f"the {run.kind} {run.key.name} runs this Replay"
     given = [replay["spec"][field] for field in ("reason", "ticket") if field in replay["spec"]]
     return ObjectEvent(LAUNCHED, ": ".join([said, *given]))
 
@@ -429,9 +430,10 @@ def _run(replay: Body, ctx: Context) -> SparkRun | None:
     launcher, application = found
     if not resources.is_owned_by(application, replay):
         raise errors.ApplicationNotOursError(
-            "a SparkApplication that this Replay does not own has the name that its own needs",
+            f"a {launcher.resource.kind} that this Replay does not own has the name that its own "
+            "needs",
             got=application["metadata"]["name"],
-            remedy="delete that SparkApplication",
+            remedy=f"delete that {launcher.resource.kind}",
         )
     return launcher.run(application)
 
@@ -505,11 +507,14 @@ def _mirror(replay: Body, reported: ReplayStatus, run: SparkRun | None, *, is_la
         cut_off = run.phase is Phase.COMPLETED
         failure = reported.run.failure
         raise errors.ReplayFailedError(
-            f"the SparkApplication {name} has {'ended before its run' if cut_off else 'failed'}",
+            f"the {run.kind} {name} has {'ended before its run' if cut_off else 'failed'}",
             got=f"{failure.reason}: {failure.message}" if failure else run.error,
             remedy=_ANOTHER,
         )
-    fields: dict[str, Any] = {"phase": run.phase.value, "sparkApplication": name}
+    is_job = run.kind == resources.JOBS.kind
+    engine = Engine.JOB if is_job else Engine.SPARK
+    fields: dict[str, Any] = {"phase": run.phase.value, "engine": engine.value}
+    fields["job" if is_job else "sparkApplication"] = name
     if (start := launched_at(replay)) is not None:
         fields["startTime"] = written(start)
     if reported.run.finished and (run.phase in FINAL or is_late):
@@ -521,7 +526,7 @@ def _mirror(replay: Body, reported: ReplayStatus, run: SparkRun | None, *, is_la
         return waiting(awaited), fields
     if run.phase is Phase.RUNNING and reported.run.suspended:
         return _suspended(reported.run), fields | {"phase": Phase.SUSPENDED.value}
-    message = f"the SparkApplication {name} is {run.state or 'NEW'}"
+    message = f"the {run.kind} {name} is {run.state or 'NEW'}"
     if run.error:
         message = f"{message}: {run.error}"
     return progressing(message), fields
@@ -607,7 +612,7 @@ def _outcome(replay: Body, run: ReplayRun) -> str:
 
 
 def _check_started(run: SparkRun, now: datetime) -> None:
-    """Check that a Spark operator has begun to run an application, if it had the time to.
+    """Check that a controller has begun to run an application, if it had the time to.
 
     Raises:
         ApplicationNotStartedError: it has not.
@@ -615,7 +620,8 @@ def _check_started(run: SparkRun, now: datetime) -> None:
     if run.state or now - run.created <= _START_TIME:
         return
     raise errors.ApplicationNotStartedError(
-        f"no Spark operator has begun to run the SparkApplication {run.key.name} within "
+        f"no {'controller' if run.kind == resources.JOBS.kind else 'Spark operator'} has begun to "
+        f"run the {run.kind} {run.key.name} within "
         f"{_START_TIME.total_seconds():.0f} s",
         remedy=run.serving,
     )
@@ -641,9 +647,9 @@ GRACE = timedelta(minutes=2)
 async def delete_if_over(replay: Body, ctx: Context) -> Requeue:
     """Delete a Replay that ended as long ago as its `ttlAfterFinished` says.
 
-    Its SparkApplication and its pods are deleted with it. A Replay that was changed at that moment
-    stays until the next reconcile. An invalid or future time of the end counts as now, so the
-    Replay is neither deleted at once nor kept permanently.
+    Its Job or SparkApplication and its pods are deleted with it. A Replay that was changed at that
+    moment stays until the next reconcile. An invalid or future time of the end counts as now, so
+    the Replay is neither deleted at once nor kept permanently.
 
     Raises:
         KubernetesError: it could not be deleted or annotated; a ConflictError if it has changed
@@ -744,6 +750,6 @@ def check_deadline(replay: Body, status: ReplayStatus, phase: str, now: datetime
     raise DeadlineExceededError(
         "the run has not come to its end within its deadline, and its job does not say why",
         got=replay["spec"]["deadline"],
-        remedy="look at the SparkApplication and its pods, which go with this Replay; another "
-        "Replay goes on from what was moved",
+        remedy="look at its Job or SparkApplication and the pods, which go with this Replay; "
+        "another Replay goes on from what was moved",
     )

@@ -1,6 +1,6 @@
-"""Spark operators: Kubeflow's and Apache's.
+"""Engines of Replays: Jobs of Kubernetes, and the Spark operators of Kubeflow and Apache.
 
-What redrive asks of a Spark operator, whichever it is: a manifest, and how a run stands.
+What redrive asks of an engine, whichever it is: a manifest, and how a run stands.
 
 What a Spark operator says of a failure → the line of it that tells why. Pure.
 
@@ -18,7 +18,10 @@ The Apache Spark operator, `spark.apache.org/v1`. Pure.
 It deletes the driver once a run has ended, whatever `resourceRetainPolicy` says where a run may be
 repeated.
 
-The Spark operators that redrive knows: which one runs a job, and where one runs already.
+A Job of Kubernetes, `batch/v1`. Pure. Its pods are replaced by the Job controller: after failures
+with growing pauses, and after evictions without counting them.
+
+The choice of the engine of a Replay, and where one runs already.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from typing import Any, NamedTuple
 
 from redrive.api import Body, LauncherName
 from redrive.api.conditions import moment_of
-from redrive.api.job import Role
-from redrive.api.replay import Phase
+from redrive.api.job import SPARK_ROLES, Role
+from redrive.api.replay import Engine, Phase, ReplaySpec, ReplayStatus
 from redrive.errors import SparkOperatorNotFoundError
 from redrive.kube import resources
 from redrive.kube.context import Context
@@ -43,11 +46,12 @@ from redrive.replay.controller.launch import JobApplication
 
 @dataclass(frozen=True)
 class SparkRun:
-    """How a SparkApplication stands.
+    """How a Job or SparkApplication stands.
 
     Attributes:
+        kind: of the object.
         created: when the object was made.
-        state: as the Spark operator writes it; empty while none has looked at the object.
+        state: as the Spark operator writes it; empty while no controller has looked at the object.
         phase: what that means; Completed and Failed are final.
         error: what the Spark operator says that went wrong, if anything, in a line.
         submitted: since when its driver is to run, while it does not; None otherwise.
@@ -55,6 +59,7 @@ class SparkRun:
         serving: how to have the Spark operator serve the namespace.
     """
 
+    kind: str
     key: Key
     created: datetime
     state: str
@@ -67,15 +72,16 @@ class SparkRun:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A Spark operator.
+    """A Spark operator, or the Job controller of Kubernetes.
 
     Attributes:
-        resource: the kind of its SparkApplications.
+        name: None for Jobs.
+        resource: the kind of its objects.
         manifest: what to create.
         run: how what was created stands.
     """
 
-    name: LauncherName
+    name: LauncherName | None
     resource: Resource
     manifest: Callable[[JobApplication], Body]
     run: Callable[[Body], SparkRun]
@@ -153,7 +159,7 @@ _PHASES = {
 
 def kubeflow_manifest(job: JobApplication) -> Body:
     """Return the SparkApplication to create."""
-    driver, executor = (_pod(job, role) for role in Role)
+    driver, executor = (_pod(job, role) for role in SPARK_ROLES)
     spec = {
         "type": "Python",
         "pythonVersion": "3",
@@ -190,6 +196,7 @@ def kubeflow_run(application: Body) -> SparkRun:
     state = said.get("state", "")
     submitted = status.get("lastSubmissionAttemptTime") if state == "SUBMITTED" else None
     return SparkRun(
+        kind=resources.SPARK_APPLICATIONS.kind,
         key=key,
         created=datetime.fromisoformat(application["metadata"]["creationTimestamp"]),
         state=state,
@@ -264,6 +271,7 @@ def apache_run(application: Body) -> SparkRun:
     ended = _before_last(status) if state in _TERMINATED else current
     requested = current.get("lastTransitionTime") if state == "DriverRequested" else None
     return SparkRun(
+        kind=resources.APACHE_SPARK_APPLICATIONS.kind,
         key=key,
         created=datetime.fromisoformat(application["metadata"]["creationTimestamp"]),
         state=state,
@@ -314,12 +322,78 @@ APACHE = Launcher(
 )
 
 
-LAUNCHERS = (KUBEFLOW, APACHE)
+def job_manifest(job: JobApplication) -> Body:
+    """Return the Job to create."""
+    pod = job.pods[Role.JOB].sized()
+    own, *others = pod["spec"]["containers"]
+    own = {
+        **own,
+        "image": job.image,
+        "args": ["drain", "python3", "-m", "redrive.replay", job.argument],
+    }
+    spec = {
+        **pod["spec"],
+        "containers": [own, *others],
+        "serviceAccountName": job.service_account,
+        "restartPolicy": "Never",
+    }
+    evicted = {"type": "DisruptionTarget", "status": "True"}
+    return {
+        "apiVersion": resources.JOBS.api_version,
+        "kind": resources.JOBS.kind,
+        "metadata": job.metadata,
+        "spec": {
+            "backoffLimit": job.retries,
+            "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [evicted]}]},
+            # The next pod starts once the last one has ended, not while it settles messages.
+            "podReplacementPolicy": "Failed",
+            "template": {**pod, "spec": spec},
+        },
+    }
+
+
+def job_run(job: Body) -> SparkRun:
+    """Return how *job* stands."""
+    key = Key.of(job)
+    status = job.get("status") or {}
+    conditions = {
+        condition["type"]: condition
+        for condition in status.get("conditions") or ()
+        if condition.get("status") == "True"
+    }
+    state, phase = "Starting" if "startTime" in status else "", Phase.SUBMITTED
+    if status.get("ready"):
+        state, phase = "Running", Phase.RUNNING
+    if "Complete" in conditions:
+        state, phase = "Complete", Phase.COMPLETED
+    if "Failed" in conditions:
+        state, phase = "Failed", Phase.FAILED
+    failure = conditions.get("Failed", {})
+    # After a failure the Job controller pauses before the next pod.
+    waits = phase is Phase.SUBMITTED and not status.get("failed")
+    return SparkRun(
+        kind=resources.JOBS.kind,
+        key=key,
+        created=datetime.fromisoformat(job["metadata"]["creationTimestamp"]),
+        state=state,
+        phase=phase,
+        error=": ".join(filter(None, map(failure.get, ("reason", "message")))),
+        submitted=moment_of(status.get("startTime")) if waits else None,
+        pods=f"batch.kubernetes.io/job-name={key.name}",
+        serving="start the Job controller of the cluster (kube-controller-manager)",
+    )
+
+
+JOB = Launcher(None, resources.JOBS, job_manifest, job_run)
+
+
+SPARK_OPERATORS = (KUBEFLOW, APACHE)
 """In the order of preference."""
+LAUNCHERS = (*SPARK_OPERATORS, JOB)
 
 
 class Launched(NamedTuple):
-    """The application of a Replay, and the Spark operator that it is for."""
+    """The Job or SparkApplication of a Replay, and what runs it."""
 
     launcher: Launcher
     application: Body
@@ -331,19 +405,53 @@ def choose_operator(ctx: Context) -> Launcher:
     Raises:
         SparkOperatorNotFoundError: no kind of an enabled Spark operator is installed.
     """
-    enabled = [launcher for launcher in LAUNCHERS if launcher.resource in ctx.applications]
+    enabled = [each for each in SPARK_OPERATORS if each.resource in ctx.applications]
     for launcher in enabled:
         if launcher.resource not in ctx.missing:
             return launcher
     raise SparkOperatorNotFoundError(
         "this cluster knows no SparkApplication, which runs a Replay",
         got=f"none of {' or '.join(launcher.resource.group for launcher in enabled)}",
-        remedy="install the Spark operator; this Replay starts automatically then",
+        remedy="install the Spark operator, and this Replay starts automatically; or make another "
+        "one with engine Job",
     )
 
 
+def choose_engine(spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) -> Engine:
+    """Return the engine of a Replay: Job or Spark.
+
+    The choice is made once: a Replay whose application was deleted has the same engine again.
+
+    Args:
+        spec: of the Replay.
+        replay: the Replay.
+        policy: its RetryPolicy, with the last statistics.
+        ctx: the settings, and the kinds that are installed.
+    """
+    chosen = ReplayStatus.of(replay).engine if was_launched(replay) else None
+    if chosen is not None and chosen is not Engine.AUTO:
+        return chosen
+    if spec.engine is not Engine.AUTO:
+        return spec.engine
+    if all(
+        each.resource not in ctx.applications or each.resource in ctx.missing
+        for each in SPARK_OPERATORS
+    ):
+        return Engine.JOB
+    select = spec.select
+    backlog = (policy.get("status") or {}).get("backlog") or {}
+    bounds = (
+        None if select is None else select.limit,
+        None if select is None or select.ids is None else len(select.ids),
+        backlog.get("deadLetter"),
+    )
+    least = min((bound for bound in bounds if bound is not None), default=None)
+    is_small = least is not None and least <= ctx.settings.job_max_messages
+    return Engine.JOB if is_small else Engine.SPARK
+
+
 APPLICATION = "redrive.io/application"
-"""Annotation of a Replay: the name of the SparkApplication that it was launched with."""
+"""Annotation of a Replay: the name of the Job or SparkApplication that it was launched with."""
 LAUNCHED_AT = "redrive.io/launched-at"
 """Annotation of a Replay: the time of its launch, from which its deadline counts."""
 
@@ -365,7 +473,7 @@ def launched_at(replay: Body) -> datetime | None:
 
 
 def find_application(replay: Body, ctx: Context) -> Launched | None:
-    """Return the application that has the name of that of *replay*, of any Spark operator.
+    """Return the application that has the name of that of *replay*, of any engine.
 
     One that it owns comes before one that it does not.
     """

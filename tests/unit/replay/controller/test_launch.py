@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.api.connection import ReplayIdentity
-from redrive.api.job import ACCESS_FOLDER, RESTRICTED, JobTemplate, Role
+from redrive.api.job import ACCESS_FOLDER, RESTRICTED, SPARK_ROLES, JobTemplate, Role
+from redrive.api.replay import Engine
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess
 from redrive.errors import InvalidSpecError
 from redrive.kube.context import Settings
@@ -31,8 +32,8 @@ from redrive.replay.controller.launch import (
     PodAccess,
     pod_access,
 )
-from redrive.replay.controller.spark_operators import kubeflow_manifest
-from redrive.replay.spec import ReplayJob
+from redrive.replay.controller.spark_operators import job_manifest, kubeflow_manifest
+from redrive.replay.spec import PodSize, ReplayJob
 
 SETTINGS = Settings(
     "here", (), Key("redrive", "replay"), "local:///opt/redrive/replay.py", "redrive-replay"
@@ -72,9 +73,12 @@ def application(
     job: ReplayJob = JOB,
     access: PodAccess = ACCESS,
     executors: int = 1,
+    engine: Engine = Engine.SPARK,
 ) -> JobApplication:
-    """Return the application of a Replay, whichever Spark operator runs it."""
-    chosen = ChosenTemplate("default", JobTemplate.model_validate(template or {}), executors)
+    """Return the application of a Replay, whichever engine runs it."""
+    chosen = ChosenTemplate(
+        "default", JobTemplate.model_validate(template or {}), executors, engine
+    )
     return launch.application(replay(), job, access, chosen, SETTINGS, image="registry/redrive:1")
 
 
@@ -82,6 +86,34 @@ def own_container(pod: dict[str, Any]) -> dict[str, Any]:
     """Return Spark's container of a pod of the application."""
     container: dict[str, Any] = pod["template"]["spec"]["containers"][0]
     return container
+
+
+def test_job_has_one_pod_of_its_template_and_no_spark() -> None:
+    own = {"resources": {"requests": {"cpu": 2, "memory": "2Gi"}}, "imagePullPolicy": "Always"}
+    template = {
+        "metadata": {"labels": {"queue": "batch"}},
+        "job": {"spec": {"containers": [own], "nodeSelector": {"disk": "ssd"}}},
+        "driver": {"spec": {"nodeSelector": {"disk": "hdd"}}},
+    }
+    made = job_manifest(application(template, engine=Engine.JOB))
+    assert made["metadata"]["labels"] == {"queue": "batch", **LABELS}
+    spec, pod = made["spec"], made["spec"]["template"]["spec"]
+    assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (3, "Failed")
+    assert spec["podFailurePolicy"]["rules"] == [
+        {
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        }
+    ]
+    assert spec["template"]["metadata"]["labels"] == LABELS
+    assert (pod["serviceAccountName"], pod["restartPolicy"]) == ("redrive-job", "Never")
+    assert (pod["nodeSelector"], pod["automountServiceAccountToken"]) == ({"disk": "ssd"}, True)
+    (container,) = pod["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == ("registry/redrive:1", "Always")
+    assert container["resources"]["limits"] == {"memory": "2048Mi"}
+    assert container["args"][:4] == ["drain", "python3", "-m", "redrive.replay"]
+    job = ReplayJob.decode(container["args"][4])
+    assert job == replace(JOB, pod=PodSize(2, 2 * 2**30))
 
 
 LABELS = {
@@ -224,7 +256,7 @@ def test_invalid_job_argument_is_refused(wrong: str) -> None:
 
 def test_pods_pass_restricted_pod_security() -> None:
     spec = manifest()["spec"]
-    contexts = [own_container(spec[role])["securityContext"] for role in Role]
+    contexts = [own_container(spec[role])["securityContext"] for role in SPARK_ROLES]
     assert contexts == [RESTRICTED] * 2
 
 
@@ -272,7 +304,7 @@ def test_template_fields_reach_the_pods() -> None:
     assert (spec["image"], spec["imagePullPolicy"]) == ("r/i:1", "Always")
     assert spec["executor"]["instances"] == 3
     assert "volumes" not in spec
-    for role in Role:
+    for role in SPARK_ROLES:
         sizes = {"cores": 1, "memory": "1462m", "memoryOverhead": "586m"}
         assert spec[role].items() >= sizes.items()
         made_pod = spec[role]["template"]

@@ -327,6 +327,7 @@ async def test_config_map_of_a_connection_needs_consent(api: FakeKubernetes) -> 
 
 async def test_missing_spark_operator_is_reported(api: FakeKubernetes) -> None:
     body = replay()
+    body["spec"]["engine"] = "Spark"
     # The Replay is reconciled again when the kind is installed.
     await reconcile_cached(api, body, missing=(resources.SPARK_APPLICATIONS,))
     assert [write.verb for write in api.writes] == ["patch_status"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from redrive.api import LauncherName
-from redrive.api.job import Role
-from redrive.api.replay import Phase
+from redrive.api.job import SPARK_ROLES, Role
+from redrive.api.replay import Engine, Phase, ReplaySpec
 from redrive.errors import SparkOperatorNotFoundError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
@@ -17,11 +17,14 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Resource
 from redrive.replay.controller import launch
 from redrive.replay.controller.spark_operators import (
+    APPLICATION,
     MAX_LENGTH,
     apache_manifest,
     apache_run,
+    choose_engine,
     choose_operator,
     find_application,
+    job_run,
     kubeflow_manifest,
     kubeflow_run,
     root_cause,
@@ -109,7 +112,7 @@ def test_template_gives_same_pod_with_both_operators(template: dict[str, Any]) -
             (apache.read, apache_manifest(job)),
         )
     ]
-    for role in Role:
+    for role in SPARK_ROLES:
         kubeflow_pod, apache_pod = (
             spark_pods.template(application, role, version="group/v1", label="group/name")
             for application in applications
@@ -432,3 +435,78 @@ def test_foreign_application_does_not_hide_own_one(own: Resource, other: Resourc
     application = find_application(replay(), context)
     assert application is not None
     assert application.launcher.resource == own
+
+
+@pytest.mark.parametrize(
+    ("spec", "dead_letters", "missing", "engine"),
+    [
+        ({}, None, (), Engine.SPARK),
+        ({}, 10_000, (), Engine.JOB),
+        ({}, 10_001, (), Engine.SPARK),
+        ({}, 10_001, (KUBEFLOW, APACHE), Engine.JOB),
+        ({"select": {"limit": 10_000}}, 1_000_000, (), Engine.JOB),
+        ({"select": {"limit": 10_001}}, None, (), Engine.SPARK),
+        ({"select": {"ids": ["1:2"], "limit": 20_000}}, None, (), Engine.JOB),
+        ({"engine": "Spark"}, 1, (KUBEFLOW, APACHE), Engine.SPARK),
+        ({"engine": "Job"}, 1_000_000, (), Engine.JOB),
+    ],
+)
+def test_engine_is_chosen_by_number_and_installed_kinds(
+    spec: dict[str, Any],
+    dead_letters: int | None,
+    missing: tuple[Resource, ...],
+    engine: Engine,
+) -> None:
+    context = context_with(KUBEFLOW, APACHE, missing=missing)
+    backlog = {} if dead_letters is None else {"backlog": {"deadLetter": dead_letters}}
+    parsed = ReplaySpec.model_validate({"policyRef": {"name": "orders"}, **spec})
+    assert choose_engine(parsed, replay(), {"status": backlog}, context) is engine
+
+
+def test_launched_replay_keeps_its_engine() -> None:
+    context, body = context_with(KUBEFLOW), replay()
+    spec = ReplaySpec.model_validate({"policyRef": {"name": "orders"}})
+    body["status"] = {"engine": "Job"}
+    assert choose_engine(spec, body, {}, context) is Engine.SPARK  # not launched: a forged status
+    body["metadata"]["annotations"] = {APPLICATION: launch.name_of(body)}
+    assert choose_engine(spec, body, {}, context) is Engine.JOB
+
+
+BEGAN = {"startTime": "2026-11-22T00:00:01Z"}
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "phase"),
+    [
+        ({}, "", Phase.SUBMITTED),
+        (BEGAN | {"active": 1}, "Starting", Phase.SUBMITTED),
+        (BEGAN | {"active": 1, "ready": 1}, "Running", Phase.RUNNING),
+        (BEGAN | {"failed": 1}, "Starting", Phase.SUBMITTED),
+        (BEGAN | {"conditions": [{"type": "Complete", "status": "True"}]}, "Complete",
+         Phase.COMPLETED),
+        (BEGAN | {"conditions": [{"type": "Failed", "status": "False"}]}, "Starting",
+         Phase.SUBMITTED),
+        (BEGAN | {"failed": 4, "conditions": [{"type": "Failed", "status": "True"}]}, "Failed",
+         Phase.FAILED),
+    ],
+)  # fmt: skip
+def test_job_phase_follows_counts_and_conditions(
+    status: dict[str, Any], state: str, phase: Phase
+) -> None:
+    run = job_run(job_with(status))
+    assert (run.kind, run.state, run.phase) == ("Job", state, phase)
+
+
+def test_failed_job_shows_reason_and_awaits_no_driver() -> None:
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    failed["message"] = "Job has reached the specified backoff limit"
+    run = job_run(job_with(BEGAN | {"failed": 4, "conditions": [failed]}))
+    assert run.error == "BackoffLimitExceeded: Job has reached the specified backoff limit"
+    assert run.submitted is None
+    assert job_run(job_with(BEGAN | {"active": 1})).submitted is not None
+    assert job_run(job_with(BEGAN | {"failed": 1})).submitted is None  # a pause between pods
+
+
+def job_with(status: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"name": "a", "namespace": "shop", "creationTimestamp": "2026-11-22T00:00:00Z"}
+    return {"metadata": metadata, "status": status}

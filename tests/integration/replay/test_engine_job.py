@@ -1,0 +1,55 @@
+"""Replays as Kubernetes Jobs: operator, Job, one pod with child processes or Spark, and status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.replay_shop import SECONDS, Shop, check_no_token_leaked, shop
+
+__all__ = ["shop"]
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_jobs_replay_with_and_without_a_condition(shop: Shop) -> None:
+    shop.declare()
+    shop.bury(8, "WarehouseDown")
+    shop.bury(5, "JSONDecodeError")
+
+    shop.replay("first", "cause_type = 'WarehouseDown'", engine="Job")
+    shop.replay("second", engine="Auto", select={"limit": 3})
+    first, second = (shop.reaches(name, "Completed") for name in ("first", "second"))
+
+    numbers = ("scanned", "matched", "moved", "skipped", "refused", "left")
+    assert [first["run"]["counts"][name] for name in numbers] == [13, 8, 8, 0, 0, 0]
+    assert [second["run"]["counts"][name] for name in numbers[1:]] == [3, 3, 0, 0, 0]
+    assert shop.replayed() == ["JSONDecodeError"] * 3 + ["WarehouseDown"] * 8
+    jobs = {job["metadata"]["name"]: job for job in shop.applications("jobs")}
+    assert {first["job"], second["job"]} == jobs.keys()
+    assert (first["engine"], second["engine"]) == ("Job", "Job")
+    assert "sparkApplication" not in first
+    assert shop.applications() == []
+    for job in jobs.values():
+        assert job["spec"]["template"]["spec"]["serviceAccountName"] == "redrive-job"
+        assert job["status"]["succeeded"] == 1
+    check_no_token_leaked(shop)
+    assert all(token not in json.dumps(jobs) for token in shop.tokens.values())
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_deleted_job_is_relaunched_and_moves_once(shop: Shop) -> None:
+    shop.declare()
+    shop.bury(6, "WarehouseDown")
+    shop.replay("again", engine="Job", rateLimit={"messages": 1})  # so that one sees it run
+    name = shop.reaches("again", "Running")["job"]
+    uid = shop.applications("jobs")[0]["metadata"]["uid"]
+    shop.kubectl("delete", "job", name)
+
+    status = shop.reaches("again", "Completed")
+
+    (job,) = shop.applications("jobs")
+    assert job["metadata"]["uid"] != uid
+    counts = status["run"]["counts"]
+    assert (counts["matched"], counts["moved"]) == (6, 6)
+    assert shop.replayed() == ["WarehouseDown"] * 6
