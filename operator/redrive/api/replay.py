@@ -239,7 +239,7 @@ class Mode(enum.StrEnum):
     PLAN = "Plan"
 
 
-class Engine(enum.StrEnum):
+class ReplayEngine(enum.StrEnum):
     """Kind of workload that runs a Replay."""
 
     AUTO = "Auto"
@@ -440,9 +440,9 @@ class ReplaySpec(ApiModel):
     and stay. Defaults to none."""
 
     engine: Annotated[
-        Engine,
-        *one_of(Engine, "`engine` must be Auto, Job or Spark", "use one of Auto, Job, Spark"),
-    ] = Engine.AUTO
+        ReplayEngine,
+        *one_of(ReplayEngine, "`engine` must be Auto, Job or Spark", "use one of Auto, Job, Spark"),
+    ] = ReplayEngine.AUTO
     """`Job`: a Kubernetes Job of one pod, which needs no Spark operator and starts within seconds.
     `Spark`: a SparkApplication with executors. `Auto`: `Job` up to 10000 dead letters, counted by
     `select.ids`, `select.limit` or the last statistics of the policy, and where no Spark operator
@@ -760,7 +760,7 @@ class ReplayStatus(LenientStatus):
     run: ReplayRun = ReplayRun()
     """Progress of the run, written by its job."""
 
-    engine: Engine | None = None
+    engine: ReplayEngine | None = None
     """Engine of the run, Job or Spark. Chosen at the launch, and never changed."""
 
     spark_application: str | None = None

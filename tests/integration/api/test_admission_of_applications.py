@@ -9,7 +9,7 @@ import pytest
 
 from redrive.api.connection import ReplayIdentity
 from redrive.api.job import JobTemplate
-from redrive.api.replay import Engine
+from redrive.api.replay import ReplayEngine
 from redrive.kube.context import Settings
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
@@ -65,7 +65,7 @@ def manifest(launcher: Launcher, template: dict[str, Any]) -> dict[str, Any]:
     access = pod_access(ReplayIdentity.model_validate(identity), (), "orders-ledger")
     policy = Policy(TopicName("shop", "prod", "orders"), "fulfilment", name="shop/orders")
     job = ReplayJob("default", "after.fix", "u", policy, "pulsar://p:6650", "http://p:8080", None)
-    engine = Engine.JOB if launcher is JOB else Engine.SPARK
+    engine = ReplayEngine.JOB if launcher is JOB else ReplayEngine.SPARK
     chosen = ChosenTemplate("default", JobTemplate.model_validate(template), 2, engine)
     settings = Settings(
         "here", (), Key("redrive", "replay"), "local:///replay.py", "redrive-replay"

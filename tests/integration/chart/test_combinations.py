@@ -142,5 +142,5 @@ def test_job_has_no_right_to_pods_config_maps_or_secrets() -> None:
 
 
 def test_job_and_driver_share_no_service_account() -> None:
-    with pytest.raises(SandboxError, match="replay.jobServiceAccount: must be another than"):
+    with pytest.raises(SandboxError, match=r"replay\.jobServiceAccount: must be another than"):
         chart.render(IMAGE | {"replay": {"jobServiceAccount": "redrive-replay"}})

@@ -326,6 +326,7 @@ KINDS = (
     resources.CONNECTIONS,
     resources.POLICIES,
     resources.REPLAYS,
+    resources.JOBS,
     resources.SPARK_APPLICATIONS,
     resources.CONFIG_MAPS,
 )

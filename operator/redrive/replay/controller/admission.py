@@ -15,9 +15,9 @@ from redrive.api.job import ConnectionJobs, ReplayJobTemplate
 from redrive.api.model import parse_spec
 from redrive.api.replay import (
     Confirmation,
-    Engine,
     Guarantee,
     Mode,
+    ReplayEngine,
     ReplaySpec,
     Selection,
     Sending,
@@ -144,7 +144,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
 def choose_template(
     asked: ReplayJobTemplate | None,
     jobs: ConnectionJobs | None,
-    engine: Engine,
+    engine: ReplayEngine,
     namespace: str,
     ctx: Context,
 ) -> ChosenTemplate:

@@ -32,7 +32,7 @@ from redrive.api.job import (
     pod_of,
     references,
 )
-from redrive.api.replay import Engine
+from redrive.api.replay import ReplayEngine
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.kube import resources
 from redrive.kube.context import Settings
@@ -65,7 +65,7 @@ class ChosenTemplate:
     name: str
     template: JobTemplate
     executors: int
-    engine: Engine
+    engine: ReplayEngine
 
 
 def application(  # noqa: PLR0913  each has a source of its own
@@ -90,7 +90,7 @@ def application(  # noqa: PLR0913  each has a source of its own
         image: of the pods, where the template has none.
     """
     template, labels = chosen.template, _labels(replay)
-    is_job = chosen.engine is Engine.JOB
+    is_job = chosen.engine is ReplayEngine.JOB
     roles = (Role.JOB,) if is_job else SPARK_ROLES
     pods = {role: _completed(pod_of(template, role), access, labels) for role in roles}
     if is_job:

@@ -35,7 +35,15 @@ from redrive.api.conditions import (
     with_condition,
     written,
 )
-from redrive.api.replay import FINAL, WHILE_RUNNING, Engine, Mode, Phase, ReplayRun, ReplayStatus
+from redrive.api.replay import (
+    FINAL,
+    WHILE_RUNNING,
+    Mode,
+    Phase,
+    ReplayEngine,
+    ReplayRun,
+    ReplayStatus,
+)
 from redrive.api.retrypolicy import MAX_RESULTS, MAX_SHOWN_REASON, ReplayResult
 from redrive.errors import DeadlineExceededError, RedriveError, Requeue
 from redrive.kube import logs, resources
@@ -379,7 +387,7 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
         )
     check_start(replay, reported, ctx)
     admitted = admit(replay, ctx)
-    launcher = JOB if admitted.template.engine is Engine.JOB else choose_operator(ctx)
+    launcher = JOB if admitted.template.engine is ReplayEngine.JOB else choose_operator(ctx)
     key = await keys.ledger_key(admitted, ctx.settings.replay_template, ctx)
     key_secret = keys.secret_of(replay, key)
     access = pod_access(admitted.identity, admitted.redirect_hosts, key_secret)
@@ -512,7 +520,7 @@ def _mirror(replay: Body, reported: ReplayStatus, run: SparkRun | None, *, is_la
             remedy=_ANOTHER,
         )
     is_job = run.kind == resources.JOBS.kind
-    engine = Engine.JOB if is_job else Engine.SPARK
+    engine = ReplayEngine.JOB if is_job else ReplayEngine.SPARK
     fields: dict[str, Any] = {"phase": run.phase.value, "engine": engine.value}
     fields["job" if is_job else "sparkApplication"] = name
     if (start := launched_at(replay)) is not None:

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 from redrive.api import Body, LauncherName
 from redrive.api.conditions import moment_of
 from redrive.api.job import SPARK_ROLES, Role
-from redrive.api.replay import Engine, Phase, ReplaySpec, ReplayStatus
+from redrive.api.replay import Phase, ReplayEngine, ReplaySpec, ReplayStatus
 from redrive.errors import SparkOperatorNotFoundError
 from redrive.kube import resources
 from redrive.kube.context import Context
@@ -417,7 +417,7 @@ def choose_operator(ctx: Context) -> Launcher:
     )
 
 
-def choose_engine(spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) -> Engine:
+def choose_engine(spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) -> ReplayEngine:
     """Return the engine of a Replay: Job or Spark.
 
     The choice is made once: a Replay whose application was deleted has the same engine again.
@@ -429,15 +429,15 @@ def choose_engine(spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) ->
         ctx: the settings, and the kinds that are installed.
     """
     chosen = ReplayStatus.of(replay).engine if was_launched(replay) else None
-    if chosen is not None and chosen is not Engine.AUTO:
+    if chosen is not None and chosen is not ReplayEngine.AUTO:
         return chosen
-    if spec.engine is not Engine.AUTO:
+    if spec.engine is not ReplayEngine.AUTO:
         return spec.engine
     if all(
         each.resource not in ctx.applications or each.resource in ctx.missing
         for each in SPARK_OPERATORS
     ):
-        return Engine.JOB
+        return ReplayEngine.JOB
     select = spec.select
     backlog = (policy.get("status") or {}).get("backlog") or {}
     bounds = (
@@ -447,7 +447,7 @@ def choose_engine(spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) ->
     )
     least = min((bound for bound in bounds if bound is not None), default=None)
     is_small = least is not None and least <= ctx.settings.job_max_messages
-    return Engine.JOB if is_small else Engine.SPARK
+    return ReplayEngine.JOB if is_small else ReplayEngine.SPARK
 
 
 APPLICATION = "redrive.io/application"

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from redrive.admin.model import TopicMetadata
 from redrive.api.job import JobTemplate
 from redrive.api.permissions import LabelSelector, Namespaces
-from redrive.api.replay import Engine, ReplayRun, RunCounts
+from redrive.api.replay import ReplayEngine, ReplayRun, RunCounts
 from redrive.errors import (
     BatchMixesKeysError,
     DeadLettersDiscardedError,
@@ -263,7 +263,9 @@ def test_job_pods_follow_connection_and_replay() -> None:
     through = connection(jobs={"templates": ["large"], "maxExecutors": 3})
     large = JobTemplate(executors=2, max_executors=5)
     context = with_templates(ctx(connections=[through]), large=large)
-    assert admit(replay(), context).template == ChosenTemplate("large", large, 2, Engine.SPARK)
+    assert admit(replay(), context).template == ChosenTemplate(
+        "large", large, 2, ReplayEngine.SPARK
+    )
     asking = replay(spec={"jobTemplate": {"name": "large", "executors": 3}})
     assert admit(asking, context).template.executors == 3
     beyond = replay(spec={"jobTemplate": {"executors": 4}})

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from redrive.api.connection import ReplayIdentity
 from redrive.api.job import ACCESS_FOLDER, RESTRICTED, SPARK_ROLES, JobTemplate, Role
-from redrive.api.replay import Engine
+from redrive.api.replay import ReplayEngine
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess
 from redrive.errors import InvalidSpecError
 from redrive.kube.context import Settings
@@ -73,7 +73,7 @@ def application(
     job: ReplayJob = JOB,
     access: PodAccess = ACCESS,
     executors: int = 1,
-    engine: Engine = Engine.SPARK,
+    engine: ReplayEngine = ReplayEngine.SPARK,
 ) -> JobApplication:
     """Return the application of a Replay, whichever engine runs it."""
     chosen = ChosenTemplate(
@@ -95,7 +95,7 @@ def test_job_has_one_pod_of_its_template_and_no_spark() -> None:
         "job": {"spec": {"containers": [own], "nodeSelector": {"disk": "ssd"}}},
         "driver": {"spec": {"nodeSelector": {"disk": "hdd"}}},
     }
-    made = job_manifest(application(template, engine=Engine.JOB))
+    made = job_manifest(application(template, engine=ReplayEngine.JOB))
     assert made["metadata"]["labels"] == {"queue": "batch", **LABELS}
     spec, pod = made["spec"], made["spec"]["template"]["spec"]
     assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (3, "Failed")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from redrive.api import LauncherName
-from redrive.api.job import SPARK_ROLES, Role
-from redrive.api.replay import Engine, Phase, ReplaySpec
+from redrive.api.job import SPARK_ROLES
+from redrive.api.replay import Phase, ReplayEngine, ReplaySpec
 from redrive.errors import SparkOperatorNotFoundError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
@@ -440,22 +440,22 @@ def test_foreign_application_does_not_hide_own_one(own: Resource, other: Resourc
 @pytest.mark.parametrize(
     ("spec", "dead_letters", "missing", "engine"),
     [
-        ({}, None, (), Engine.SPARK),
-        ({}, 10_000, (), Engine.JOB),
-        ({}, 10_001, (), Engine.SPARK),
-        ({}, 10_001, (KUBEFLOW, APACHE), Engine.JOB),
-        ({"select": {"limit": 10_000}}, 1_000_000, (), Engine.JOB),
-        ({"select": {"limit": 10_001}}, None, (), Engine.SPARK),
-        ({"select": {"ids": ["1:2"], "limit": 20_000}}, None, (), Engine.JOB),
-        ({"engine": "Spark"}, 1, (KUBEFLOW, APACHE), Engine.SPARK),
-        ({"engine": "Job"}, 1_000_000, (), Engine.JOB),
+        ({}, None, (), ReplayEngine.SPARK),
+        ({}, 10_000, (), ReplayEngine.JOB),
+        ({}, 10_001, (), ReplayEngine.SPARK),
+        ({}, 10_001, (KUBEFLOW, APACHE), ReplayEngine.JOB),
+        ({"select": {"limit": 10_000}}, 1_000_000, (), ReplayEngine.JOB),
+        ({"select": {"limit": 10_001}}, None, (), ReplayEngine.SPARK),
+        ({"select": {"ids": ["1:2"], "limit": 20_000}}, None, (), ReplayEngine.JOB),
+        ({"engine": "Spark"}, 1, (KUBEFLOW, APACHE), ReplayEngine.SPARK),
+        ({"engine": "Job"}, 1_000_000, (), ReplayEngine.JOB),
     ],
 )
 def test_engine_is_chosen_by_number_and_installed_kinds(
     spec: dict[str, Any],
     dead_letters: int | None,
     missing: tuple[Resource, ...],
-    engine: Engine,
+    engine: ReplayEngine,
 ) -> None:
     context = context_with(KUBEFLOW, APACHE, missing=missing)
     backlog = {} if dead_letters is None else {"backlog": {"deadLetter": dead_letters}}
@@ -467,9 +467,9 @@ def test_launched_replay_keeps_its_engine() -> None:
     context, body = context_with(KUBEFLOW), replay()
     spec = ReplaySpec.model_validate({"policyRef": {"name": "orders"}})
     body["status"] = {"engine": "Job"}
-    assert choose_engine(spec, body, {}, context) is Engine.SPARK  # not launched: a forged status
+    assert choose_engine(spec, body, {}, context) is ReplayEngine.SPARK
     body["metadata"]["annotations"] = {APPLICATION: launch.name_of(body)}
-    assert choose_engine(spec, body, {}, context) is Engine.JOB
+    assert choose_engine(spec, body, {}, context) is ReplayEngine.JOB
 
 
 BEGAN = {"startTime": "2026-11-22T00:00:01Z"}
