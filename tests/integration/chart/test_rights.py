@@ -492,7 +492,7 @@ FORGED: list[tuple[str, tuple[str, ...], object, str]] = [
     ("Apache", (*CONF, f"{AUTHENTICATE}.driver.serviceAccountName"), None, ACCOUNT),
     ("Apache", ("spec", "driverSpec", "podTemplateSpec", "spec"), TEMPLATE, ACCOUNT),
     ("Apache", ("spec", "executorSpec", "podTemplateSpec", "spec"), TEMPLATE, ACCOUNT),
-    ("Job", ("metadata", "labels"), None, JOB_LABEL),
+    ("Job", ("metadata", "labels"), {"app.kubernetes.io/managed-by": "Helm"}, JOB_LABEL),
     ("Job", ("metadata", "ownerReferences"), None, JOB_OWNER),
     ("Job", (*POD, "serviceAccountName"), "redrive-replay", JOB_ACCOUNT),
     ("Job", (*POD, "serviceAccountName"), None, JOB_ACCOUNT),
@@ -516,7 +516,8 @@ def test_operator_creates_only_applications_of_replays(
 
     deadline = time.monotonic() + SECONDS  # the API server reads policies after a while
     for body in made.values():
-        unlabelled = json.dumps(changed(body, ("metadata", "labels"), None))
+        # A Job without labels has those of its pods.
+        unlabelled = json.dumps(changed(body, ("metadata", "labels"), {"queue": "batch"}))
         message = JOB_LABEL if body["kind"] == "Job" else LABEL
         while not refuses(functools.partial(create, unlabelled), message):
             assert time.monotonic() < deadline, "the policy is not enforced"
