@@ -1,8 +1,8 @@
-"""The application that a SparkApplication names: `spark-submit …/redrive/replay/__main__.py JOB`.
+"""The program of a Replay: `python -m redrive.replay JOB` in a Job, with Spark by spark-submit.
 
 Its one argument is what `ReplayJob.encode` wrote. It fails with the reason as its last line, which
-it has written into the status of the Replay as well: a Spark operator passes on an exit code. When
-its Replay is deleted, or its time is over, it succeeds: a failed one would be started again.
+it has written into the status of the Replay as well: a controller passes on an exit code. When its
+Replay is deleted, or its time is over, it succeeds: a failed one would be started again.
 """
 
 from __future__ import annotations

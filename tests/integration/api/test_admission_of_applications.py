@@ -41,7 +41,10 @@ POD_TEMPLATE: dict[str, Any] = {
         "containers": [
             {
                 "name": "redrive",
-                "resources": {"requests": {"cpu": "100m", "memory": "1500Mi"}, "limits": {"cpu": 1}},
+                "resources": {
+                    "requests": {"cpu": "100m", "memory": "1500Mi"},
+                    "limits": {"cpu": 1},
+                },
                 "env": [{"name": "TZ", "value": "UTC"}],
             }
         ],

@@ -16,7 +16,9 @@ from redrive.admin.client import Admin
 from redrive.admin.http import Access, Http
 from redrive.admin.policies import Quotas
 from redrive.api.conditions import ObjectEvent
+from redrive.api.replay import ReplayStatus
 from redrive.errors import (
+    DriverNotStartedError,
     Requeue,
     TargetDeduplicationError,
     TargetEvictsError,
@@ -27,15 +29,17 @@ from redrive.errors import (
 )
 from redrive.kube import resources
 from redrive.kube.client import ForbiddenError, UnavailableError
-from redrive.kube.context import wall_clock
+from redrive.kube.context import Context, wall_clock
 from redrive.kube.resources import Key, Resource
 from redrive.replay.controller import launch
 from redrive.replay.controller.prerequisites import (
     MAX_REASON,
+    check_pods,
     last_event,
     missing_prerequisite,
     prepare_target,
 )
+from redrive.replay.controller.spark_operators import job_run
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.replay.controller.test_admission import connection, ctx, replay
@@ -597,3 +601,18 @@ async def test_forged_pod_times_are_ignored(api: FakeKubernetes) -> None:
     forged["status"]["conditions"][0]["lastTransitionTime"] = "0000-01-01T00:00:00Z"
     api.add(PODS, forged)
     assert (await look_at_run(api, executor(300)))[0] == "Progressing"
+
+
+async def test_job_whose_pods_are_refused_shows_its_last_event(api: FakeKubernetes) -> None:
+    began = wall_clock() - timedelta(seconds=121)
+    metadata = {"name": "a", "namespace": "shop", "creationTimestamp": began.isoformat()}
+    run = job_run({"metadata": metadata, "status": {"startTime": began.isoformat()}})
+    of_job = replace(resources.EVENTS, fields="involvedObject.kind=Job,involvedObject.name=a")
+    refused = {"reason": "FailedCreate", "message": 'pods "a-x" is forbidden: exceeded quota'}
+    api.add(of_job, {"metadata": {"name": "e", "namespace": "shop"}, **refused})
+    context = cast("Context", SimpleNamespace(kubernetes=api))
+    with pytest.raises(DriverNotStartedError) as refusal:
+        await check_pods(run, ReplayStatus(), wall_clock(), context)
+    assert "the driver of the Job a does not run, 120 s after it was" in str(refusal.value)
+    assert 'FailedCreate: pods "a-x" is forbidden: exceeded quota; got ' in str(refusal.value)
+    assert "`kubectl --namespace shop describe job a`" in str(refusal.value)
