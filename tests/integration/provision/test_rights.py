@@ -158,7 +158,7 @@ def test_chart_grants_no_right_without_a_reason() -> None:
     names = {
         r["resources"][0]: r["resourceNames"] for r in serving["rules"] if "resourceNames" in r
     }
-    assert names == {"serviceaccounts": ["redrive-replay"]}
+    assert names == {"serviceaccounts": ["redrive-replay", "redrive-job"]}
     roles = {o["metadata"]["name"]: o for o in rendered if o["kind"] == "Role"}
     holding = roles.pop("redrive.redrive-system.release")
     # That of `helm test`: nothing is prepared for Replays.
