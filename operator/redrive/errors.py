@@ -293,6 +293,12 @@ class ServiceAccountNotFoundError(RedriveError):
     reason = "ServiceAccountNotFound"
 
 
+class JobRightsMissingError(RedriveError):
+    """The ServiceAccount of replay jobs lacks a right in its namespace."""
+
+    reason = "JobRightsMissing"
+
+
 class JobSecretNotFoundError(RedriveError):
     """The Replay's namespace lacks a Secret, ConfigMap or claim that the pods of its job need."""
 

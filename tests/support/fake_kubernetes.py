@@ -42,6 +42,7 @@ class FakeKubernetes(Kubernetes):
         dry_runs: the objects of dry runs that were admitted, oldest first.
         version: the `resourceVersion` of the last write.
         before: called before each call, except those that record Events.
+        denied: the plurals of kinds to which no ServiceAccount has rights.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class FakeKubernetes(Kubernetes):
         self.events: list[Body] = []
         self.dry_runs: list[Body] = []
         self.before: Hook = lambda *_: None
+        self.denied: set[str] = set()
         self._unseen = asyncio.Queue[Write]()
         self._applied: dict[tuple[Resource, Key, str], Body] = {}
         self.version = 1000
@@ -83,6 +85,11 @@ class FakeKubernetes(Kubernetes):
         """Return one object."""
         self.before("get", resource, key)
         return copy.deepcopy(self._stored(resource, key))
+
+    async def account_may(self, account: Key, attributes: Mapping[str, str]) -> bool:
+        """Return True unless all rights of the kind are denied."""
+        self.before("review", resources.ACCOUNT_REVIEWS, account)
+        return attributes["resource"] not in self.denied
 
     async def annotations(self, resource: Resource, key: Key) -> Mapping[str, str]:
         """Return the annotations of one object."""

@@ -44,6 +44,10 @@
   resources: [serviceaccounts]
   resourceNames: [{{ .Values.replay.serviceAccount }}, {{ .Values.replay.jobServiceAccount }}]
   verbs: [get]
+# Rights of that account: a Replay waits until it has those of a job.
+- apiGroups: [authorization.k8s.io]
+  resources: [localsubjectaccessreviews]
+  verbs: [create]
 # Claims that a job template names: a Replay waits until its namespace has them.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]

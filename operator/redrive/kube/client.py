@@ -227,12 +227,39 @@ class Kubernetes:
         Args:
             attributes: `resourceAttributes` of a SelfSubjectAccessReview.
         """
-        review = {
-            "apiVersion": resources.ACCESS_REVIEWS.api_version,
-            "kind": resources.ACCESS_REVIEWS.kind,
-            "spec": {"resourceAttributes": attributes},
+        return await self._review(
+            resources.ACCESS_REVIEWS, None, {"resourceAttributes": attributes}
+        )
+
+    async def account_may(self, account: Key, attributes: Mapping[str, str]) -> bool:
+        """Return True if a ServiceAccount has the right of *attributes* in its own namespace.
+
+        Args:
+            account: the ServiceAccount, which need not exist.
+            attributes: `resourceAttributes` of a LocalSubjectAccessReview, without the namespace.
+
+        Raises:
+            ForbiddenError: this client may not ask.
+        """
+        spec = {
+            "user": f"system:serviceaccount:{account.namespace}:{account.name}",
+            "groups": [
+                "system:serviceaccounts",
+                f"system:serviceaccounts:{account.namespace}",
+                "system:authenticated",
+            ],
+            "resourceAttributes": {"namespace": account.namespace, **attributes},
         }
-        path = resources.ACCESS_REVIEWS.path()
+        return await self._review(resources.ACCOUNT_REVIEWS, account.namespace, spec)
+
+    async def _review(self, resource: Resource, namespace: str | None, spec: Body) -> bool:
+        review = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {} if namespace is None else {"namespace": namespace},
+            "spec": spec,
+        }
+        path = resource.path(namespace)
         answer = await self._call("POST", path, review, query={"fieldValidation": "Strict"})
         status = answer.get("status")  # an answer without identity: it is not stored
         if not isinstance(status, dict) or not isinstance(status.get("allowed"), bool):

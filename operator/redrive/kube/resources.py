@@ -112,6 +112,9 @@ APPROVALS = Resource(GROUP, VERSION, "replayapprovals", "ReplayApproval")
 ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview"
 )
+ACCOUNT_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "localsubjectaccessreviews", "LocalSubjectAccessReview"
+)
 SPARK_APPLICATIONS = Resource(
     "sparkoperator.k8s.io",
     "v1beta2",

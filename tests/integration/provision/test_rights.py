@@ -72,6 +72,9 @@ NEEDED: dict[str, dict[str, str]] = {
         "watch": "likewise",
         "create": "likewise",
     },
+    "authorization.k8s.io/localsubjectaccessreviews": {
+        "create": "a Replay waits until the ServiceAccount of its job has the rights of a job",
+    },
     "coordination.k8s.io/leases": {},
 }
 """All rights of the operator: resource → verb → reason."""

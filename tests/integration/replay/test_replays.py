@@ -108,13 +108,17 @@ def test_replay_starts_once_its_policy_and_identity_exist(shop: Shop) -> None:
 
 
 def test_replay_waits_for_service_account_and_secret_of_job(shop: Shop) -> None:
-    shop.kubectl("delete", "serviceaccount", "redrive-replay")
+    shop.kubectl("delete", "serviceaccount/redrive-replay", "rolebinding/redrive-replay")
     shop.declare()
     shop.replay("early")
     status = shop.reaches("early", "Pending", "ServiceAccountNotFound")
     message = status["Reconciling"]["message"]
     assert f"got '{shop.name}/redrive-replay'" in message
     assert f"add {shop.name} to replay.namespaces" in message
+    assert shop.applications() == []
+    shop.kubectl("create", "serviceaccount", "redrive-replay")
+    message = shop.reaches("early", "Pending", "JobRightsMissing")["Reconciling"]["message"]
+    assert "may not write the progress of Replays" in message
     assert shop.applications() == []
     shop.kubectl("delete", "secret", "pulsar-replayer")
     chart.prepare_replays(shop.sandbox.cluster, shop.name)

@@ -28,12 +28,14 @@ from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.policies import evicting
 from redrive.api import Body
 from redrive.api.conditions import ObjectEvent, moment_of
+from redrive.api.job import Role
 from redrive.api.replay import Phase, ReplayRun, ReplayStatus, Target
 from redrive.errors import (
     ConsentMissingError,
     DriverNotStartedError,
     ExecutorsNotStartedError,
     JobImageNotFoundError,
+    JobRightsMissingError,
     JobSecretNotFoundError,
     ServiceAccountNotFoundError,
     TargetDeduplicationError,
@@ -96,6 +98,7 @@ async def check_prerequisites(
 
     Raises:
         ServiceAccountNotFoundError: the account of the job does not exist.
+        JobRightsMissingError: it may not do what a run needs.
         JobSecretNotFoundError: an object that its pods mount, or pull their image with, does not
             exist.
         ConsentMissingError: one of *lent* is not marked as usable by the connection, or does not
@@ -113,6 +116,7 @@ async def check_prerequisites(
             f"its rights, or run kubectl create serviceaccount {account.name} -n {namespace} and "
             "give it the rights of a Spark driver; this Replay starts automatically then",
         ) from error
+    await _check_rights(account, job.pods, ctx)
     pods = [needed for pod in job.pods.values() for needed in needed_objects(pod.template)]
     for needed in dict.fromkeys(pods):
         if needed == NamedObject(resources.SECRETS, key_secret) and needed not in lent:
@@ -135,6 +139,44 @@ async def check_prerequisites(
             of_job = NamedObject(resources.SERVICE_ACCOUNTS, account.name)
             where = of_job if annotations is None else needed
             raise _consent_missing(needed, where, namespace, connection)
+
+
+async def _check_rights(account: Key, roles: Collection[Role], ctx: Context) -> None:
+    """Check that a ServiceAccount may run a job, if the operator may ask that.
+
+    Without these rights the run ends with an exit code, and its log is the only explanation.
+
+    Raises:
+        JobRightsMissingError: it lacks one.
+    """
+    for words, attributes in _RIGHTS if Role.DRIVER in roles else _RIGHTS[:1]:
+        try:
+            is_allowed = await ctx.kubernetes.account_may(account, attributes)
+        except ForbiddenError:
+            return
+        if not is_allowed:
+            raise JobRightsMissingError(
+                f"the ServiceAccount that replay jobs run as may not {words}",
+                got=str(account),
+                remedy=f"add {account.namespace} to replay.namespaces of the Helm chart, which "
+                "creates a Role with all rights of a job, or bind such a Role to the "
+                "ServiceAccount; this Replay starts automatically then",
+            )
+
+
+_RIGHTS: tuple[tuple[str, Mapping[str, str]], ...] = (
+    (
+        "write the progress of Replays",
+        {
+            "verb": "patch",
+            "group": resources.REPLAYS.group,
+            "resource": resources.REPLAYS.plural,
+            "subresource": "status",
+        },
+    ),
+    ("create pods for executors", {"verb": "create", "group": "", "resource": "pods"}),
+)
+"""Rights of a job, by words and attributes; the second one is for drivers of Spark alone."""
 
 
 def _consents(annotations: Mapping[str, str] | None, connection: Key) -> bool:

@@ -145,6 +145,37 @@ async def test_missing_service_account_is_waited_for(
     assert all(c["type"] != "Stalled" for c in status["conditions"])
 
 
+@pytest.mark.parametrize(
+    ("denied", "right"),
+    [("replays", "write the progress of Replays"), ("pods", "create pods for executors")],
+)
+async def test_missing_right_of_the_job_is_waited_for(
+    api: FakeKubernetes, denied: str, right: str
+) -> None:
+    provide(api)
+    api.denied = {denied}
+    assert await look(api) is Requeue.BACKOFF
+    reason, message = shown(api)
+    assert reason == "JobRightsMissing"
+    assert f"may not {right}; got 'shop/redrive-replay'; add shop to replay.namespaces" in message
+    api.denied = set()
+    await look(api)
+    assert shown(api)[0] != reason
+
+
+async def test_rights_are_not_checked_by_an_operator_that_may_not(api: FakeKubernetes) -> None:
+    provide(api)
+    api.denied = {"replays"}
+
+    def forbid(verb: str, _resource: Resource, _key: Key) -> None:
+        if verb == "review":
+            raise ForbiddenError("no", remedy="grant it")
+
+    api.before = forbid
+    await look(api)
+    assert shown(api)[0] != "JobRightsMissing"
+
+
 async def test_missing_job_secret_is_waited_for(
     api: FakeKubernetes,
 ) -> None:
