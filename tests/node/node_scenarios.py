@@ -163,9 +163,9 @@ def shop(
     with ExitStack() as last:
         opened = Shop(user, node, broker, story, client, last)
         try:
-            # Small requests, so that driver and executor fit on a small node.
+            # Small requests, so that all pods of a run fit on a small node.
             request = "spec.containers[0].resources.requests.cpu=100m"
-            pods = ("driver", "executor")
+            pods = ("job", "driver", "executor")
             opened.upgrade(*(f"jobTemplates.default.{pod}.{request}" for pod in pods))
             story.declare()
             node.kubectl("label", "namespace", NAMESPACE, RESTRICTED)
@@ -228,6 +228,31 @@ def test_driver_deleted_half_way_is_replaced_and_completes(replays: Shop) -> Non
     assert 0 < replays.arrived("cut-off").total() < count
     replays.completes("cut-off")
     assert int(replays.get(f"{APPLICATIONS}/{application}", ".status.executionAttempts")) > 1
+
+
+def test_job_pod_deleted_half_way_is_replaced_and_completes(replays: Shop) -> None:
+    count, name = 200, "replay/by-job"
+    cause = f"Cause{len(replays.buried)}"
+    limits = {"rateLimit": {"messages": 5}, "select": {"causes": [cause]}}
+    replays.replay("by-job", count=count, engine="Job", **limits)
+    replays.wait(name, ".status.engine", "Job")
+    deadline = time.monotonic() + SECONDS
+    while not int(replays.get(name, ".status.run.counts.moved") or 0):
+        assert time.monotonic() < deadline, replays.kubectl("get", name, "-o", "yaml")
+        time.sleep(0.5)
+    job = replays.get(name, ".status.job")
+    pods = f"batch.kubernetes.io/job-name={job}"
+    accounts = "jsonpath={.items[*].spec.serviceAccountName}"
+    assert replays.kubectl("get", "pods", "-l", pods, "-o", accounts) == "redrive-job"
+    replays.kubectl("delete", "pod", "-l", pods, "--now")
+    assert 0 < replays.arrived("by-job").total() < count
+    replays.completes("by-job")
+    assert replays.get(f"job/{job}", ".status.succeeded") == "1"
+
+
+def test_job_selects_by_sql_in_its_pod(replays: Shop) -> None:
+    replays.replay("by-job-and-sql", engine="Job")
+    replays.completes("by-job-and-sql")
 
 
 def secret(shop: Shop, token: str, key: str = "token") -> None:
