@@ -161,7 +161,8 @@ class Selection(ApiModel):
 
     limit: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Number of messages, 1 to 1000000000: the first ones by partition and position. A batch that
-    would exceed it ends the selection. Defaults to all. Example: `10000`."""
+    would exceed it ends the selection, except the first batch, which is selected as a whole.
+    Defaults to all. Example: `10000`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -197,6 +197,18 @@ class RangePlan:
         """Plan to move some entries, whatever they hold."""
         return cls(entries.bit_count(), entries, {}, (), unread=entries)
 
+    def first_messages(self, of: Range) -> int:
+        """Return the number of selected messages in the first entry that has any; 0 without one.
+
+        Args:
+            of: the range of this plan.
+        """
+        counts = [(refused.entry.entry - of.first, refused.messages) for refused in self.refused]
+        if self.selected:
+            offset = bitmap.lowest(self.selected)
+            counts.append((offset, self.sizes.get(offset, 1)))
+        return min(counts, default=(0, 0))[1]
+
     def joined(self, other: RangePlan) -> RangePlan:
         """Return this plan of a new run, with that of other entries of the range."""
         return RangePlan(

@@ -273,7 +273,7 @@ def plan_ranges(
     """Plan a run, range by range; one without a plan has nothing that is selected.
 
     With a limit, ever more ranges are scanned at a time until it is reached: a small one does not
-    read all there is.
+    read all there is. The first entry is selected as a whole even if it has more messages.
 
     Args:
         job: the run.
@@ -289,7 +289,7 @@ def plan_ranges(
     if room is None:
         yield from engine.scan(scans)
         return
-    at, width = 0, engine.slots
+    at, width, is_first = 0, engine.slots, True
     while room and at < len(scans):
         wave = scans[at : at + width]
         at, width = at + width, width * 2
@@ -299,10 +299,12 @@ def plan_ranges(
             if whole is None or not room:
                 continue
             if whole.plan.matched > room:
-                yield from engine.scan([replace(scan, choice=replace(scan.choice, limit=room))])
+                limit = max(room, whole.plan.first_messages(whole.range)) if is_first else room
+                yield from engine.scan([replace(scan, choice=replace(scan.choice, limit=limit))])
                 return
             yield whole
             room -= whole.plan.matched
+            is_first = is_first and not whole.plan.matched
 
 
 def _scans(job: ReplayJob, records: Records, resting: Sequence[Partition]) -> Iterator[Scan]:

@@ -143,7 +143,7 @@ def expected(choice: Choice, rests: Entries) -> dict[Place, str]:
     room = choice.limit or 1_000
     for (partition, entry), letters in sorted(rests.items()):
         count = sum(takes(choice, candidate) for candidate in letters)
-        if count > room:
+        if count > room and causes:
             break
         room -= count
         if count:
