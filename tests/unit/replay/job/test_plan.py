@@ -139,7 +139,7 @@ def takes(choice: Choice, candidate: DeadLetterRow) -> bool:
 
 def expected(choice: Choice, rests: Entries) -> dict[Place, str]:
     """Return which entries are selected, and why some are refused: the oracle."""
-    causes = {}
+    causes: dict[Place, str] = {}
     room = choice.limit or 1_000
     for (partition, entry), letters in sorted(rests.items()):
         count = sum(takes(choice, candidate) for candidate in letters)
@@ -240,6 +240,19 @@ def test_selection_with_limit_reads_about_twice_as_much(long: Entries) -> None:
     ranges = list(plan_ranges(job(Choice(limit=10)), held, Records(), partitions(long)))
     assert sum(planned_range.plan.matched for planned_range in ranges) == 10
     assert held.read == 2 + 4 + 8
+
+
+@pytest.mark.parametrize(("limit", "matched"), [(2, [3]), (3, [3]), (5, [3]), (6, [3, 3])])
+def test_first_batch_is_selected_also_beyond_the_limit(limit: int, matched: list[int]) -> None:
+    batches: Entries = {
+        Place(0, EntryId(1, number * RANGE_ENTRIES)): [
+            dead_letter(0, Position(1, number * RANGE_ENTRIES, index), 3, None, 0)
+            for index in range(3)
+        ]
+        for number in range(4)
+    }
+    ranges = plan_ranges(job(Choice(limit=limit)), Held(batches, 1), Records(), partitions(batches))
+    assert [planned.plan.matched for planned in ranges if planned.plan.matched] == matched
 
 
 def test_moved_entries_do_not_count_for_limit(long: Entries) -> None:
