@@ -32,13 +32,12 @@ from sandbox.process import Processes
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.images.conftest import Engine
 from tests.images.conftest import engine as engine  # noqa: PLC0414  a fixture
-from tests.support.documented import INSTALL, QUICK_START, commands
+from tests.support.documented import INSTALL, commands
 
 LOAD = "REDRIVE_NODE_LOAD"
 PUSH = "--quiet", "--disable-compression"
 SPARK = os.environ.get("REDRIVE_NODE_SPARK", "")
 SPARK_INSTALLED = SPARK == "installed"
-SPARK_STEP = "7. The Spark operator"
 PUBLISHED = "spark-operator --repo https://kubeflow.github.io/spark-operator"
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 STAND_IN = Path(__file__).with_name("spark-operator.yaml")
@@ -191,8 +190,8 @@ def spark_operator_running(node: Node, user: User) -> Iterator[None]:
 
 
 def install_spark_operator(user: User) -> str:
-    """Run the command of the quick start, with the chart of the stand-in for Kubeflow's."""
-    (block,) = commands(QUICK_START, SPARK_STEP)
+    """Run the documented command, with the chart of the stand-in for Kubeflow's."""
+    (block,) = commands(INSTALL, "A Spark operator")
     assert PUBLISHED in block.text
     chart = write_chart_of_stand_in(user.folder / "stand-in")
     return user.paste(block.text.replace(PUBLISHED, str(chart)))

@@ -11,18 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.node.conftest import (
-    SPARK_INSTALLED,
-    SPARK_STEP,
     Node,
     User,
-    install_spark_operator,
     left_in,
     remove_redrive,
-    remove_spark_operator,
 )
 from tests.support.documented import QUICK_START, commands
-
-LAST = "The Spark operator, if nothing else needs it"
 
 
 @pytest.fixture
@@ -30,20 +24,13 @@ def all_removed(node: Node) -> Iterator[None]:
     """Remove the objects of the quick start if it fails."""
     yield
     remove_redrive(node)
-    if not SPARK_INSTALLED:
-        remove_spark_operator(node)
 
 
 @pytest.mark.usefixtures("all_removed")
 def test_the_quick_start_leads_from_nothing_to_a_replay_and_back(user: User, node: Node) -> None:
     first, *rest = commands(QUICK_START)
     assert first.text.count("export PULSAR_") == 3  # from the environment of `user`
-    shown = {}
-    for block in rest:
-        if block.heading == SPARK_STEP and not SPARK_INSTALLED:
-            shown[block.heading] = install_spark_operator(user)
-        elif not (SPARK_INSTALLED and block.heading in (SPARK_STEP, LAST)):
-            shown[block.heading] = user.paste(block.text)
+    shown = {block.heading: user.paste(block.text) for block in rest}
     assert "Phase:          Succeeded" in shown["1. Install the operator"]
     assert shown["3. The tokens, in the cluster"].count(" created\n") == 4
     for name in ("orders-partition-1", "orders-fulfilment-RETRY-partition-1"):
@@ -53,11 +40,8 @@ def test_the_quick_start_leads_from_nothing_to_a_replay_and_back(user: User, nod
     log = shown["6. One message that works, one that fails"]
     assert "handled good" in log
     assert log.count("cannot handle bad") == 4
-    assert SPARK_INSTALLED or "STATUS: deployed" in shown[SPARK_STEP]
-    assert "Completed" in shown["8. Replay"].splitlines()[-1]
-    *_, last = shown["9. Remove it"].splitlines()
+    assert "Completed" in shown["7. Replay"].splitlines()[-1]
+    *_, last = shown["8. Remove it"].splitlines()
     assert last.endswith('"replayapprovals.redrive.io" deleted')
     assert left_in(node, "redrive-system") == set()
-    kinds = node.kubectl("get", "crds", "--output=name")
-    assert "redrive.io" not in kinds
-    assert SPARK_INSTALLED or "sparkoperator.k8s.io" not in kinds
+    assert "redrive.io" not in node.kubectl("get", "crds", "--output=name")

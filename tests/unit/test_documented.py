@@ -34,6 +34,7 @@ RUN_BY: Mapping[str, Mapping[str, str]] = {
         "Remove all of it": NODE_INSTALL,
         "A namespace that is served by name": NODE_INSTALL,
         "Outside of the cluster": NODE_INSTALL,
+        "A Spark operator": "tests/node/conftest.py",
     },
     QUICK_START: dict.fromkeys(
         (block.heading for block in commands(QUICK_START)), "tests/node/node_quick_start.py"

@@ -11,8 +11,8 @@ import yaml
 
 from sandbox import chart, spark_operator
 from sandbox.kubernetes import Cluster
-from tests.node.conftest import PUBLISHED, SPARK_STEP, write_chart_of_stand_in
-from tests.support.documented import QUICK_START, commands
+from tests.node.conftest import PUBLISHED, write_chart_of_stand_in
+from tests.support.documented import INSTALL, commands
 
 pytestmark = pytest.mark.xdist_group("spark operator")
 
@@ -28,7 +28,7 @@ def test_the_documented_command_installs_it(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
     made = write_chart_of_stand_in(tmp_path / "stand-in")
-    (block,) = commands(QUICK_START, SPARK_STEP)
+    (block,) = commands(INSTALL, "A Spark operator")
     command = shlex.split(block.text.replace("\\\n", "").replace(PUBLISHED, str(made)))
     assert command[:3] == ["helm", "upgrade", "--install"]
     words = [word for word in command[1:] if word != "--wait"]  # nothing runs pods here
