@@ -110,7 +110,7 @@ def causes(request: InspectionRequest) -> int:
     groups = summary.ordered
     items = list(map(_cause_count, groups))
     if request.output in FORMATS:
-        names = [item["fingerprint"] or item["cause"] for item in items]
+        names = [item["fingerprint"] or clean(item["cause"]) for item in items]
         print_document(_document("CauseList", request, reading, items), request.output, names)
         return 0
     if not items:

@@ -83,7 +83,10 @@ def local_time(text: object, at: datetime) -> str:
     instant = moment(text)
     if instant is None:
         return MISSING
-    local = instant.astimezone()
+    try:
+        local = instant.astimezone()
+    except OverflowError:  # after the year 9999 in this time zone
+        return MISSING
     is_today = local.date() == at.astimezone().date()
     return local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
 
@@ -180,7 +183,10 @@ def print_document(body: Mapping[str, Any], output: str | None, names: Sequence[
     elif output == "yaml":
         import yaml  # noqa: PLC0415  a twentieth of a second of each start
 
-        text = yaml.safe_dump(dict(body), sort_keys=False, allow_unicode=True).rstrip()
+        text = yaml.safe_dump(dict(body), sort_keys=False, allow_unicode=True)
+        if not all(line.isprintable() for line in text.split("\n")):  # such as U+202E
+            text = yaml.safe_dump(dict(body), sort_keys=False)
+        text = text.rstrip()
     elif output == "jsonl":
         text = "\n".join(map(json.dumps, body.get("items", [body])))
     else:

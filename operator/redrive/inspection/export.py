@@ -57,8 +57,12 @@ def private_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that only its owner may read, and that replaces *path* when it is complete.
 
     Raises:
-        NotExportedError: it can't be written.
+        NotExportedError: it can't be written, or *path* is a device, a pipe or a symbolic link.
     """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise NotExportedError(
+            f"{path} must be a regular file", remedy="choose another file, not a link or a device"
+        )
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         file = open(part, "xb", opener=_open_private)  # noqa: SIM115  closed below

@@ -27,13 +27,13 @@ MAX_DECODED = 4 * 2**20
 MAX_MASKED = 4_096
 """Characters of a masked payload."""
 MAX_ITEMS = 100_000
-"""Items of all arrays and maps of an Avro payload together: those of type null have no bytes."""
+"""Items and fields of an Avro payload together: those of type null have no bytes."""
 _MAX_VARIETY = 4
 """Different elements of an array that a masked text shows."""
 _SHORTEST, _LONGEST_WORD = 3, 48
 """Characters of a word that is compared; shorter ones are words of any language."""
 _NAME_OF_FIELD = re.compile(r"(?!.*\d{4})[A-Za-z_$][\w$.-]{0,63}", re.ASCII)
-_CODE = re.compile(r"at ([^\s:]+:\d+)")
+_CODE = re.compile(r"at (\w+(?:\.[\w<>]+)+:\d+)")
 _CAUSED_BY = re.compile(r"caused by ([\w.]+):?.*")
 _PREFIX_DIGITS = 9
 _EMAIL = re.compile(r"\S+@\S+")
@@ -176,9 +176,17 @@ def _json_or_text(content: bytes) -> Payload:
     except UnicodeDecodeError:
         return Payload("bytes", content)
     try:
-        return Payload("JSON", content, json.loads(text))
+        return Payload("JSON", content, json.loads(text, object_pairs_hook=_object))
     except (ValueError, RecursionError):
         return Payload("text", content)
+
+
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; one that repeats a name would lose values, and is no JSON here."""
+    value = dict(fields)
+    if len(value) < len(fields):
+        raise ValueError("a name is repeated")
+    return value
 
 
 def mask(value: object, depth: int = 0) -> str:  # noqa: PLR0911  one for each type
@@ -233,11 +241,11 @@ def mask_text(text: str, secrets: Iterable[str]) -> str:
     These are quoted values, addresses, words with digits, and words of *secrets*. A text that was
     cut may end within such a word.
     """
-    folded, words, phrases = text.casefold(), set[str](), []
+    folded, words, phrases = text.casefold(), set[str](), set[str]()
     last, is_cut = _LAST_WORD.search(text), False
     for secret in map(str.casefold, secrets):
         if len(secret.strip()) >= _SHORTEST and secret.strip() in folded:
-            phrases.append(re.escape(secret.strip()))
+            phrases.add(secret.strip())
         # A payload may have a million words: only those of the text are kept.
         for match in _WORD.finditer(secret):
             word = match[0]
@@ -246,10 +254,27 @@ def mask_text(text: str, secrets: Iterable[str]) -> str:
                 words.add(word)
     if last is not None and is_cut:
         text = f"{text[: last.start()]}{HIDDEN}"
-    for phrase in phrases:
-        text = re.sub(phrase, HIDDEN, text, flags=re.IGNORECASE)
+    text = _without(text, phrases)
     text = VARIABLE.sub(HIDDEN, _EMAIL.sub(HIDDEN, text))
     return _WORD.sub(lambda word: HIDDEN if _holds(word[0].casefold(), words) else word[0], text)
+
+
+def _without(text: str, phrases: Iterable[str]) -> str:
+    """Replace the parts of a text that *phrases*, which are folded, cover."""
+    folded = "".join(map(str.casefold, text))
+    # A folded character may be longer than the character.
+    origins = [index for index, char in enumerate(text) for _ in char.casefold()]
+    covered = bytearray(len(text))
+    for phrase in phrases:
+        begin = folded.find(phrase)
+        while begin >= 0:
+            first, last = origins[begin], origins[begin + len(phrase) - 1]
+            covered[first : last + 1] = b"\1" * (last + 1 - first)
+            begin = folded.find(phrase, begin + 1)
+    runs = itertools.groupby(zip(text, covered, strict=True), key=lambda pair: pair[1])
+    return "".join(
+        HIDDEN if is_covered else "".join(char for char, _ in run) for is_covered, run in runs
+    )
 
 
 def _holds(word: str, secrets: set[str]) -> bool:
@@ -296,6 +321,8 @@ def _texts(value: object) -> Iterator[str]:
         match values.pop():
             case str() as text:
                 yield text
+            case bytes() as content:
+                yield content.decode(errors="replace")
             case Mapping() as fields:
                 for name, item in fields.items():
                     if isinstance(fields, DataMap) or not is_name(name):
@@ -341,15 +368,19 @@ class _AvroInput:
     def text(self) -> str:
         return self.take(self.number()).decode()
 
+    def count(self, items: int) -> None:
+        """Count items and fields, which may have no bytes."""
+        self._items += items
+        if self._items > MAX_ITEMS:
+            raise ValueError("too many items")
+
     def blocks(self) -> Iterator[None]:
         """Yield once for each item of an array or a map."""
         while count := self.number():
             if count < 0:
                 self.number()  # the size of the block
                 count = -count
-            self._items += count
-            if self._items > MAX_ITEMS:
-                raise ValueError("too many items")
+            self.count(count)
             yield from itertools.repeat(None, count)
 
 
@@ -386,7 +417,7 @@ class AvroSchema:
         numbers, nested = decode_fields(schema)
         try:
             return cls(nested.get(3, b"")) if numbers.get(4) == _AVRO_SCHEMA else None
-        except (ValueError, RecursionError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             return None
 
     def decode(self, content: bytes) -> Any:  # noqa: ANN401  a value of any type
@@ -432,6 +463,7 @@ class AvroSchema:
     def _read_complex(self, kind: str, schema: Any, source: _AvroInput, depth: int) -> Any:  # noqa: ANN401
         match kind:
             case "record" | "error":
+                source.count(1 + len(schema["fields"]))
                 return {
                     field["name"]: self._read(field["type"], source, depth)
                     for field in schema["fields"]

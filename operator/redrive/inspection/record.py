@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from redrive.policy.envelope import (
     MAX_TRACE_BYTES,
     ORIGIN_MESSAGE_ID,
 )
+from redrive.policy.verdict import DeadReason
 from redrive.reading.rows import DeadLetterRow
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -49,6 +51,8 @@ _OWN_OF_JAVA = {
     envelope.RETRY_TOPIC,
     envelope.ORIGIN_MESSAGE_ID,
 } | CAUSE_PROPERTIES
+_REASON = re.compile("|".join(DeadReason))
+_ORIGIN = re.compile(r"-?[0-9]+(:-?[0-9]+){1,3}")
 _DELAY_DIGITS = 12
 _LONGEST = 256
 
@@ -101,13 +105,13 @@ class Recorder:
             "keyHash": None if self.reveals or row.key is None else self.hash_key(row.key),
             "attempts": envelope.reconsume_times(properties),
             "replays": row.replays,
-            "deadReason": properties.get(DEAD_REASON, "")[:_LONGEST],
+            "deadReason": self._own_text(properties, DEAD_REASON, _REASON),
             "cause": cause,
             "fingerprint": fingerprint,
             "causeMessage": self._cause_text(row, payload),
             "trace": trace.splitlines() if self.reveals else mask_trace(trace),
             "consumer": properties.get(CONSUMER, "")[:_LONGEST],
-            "origin": properties.get(ORIGIN_MESSAGE_ID, "")[:_LONGEST],
+            "origin": self._own_text(properties, ORIGIN_MESSAGE_ID, _ORIGIN),
             "properties": [
                 {
                     "name": name if self.reveals or is_name(name) else mask(name),
@@ -129,11 +133,16 @@ class Recorder:
         if self.reveals or not text:
             return text
         payload = payload or self._payload(row)
-        if len(payload.content) > MAX_DECODED:
+        if payload.form == "encrypted" or len(payload.content) > MAX_DECODED:
             return HIDDEN  # it may hold any of the words
         values = (value for _, value in _of_user(row.properties))
         keys = filter(None, (row.key, row.ordering_key))
         return mask_text(text, itertools.chain(payload.secrets, values, keys))
+
+    def _own_text(self, properties: Mapping[str, str], name: str, form: re.Pattern[str]) -> str:
+        """Return a property of redrive; masked if it lacks its form, as any producer may write."""
+        text = properties.get(name, "")[:_LONGEST]
+        return text if self.reveals or not text or form.fullmatch(text) else mask(text)
 
     def _payload(self, row: DeadLetterRow) -> Payload:
         schema = self.schema(row.schema_version)

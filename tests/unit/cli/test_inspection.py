@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,28 @@ def test_documents_follow_their_published_schema(shell: Shell, arguments: list[s
     Draft202012Validator(schema).validate(shown)
     assert shown["malformedEntries"] == [{"id": "7:9:-1", "cause": "no entry"}]
     assert len(shown["items"]) in {3, 4}
+
+
+def test_names_of_causes_have_no_control_characters(shell: Shell) -> None:
+    shell.rows = (dead_letter(0, HOSTILE, key="a"),)
+    for output_format in ("name", "yaml"):
+        printed, _ = shell.run("causes", "-o", output_format)
+        assert not set(printed) & set("\x1b\x07\r\u202e")
+    assert len(shell.run("causes", "-o", "name")[0].splitlines()) == 1
+
+
+def test_last_time_of_the_calendar_is_printed(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        shell.rows = (dead_letter(0, "E")._replace(publish_time=253_402_300_799_000),)
+        assert "-" in shell.run("causes")[0]
+        assert "died -" in shell.run("peek")[0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_names_can_be_given_to_selections(shell: Shell) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -65,3 +66,16 @@ def test_file_is_private_and_complete_or_absent(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
     with pytest.raises(NotExportedError, match="can't be written"), private_file(target / "x"):
         pass
+
+
+def test_target_that_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe, link, device = tmp_path / "pipe", tmp_path / "link", tmp_path / "stdout"
+    os.mkfifo(pipe)
+    link.symlink_to("absent")
+    device.symlink_to("/dev/null")
+    for target in (pipe, link, device):
+        before = target.lstat()
+        with pytest.raises(NotExportedError, match="regular file"), private_file(target):
+            pass
+        assert target.lstat() == before
+    assert len(list(tmp_path.iterdir())) == 3

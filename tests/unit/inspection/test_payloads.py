@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from typing import Any
 
 import pytest
@@ -105,10 +106,59 @@ def test_datum_of_a_text_payload_is_hidden(planted: str) -> None:
     assert planted not in payload.masked + mask_text(f"can't parse name={planted}", payload.secrets)
 
 
+def test_repeated_texts_of_a_payload_do_not_delay_masking() -> None:
+    start = time.monotonic()
+    assert mask_text("no answer for Li Ng", ["li ng"] * 200_000) == "no answer for ?"
+    assert time.monotonic() - start < 3
+
+
+def test_many_phrases_of_a_payload_do_not_delay_masking() -> None:
+    words = " ".join(chr(97 + n % 26) for n in range(1_000))
+    start = time.monotonic()
+    secrets = [words[at : at + size] for size in range(3, 30) for at in range(1_000)]
+    assert set(mask_text(words, secrets)) == {"?"}
+    assert time.monotonic() - start < 3
+
+
+def test_folded_phrase_of_a_cause_is_hidden() -> None:
+    assert mask_text("no such: Jo ẞ An", ["jo ss an"]) == "no such: ?"
+
+
+def test_repeated_name_of_json_hides_both_values() -> None:
+    payload = decode_payload(b'{"name": "Schmidt", "name": "Meyer"}', {})
+    assert mask_text("no Schmidt, no Meyer", payload.secrets) == "no ?, no ?"
+
+
+def test_bytes_of_avro_are_hidden_in_a_cause() -> None:
+    payload = decode_payload(b"\x0eSchmidt", {}, AvroSchema(b'"bytes"'))
+    assert (payload.form, mask_text("no Schmidt", payload.secrets)) == ("Avro", "no ?")
+
+
+def test_fields_without_bytes_are_bounded() -> None:
+    definition: dict[str, Any] = {"type": "record", "name": "r0", "fields": []}
+    for level in range(1, 14):
+        fields = [
+            {"name": f"f{n}", "type": definition if n == 0 else f"r{level - 1}"} for n in range(10)
+        ]
+        definition = {"type": "record", "name": f"r{level}", "fields": fields}
+    schema = AvroSchema(json.dumps(definition).encode())
+    start = time.monotonic()
+    assert decode_payload(b"", {}, schema).form == "bytes"
+    assert time.monotonic() - start < 3
+
+
 def test_text_of_a_cause_keeps_its_words() -> None:
     text = "no answer from the warehouse within 200 ms for 'order-17' of ann@example.com"
     shown = mask_text(text, ["acme"])
     assert shown == "no answer from the warehouse within ? ms for ? of ?"
+
+
+def test_line_of_a_text_within_a_trace_is_hidden() -> None:
+    text = "no customer\nat ann@example.com:1984\nat Schmidt:1984"
+    assert mask_trace(f"at shop.work:7\ncaused by KeyError: {text}") == [
+        "at shop.work:7",
+        "caused by KeyError",
+    ]
 
 
 def test_trace_keeps_places_and_classes() -> None:

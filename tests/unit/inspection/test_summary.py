@@ -19,6 +19,7 @@ from redrive.policy.envelope import (
     CONSUMER,
     DEAD_REASON,
     DELAY_TIME,
+    ORIGIN_MESSAGE_ID,
     REPLAY,
     REPLAYS,
 )
@@ -104,6 +105,20 @@ def test_masked_record_hides_keys_and_properties() -> None:
     clear = Recorder(lambda _: None, reveals=True)(row)
     assert (clear["key"], clear["keyHash"], clear["payload"]) == ("ann", None, "{}")
     assert clear["dueTime"] is None
+
+
+def test_cause_of_an_encrypted_message_is_hidden() -> None:
+    row = dead_letter(0, "E", properties={CAUSE_MESSAGE: "no customer Schmidt"})
+    row = row._replace(encrypted=True)
+    assert Recorder(lambda _: None)(row)["causeMessage"] == "?"
+
+
+def test_unknown_dead_reason_is_masked() -> None:
+    row = dead_letter(0, "E", properties={DEAD_REASON: "no Schmidt", ORIGIN_MESSAGE_ID: "Meyer"})
+    record = Recorder(lambda _: None)(row)
+    assert (record["deadReason"], record["origin"]) == ("string(10)", "string(5)")
+    record = Recorder(lambda _: None, reveals=True)(row)
+    assert (record["deadReason"], record["origin"]) == ("no Schmidt", "Meyer")
 
 
 def partition(index: int, entries: int, **more: Any) -> Partition:  # noqa: ANN401  fields
