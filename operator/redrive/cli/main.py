@@ -117,9 +117,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     messages were refused or are dead again, or a check has findings. 4: not finished; the message
     contains the command that continues. 130: interrupted.
 
-    An error that the user can fix is one line on standard error.
+    An error that the user can fix is one line on standard error. A reader that closes its end, such
+    as `head`, ends the command with code 1, without a message.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at the exit
+        return 1
+    return code
+
+
+def _run(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if COMPLETION_VARIABLE in os.environ:
         name = "complete"  # a shell asks; click answers

@@ -90,3 +90,12 @@ def test_unknown_command_exits_with_2() -> None:
     process = run("stats")
     assert process.returncode == 2
     assert process.stderr == "error: No such command 'stats'.\nhelp: redrive --help\n"
+
+
+def test_closed_reader_ends_the_command_without_a_message() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "redrive", "--help"]
+    ended = subprocess.run(command, check=False, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, "")
