@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -66,6 +67,16 @@ def test_file_is_private_and_complete_or_absent(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
     with pytest.raises(NotExportedError, match="can't be written"), private_file(target / "x"):
         pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_leaves_no_part_of_a_file(tmp_path: Path, number: signal.Signals) -> None:
+    with pytest.raises(SystemExit) as ended, private_file(tmp_path / "out") as file:
+        file.write(b"first")
+        signal.raise_signal(number)
+    assert ended.value.code == 128 + number
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 def test_target_that_is_no_file_is_not_replaced(tmp_path: Path) -> None:
