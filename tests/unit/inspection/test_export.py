@@ -71,12 +71,15 @@ def test_file_is_private_and_complete_or_absent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signal_leaves_no_part_of_a_file(tmp_path: Path, number: signal.Signals) -> None:
-    with pytest.raises(SystemExit) as ended, private_file(tmp_path / "out") as file:
-        file.write(b"first")
-        signal.raise_signal(number)
+    of_pytest = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as ended, private_file(tmp_path / "out"):
+            signal.raise_signal(number)
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, of_pytest)
     assert ended.value.code == 128 + number
     assert not list(tmp_path.iterdir())
-    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 def test_target_that_is_no_file_is_not_replaced(tmp_path: Path) -> None:
