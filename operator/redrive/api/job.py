@@ -271,17 +271,15 @@ class JobPod:
         """Return the template with the size and the pull policy, which Spark takes elsewhere."""
         spec = self.template["spec"]
         own, *others = spec["containers"]
-        others_of = {
-            field: own.get("resources", {}).get(field, {}) for field in ("requests", "limits")
-        }
+        resources = own.get("resources", {})
         memory = {"memory": f"{self.mebibytes}Mi"}
         limits = {"cpu": self.core_limit} if self.core_limit else {}
         own = {
             **own,
             "resources": {
-                **own.get("resources", {}),
-                "requests": {**others_of["requests"], "cpu": self.core_request, **memory},
-                "limits": {**others_of["limits"], **limits, **memory},
+                **resources,
+                "requests": {**resources.get("requests", {}), "cpu": self.core_request, **memory},
+                "limits": {**resources.get("limits", {}), **limits, **memory},
             },
             **({"imagePullPolicy": self.pull_policy} if self.pull_policy else {}),
         }

@@ -362,7 +362,7 @@ class OutageMode(enum.StrEnum):
 
 
 class NotRetryable(enum.StrEnum):
-    """Whether failures that a consumer dead-letters at once count for an outage."""
+    """Effect on the outage breaker of failures that a consumer dead-letters at once."""
 
     COUNT = "Count"
     IGNORE = "Ignore"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -88,6 +88,12 @@ class NothingExportedError(RedriveError):
     reason = "NothingExported"
 
 
+def _target_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option for the file that a command writes."""
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option("--to", "target", required=True, type=kind, metavar="FILE", help=text)
+
+
 @click.command()
 @output_option("wide", "json", "yaml", "jsonl", "name")
 @inspection_options
@@ -103,10 +109,7 @@ def causes(request: InspectionRequest) -> int:
     """
     reading = _planned(request)
     recorder = _recorder(request, reading)
-    summary = Summary(recorder.cause_text)
-    with _progress(request, reading) as rows:
-        for row in rows:
-            summary.add(row)
+    summary = _summarised(request, reading, recorder)
     groups = summary.ordered
     items = list(map(_cause_count, groups))
     if request.output in FORMATS:
@@ -163,14 +166,7 @@ def peek(request: InspectionRequest) -> int:
 
 
 @click.command()
-@click.option(
-    "--to",
-    "target",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="JSON lines; Parquet if it ends with .parquet.",
-)
+@_target_option("JSON lines; Parquet if it ends with .parquet.")
 @inspection_options
 def export(request: InspectionRequest, target: Path) -> int:
     """Write dead letters to a file: all that are selected, the oldest of each partition first.
@@ -193,14 +189,7 @@ def export(request: InspectionRequest, target: Path) -> int:
 
 
 @click.command()
-@click.option(
-    "--to",
-    "target",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="HTML page to write.",
-)
+@_target_option("HTML page to write.")
 @inspection_options
 def report(request: InspectionRequest, target: Path) -> int:
     """Write one HTML page with plots: causes, arrivals, age, keys, partitions, sizes, replays.
@@ -211,10 +200,7 @@ def report(request: InspectionRequest, target: Path) -> int:
     """
     reading = _planned(request)
     recorder = _recorder(request, reading)
-    summary = Summary(recorder.cause_text)
-    with _progress(request, reading) as rows:
-        for row in rows:
-            summary.add(row)
+    summary = _summarised(request, reading, recorder)
     if not summary.groups:
         raise NothingExportedError("; ".join(_empty(request, reading)), remedy="select others")
     extent = f"{reading.planned} of {reading.total} entries were read, with {reading.messages}"
@@ -235,6 +221,14 @@ def report(request: InspectionRequest, target: Path) -> int:
     _say_malformed(reading)
     say(f"wrote a report of {reading.matched} messages to {target}")
     return 0
+
+
+def _summarised(request: InspectionRequest, reading: TopicReading, recorder: Recorder) -> Summary:
+    summary = Summary(recorder.cause_text)
+    with _progress(request, reading) as rows:
+        for row in rows:
+            summary.add(row)
+    return summary
 
 
 def _replay_row(record: ReplayRecord) -> tuple[str, ...]:

@@ -155,11 +155,7 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
     Raises:
         SubscribeError: the broker refused one of them.
     """
-    kinds = {
-        policy.topic: _CONSUMER_TYPES[policy.subscription_type],
-        # Whatever the source's is: Java consumers do the same, and types can't be mixed.
-        policy.retry_topic: pulsar.ConsumerType.Shared,
-    }
+    kinds = {topic: _CONSUMER_TYPES[kind] for topic, kind in policy.subscription_types.items()}
     if not policy.subscription_type.honours_delays:
         _log.warning(
             "%s is consumed as %s, its retries as Shared: their order is lost, and a broker that "

@@ -169,14 +169,14 @@ async def _load_applications(
     if settings.replay_template is None:
         return {}, ()
     jobs = await load(kubernetes, resources.JOBS, settings.namespaces)
-    found: dict[Resource, Cache] = {resources.JOBS: jobs}
+    applications: dict[Resource, Cache] = {resources.JOBS: jobs}
     missing: list[Resource] = []
     for launcher in settings.replay_launchers:
         kind = resources.APPLICATIONS[launcher]
         try:
-            found[kind] = await load(kubernetes, kind, settings.namespaces)
+            applications[kind] = await load(kubernetes, kind, settings.namespaces)
         except NotFoundError:
-            found[kind] = Cache(keep=keep_of(kind))
+            applications[kind] = Cache(keep=keep_of(kind))
             missing.append(kind)
     if len(missing) == len(settings.replay_launchers):
         logger.warning(
@@ -184,4 +184,4 @@ async def _load_applications(
             "engine Spark wait for a Spark operator",
             " or ".join(kind.group for kind in missing),
         )
-    return found, tuple(missing)
+    return applications, tuple(missing)

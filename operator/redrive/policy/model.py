@@ -217,6 +217,15 @@ class Policy:
         """Return the longest delay of `ladder` and `levels`."""
         return max(*self.ladder.rungs, *self.levels.rungs)
 
+    @property
+    def subscription_types(self) -> Mapping[naming.TopicName, SubscriptionType]:
+        """Return the types of the subscriptions on the source topic and on the retry topic.
+
+        The retry topic is always Shared: Java consumers do the same, and a broker refuses consumers
+        of different types.
+        """
+        return {self.topic: self.subscription_type, self.retry_topic: SubscriptionType.SHARED}
+
     def __post_init__(self) -> None:
         """Refuse what no consumer could follow."""
         _check_kinds(self)

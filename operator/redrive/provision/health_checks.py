@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from redrive.admin.model import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence, SubscriptionStats
 from redrive.api.conditions import Reason, StatusWarning
 from redrive.api.retrypolicy import Backlog
-from redrive.policy.model import Policy, SubscriptionType
+from redrive.policy.model import Policy
 from redrive.policy.values import format_duration
 
 Subscriptions = Mapping[str, SubscriptionStats]
@@ -207,13 +207,11 @@ def retry_topic_is_not_consumed(given: CheckInput, _: Thresholds) -> StatusWarni
 def subscription_types_differ(given: CheckInput, _: Thresholds) -> StatusWarning | None:
     """Find connected consumers beside which the broker refuses all that follow the policy."""
     policy = given.policy
-    expected = (
-        (policy.topic, given.source, policy.subscription_type),
-        (policy.retry_topic, given.retries, SubscriptionType.SHARED),
-    )
+    connected = {policy.topic: given.source, policy.retry_topic: given.retries}
     others = [
         f"{stats.type} on {topic.local}, which should be {kind.of_broker}"
-        for topic, stats, kind in expected
+        for topic, kind in policy.subscription_types.items()
+        for stats in [connected[topic]]
         if stats is not None and stats.type not in {"", kind.of_broker}
     ]
     if not others:

@@ -11,7 +11,6 @@ from math import inf
 from typing import Any
 
 from redrive.api.conditions import Reason, StatusWarning
-from redrive.policy.model import SubscriptionType
 from redrive.policy.values import format_duration
 from redrive.provision.actions import CopySchema
 from redrive.provision.apply import Refused
@@ -248,7 +247,7 @@ def schema_is_unsupported(seen: Seen) -> StatusWarning | None:
 def subscription_type_is_not_allowed(seen: Seen) -> StatusWarning | None:
     """Find a namespace that refuses the consumers of the source topic or of the retry topic."""
     policy, allowed = seen.request.policy, seen.observed.subscription_types
-    types = {policy.topic: policy.subscription_type, policy.retry_topic: SubscriptionType.SHARED}
+    types = policy.subscription_types
     refused = [
         f"{kind} on {topic.local}" for topic, kind in types.items() if kind.of_broker not in allowed
     ]

@@ -426,9 +426,9 @@ async def _create(launcher: Launcher, job: JobApplication, template: str, ctx: C
 
 
 def _launched(replay: Body, run: SparkRun) -> ObjectEvent:
-    said = f"the {run.kind} {run.key.name} runs this Replay"
-    given = [replay["spec"][field] for field in ("reason", "ticket") if field in replay["spec"]]
-    return ObjectEvent(LAUNCHED, ": ".join([said, *given]))
+    message = f"the {run.kind} {run.key.name} runs this Replay"
+    why = [replay["spec"][field] for field in ("reason", "ticket") if field in replay["spec"]]
+    return ObjectEvent(LAUNCHED, ": ".join([message, *why]))
 
 
 def _run(replay: Body, ctx: Context) -> SparkRun | None:

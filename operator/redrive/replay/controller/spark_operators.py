@@ -405,7 +405,7 @@ def choose_operator(ctx: Context) -> Launcher:
     Raises:
         SparkOperatorNotFoundError: no kind of an enabled Spark operator is installed.
     """
-    enabled = [each for each in SPARK_OPERATORS if each.resource in ctx.applications]
+    enabled = [launcher for launcher in SPARK_OPERATORS if launcher.resource in ctx.applications]
     for launcher in enabled:
         if launcher.resource not in ctx.missing:
             return launcher
@@ -434,8 +434,8 @@ def choose_engine(spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) ->
     if spec.engine is not ReplayEngine.AUTO:
         return spec.engine
     if all(
-        each.resource not in ctx.applications or each.resource in ctx.missing
-        for each in SPARK_OPERATORS
+        launcher.resource not in ctx.applications or launcher.resource in ctx.missing
+        for launcher in SPARK_OPERATORS
     ):
         return ReplayEngine.JOB
     select = spec.select

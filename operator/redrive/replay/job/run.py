@@ -289,7 +289,7 @@ def plan_ranges(
     if room is None:
         yield from engine.scan(scans)
         return
-    at, width, is_first = 0, engine.slots, True
+    at, width = 0, engine.slots
     while room and at < len(scans):
         wave = scans[at : at + width]
         at, width = at + width, width * 2
@@ -299,12 +299,12 @@ def plan_ranges(
             if whole is None or not room:
                 continue
             if whole.plan.matched > room:
+                is_first = room == job.choice.limit
                 limit = max(room, whole.plan.first_messages(whole.range)) if is_first else room
                 yield from engine.scan([replace(scan, choice=replace(scan.choice, limit=limit))])
                 return
             yield whole
             room -= whole.plan.matched
-            is_first = is_first and not whole.plan.matched
 
 
 def _scans(job: ReplayJob, records: Records, resting: Sequence[Partition]) -> Iterator[Scan]:
