@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
