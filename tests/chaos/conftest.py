@@ -21,9 +21,14 @@ from sandbox.pulsar import SUPERUSER
 from sandbox.sandbox import Sandbox
 from tests.chaos.proxy import Proxy, Trap, passing
 from tests.integration.provision.conftest import MakeShop, Shop, make_shop, rest_path
-from tests.integration.replay.conftest import provision_policy, replay_token
+from tests.integration.replay.conftest import (
+    make_job,
+    provision_policy,
+    replay_api,
+    replay_token,
+)
 
-__all__ = ["make_shop", "provision_policy", "replay_token"]
+__all__ = ["make_job", "make_shop", "provision_policy", "replay_api", "replay_token"]
 pytest.register_assert_rewrite("tests.chaos.scene")
 
 EARLIEST = {"ledgerId": -1, "entryId": -1}

@@ -12,13 +12,13 @@ from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker
 from redrive.reading.positions import Source
 from redrive.reading.ranges import Partition, Range
+from redrive.replay import audit
 from redrive.replay.audit import AuditFindings
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Engine, Local
 from redrive.replay.records import Account, Records
 from redrive.replay.spec import ReplayJob
 from sandbox.sandbox import Sandbox
-from tests.integration.replay.test_killed_broker import findings
 from tests.support import spark_runs
 from tests.support.local_runs import EverySecond, Notes, job_of, numbers, selecting
 from tests.support.spark_runs import LOCAL, SparkRun
@@ -117,10 +117,18 @@ class Scene:
             # The ledger forgets entries that the dead-letter topic has deleted.
             if source.position.ledger in dead_letters.held
         )
-        audit = findings(self.provisioned)
+        found = findings(self.provisioned)
         # A lease stays open if all its messages were acknowledged when its run was killed.
-        assert dataclasses.replace(audit, open=()) == AuditFindings()
+        assert dataclasses.replace(found, open=()) == AuditFindings()
         assert self.provisioned.backlog_of_dead_letters() == 0
+
+
+def findings(provisioned: Any) -> AuditFindings:  # noqa: ANN401
+    """Compare dead-letter topic, ledger and target, message by message."""
+    broker, policy = provisioned.broker, provisioned.policy
+    urls = broker.service_url, broker.admin_url
+    dead_letter = policy.dead_letter_topic, policy.dead_letter_subscription
+    return audit.audit(urls, *dead_letter, policy.retry_topic)
 
 
 def _is_on_record(records: Records, source: Source) -> bool:

@@ -16,6 +16,7 @@ from redrive import Done, Event, FailureRules, RetryConsumer
 from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.errors import InvalidSpecError
 from redrive.policy.model import SubscriptionType
+from sandbox.pulsar import SUPERUSER
 from tests.support.messages import handle_until_quiet
 from tests.support.waiting import wait_until
 
@@ -366,3 +367,26 @@ def test_partitions_share_one_bound(provision_policy: ProvisionPolicy) -> None:
 def test_prefetch_below_1_is_refused(provision_policy: ProvisionPolicy, prefetch: int) -> None:
     with pytest.raises(InvalidSpecError, match="prefetch"):
         provision_policy().consumer(prefetch=prefetch)
+
+
+@pytest.mark.parametrize("prefetch", [1, 511, 512, 1_000])
+def test_messages_that_wait_in_a_consumer_are_limited(
+    provision_policy: ProvisionPolicy, prefetch: int
+) -> None:
+    provisioned = provision_policy()
+    producer = provisioned.client(SUPERUSER).create_producer(
+        str(provisioned.policy.topic), batching_enabled=False, block_if_queue_full=True
+    )
+    for number in range(2_000):
+        producer.send_async(b"%d" % number, lambda *_: None)
+    producer.flush()
+    producer.close()
+    consumer = provisioned.consumer(prefetch=prefetch)
+    taken = [consumer.receive() for _ in range(300)]
+    given_out = 0
+    for _ in range(10):
+        given_out = max(given_out, provisioned.given_out(provisioned.policy.topic))
+    assert 300 < given_out <= 300 + prefetch
+    assert consumer.in_hand == len(taken) == 300
+    consumer.close()
+    assert provisioned.backlog(provisioned.policy.topic) == 2_000

@@ -68,24 +68,6 @@ def test_replays_of_one_policy_run_in_turn_and_report(
     check_no_token_leaked(shop)
 
 
-@pytest.mark.timeout(2 * SECONDS + 60)
-def test_deleted_application_is_relaunched_and_moves_once(shop: Shop) -> None:
-    shop.declare()
-    shop.bury(6, "WarehouseDown")
-    shop.replay("again", rateLimit={"messages": 1})  # so that one sees it run
-    name = shop.reaches("again", "Running")["sparkApplication"]
-    before = shop.applications()[0]["metadata"]["uid"]
-    shop.kubectl("delete", "sparkapp", name)
-
-    status = shop.reaches("again", "Completed")
-
-    (application,) = shop.applications()
-    assert application["metadata"]["uid"] != before
-    counts = status["run"]["counts"]
-    assert (counts["matched"], counts["moved"]) == (6, 6)
-    assert shop.replayed() == ["WarehouseDown"] * 6
-
-
 def test_forbidden_selection_fails_the_replay_before_a_launch(shop: Shop) -> None:
     shop.replay("hostile", "java_method('java.lang.System', 'getenv', 'PATH') = 'x'")
     status = shop.reaches("hostile", "Failed", "InvalidSpec")

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from redrive.auth.files import BrokerCredentials
 from redrive.reading import broker
 from redrive.reading.ranges import Partition, Range
 from redrive.reading.rows import DeadLetterRow
-from redrive.replay import lookup, mover, sending
+from redrive.replay import mover, sending
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local, PlannedRange, Scan
 from redrive.replay.outcome import Key, RangeResult
 from redrive.replay.sending import Sender
 from redrive.replay.spec import Choice
 from redrive.replay.task import RangeTask
-from sandbox import pulsar
-from sandbox.sandbox import Sandbox
-from tests.support.frozen_threads import frozen_threads
-from tests.support.held_sends import held_at
 from tests.support.local_runs import (
     Notes,
     job_of,
     numbers,
     replay,
-    wait_until_moved,
 )
 
 ProvisionPolicy = Callable[..., Any]
-pytestmark = [pytest.mark.usefixtures("replay_token"), pytest.mark.xdist_group("own sandbox")]
+pytestmark = pytest.mark.usefixtures("replay_token")
 
 
 class Dies(Local):
@@ -87,41 +79,6 @@ def test_task_knows_that_none_of_its_own_sends_is_stored(
 
     assert (account.matched, account.moved, account.refused) == (10, 10, 0)
     assert provisioned.in_target() == numbers(10)
-    provisioned.check_audit()
-
-
-def test_entries_received_and_not_yet_stored_are_awaited(
-    provision_policy: ProvisionPolicy, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bookie does not answer for longer than it takes to give a producer up."""
-    count = 400
-    provisioned = provision_policy()
-    provisioned.bury_many(count)
-    client, find, looks = BrokerCredentials.client, lookup.find_in_target, threading.Event()
-
-    def impatient_client(self: BrokerCredentials, url: str) -> dict[str, Any]:
-        return {**client(self, url), "operation_timeout_seconds": 5}
-
-    def note_and_find(*arguments: Any) -> None:  # noqa: ANN401 - as it takes them
-        looks.set()
-        find(*arguments)
-
-    monkeypatch.setattr(BrokerCredentials, "client", impatient_client)
-    monkeypatch.setattr(lookup, "find_in_target", note_and_find)
-    monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
-    # So slow that the threads to freeze wait for work.
-    job = dataclasses.replace(job_of(provisioned), rate_limit=100)
-    with held_at(count // 2) as go_on, ThreadPoolExecutor(1) as threads:
-        run = threads.submit(runs.run, job, Local(), Notes())
-        wait_until_moved(provisioned, count // 4)
-        with frozen_threads(sandbox.processes.pid(pulsar.NAME), "BookieJournal"):
-            go_on.set()
-            assert looks.wait(120)
-            time.sleep(5)
-        account = run.result(120)
-
-    assert (account.matched, account.moved, account.refused) == (count, count, 0)
-    assert provisioned.in_target() == numbers(count)
     provisioned.check_audit()
 
 

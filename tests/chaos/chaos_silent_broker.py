@@ -14,8 +14,6 @@ from sandbox import installation, pulsar
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
 
-pytestmark = pytest.mark.xdist_group("own sandbox")
-
 POLICIES = 20
 LONGEST_PAUSE = 5.0
 """The maximum of seconds between two probes of a connection."""

@@ -1,4 +1,4 @@
-"""Guarantees while messages are handled at full speed, when they are received in bursts."""
+"""Topics unloaded while messages are handled at full speed, when they are received in bursts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pulsar
 import pytest
 
 from sandbox.pulsar import SUPERUSER
-from tests.support.provisioned_policy import ProvisionedPolicy
+from tests.support.provisioned_policy import ProvisionedPolicy, provision_policy
 from tests.support.waiting import wait_until
+
+__all__ = ["provision_policy"]
 
 MESSAGES = 60_000
 UNLOADS = 6
@@ -47,29 +49,12 @@ def test_unloads_at_full_speed_repeat_few_messages(
     assert again <= MOST_HANDLED_AGAIN
 
 
-@pytest.mark.parametrize("prefetch", [1, 511, 512, 1_000])
-def test_messages_that_wait_in_a_consumer_are_limited(
-    provision_policy: Callable[..., ProvisionedPolicy], prefetch: int
-) -> None:
-    provisioned = provision_policy()
-    fill(provisioned, batched=False, messages=2_000)
-    consumer = provisioned.consumer(prefetch=prefetch)
-    taken = [consumer.receive() for _ in range(300)]
-    given_out = 0
-    for _ in range(10):
-        given_out = max(given_out, provisioned.given_out(provisioned.policy.topic))
-    assert 300 < given_out <= 300 + prefetch
-    assert consumer.in_hand == len(taken) == 300
-    consumer.close()
-    assert provisioned.backlog(provisioned.policy.topic) == 2_000
-
-
-def fill(provisioned: ProvisionedPolicy, *, batched: bool, messages: int = MESSAGES) -> None:
+def fill(provisioned: ProvisionedPolicy, *, batched: bool) -> None:
     """Send numbered messages, which wait in the topic."""
     producer = provisioned.client(SUPERUSER).create_producer(
         str(provisioned.policy.topic), batching_enabled=batched, block_if_queue_full=True
     )
-    for number in range(messages):
+    for number in range(MESSAGES):
         producer.send_async(b"%d" % number, lambda *_: None)
     producer.flush()
     producer.close()

@@ -1,18 +1,27 @@
-"""A broker that is killed during or after a replay: no message is lost, or sent twice."""
+"""A broker that is killed or frozen during or after a Replay: no message is lost, or sent twice."""
 
 from __future__ import annotations
 
+import dataclasses
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from redrive.replay import audit
+from redrive.auth.files import BrokerCredentials
+from redrive.replay import lookup, sending
 from redrive.replay.audit import AuditFindings
 from redrive.replay.job import run as runs
+from redrive.replay.job.plan import Local
 from sandbox import pulsar
 from sandbox.sandbox import Sandbox
+from tests.chaos.scene import findings
+from tests.support.frozen_threads import frozen_threads
+from tests.support.held_sends import held_at
 from tests.support.local_runs import (
     EverySecond,
     Notes,
@@ -33,7 +42,7 @@ CURSORS_SELDOM = {
 }
 """A cursor is stored every thousand seconds; every ten of them by default, so that a slow run may
 end with one that holds all of its acknowledgements."""
-pytestmark = [pytest.mark.usefixtures("replay_token"), pytest.mark.xdist_group("own sandbox")]
+pytestmark = pytest.mark.usefixtures("replay_token")
 
 
 @pytest.fixture
@@ -41,14 +50,6 @@ def killable(sandbox: Sandbox) -> Iterator[Sandbox]:
     """The sandbox; its broker runs again after the test."""
     yield sandbox
     sandbox.restart_broker()
-
-
-def findings(provisioned: Any) -> AuditFindings:  # noqa: ANN401
-    """Compare dead-letter topic, ledger and target, message by message."""
-    broker, policy = provisioned.broker, provisioned.policy
-    urls = broker.service_url, broker.admin_url
-    dead_letter = policy.dead_letter_topic, policy.dead_letter_subscription
-    return audit.audit(urls, *dead_letter, policy.retry_topic)
 
 
 def check(provisioned: Any, moved: list[str], *, remaining: int) -> None:  # noqa: ANN401
@@ -100,3 +101,38 @@ def test_acknowledgements_forgotten_by_a_broker_are_repeated(
 
     assert (other.scanned, other.matched, other.moved) == (count // 2, count // 2, count // 2)
     check(provisioned, numbers(count), remaining=0)
+
+
+def test_entries_received_and_not_yet_stored_are_awaited(
+    provision_policy: ProvisionPolicy, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bookie does not answer for longer than it takes to give a producer up."""
+    count = 400
+    provisioned = provision_policy()
+    provisioned.bury_many(count)
+    client, find, looks = BrokerCredentials.client, lookup.find_in_target, threading.Event()
+
+    def impatient_client(self: BrokerCredentials, url: str) -> dict[str, Any]:
+        return {**client(self, url), "operation_timeout_seconds": 5}
+
+    def note_and_find(*arguments: Any) -> None:  # noqa: ANN401 - as it takes them
+        looks.set()
+        find(*arguments)
+
+    monkeypatch.setattr(BrokerCredentials, "client", impatient_client)
+    monkeypatch.setattr(lookup, "find_in_target", note_and_find)
+    monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
+    # So slow that the threads to freeze wait for work.
+    job = dataclasses.replace(job_of(provisioned), rate_limit=100)
+    with held_at(count // 2) as go_on, ThreadPoolExecutor(1) as threads:
+        run = threads.submit(runs.run, job, Local(), Notes())
+        wait_until_moved(provisioned, count // 4)
+        with frozen_threads(sandbox.processes.pid(pulsar.NAME), "BookieJournal"):
+            go_on.set()
+            assert looks.wait(120)
+            time.sleep(5)
+        account = run.result(120)
+
+    assert (account.matched, account.moved, account.refused) == (count, count, 0)
+    assert provisioned.in_target() == numbers(count)
+    provisioned.check_audit()
