@@ -117,9 +117,9 @@ class Scene:
             # The ledger forgets entries that the dead-letter topic has deleted.
             if source.position.ledger in dead_letters.held
         )
-        found = findings(self.provisioned)
+        compared = findings(self.provisioned)
         # A lease stays open if all its messages were acknowledged when its run was killed.
-        assert dataclasses.replace(found, open=()) == AuditFindings()
+        assert dataclasses.replace(compared, open=()) == AuditFindings()
         assert self.provisioned.backlog_of_dead_letters() == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import secrets
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from redrive.cli.operator import IDLE_SECONDS, EndpointError, Handler, serving_e
 from redrive.kube import resources
 from redrive.kube.observability import STALL_SECONDS, Liveness
 from redrive.kube.resources import Resource
+from tests.support.forked_operator import OperatorProcess
 from tests.support.http_proxy import http_proxy
 from tests.unit.kube.test_client import write_kubeconfig
 
@@ -59,11 +61,6 @@ EXIT_IF_ANYTHING_HANGS = WHEN_KOPF_SAYS.format("Hung tasks are", "os._exit(1)")
 SIGNAL_WHILE_IT_LOADS_AGAIN = WHEN_KOPF_SAYS.format(
     "Stop-flag is set", "os.kill(os.getpid(), signal.SIGTERM)"
 )
-START = """
-import sys
-from redrive.__main__ import main
-sys.exit(main())
-"""
 WATCHED = (
     resources.CONNECTIONS,
     resources.POLICIES,
@@ -137,42 +134,29 @@ class ApiServer:
 @asynccontextmanager
 async def operator(
     api: ApiServer, folder: Path, *arguments: str, before: str = "", code: int | None = 0
-) -> AsyncIterator[asyncio.subprocess.Process]:
+) -> AsyncIterator[OperatorProcess]:
     """Run the operator while the block runs, then stop it as a kubelet does.
 
     Args:
         before: code that its process runs first.
         code: the exit code that it must have; None for any.
     """
-    kubeconfig = folder / "kubeconfig"
+    kubeconfig, log = folder / "kubeconfig", folder / f"{secrets.token_hex(4)}.log"
+    # Container runtimes set this HOME for a user without an entry.
+    environment = {"HOME": "/", "KUBECONFIG": str(kubeconfig)}
+    arguments = ("--cluster-id=here", "--replay-template=redrive/replay", *arguments)
     async with asyncio.timeout(180), RawTestServer(api.answer) as server:
         write_kubeconfig(kubeconfig, server.port or 0)
-        process = await asyncio.create_subprocess_exec(
-            *(
-                sys.executable,
-                "-c",
-                before + START,
-                "operator",
-                "--cluster-id=here",
-                "--replay-template=redrive/replay",
-                *arguments,
-            ),
-            env={
-                "HOME": "/",  # as container runtimes set it for a user without an entry
-                "KUBECONFIG": str(kubeconfig),
-                "PYTHONPATH": str(Path(redrive.__file__).parents[1]),
-            },
-        )
+        process = OperatorProcess(arguments, before, environment, log)
         try:
             yield process
-            if process.returncode is None:
-                process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
             await process.wait()
             assert code in {None, process.returncode}
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            sys.stderr.write(log.read_text() if log.exists() else "")
 
 
 def _discovery(missing: str) -> dict[str, dict[str, Any]]:
