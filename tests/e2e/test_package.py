@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The path of the `redrive` command in an environment with only the wheel."""
     programs = tmp_path_factory.mktemp("plain") / "bin"
-    venv.create(programs.parent, with_pip=True)
-    install = [str(programs / "pip"), "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
-    subprocess.run(install, check=True)
+    venv.create(programs.parent)
+    pip = [sys.executable, "-m", "pip", f"--python={programs / 'python'}", "install"]
+    subprocess.run([*pip, "--quiet", "--no-index", "--no-deps", str(wheel)], check=True)
     return programs / "redrive"
 
 

@@ -159,6 +159,7 @@ def test_right_at_target_ends_with_a_deleted_replay(shop: Shop) -> None:
     shop.rest("POST", f"{at}/permissions/auditor", ["consume"])
     shop.replay(
         "slow",
+        engine="Job",
         target={"type": "Topic", "topic": target},
         rateLimit={"messages": 1, "per": "2s"},
         ttlAfterFinished="1s",
@@ -175,7 +176,7 @@ def test_right_at_target_ends_with_a_deleted_replay(shop: Shop) -> None:
     assert "replayer" in rights(shop, "checked")
     shop.kubectl("delete", "replay", "slow", "--timeout=150s")
     assert rights(shop, "checked") == {"auditor": ["consume"]}
-    shop.replay("rest")
+    shop.replay("rest", engine="Job")
     shop.reaches("rest", "Completed")
 
 
@@ -186,7 +187,7 @@ def forge_status(shop: Shop, name: str) -> None:
     """
     forged = {
         "phase": "Pending",
-        "sparkApplication": None,
+        "job": None,
         "completionTime": "2020-01-01T00:00:00Z",
     }
     shop.kubectl(

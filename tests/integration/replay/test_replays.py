@@ -39,7 +39,7 @@ def test_replays_of_one_policy_run_in_turn_and_report(
 
     shop.replay("first", "cause_type = 'WarehouseDown'")
     shop.reaches("first", "Submitted")
-    shop.replay("second")
+    shop.replay("second", engine="Job")
     waiting = shop.reaches("second", "Pending", "ReplayInProgress")
     assert "got '" + shop.name + "/first'" in waiting["Reconciling"]["message"]
     failure = shop.fails("first")
@@ -61,10 +61,10 @@ def test_replays_of_one_policy_run_in_turn_and_report(
     assert "Reconciling" not in first
     assert first["startTime"] <= first["completionTime"] <= second["completionTime"]
     assert shop.replayed() == ["JSONDecodeError"] * 5 + ["WarehouseDown"] * 8
-    assert {app["metadata"]["name"] for app in shop.applications()} == {
-        first["sparkApplication"],
-        second["sparkApplication"],
-    }
+    (application,) = shop.applications()
+    (job,) = shop.applications("jobs")
+    assert application["metadata"]["name"] == first["sparkApplication"]
+    assert job["metadata"]["name"] == second["job"]
     check_no_token_leaked(shop)
 
 
@@ -217,7 +217,7 @@ def test_invalid_job_template_is_shown_and_its_last_form_runs(shop: Shop) -> Non
 def test_followed_replay_reports_pending_messages_at_its_end(shop: Shop) -> None:
     shop.declare()
     shop.bury(4, "WarehouseDown")
-    shop.replay("followed", followFor="2s")
+    shop.replay("followed", engine="Job", followFor="2s")
     status = shop.reaches("followed", "Completed")
     outcome = status["run"]["outcome"]
     assert (outcome["handled"], outcome["waiting"], outcome["deadAgain"]) == (0, 4, 0)
