@@ -1,0 +1,279 @@
+"""Random attacks of a namespace and a consumer role on another tenant, while that one works.
+
+A round has a seed, the number in its id. `make chaos CHAOS="-k tenants --rounds 20"` is the long
+form. Systematic attacks are in `tests/integration/provision/test_tenants.py`, forged evidence in
+`tests/integration/replay/test_forgery.py`, and faults of an API server in
+`tests/unit/cli/test_operator_faults.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive.policy.naming import TopicName
+from sandbox import chart, installation
+from sandbox.errors import SandboxError
+from tests.integration.provision.conftest import MakeShop, redrive
+from tests.integration.provision.conftest import Shop as Namespace
+from tests.support.raw_entries import HARMFUL, RawEntry, store
+from tests.support.replay_shop import SECONDS, Shop, check_no_token_leaked, shop
+
+__all__ = ["shop"]
+
+OBJECTS = 150
+GENUINE = 30
+"""Dead letters of the victim in each Replay."""
+MALFORMED = (
+    "a" * 70_000,
+    "\u0430\u202e\u2028",
+    "../../" * 20,
+    "$(id)${jndi:x}{{ .Release.Name }}",
+    "9" * 40 + "s",
+)
+Body = dict[str, Any]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    rounds: int = metafunc.config.getoption("--rounds")
+    metafunc.parametrize("seed", range(rounds))
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """A namespace that may use a connection of the victim, and its random source."""
+
+    namespace: Namespace
+    victim: Shop
+    chosen: random.Random
+
+    def value_like(self, value: object) -> object:
+        """Return a hostile value, in most cases of the form of *value*: others are refused."""
+        if self.chosen.random() < 1 / 8:
+            return self.chosen.choice([None, [], {}, True, "", *MALFORMED])
+        if isinstance(value, int):
+            return self.chosen.choice([-1, 1, 255, 2**31 - 1, 2**63, 1e308])
+        if isinstance(value, list):
+            return [*value, *(self.value_like(held) for held in value * 3)]
+        if isinstance(value, str):
+            return self.chosen.choice(self._texts_like(value))
+        return value
+
+    def _texts_like(self, text: str) -> tuple[str, ...]:
+        policy, namespace = self.victim.policy, f"persistent://{self.victim.name}/prod"
+        if text.startswith("persistent:"):
+            topics = policy.topic, policy.retry_topic, policy.dead_letter_topic, policy.ledger_topic
+            new = f"{namespace}/new-{self.chosen.randrange(9)}"
+            return (*map(str, topics), f"{policy.topic}-partition-0", f"{namespace}/*", new)
+        if re.fullmatch("[0-9]+[smhd]", text):
+            return ("0s", "1s", "1d1s", "99999999d", "10000d")
+        if re.fullmatch("[a-z0-9-]+", text):
+            names = ("orders", "main", "lent", "fulfilment", "replayer", "thief", "redrive")
+            return (*names, "a" * 63, "a" * 250, self.victim.name, *self.victim.tokens)
+        return (text,)
+
+    def originals(self) -> Iterator[Body]:
+        """Valid objects of each kind; endlessly."""
+        connection = {"name": "lent", "namespace": self.victim.name}
+        own = f"persistent://{self.namespace.tenant}/prod/own"
+        secret = {"secretRef": {"name": "pulsar-admin", "key": "token"}}
+        while True:
+            number = self.chosen.randrange(10**6)
+            yield redrive(
+                "RetryPolicy",
+                {
+                    "connectionRef": connection,
+                    "topic": self.chosen.choice([own, str(self.victim.policy.topic)]),
+                    "subscription": f"s{number}",
+                    "consumerRoles": ["thief"],
+                    "maxRetries": 3,
+                    "delayLadder": {"delays": ["1s", "1m"]},
+                    "naming": {
+                        "retryTopic": f"{own}-r{number}",
+                        "deadLetterTopic": f"{own}-d{number}",
+                    },
+                    "deadLetter": {"readerRoles": ["thief"], "messageTTL": "1h"},
+                    "deletionPolicy": self.chosen.choice(["Delete", "Retain", "DeleteIfEmpty"]),
+                    "adoption": "IfPresent",
+                },
+            )
+            yield redrive(
+                "Replay",
+                {
+                    "policyRef": {"name": f"p{self.chosen.randrange(OBJECTS)}"},
+                    "engine": self.chosen.choice(["Job", "Spark", "Auto"]),
+                    "select": {"causes": ["x"], "limit": 5},
+                    "target": {"type": "Topic", "topic": str(self.victim.policy.retry_topic)},
+                    "guarantee": "AtLeastOnce",
+                    "rateLimit": {"messages": 10},
+                    "deadline": "1h",
+                },
+            )
+            yield redrive(
+                "BrokerConnection",
+                {
+                    "pulsar": {
+                        "serviceURL": self.victim.sandbox.pulsar.service_url,
+                        "adminURL": self.victim.sandbox.pulsar.admin_url,
+                        "authentication": {"type": "Token", "token": secret},
+                    },
+                    "allow": [
+                        {
+                            "name": "all",
+                            "topics": ["persistent://*/*/*"],
+                            "roles": ["thief"],
+                            "adoption": "Allowed",
+                            "deletion": "Allowed",
+                        }
+                    ],
+                    "replay": {
+                        "role": "replayer",
+                        "authentication": {"type": "Token", "token": secret},
+                    },
+                },
+            )
+
+    def mutated(self, body: Body) -> Body:
+        """Return a copy with one or two fields of the spec replaced or removed."""
+        written = copy.deepcopy(body)
+        for _ in range(self.chosen.randint(1, 2)):
+            owner, name = self.chosen.choice(list(fields(written["spec"])))
+            if self.chosen.random() < 1 / 8:
+                del owner[name]
+            else:
+                owner[name] = self.value_like(owner[name])
+        return written
+
+    def apply_objects(self) -> tuple[int, int]:
+        """Create mutated objects with forged statuses; return how many passed and were refused."""
+        passed = refused = 0
+        for number, original in zip(range(OBJECTS), self.originals(), strict=False):
+            annotations = {
+                f"redrive.io/{key}": self.chosen.choice([f"{self.victim.name}/orders", "x" * 999])
+                for key in ("take-over-from", "hand-over-to", "usable-by", "reconcile-requested-at")
+                if self.chosen.random() < 1 / 4
+            }
+            body = self.mutated(original) | {
+                "metadata": {"name": f"p{number}", "annotations": annotations}
+            }
+            try:
+                self.namespace.cluster.objects.create(body, self.namespace.namespace)
+            except SandboxError:
+                refused += 1
+                continue
+            passed += 1
+            if self.chosen.random() < 1 / 2:
+                self._forge_status(body["kind"], f"p{number}")
+        return passed, refused
+
+    def _forge_status(self, kind: str, name: str) -> None:
+        topic = str(self.victim.policy.retry_topic)
+        status = {
+            "phase": self.chosen.choice(["Completed", "Running", "Pending", "Approved"]),
+            "retryTopic": topic,
+            "deadLetterTopic": str(self.victim.policy.dead_letter_topic),
+            "ledgerTopic": str(self.victim.policy.ledger_topic),
+            "observedGeneration": self.chosen.choice([-1, 1, 2**31]),
+            "run": {"fencingToken": "9223372036854775807:0", "fullTopic": topic},
+        }
+        owner, name_of_field = self.chosen.choice(list(fields(status)))
+        owner[name_of_field] = self.value_like(owner[name_of_field])
+        patch = f"--patch={json.dumps({'status': status})}"
+        patching = ("patch", kind, name, "--subresource=status", "--type=merge")
+        with suppress(SandboxError):  # the schema and the admission policies refuse most
+            self.namespace.kubectl(*patching, patch)
+
+    def send_entries(self, topic: TopicName, count: int) -> None:
+        """Store entries that no client writes, and records that look like those of a ledger."""
+        raw = self.chosen.sample(list(HARMFUL.values()), count)
+        forged = {"moved": {"x": "AAAA"}, "state": "Completed", "drain": True, "rate": None}
+        raw += [RawEntry(b"", json.dumps(forged)[: self.chosen.randint(0, 80)].encode())]
+        store(self.victim.sandbox.pulsar, topic, raw)
+
+
+def fields(value: object) -> Iterator[tuple[Any, Any]]:
+    """Yield the container and key of each value within a document, at all depths."""
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list):
+        inner = enumerate(value)
+    for key, held in inner:
+        yield value, key
+        yield from fields(held)
+
+
+def protected(victim: Shop) -> Body:
+    """Return the victim's topics and rights at the broker, and the specs of its objects."""
+    cluster = victim.sandbox.cluster
+    own = Namespace(victim.sandbox.pulsar, cluster, tenant=victim.name, namespace=victim.name)
+    broker = own.dump()
+    for topic in broker["namespaces"][f"{victim.name}/prod"]["topics"].values():
+        # A counter of the broker: each Replay is the next producer of its ledger.
+        topic.get("properties", {}).pop("pulsar.topic.epoch", None)
+    return {
+        "broker": broker,
+        "policy": own.get("retrypolicy", "orders")["spec"],
+        "connection": own.get("brokerconnection", "main")["spec"],
+        "secrets": [own.get("secret", name)["data"] for name in victim.tokens],
+    }
+
+
+def lend(victim: Shop, attacker: Namespace) -> None:
+    """Give the attacker's namespace all topics of both tenants, within a connection."""
+    roles = {"adminRoles": [attacker.role, f"{victim.name}-admin"]}
+    victim.rest("POST", f"tenants/{attacker.tenant}", {**roles, "allowedClusters": ["standalone"]})
+    attacker.create_topic(attacker.topic("own"))
+    spec = victim.sandbox.cluster.objects.get("brokerconnection", "main", victim.name)["spec"]
+    rule = {
+        "name": "attacker",
+        "namespaces": {"names": [attacker.namespace]},
+        "topics": [f"persistent://{victim.name}/*/*", f"persistent://{attacker.tenant}/*/*"],
+        "roles": ["thief"],
+        "adoption": "Allowed",
+        "deletion": "Allowed",
+    }
+    victim.apply("redrive.io/v1beta1", "BrokerConnection", "lent", spec=spec | {"allow": [rule]})
+
+
+def move_dead_letters(victim: Shop, name: str) -> None:
+    """Bury dead letters, and check that a Replay moves each of them once."""
+    victim.bury(GENUINE, "WarehouseDown")
+    victim.replay(name, engine="Job", select={"causes": ["WarehouseDown"]})
+    counts = victim.reaches(name, "Completed")["run"]["counts"]
+    assert (counts["matched"], counts["moved"], counts["left"]) == (GENUINE, GENUINE, 0)
+
+
+@pytest.mark.timeout(5 * SECONDS)
+def test_random_attacks_change_nothing_of_another_tenant(
+    shop: Shop, make_shop: MakeShop, operator_process: Path, seed: int
+) -> None:
+    attacker = Attacker(make_shop(), shop, random.Random(seed))  # noqa: S311
+    chart.prepare_replays(shop.sandbox.cluster, attacker.namespace.namespace)
+    shop.declare()
+    lend(shop, attacker.namespace)
+    move_dead_letters(shop, "before")
+    before = protected(shop)
+    operator = shop.sandbox.processes.pid(installation.OPERATOR)
+
+    passed, refused = attacker.apply_objects()
+    attacker.send_entries(shop.policy.ledger_topic, 4)
+    attacker.send_entries(shop.policy.dead_letter_topic, 2)
+    move_dead_letters(shop, "meanwhile")
+
+    assert shop.replayed() == ["WarehouseDown"] * 2 * GENUINE
+    attacker.namespace.kubectl("delete", "retrypolicy,replay", "--all", f"--timeout={SECONDS}s")
+    assert protected(shop) == before
+    assert min(passed, refused) > OBJECTS // 8
+    assert shop.sandbox.processes.pid(installation.OPERATOR) == operator
+    assert "Traceback" not in operator_process.read_text()
+    check_no_token_leaked(shop)
