@@ -56,6 +56,7 @@ class Result:
 
 CHECKS = (
     Check(("test",)),
+    Check(("test", "TESTS=tests/unit --hypothesis-profile=explore")),
     Check(("chaos",)),
     *(Check(("soak", f"SOAK=--pulsar={pulsar}")) for pulsar in versions.PULSARS),
     Check(("bench",)),

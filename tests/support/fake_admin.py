@@ -6,7 +6,6 @@ real one, with status and reason, which `tests/contract/admin` proves. It stores
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -552,10 +551,11 @@ def answering(status: int) -> Fault:
     return refuse
 
 
-async def hanging(_: web.Request, do: Do) -> web.StreamResponse:
-    """Neither execute nor answer the call."""
-    await asyncio.Event().wait()
-    return await do()
+async def neither_done_nor_told(request: web.Request, _: Do) -> web.StreamResponse:
+    """Close the connection instead of executing the call."""
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
 
 
 async def done_but_not_told(request: web.Request, do: Do) -> web.StreamResponse:

@@ -290,7 +290,7 @@ def test_colliding_policies_cost_few_reconciles_each(
     *,
     together: bool,
 ) -> None:
-    count = 300
+    count = 100
     for rule in connection["allow"]:
         rule["limits"] = {"policies": count}
     ctx.connections.put(connection_body("main", "") | {"spec": connection})
@@ -560,7 +560,7 @@ async def test_converge_proves_the_broker_that_answered(
     async with shop(connection, policy()) as harness:
         elsewhere = changed(connection, adminURL="http://elsewhere:8080")
         read = BrokerConnectionSpec.model_validate(elsewhere)
-        converged = await provision(harness, harness.ctx(None), read)
+        converged = await provision(harness, harness.ctx(), read)
         assert converged.broker == broker_at(connection["pulsar"]["adminURL"])
 
 
@@ -574,7 +574,7 @@ async def test_rival_provisioned_during_reconcile_has_priority(
     rival = policy("rival", connectionRef={"namespace": "shop", "name": "main"})
     rival["metadata"] |= {"namespace": "other", "creationTimestamp": "2025-01-01T00:00:00Z"}
     async with shop(lent, policy()) as harness:
-        ctx = harness.ctx(None)
+        ctx = harness.ctx()
         ctx.policies.put(rival)
 
         async def meanwhile(_: web.Request, do: Do) -> web.StreamResponse:
@@ -742,7 +742,7 @@ async def test_policy_beyond_the_limit_changes_nothing(
 ) -> None:
     connection["allow"][0]["limits"] = {"policies": 1}
     async with shop(connection, policy("second", age=2)) as harness:
-        ctx = harness.ctx(None)
+        ctx = harness.ctx()
         ctx.policies.put(policy("first", age=1, subscription="billing"))
         with pytest.raises(LimitExceededError, match=r"than the 1 that .* shop/main .*; got 2;"):
             await provision(harness, ctx)

@@ -164,7 +164,7 @@ class Operator:
         body = cast("dict[str, Any]", self.made.stored)
         body["spec"] |= changes
         body["metadata"]["generation"] += bool(changes)
-        ctx = self.made.ctx(None)
+        ctx = self.made.ctx()
         ctx.settings.cluster_id = self.cluster
         health: Any = SimpleNamespace(warnings=lambda _: ())
         conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
