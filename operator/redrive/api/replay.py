@@ -670,6 +670,11 @@ class RunCounts(LenientStatus):
     left: int | None = None
     """Selected messages that are not settled yet. Of a plan: messages that would be moved."""
 
+    batched: int | None = None
+    """Messages in moved and left that producers stored in batches. A consumer of the dead-letter
+    topic may have acknowledged some of them one by one. The broker shows acknowledgements of whole
+    batches only, so these messages are moved and handled again. 0 means that there are none."""
+
 
 WHILE_RUNNING = frozenset(
     {

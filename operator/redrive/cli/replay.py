@@ -301,6 +301,8 @@ def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
     yield "refused", "   ".join(filter(None, (str(counts.get("refused", 0)), refusals)))
     if counts.get("unevaluated"):
         yield "unevaluated", f"{counts['unevaluated']}; the selection can't be computed for them"
+    if counts.get("batched"):
+        yield "in batches", f"{counts['batched']}; those acknowledged one by one are moved again"
     if "until" in select:
         yield "dead before", local_time(select["until"], now())
     target = spec["target"]

@@ -231,6 +231,10 @@ class RangePlan:
         more = sum(n - 1 for offset, n in self.sizes.items() if bitmap.contains(entries, offset))
         return entries.bit_count() + more
 
+    def batched(self, entries: int) -> int:
+        """Return how many messages of *entries*, a bitmap, share their entry with others."""
+        return sum(n for offset, n in self.sizes.items() if bitmap.contains(entries, offset))
+
     def read(self, found: EntriesRead) -> RangePlan:
         """Return the plan once some of what was *unread* is read."""
         if not self.unread:
@@ -568,7 +572,8 @@ _PERMIT = TypeAdapter(Permit)
 
 SHOWN = 100
 _NUMBERS = (
-    "scanned", "matched", "moved", "skipped", "refused", "left", "unevaluated", "discarded"
+    "scanned", "matched", "moved", "skipped", "refused", "left", "unevaluated", "discarded",
+    "batched",
 )  # fmt: skip
 
 
@@ -576,7 +581,7 @@ _NUMBERS = (
 class Account:
     """Numbers of messages; `matched` = `moved` + `skipped` + `refused` + `discarded` + `left`.
 
-    Of `scanned`, `unevaluated` are not among `matched`.
+    Of `scanned`, `unevaluated` are not among `matched`. `batched` are among `moved` and `left`.
 
     Attributes:
         scanned: how many rested when the run was planned.
@@ -589,6 +594,8 @@ class Account:
         discarded: acknowledged without being moved, as no client can show them.
         unevaluated: not selected because the condition can't be computed for them; they stay where
             they are.
+        batched: moved or left, and stored in batches. A consumer may have acknowledged some of them
+            one by one: the broker shows acknowledgements of whole entries only.
         refusals: the first of what was refused.
         skipped_records: see `Records.skipped`.
     """
@@ -601,6 +608,7 @@ class Account:
     left: int = 0
     unevaluated: int = 0
     discarded: int = 0
+    batched: int = 0
     refusals: tuple[RefusedEntry, ...] = ()
     skipped_records: int = 0
 
@@ -661,6 +669,7 @@ def _of_range(plan: RangePlan, record: RangeRecord, uid: str, acknowledged: int)
         plan.messages(plan.selected & ~moved & ~skipped),
         plan.unevaluated,
         plan.discarded,
+        plan.batched(plan.selected & ~skipped),
     )
 
 

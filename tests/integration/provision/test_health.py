@@ -33,6 +33,7 @@ from redrive.provision.orphans import LostPolicies
 from sandbox import installation
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
+from tests.support.raw_producer import raw_producer
 
 pytestmark = pytest.mark.xdist_group("own sandbox")
 
@@ -288,6 +289,31 @@ async def test_ack_holes_are_reported_until_they_are_closed(
         for message in messages[0::2]:
             consumer.acknowledge(message)
         await watched.is_over("AckHoles")
+
+
+async def test_stranded_chunks_are_reported_until_an_unload(
+    shop: Shop, client: pulsar.Client, broker: Broker
+) -> None:
+    source = shop.topic("orders")
+    path = f"persistent/{shop.tenant}/prod/orders"
+    shop.create_topic(source)
+    shop.request("PUT", f"{path}/subscription/fulfilment", EARLIEST)
+    shop.policy()
+    async with ward(shop) as watched:
+        departing = client.subscribe(source, "fulfilment", consumer_type=SHARED)
+        with raw_producer(broker, source) as producer:
+            for index in range(2):
+                producer.send_chunk("large", b"part", index, 3, 12)
+            await becomes(lambda: deliveries_metric(shop, "source") == 2)
+            remaining = client.subscribe(source, "fulfilment", consumer_type=SHARED)
+            departing.close()
+            message = await watched.warns("ChunksStranded")
+            assert "got 2 chunks; load the topic again" in message
+            assert message.endswith(f": pulsar-admin topics unload {source}")
+            producer.send_chunk("large", b"part", 2, 3, 12)
+        shop.request("PUT", f"{path}/unload")
+        assert remaining.receive(30_000).data() == b"part" * 3
+        await watched.is_over("ChunksStranded")
 
 
 async def test_retry_storm_is_reported_until_retries_are_a_minority(

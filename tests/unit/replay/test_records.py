@@ -205,6 +205,9 @@ def test_matched_messages_equal_the_sum_of_the_account(
     others = record.moved_by_any & ~record.moved.get(UID, 0)
     remaining = plan.selected & ~record.moved.get(UID, 0) & ~plan.skipped & ~others
     assert account.left == plan.messages(remaining)
+    several = bitmap.of(plan.sizes, OF.size)
+    moved = plan.selected & record.moved.get(UID, 0)
+    assert account.batched == plan.messages((moved | remaining) & several)
 
 
 @given(range_records, plans, bits)

@@ -610,6 +610,7 @@ def _outcome(replay: Body, run: ReplayRun) -> str:
         f"{counts.skipped} needed no move, {counts.refused} can't be moved"
         + (f", {counts.discarded} were discarded" if counts.discarded else "")
         + unevaluated
+        + (f"; {counts.batched} are of batches, which move as a whole" if counts.batched else "")
     )
     if outcome is None:
         return account

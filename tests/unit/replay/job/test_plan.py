@@ -381,6 +381,18 @@ def test_batch_with_an_unevaluated_message_is_refused_in_part() -> None:
     assert [refused.cause for refused in account.refusals] == ["PartOfBatch"]
 
 
+def test_messages_of_batches_are_counted() -> None:
+    planned_range = planned(
+        sighting(0, batch_size=2),
+        sighting(0, position=Position(7, 0, 1), batch_size=2),
+        sighting(1),
+        sighting(2, batch_size=2, selected=False),
+    )
+    account = preview_of(planned_range).account
+    assert (account.left, account.batched) == (3, 2)
+    assert account.to_status()["counts"]["batched"] == 2
+
+
 def test_unevaluated_messages_behind_a_limit_do_not_count() -> None:
     seen = [sighting(at, selected=at < 3, evaluated=at < 3) for at in range(5)]
     seen[0] = sighting(0, selected=False, evaluated=False)

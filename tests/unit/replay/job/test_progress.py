@@ -194,7 +194,7 @@ def test_job_applies_its_run_and_nothing_else(api: FakeKubernetes) -> None:
     assert job_status(api) == {
         "counts": {
             "scanned": 3, "matched": 3, "moved": 1, "skipped": 0, "refused": 0, "left": 2,
-            "unevaluated": 0, "discarded": 0,
+            "unevaluated": 0, "discarded": 0, "batched": 0,
         },
         "progress": "1/3",
         "refusals": [],
