@@ -245,6 +245,21 @@ def test_hostile_metadata_is_handled_or_dead_lettered(
     check()
 
 
+def test_client_acknowledges_entry_it_cannot_decompress(
+    provision_policy: ProvisionPolicy,
+) -> None:
+    provisioned = provision_policy()
+    consumer = provisioned.consumer()
+    undecodable = RawEntry(numbers(compression=2, uncompressed=10), b"no zlib")
+    entries = (undecodable, RawEntry(b"", b"readable"))
+    store(provisioned.broker, provisioned.policy.topic, entries)
+    message = consumer.receive()
+    assert message.data() == b"readable"
+    consumer.acknowledge(message)
+    wait_until(lambda: provisioned.backlog(provisioned.policy.topic) == 0)
+    assert provisioned.dead_letters(0) == []
+
+
 def test_hostile_metadata_ends_no_broadcast(provision_policy: ProvisionPolicy) -> None:
     world = provision_policy()
     with BroadcastConsumer(world.client(SUPERUSER), str(world.policy.topic)) as consumer:
