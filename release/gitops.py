@@ -197,6 +197,10 @@ def _replays() -> dict[str, dict[str, Any]]:
         got=1200,
         remedy="create a ReplayApproval",
     )
+    review = errors.InReviewError(
+        "the plan has 120 dead letters to move, and waits for a confirmation",
+        remedy="set spec.mode to Run to move them",
+    )
     discards = errors.DeadLettersDiscardedError(
         "the RetryPolicy discards: there is nothing to replay", remedy="set deadLetter.mode: Keep"
     )
@@ -217,6 +221,11 @@ def _replays() -> dict[str, dict[str, Any]]:
         ),
         "awaiting-approval": _in_state(
             body, with_condition(waiting(approval), approval.reason), phase=Phase.SUSPENDED.value
+        ),
+        "in-review": _in_state(
+            _with_spec(body, mode="Review"),
+            with_condition(waiting(review), review.reason),
+            phase=Phase.SUSPENDED.value,
         ),
         "stalled": _in_state(body, failed(discards), phase=Phase.PENDING.value),
         "completed": completed,
@@ -257,27 +266,31 @@ def results(kind: str) -> dict[str, Any]:
     resumed = {**objects["paused"], "metadata": policy["metadata"]}
     requested = {RECONCILE_REQUESTED_AT: written(NOW)}
     owner = {"apiVersion": API_VERSION, "kind": kind, "name": "orders-fulfilment"}
-    plan = {
-        "apiVersion": API_VERSION,
-        "kind": "Replay",
-        "metadata": {
-            "name": f"orders-fulfilment-plan-{NOW:%Y%m%d%H%M}",
-            "namespace": "shop",
-            "ownerReferences": [{**owner, "uid": UIDS[kind]}],
-        },
-        "spec": {
-            "policyRef": {"name": "orders-fulfilment"},
-            "mode": "Plan",
-            "reason": "planned in Argo CD",
-            "deadline": "30m",
-            "ttlAfterFinished": "1h",
-        },
+    owners = [{**owner, "uid": UIDS[kind]}]
+    lifetimes = {
+        "plan": {"mode": "Plan", "reason": "planned in Argo CD", "deadline": "30m"}
+        | {"ttlAfterFinished": "1h"},
+        "review": {"mode": "Review", "reason": "reviewed in Argo CD", "ttlAfterFinished": "7d"},
     }
+    plan, review = (
+        {
+            "apiVersion": API_VERSION,
+            "kind": "Replay",
+            "metadata": {
+                "name": f"orders-fulfilment-{name}-{NOW:%Y%m%d%H%M}",
+                "namespace": "shop",
+                "ownerReferences": owners,
+            },
+            "spec": {"policyRef": {"name": "orders-fulfilment"}, **spec},
+        }
+        for name, spec in lifetimes.items()
+    )
     return {
         "paused": _with_annotations(policy, {PAUSE: "true"}),
         "resumed": resumed,
         "reconcile-requested": _with_annotations(policy, requested),
         "planned": [{"operation": "create", "unstructuredObj": plan}],
+        "reviewed": [{"operation": "create", "unstructuredObj": review}],
     }
 
 

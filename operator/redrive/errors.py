@@ -378,6 +378,13 @@ class SuspendedError(RedriveError):
     requeue = Requeue.ON_CHANGE
 
 
+class InReviewError(RedriveError):
+    """The Replay has shown its plan, and waits for a confirmation."""
+
+    reason = "InReview"
+    requeue = Requeue.ON_CHANGE
+
+
 class BatchMixesKeysError(RedriveError):
     """A Replay asks for batches where messages are delivered by their keys."""
 

@@ -51,6 +51,7 @@ _MAX_IDS = 500
 _MAX_KEYS = 64
 _MAX_CAUSES = 32
 _MAX_FINGERPRINTS = 64
+_MAX_ENDS = 1024
 
 _WINDOW = Rule(
     "!has(self.since) || !has(self.until) || self.since < self.until",
@@ -194,7 +195,7 @@ Duration = Annotated[
 ]
 
 _FIXED = (
-    "policyRef", "startBefore", "select", "maxReplays", "mode", "reason", "ticket", "confirmations",
+    "policyRef", "startBefore", "select", "maxReplays", "reason", "ticket", "confirmations",
     "jobTemplate", "target", "guarantee", "followFor", "sending", "engine",
 )  # fmt: skip
 _ONE_RUN = Rule(
@@ -203,8 +204,17 @@ _ONE_RUN = Rule(
         f" : !present(oldSelf.{field}))"
         for field in _FIXED
     ),
-    "the spec of a Replay can't change, except suspend, cancel, rateLimit, deadline and "
-    "ttlAfterFinished: it is one run, like a Job",
+    "the spec of a Replay can't change, except suspend, cancel, rateLimit, deadline, "
+    "ttlAfterFinished and mode Review: it is one run, like a Job",
+    "make another Replay",
+)
+
+
+# Written out: a client that drops the field must confirm nothing.
+_CONFIRMED = Rule(
+    "(has(self.mode) ? has(oldSelf.mode) && self.mode == oldSelf.mode : !has(oldSelf.mode)) || "
+    "(has(self.mode) && self.mode == 'Run' && has(oldSelf.mode) && oldSelf.mode == 'Review')",
+    "`mode` can't change, except from Review to Run",
     "make another Replay",
 )
 
@@ -234,10 +244,11 @@ class Target(enum.StrEnum):
 
 
 class Mode(enum.StrEnum):
-    """Effect of a Replay: messages are moved, or only counted."""
+    """Effect of a Replay: messages are moved, only counted, or counted first."""
 
     RUN = "Run"
     PLAN = "Plan"
+    REVIEW = "Review"
 
 
 class ReplayEngine(enum.StrEnum):
@@ -328,12 +339,13 @@ class ReplayTarget(TypedUnion):
 class ReplaySpec(ApiModel):
     """One run that moves dead letters.
 
-    Immutable, except `suspend`, `cancel`, `rateLimit`, `deadline` and `ttlAfterFinished`.
+    Immutable, except `suspend`, `cancel`, `rateLimit`, `deadline` and `ttlAfterFinished`, and
+    `mode` from `Review` to `Run`.
     """
 
     model_config = ConfigDict(
         json_schema_extra={
-            VALIDATIONS: [rule.to_schema() for rule in (_ONE_RUN, _CANCELED, _FOLLOWED)]
+            VALIDATIONS: [rule.to_schema() for rule in (_ONE_RUN, _CONFIRMED, _CANCELED, _FOLLOWED)]
         }
     )
 
@@ -366,11 +378,14 @@ class ReplaySpec(ApiModel):
     """Number of Replays that may move a message, this one included, 1 to 1000000. A message that
     was replayed as often is refused, and stays. Defaults to no limit. Example: `3`."""
 
-    mode: Annotated[Mode, *one_of(Mode, "`mode` must be Run or Plan", "use one of Run, Plan")] = (
-        Mode.RUN
-    )
+    mode: Annotated[
+        Mode,
+        *one_of(Mode, "`mode` must be Run, Plan or Review", "use one of Run, Plan, Review"),
+    ] = Mode.RUN
     """`Run`: messages are moved. `Plan`: they are counted, `status.run.preview` shows the result,
-    and nothing is moved; other Replays of the policy run at the same time. Defaults to Run."""
+    and nothing is moved; other Replays of the policy run at the same time. `Review`: likewise, and
+    then the run waits until `mode` is set to `Run`. Then it moves the messages that it has counted,
+    and none that came later. It ends after 15 minutes without that. Defaults to Run."""
 
     suspend: Annotated[bool, Strict()] = False
     """`true` suspends the run: in-flight messages are settled, the account is written, and no more
@@ -611,6 +626,27 @@ class RunApproval(StatusModel):
     """Time at which its ReplayApproval was created. Absent while the run waits for one."""
 
 
+class PartitionEnd(StatusModel):
+    """Last entry of one partition that a plan has read."""
+
+    partition: int
+    """Index of the partition of the dead-letter topic, -1 for a topic without partitions."""
+
+    entry: Annotated[str, Field(max_length=64, pattern=r"^\d{1,19}:\d{1,19}$")]
+    """Id of the entry, as `ledger:entry`."""
+
+
+class RunReview(StatusModel):
+    """Review of a run that has moved nothing yet."""
+
+    expiry_time: Timestamp
+    """Time at which the Replay ends unless `spec.mode` is `Run` by then."""
+
+    ends: Annotated[tuple[PartitionEnd, ...], Field(max_length=_MAX_ENDS)] = ()
+    """Last entries of the plan. Messages behind them, and in other partitions, came later and are
+    not moved."""
+
+
 class JobFailure(StatusModel):
     """Error of a job that ended before its run."""
 
@@ -708,7 +744,11 @@ class ReplayRun(LenientStatus):
     """The first 100 refused entries; `python -m redrive.replay.refused` lists all."""
 
     preview: Preview | None = None
-    """Result of a plan, and of its scan so far while it runs."""
+    """Result of a plan or a review, and of its scan so far while it runs."""
+
+    review: RunReview | None = None
+    """Review of the plan in `preview`, with `spec.mode: Review`. Absent once the run has begun to
+    move messages."""
 
     outcome: RunOutcome | None = None
     """Outcome of the messages that were moved, with `spec.followFor`."""
@@ -783,8 +823,8 @@ class ReplayStatus(LenientStatus):
 
     conditions: Conditions = ()
     """`Ready`: the run is complete. An ended Replay has exactly one of `Complete` and `Failed`. All
-    others are there only while true: `Reconciling`, `Stalled`, `Suspended`, `ApprovalRequired` and
-    `MessagesRefused`."""
+    others are there only while true: `Reconciling`, `Stalled`, `Suspended`, `InReview`,
+    `ApprovalRequired` and `MessagesRefused`."""
 
     @classmethod
     def of(cls, replay: Mapping[str, Any]) -> Self:
@@ -796,3 +836,15 @@ class ReplayStatus(LenientStatus):
         if deadline is None or self.start_time is None:  # the operator is about to write it
             return False
         return now - self.start_time >= parse_duration(deadline)
+
+
+ADMITTED = "redrive.io/admitted"
+"""Annotation of a Replay that may move messages: its uid, so that a copy of the Replay has to be
+admitted again."""
+
+
+def is_admitted(replay: Mapping[str, Any]) -> bool:
+    """Return True if it is the turn of *replay* to move messages; a Replay in review has none."""
+    metadata = replay["metadata"]
+    admitted = (metadata.get("annotations") or {}).get(ADMITTED)
+    return bool(admitted == metadata["uid"] and replay["spec"].get("mode") != Mode.REVIEW)

@@ -1,8 +1,7 @@
-"""Command `replay`: select, plan, ask, move, follow.
+"""Commands `replay` and `follow`: select, plan, ask, move, follow.
 
-A plan (`mode: Plan`) counts first. The Replay that moves is created after the confirmation, with
-the selection of the plan and the same upper bound in time: dead letters that arrive later are not
-moved. `planned` is the one place that knows this sequence.
+A Replay in review (`mode: Review`) counts first, and moves what it has counted after a
+confirmation. `planned` is the one place that knows this sequence.
 """
 
 from __future__ import annotations
@@ -21,9 +20,12 @@ from redrive.api import API_VERSION, Body
 from redrive.cli.cluster import Cluster, ObjectNotFoundError
 from redrive.cli.frame import (
     HAS_FINDINGS,
+    NOT_FINISHED,
     ClusterFlags,
     Seconds,
+    cluster_options,
     policy_argument,
+    replay_argument,
     write_options,
 )
 from redrive.cli.output import (
@@ -32,16 +34,18 @@ from redrive.cli.output import (
     local_time,
     moment,
     now,
+    output_option,
     pairs,
     print_object,
     say,
     written,
 )
-from redrive.cli.policies import ENDED
+from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replays import (
     ReplayStateError,
     attach,
     confirmed,
+    is_plan,
     phase_of,
     progress,
     result_text,
@@ -56,6 +60,8 @@ FOLLOW_FOR = "15m"
 """Time for which a run reads the outcome of the messages that it has moved."""
 PLAN_LIFETIME = {"deadline": "30m", "ttlAfterFinished": "5m"}
 """Fields by which a plan ends and is deleted, even if this program was killed."""
+REVIEW_LIFETIME = {"deadline": "1h", "ttlAfterFinished": "1h"}
+"""Fields by which a review ends and is deleted, likewise. A confirmation removes them."""
 LATEST_START = timedelta(hours=1)
 """Time in which a Replay must be launched, in the queue of its policy."""
 FINGERPRINT = re.compile(r"[0-9a-f]{16}")
@@ -173,40 +179,80 @@ def selection(options: dict[str, Any]) -> Body:
 def replay(policy: str, flags: ClusterFlags, **options: Any) -> int:  # noqa: ANN401
     """Move dead letters of a policy back to be processed again.
 
-    First a plan shows how many messages would be moved. Dead letters that arrive after the start
-    of the plan are not moved.
+    First a plan shows how many messages would be moved. Dead letters that arrive after the plan
+    are not moved.
     """
     select = dict(selection(options))
-    if "ids" not in select:
-        # The plan and the Replay share this bound, so what is confirmed is what is moved.
-        select.setdefault("until", _after(now()))
-    asks = not (options["yes"] or options["is_plan"] or options["dry_run"])
-    if asks and not sys.stdin.isatty():
+    mode = "Plan" if options["is_plan"] else "Run" if options["yes"] else "Review"
+    if mode == "Run" and "ids" not in select:
+        select.setdefault("until", _after(now()))  # the Replay may wait for others
+    dry_run = options["dry_run"]
+    if mode == "Review" and dry_run is None and not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask at; confirm with --yes, or use --plan")
     cluster = Cluster(flags)
     owner = cluster.get(POLICIES, cluster.namespace, policy)
-    body = manifest(owner, select, cluster.user, options)
-    output, dry_run = options["output"], options["dry_run"]
+    body = manifest(owner, select, cluster.user, mode, options)
+    created = cluster.create(REPLAYS, body, dry_run=dry_run)
     if dry_run is not None:
-        print_object(cluster.create(REPLAYS, body, dry_run=dry_run), output, "", dry_run)
+        print_object(created, options["output"], "", dry_run)
         return 0
-    if not options["yes"]:
-        plan = planned(cluster, body)
-        say("\n".join(pairs(plan_fields(plan))))
-        code = _verdict(plan, is_plan=options["is_plan"])
-        if code is not None:
-            return code
-        count = run_of(plan)["counts"]["left"]
-        place = f"Context {cluster.context}, namespace {cluster.namespace}."
-        if not confirmed(f"{place} Move these {count} messages?", yes=False):
-            say("nothing was moved")
-            return 1
-    created = cluster.create(REPLAYS, body)
-    say(f"replay.redrive.io/{created['metadata']['name']} created by {cluster.user}")
+    name = created["metadata"]["name"]
+    if mode == "Run":
+        say(f"replay.redrive.io/{name} created by {cluster.user}")
+        return _attached(cluster, flags, created, options)
+    if mode == "Review":
+        say(f"replay.redrive.io/{name} created by {cluster.user}, in review")
+    plan = planned(cluster, created)
+    say("\n".join(pairs(plan_fields(plan))))
+    if phase_of(plan) in ENDED:
+        return _plan_code(plan)
+    try:
+        moving = _confirmed(cluster, plan)
+    except (KeyboardInterrupt, click.Abort):
+        _end_plan(cluster, plan)
+        raise
+    if moving is None:
+        _end_plan(cluster, plan)
+        say("nothing was moved")
+        return 1
+    return _attached(cluster, flags, moving, options)
+
+
+@click.command()
+@replay_argument
+@click.option("--timeout", type=Seconds(), metavar="TIME", help="Give up after this time: exit 4.")
+@output_option("json", "yaml", "name")
+@cluster_options
+def follow(replay: str, timeout: float | None, output: str | None, flags: ClusterFlags) -> int:
+    """Show the progress of a Replay until it ends; at a terminal, confirm one in review."""
+    cluster = Cluster(flags)
+    body = cluster.get(REPLAYS, cluster.namespace, replay)
+    if is_plan(body) and "InReview" in conditions_of(body) and sys.stdin.isatty():
+        say("\n".join(pairs(plan_fields(body))))
+        confirmed_body = _confirmed(cluster, body)
+        if confirmed_body is None:
+            say(f"not confirmed; cancel it: {flags.hint('cancel', replay)}")
+            return NOT_FINISHED
+        body = confirmed_body
+    return attach(cluster, flags, body, timeout=timeout, output=output)
+
+
+def _attached(cluster: Cluster, flags: ClusterFlags, body: Body, options: dict[str, Any]) -> int:
+    """Follow a Replay that moves messages, or print it; return the exit code."""
     if options["detach"]:
-        print_object(created, output, "created")
+        print_object(body, options["output"], "created")
         return 0
-    return attach(cluster, flags, created, timeout=options["timeout"], output=output)
+    return attach(cluster, flags, body, timeout=options["timeout"], output=options["output"])
+
+
+def _confirmed(cluster: Cluster, review: Body) -> Body | None:
+    """Ask whether to move what a review has shown; return the confirmed Replay."""
+    place = f"Context {cluster.context}, namespace {cluster.namespace}."
+    count = run_of(review)["counts"]["left"]
+    if not confirmed(f"{place} Move these {count} messages?", yes=False):
+        return None
+    spec = {**dict.fromkeys(REVIEW_LIFETIME), "mode": "Run"}
+    return cluster.patch(REPLAYS, review, {"spec": spec})
 
 
 def _after(instant: datetime) -> str:
@@ -215,22 +261,24 @@ def _after(instant: datetime) -> str:
     return f"{end.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
-def manifest(policy: Body, select: Body, user: str, options: dict[str, Any]) -> Body:
+def manifest(policy: Body, select: Body, user: str, mode: str, options: dict[str, Any]) -> Body:
     """Return the Replay that moves the selected messages; the policy owns it."""
     metadata, target = policy["metadata"], options["target"]
     is_topic = target not in {"Retry", "Source"}
     rate = options["rate"]
     spec = {
         "policyRef": {"name": metadata["name"]},
+        "mode": None if mode == "Run" else mode,
         "select": select or None,
         "target": {"type": "Topic", "topic": target} if is_topic else {"type": target},
         "startBefore": written(now() + LATEST_START),
         "maxReplays": options["max_replays"],
         "rateLimit": None if rate is None else {"messages": rate, "per": "1s"},
         "confirmations": list(options["confirmations"]) or None,
-        "followFor": None if is_topic else FOLLOW_FOR,
+        "followFor": None if is_topic or mode == "Plan" else FOLLOW_FOR,
         "reason": options["reason"],
         "ticket": options["ticket"],
+        **_LIFETIMES.get(mode, {}),
     }
     return {
         "apiVersion": API_VERSION,
@@ -252,25 +300,23 @@ def manifest(policy: Body, select: Body, user: str, options: dict[str, Any]) -> 
     }
 
 
-def planned(cluster: Cluster, body: Body) -> Body:
-    """Run a plan of the Replay *body*; return it as it was at its end.
+def planned(cluster: Cluster, plan: Body) -> Body:
+    """Wait for the numbers of a plan, or of a Replay in review; return it as it is then.
 
     Raises:
         ReplayStateError: the plan failed.
-        KeyboardInterrupt: the command was interrupted; the plan is deleted.
+        KeyboardInterrupt: the command was interrupted; the Replay is deleted or canceled.
     """
-    spec = {n: v for n, v in body["spec"].items() if n not in {"followFor", "rateLimit"}}
-    spec |= {"mode": "Plan", **PLAN_LIFETIME}
-    plan = cluster.create(REPLAYS, {**body, "spec": spec})
     live, start = Live(sys.stderr), time.monotonic()
     live.show(["plans; nothing is moved"])
+    has_numbers = False
     try:
         for snapshot in states(cluster, plan):
             (plan,) = snapshot.objects
-            ended = phase_of(plan) in ENDED
+            has_numbers = phase_of(plan) in ENDED or "InReview" in conditions_of(plan)
             error = () if snapshot.error is None else (f"  {snapshot.error}",)
             lines = progress(plan, time.monotonic() - start)
-            if ended:
+            if has_numbers:
                 live.clear()
                 break
             live.show(["plans; nothing is moved", *lines, *error])
@@ -279,12 +325,23 @@ def planned(cluster: Cluster, body: Body) -> Body:
                 f"the plan {plan['metadata']['name']} was deleted", remedy="repeat the command"
             )
     finally:
-        if phase_of(plan) not in ENDED:  # the operator deletes one that has ended
-            with suppress(ObjectNotFoundError):
-                cluster.delete(REPLAYS, plan)
+        if not has_numbers:
+            _end_plan(cluster, plan)
     if phase_of(plan) == "Failed":
         raise ReplayStateError("the plan has failed", got=result_text(plan), remedy="correct it")
     return plan
+
+
+def _end_plan(cluster: Cluster, plan: Body) -> None:
+    """Delete a plan, or cancel a review: it names who has asked."""
+    with suppress(ObjectNotFoundError):
+        if plan["spec"]["mode"] == "Plan":
+            cluster.delete(REPLAYS, plan)
+        else:
+            cluster.patch(REPLAYS, plan, {"spec": {"cancel": True}})
+
+
+_LIFETIMES = {"Plan": PLAN_LIFETIME, "Review": REVIEW_LIFETIME}
 
 
 def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
@@ -309,13 +366,13 @@ def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
     seconds = preview.get("estimatedSeconds")
     time_needed = "" if seconds is None else f"   about {age(seconds)}"
     yield "target", f"{target.get('topic') or target['type']}{time_needed}"
+    if review := run.get("review"):
+        yield "in review", f"ends at {local_time(review['expiryTime'], now())}"
 
 
-def _verdict(plan: Body, *, is_plan: bool) -> int | None:
-    """Return the exit code where a plan is the end of the command; None to continue."""
+def _plan_code(plan: Body) -> int:
+    """Return the exit code of a command that ends with a plan."""
     counts = run_of(plan).get("counts") or {}
-    if counts.get("left") and not is_plan:
-        return None
     if not counts.get("left"):
         say("nothing to move: no dead letter that can be moved is selected")
     return HAS_FINDINGS if counts.get("refused") else 0

@@ -1,4 +1,4 @@
-"""Commands about one Replay: `follow`, `suspend`, `resume`, `cancel`, `approve`, `refused`."""
+"""Commands about one Replay: `suspend`, `resume`, `cancel`, `approve`, `refused`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from redrive.cli.frame import (
     HAS_FINDINGS,
     NOT_FINISHED,
     ClusterFlags,
-    Seconds,
     cluster_options,
     replay_argument,
     write_options,
@@ -115,8 +114,14 @@ def progress(replay: Body, seconds: float = SLOW_SECONDS) -> Iterator[str]:
 
 
 def is_plan(replay: Body) -> bool:
-    """Return True if the Replay moves nothing."""
-    return bool(replay["spec"].get("mode") == "Plan")
+    """Return True if the Replay moves nothing, or nothing yet."""
+    return replay["spec"].get("mode") in {"Plan", "Review"}
+
+
+def has_expired(replay: Body) -> bool:
+    """Return True if the review of the Replay ended unconfirmed."""
+    ready = conditions_of(replay).get("Ready") or {}
+    return bool(ready.get("reason") == "ReviewExpired")
 
 
 def _outcome_text(outcome: Body, separator: str) -> str:
@@ -130,6 +135,8 @@ def result_text(replay: Body) -> str:
     conditions = conditions_of(replay)
     if "Failed" in conditions:
         return f"Failed: {conditions['Failed']['reason']}: {clean(conditions['Failed']['message'])}"
+    if has_expired(replay):
+        return "Complete: the review was not confirmed in time; nothing was moved"
     if is_plan(replay):
         return f"Complete: a plan; {counts.get('left', 0)} would be moved"
     moved = f"Complete: {counts.get('moved', 0)} moved, {counts.get('refused', 0)} refused"
@@ -140,7 +147,7 @@ def result_text(replay: Body) -> str:
 def exit_code_of(replay: Body) -> int:
     """Return the exit code for the result of an ended Replay."""
     run = run_of(replay)
-    if "Failed" in conditions_of(replay):
+    if "Failed" in conditions_of(replay) or has_expired(replay):
         return 1
     refused = (run.get("counts") or {}).get("refused")
     return HAS_FINDINGS if refused or (run.get("outcome") or {}).get("deadAgain") else 0
@@ -173,6 +180,10 @@ def attach(
             live.show(lines, final=ended)
             if ended:
                 return _end(replay, output)
+            if is_plan(replay) and "InReview" in conditions_of(replay):
+                messages = run_of(replay)["counts"]["left"]
+                say(f"in review: {messages} messages to move; confirm it at a terminal: {hint}")
+                return NOT_FINISHED
             if "ApprovalRequired" in conditions_of(replay):
                 count = messages_to_approve(replay)
                 approve = flags.hint("approve", name, namespace=namespace)
@@ -208,18 +219,6 @@ def _end(replay: Body, output: str | None) -> int:
     else:
         print_object(replay, output, "")
     return exit_code_of(replay)
-
-
-@click.command()
-@replay_argument
-@click.option("--timeout", type=Seconds(), metavar="TIME", help="Give up after this time: exit 4.")
-@output_option("json", "yaml", "name")
-@cluster_options
-def follow(replay: str, timeout: float | None, output: str | None, flags: ClusterFlags) -> int:
-    """Show the progress of a Replay until it ends."""
-    cluster = Cluster(flags)
-    body = cluster.get(REPLAYS, cluster.namespace, replay)
-    return attach(cluster, flags, body, timeout=timeout, output=output)
 
 
 def _change(

@@ -38,6 +38,11 @@ def lowest(bitmap: int) -> int:
     return (bitmap & -bitmap).bit_length() - 1
 
 
+def highest(bitmap: int) -> int:
+    """Return the last number of a set, -1 if it is empty."""
+    return bitmap.bit_length() - 1
+
+
 def contains(bitmap: int, number: int) -> bool:
     """Whether *number* is in a set."""
     return bool(bitmap >> number & 1)

@@ -233,6 +233,15 @@ class Partition:
         ledger, entries = self.ledgers[-1]
         return EntryId(ledger, entries - 1)
 
+    def until(self, end: EntryId) -> Partition:
+        """Return the partition as it was when *end* was its last entry."""
+        kept = (
+            (ledger, min(entries, end.entry + 1) if ledger == end.ledger else entries)
+            for ledger, entries in self.ledgers
+            if ledger <= end.ledger
+        )
+        return replace(self, ledgers=tuple(each for each in kept if each[1] > 0))
+
     def behind(self, entry: EntryId) -> list[Span]:
         """Return all that lies behind *entry*, in order."""
         begins = (

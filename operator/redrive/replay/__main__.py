@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from redrive.api.replay import ReplayRun
 from redrive.errors import RedriveError
 from redrive.kube import logs
-from redrive.kube.client import NotFoundError
+from redrive.kube.client import NotFoundError, UnavailableError
+from redrive.reading.positions import EntryId
 from redrive.replay.job import aftermath
 from redrive.replay.job.children import Children
 from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, RunEndedError
 from redrive.replay.job.plan import Engine
 from redrive.replay.job.progress import Progress, ReplayGoneError
-from redrive.replay.job.run import preview, run
+from redrive.replay.job.run import Review, plan_review, preview, run
 from redrive.replay.spec import ReplayJob
+
+REVIEW_SECONDS = 1.0
+"""Pause between two looks at a Replay in review."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +46,8 @@ def main(arguments: list[str]) -> None:
 
 def _run(job: ReplayJob, progress: Progress) -> None:
     before = progress.begin()  # it stops here if the Replay is gone, or another, or has ended
-    if not before.finished:
-        _move(job, progress, was_planned=before.counts.matched is not None)
-    if job.follow_for is not None:  # Spark, with its executors, has ended
+    has_moved = before.review is None if before.finished else _move(job, progress, before)
+    if has_moved and job.follow_for is not None:  # Spark, with its executors, has ended
         aftermath.follow(job, progress)
 
 
@@ -59,14 +64,22 @@ def _engine(job: ReplayJob) -> Iterator[Engine]:
         yield replay_spark.Spark(spark, job)
 
 
-def _move(job: ReplayJob, progress: Progress, *, was_planned: bool) -> None:
+def _move(job: ReplayJob, progress: Progress, before: ReplayRun) -> bool:
+    """Run the job, and return False if its review ended unconfirmed."""
     try:
         with _engine(job) as engine:
             if job.dry_run:
                 progress.preview(preview(job, engine, progress))
             else:
-                run(job, engine, progress, was_planned=was_planned)
-    except RunEndedError:
+                review = _shown(before)
+                if progress.awaits_admission:
+                    plan, review = plan_review(job, engine, progress, review)
+                    progress.show_review(plan, review)
+                    if not _is_confirmed(progress):
+                        return False
+                was_planned = review is None and before.counts.matched is not None
+                run(job, engine, progress, was_planned=was_planned, review=review)
+    except (RunEndedError, ReplayGoneError, NotFoundError):
         raise
     except Exception as error:
         try:
@@ -75,6 +88,30 @@ def _move(job: ReplayJob, progress: Progress, *, was_planned: bool) -> None:
             logger.exception("the status can't say why the run failed")
         raise
     progress.finish()
+    return True
+
+
+def _shown(before: ReplayRun) -> Review | None:
+    """Return the review that another run of the Replay has shown, without its plan."""
+    if before.review is None:
+        return None
+    return Review({end.partition: EntryId.parse(end.entry) for end in before.review.ends})
+
+
+def _is_confirmed(progress: Progress) -> bool:
+    """Wait until the review is confirmed and the run admitted; return False if it has ended.
+
+    An API server that does not answer prolongs it.
+    """
+    while True:
+        try:
+            is_confirmed = progress.is_confirmed()
+        except UnavailableError as error:
+            logger.warning("it is not known whether the review is confirmed: %s", error)
+            is_confirmed = None
+        if is_confirmed is not None:
+            return is_confirmed
+        time.sleep(REVIEW_SECONDS)
 
 
 if __name__ == "__main__":

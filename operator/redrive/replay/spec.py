@@ -100,6 +100,7 @@ class ReplayJob:
         uid: the Replay's; it makes a repeated run of this Replay known to the broker.
         where: the condition of the selection as its author wrote it; None is true for all.
         dry_run: whether to plan only.
+        review: whether to show a plan, and to wait until the Replay is confirmed and admitted.
         reason: why, in the words of the Replay's author; empty if it gives none.
         ticket: where that was decided; likewise.
         rate_limit: messages a second that all tasks may send together, at the launch; None for no
@@ -121,6 +122,7 @@ class ReplayJob:
     admin_url: str
     where: str | None
     dry_run: bool = False
+    review: bool = False
     reason: str = ""
     ticket: str = ""
     rate_limit: float | None = None
@@ -155,6 +157,7 @@ class ReplayJob:
                 "adminURL": self.admin_url,
                 "where": self.where,
                 "dryRun": self.dry_run,
+                "review": self.review,
                 "reason": self.reason,
                 "ticket": self.ticket,
                 "rateLimit": self.rate_limit,
@@ -189,6 +192,7 @@ class ReplayJob:
                 admin_url=document["adminURL"],
                 where=document["where"],
                 dry_run=document["dryRun"],
+                review=document["review"],
                 reason=document["reason"],
                 ticket=document["ticket"],
                 rate_limit=document["rateLimit"],

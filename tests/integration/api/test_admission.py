@@ -342,8 +342,8 @@ def test_spec_of_replay_cannot_change(
     cluster.objects.put(manifest("Replay", select={"where": "true"}), kube_namespace)
     message = refusal(cluster, manifest("Replay", **select), kube_namespace)
     assert (
-        "the spec of a Replay can't change, except suspend, cancel, rateLimit, deadline and"
-        in message
+        "the spec of a Replay can't change, except suspend, cancel, rateLimit, deadline, "
+        "ttlAfterFinished and mode Review" in message
     )
     assert "make another Replay" in message
     for suspend in (True, False):
@@ -360,6 +360,22 @@ def test_spec_of_replay_cannot_change(
     for taken_back in (may_change, may_change | {"cancel": False}):
         same = manifest("Replay", select={"where": "true"}, **taken_back)
         assert "`cancel` can't change back to false" in refusal(cluster, same, kube_namespace)
+
+
+@pytest.mark.parametrize("before", ["Run", "Plan", "Review", None])
+@pytest.mark.parametrize("after", ["Run", "Plan", "Review", None])
+def test_mode_changes_from_review_to_run_only(
+    cluster: Cluster, kube_namespace: str, before: str | None, after: str | None
+) -> None:
+    def with_mode(mode: str | None) -> dict[str, Any]:
+        return manifest("Replay", **({} if mode is None else {"mode": mode}))
+
+    cluster.objects.put(with_mode(before), kube_namespace)
+    if before == after or (before, after) == ("Review", "Run"):
+        cluster.objects.put(with_mode(after), kube_namespace)
+    else:
+        message = refusal(cluster, with_mode(after), kube_namespace)
+        assert "`mode` can't change, except from Review to Run" in message
 
 
 def fields(schema: dict[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -13,6 +14,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -441,6 +443,68 @@ def test_follow_of_waiting_replay_exits_with_4(shop: Shop) -> None:
     assert approval["spec"]["messages"] == 1200
     uid = shop.client.get(REPLAYS, shop.name, "big")["metadata"]["uid"]
     assert approval["spec"]["replayRef"] == {"name": "big", "uid": uid}
+
+
+def in_review(shop: Shop, name: str) -> None:
+    """Show a review, as operator and job do."""
+    review = {"expiryTime": "2100-01-01T00:00:00Z"}
+    run = {"counts": {"scanned": 9, "matched": 7, "left": 7}, "review": review}
+    waits = condition("InReview", "True", "InReview")
+    status = {"phase": "Suspended", "conditions": [READY, waits], "run": run}
+    path = f"{REPLAYS.path(shop.name, name)}/status"
+    shop.client.request("PATCH", path, {"status": status})
+
+
+def answers(shop: Shop, primary: int, answer: str, selection: dict[str, Any]) -> None:
+    """Show the review of the Replay with a *selection*, and answer until it is changed."""
+    while True:
+        time.sleep(0.1)
+        replays = shop.client.list(REPLAYS, shop.name)
+        for replay in (body for body in replays if body["spec"].get("select") == selection):
+            if replay["spec"].get("cancel") or replay["spec"]["mode"] == "Run":
+                return
+            in_review(shop, replay["metadata"]["name"])
+            os.write(primary, f"{answer}\n".encode())
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 4)])
+def test_review_is_confirmed_or_canceled_by_the_answer(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    primary, secondary = pty.openpty()
+    selection = {"keys": [f"order-{answer}"]}
+    with os.fdopen(secondary) as terminal, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        other = pool.submit(answers, shop, primary, answer, selection)
+        text = shop.run("replay", "quiet", "--key", f"order-{answer}", "--timeout", "1s", code=code)
+        other.result()
+    os.close(primary)
+    assert "Move these 7 messages?" in text
+    (replay,) = (
+        r for r in shop.client.list(REPLAYS, shop.name) if r["spec"].get("select") == selection
+    )
+    spec = replay["spec"]
+    if answer == "y":
+        assert spec["mode"] == "Run"
+        assert spec.keys().isdisjoint({"cancel", "deadline", "ttlAfterFinished"})
+    else:
+        assert "nothing was moved" in text
+        assert (spec["mode"], spec["cancel"], spec["ttlAfterFinished"]) == ("Review", True, "1h")
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        error = shop.run("follow", replay["metadata"]["name"], code=4)
+        assert "in review: 7 messages to move; confirm it at a terminal: redrive follow" in error
+
+
+def test_cluster_without_reviews_refuses_them(shop: Shop) -> None:
+    """Definitions of another release must not run a Replay with an unknown field or value."""
+    body = manifest("Replay", mode="Later") | {
+        "metadata": {"name": "later", "namespace": shop.name}
+    }
+    with pytest.raises(ClusterError, match='Unsupported value: "Later"'):
+        shop.client.create(REPLAYS, body)
+    body = manifest("Replay", reviews=1) | {"metadata": {"name": "later", "namespace": shop.name}}
+    with pytest.raises(ClusterError, match="do not know a field of this command"):
+        shop.client.create(REPLAYS, body)
 
 
 def test_replay_without_questions_is_bounded_and_owned(shop: Shop) -> None:

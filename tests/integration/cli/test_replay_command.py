@@ -70,7 +70,7 @@ class Terminal:
 
 
 @pytest.mark.timeout(5 * SECONDS)
-def test_confirmed_replay_moves_what_its_plan_showed(shop: Shop, tmp_path: Path) -> None:
+def test_confirmed_replay_moves_what_its_review_showed(shop: Shop, tmp_path: Path) -> None:
     shop.declare()
     shop.bury(3, "WarehouseDown")
     shop.bury(2, "JSONDecodeError")
@@ -94,16 +94,15 @@ def test_confirmed_replay_moves_what_its_plan_showed(shop: Shop, tmp_path: Path)
     terminal.interrupt()
     assert terminal.end() == 130
     (name,) = set(re.findall(r"kubectl redrive follow (\S+) -n", terminal.text))
-    assert f"replay.redrive.io/{name} created by admin" in terminal.text
+    assert f"replay.redrive.io/{name} created by admin, in review" in terminal.text
     assert f"Cancel it: kubectl redrive cancel {name} -n {shop.name}" in terminal.text
     assert shop.replayed() == ["WarehouseDown"] * 3
 
     client = Cluster(ClusterFlags(kubeconfig=str(shop.sandbox.cluster.kubeconfig)))
-    bodies = {body["metadata"]["name"]: body for body in client.list(REPLAYS, shop.name)}
-    replay = bodies.pop(name)
-    (plan,) = bodies.values()
-    assert (plan["spec"]["mode"], plan["spec"]["ttlAfterFinished"]) == ("Plan", "5m")
-    assert plan["spec"]["select"] == replay["spec"]["select"]
+    (replay,) = client.list(REPLAYS, shop.name)
+    assert replay["metadata"]["name"] == name
+    assert replay["spec"]["select"] == {"causes": ["WarehouseDown"]}
+    assert replay["spec"].keys().isdisjoint({"deadline", "ttlAfterFinished"})
     assert replay["metadata"]["annotations"]["redrive.io/requested-by"] == "admin"
     ended = Terminal(shop, "cancel", name)  # it follows the messages, without a consumer
     assert ended.end() == 0

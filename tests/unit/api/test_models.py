@@ -152,7 +152,7 @@ targets = st.fixed_dictionaries(
     {
         "target": st.fixed_dictionaries({"type": st.sampled_from(["Retry", "Source"])}),
         "guarantee": st.sampled_from(["ExactlyOnce", "AtLeastOnce"]),
-        "mode": st.just("Run"),
+        "mode": st.sampled_from(["Run", "Review"]),
         "followFor": st.sampled_from(["30s", "2h"]),
     }
 ) | st.just(
@@ -164,7 +164,7 @@ targets = st.fixed_dictionaries(
 replays = st.fixed_dictionaries(
     {
         "policyRef": st.fixed_dictionaries({"name": names}),
-        "mode": st.sampled_from(["Run", "Plan"]),
+        "mode": st.sampled_from(["Run", "Plan", "Review"]),
         "suspend": st.booleans(),
         "cancel": st.booleans(),
         "sending": st.sampled_from(["Individual", "Batched"]),

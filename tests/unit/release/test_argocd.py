@@ -99,8 +99,10 @@ def test_no_action_approves_or_moves_messages() -> None:
     policy = gitops.states("RetryPolicy")["provisioned"]
     for file in SCRIPTS:
         assert '"ReplayApproval"' not in file.read_text("utf-8")
-    _, plan = argocd.act(script("RetryPolicy", "actions/plan-replay/action.lua"), policy)
-    assert ReplaySpec.model_validate(plan["spec"]).mode is Mode.PLAN
+    for action, mode in (("plan-replay", Mode.PLAN), ("review-replay", Mode.REVIEW)):
+        _, plan = argocd.act(script("RetryPolicy", f"actions/{action}/action.lua"), policy)
+        assert ReplaySpec.model_validate(plan["spec"]).mode is mode
+        assert '"Run"' not in script("RetryPolicy", f"actions/{action}/action.lua")
 
 
 def test_plan_of_a_policy_with_a_long_name_has_a_valid_name() -> None:

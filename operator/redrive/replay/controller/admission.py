@@ -21,6 +21,7 @@ from redrive.api.replay import (
     ReplaySpec,
     Selection,
     Sending,
+    is_admitted,
     milliseconds,
 )
 from redrive.api.retrypolicy import ConnectionRef
@@ -104,7 +105,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
             "the Replay is suspended",
             remedy="set spec.suspend to false; it starts automatically then",
         )
-    if not spec.is_plan:
+    if spec.mode is Mode.RUN:
         _check_turn(replay, ctx)
     _check_runs(replay, through, permitted.limits.runs, ctx)
     bounds = [
@@ -121,6 +122,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         admin_url=connection.pulsar.admin_url,
         where=where,
         dry_run=spec.is_plan,
+        review=spec.mode is Mode.REVIEW,
         reason=spec.reason or "",
         ticket=spec.ticket or "",
         rate_limit=None if spec.rate_limit is None else spec.rate_limit.per_second,
@@ -273,8 +275,8 @@ def is_final(replay: Body) -> bool:
 
 
 def is_dry_run(replay: Body) -> bool:
-    """Whether the Replay moves nothing."""
-    return bool(replay["spec"].get("mode") == Mode.PLAN)
+    """Return True if the Replay moves nothing: a plan, or a review that is not confirmed."""
+    return replay["spec"].get("mode") in {Mode.PLAN, Mode.REVIEW}
 
 
 def policy_of(replay: Body) -> Key:
@@ -283,9 +285,17 @@ def policy_of(replay: Body) -> Key:
 
 
 def rests(replay: Body) -> bool:
-    """Whether a Replay is in the way of none: it waits for a change of itself, not launched yet."""
+    """Return True if a Replay blocks no other: it waits for a change of itself, not begun yet."""
     is_held = replay["spec"].get("suspend") or find(replay, STALLED) is not None
-    return bool(is_held) and not was_launched(replay)
+    return bool(is_held) and not _has_begun(replay)
+
+
+def _has_begun(replay: Body) -> bool:
+    """Return True if a Replay was launched and may move messages.
+
+    A review is launched before it may.
+    """
+    return was_launched(replay) and is_admitted(replay)
 
 
 def _ready_policy(key: Key, ctx: Context) -> Body:
@@ -312,11 +322,13 @@ def _check_turn(replay: Body, ctx: Context) -> None:
     """Let the Replays of one policy run one after the other, in the order they were made.
 
     One that was launched comes before those that were not. One that waits for a change of itself,
-    suspended or stalled, is in the way of none until it is launched.
+    suspended or stalled, is in the way of none until it is launched. A review, confirmed or not,
+    counts as launched once it is admitted.
     """
     for other in _open_replays(replay, ctx):
         comes_first = _rank(other) < _rank(replay) and not rests(other)
-        if comes_first or find_application(other, ctx) is not None:
+        is_review = was_launched(other) and not is_admitted(other)
+        if comes_first or (not is_review and find_application(other, ctx) is not None):
             raise ReplayInProgressError(
                 "another Replay of the same policy comes first",
                 got=str(Key.of(other)),
@@ -374,5 +386,5 @@ def _open_replays(replay: Body, ctx: Context) -> Iterator[Body]:
 def _rank(replay: Body) -> tuple[bool, str, str]:
     """Return what orders the Replays of a policy: of two, one waits for the other."""
     metadata = replay["metadata"]
-    waits = not was_launched(replay)
+    waits = not _has_begun(replay)
     return waits, metadata["creationTimestamp"], metadata["uid"]

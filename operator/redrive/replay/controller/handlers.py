@@ -147,7 +147,8 @@ def _said(replay: Body | None) -> tuple[bool, ...]:
     """Return what the job of a Replay says that is more than a number."""
     run = ReplayStatus.of(replay or {}).run
     words = (
-        run.suspended, run.awaits_approval, run.full_topic, run.unsubscribed_topic, is_idle(run)
+        run.suspended, run.awaits_approval, run.full_topic, run.unsubscribed_topic, run.review,
+        is_idle(run),
     )  # fmt: skip
     return tuple(map(bool, words))
 

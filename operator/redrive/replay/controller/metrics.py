@@ -100,7 +100,7 @@ def counting(replays: Cache, policies: Cache) -> Iterator[None]:
 
     @replays.listen
     def replay_changed(_: Key, before: Body | None, after: Body | None) -> None:
-        if before is None and after is not None:
+        if after is not None and (before is None or is_dry_run(before)):
             begin(after)
 
     @policies.listen

@@ -383,7 +383,9 @@ def is_idle(reported: ReplayRun) -> bool:
 
     So it is without executors, while it plans, and while a broker is away.
     """
-    scanned = reported.preview is not None and reported.preview.estimated_seconds is not None
+    # A run that has begun reports whether it is suspended, and its review is over.
+    is_planned = reported.preview is not None and reported.preview.estimated_seconds is not None
+    scanned = is_planned and reported.suspended is None
     is_over = reported.finished or scanned or reported.counts.left == 0
     return not (is_over or reported.suspended or reported.rate_per_minute)
 

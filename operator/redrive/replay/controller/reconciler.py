@@ -36,6 +36,7 @@ from redrive.api.conditions import (
     written,
 )
 from redrive.api.replay import (
+    ADMITTED,
     FINAL,
     WHILE_RUNNING,
     Mode,
@@ -43,6 +44,8 @@ from redrive.api.replay import (
     ReplayEngine,
     ReplayRun,
     ReplayStatus,
+    RunReview,
+    is_admitted,
 )
 from redrive.api.retrypolicy import MAX_RESULTS, MAX_SHOWN_REASON, ReplayResult
 from redrive.errors import DeadlineExceededError, RedriveError, Requeue
@@ -89,6 +92,8 @@ COMPLETED = Reason("Completed")
 """Reason: the selected dead letters are in their target, or a plan counted them."""
 COMPLETED_WITH_REFUSALS = Reason("CompletedWithRefusals")
 """Reason: some of the selected dead letters are in their target, and others were refused."""
+REVIEW_EXPIRED = Reason("ReviewExpired")
+"""Reason: a review was not confirmed in time. Nothing was moved."""
 MESSAGES_REFUSED = Reason("MessagesRefused")
 """Warning: dead letters were refused, and stay where they are."""
 
@@ -182,13 +187,16 @@ async def _go_on(replay: Body, ctx: Context, launching: asyncio.Lock) -> Requeue
             check_deadline(judged, reported, phase, now)
             check_canceled(replay, reported, phase)
             if run is not None:
-                judged = await _mark_launched(judged, run, ctx)
+                judged = await _mark_launched(judged, reported, run, ctx)
                 _check_started(run, now)
+                if run.phase not in FINAL:
+                    judged = await _admit_confirmed(judged, reported, ctx)
             elif is_prepared and not _has_finished(judged, reported):
                 run = await _launch(replay, reported, ctx)
                 events += [_launched(replay, run), *notices]
-                judged = await _mark_launched(judged, run, ctx)
-        conditions, fields = _mirror(judged, reported, run, is_late=is_overdue(judged, now))
+                judged = await _mark_launched(judged, reported, run, ctx)
+        is_late = is_overdue(judged, now) or is_review_overdue(judged, reported, now)
+        conditions, fields = _mirror(judged, reported, run, is_late=is_late)
         if run is not None and fields["phase"] not in FINAL:
             await check_pods(run, reported, now, ctx)
         requeue = next_requeue(replay, fields["phase"], is_idle=is_idle(reported.run))
@@ -348,12 +356,30 @@ def _has_finished(replay: Body, reported: ReplayStatus) -> bool:
     return bool(was_launched(replay) and reported.run.finished)
 
 
-async def _mark_launched(replay: Body, run: SparkRun, ctx: Context) -> Body:
-    """Annotate *replay* with its launch, unless it is; return the Replay as it is then."""
+async def _mark_launched(replay: Body, reported: ReplayStatus, run: SparkRun, ctx: Context) -> Body:
+    """Annotate *replay* with its launch, unless it is; return the Replay as it is then.
+
+    A run without a review was launched in its turn, and may move messages.
+    """
     if launched_at(replay) is not None:
         return replay
     annotations = {APPLICATION: run.key.name, LAUNCHED_AT: written(ctx.clock())}
+    if not _is_plan(replay, reported.run):
+        annotations[ADMITTED] = replay["metadata"]["uid"]
     return await _annotate(replay, annotations, ctx)
+
+
+async def _admit_confirmed(replay: Body, reported: ReplayStatus, ctx: Context) -> Body:
+    """Annotate a confirmed review once it may move messages; return the Replay as it is then.
+
+    Raises:
+        RedriveError: it may not run now, such as while another Replay of its policy does.
+    """
+    run = reported.run
+    if is_dry_run(replay) or is_admitted(replay) or run.review is None or run.finished:
+        return replay
+    admit(replay, ctx)
+    return await _annotate(replay, {ADMITTED: replay["metadata"]["uid"]}, ctx)
 
 
 async def _annotate(replay: Body, annotations: Mapping[str, str], ctx: Context) -> Body:
@@ -503,14 +529,14 @@ def _mirror(replay: Body, reported: ReplayStatus, run: SparkRun | None, *, is_la
             run is finished was cut off.
         run: how its application stands; None if that is gone, and the job says that the run is
             finished.
-        is_late: whether it is long over its deadline.
+        is_late: whether it is long over its deadline, or the time of its review.
 
     Raises:
         ReplayFailedError: the application has ended before its run.
     """
     if run is None:
         return _completed(replay, reported)
-    name = run.key.name
+    name, is_review = run.key.name, reported.run.review is not None
     if run.phase in FINAL and not reported.run.finished:
         cut_off = run.phase is Phase.COMPLETED
         failure = reported.run.failure
@@ -525,19 +551,27 @@ def _mirror(replay: Body, reported: ReplayStatus, run: SparkRun | None, *, is_la
     fields["job" if is_job else "sparkApplication"] = name
     if (start := launched_at(replay)) is not None:
         fields["startTime"] = written(start)
-    if reported.run.finished and (run.phase in FINAL or is_late):
+    is_over = reported.run.finished and (run.phase in FINAL or is_late or is_review)
+    if is_over or (is_late and is_review):
         conditions, completed = _completed(replay, reported)
         return conditions, fields | completed
-    if run.phase is Phase.RUNNING and reported.run.finished:
-        return progressing("all is moved; the job looks at what becomes of it"), fields
-    if run.phase is Phase.RUNNING and (awaited := _awaited(reported.run)) is not None:
-        return waiting(awaited), fields
-    if run.phase is Phase.RUNNING and reported.run.suspended:
-        return _suspended(reported.run), fields | {"phase": Phase.SUSPENDED.value}
-    message = f"the {run.kind} {name} is {run.state or 'NEW'}"
-    if run.error:
-        message = f"{message}: {run.error}"
-    return progressing(message), fields
+    shown = _running(replay, reported.run) if run.phase is Phase.RUNNING else None
+    if shown is None:
+        message = f"the {run.kind} {name} is {run.state or 'NEW'}"
+        return progressing(f"{message}: {run.error}" if run.error else message), fields
+    return shown[0], fields | shown[1]
+
+
+def _running(replay: Body, reported: ReplayRun) -> _Shown | None:
+    """Return what a job that runs reports of its state; None if it plans or moves messages."""
+    suspended = {"phase": Phase.SUSPENDED.value}
+    if reported.finished:
+        return progressing("all is moved; the job looks at what becomes of it"), {}
+    if is_dry_run(replay) and reported.review is not None:
+        return _in_review(reported, reported.review), suspended
+    if (awaited := _awaited(reported)) is not None:
+        return waiting(awaited), {}
+    return (_suspended(reported), suspended) if reported.suspended else None
 
 
 def _awaited(reported: ReplayRun) -> RedriveError | None:
@@ -555,6 +589,15 @@ def _awaited(reported: ReplayRun) -> RedriveError | None:
             remedy="have its consumers catch up, or raise the quota; then the run goes on",
         )
     return None
+
+
+def _in_review(reported: ReplayRun, review: RunReview) -> tuple[Condition, ...]:
+    error = errors.InReviewError(
+        f"the plan has {reported.counts.left} dead letters to move, and waits for a confirmation; "
+        f"the Replay ends at {written(review.expiry_time)}",
+        remedy="set spec.mode to Run to move them, or spec.cancel to true",
+    )
+    return with_condition(waiting(error), error.reason)
 
 
 def _suspended(reported: ReplayRun) -> tuple[Condition, ...]:
@@ -578,7 +621,9 @@ def _completed(replay: Body, reported: ReplayStatus) -> _Shown:
     """
     account, counts = _outcome(replay, reported.run), reported.run.counts
     fields = {"phase": Phase.COMPLETED.value}
-    if is_dry_run(replay) or not counts.refused:
+    if reported.run.review is not None and counts.left:
+        return ready(REVIEW_EXPIRED, f"the review was not confirmed in time: {account}"), fields
+    if _is_plan(replay, reported.run) or not counts.refused:
         return ready(COMPLETED, account), fields
     if counts.moved or counts.skipped or counts.discarded:
         refused = StatusWarning(
@@ -602,7 +647,7 @@ def _outcome(replay: Body, run: ReplayRun) -> str:
         if counts.unevaluated
         else ""
     )
-    if is_dry_run(replay):
+    if _is_plan(replay, run):
         moves = f"{counts.left} of {counts.scanned} dead letters would be moved"
         return f"a plan: {moves}, {counts.refused} can't be{unevaluated}"
     account = (
@@ -618,6 +663,11 @@ def _outcome(replay: Body, run: ReplayRun) -> str:
         f"{account}; of those that were moved {outcome.handled} were handled, "
         f"{outcome.dead_again} are dead again, {outcome.waiting} wait"
     )
+
+
+def _is_plan(replay: Body, run: ReplayRun) -> bool:
+    """Return True if the run has moved nothing: a plan, or a review that ended unconfirmed."""
+    return is_dry_run(replay) or run.review is not None
 
 
 def _check_started(run: SparkRun, now: datetime) -> None:
@@ -692,7 +742,8 @@ def next_requeue(replay: Body, phase: str, *, is_idle: bool = False) -> Requeue:
     if phase == Phase.SUBMITTED:
         return Requeue.BACKOFF  # the state of an application that is not run never changes
     timed = "ttlAfterFinished" if phase in FINAL else "deadline"
-    return Requeue.SLOW_BACKOFF if is_idle or timed in replay["spec"] else Requeue.ON_CHANGE
+    ends_in_time = timed in replay["spec"] or (phase not in FINAL and is_dry_run(replay))
+    return Requeue.SLOW_BACKOFF if is_idle or ends_in_time else Requeue.ON_CHANGE
 
 
 def requeue_after_error(error: RedriveError, replay: Body) -> Requeue:
@@ -713,6 +764,12 @@ def is_overdue(replay: Body, now: datetime) -> bool:
     if deadline is None or launch_time is None:
         return False
     return now - launch_time >= parse_duration(deadline) + GRACE
+
+
+def is_review_overdue(replay: Body, status: ReplayStatus, now: datetime) -> bool:
+    """Return True if a review should have ended at least `GRACE` ago, and its job does not run."""
+    review = status.run.review
+    return is_dry_run(replay) and review is not None and now - review.expiry_time >= GRACE
 
 
 def check_canceled(replay: Body, status: ReplayStatus, phase: str) -> None:

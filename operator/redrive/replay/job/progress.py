@@ -30,12 +30,15 @@ from redrive.api.model import is_empty, parse_spec
 from redrive.api.replay import (
     FINAL,
     WHILE_RUNNING,
+    Mode,
     ReplayApprovalSpec,
     ReplayRate,
     ReplayRun,
     ReplayStatus,
     RunApproval,
     RunOutcome,
+    RunReview,
+    is_admitted,
 )
 from redrive.errors import RedriveError
 from redrive.kube import resources
@@ -45,7 +48,9 @@ from redrive.kube.resources import Key
 from redrive.policy.values import format_duration
 from redrive.reading.positions import NOWHERE, EntryId
 from redrive.replay.job.aftermath import Aftermath
+from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, RunEndedError
 from redrive.replay.job.plan import SUSPENDED, Rest, RunPreview, Scanned, Wish, so_far
+from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
 from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
@@ -54,6 +59,13 @@ MAX_MESSAGE = 1_024
 MANAGER = "redrive-job"
 """Field manager of a job's writes."""
 _AT_REST: dict[str, object] = dict.fromkeys(WHILE_RUNNING)
+REVIEW_TIME = timedelta(minutes=15)
+"""Time after which a review ends unconfirmed."""
+_ENDS: Mapping[Wish, type[RedriveError]] = {
+    Wish.END: RunEndedError,
+    Wish.EXPIRE: DeadlineError,
+    Wish.CANCEL: CanceledRunError,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +78,10 @@ class ReplayGoneError(RedriveError):
 
 class Progress:
     """The status of one Replay.
+
+    Attributes:
+        awaits_admission: whether the run has to be confirmed and admitted before it moves messages;
+            known after `begin`.
 
     Raises:
         ReplayGoneError: from each method but `report`, `read` and `wish`, when the Replay has
@@ -80,11 +96,14 @@ class Progress:
         self._approval_above = job.approval_above
         self._awaiting = job.approval_above is not None  # until the account is known
         self._approval: dict[str, object] = {}
-        self._shows_causes = job.dry_run and job.choice.limit is None
+        self._shows_causes = (job.dry_run or job.review) and job.choice.limit is None
         self._rate_limit = job.rate_limit
         self._speed = Speed()
         self._token = NOWHERE
         self._is_fenced_by_ledger = not job.dry_run
+        self._is_review = job.review
+        self._review: dict[str, object] = {}
+        self.awaits_admission = False
         self._now = wall_clock()
 
     def read(self) -> ReplayRun:
@@ -108,6 +127,7 @@ class Progress:
         self._speed.note(time.monotonic(), account.moved)
         fields = account.to_status() | {"suspended": suspended} | self._tempo(account)
         fields |= self._approval
+        fields["review"] = None  # the plan is in the ledger
         rest = rests or Rest()
         fields["fullTopic"] = rest.full_topic and str(rest.full_topic)
         fields["unsubscribedTopic"] = rest.unsubscribed_topic and str(rest.unsubscribed_topic)
@@ -190,6 +210,24 @@ class Progress:
         """Write down what a dry run has found."""
         asyncio.run(self._exchange(preview.to_status()))
 
+    def show_review(self, preview: RunPreview, review: Review) -> None:
+        """Write down the plan of a review, and the time at which it ends unconfirmed.
+
+        A run that repeats the review of another one leaves its time.
+        """
+        asyncio.run(self._show_review(preview, review))
+
+    def is_confirmed(self) -> bool | None:
+        """Return True once the run may move what was shown, False if the review has ended.
+
+        None while it waits. A review ends by a write that fails if the Replay has changed, so a
+        confirmation is either in time or has no effect.
+
+        Raises:
+            CanceledRunError, DeadlineError, RunEndedError: the run has ended by these.
+        """
+        return asyncio.run(self._is_confirmed())
+
     def finish(self) -> None:
         """Write down that the account is the last one: nothing is left."""
         asyncio.run(self._exchange(_AT_REST | {"finished": True, "failure": None}))
@@ -199,6 +237,41 @@ class Progress:
         reason = error.reason if isinstance(error, RedriveError) else type(error).__name__
         failure = {"reason": reason, "message": (cause_of(str(error)) or reason)[:MAX_MESSAGE]}
         asyncio.run(self._exchange(_AT_REST | {"failure": failure}))
+
+    async def _show_review(self, preview: RunPreview, review: Review) -> None:
+        ends = [
+            {"partition": index, "entry": str(entry)}
+            for index, entry in sorted(review.ends.items())
+        ]
+        async with Kubernetes.connect() as kubernetes:
+            shown = ReplayStatus.of(await self._get(kubernetes)).run.review
+            expiry_time = shown.expiry_time if shown else self._now + REVIEW_TIME
+            written = RunReview.model_validate({"expiryTime": expiry_time, "ends": ends})
+            self._review = preview.to_status() | {"review": written.to_manifest()}
+            await self._write(kubernetes, self._review)
+
+    async def _is_confirmed(self) -> bool | None:
+        async with Kubernetes.connect() as kubernetes:
+            replay = await self._get(kubernetes)
+            status = ReplayStatus.of(replay)
+            self._check_writable(status)
+            ends = self._ends(replay)
+            if ends is not None:
+                raise _ENDS[ends]("the run has ended in its review", remedy="make another Replay")
+            if status.run.review is None:  # others have changed the status
+                status = ReplayStatus.of(await self._write(kubernetes, self._review))
+            if is_admitted(replay):
+                self.awaits_admission = False
+                return True
+            if replay["spec"].get("mode") != Mode.REVIEW:
+                return None
+            shown = status.run.review
+            if status.run.counts.left and (shown is None or self._now < shown.expiry_time):
+                return None
+            with suppress(ConflictError):
+                await self._swap(kubernetes, replay, _AT_REST | {"finished": True})
+                return False
+            return None
 
     def _tempo(self, account: Account) -> dict[str, object]:
         rate, remaining = self._speed.rate, self._speed.remaining(account.left)
@@ -214,7 +287,9 @@ class Progress:
                 status = ReplayStatus.of(replay)
                 self._check_ended(status)
                 self._token = _token(status)
-                if self._is_fenced_by_ledger and not status.run.finished:
+                self.awaits_admission = self._is_review and not is_admitted(replay)
+                is_fenced = self._is_fenced_by_ledger and not self.awaits_admission
+                if is_fenced and not status.run.finished:
                     return status.run
                 self._token = EntryId(self._token.ledger, self._token.entry + 1)
                 with suppress(ConflictError):

@@ -18,9 +18,9 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pulsar
@@ -51,8 +51,41 @@ class CutOffError(RedriveError):
     reason: ClassVar[str] = "CutOff"
 
 
+@dataclass(frozen=True)
+class Review:
+    """A plan that was shown before the run.
+
+    Attributes:
+        ends: last entry of each partition that it has read. What lies behind them came later.
+        planned: all ranges; None if another run of the same Replay has shown them.
+    """
+
+    ends: Mapping[int, EntryId]
+    planned: Sequence[PlannedRange] | None = None
+
+    def narrow(
+        self, job: ReplayJob, resting: Sequence[Partition]
+    ) -> tuple[ReplayJob, tuple[Partition, ...]]:
+        """Return the job, and what rests, of which another plan selects nothing else.
+
+        The selection is evaluated again without its limit, which `ends` stand for: of entries that
+        others acknowledged meanwhile, later ones must not take the place.
+        """
+        bounded = tuple(
+            partition.until(self.ends[partition.index])
+            for partition in resting
+            if partition.index in self.ends
+        )
+        return replace(job, choice=replace(job.choice, limit=None)), bounded
+
+
 def run(
-    job: ReplayJob, engine: Engine, reporter: Reporter, *, was_planned: bool = False
+    job: ReplayJob,
+    engine: Engine,
+    reporter: Reporter,
+    *,
+    was_planned: bool = False,
+    review: Review | None = None,
 ) -> Account:
     """Move the selected dead letters to their target, report on the way, return the account.
 
@@ -61,6 +94,7 @@ def run(
         engine: what runs the tasks.
         reporter: what shows how far it is.
         was_planned: whether a plan was reported before: what came later is none of this Replay's.
+        review: what was shown before, and is to be moved.
 
     Raises:
         LedgerLostError: the plan that was reported is not there any more.
@@ -79,7 +113,7 @@ def run(
             if was_planned:
                 raise ledger_topic.lost(job.uid)
             with reporting_progress(engine, reporter):
-                _plan(job, engine, ledger, resting)
+                _plan(job, engine, ledger, resting, review)
         _acknowledge_again(job, ledger, resting)
         route = _route(job, ledger, owner)
         _check_rights(route)
@@ -105,14 +139,55 @@ def preview(job: ReplayJob, engine: Engine, reporter: Reporter) -> RunPreview:
     Raises:
         Exception: it could not be planned.
     """
+    return plan_review(job, engine, reporter, None)[0]
+
+
+def plan_review(
+    job: ReplayJob, engine: Engine, reporter: Reporter, shown: Review | None
+) -> tuple[RunPreview, Review]:
+    """Plan the run, report on the way, and return what it would do.
+
+    It moves nothing and disturbs no other run.
+
+    Args:
+        job: the run.
+        engine: what scans.
+        reporter: what shows how far it is.
+        shown: what another run of this Replay has shown: nothing else is planned.
+
+    Raises:
+        Exception: it could not be planned.
+    """
     resting = _look(job)  # first, as by a run
     key, topic = ledger_topic.mounted_key(), job.policy.ledger_topic
     with broker.connect(job.service_url) as client:
         records = broker.waited(lambda: ledger_topic.read(client, topic, key))
+    ends = None if shown is None else shown.ends
+    if shown is not None:
+        job, resting = shown.narrow(job, resting)
     with reporting_progress(engine, reporter):
         planned = list(plan_ranges(job, engine, records, resting))
+    if ends is None:
+        ends = _last_planned(planned) if job.choice.limit is not None else _last_of(resting)
     records.plans[job.uid] = {each.range: each.plan for each in planned}
-    return RunPreview.of(Account.of(job.uid, records), planned, job, engine.slots)
+    preview = RunPreview.of(Account.of(job.uid, records), planned, job, engine.slots)
+    return preview, Review(ends, planned)
+
+
+def _last_of(resting: Sequence[Partition]) -> dict[int, EntryId]:
+    return {partition.index: partition.end for partition in resting if partition.ledgers}
+
+
+def _last_planned(planned: Sequence[PlannedRange]) -> dict[int, EntryId]:
+    """Return the last entry of each partition that is selected or refused."""
+    ends: dict[int, EntryId] = {}
+    for of, plan, *_ in planned:
+        entries = [refused.entry for refused in plan.refused]
+        if plan.selected:
+            entries.append(of.entry_id(bitmap.highest(plan.selected)))
+        for entry in entries:
+            ends[of.partition] = max(entry, ends.get(of.partition, entry))
+    return ends
 
 
 def _look(job: ReplayJob) -> tuple[Partition, ...]:
@@ -126,11 +201,25 @@ def _forget(job: ReplayJob, ledger: Ledger, resting: Sequence[Partition]) -> Non
         ledger.write(key, None)
 
 
-def _plan(job: ReplayJob, engine: Engine, ledger: Ledger, resting: Sequence[Partition]) -> None:
+def _plan(
+    job: ReplayJob,
+    engine: Engine,
+    ledger: Ledger,
+    resting: Sequence[Partition],
+    review: Review | None,
+) -> None:
     """Plan the run, in the ledger: its end, too, which later dead letters lie behind."""
     for of in list(ledger.records.plans.get(job.uid, {})):  # cut off: now there is other to plan
         ledger.write(plan_key(job.uid, of), None)
-    for of, plan in all_plans(job, engine, ledger.records, resting):
+    plans: Iterable[tuple[Range, RangePlan]]
+    if review is None:
+        plans = all_plans(job, engine, ledger.records, resting)
+    elif review.planned is None:
+        bounded, before = review.narrow(job, resting)
+        plans = all_plans(bounded, engine, ledger.records, before)
+    else:
+        plans = [(each.range, each.plan) for each in review.planned]
+    for of, plan in plans:
         ledger.write(plan_key(job.uid, of), plan.to_json())
     target = broker.waited(lambda: broker.read_partitions(job.admin_url, job.destination))
     partitions = sum(partition.index != broker.UNPARTITIONED for partition in target)

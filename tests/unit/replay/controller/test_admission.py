@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from redrive.admin.model import TopicMetadata
 from redrive.api.job import JobTemplate
 from redrive.api.permissions import LabelSelector, Namespaces
-from redrive.api.replay import ReplayEngine, ReplayRun, RunCounts
+from redrive.api.replay import ADMITTED, ReplayEngine, ReplayRun, RunCounts
 from redrive.errors import (
     BatchMixesKeysError,
     DeadLettersDiscardedError,
@@ -120,6 +120,8 @@ def launched(body: dict[str, Any], minutes_ago: int = 0) -> dict[str, Any]:
     body["metadata"].setdefault("annotations", {}).update(
         {APPLICATION: launch.name_of(body), LAUNCHED_AT: launch_time}
     )
+    if body["spec"].get("mode", "Run") == "Run":
+        body["metadata"]["annotations"][ADMITTED] = body["metadata"]["uid"]
     return body
 
 
@@ -560,6 +562,48 @@ def test_dry_run_blocks_no_other_and_is_not_blocked() -> None:
     )
     assert admit(dry, both).job.dry_run
     assert not admit(moving, both).job.dry_run
+
+
+def reviewed(name: str, age: int, mode: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a Replay that was launched as a review, with its application."""
+    body = launched(replay(name, spec={"mode": "Review"}, age=age))
+    body["spec"]["mode"] = mode
+    return body, named("SparkApplication", launch.name_of(body), {})
+
+
+def test_review_is_not_blocked_and_blocks_until_confirmed() -> None:
+    review, application = reviewed("review", 1, "Review")
+    moving = launched(replay("moving", age=2))
+    assert admit(review, ctx(replays=[review, moving])).job.review
+    others = {"replays": [review, replay(age=3)], "applications": [application]}
+    assert not admit(replay(age=3), ctx(**others)).job.review
+    review["spec"]["mode"] = "Run"
+    with pytest.raises(ReplayInProgressError, match="got 'shop/review'"):
+        admit(replay(age=3), ctx(**others))
+    with pytest.raises(ReplayInProgressError, match="got 'shop/moving'"):
+        admit(review, ctx(replays=[review, moving]))
+
+
+@pytest.mark.parametrize("admitted", ["older", "younger"])
+def test_confirmed_reviews_run_one_after_another(admitted: str) -> None:
+    older, first = reviewed("older", 1, "Run")
+    younger, second = reviewed("younger", 2, "Run")
+    both = ctx(replays=[older, younger], applications=[first, second])
+    assert admit(older, both).job.name == "older"
+    with pytest.raises(ReplayInProgressError, match="got 'shop/older'"):
+        admit(younger, both)
+    one, other = (older, younger) if admitted == "older" else (younger, older)
+    one["metadata"]["annotations"][ADMITTED] = one["metadata"]["uid"]
+    both = ctx(replays=[older, younger], applications=[first, second])
+    with pytest.raises(ReplayInProgressError, match=f"got 'shop/{admitted}'"):
+        admit(other, both)
+
+
+def test_suspended_confirmed_review_blocks_no_other() -> None:
+    review, application = reviewed("review", 1, "Run")
+    review["spec"]["suspend"] = True
+    both = ctx(replays=[review], applications=[application])
+    assert admit(replay(age=2), both).job.name == "now"
 
 
 @pytest.mark.parametrize("kind", ["Shared", "KeyShared"])

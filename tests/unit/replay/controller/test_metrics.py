@@ -188,8 +188,9 @@ async def test_counters_begin_at_zero_with_the_first_replay() -> None:
     context = ctx()
     with counting(context.replays, context.policies):
         context.replays.put(replay("dry", spec={"mode": "Plan"}))
+        context.replays.put(replay("first", spec={"mode": "Review"}))
         assert moved() is None
-        context.replays.put(replay("first"))
+        context.replays.put(replay("first", spec={"mode": "Run"}))
         assert moved() == 0
     with counting(context.replays, context.policies):
         assert moved() == 0

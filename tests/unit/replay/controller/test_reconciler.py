@@ -21,7 +21,7 @@ import pytest
 from redrive.admin.errors import BrokerDownError
 from redrive.api import Body
 from redrive.api.job import JobTemplate
-from redrive.api.replay import ReplayStatus
+from redrive.api.replay import ADMITTED, ReplayStatus
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
@@ -623,6 +623,8 @@ async def test_end_is_shown_as_complete_or_failed(
 LAUNCHED: dict[str, Any] = {"launched": True, "state": "RUNNING"}
 ENDED: dict[str, Any] = {"launched": True, "state": "COMPLETED"}
 FINISHED = {"matched": 8, "finished": True}
+REVIEW = {"review": {"expiryTime": "2100-01-01T00:00:00Z"}, "matched": 8, "left": 8}
+EXPIRED = REVIEW | {"review": {"expiryTime": "2026-01-01T00:00:00Z"}}
 UNSAFE = policy(replay={"safety": "Never"})
 
 
@@ -643,6 +645,26 @@ UNSAFE = policy(replay={"safety": "Never"})
         pytest.param(
             {}, {"suspended": True, "approval": {"messages": 9}, "left": 9}, LAUNCHED,
             "False", {"Reconciling", "ApprovalRequired"}, id="approval",
+        ),
+        pytest.param(
+            {"mode": "Review"}, REVIEW, LAUNCHED, "False", {"Reconciling", "InReview"}, id="review"
+        ),
+        pytest.param(
+            {}, REVIEW, LAUNCHED | {"behind": True, "is_review": True},
+            "False", {"Reconciling"}, id="confirmed",
+        ),
+        pytest.param(
+            {"mode": "Review"}, REVIEW | {"finished": True}, LAUNCHED,
+            "True", {"Complete"}, id="expired",
+        ),
+        pytest.param(
+            {}, REVIEW | {"finished": True}, LAUNCHED | {"is_review": True},
+            "True", {"Complete"}, id="confirmed late",
+        ),
+        pytest.param({"mode": "Review"}, EXPIRED, LAUNCHED, "True", {"Complete"}, id="hangs"),
+        pytest.param(
+            {"mode": "Review"}, FINISHED | REVIEW | {"left": 0, "refused": 8}, ENDED,
+            "True", {"Complete"}, id="nothing to move",
         ),
         pytest.param({}, FINISHED | {"moved": 8}, ENDED, "True", {"Complete"}, id="moved"),
         pytest.param({}, FINISHED | {"skipped": 8}, ENDED, "True", {"Complete"}, id="skipped"),
@@ -679,6 +701,8 @@ async def test_state_has_its_conditions(
     body = replay(spec=spec, status=run)
     if "launched" in life:
         launched(body, life.get("minutes", 0))
+    if "is_review" in life:
+        del body["metadata"]["annotations"][ADMITTED]
     state = {"applicationState": {"state": life.get("state")}}
     applications = [application(wall_clock(), **state)] if "state" in life else []
     tables = {"policies": life["policies"]} if "policies" in life else {}
@@ -695,6 +719,36 @@ async def test_state_has_its_conditions(
     assert bool(status.get("completionTime")) is is_ended
     stored = api.objects[resources.REPLAYS][KEY]
     assert (ENDED_AT in stored["metadata"].get("annotations", {})) is is_ended
+
+
+@pytest.mark.parametrize("mode", ["Review", "Run"])
+async def test_only_confirmed_review_is_admitted(api: FakeKubernetes, mode: str) -> None:
+    body = launched(replay(spec={"mode": "Review"}, status=REVIEW))
+    body["spec"]["mode"] = mode
+    api.add(resources.REPLAYS, body)
+    await reconcile_cached(api, body, running())
+    annotations = api.objects[resources.REPLAYS][KEY]["metadata"]["annotations"]
+    assert (ADMITTED in annotations) is (mode == "Run")
+    assert shown(api)[0] == ("InReview" if mode == "Review" else "Progressing")
+
+
+async def test_confirmed_review_of_unsafe_policy_moves_nothing(api: FakeKubernetes) -> None:
+    body = launched(replay(spec={"mode": "Review"}, status=REVIEW))
+    body["spec"]["mode"] = "Run"
+    api.add(resources.REPLAYS, body)
+    context = ctx(replays=[body], policies=[UNSAFE], applications=[running()])
+    await reconcile(KEY, dataclasses.replace(context, kubernetes=api), asyncio.Lock())
+    assert shown(api)[0] == "ReplayNotSafe"
+    assert ADMITTED not in api.objects[resources.REPLAYS][KEY]["metadata"]["annotations"]
+
+
+async def test_unconfirmed_review_is_no_result_of_its_policy() -> None:
+    body = launched(replay(spec={"mode": "Review"}, status=REVIEW | {"finished": True}))
+    api = storing(body)
+    api.add(resources.POLICIES, policy())
+    await reconcile_cached(api, body, running())
+    assert shown(api)[0] == "ReviewExpired"
+    assert "replays" not in api.objects[resources.POLICIES][Key("shop", "orders")].get("status", {})
 
 
 async def test_completion_message_counts_unevaluated_messages() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.api.replay import ADMITTED
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes, UnavailableError
@@ -21,8 +22,17 @@ from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import EntryId
 from redrive.replay.job.aftermath import Aftermath
+from redrive.replay.job.dispatch import CanceledRunError
 from redrive.replay.job.plan import SUSPENDED, RunPreview, Scanned, Wish
-from redrive.replay.job.progress import WINDOW_SECONDS, Progress, ReplayGoneError, Speed, cause_of
+from redrive.replay.job.progress import (
+    REVIEW_TIME,
+    WINDOW_SECONDS,
+    Progress,
+    ReplayGoneError,
+    Speed,
+    cause_of,
+)
+from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
 from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
@@ -31,6 +41,7 @@ from tests.support.fake_kubernetes import FakeKubernetes
 KEY = Key("shop", "again")
 FIRST, SECOND = EntryId(7, 4), EntryId(7, 9)
 POLICY = Policy(TopicName.parse("persistent://shop/prod/orders"), "fulfilment")
+JOB = ReplayJob(*KEY, "uid", POLICY, "", "", None)
 WRITES: dict[str, Callable[[Progress], object]] = {
     "report": lambda progress: progress.report(Account(matched=3, moved=1, left=2)),
     "report_scan": lambda progress: progress.report_scan(Scanned(3)),
@@ -234,6 +245,90 @@ def test_run_above_its_bound_waits_for_approval(api: FakeKubernetes) -> None:
     assert bounded.report(Account(matched=3, left=2)) is Wish.RUN
     bounded.report(account)
     assert "approval" not in job_status(api)
+
+
+@pytest.fixture
+def review(api: FakeKubernetes) -> Progress:
+    """A run that has shown its review of three messages."""
+    api.objects[resources.REPLAYS][KEY]["spec"]["mode"] = "Review"
+    shown = Progress(replace(JOB, review=True))
+    shown.begin()
+    assert shown.awaits_admission
+    preview = RunPreview(Account(matched=3, left=3), {}, {}, (), 1)
+    shown.show_review(preview, Review({0: FIRST}))
+    return shown
+
+
+def change(api: FakeKubernetes, **spec: object) -> None:
+    api.objects[resources.REPLAYS][KEY]["spec"].update(spec)
+
+
+def confirm(api: FakeKubernetes) -> None:
+    change(api, mode="Run")
+    api.objects[resources.REPLAYS][KEY]["metadata"]["annotations"] = {ADMITTED: "uid"}
+
+
+def test_review_waits_until_it_is_confirmed_and_admitted(
+    api: FakeKubernetes, review: Progress
+) -> None:
+    api.server_time = wall_clock() + REVIEW_TIME - timedelta(seconds=5)
+    assert review.is_confirmed() is None
+    annotations = api.objects[resources.REPLAYS][KEY]["metadata"].setdefault("annotations", {})
+    annotations[ADMITTED] = "uid"
+    assert review.is_confirmed() is None
+    annotations[ADMITTED] = "of another"
+    change(api, mode="Run")
+    api.server_time += timedelta(hours=1)
+    assert review.is_confirmed() is None
+    annotations[ADMITTED] = "uid"
+    assert review.is_confirmed() is True
+    assert job_status(api)["review"]["ends"] == [{"partition": 0, "entry": "7:4"}]
+    review.take_over(SECOND)
+    review.report(Account(matched=3, left=3))
+    assert "review" not in job_status(api)
+
+
+def test_review_ends_in_time_in_spite_of_a_restart(api: FakeKubernetes, review: Progress) -> None:
+    expiry = job_status(api)["review"]["expiryTime"]
+    api.server_time = wall_clock() + REVIEW_TIME - timedelta(minutes=1)
+    again = Progress(replace(JOB, review=True))
+    assert again.begin().review is not None
+    again.show_review(RunPreview(Account(matched=2, left=2), {}, {}, (), 1), Review({0: FIRST}))
+    assert job_status(api)["review"]["expiryTime"] == expiry
+    assert again.is_confirmed() is None
+    with pytest.raises(FencedError):
+        review.is_confirmed()
+    api.server_time += timedelta(minutes=1, seconds=5)
+    assert again.is_confirmed() is False
+    assert job_status(api)["finished"] is True
+
+
+def test_confirmation_at_the_last_moment_counts(api: FakeKubernetes, review: Progress) -> None:
+    api.server_time = wall_clock() + 2 * REVIEW_TIME
+    write_between(api, lambda replay: replay["spec"].update(mode="Run"))
+    assert review.is_confirmed() is None
+    confirm(api)
+    assert review.is_confirmed() is True
+    assert "finished" not in job_status(api)
+
+
+def test_review_of_nothing_ends_at_once(api: FakeKubernetes, review: Progress) -> None:
+    review.show_review(RunPreview(Account(matched=1, refused=1), {}, {}, (), 1), Review({}))
+    assert review.is_confirmed() is False
+    assert job_status(api)["finished"] is True
+
+
+def test_removed_review_is_shown_again(api: FakeKubernetes, review: Progress) -> None:
+    del job_status(api)["review"]
+    assert review.is_confirmed() is None
+    assert job_status(api)["review"]["ends"] == [{"partition": 0, "entry": "7:4"}]
+
+
+@pytest.mark.parametrize("mode", ["Review", "Run"])
+def test_review_can_be_canceled(api: FakeKubernetes, review: Progress, mode: str) -> None:
+    change(api, mode=mode, cancel=True)
+    with pytest.raises(CanceledRunError):
+        review.is_confirmed()
 
 
 def approval(uid: str, messages: int) -> dict[str, Any]:

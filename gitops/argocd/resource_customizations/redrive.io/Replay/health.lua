@@ -1,4 +1,4 @@
--- A Replay that was suspended or waits for an approval is Suspended. An end stays, whatever changes later.
+-- A Replay that was suspended, or waits for a confirmation or an approval, is Suspended. An end stays, whatever changes later.
 local status = obj.status or {}
 local conditions = {}
 for _, condition in ipairs(status.conditions or {}) do
@@ -25,7 +25,7 @@ end
 if holds("Stalled") then
   return {status = "Degraded", message = conditions.Stalled.message}
 end
-if holds("Suspended") or holds("ApprovalRequired") then
+if holds("Suspended") or holds("InReview") or holds("ApprovalRequired") then
   return {status = "Suspended", message = conditions.Ready.message}
 end
 

@@ -5,6 +5,7 @@ local discards = obj.spec.deadLetter ~= nil and obj.spec.deadLetter.mode == "Dis
 
 return {
   ["plan-replay"] = {displayName = "Plan a replay", iconClass = "fa fa-fw fa-list-ol", disabled = discards},
+  ["review-replay"] = {displayName = "Review a replay", iconClass = "fa fa-fw fa-tasks", disabled = discards},
   reconcile = {iconClass = "fa fa-fw fa-sync", disabled = is_paused},
   pause = {iconClass = "fa fa-fw fa-pause", disabled = is_paused},
   resume = {iconClass = "fa fa-fw fa-play", disabled = not is_paused},

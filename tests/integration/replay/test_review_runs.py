@@ -1,0 +1,198 @@
+"""A driver in review: it moves what it has shown, whatever happened meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive.kube import resources
+from redrive.replay import __main__ as driver
+from redrive.replay.job.plan import Local
+from redrive.replay.job.progress import Progress
+from redrive.replay.spec import Choice, ReplayJob
+from sandbox.kubernetes import Cluster
+from tests.support.local_runs import numbers, replay
+from tests.support.waiting import wait_until
+
+ProvisionPolicy = Callable[..., Any]
+MakeJob = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+DRIVER = """
+import sys
+from contextlib import nullcontext
+from redrive.replay import spark
+from redrive.replay.__main__ import main
+from redrive.replay.job.plan import Local
+
+spark.spark_session = nullcontext
+spark.Spark = lambda *_: Local()
+main([sys.argv[1]])
+"""
+"""A driver that runs its tasks itself."""
+
+
+@contextlib.contextmanager
+def started(job: ReplayJob) -> Iterator[subprocess.Popen[str]]:
+    """Start a driver in a process; it is killed in the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, job.encode()],
+        env=os.environ | {"PYTHONPATH": str(Path(driver.__file__).parents[2])},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def running(job: ReplayJob, monkeypatch: pytest.MonkeyPatch) -> Iterator[Future[None]]:
+    """Run a driver in this process, which ends with its Replay."""
+    monkeypatch.setattr(driver, "_engine", lambda _: contextlib.nullcontext(Local()))
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(driver.main, [job.encode()])
+
+
+class Reviewed:
+    """A Replay in review, with a driver that shows its plan."""
+
+    def __init__(self, api: Cluster, job: ReplayJob, progress: Progress) -> None:
+        self._api, self.job, self._progress = api, job, progress
+
+    def shows(self, messages: int) -> None:
+        """Wait until a driver has shown its plan of a number of messages."""
+
+        def is_shown() -> bool:
+            run = self._progress.read()
+            return run.review is not None and run.counts.matched == run.counts.left == messages
+
+        wait_until(is_shown, seconds=120)
+
+    def confirm(self) -> None:
+        """Confirm it as its author, and admit it as the operator does."""
+        annotations = {"redrive.io/admitted": self.job.uid}
+        self._patch({"spec": {"mode": "Run"}, "metadata": {"annotations": annotations}})
+
+    def expire(self) -> None:
+        """Let its time be over."""
+        expiry = {"expiryTime": "2026-01-01T00:00:00Z"}
+        self._patch({"status": {"run": {"review": expiry}}}, "--subresource=status")
+
+    def ends(self, process: subprocess.Popen[str]) -> list[int | None]:
+        """Wait for the end of a driver, and return the account."""
+        _, log = process.communicate(timeout=120)
+        assert process.returncode == 0, log
+        return self.account()
+
+    def account(self) -> list[int | None]:
+        """Return matched, moved, skipped and left of an ended run."""
+        run = self._progress.read()
+        assert (run.finished, run.failure) == (True, None)
+        counts = run.counts
+        return [counts.matched, counts.moved, counts.skipped, counts.left]
+
+    def _patch(self, patch: dict[str, Any], *options: str) -> None:
+        self._api.kubectl(
+            "--namespace", self.job.namespace, "patch", resources.REPLAYS.plural, self.job.name,
+            "--type=merge", "--patch", json.dumps(patch), *options,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def review(replay_api: Cluster, make_job: MakeJob) -> Callable[..., Reviewed]:
+    def review(provisioned: Any, choice: Choice, **spec: object) -> Reviewed:  # noqa: ANN401
+        job, progress = make_job(provisioned, mode="Review", **spec)
+        job = dataclasses.replace(job, review=True, choice=choice)
+        return Reviewed(replay_api, job, progress)
+
+    return review
+
+
+def test_killed_driver_moves_nothing_that_came_later(
+    provision_policy: ProvisionPolicy, review: Callable[..., Reviewed]
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury_many(9)
+    reviewed = review(provisioned, Choice(limit=6))
+    with started(reviewed.job) as first:
+        reviewed.shows(6)
+        provisioned.bury_many(5, 9)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    provisioned.skip(2)  # others must not take their place in the limit
+    with started(reviewed.job) as second:
+        reviewed.shows(4)
+        reviewed.confirm()
+        assert reviewed.ends(second) == [4, 4, 0, 0]
+    assert provisioned.in_target() == numbers(6)[2:]
+    assert provisioned.backlog_of_dead_letters() == 8
+
+
+def test_driver_killed_after_confirmation_moves_each_once(
+    provision_policy: ProvisionPolicy, review: Callable[..., Reviewed]
+) -> None:
+    provisioned = provision_policy(dead_partitions=2)
+    provisioned.bury_many(6)
+    reviewed = review(provisioned, Choice(since=0))
+    with started(reviewed.job) as first:
+        reviewed.shows(6)
+        first.send_signal(signal.SIGSTOP)
+        reviewed.confirm()
+        provisioned.bury_many(3, 6)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    with started(reviewed.job) as second:
+        assert reviewed.ends(second) == [6, 6, 0, 0]
+    assert provisioned.in_target() == numbers(6)
+    provisioned.check_audit()
+
+
+def test_review_of_trimmed_topic_skips_what_is_gone(
+    provision_policy: ProvisionPolicy,
+    review: Callable[..., Reviewed],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury_in_ranges(8)
+    reviewed = review(provisioned, Choice(since=0))
+    with running(reviewed.job, monkeypatch):
+        reviewed.shows(8)
+        assert replay(provisioned, name="other").moved == 8  # meanwhile
+        topic = provisioned.policy.dead_letter_topic
+        provisioned.admin("PUT", topic, "unload")
+        provisioned.admin("POST", topic, "trim")
+        provisioned.bury_many(2, 8)
+        reviewed.confirm()
+    assert reviewed.account() == [8, 0, 8, 0]
+    assert provisioned.in_target() == numbers(8)
+    assert provisioned.backlog_of_dead_letters() == 2
+
+
+def test_review_that_is_over_moves_and_follows_nothing(
+    provision_policy: ProvisionPolicy,
+    review: Callable[..., Reviewed],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury_many(3)
+    reviewed = review(provisioned, Choice(), followFor="1h")
+    reviewed.job = dataclasses.replace(reviewed.job, follow_for=3600.0)
+    with running(reviewed.job, monkeypatch):
+        reviewed.shows(3)
+        reviewed.expire()
+    assert reviewed.account() == [3, 0, 0, 3]
+    driver.main([reviewed.job.encode()])
+    assert provisioned.in_target() == []
