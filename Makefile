@@ -50,7 +50,7 @@ e2e-node: ## Install and use redrive in the cluster of KUBECONFIG, by the docume
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='node_*.py' -o timeout=3600 --durations=5 -rP tests/node
 
-chaos: ## Run the chaos tests in a sandbox of their own (50 minutes)
+chaos: ## Run the chaos tests in a sandbox of their own (an hour)
 	$(python) -m sandbox prepare
 	$(python) -m pytest -o python_files='chaos_*.py' -o timeout=900 --durations=10 tests/chaos $(CHAOS)
 
