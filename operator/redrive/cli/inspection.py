@@ -159,7 +159,9 @@ def peek(request: InspectionRequest) -> int:
     _say_malformed(reading)
     if reading.matched > len(records):
         all_messages = request.hint("export", "--to", "dead-letters.jsonl")
-        say(f"newest {len(records)} of {reading.matched}; all: {all_messages}")
+        is_cut = len(records) < min(limit, reading.matched)
+        bound = f", {MAX_PEEKED_BYTES // 2**20} MiB together" if is_cut else ""
+        say(f"newest {len(records)} of {reading.matched}{bound}; all: {all_messages}")
     if not request.reveals:
         say(f"Masked. Clear text: --reveal, by the right of your token on {reading.topic.name}")
     return 0

@@ -23,7 +23,7 @@ from redrive.reading import bitmap, broker, ranges, reader
 from redrive.reading.broker import ReplayRoleRefusedError
 from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Partition, Piece
-from redrive.reading.reader import ReadableTopic
+from redrive.reading.reader import ReadableTopic, SourceSilentError
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.session import ProtocolError, Session
 from redrive.replay.spec import Choice, Chooser, FailureCause
@@ -33,6 +33,8 @@ NEWEST = 10_000
 MAX_BYTES = 256 * 2**20
 """About so many bytes are read then, by the average size of entries."""
 OPEN_SECONDS = 10.0
+SILENCE_SECONDS = 30.0
+"""Time without a message after which a reading fails, such as of a topic that was deleted."""
 MAX_SCHEMAS = 100
 MAX_MALFORMED = 100
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
@@ -129,14 +131,14 @@ class TopicReading:
         """Yield the selected messages, the oldest of each partition first. Iterate once.
 
         Raises:
-            TopicUnreadableError: the broker refuses.
-            SourceSilentError: it stops delivering before the end.
+            TopicUnreadableError: the broker refuses, or stops delivering before the end.
         """
         topic = self.topic
         with broker.connect(topic.service_url, topic.credentials) as client:
             readable = ReadableTopic(
-                client, topic.admin_url, topic.name, read_through=None, open_seconds=OPEN_SECONDS
-            )
+                client, topic.admin_url, topic.name, read_through=None,
+                open_seconds=OPEN_SECONDS, silence_seconds=SILENCE_SECONDS,
+            )  # fmt: skip
             for partition, piece in self.pieces:
                 yield from self._of_piece(readable, partition, piece)
 
@@ -163,6 +165,12 @@ class TopicReading:
                     yield row
         except ReplayRoleRefusedError as error:
             raise _unreadable(self.topic, str(error.__cause__)) from error
+        except SourceSilentError as error:
+            raise TopicUnreadableError(
+                f"the broker has stopped to deliver messages of {self.topic.name}",
+                got=f"nothing for {SILENCE_SECONDS:g} s",
+                remedy="check whether the topic still exists, and repeat the command",
+            ) from error
         # Chunks of a message that was never finished came as nothing.
         self.entries = before + piece.resting.bit_count()
         for entry, cause in sorted(malformed.items()):

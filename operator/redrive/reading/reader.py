@@ -55,6 +55,7 @@ class ReadableTopic(NamedTuple):
         read_through: as that of `snapshot`, which it is with the credentials of a job; None where
             only the binary protocol is used.
         open_seconds: so long the opening of a reader is tried again, see `broker.waited`.
+        silence_seconds: time without a message after which a reading ends.
     """
 
     client: broker.ReadingClient
@@ -62,6 +63,7 @@ class ReadableTopic(NamedTuple):
     topic: TopicName
     read_through: Callable[[str, TopicName, str], EntryId | None] | None = broker.read_through
     open_seconds: float = broker.WAIT_SECONDS
+    silence_seconds: float = SILENCE_SECONDS
 
 
 class SourceSilentError(RedriveError):
@@ -190,7 +192,7 @@ def _read(
 
     newest = *after, math.inf
     try:
-        while (message := _next(reader, last, is_through)) is not None:
+        while (message := _next(reader, last, is_through, of.silence_seconds)) is not None:
             place = message.place
             at = EntryId(*place.entries[-1])
             if at > last:
@@ -273,9 +275,11 @@ def first_entry(of: Range, entries: int, chunks: Mapping[int, EntryId]) -> Entry
     return EntryId(ledger, entry - 1)
 
 
-def _next(reader: EntryReader, last: EntryId, is_through: Callable[[], bool]) -> ReadMessage | None:
+def _next(
+    reader: EntryReader, last: EntryId, is_through: Callable[[], bool], silence: float
+) -> ReadMessage | None:
     """Return the next message, None where nothing is left to come."""
-    deadline = time.monotonic() + SILENCE_SECONDS
+    deadline = time.monotonic() + silence
     through = False
     while True:
         try:
@@ -290,15 +294,14 @@ def _next(reader: EntryReader, last: EntryId, is_through: Callable[[], bool]) ->
                 return None
         except (pulsar.PulsarException, AdminError) as error:  # the broker is away
             if time.monotonic() > deadline:
-                raise _silent(last) from error
+                raise _silent(last, silence) from error
             time.sleep(1)
         if time.monotonic() > deadline:
-            raise _silent(last)
+            raise _silent(last, silence)
 
 
-def _silent(last: EntryId) -> SourceSilentError:
+def _silent(last: EntryId, silence: float) -> SourceSilentError:
     return SourceSilentError(
-        f"the broker has delivered nothing for {SILENCE_SECONDS:g} s, "
-        f"although there is more up to {last}",
+        f"the broker has delivered nothing for {silence:g} s, although there is more up to {last}",
         remedy="the job is started again by itself; look into the broker's log if it stays",
     )

@@ -14,15 +14,19 @@ import pulsar
 import pytest
 from pyarrow import parquet
 
+from redrive.auth.files import job_credentials
 from redrive.auth.method import ShownCredentials
 from redrive.cli.main import main
+from redrive.inspection import reader as inspection_reader
 from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_MESSAGE, CAUSE_TYPE, REPLAYS
 from redrive.policy.naming import TopicName
+from redrive.reading import reader as reading_reader
 from redrive.reading.frames import OutgoingMessage
 from redrive.reading.positions import encode_nested
 from redrive.reading.session import Session
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
+from redrive.replay.spec import Choice
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.support.documented import READ, commands
 from tests.support.local_runs import Notes, job_of, numbers
@@ -243,6 +247,28 @@ def test_commands_of_the_page_show_the_dead_letters(
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "WarehouseDown" in page
     assert ANN not in captured.out + captured.err + exported + page
+
+
+def test_topic_deleted_while_it_is_read_ends_the_command(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury_many(20)
+    monkeypatch.setattr(inspection_reader, "SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(reading_reader, "prefetch", lambda _: 2)
+    policy, broker = provisioned.policy, provisioned.broker
+    topic = inspection_reader.InspectedTopic(
+        policy.dead_letter_topic,
+        policy.dead_letter_subscription,
+        broker.service_url,
+        broker.admin_url,
+        job_credentials(),
+    )
+    rows = inspection_reader.plan_reading(topic, Choice()).selected()
+    next(rows)
+    provisioned.delete(policy.dead_letter_topic)
+    with pytest.raises(inspection_reader.TopicUnreadableError, match="nothing for 2 s"):
+        list(rows)
 
 
 def test_refused_token_is_named(

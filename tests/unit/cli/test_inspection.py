@@ -138,6 +138,16 @@ def test_peek_shows_masked_messages(shell: Shell, monkeypatch: pytest.MonkeyPatc
     assert "Masked. Clear text: --reveal" in err
 
 
+@pytest.mark.parametrize(
+    ("limit", "extent"), [("2", "newest 2 of 3"), ("3", "newest 2 of 3, 8 MiB")]
+)
+def test_peek_names_the_bound_of_its_size(shell: Shell, limit: str, extent: str) -> None:
+    shell.rows = tuple(dead_letter(n, value=b"x" * 3 * 2**20) for n in range(3))
+    out, err = shell.run("peek", "--limit", limit)
+    assert len(out.strip().split("\n\n")) == 2
+    assert f"{extent}{' together' if limit == '3' else ''}; all: redrive export" in err
+
+
 def test_revealed_peek_shows_clear_text(shell: Shell) -> None:
     shell.rows = (dead_letter(0, "E", key="order-1", value=b"\xff\x00"),)
     out, err = shell.run("peek", "--reveal")
