@@ -14,14 +14,14 @@ BENCH ?=
 python := $(PYTHON) .ci/python
 
 .DEFAULT_GOAL := help
-.PHONY: help check test test-brokers test-images e2e-node lint chaos chaos-short soak bench release-check dist demo sandbox sandbox-down lock
+.PHONY: help check test test-brokers test-images e2e-node lint chaos chaos-short soak bench release-check dist site demo sandbox sandbox-down lock
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-20s%s\n", $$1, $$2 }'
 
 # Groups come first, then files in the order of their names: short ones, the unit tests, come last, so no worker
 # is idle for long.
-test: lint ## Run lint, then all tests against a real broker and API server
+test: lint site ## Run lint, build the site, then run all tests against a real broker and API server
 	$(python) -m sandbox prepare
 	@echo "Four workers share a broker, an API server and an operator; suites that stop one have their own."
 	$(python) -m pytest --numprocesses=4 --dist=loadgroup --no-loadscope-reorder --durations=10 $(TESTS)
@@ -73,6 +73,9 @@ release-check: ## Run test, chaos, soak, bench, and e2e-node where KUBECONFIG is
 dist: ## Build the files of a release into dist/: wheel, source, chart, install.yaml, checksums
 	$(python) -m release.archives dist
 
+site: ## Build the documentation as a website into dist/site, with warnings as errors
+	$(python) -m release.site dist/site
+
 demo: ## Show it: from kubectl apply to a replayed message
 	$(python) -m sandbox.demo
 
@@ -93,3 +96,4 @@ lock: ## Pin the newest dependencies that pyproject.toml allows, of images too
 	  --constraint requirements.lock --output-file images/replay.lock
 	printf 'hatchling\nsetuptools\n' | $(python) -m uv pip compile - $(lock_options) \
 	  --constraint requirements.lock --output-file images/build.lock
+	printf 'zensical\n' | $(python) -m uv pip compile - $(lock_options) --output-file release/site.lock

@@ -1,0 +1,109 @@
+"""`make site`: the pages as a website, with warnings as errors.
+
+Called as `python -m release.site DIRECTORY`. `stage` copies docs/ and the pages outside of it, and
+`build` runs Zensical over the copy. Zensical has a lock and an environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from release import CHART, CHECKOUT
+from sandbox import cache
+
+CONFIGURATION = CHECKOUT / "mkdocs.yml"
+LOCK = CHECKOUT / "release" / "site.lock"
+DOCS = CHECKOUT / "docs"
+ADDED: Mapping[Path, str] = {
+    CHECKOUT / "README.md": "project/readme.md",
+    CHECKOUT / "CONTRIBUTING.md": "project/contributing.md",
+    CHECKOUT / "SECURITY.md": "project/security.md",
+    CHECKOUT / "CHANGELOG.md": "project/changelog.md",
+    CHART / "README.md": "project/chart.md",
+}
+"""Pages outside of docs/ → their places in the site."""
+_LINK = re.compile(r"(?<!!)\[(?P<text>[^]]+)\]\((?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+
+
+def stage(target: Path) -> None:
+    """Copy the configuration and all pages to *target*; links lead to pages of the site only."""
+    ignored = shutil.ignore_patterns("*.py", "__pycache__")
+    shutil.copytree(DOCS, target / "docs", ignore=ignored)
+    shutil.copy(CONFIGURATION, target)
+    places = {page: str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} | dict(ADDED)
+    for page, place in places.items():
+        staged = target / "docs" / place
+        staged.parent.mkdir(exist_ok=True)
+        relinked = _LINK.sub(_relinked(page, Path(place).parent), page.read_text("utf-8"))
+        staged.write_text(relinked, "utf-8")
+
+
+def _relinked(page: Path, folder: Path) -> Callable[[re.Match[str]], str]:
+    """Return the replacement of a link of *page*, which is in *folder* of the site.
+
+    A file of the repository that is not in the site has no address; its path is shown instead.
+    """
+
+    def replacement(link: re.Match[str]) -> str:
+        if "://" in link["path"]:
+            return link[0]
+        file = (page.parent / link["path"]).resolve()
+        if file in ADDED:
+            file = DOCS / ADDED[file]
+        if file.is_relative_to(DOCS) and file.suffix != ".py":
+            return f"[{link['text']}]({os.path.relpath(file, DOCS / folder)}{link['anchor'] or ''})"
+        path = f"`{file.relative_to(CHECKOUT)}`"
+        return path if link["text"].strip("`") in path else f"{link['text']} ({path})"
+
+    return replacement
+
+
+def build(target: Path) -> None:
+    """Replace *target* by the site.
+
+    Raises:
+        subprocess.CalledProcessError: there is a warning or an error, which was shown.
+    """
+    zensical = _environment() / "bin" / "zensical"
+    with TemporaryDirectory(prefix="redrive-site-") as folder:
+        stage(Path(folder))
+        subprocess.run(  # noqa: S603
+            [zensical, "build", "--strict"],
+            cwd=folder,
+            check=True,
+            env=os.environ | {"NO_COLOR": "1"},
+        )
+        if target.exists():
+            shutil.rmtree(target)
+        shutil.copytree(Path(folder) / "site", target)
+
+
+def _environment() -> Path:
+    """Return the environment of Zensical, in the cache."""
+    key = hashlib.sha256(LOCK.read_bytes() + sys.version.encode()).hexdigest()[:12]
+
+    def make(folder: Path) -> None:
+        uv = sys.executable, "-m", "uv"
+        subprocess.run([*uv, "venv", "--quiet", "--relocatable", folder], check=True)  # noqa: S603
+        install = "pip", "sync", "--quiet", "--require-hashes", "--python", str(folder)
+        subprocess.run([*uv, *install, LOCK], check=True)  # noqa: S603
+
+    return cache.artifact(f"site-{key}", make, doing="install Zensical")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m release.site")
+    parser.add_argument("target", type=Path)
+    try:
+        build(parser.parse_args().target)
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"the site has warnings or errors, or was not built: exit {error.returncode}")
