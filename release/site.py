@@ -31,7 +31,7 @@ ADDED: Mapping[Path, str] = {
     CHART / "README.md": "project/chart.md",
 }
 """Pages outside of docs/ → their places in the site."""
-_LINK = re.compile(r"(?<!!)\[(?P<text>[^]]+)\]\((?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+_LINK = re.compile(r"\[(?P<text>[^]]+)\]\((?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 
 
 def stage(target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 import redrive
+from tests.support.documented import FIRST_CONSUMER, commands
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,6 +97,26 @@ def test_command_names_the_extra_that_it_lacks(plain: Path, command: str, extra:
     problem = f"redrive: MissingExtra: `redrive {command}` needs redrive[{extra}]: "
     assert line.startswith(problem)
     assert line.endswith(f"; pip install 'redrive[{extra}]'")
+
+
+def without_pythonpath() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def test_tutorial_installs_the_library(tmp_path: Path) -> None:
+    """The commands run as they are; the environment has no other packages than they install."""
+    first, second = (block.text for block in commands(FIRST_CONSUMER, "1. Install the library"))
+    script = f"{first}cd ~\n{second}python3 -c 'import redrive; print(redrive.__file__)'"
+    done = subprocess.run(
+        ["/bin/sh", "-euc", script],
+        cwd=ROOT,
+        env={**without_pythonpath(), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith(str(tmp_path / "redrive-tutorial"))
 
 
 def test_the_chart_installs_the_version_that_it_lies_beside() -> None:

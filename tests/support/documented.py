@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 README, INSTALL = "README.md", "docs/howto/install.md"
 QUICK_START, AUDIT = "docs/howto/quick-start.md", "docs/howto/audit.md"
+FIRST_CONSUMER = "docs/tutorials/first-consumer.md"
 READ = "docs/howto/read-dead-letters.md"
 GITOPS, ARGOCD, FLUX = (f"docs/howto/{name}.md" for name in ("gitops", "argocd", "flux"))
-PAGES = README, INSTALL, QUICK_START, AUDIT, READ, GITOPS, ARGOCD, FLUX
+PAGES = README, FIRST_CONSUMER, INSTALL, QUICK_START, AUDIT, READ, GITOPS, ARGOCD, FLUX
 
 _HEADING_OR_BLOCK = re.compile(
     r"^#+ (?P<heading>[^\n]+)$|^```(?P<language>\w*)\n(?P<text>.+?)^```", re.MULTILINE | re.DOTALL

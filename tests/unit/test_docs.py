@@ -13,11 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 FRONT = [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = ROOT / "docs"
+MODULES = sorted((ROOT / "operator" / "redrive").rglob("*.py"))
 DESIGN = sorted((ROOT / "docs/design").glob("*.md"))
 AREAS = [page for page in DESIGN if page.stem != "measurements"]
 RECORDS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 SECURITY_MODEL = ROOT / "docs/explanation/security-model.md"
 MOST_RECORDS = 20
+MOST_WORDS = 40  # of a sentence
+USER_PAGES = [page for page in PAGES if not {"design", "decisions"} & set(page.parts)]
 SEARCHED = (
     "leader election",
     "work queue",
@@ -34,7 +38,7 @@ SEARCHED = (
 """Usual names of concepts: a search for each finds its design page and its module."""
 DOCSTRINGS = [
     " ".join((ast.get_docstring(ast.parse(module.read_text("utf-8"))) or "").lower().split())
-    for module in (ROOT / "operator" / "redrive").rglob("*.py")
+    for module in MODULES
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`[^`\n]*`")
@@ -62,12 +66,12 @@ def test_no_relative_link_is_broken(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{page.name}: no heading #{anchor}"
 
 
-def test_every_page_is_at_most_two_steps_from_the_readme() -> None:
+def test_user_pages_are_at_most_two_steps_from_the_readme() -> None:
     reached = {README}
-    for _ in range(2):
-        pages = [page for page in reached if page.suffix == ".md"]
-        reached |= {target for page in pages for target, _ in links(page)}
-    assert not set(PAGES) - reached
+    for pages in (), USER_PAGES, PAGES:  # after one, two and three steps
+        sources = [page for page in reached if page.suffix == ".md"]
+        reached |= {target for page in sources for target, _ in links(page)}
+        assert not set(pages) - reached
 
 
 @pytest.mark.parametrize("page", AREAS, ids=lambda page: page.stem)
@@ -90,6 +94,43 @@ def test_design_pages_and_records_stay_few() -> None:
     assert 12 <= len(DESIGN) <= 16
     assert [int(page.stem[:4]) for page in RECORDS] == list(range(1, len(RECORDS) + 1))
     assert len(RECORDS) <= MOST_RECORDS
+
+
+def sentences(page: Path) -> Iterator[str]:
+    """Yield the sentences of *page*: parts of paragraphs, items of lists and cells of tables."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for part in re.split(r"\n\s*\n|\n\s*(?=[-*|#]|\d+\. )", text):
+        for cell in part.split("|") if part.lstrip().startswith("|") else [part]:
+            plain = re.sub(r"\]\([^)]*\)", "", " ".join(cell.split()))
+            yield from re.split(r"(?<=[.!?:;]) ", plain)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_is_too_long(page: Path) -> None:
+    long = [sentence for sentence in sentences(page) if len(sentence.split()) > MOST_WORDS]
+    assert long == []
+
+
+def test_user_pages_lead_to_no_decision() -> None:
+    pages = set(USER_PAGES) - {ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", DOCS / "index.md"}
+    assert [page for page in pages if any("decisions" in to.parts for to, _ in links(page))] == []
+
+
+def test_every_annotation_stands_on_its_page() -> None:
+    name = re.compile(r"[\"'](redrive\.io/[a-z][a-z-]+)[\"']")
+    names = {text for module in MODULES for text in name.findall(module.read_text("utf-8"))}
+    page = (DOCS / "reference" / "annotations.md").read_text("utf-8")
+    assert len(names) > 20
+    assert {text for text in names if f"`{text}`" not in page} == set()
+
+
+def test_guarantees_of_the_readme_have_tests() -> None:
+    section = README.read_text("utf-8").split("## Guarantees")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 4
+    for row in rows:
+        [(file, name)] = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
+        assert re.search(rf"^def {name}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE), row
 
 
 def security_statements() -> Iterator[tuple[str, list[tuple[str, str]]]]:

@@ -11,6 +11,7 @@ from redrive.api.crds import crds
 from tests.support.documented import (
     ARGOCD,
     AUDIT,
+    FIRST_CONSUMER,
     FLUX,
     GITOPS,
     INSTALL,
@@ -26,6 +27,8 @@ from tests.support.documented import (
 HERE = "tests/unit/test_documented.py"
 GITOPS_PAGES = "tests/integration/gitops/test_pages.py"
 NODE_INSTALL = "tests/node/node_install.py"
+TUTORIALS = "tests/unit/testing/test_tutorials.py"
+WHEEL, INSTALL_LIBRARY = "tests/e2e/test_package.py", "1. Install the library"
 RUN_BY: Mapping[str, Mapping[str, str]] = {
     README: {"Try it": HERE, "Use it on your cluster": NODE_INSTALL},
     INSTALL: {
@@ -39,6 +42,10 @@ RUN_BY: Mapping[str, Mapping[str, str]] = {
     QUICK_START: dict.fromkeys(
         (block.heading for block in commands(QUICK_START)), "tests/node/node_quick_start.py"
     ),
+    FIRST_CONSUMER: {
+        block.heading: WHEEL if block.heading == INSTALL_LIBRARY else TUTORIALS
+        for block in commands(FIRST_CONSUMER)
+    },
     AUDIT: dict.fromkeys(
         (block.heading for block in commands(AUDIT)), "tests/integration/replay/test_ledger.py"
     ),
@@ -64,7 +71,9 @@ def test_tests_read_commands_from_their_page(page: str) -> None:
     name = next(name for name, value in globals().items() if value == page)
     for heading, test in RUN_BY[page].items():
         text = (ROOT / test).read_text("utf-8")
-        assert f'({name}, "{heading}")' in text or f"commands({name})" in text, heading
+        assert (
+            f'({name}, "{heading}")' in text or f"{name}):" in text or f"commands({name})" in text
+        ), heading
 
 
 @pytest.mark.parametrize("page", PAGES)

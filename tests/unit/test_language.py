@@ -68,7 +68,6 @@ PRIVATE = {
     for words, standard in STANDARD.items()
 }
 PENDING = {
-    "docs/explanation",
     "docs/howto",
     "docs/reference",
     "operator/redrive",

@@ -26,10 +26,10 @@ def test_python_in_the_root_imports_the_standard_library() -> None:
     assert ran.stdout == "True\n"
 
 
-def test_readme_lists_every_package() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
+def test_contributing_lists_every_package() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     packages = [path.parent for path in (ROOT / "operator/redrive").glob("*/__init__.py")]
-    missing = [p for p in packages if f"| `{p.relative_to(ROOT)}` |" not in readme]
+    missing = [p for p in packages if f"| `{p.relative_to(ROOT)}` |" not in page]
     assert packages
     assert not missing
 
