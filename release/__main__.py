@@ -17,6 +17,7 @@ from release import (
     gitops,
     json_schemas,
     lint_rules,
+    reasons,
     values_schema,
 )
 
@@ -31,6 +32,7 @@ GENERATED: Mapping[Path, Callable[[], str]] = {
     **{page: partial(api_reference.render, kind) for page, kind in api_reference.GENERATED.items()},
     **{file: partial(json_schemas.render, kind) for file, kind in json_schemas.GENERATED.items()},
     lint_rules.PAGE: lint_rules.render,
+    reasons.PAGE: reasons.render,
     **gitops.GENERATED,
     CHART / "LICENSE": partial((CHECKOUT / "LICENSE").read_text, "utf-8"),
     **{

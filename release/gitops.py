@@ -32,15 +32,8 @@ from redrive.api.crds import KINDS
 from redrive.api.replay import Phase
 from redrive.kube.resources import PAUSE, RECONCILE_REQUESTED_AT
 from redrive.kube.status import status_of
-from redrive.provision.connection import BROKER_NOT_SUPPORTED, CONNECTED
-from redrive.provision.health_checks import QUOTA_NEARLY_REACHED
-from redrive.provision.outcome import DRIFT_DETECTED, OBSERVED, paused_conditions
-from redrive.provision.reconciler import PROVISIONED
-from redrive.replay.controller.reconciler import (
-    COMPLETED,
-    COMPLETED_WITH_REFUSALS,
-    MESSAGES_REFUSED,
-)
+from redrive.provision.outcome import paused_conditions
+from redrive.reasons import Reason
 from release import CHECKOUT
 
 ARGOCD = CHECKOUT / "gitops" / "argocd"
@@ -128,8 +121,8 @@ def _changed(body: dict[str, Any]) -> dict[str, Any]:
 def _connections() -> dict[str, dict[str, Any]]:
     body = _object("BrokerConnection", "1-connection.yaml")
     answers = "the broker answers; the token has rights"
-    other = StatusWarning(BROKER_NOT_SUPPORTED, "redrive is tested with Pulsar 4.0 to 4.2")
-    connected = _in_state(body, ready(CONNECTED, answers), brokerVersion="4.2.4", policies=1)
+    other = StatusWarning(Reason.BROKER_NOT_SUPPORTED, "redrive is tested with Pulsar 4.0 to 4.2")
+    connected = _in_state(body, ready(Reason.CONNECTED, answers), brokerVersion="4.2.4", policies=1)
     unreachable = BrokerUnreachableError(
         "the broker does not answer", remedy="check adminURL, the network and the broker"
     )
@@ -140,7 +133,9 @@ def _connections() -> dict[str, dict[str, Any]]:
         "new": body,
         "progressing": _in_state(body, progressing("asking the broker")),
         "connected": connected,
-        "warning": _in_state(body, ready(CONNECTED, answers, [other]), brokerVersion="4.3.0"),
+        "warning": _in_state(
+            body, ready(Reason.CONNECTED, answers, [other]), brokerVersion="4.3.0"
+        ),
         "unreachable": _in_state(body, failed(unreachable)),
         "refused": _in_state(body, failed(refused)),
         "changed": _changed(connected),
@@ -150,19 +145,24 @@ def _connections() -> dict[str, dict[str, Any]]:
 def _policies() -> dict[str, dict[str, Any]]:
     body = _object("RetryPolicy", "2-policy.yaml")
     done = "topics, subscriptions and rights are as the policy asks"
-    quota = StatusWarning(QUOTA_NEARLY_REACHED, "the dead-letter topic nears its backlog quota")
-    drift = StatusWarning(DRIFT_DETECTED, "redrive would have created the retry topic")
+    quota = StatusWarning(
+        Reason.QUOTA_NEARLY_REACHED, "the dead-letter topic nears its backlog quota"
+    )
+    drift = StatusWarning(Reason.DRIFT_DETECTED, "redrive would have created the retry topic")
     topics = {
         "topic": "orders",
         "retryTopic": f"{_TOPIC}-fulfilment-RETRY",
         "deadLetterTopic": f"{_TOPIC}-fulfilment-DLQ",
     }
-    provisioned = _in_state(body, ready(PROVISIONED, done), **topics)
-    missing = errors.TopicNotFoundError(
+    provisioned = _in_state(body, ready(Reason.PROVISIONED, done), **topics)
+    missing = Reason.TOPIC_NOT_FOUND.error(
         "the source topic does not exist", got=_TOPIC, remedy="create it"
     )
     conflict = errors.OwnerConflictError(
-        "a topic belongs to another policy", got=topics["retryTopic"], remedy="use other names"
+        "a topic belongs to another policy",
+        owner="cluster/shop/other",
+        got=topics["retryTopic"],
+        remedy="use other names",
     )
     paused = _with_annotations(provisioned, {PAUSE: "true"})
     paused_new = {**body, "metadata": paused["metadata"]}
@@ -171,8 +171,8 @@ def _policies() -> dict[str, dict[str, Any]]:
         "new": body,
         "progressing": _in_state(body, progressing("the spec was seen")),
         "provisioned": provisioned,
-        "warning": _in_state(body, ready(PROVISIONED, done, [quota]), **topics),
-        "observed": _in_state(body, ready(OBSERVED, observed, [drift])),
+        "warning": _in_state(body, ready(Reason.PROVISIONED, done, [quota]), **topics),
+        "observed": _in_state(body, ready(Reason.OBSERVED, observed, [drift])),
         "waiting": _in_state(body, failed(missing)),
         "stalled": _in_state(body, failed(conflict)),
         "paused": _in_state(paused, paused_conditions(paused), **topics),
@@ -186,31 +186,31 @@ def _replays() -> dict[str, dict[str, Any]]:
     plan = _with_spec(body, mode="Plan")
     suspended = _with_spec(body, suspend=True)
     canceled = _with_spec(body, cancel=True)
-    turn = errors.ReplayInProgressError(
+    turn = Reason.REPLAY_IN_PROGRESS.error(
         "another Replay of this policy comes first", remedy="wait for its end"
     )
-    rest = errors.SuspendedError(
+    rest = Reason.SUSPENDED.error(
         "the run is suspended: nothing is sent", remedy="set spec.suspend to false to resume it"
     )
-    approval = errors.ApprovalRequiredError(
+    approval = Reason.APPROVAL_REQUIRED.error(
         "the run would move more messages than it may without approval",
         got=1200,
         remedy="create a ReplayApproval",
     )
-    review = errors.InReviewError(
+    review = Reason.IN_REVIEW.error(
         "the plan has 120 dead letters to move, and waits for a confirmation",
         remedy="set spec.mode to Run to move them",
     )
-    discards = errors.DeadLettersDiscardedError(
+    discards = Reason.DEAD_LETTERS_DISCARDED.error(
         "the RetryPolicy discards: there is nothing to replay", remedy="set deadLetter.mode: Keep"
     )
-    error = errors.ReplayFailedError("the SparkApplication has failed", remedy="see its driver")
-    end = errors.CanceledError("the Replay was canceled", remedy="make another Replay")
-    refused = StatusWarning(MESSAGES_REFUSED, "20 dead letters were refused and stay")
+    error = Reason.REPLAY_FAILED.error("the SparkApplication has failed", remedy="see its driver")
+    end = Reason.CANCELED.error("the Replay was canceled", remedy="make another Replay")
+    refused = StatusWarning(Reason.MESSAGES_REFUSED, "20 dead letters were refused and stay")
     moved = "of 120 dead letters 120 were moved, 0 needed no move, 0 can't be moved"
     some = "of 120 dead letters 100 were moved, 0 needed no move, 20 can't be moved"
     counted = "a plan: 120 of 140 dead letters would be moved, 0 can't be"
-    completed = _in_state(body, ended(ready(COMPLETED, moved)), phase=Phase.COMPLETED.value)
+    completed = _in_state(body, ended(ready(Reason.COMPLETED, moved)), phase=Phase.COMPLETED.value)
     running = progressing("the SparkApplication after-the-outage is RUNNING")
     return {
         "new": body,
@@ -231,10 +231,12 @@ def _replays() -> dict[str, dict[str, Any]]:
         "completed": completed,
         "completed-with-refusals": _in_state(
             body,
-            ended((*ready(COMPLETED_WITH_REFUSALS, some), warning(refused))),
+            ended((*ready(Reason.COMPLETED_WITH_REFUSALS, some), warning(refused))),
             phase=Phase.COMPLETED.value,
         ),
-        "planned": _in_state(plan, ended(ready(COMPLETED, counted)), phase=Phase.COMPLETED.value),
+        "planned": _in_state(
+            plan, ended(ready(Reason.COMPLETED, counted)), phase=Phase.COMPLETED.value
+        ),
         "failed": _in_state(body, ended(failed(error)), phase=Phase.FAILED.value),
         "canceled": _in_state(canceled, ended(failed(end)), phase=Phase.FAILED.value),
         "changed-after-its-end": _changed(completed),

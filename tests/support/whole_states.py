@@ -11,14 +11,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from redrive.provision.health_checks import (
-    ACK_HOLES,
-    FOREIGN_SUBSCRIPTION,
-    QUOTA_NEARLY_REACHED,
-    RETRIES_OVERDUE,
-    RETRY_STORM,
-    RETRY_TOPIC_NOT_CONSUMED,
-)
+from redrive.reasons import Reason
 from tests.integration.provision.conftest import Shop, rest_path
 
 TOPIC_POLICIES = (
@@ -32,12 +25,12 @@ TOPIC_POLICIES = (
     "compactionThreshold",
 )
 STATISTICS = {
-    ACK_HOLES,
-    FOREIGN_SUBSCRIPTION,
-    RETRY_TOPIC_NOT_CONSUMED,
-    RETRY_STORM,
-    RETRIES_OVERDUE,
-    QUOTA_NEARLY_REACHED,
+    Reason.ACK_HOLES,
+    Reason.FOREIGN_SUBSCRIPTION,
+    Reason.RETRY_TOPIC_NOT_CONSUMED,
+    Reason.RETRY_STORM,
+    Reason.RETRIES_OVERDUE,
+    Reason.QUOTA_NEARLY_REACHED,
 }
 """Conditions that depend on messages and clients, not on the spec."""
 State = dict[str, Any]

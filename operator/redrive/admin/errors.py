@@ -6,6 +6,7 @@ import json
 from typing import ClassVar
 
 from redrive.errors import RedriveError, Requeue
+from redrive.reasons import Reason
 
 
 class AdminError(RedriveError):
@@ -26,15 +27,13 @@ class BrokerRefusedError(AdminError):
     Asked again it will say the same, in most cases.
     """
 
-    reason: ClassVar[str] = "BrokerRefused"
-    stalls = True
-    requeue: ClassVar[Requeue] = Requeue.SLOW_BACKOFF
+    reason = Reason.BROKER_REFUSED
 
 
 class BrokerUnreachableError(AdminError):
     """Nothing answers at the admin URL, or not in time."""
 
-    reason = "BrokerUnreachable"
+    reason = Reason.BROKER_UNREACHABLE
     may_be_done = True
     meets_all = True
 
@@ -42,80 +41,60 @@ class BrokerUnreachableError(AdminError):
 class BrokerDownError(BrokerUnreachableError):
     """The broker did not answer for a while; only probes are sent until one is answered."""
 
-    requeue = Requeue.ON_CHANGE
-
-
-class ProxyInvalidError(RedriveError):
-    """The environment names a proxy that can't be used."""
-
-    reason = "ProxyInvalid"
-    stalls = True
-    requeue = Requeue.SLOW_BACKOFF
+    @property
+    def requeue(self) -> Requeue:
+        """Return the time at which an object is reconciled again: after a successful probe."""
+        return Requeue.ON_CHANGE
 
 
 class AdminUrlInvalidError(AdminError):
     """The admin URL, or one that the broker redirects to, can't be called."""
 
-    reason = "AdminUrlInvalid"
-    stalls = True
-    requeue = Requeue.SLOW_BACKOFF
-    private = True
+    reason = Reason.ADMIN_URL_INVALID
 
 
 class RedirectRefusedError(AdminError):
     """The broker redirects to an address that the connection does not name."""
 
-    reason = "RedirectRefused"
-    stalls = True
-    requeue = Requeue.SLOW_BACKOFF
+    reason = Reason.REDIRECT_REFUSED
 
 
 class UnexpectedAnswerError(AdminError):
     """Something answers, but not as Pulsar's admin API does."""
 
-    reason = "UnexpectedAnswer"
+    reason = Reason.UNEXPECTED_ANSWER
     may_be_done = True
-    requeue = Requeue.SLOW_BACKOFF
 
 
 class AuthenticationFailedError(AdminError):
     """The broker does not accept the token (401)."""
 
-    reason = "AuthenticationFailed"
+    reason = Reason.AUTHENTICATION_FAILED
     meets_all = True
-    stalls = True
-    requeue = Requeue.SLOW_BACKOFF
-    private = True
 
 
 class CertificateRefusedError(AdminError):
     """The broker, or an issuer, shows a certificate that is not trusted or is for another host."""
 
-    reason = "CertificateRefused"
-    stalls = True
-    requeue = Requeue.SLOW_BACKOFF
-    private = True
+    reason = Reason.CERTIFICATE_REFUSED
 
 
 class IssuerFailedError(AdminError):
     """The issuer of OAuth 2.0 tokens gives none, for now or because it was asked wrongly."""
 
-    reason = "IssuerFailed"
-    private = True
+    reason = Reason.ISSUER_FAILED
 
 
 class AdminForbiddenError(AdminError):
     """The token is good, but its role lacks a right (403)."""
 
-    reason = "Forbidden"
-    stalls = True
-    requeue = Requeue.SLOW_BACKOFF
+    reason = Reason.FORBIDDEN
 
 
 class AdminNotFoundError(AdminError):
     """What the call is about does not exist (404)."""
 
-    reason = "NotFound"
+    reason = Reason.NOT_FOUND
 
 
 class AdminConflictError(AdminError):
@@ -124,14 +103,14 @@ class AdminConflictError(AdminError):
     The first is the answer to a call that was sent again on another connection, too.
     """
 
-    reason = "BrokerConflict"
+    reason = Reason.BROKER_CONFLICT
     may_be_done = True
 
 
 class BrokerFailedError(AdminError):
     """The broker itself failed (5xx), or limits the rate of calls (429)."""
 
-    reason = "BrokerFailed"
+    reason = Reason.BROKER_FAILED
     may_be_done = True
     meets_all = True
 
@@ -139,8 +118,7 @@ class BrokerFailedError(AdminError):
 class UnsupportedError(AdminError):
     """This broker does not know the call (405)."""
 
-    reason = "Unsupported"
-    requeue = Requeue.SLOW_BACKOFF
+    reason = Reason.UNSUPPORTED
 
 
 _KINDS: dict[int, type[AdminError]] = {

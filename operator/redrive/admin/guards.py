@@ -27,12 +27,13 @@ import aiohttp
 
 from redrive.admin.errors import BrokerDownError, BrokerUnreachableError
 from redrive.errors import RedriveError
+from redrive.reasons import Reason
 
 
 class FenceClosedError(RedriveError):
     """This operator may no longer hold the Lease, so it must not write."""
 
-    reason = "LeaseNotRenewed"
+    reason = Reason.LEASE_NOT_RENEWED
 
 
 def elapsed() -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from redrive.admin.errors import ProxyInvalidError
+from redrive.reasons import Reason
 
 
 def proxy_for(url: str) -> str | None:
@@ -34,7 +34,7 @@ def proxy_for(url: str) -> str | None:
     address = proxy if "://" in proxy else f"http://{proxy}"
     parts = urlsplit(address)
     if parts.scheme != "http" or not parts.hostname:
-        raise ProxyInvalidError(
+        raise Reason.PROXY_INVALID.error(
             "the environment names a proxy that is not an HTTP proxy",
             got=f"{parts.scheme}://{parts.hostname or ''}",
             remedy="set HTTPS_PROXY, HTTP_PROXY or ALL_PROXY to http://HOST:PORT, or exclude "

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -27,6 +27,7 @@ from pydantic import (
 from redrive.api import Body
 from redrive.api.model import StatusModel
 from redrive.errors import RedriveError
+from redrive.reasons import Reason
 
 READY = "Ready"
 RECONCILING = "Reconciling"
@@ -76,22 +77,6 @@ def moment_of(found: object) -> datetime | None:
         return _MOMENT.validate_python(found)
     except ValidationError:
         return None
-
-
-class Reason(str):
-    """A reason or type of conditions that no error has; all are declared at the top of modules.
-
-    Attributes:
-        declared: all of them, as far as their modules are loaded.
-    """
-
-    __slots__ = ()
-    declared: ClassVar[set[str]] = set()
-
-    def __new__(cls, name: str) -> Self:
-        """Declare one."""
-        cls.declared.add(name)
-        return super().__new__(cls, name)
 
 
 _TYPE_PATTERN = (
@@ -181,10 +166,6 @@ def merge(
     return tuple(c.model_copy(update={"last_transition_time": since(c)}) for c in latest)
 
 
-PROGRESSING = Reason("Progressing")
-"""The reason of conditions while the first reconcile of a new spec is under way."""
-
-
 _CUT = " …"
 
 
@@ -212,8 +193,8 @@ class ObjectEvent:
 def progressing(message: str) -> tuple[Condition, ...]:
     """Say that the object is being worked on, and nothing is known about it yet."""
     return (
-        _condition(READY, ConditionStatus.UNKNOWN, PROGRESSING, message),
-        _condition(RECONCILING, ConditionStatus.TRUE, PROGRESSING, message),
+        _condition(READY, ConditionStatus.UNKNOWN, Reason.PROGRESSING, message),
+        _condition(RECONCILING, ConditionStatus.TRUE, Reason.PROGRESSING, message),
     )
 
 
@@ -280,7 +261,7 @@ def is_new(body: Body) -> bool:
 
 def is_progressing(body: Body) -> bool:
     """Whether the first reconcile of a new spec is under way, or waits for its turn."""
-    return reason(body) == PROGRESSING
+    return reason(body) == Reason.PROGRESSING
 
 
 def is_settled(body: Body) -> bool:

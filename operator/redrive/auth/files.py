@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pulsar
 
@@ -202,7 +202,7 @@ def _immortal(authentication: pulsar.Authentication) -> pulsar.Authentication:
 class CredentialsMissingError(RedriveError):
     """The pod of the job has no credentials, or a file of another content in their place."""
 
-    reason: ClassVar[str] = "CredentialsMissing"
+    reason = "CredentialsMissing"
 
 
 class JobCredentials(BrokerCredentials):
@@ -304,7 +304,7 @@ def job_credentials() -> JobCredentials:
 class CredentialsUnreadableError(RedriveError):
     """A file with credentials, which an option names, is missing or has another content."""
 
-    reason: ClassVar[str] = "CredentialsUnreadable"
+    reason = "CredentialsUnreadable"
 
 
 class SourceCredentials(BrokerCredentials):

@@ -22,7 +22,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlencode
 
 import urllib3
@@ -59,7 +59,7 @@ _REFUSED = re.compile(
 class ClusterError(RedriveError):
     """The API server can't be reached, or it refuses a request."""
 
-    reason: ClassVar[str] = "ClusterError"
+    reason = "ClusterError"
 
 
 class ObjectNotFoundError(ClusterError):

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import kopf
@@ -65,7 +65,7 @@ BUILD.info({"version": __version__, "python_version": platform.python_version()}
 class WatchesEndedError(RedriveError):
     """kopf's watches ended, and nothing asked for it."""
 
-    reason: ClassVar[str] = "WatchesEnded"
+    reason = "WatchesEnded"
 
 
 def run(options: argparse.Namespace) -> None:

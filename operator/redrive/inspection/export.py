@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -51,7 +51,7 @@ SCHEMA = pa.schema(list(_COLUMNS.items()))
 class NotExportedError(RedriveError):
     """A file can't be written; nothing is at its place that was not there before."""
 
-    reason: ClassVar[str] = "NotExported"
+    reason = "NotExported"
 
 
 @contextmanager

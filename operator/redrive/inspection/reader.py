@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from redrive.admin.errors import AdminForbiddenError, AuthenticationFailedError
 from redrive.auth.files import BrokerCredentials
@@ -43,7 +43,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 class TopicUnreadableError(RedriveError):
     """The broker does not let the caller read the topic, or can't be reached."""
 
-    reason: ClassVar[str] = "TopicUnreadable"
+    reason = "TopicUnreadable"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -27,9 +27,10 @@ from redrive.admin.guards import Fence, guarding
 from redrive.admin.http import transport_failure
 from redrive.admin.proxies import proxy_for
 from redrive.api import Body
-from redrive.errors import RedriveError, Requeue
+from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.resources import Key, Resource, keep_of
+from redrive.reasons import Reason
 
 TIMEOUT_SECONDS = 30.0
 COMPONENT = "redrive"
@@ -112,7 +113,7 @@ class Kubernetes:
                     config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration
                 )
         except config.ConfigException as error:
-            raise NoClusterError(
+            raise Reason.NO_CLUSTER.error(
                 "no Kubernetes cluster to talk to",
                 got=str(error),
                 remedy="set KUBECONFIG, or run this in a cluster",
@@ -133,7 +134,7 @@ class Kubernetes:
         try:
             answer = await self.get(resources.NAMESPACES, Key("", "kube-system"))
         except ForbiddenError as error:
-            raise ClusterUnknownError(
+            raise Reason.CLUSTER_UNKNOWN.error(
                 "nothing tells this cluster from others that may use the same brokers",
                 got=str(error),
                 remedy="start the operator with --cluster-id, clusterId in the Helm chart, and any "
@@ -578,122 +579,61 @@ def _event(about: Body, kind: str, reason: str, message: str, now: datetime) -> 
 class KubernetesError(RedriveError):
     """The Kubernetes API refused a call, or failed at it."""
 
-    reason: ClassVar[str] = "KubernetesRefused"
+    reason = Reason.KUBERNETES_REFUSED
 
 
 class NotFoundError(KubernetesError):
     """The object is not there (404)."""
 
-    reason = "KubernetesNotFound"
+    reason = Reason.KUBERNETES_NOT_FOUND
 
 
 class ConflictError(KubernetesError):
     """The object exists already, or has changed since it was read (409)."""
 
-    reason = "KubernetesConflict"
+    reason = Reason.KUBERNETES_CONFLICT
 
 
 class ForbiddenError(KubernetesError):
     """The ServiceAccount lacks a right (403)."""
 
-    reason = "KubernetesForbidden"
-    stalls = True
-    requeue = Requeue.SLOW_BACKOFF
-
-
-class NoClusterError(KubernetesError):
-    """There is no configuration that says which cluster to talk to, with which credentials."""
-
-    reason = "NoCluster"
-
-
-class ClusterUnknownError(KubernetesError):
-    """Nothing tells this cluster from others that may use the same brokers."""
-
-    reason = "ClusterUnknown"
+    reason = Reason.KUBERNETES_FORBIDDEN
 
 
 class UnavailableError(KubernetesError):
     """The Kubernetes API does not answer, or limits the rate of calls (429, 5xx)."""
 
-    reason = "KubernetesUnavailable"
+    reason = Reason.KUBERNETES_UNAVAILABLE
 
 
 class LeaseLostError(RedriveError):
     """Another operator has taken over."""
 
-    reason = "LeaseLost"
+    reason = Reason.LEASE_LOST
 
 
 class SecretNotFoundError(RedriveError):
     """A Secret that a spec refers to is not there."""
 
-    reason = "SecretNotFound"
-    private = True
+    reason = Reason.SECRET_NOT_FOUND
 
 
 class SecretKeyNotFoundError(RedriveError):
     """A Secret lacks the key that a spec refers to, or holds nothing usable there."""
 
-    reason = "SecretKeyNotFound"
-    private = True
-
-
-class TokenFileError(RedriveError):
-    """The file that a spec names holds no token, or can't be read."""
-
-    reason = "TokenFileInvalid"
-    private = True
-    stalls = True
-    requeue = Requeue.SLOW_BACKOFF
-
-
-class CertificateInvalidError(RedriveError):
-    """A Secret holds no client certificate with its key."""
-
-    reason = "CertificateInvalid"
-    private = True
-    stalls = True
-    requeue = Requeue.SLOW_BACKOFF
-
-
-class CaInvalidError(RedriveError):
-    """There are no certificate authorities where a spec says."""
-
-    reason = "CaInvalid"
-    private = True
-    stalls = True
-    requeue = Requeue.SLOW_BACKOFF
+    reason = Reason.SECRET_KEY_NOT_FOUND
 
 
 class ConnectionNotFoundError(RedriveError):
     """No BrokerConnection has the name that a spec refers to."""
 
-    reason = "ConnectionNotFound"
-    requeue = Requeue.ON_CHANGE
-
-
-class ConnectionInvalidError(RedriveError):
-    """The BrokerConnection has a spec that cannot be read."""
-
-    reason = "ConnectionInvalid"
-    private = True
-    stalls = True
-    requeue = Requeue.ON_CHANGE
+    reason = Reason.CONNECTION_NOT_FOUND
 
 
 class NamespaceUnreadError(RedriveError):
     """A selector of the BrokerConnection is about the labels of a namespace not yet read."""
 
-    reason = "NamespaceUnread"
-
-
-class NamespaceNotAllowedError(RedriveError):
-    """The BrokerConnection is not for objects of that Kubernetes namespace."""
-
-    reason = "NamespaceNotAllowed"
-    stalls = True
-    requeue = Requeue.ON_CHANGE
+    reason = Reason.NAMESPACE_UNREAD
 
 
 _KINDS: dict[int, type[KubernetesError]] = {

@@ -43,10 +43,8 @@ from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import (
-    ConnectionInvalidError,
     ConnectionNotFoundError,
     Kubernetes,
-    NamespaceNotAllowedError,
     NamespaceUnreadError,
     NotFoundError,
     UnavailableError,
@@ -55,6 +53,7 @@ from redrive.kube.credentials import CredentialReader, KeptCredentials
 from redrive.kube.observability import BREAKER_OPEN
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
+from redrive.reasons import Reason
 
 REMEMBERED = timedelta(minutes=15)
 """How long a connection that is gone serves what is deleted with it, which waits for less."""
@@ -90,7 +89,7 @@ def find(
     key = key_of(ref, namespace)
     spec = spec_at(key, table)
     if not permissions(spec, key, namespace, labels).rules:
-        raise NamespaceNotAllowedError(
+        raise Reason.NAMESPACE_NOT_ALLOWED.error(
             f"the BrokerConnection {key} may not be used from this namespace",
             got=namespace,
             remedy="add the namespace to a rule of its spec.allow, or use another connection",
@@ -341,7 +340,7 @@ def spec_at(key: Key, table: Cache) -> BrokerConnectionSpec:
     try:
         return table.derive(_parsed, body)
     except InvalidSpecError as error:
-        raise ConnectionInvalidError(
+        raise Reason.CONNECTION_INVALID.error(
             f"the BrokerConnection {key} has an invalid spec: {error}",
             remedy="correct it; what uses it resumes automatically then",
         ) from error

@@ -32,16 +32,14 @@ from redrive.auth import oauth2
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import (
-    CaInvalidError,
-    CertificateInvalidError,
     Kubernetes,
     NotFoundError,
     SecretKeyNotFoundError,
     SecretNotFoundError,
-    TokenFileError,
     UnavailableError,
 )
 from redrive.kube.resources import Key
+from redrive.reasons import Reason
 
 KEPT_SECONDS = 15.0
 """How long what was read is used without another look."""
@@ -203,7 +201,7 @@ class CredentialReader:
 
     def _from_file(self, namespace: str, name: str) -> str:
         if self._files is None:
-            raise TokenFileError(
+            raise Reason.TOKEN_FILE_INVALID.error(
                 "this operator was given no folder of credentials",
                 remedy="start it with --credentials, or name a Secret",
             )
@@ -211,13 +209,13 @@ class CredentialReader:
         try:
             text = file.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise TokenFileError(
+            raise Reason.TOKEN_FILE_INVALID.error(
                 f"the file {file} can't be read",
                 got=type(error).__name__,
                 remedy="mount it into the operator's pod, or correct authentication.token.file",
             ) from None
         if not text or not text.isprintable():
-            raise TokenFileError(
+            raise Reason.TOKEN_FILE_INVALID.error(
                 f"the file {file} holds no token: it is empty or not plain text",
                 remedy="store the token itself in it",
             )
@@ -230,7 +228,7 @@ class CredentialReader:
         try:
             tls_context(certificate=certificate, key=key)
         except ValueError as error:
-            raise CertificateInvalidError(
+            raise Reason.CERTIFICATE_INVALID.error(
                 f"the Secret {secret} holds no certificate with its key",
                 got=str(error),
                 remedy="store them under tls.crt and tls.key, in PEM and without a password",
@@ -247,7 +245,7 @@ class CredentialReader:
             ).decode()
             tls_context(ca=pem)
         except (NotFoundError, SecretNotFoundError, SecretKeyNotFoundError, ValueError) as error:
-            raise CaInvalidError(
+            raise Reason.CA_INVALID.error(
                 f"no certificate authorities are under {ref.key!r} of the {where}",
                 got=str(error),
                 remedy="store them there in PEM, or correct the caRef",

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import yaml
 from prometheus_client import Gauge
 
-from redrive.api.conditions import Reason, StatusWarning
+from redrive.api.conditions import StatusWarning
 from redrive.api.job import (
     DEFAULT_TEMPLATE,
     ConnectionJobs,
@@ -29,11 +29,10 @@ from redrive.api.job import (
 from redrive.api.model import parse
 from redrive.errors import (
     InvalidSpecError,
-    JobTemplateInvalidError,
-    JobTemplateNotFoundError,
 )
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes, KubernetesError, UnavailableError
+from redrive.reasons import Reason
 
 READ_SECONDS = 10.0
 """Interval at which the file is read."""
@@ -42,7 +41,6 @@ VALID = Gauge(
     "1 if the file of job templates has a valid form of a template, else 0.",
     ("template",),
 )
-INVALID = Reason(JobTemplateInvalidError.reason)
 
 _L = TypeVar("_L", bound=Callable[[], None])
 
@@ -104,10 +102,10 @@ class JobTemplates:
         if template is not None:
             return template
         if problem := self.problem(name):
-            raise JobTemplateInvalidError(
+            raise Reason.JOB_TEMPLATE_INVALID.error(
                 problem.message, remedy="correct it; this Replay starts automatically then"
             )
-        raise JobTemplateNotFoundError(
+        raise Reason.JOB_TEMPLATE_NOT_FOUND.error(
             "the operator has no such job template",
             got=name,
             remedy="add it to jobTemplates of the Helm chart, and this Replay starts automatically "
@@ -120,7 +118,9 @@ class JobTemplates:
         if not problem:
             return None
         use = "; its last valid form stays in use" if name in self._valid else ""
-        return StatusWarning(INVALID, f"the job template {name} is invalid: {problem}{use}")
+        return StatusWarning(
+            Reason.JOB_TEMPLATE_INVALID, f"the job template {name} is invalid: {problem}{use}"
+        )
 
     async def read(self, kubernetes: Kubernetes, namespace: str) -> None:
         """Read the file, if it changed since.

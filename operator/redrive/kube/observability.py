@@ -23,12 +23,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from redrive.api import Body
-from redrive.api.conditions import READY, ConditionStatus, Reason
-from redrive.errors import RedriveError
+from redrive.api.conditions import READY, ConditionStatus
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key, Resource
 from redrive.kube.status import STATES
+from redrive.reasons import Reason
 
 LEASE_HELD = Gauge(
     "redrive_lease_held", "1 while this operator holds the lease and may write, else 0."
@@ -110,7 +110,7 @@ class ConditionMetrics(Collector):
         family = GaugeMetricFamily(
             OBJECTS, "Objects of redrive, by each condition in their status.", labels=_LABELS
         )
-        known = reasons()
+        known = frozenset[str](Reason)
         types = known | STATES
         counts = collections.Counter(
             (
@@ -157,17 +157,6 @@ class ConditionMetrics(Collector):
                 (key.name, key.namespace, spec["topic"], spec["subscription"]), _is_ready(body)
             )
         return family
-
-
-def reasons() -> frozenset[str]:
-    """Return all reasons that conditions of redrive can have, as far as its modules are loaded."""
-    return frozenset(Reason.declared) | {error.reason for error in _and_below(RedriveError)}
-
-
-def _and_below(error: type[RedriveError]) -> Iterator[type[RedriveError]]:
-    yield error
-    for each in error.__subclasses__():
-        yield from _and_below(each)
 
 
 def _known(text: str | None, known: frozenset[str]) -> str:

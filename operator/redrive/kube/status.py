@@ -21,7 +21,6 @@ from redrive.api import Body
 from redrive.api.conditions import (
     COMPLETE,
     FAILED,
-    PROGRESSING,
     READY,
     RECONCILING,
     STALLED,
@@ -32,12 +31,12 @@ from redrive.api.conditions import (
     merge,
     read_conditions,
 )
-from redrive.errors import SuspendedError
 from redrive.kube.cache import Cache
 from redrive.kube.client import Kubernetes
 from redrive.kube.resources import Key, Resource
+from redrive.reasons import Reason
 
-STATES = frozenset({READY, RECONCILING, STALLED, COMPLETE, FAILED, SuspendedError.reason})
+STATES = frozenset({READY, RECONCILING, STALLED, COMPLETE, FAILED, Reason.SUSPENDED})
 """Types of the conditions that are no warnings."""
 
 logger = logging.getLogger(__name__)
@@ -108,7 +107,7 @@ class Publisher:
         )
 
     async def _announce(self, old: Condition | None, new: Condition | None, body: Body) -> None:
-        if new is None or new.reason == PROGRESSING or _says(old) == _says(new):
+        if new is None or new.reason == Reason.PROGRESSING or _says(old) == _says(new):
             return
         bad = new.status is not ConditionStatus.TRUE
         await self.emit(body, ObjectEvent(new.reason, new.message, is_warning=bad))

@@ -19,12 +19,12 @@ from redrive.admin.errors import (
     UnsupportedError,
 )
 from redrive.admin.granting import Granter
-from redrive.errors import StrayPartitionError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes
 from redrive.kube.resources import Key
 from redrive.policy.naming import PARTITION_SUFFIX, TopicName
 from redrive.provision import actions, ownership
+from redrive.reasons import Reason
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ async def _naming_strays(topic: TopicName, admin: Admin) -> AsyncIterator[None]:
         strays = {str(topic.partition(index)) for index in indexes if index >= count} & topics
         if not strays:
             raise
-        raise StrayPartitionError(
+        raise Reason.STRAY_PARTITION.error(
             f"the broker can't create the partitions of {topic}: a topic of its own has the name "
             "of one",
             got=min(strays),

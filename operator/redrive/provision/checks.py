@@ -20,19 +20,8 @@ from redrive.admin.model import NamespaceState
 from redrive.api import Body
 from redrive.api.retrypolicy import Adoption, Chaining
 from redrive.errors import (
-    AdoptionNotAllowedError,
-    BrokerChangedError,
-    ChainedPolicyError,
-    ConfigMapNotOursError,
-    DeletionNotAllowedError,
-    LimitExceededError,
     OwnerConflictError,
-    PartitionsDifferError,
     RedriveError,
-    RoleNotAllowedError,
-    SubscriptionExpiryError,
-    TopicExistsError,
-    TopicNotAllowedError,
 )
 from redrive.kube.resources import TAKE_OVER_FROM, TOPIC_OWNER, is_owned_by
 from redrive.policy.naming import TopicName
@@ -50,6 +39,7 @@ from redrive.provision.request import (
     Request,
     ResourceConflictError,
 )
+from redrive.reasons import Reason
 
 F = TypeVar("F")
 
@@ -82,7 +72,7 @@ def topic_is_not_allowed(request: Request) -> RedriveError | None:
     """Find a source topic outside of what the connection is for."""
     if request.permissions.allows_topic(request.policy.topic):
         return None
-    return TopicNotAllowedError(
+    return Reason.TOPIC_NOT_ALLOWED.error(
         f"spec.topic is not among the topics that the connection allows to namespace "
         f"{request.key.namespace} ({_listed(request.permissions.topics)})",
         got=str(request.policy.topic),
@@ -100,7 +90,7 @@ def own_topic_is_not_allowed(request: Request) -> RedriveError | None:
     topics = request.spec.permitted_topics
     for kind, topic in zip(kinds, topics, strict=False):  # the second may be none
         if not request.permissions.allows_topic(topic):
-            return TopicNotAllowedError(
+            return Reason.TOPIC_NOT_ALLOWED.error(
                 f"the {kind} that spec.topic, spec.subscription and spec.naming lead to is not "
                 f"among the topics that the connection allows to namespace {request.key.namespace} "
                 f"({_listed(request.permissions.topics)})",
@@ -125,7 +115,7 @@ def role_is_not_allowed(request: Request) -> RedriveError | None:
         refused = request.permissions.first_refused(roles, topics)
         if refused is not None:
             role, topic = refused
-            return RoleNotAllowedError(
+            return Reason.ROLE_NOT_ALLOWED.error(
                 f"a role of spec.{field} is not among those that the connection allows to "
                 f"namespace {request.key.namespace} on {topic} "
                 f"({_listed(request.permissions.roles_on(topic))})",
@@ -142,7 +132,7 @@ def deletion_is_not_allowed(request: Request) -> RedriveError | None:
         return None
     for topic in request.spec.permitted_topics:
         if not request.permissions.allows_deletion(topic):
-            return DeletionNotAllowedError(
+            return Reason.DELETION_NOT_ALLOWED.error(
                 f"with deletionPolicy {request.deletion} the topic would be deleted together with "
                 "the policy, which the connection does not allow to namespace "
                 f"{request.key.namespace}",
@@ -166,9 +156,9 @@ def partitions_exceed_limit(request: Request) -> RedriveError | None:
     return None
 
 
-def _too_many_partitions(subject: str, count: int, request: Request) -> LimitExceededError:
+def _too_many_partitions(subject: str, count: int, request: Request) -> RedriveError:
     most = request.permissions.limits.partitions
-    return LimitExceededError(
+    return Reason.LIMIT_EXCEEDED.error(
         f"{subject} more than the {most} partitions of a topic that the connection allows to "
         f"namespace {request.key.namespace}",
         got=count,
@@ -177,9 +167,9 @@ def _too_many_partitions(subject: str, count: int, request: Request) -> LimitExc
     )
 
 
-def too_many_policies(request: Request, count: int) -> LimitExceededError:
+def too_many_policies(request: Request, count: int) -> RedriveError:
     """Return the error of a policy before which as many come as its namespace may have."""
-    return LimitExceededError(
+    return Reason.LIMIT_EXCEEDED.error(
         f"namespace {request.key.namespace} has more RetryPolicies than the "
         f"{request.permissions.limits.policies} that the BrokerConnection {request.through} "
         "allows, and older ones come first",
@@ -284,7 +274,7 @@ def retry_topic_is_of_the_other_kind(facts: PreflightFacts) -> RedriveError | No
     elif not source:
         ways.append("leave retry.partitions out")
     why = "as the source topic has" if facts.desired.retry_partitions is None else "as asked for"
-    return PartitionsDifferError(
+    return Reason.PARTITIONS_DIFFER.error(
         f"the retry topic {facts.desired.retry.name} exists already and should have "
         f"{_partitions(want)}, {why}; a topic can't change between the two",
         got=_partitions(retry.partitions),
@@ -299,7 +289,7 @@ def dead_letter_topic_lacks_partitions(facts: PreflightFacts) -> RedriveError | 
     """
     if facts.desired.dead_letter is None or not _lacks_partitions(facts.desired, facts.observed):
         return None
-    return PartitionsDifferError(
+    return Reason.PARTITIONS_DIFFER.error(
         f"the dead-letter topic {facts.desired.dead_letter.name} exists already and should have "
         f"{_partitions(facts.desired.dead_letter_partitions)}, as asked for; a topic can't change "
         "between the two",
@@ -328,13 +318,13 @@ def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
         if have is None or not _is_free(have, about_to=str(topic.name) in want.creating):
             continue
         if topic in want.records:
-            return TopicExistsError(
+            return Reason.TOPIC_EXISTS.error(
                 f"the topic {topic.name} exists, and redrive did not create it: records of the "
                 "dead-letter topic need this name, and no other topic takes them",
                 remedy="delete the topic, or use another name for the dead-letter topic",
             )
         if facts.request.spec.adoption is Adoption.NEVER:
-            return TopicExistsError(
+            return Reason.TOPIC_EXISTS.error(
                 f"the topic {topic.name} exists, and redrive did not create it: as this policy's "
                 "own it would get other rights, topic policies and a subscription",
                 got="spec.adoption of Never",
@@ -342,7 +332,7 @@ def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
                 "spec.adoption to IfPresent",
             )
         if not facts.request.permissions.allows_adoption(topic.name):
-            return AdoptionNotAllowedError(
+            return Reason.ADOPTION_NOT_ALLOWED.error(
                 "the connection does not allow policies of namespace "
                 f"{facts.request.key.namespace} to adopt a topic that redrive did not create",
                 got=str(topic.name),
@@ -367,14 +357,12 @@ def source_is_of_redrive(facts: PreflightFacts) -> RedriveError | None:
     is_allowed = facts.request.spec.chaining is Chaining.ALLOWED
     if not record.owner or is_allowed or "retryTopic" in _status(facts.body):
         return None
-    error = chained(shown_owner(record.owner, facts.request.key.namespace))
-    error.owner = record.owner
-    return error
+    return chained(shown_owner(record.owner, facts.request.key.namespace))
 
 
-def chained(owner: str) -> ChainedPolicyError:
+def chained(owner: str) -> RedriveError:
     """Return the error of a policy whose source topic is one that *owner* has for itself."""
-    return ChainedPolicyError(
+    return Reason.CHAINED_POLICY.error(
         "the source topic is a retry, dead-letter or ledger topic of another RetryPolicy, whose "
         "messages would be retried once more, in topics of this policy",
         got=owner,
@@ -391,7 +379,7 @@ def topics_are_elsewhere(facts: PreflightFacts) -> RedriveError | None:
     if former in {None, now} or record.is_of(facts.desired.owner):
         return None
     topics = " and ".join(status[key] for key in ("retryTopic", "deadLetterTopic") if key in status)
-    return BrokerChangedError(
+    return Reason.BROKER_CHANGED.error(
         f"spec.connectionRef leads to another broker than before: {topics} are where "
         f"BrokerConnection {former} leads, with what waits and rests there",
         got=f"BrokerConnection {now}",
@@ -413,14 +401,13 @@ def _owner_conflict(topic: TopicName, record: OwnershipRecord, ours: Owner) -> R
             f"kubectl annotate retrypolicy --namespace={ours.key.namespace} {ours.key.name} "
             f"{TAKE_OVER_FROM}={named.key.name}"
         )
-    error = OwnerConflictError(
+    return OwnerConflictError(
         f"the topic {topic} belongs to another RetryPolicy, which may be gone and have retained "
         "it, and nothing of it is changed",
+        owner=record.owner,
         got=shown_owner(record.owner, ours.key.namespace),
         remedy=f"use other names for this policy's topics; where it is to take over, run: {way}",
     )
-    error.owner = record.owner
-    return error
 
 
 def namespace_expires_subscriptions(
@@ -433,7 +420,7 @@ def namespace_expires_subscriptions(
     minutes, name = namespace.subscription_expiry_minutes, source.namespace_name
     if not minutes:
         return None
-    return SubscriptionExpiryError(
+    return Reason.SUBSCRIPTION_EXPIRY.error(
         f"the Pulsar namespace {name} deletes idle subscriptions, and with them dead letters "
         "and retries that wait",
         got=f"subscriptionExpirationTime of {minutes} minutes",
@@ -449,9 +436,9 @@ def config_map_is_not_ours(facts: PreflightFacts) -> RedriveError | None:
     return foreign_config_map(config_map["metadata"]["name"])
 
 
-def foreign_config_map(name: str) -> ConfigMapNotOursError:
+def foreign_config_map(name: str) -> RedriveError:
     """Return the error of a policy whose ConfigMap is that of another owner."""
-    return ConfigMapNotOursError(
+    return Reason.CONFIG_MAP_NOT_OURS.error(
         "a ConfigMap that this policy does not own has the name that its own needs",
         got=name,
         remedy="delete or rename that ConfigMap, or give the policy another name",
@@ -499,7 +486,7 @@ def rights_exceed_record(facts: PreflightFacts) -> RedriveError | None:
     size += sum(len(str(grant.topic)) + _size_of_role(grant.role) for grant in missing)
     if size <= MAX_RECORD:
         return None
-    return LimitExceededError(
+    return Reason.LIMIT_EXCEEDED.error(
         f"the rights on topics of {facts.request.policy.topic.namespace_name} would take more than "
         f"{MAX_RECORD} bytes, which the broker keeps in one record",
         got=size,

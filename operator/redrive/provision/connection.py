@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from redrive import __version__, errors
+from redrive import __version__
 from redrive.admin.errors import BrokerDownError
 from redrive.api import Body
-from redrive.api.conditions import Reason, StatusWarning, is_new, progressing, ready, warning
+from redrive.api.conditions import StatusWarning, is_new, progressing, ready, warning
 from redrive.api.job import MAX_TEMPLATES, AvailableTemplate, ConnectionJobs
 from redrive.api.permissions import NAMESPACE
 from redrive.errors import RedriveError, Requeue
@@ -31,11 +31,8 @@ from redrive.kube.job_templates import executor_bound
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
 from redrive.provision.outcome import Outcome, publish
+from redrive.reasons import Reason
 
-CONNECTED = Reason("Connected")
-"""Reason: the broker accepts the token, and its role administers the tenants concerned."""
-BROKER_NOT_SUPPORTED = Reason("BrokerNotSupported")
-"""The broker's release is of a line that redrive is not tested with."""
 OLDEST_BROKER, NEWEST_BROKER = (4, 0), (4, 2)
 """The lines of Pulsar, first and last, of the support matrix."""
 
@@ -135,7 +132,7 @@ async def connect(key: Key, ctx: Context) -> Outcome:
     message = "the broker answers; the token has rights"
     warning = unsupported(version)
     warnings = () if warning is None else (warning,)
-    conditions = ready(CONNECTED, message, warnings)
+    conditions = ready(Reason.CONNECTED, message, warnings)
     return Outcome(conditions, {"brokerVersion": ".".join(map(str, version)) or None})
 
 
@@ -149,7 +146,7 @@ def unsupported(version: tuple[int, ...]) -> StatusWarning | None:
         return None
     oldest, newest = (".".join(map(str, line)) for line in (OLDEST_BROKER, NEWEST_BROKER))
     return StatusWarning(
-        BROKER_NOT_SUPPORTED,
+        Reason.BROKER_NOT_SUPPORTED,
         f"redrive is tested with Pulsar {oldest} to {newest}, and the broker is of another line; "
         f"got {'.'.join(map(str, version))}; use a supported release, or test yours",
     )
@@ -167,7 +164,7 @@ async def check(connection: Connection) -> None:
     tenants = {pattern.split("/")[2] for pattern in patterns}
     for tenant in sorted(t for t in tenants if "*" not in t and NAMESPACE not in t):
         if not await connection.admin.tenant_exists(tenant):
-            raise errors.TenantNotFoundError(
+            raise Reason.TENANT_NOT_FOUND.error(
                 "a tenant of the topics in spec.allow does not exist",
                 got=tenant,
                 remedy="create it, or remove the pattern",
@@ -176,8 +173,6 @@ async def check(connection: Connection) -> None:
 
 IN_USE = "redrive.io/in-use"
 """The finalizer of a connection that policies use, and of no other."""
-DELETION_BLOCKED = Reason("DeletionBlocked")
-"""The connection is being deleted, and waits for policies, or for rights to be taken back."""
 _SHOWN = 5
 
 
@@ -241,7 +236,7 @@ def deletion_blocked(connection: Body, used: Sequence[Body]) -> StatusWarning | 
         return None
     if not used:
         return StatusWarning(
-            DELETION_BLOCKED,
+            Reason.DELETION_BLOCKED,
             "the connection is being deleted, and goes once the rights of Replays at their targets "
             "are taken back; wait for their end, or delete these Replays",
         )
@@ -252,7 +247,7 @@ def deletion_blocked(connection: Body, used: Sequence[Body]) -> StatusWarning | 
     named += [f"{len(own) - _SHOWN} more"] if len(own) > _SHOWN else []
     named += [f"{more} of other namespaces"] if more else []
     return StatusWarning(
-        DELETION_BLOCKED,
+        Reason.DELETION_BLOCKED,
         "the connection is being deleted, and goes once no policy uses it: their deletion may need "
         f"it; got {', '.join(named)}; delete them, or have them use another connection",
     )

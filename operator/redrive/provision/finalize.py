@@ -42,7 +42,6 @@ from redrive.api.conditions import (
     STALLED,
     ConditionStatus,
     ObjectEvent,
-    Reason,
     StatusWarning,
     find,
     paused,
@@ -51,7 +50,7 @@ from redrive.api.conditions import (
 )
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import ConnectionRef
-from redrive.errors import InUseError, InvalidSpecError, LateWritesError, RedriveError, Requeue
+from redrive.errors import InvalidSpecError, RedriveError, Requeue
 from redrive.kube.client import ConnectionNotFoundError, SecretKeyNotFoundError, SecretNotFoundError
 from redrive.kube.connections import Connection, connection_of, shown_to, spec_of
 from redrive.kube.context import Context
@@ -82,18 +81,13 @@ from redrive.provision.ownership import (
     shown_owner,
 )
 from redrive.provision.request import Request
+from redrive.reasons import Reason
 
 LATE_WRITES = timedelta(seconds=30)
 """How long a broker may still do what it was sent before a deletion: as long as a call waits."""
 CLEANUP_DEADLINE = timedelta(minutes=10)
 """A cleanup that has not succeeded after so long is abandoned: the policy goes, all else stays."""
 
-RETAINED = "Retained"
-"""Reason of an Event: the policy is gone, and of what it made at the broker this stays."""
-DELETED = "Deleted"
-"""Reason of an Event: what a deleted policy had made at the broker is gone."""
-CLEANUP_ABANDONED = "CleanupAbandoned"
-"""Reason of an Event: the policy is gone, and its deletion could not do its work at the broker."""
 
 _TOPIC_FIELDS = ("retryTopic", "deadLetterTopic", "ledgerTopic", "sequencesTopic")
 """Fields of a policy's status that name its topics."""
@@ -129,8 +123,8 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
     return _cleaned_up(done, _late_writes(body, ctx.clock()))
 
 
-def _cleaned_up(done: Removal, late: LateWritesError | None) -> Outcome:
-    deleted = (ObjectEvent(DELETED, in_words(done.actions)),) if done.actions else ()
+def _cleaned_up(done: Removal, late: RedriveError | None) -> Outcome:
+    deleted = (ObjectEvent(Reason.DELETED, in_words(done.actions)),) if done.actions else ()
     if late is not None:
         return Outcome(waiting(late), events=deleted, requeue=Requeue.BACKOFF)
     stays = "; ".join(done.stays)
@@ -138,7 +132,7 @@ def _cleaned_up(done: Removal, late: LateWritesError | None) -> Outcome:
     return replace(outcome, events=deleted)
 
 
-def _late_writes(body: Body, now: datetime) -> LateWritesError | None:
+def _late_writes(body: Body, now: datetime) -> RedriveError | None:
     """Say why a cleanup that has found nothing more to do is repeated, if it is.
 
     An operator that was killed, or whose call had no answer, may have sent the creation of a topic
@@ -150,7 +144,7 @@ def _late_writes(body: Body, now: datetime) -> LateWritesError | None:
     until = datetime.fromisoformat(body["metadata"]["deletionTimestamp"]) + LATE_WRITES
     if answered or find(body, STALLED) is not None or now >= until:
         return None
-    return LateWritesError(
+    return Reason.LATE_WRITES.error(
         "the policy was deleted while it was provisioned, and the broker may still create a topic",
         remedy=f"none is needed: its topics are looked at again, and the policy goes after "
         f"{_at(until)}",
@@ -316,12 +310,12 @@ async def _is_of_others(
 
 
 def _retained(message: str) -> Outcome:
-    event = ObjectEvent(RETAINED, message) if message else None
+    event = ObjectEvent(Reason.RETAINED, message) if message else None
     return Outcome(finalized=True, last_event=event)
 
 
 def _abandoned(message: str) -> Outcome:
-    event = ObjectEvent(CLEANUP_ABANDONED, message, is_warning=True)
+    event = ObjectEvent(Reason.CLEANUP_ABANDONED, message, is_warning=True)
     return Outcome(finalized=True, last_event=event)
 
 
@@ -470,7 +464,7 @@ def _revocation(owner: Owner, left: Sequence[Left]) -> Removal:
 
 def _refuse_against_clients(clients: Sequence[str]) -> None:
     if any(clients):
-        raise InUseError(
+        raise Reason.IN_USE.error(
             "clients are connected to what is to be deleted: they would lose messages, or create a "
             "deleted topic again where topics are created by themselves",
             got="; ".join(filter(None, clients)),
@@ -583,10 +577,6 @@ def _clients(topic: Left) -> str:
     return f"{topic.name}: {consumers} consumers, {producers} producers"
 
 
-HANDED_OVER = Reason("HandedOver")
-"""Condition and reason: another cluster's policy has the topics, and nothing is done here."""
-
-
 def receiver_of(body: Body, own: str) -> str:
     """Return the id of the cluster that a RetryPolicy hands its topics over to; empty for none.
 
@@ -629,4 +619,6 @@ async def hand_over(cluster: str, request: Request, ctx: Context) -> Outcome:
         f"by the annotation {HAND_OVER_TO} its topics belong to RetryPolicy {receiver}, and "
         "nothing is done for it here; delete it once that one is Ready"
     )
-    return Outcome((*paused(HANDED_OVER, told)[:1], warning(StatusWarning(HANDED_OVER, told))))
+    return Outcome(
+        (*paused(Reason.HANDED_OVER, told)[:1], warning(StatusWarning(Reason.HANDED_OVER, told)))
+    )

@@ -20,7 +20,6 @@ import kopf
 from redrive.admin.errors import AuthenticationFailedError
 from redrive.api import Body
 from redrive.api.conditions import is_new, is_progressing, is_ready, is_settled, reason
-from redrive.errors import ConfigMapNotOursError
 from redrive.kube import resources
 from redrive.kube.cache import needs_reconcile
 from redrive.kube.connections import connection_of, users
@@ -35,6 +34,7 @@ from redrive.provision.desired import config_map_of
 from redrive.provision.health import Health
 from redrive.provision.orphans import DeletionEvents, LostPolicies
 from redrive.provision.poller import NamespaceFacts, Resync, StallChecks
+from redrive.reasons import Reason
 
 
 class Stoppable(Protocol):
@@ -185,7 +185,7 @@ class Queues:
 
     def _config_map_changed(self, key: Key, _before: Body | None, after: Body | None) -> None:
         for body in self._ctx.policies.index(config_map_of).get(key):
-            is_freed = after is None and reason(body) == ConfigMapNotOursError.reason
+            is_freed = after is None and reason(body) == Reason.CONFIG_MAP_NOT_OURS
             if is_freed or (is_settled(body) and self.facts.lacks_config_map(body)):
                 self.policies.enqueue(Key.of(body))
 

@@ -22,33 +22,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from redrive.admin.model import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence, SubscriptionStats
-from redrive.api.conditions import Reason, StatusWarning
+from redrive.api.conditions import StatusWarning
 from redrive.api.retrypolicy import Backlog
 from redrive.policy.model import Policy
 from redrive.policy.values import format_duration
+from redrive.reasons import Reason
 
 Subscriptions = Mapping[str, SubscriptionStats]
 
-
-ACK_HOLES = Reason("AckHoles")
-"""A broker that unloads the retry topic may soon deliver what was acknowledged once more."""
-FOREIGN_SUBSCRIPTION = Reason("ForeignSubscription")
-"""A subscription that is not the policy's takes messages of its retry or dead-letter topic."""
-RETRY_TOPIC_NOT_CONSUMED = Reason("RetryTopicNotConsumed")
-"""The source topic has consumers, and the retry topic has none."""
-SUBSCRIPTION_TYPE_DIFFERS = Reason("SubscriptionTypeDiffers")
-"""Connected consumers have another type of subscription than the policy's consumers need."""
-RETRY_STORM = Reason("RetryStorm")
-"""Most deliveries of the last ten minutes were retries."""
-RETRIES_OVERDUE = Reason("RetriesOverdue")
-"""Retries are due and consumers are connected, but the broker delivers none."""
-CHUNKS_STRANDED = Reason("ChunksStranded")
-"""Chunks of large messages are assigned to a consumer that has left, and delivered to no other."""
-QUOTA_NEARLY_REACHED = Reason("QuotaNearlyReached")
-"""The dead-letter topic holds nearly as much as its backlog quota allows."""
-
-OUTAGE_SUSPECTED = Reason("OutageSuspected")
-"""Consumers have paused, because most messages fail for one cause."""
 
 _SHOWN = 5
 _CAUSE = 128
@@ -135,7 +116,7 @@ class CheckInput:
 
 def acknowledged_range_has_holes(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
     """Find a retry subscription with half as much behind its holes as the broker remembers."""
-    broker, published = given.persistence, given.published.get(ACK_HOLES)
+    broker, published = given.persistence, given.published.get(Reason.ACK_HOLES)
     holes = 0 if given.retries is None else given.retries.ack_holes
     # Each range has a message at least: with many of them, how many they have is not read.
     found = max(holes, given.acknowledged) if broker.whole_ledgers else holes
@@ -149,7 +130,7 @@ def acknowledged_range_has_holes(given: CheckInput, limits: Thresholds) -> Statu
     )
     origin = "as it is configured" if broker.configured else "the default of its release"
     return published or StatusWarning(
-        ACK_HOLES,
+        Reason.ACK_HOLES,
         f"subscription {given.policy.subscription} of {given.policy.retry_topic} has many {what} "
         "behind retries that still wait, and when the broker unloads the topic it remembers "
         f"{remembered} {broker.limit} ({RANGES}, {origin}): beyond that, processed messages may "
@@ -179,7 +160,7 @@ def foreign_subscriptions_take_messages(given: CheckInput, _: Thresholds) -> Sta
         return None
     more = [f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
     return StatusWarning(
-        FOREIGN_SUBSCRIPTION,
+        Reason.FOREIGN_SUBSCRIPTION,
         "subscriptions that are not this policy's take messages of its retry or dead-letter "
         "topic, as one by a pattern does that matches these topics too; got "
         f"{', '.join([*found[:_SHOWN], *more])}; have the pattern leave these topics out, then "
@@ -192,12 +173,12 @@ def retry_topic_is_not_consumed(given: CheckInput, _: Thresholds) -> StatusWarni
 
     A consumer that is just starting has the one for a moment before the other.
     """
-    published = given.published.get(RETRY_TOPIC_NOT_CONSUMED)
+    published = given.published.get(Reason.RETRY_TOPIC_NOT_CONSUMED)
     if not given.unconsumed or (published is None and not given.unconsumed_before):
         return None
     policy = given.policy
     return StatusWarning(
-        RETRY_TOPIC_NOT_CONSUMED,
+        Reason.RETRY_TOPIC_NOT_CONSUMED,
         f"subscription {policy.subscription} has consumers on {policy.topic.local} and none on "
         f"{policy.retry_topic.local}, so messages that are to be retried stay there; have the "
         "consumers subscribe to both, as redrive's RetryConsumer and Java's enableRetry do",
@@ -217,7 +198,7 @@ def subscription_types_differ(given: CheckInput, _: Thresholds) -> StatusWarning
     if not others:
         return None
     return StatusWarning(
-        SUBSCRIPTION_TYPE_DIFFERS,
+        Reason.SUBSCRIPTION_TYPE_DIFFERS,
         f"consumers of subscription {policy.subscription} are connected with another type than the "
         "policy's, and while they are the broker refuses those of the policy's type with "
         f"ConsumerBusy, so that no rollout ends; got {'; '.join(others)}; stop all consumers of "
@@ -228,13 +209,13 @@ def subscription_types_differ(given: CheckInput, _: Thresholds) -> StatusWarning
 
 def most_deliveries_are_retries(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
     """Find that more than half of the deliveries were retries; few deliveries are no storm."""
-    window, published = given.deliveries, given.published.get(RETRY_STORM)
+    window, published = given.deliveries, given.published.get(Reason.RETRY_STORM)
     together = window.first + window.retries
     if together < limits.deliveries or window.retries <= limits.retry_share * together:
         # After a restart, too few deliveries were counted to end it.
         return None if window.is_whole or together >= limits.deliveries else published
     return published or StatusWarning(
-        RETRY_STORM,
+        Reason.RETRY_STORM,
         f"most deliveries to subscription {given.policy.subscription} are retries: retries "
         "are for single messages that fail, and what holds up all of them they only make worse; "
         f"got {window.retries} retries among {together} deliveries within ten minutes; fix what "
@@ -256,8 +237,8 @@ def retries_are_overdue(given: CheckInput, limits: Thresholds) -> StatusWarning 
     is_delivered = retries.unacknowledged > 0 or window.retries > 0
     if not is_due or is_delivered or window.now - window.since < limits.undelivered_seconds:
         return None
-    return given.published.get(RETRIES_OVERDUE) or StatusWarning(
-        RETRIES_OVERDUE,
+    return given.published.get(Reason.RETRIES_OVERDUE) or StatusWarning(
+        Reason.RETRIES_OVERDUE,
         f"messages wait in {policy.retry_topic.local} for longer than any delay of the policy, and "
         "the broker delivers none, although consumers are connected; got a message published at "
         f"{retries.oldest:%Y-%m-%dT%H:%M:%SZ} and a longest delay of {format_duration(longest)}; "
@@ -272,13 +253,13 @@ def chunks_are_stranded(given: CheckInput, limits: Thresholds) -> StatusWarning 
     A broker assigns all chunks of a message to one consumer of a Shared subscription, also after
     that consumer has left.
     """
-    policy, published = given.policy, given.published.get(CHUNKS_STRANDED)
+    policy, published = given.policy, given.published.get(Reason.CHUNKS_STRANDED)
     own = ((policy.topic, given.source), (policy.retry_topic, given.retries))
     chunks = {topic: stats.stranded for topic, stats in own if stats is not None and stats.stranded}
     if not chunks or (published is None and given.stranded_readings < limits.stranded_readings):
         return None
     return published or StatusWarning(
-        CHUNKS_STRANDED,
+        Reason.CHUNKS_STRANDED,
         f"a consumer of subscription {policy.subscription} left between two chunks of a large "
         "message, and the broker delivers that message to no other consumer; got "
         f"{sum(chunks.values())} chunks; load the topic again, which delivers all unacknowledged "
@@ -289,12 +270,12 @@ def chunks_are_stranded(given: CheckInput, limits: Thresholds) -> StatusWarning 
 def quota_is_nearly_reached(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
     """Find a dead-letter topic that will soon refuse dead letters, which then wait in consumers."""
     dead_letter = given.dead_letter.get(given.policy.dead_letter_subscription)
-    published = given.published.get(QUOTA_NEARLY_REACHED)
+    published = given.published.get(Reason.QUOTA_NEARLY_REACHED)
     share = limits.quota_share if published is None else limits.quota_share_cleared
     if given.quota is None or dead_letter is None or dead_letter.bytes < share * given.quota:
         return None
     return published or StatusWarning(
-        QUOTA_NEARLY_REACHED,
+        Reason.QUOTA_NEARLY_REACHED,
         f"the dead-letter topic {given.policy.dead_letter_topic.local} nears its backlog quota, "
         "beyond which the broker refuses dead letters, and consumers keep them; got "
         f"{dead_letter.bytes} of {given.quota} bytes; replay or delete dead letters, or set a "
@@ -310,7 +291,7 @@ def consumers_have_paused(given: CheckInput, _: Thresholds) -> StatusWarning | N
     causes = sorted({ascii(cause)[1:-1][:_CAUSE] for cause in given.outages})
     more = [f"{len(causes) - _SHOWN} more"] if len(causes) > _SHOWN else []
     return StatusWarning(
-        OUTAGE_SUSPECTED,
+        Reason.OUTAGE_SUSPECTED,
         f"consumers of subscription {given.policy.subscription} have paused, because most messages "
         f"fail for one cause, and try single ones; got {', '.join([*causes[:_SHOWN], *more])}; fix "
         "what they depend on, and they go on by themselves; to have them go on all the same, and "
@@ -331,15 +312,15 @@ CHECKS: tuple[Callable[[CheckInput, Thresholds], StatusWarning | None], ...] = (
 )
 REASONS = frozenset(
     {
-        ACK_HOLES,
-        FOREIGN_SUBSCRIPTION,
-        RETRY_TOPIC_NOT_CONSUMED,
-        SUBSCRIPTION_TYPE_DIFFERS,
-        RETRY_STORM,
-        RETRIES_OVERDUE,
-        CHUNKS_STRANDED,
-        QUOTA_NEARLY_REACHED,
-        OUTAGE_SUSPECTED,
+        Reason.ACK_HOLES,
+        Reason.FOREIGN_SUBSCRIPTION,
+        Reason.RETRY_TOPIC_NOT_CONSUMED,
+        Reason.SUBSCRIPTION_TYPE_DIFFERS,
+        Reason.RETRY_STORM,
+        Reason.RETRIES_OVERDUE,
+        Reason.CHUNKS_STRANDED,
+        Reason.QUOTA_NEARLY_REACHED,
+        Reason.OUTAGE_SUSPECTED,
     }
 )
 

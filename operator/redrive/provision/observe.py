@@ -12,7 +12,6 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminNotFoundError
 from redrive.admin.model import NamespaceState, TopicMetadata
 from redrive.api import Body
-from redrive.errors import NamespaceNotFoundError, TenantNotFoundError, TopicNotFoundError
 from redrive.kube import resources
 from redrive.kube.client import NotFoundError as ObjectNotFoundError
 from redrive.kube.context import Context
@@ -29,6 +28,7 @@ from redrive.provision.desired import (
     policies_in_force,
 )
 from redrive.provision.ownership import OwnershipRecord
+from redrive.reasons import Reason
 
 RECENT_SECONDS = 60.0
 AWAITED_SECONDS = 3.0
@@ -151,7 +151,7 @@ def _check_expiry(source: TopicName, namespace: NamespaceState) -> None:
 
 def _check_exists(source: TopicName, namespace: NamespaceState) -> None:
     if not namespace.exists(source):
-        raise TopicNotFoundError(
+        raise Reason.TOPIC_NOT_FOUND.error(
             "the source topic does not exist",
             got=str(source),
             remedy="create it; the policy resumes automatically then",
@@ -163,12 +163,12 @@ async def _namespace(source: TopicName, admin: Admin, *, max_age: float) -> Name
         return await admin.namespace(source.namespace_name, max_age=max_age)
     except AdminNotFoundError as error:
         if not await admin.tenant_exists(source.tenant, max_age=max_age):
-            raise TenantNotFoundError(
+            raise Reason.TENANT_NOT_FOUND.error(
                 "the source topic's tenant does not exist",
                 got=source.tenant,
                 remedy="create it; the policy resumes automatically then",
             ) from error
-        raise NamespaceNotFoundError(
+        raise Reason.NAMESPACE_NOT_FOUND.error(
             "the source topic's Pulsar namespace does not exist",
             got=source.namespace_name,
             remedy="create it; the policy resumes automatically then",

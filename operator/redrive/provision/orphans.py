@@ -23,8 +23,9 @@ from redrive.api.conditions import ObjectEvent
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher
-from redrive.provision.finalize import RETAINED, made
+from redrive.provision.finalize import made
 from redrive.provision.outcome import has_cleanup_finalizer
+from redrive.reasons import Reason
 
 REQUEST = timedelta(seconds=60)
 """The longest that the API server works on one request: its default `--request-timeout`.
@@ -109,6 +110,6 @@ class DeletionEvents:
             f"{topics} stay at the broker, with their messages, subscriptions and grants; delete "
             "them by hand once they are not needed"
         )
-        task = asyncio.create_task(self._out.emit(policy, ObjectEvent(RETAINED, message)))
+        task = asyncio.create_task(self._out.emit(policy, ObjectEvent(Reason.RETAINED, message)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -26,7 +26,6 @@ from redrive.api import Body, conditions
 from redrive.api.conditions import (
     Condition,
     ObjectEvent,
-    Reason,
     StatusWarning,
     failed,
     is_new,
@@ -43,6 +42,7 @@ from redrive.kube.resources import IGNORE_OUTAGES_UNTIL, PAUSE, Key
 from redrive.kube.status import Publisher, add_finalizer
 from redrive.provision.actions import Action
 from redrive.provision.request import ContestedError
+from redrive.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -109,13 +109,6 @@ async def publish(body: Body, outcome: Outcome, out: Publisher) -> None:
             await out.emit(body, outcome.last_event)
 
 
-PAUSED = Reason("Paused")
-"""Condition and reason: the annotation is there."""
-OBSERVED = Reason("Observed")
-"""Reason: the policy only observes, and was looked at."""
-DRIFT_DETECTED = Reason("DriftDetected")
-"""Condition: something is not as a policy that only observes would have it."""
-
 MAX_ACTIONS = 32
 MAX_ACTION = 512
 _SHOWN = 5
@@ -139,8 +132,8 @@ def paused_conditions(body: Body) -> tuple[Condition, ...]:
         "drift is not repaired; remove the annotation to resume"
     )
     if is_new(body):
-        return conditions.paused(PAUSED, told)
-    return (*unchanged(body, without=PAUSED), warning(StatusWarning(PAUSED, told)))
+        return conditions.paused(Reason.PAUSED, told)
+    return (*unchanged(body, without=Reason.PAUSED), warning(StatusWarning(Reason.PAUSED, told)))
 
 
 def observed_conditions(
@@ -156,9 +149,9 @@ def observed_conditions(
         message = (
             f"the policy only observes; with managementPolicy Manage redrive would have {actions}"
         )
-        found.insert(0, StatusWarning(DRIFT_DETECTED, message))
+        found.insert(0, StatusWarning(Reason.DRIFT_DETECTED, message))
     told = "the policy only observes, and nothing is changed for it"
-    return ready(OBSERVED, told, found)
+    return ready(Reason.OBSERVED, told, found)
 
 
 def describe_changes(planned_changes: Sequence[Action]) -> list[str]:

@@ -73,6 +73,7 @@ from redrive.provision.claims import Conflicts, admit, resolve
 from redrive.provision.desired import Desired, DesiredTopic, Observed, TopicState, desired
 from redrive.provision.diff import config_map_actions, diff
 from redrive.provision.request import Request
+from redrive.reasons import Reason
 
 FACTS_SECONDS = 60.0
 ROTATION_SECONDS = 15.0
@@ -436,22 +437,22 @@ async def _admin(body: Body, ctx: Context) -> Admin:
 
 CHECKS: Mapping[str, tuple[Read, Checks[PreflightFacts]]] = {
     errors.OwnerConflictError.reason: (_owners, Checks(topic_has_another_owner)),
-    errors.BrokerChangedError.reason: (_owners, Checks(topics_are_elsewhere)),
-    errors.ChainedPolicyError.reason: (_source, Checks(source_is_of_redrive)),
-    errors.TopicExistsError.reason: (_owners, Checks(topic_is_not_redrives)),
-    errors.AdoptionNotAllowedError.reason: (
+    Reason.BROKER_CHANGED: (_owners, Checks(topics_are_elsewhere)),
+    Reason.CHAINED_POLICY: (_source, Checks(source_is_of_redrive)),
+    Reason.TOPIC_EXISTS: (_owners, Checks(topic_is_not_redrives)),
+    Reason.ADOPTION_NOT_ALLOWED: (
         _owners,
         Checks(topic_is_not_redrives),
     ),
-    errors.PartitionsDifferError.reason: (
+    Reason.PARTITIONS_DIFFER: (
         _listed,
         Checks(
             retry_topic_is_of_the_other_kind,
             dead_letter_topic_lacks_partitions,
         ),
     ),
-    errors.SubscriptionExpiryError.reason: (_listed, Checks()),
-    errors.ConfigMapNotOursError.reason: (
+    Reason.SUBSCRIPTION_EXPIRY: (_listed, Checks()),
+    Reason.CONFIG_MAP_NOT_OURS: (
         _config_map,
         Checks(config_map_is_not_ours),
     ),

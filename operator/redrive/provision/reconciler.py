@@ -25,14 +25,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redrive import errors
 from redrive.admin.client import Admin
-from redrive.admin.errors import AdminError, AdminNotFoundError
+from redrive.admin.errors import AdminError
 from redrive.admin.model import broker_at
 from redrive.api import Body
 from redrive.api.conditions import (
     ObjectEvent,
-    Reason,
     StatusWarning,
     is_new,
     is_settled,
@@ -72,11 +70,7 @@ from redrive.provision.outcome import (
 from redrive.provision.ownership import CREATING, INTERNAL, creating
 from redrive.provision.request import BROKER_DIGEST, Request, digest_of
 from redrive.provision.warnings import Seen, warnings
-
-PROVISIONED = Reason("Provisioned")
-"""Reason: topics, subscriptions, grants and ConfigMap are as the policy asks."""
-REPAIRED = "Repaired"
-"""Reason of an Event: what was ready had changed, and is again as policy and connection ask."""
+from redrive.reasons import Reason
 
 
 async def mark_progressing(key: Key, ctx: Context) -> None:
@@ -244,7 +238,7 @@ def _ready(body: Body, made: Converged, warnings: Sequence[StatusWarning]) -> Ou
         topics = f"{wanted.retry.name} and {wanted.dead_letter.name} are ready"
     config_map = wanted.config_map["metadata"]["name"]
     message = f"{topics}; consumers find their policy in ConfigMap {config_map}"
-    conditions = ready(PROVISIONED, message, warnings)
+    conditions = ready(Reason.PROVISIONED, message, warnings)
     return Outcome(conditions, _fields(made), events=_repaired(body, made))
 
 
@@ -254,7 +248,7 @@ def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
         return ()
     for action in made.actions:
         REPAIRS.labels(type(action).__name__).inc()
-    return (ObjectEvent(REPAIRED, in_words(made.actions)),)
+    return (ObjectEvent(Reason.REPAIRED, in_words(made.actions)),)
 
 
 def _fields(made: Converged) -> dict[str, Any]:
@@ -340,6 +334,10 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     return Converged(want, request, broker, tuple(applied.done), planned_changes, warnings(seen))
 
 
+_AWAITED = frozenset({Reason.TENANT_NOT_FOUND, Reason.NAMESPACE_NOT_FOUND, Reason.TOPIC_NOT_FOUND})
+"""Reasons that pass when the source topic is created; a thousand policies may wait for theirs."""
+
+
 async def _observe(
     request: Request, body: Body, want: Desired, admin: Admin, ctx: Context
 ) -> Observed:
@@ -351,11 +349,14 @@ async def _observe(
     """
     if is_settled(body):
         # The policy was ready: what a cached read finds missing may be there again.
-        with suppress(AdminNotFoundError, errors.SubscriptionExpiryError, errors.AwaitedError):
+        try:
             have = await observe(want, admin, ctx, recent=True)
             actions = diff(want, have)
             if request.only_observes or all(map(is_refusable, actions)):
                 return have
+        except RedriveError as error:
+            if error.reason not in {Reason.NOT_FOUND, Reason.SUBSCRIPTION_EXPIRY, *_AWAITED}:
+                raise
     elif _awaits_source(body):
         await around(want.policy.topic, admin, max_age=AWAITED_SECONDS)
     return await observe(want, admin, ctx)
@@ -363,8 +364,7 @@ async def _observe(
 
 def _awaits_source(body: Body) -> bool:
     """Whether the source topic, or what it lies in, was missing at the last reconcile."""
-    awaited = {error.reason for error in errors.AwaitedError.__subclasses__()}
-    return reason(body) in awaited and not is_new(body)
+    return reason(body) in _AWAITED and not is_new(body)
 
 
 async def record_intent(planned: Sequence[Action], body: Body, ctx: Context) -> Body:

@@ -21,10 +21,11 @@ from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.permissions import Permissions
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import ManagementPolicy, RetryPolicySpec
-from redrive.errors import RedriveError, Requeue
+from redrive.errors import RedriveError
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.provision.ownership import internal, shown_policy
+from redrive.reasons import Reason
 
 
 class ContestedError(RedriveError):
@@ -38,9 +39,6 @@ class ContestedError(RedriveError):
         shown_rival: its name, as the status of the policy may show it.
     """
 
-    stalls = True
-    requeue = Requeue.ON_CHANGE
-
     def __init__(self, problem: str, *, rival: Key, namespace: str, remedy: str) -> None:
         super().__init__(problem, got=shown_policy(rival, namespace), remedy=remedy)
         self.rival = rival
@@ -50,13 +48,13 @@ class ContestedError(RedriveError):
 class ResourceConflictError(ContestedError):
     """Another policy is for the same topic and subscription of the same broker."""
 
-    reason = "ResourceConflict"
+    reason = Reason.RESOURCE_CONFLICT
 
 
 class NameCollisionError(ContestedError):
     """Another policy, for another subscription, derives the name of the same topic."""
 
-    reason = "NameCollision"
+    reason = Reason.NAME_COLLISION
 
 
 ANOTHER_NAMESPACE = "another namespace"

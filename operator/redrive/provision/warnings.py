@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from redrive.api.conditions import Reason, StatusWarning
+from redrive.api.conditions import StatusWarning
 from redrive.policy.values import format_duration
 from redrive.provision.actions import CopySchema
 from redrive.provision.apply import Refused
@@ -23,30 +23,7 @@ from redrive.provision.desired import (
     partitions_of_retry,
 )
 from redrive.provision.request import NameCollisionError, Request, ResourceConflictError
-
-LADDER_DESCENDS = Reason("LadderDescends")
-"""Some retry waits a shorter time than the one before it."""
-
-MAX_DELIVERY_DELAY = Reason("MaxDeliveryDelay")
-"""The broker delays messages of the retry topic for a shorter time than some retry waits."""
-DELAYED_DELIVERY_REFUSED = Reason("DelayedDeliveryRefused")
-"""The broker refuses to keep the delays of the retry topic as exactly as the ladder needs it."""
-RETRIES_EARLY = Reason("RetriesEarly")
-"""The broker delivers retries of the shortest delay at once, and its tick can't be set."""
-PARTITIONS_NEVER_SHRINK = Reason("PartitionsNeverShrink")
-"""The retry or the dead-letter topic has more partitions than it should have."""
-
-GEO_REPLICATED = Reason("GeoReplicated")
-"""What waits in the retry topic, or rests as a dead letter, is sent to other clusters too."""
-SCHEMA_REFUSED = Reason("SchemaRefused")
-"""The broker refuses to give a topic the source topic's schema, or a version of it."""
-SCHEMA_NOT_ALLOWED = Reason("SchemaNotAllowed")
-"""Roles may get rights on the retry or dead-letter topic, and not on the source topic."""
-SCHEMA_UNSUPPORTED = Reason("SchemaUnsupported")
-"""Consumers in Python can't send the source topic's messages to the retry or dead-letter topic."""
-
-SUBSCRIPTION_TYPE_NOT_ALLOWED = Reason("SubscriptionTypeNotAllowed")
-"""The Pulsar namespace does not allow the type of the policy's subscription on a topic."""
+from redrive.reasons import Reason
 
 _KEY_VALUE = "KEY_VALUE"
 _SENT_WITH_SCHEMA = {"STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE"}
@@ -82,7 +59,7 @@ def ladder_descends(seen: Seen) -> StatusWarning | None:
     if not seen.request.policy.ladder.descends:
         return None
     return StatusWarning(
-        LADDER_DESCENDS,
+        Reason.LADDER_DESCENDS,
         "the delay ladder descends: a later retry waits a shorter time than one before it; "
         "sort the delays unless that is meant",
     )
@@ -106,7 +83,7 @@ def topics_have_too_many_partitions(seen: Seen) -> StatusWarning | None:
         for part, topic, have, want in compared
         if topic is not None and have is not None and have.partitions > want
     ]
-    return StatusWarning(PARTITIONS_NEVER_SHRINK, "; ".join(found)) if found else None
+    return StatusWarning(Reason.PARTITIONS_NEVER_SHRINK, "; ".join(found)) if found else None
 
 
 def delay_is_limited(seen: Seen) -> StatusWarning | None:
@@ -116,7 +93,7 @@ def delay_is_limited(seen: Seen) -> StatusWarning | None:
     if limit is None or limit >= longest:
         return None
     return StatusWarning(
-        MAX_DELIVERY_DELAY,
+        Reason.MAX_DELIVERY_DELAY,
         f"the broker delays messages of {seen.desired.retry.name} for a shorter time than the "
         f"longest delay of the ladder, {format_duration(longest)}; got a maxDeliveryDelay of "
         f"{limit.total_seconds():g} s; shorten the ladder, or raise the limit of the topic: "
@@ -141,7 +118,7 @@ def delayed_delivery_is_refused(seen: Seen) -> StatusWarning | None:
             f"{format_duration(shortest)}"
         )
     return StatusWarning(
-        DELAYED_DELIVERY_REFUSED,
+        Reason.DELAYED_DELIVERY_REFUSED,
         f"delayed delivery of {seen.desired.retry.name} could not be set, so {effect}: "
         f"{refused[0].error}; allow the operator's role to set it",
     )
@@ -156,7 +133,7 @@ def retries_come_early(seen: Seen) -> StatusWarning | None:
     if early is None or early < shortest:
         return None
     return StatusWarning(
-        RETRIES_EARLY,
+        Reason.RETRIES_EARLY,
         "the broker may deliver each retry a tick early, and so one of "
         f"{format_duration(shortest)} at once; a topic gets no finer tick, for brokers since 4.1 "
         "keep delays in buckets of half their own; "
@@ -183,7 +160,7 @@ def topics_are_replicated(seen: Seen) -> StatusWarning | None:
         return None
     listed = ", ".join(f"{name} to {'+'.join(sorted(to))}" for name, to in replicated.items())
     return StatusWarning(
-        GEO_REPLICATED,
+        Reason.GEO_REPLICATED,
         "the source topic's messages are retried in the cluster where they failed; if that cluster "
         "replicates retries and dead letters, others handle them a second time; got "
         f"{listed}; keep each in this cluster: pulsar-admin topics set-replication-clusters "
@@ -198,7 +175,7 @@ def schema_is_refused(seen: Seen) -> StatusWarning | None:
         return None
     topics = ", ".join(str(each.action.topic) for each in refused)
     return StatusWarning(
-        SCHEMA_REFUSED,
+        Reason.SCHEMA_REFUSED,
         f"the schema of {seen.request.policy.topic} could not be copied to {topics}, so consumers "
         f"of that schema may be refused there: {refused[0].error}; have the Pulsar namespace "
         "allow the change (schema compatibility strategy), or delete the schema of these topics",
@@ -216,7 +193,7 @@ def schema_is_not_allowed(seen: Seen) -> StatusWarning | None:
     roles = {role for name in withheld for role in permissions.roles_on(name)}
     lacking = ", ".join(sorted(roles.difference(permissions.roles_on(source))))
     return StatusWarning(
-        SCHEMA_NOT_ALLOWED,
+        Reason.SCHEMA_NOT_ALLOWED,
         f"the schema of {source} is not copied to {', '.join(map(str, withheld))}: the connection "
         "allows policies of this namespace to grant rights there to roles that no rule allows on "
         f"{source}, and these would see the schema; consumers of that schema may be refused there; "
@@ -237,7 +214,7 @@ def schema_is_unsupported(seen: Seen) -> StatusWarning | None:
     else:
         return None
     return StatusWarning(
-        SCHEMA_UNSUPPORTED,
+        Reason.SCHEMA_UNSUPPORTED,
         "the Python client can't send messages of this schema to the retry or the dead-letter "
         f"topic: those that fail stay with their consumer, unacknowledged; got {schema.type} on "
         f"{seen.request.policy.topic}; {remedy}",
@@ -254,7 +231,7 @@ def subscription_type_is_not_allowed(seen: Seen) -> StatusWarning | None:
     if not allowed or not refused:
         return None
     return StatusWarning(
-        SUBSCRIPTION_TYPE_NOT_ALLOWED,
+        Reason.SUBSCRIPTION_TYPE_NOT_ALLOWED,
         f"the Pulsar namespace {policy.topic.namespace_name} refuses consumers that need "
         f"{' and '.join(refused)}, unless these topics have a setting of their own; got "
         f"{', '.join(sorted(allowed))}; allow it: pulsar-admin namespaces "

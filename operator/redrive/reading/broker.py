@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import pulsar
 
@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 class ReplayRoleRefusedError(RedriveError):
     """The broker does not let the replay role do its work."""
 
-    reason: ClassVar[str] = "ReplayRoleRefused"
+    reason = "ReplayRoleRefused"
 
 
 class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no types

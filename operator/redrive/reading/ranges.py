@@ -16,7 +16,7 @@ import bisect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
 from redrive.errors import RedriveError
@@ -157,7 +157,7 @@ def _overlap(piece: Range, after: EntryId, last: EntryId) -> int:
 class SubscriptionMissingError(RedriveError):
     """The subscription that keeps the messages of a topic is not there."""
 
-    reason: ClassVar[str] = "SubscriptionMissing"
+    reason = "SubscriptionMissing"
 
 
 @dataclass(frozen=True)

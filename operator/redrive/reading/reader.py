@@ -14,7 +14,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import pulsar
 
@@ -69,7 +69,7 @@ class ReadableTopic(NamedTuple):
 class SourceSilentError(RedriveError):
     """The broker holds messages of the run and does not deliver them."""
 
-    reason: ClassVar[str] = "SourceSilent"
+    reason = "SourceSilent"
 
 
 def prefetch(average_bytes: float) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import pulsar
 
@@ -35,7 +35,7 @@ _KINDS = pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared, pulsar.Consu
 class NotQuarantinedError(RedriveError):
     """There is no receipt for a harmful entry, which stays where it is."""
 
-    reason: ClassVar[str] = "NotQuarantined"
+    reason = "NotQuarantined"
 
 
 class HarmfulEntry(NamedTuple):

@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import ClassVar, Self
+from typing import Self
 
 import pulsar
 
@@ -40,19 +40,19 @@ logger = logging.getLogger(__name__)
 class FencedError(RedriveError):
     """Another run has taken the ledger over."""
 
-    reason: ClassVar[str] = "Fenced"
+    reason = "Fenced"
 
 
 class LedgerUnavailableError(RedriveError):
     """The broker does not take a record."""
 
-    reason: ClassVar[str] = "LedgerUnavailable"
+    reason = "LedgerUnavailable"
 
 
 class LedgerLostError(RedriveError):
     """The ledger lacks what was put on record."""
 
-    reason: ClassVar[str] = "LedgerLost"
+    reason = "LedgerLost"
 
 
 class Ledger:

@@ -15,7 +15,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import pulsar
 
@@ -148,7 +148,7 @@ POLL_SECONDS = 0.2
 class WritesPendingError(RedriveError):
     """The broker has received messages, and neither stores nor refuses them."""
 
-    reason: ClassVar[str] = "WritesPending"
+    reason = "WritesPending"
 
 
 def target_ends(admin_url: str, target: TopicName) -> dict[TargetPartition, EntryId]:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from typing import ClassVar
 
 from redrive.errors import RedriveError
 from redrive.messages import LATEST, SchemaError
@@ -74,7 +73,7 @@ off from the network, or stopped, and comes back."""
 class SendFailedError(RedriveError):
     """The broker neither stores messages nor refuses them."""
 
-    reason: ClassVar[str] = "SendFailed"
+    reason = "SendFailed"
 
 
 def move(task: RangeTask, *, again: bool = False) -> RangeResult:

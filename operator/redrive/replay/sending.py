@@ -24,7 +24,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import pulsar
 
@@ -53,7 +53,7 @@ MAX_TRIES = 200
 class DeduplicationOffError(RedriveError):
     """The target does not keep sequence ids: what a client sends again is stored twice."""
 
-    reason: ClassVar[str] = "DeduplicationOff"
+    reason = "DeduplicationOff"
 
 
 class NotLetInError(Exception):

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from redrive.auth.method import Plugin, SourceAuthentication
 from redrive.errors import InvalidSpecError, RedriveError
@@ -26,7 +26,7 @@ TRUSTED = "pulsar.client.tlsTrustCertsFilePath"
 class InvalidAuthenticationError(RedriveError):
     """The options do not say how to authenticate; what they say is never shown."""
 
-    reason: ClassVar[str] = "InvalidAuthentication"
+    reason = "InvalidAuthentication"
 
 
 def authentication_of_options(options: Mapping[str, str]) -> SourceAuthentication:
@@ -139,7 +139,7 @@ _SHORT = re.compile(r"[^/]+")
 class InvalidOptionError(RedriveError):
     """An option of the data source is not what it can be."""
 
-    reason: ClassVar[str] = "InvalidOption"
+    reason = "InvalidOption"
 
 
 @dataclass(frozen=True)

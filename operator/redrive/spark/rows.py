@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import pulsar
 import pyarrow as pa
@@ -122,7 +122,7 @@ def to_batch(
 class EncryptedMessageError(RedriveError):
     """A message is encrypted, and the query does not ask whether messages are."""
 
-    reason: ClassVar[str] = "EncryptedMessage"
+    reason = "EncryptedMessage"
 
 
 def read_slice(piece: Slice, options: ReadOptions, filters: Filters) -> Iterator[pa.RecordBatch]:
@@ -206,13 +206,13 @@ _MAX_SENDS = 5
 class UnwritableError(RedriveError):
     """Rows are not what messages can be made of."""
 
-    reason: ClassVar[str] = "Unwritable"
+    reason = "Unwritable"
 
 
 class NotWrittenError(RedriveError):
     """There is no receipt for a message; others of the query may have been stored."""
 
-    reason: ClassVar[str] = "NotWritten"
+    reason = "NotWritten"
 
 
 @dataclass

@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
@@ -41,7 +41,7 @@ SLICE_ENTRIES = 10_000
 class DataLossError(RedriveError):
     """The broker does not have all that was to be read."""
 
-    reason: ClassVar[str] = "DataLoss"
+    reason = "DataLoss"
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ _READ_SO_FAR = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(\d{1,10}))?", re.ASCII
 class InvalidCheckpointError(RedriveError):
     """The offset of a stream is none that this data source has written."""
 
-    reason: ClassVar[str] = "InvalidCheckpoint"
+    reason = "InvalidCheckpoint"
 
 
 @dataclass(frozen=True)

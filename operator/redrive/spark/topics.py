@@ -17,7 +17,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import pulsar
 
@@ -37,7 +37,7 @@ from redrive.spark.slices import Extent, Offset
 class PulsarFailedError(RedriveError):
     """The broker refused what the data source asks of it, or can't be reached."""
 
-    reason: ClassVar[str] = "PulsarFailed"
+    reason = "PulsarFailed"
 
 
 @contextmanager

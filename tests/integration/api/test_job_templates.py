@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from redrive.errors import JobTemplateInvalidError
 from redrive.kube.client import Kubernetes
 from redrive.kube.job_templates import JobTemplates
+from redrive.reasons import Reason
 from sandbox.kubernetes import Cluster
+from tests.support.reasons import raises
 
 
 async def read(folder: Path, **templates: object) -> JobTemplates:
@@ -48,7 +49,7 @@ async def test_template_that_api_server_refuses_is_invalid(
     tmp_path: Path, role: str, pod: dict[str, Any], message: str
 ) -> None:
     store = await read(tmp_path, large={role: pod})
-    with pytest.raises(JobTemplateInvalidError, match=message):
+    with raises(Reason.JOB_TEMPLATE_INVALID, match=message):
         store.find("large")
 
 

@@ -13,12 +13,12 @@ import pulsar
 import pytest
 
 from redrive.admin.errors import AdminForbiddenError
-from redrive.errors import TargetNotAllowedError
 from redrive.messages import id_text
 from redrive.policy.envelope import ORIGIN_MESSAGE_ID, REAL_TOPIC, RECONSUMETIMES, REPLAYS
 from redrive.policy.naming import TopicName, partition_of_key
 from redrive.reading.broker import ReplayRoleRefusedError
 from redrive.reading.ranges import Range
+from redrive.reasons import Reason
 from redrive.replay import mover, transport
 from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import Dispatch
@@ -39,6 +39,7 @@ from tests.support.local_runs import (
     replay,
     wait_until_moved,
 )
+from tests.support.reasons import raises
 from tests.support.withholding_proxy import proxy_of
 
 ProvisionPolicy = Callable[..., Any]
@@ -256,7 +257,7 @@ def test_job_refuses_target_that_a_policy_owns(
     source = add_source(provisioned, partitions)
     provisioned.admin("PUT", source, "properties", {"redrive.io/owner": "here/billing/invoices"})
     provisioned.bury(3)
-    with pytest.raises(TargetNotAllowedError, match=str(source)):
+    with raises(Reason.TARGET_NOT_ALLOWED, match=str(source)):
         move(job_to(provisioned, source))
     assert provisioned.in_target(source) == []
     assert len(provisioned.unacknowledged()) == 3
@@ -277,7 +278,7 @@ def test_job_stops_at_a_target_that_a_policy_takes(
         return task
 
     monkeypatch.setattr(Dispatch, "_lease", lease_and_take)
-    with pytest.raises(TargetNotAllowedError):
+    with raises(Reason.TARGET_NOT_ALLOWED):
         move(job_to(provisioned, source))
     assert len(provisioned.in_target(source)) == COUNT // 2
     assert provisioned.backlog_of_dead_letters() == COUNT // 2

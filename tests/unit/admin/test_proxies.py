@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from redrive.admin.errors import ProxyInvalidError
 from redrive.admin.proxies import proxy_for
+from redrive.reasons import Reason
+from tests.support.reasons import raises
 
 NAMES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
 PROXY = "http://proxy.shop.example:3128"
@@ -52,7 +53,7 @@ def test_unusable_proxy_is_refused_without_its_password(
     proxy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy)
-    with pytest.raises(ProxyInvalidError, match="not an HTTP proxy") as refused:
+    with raises(Reason.PROXY_INVALID, match="not an HTTP proxy") as refused:
         proxy_for("https://10.0.0.1:6443")
     assert "s3cret" not in str(refused.value)
     assert "exclude 10.0.0.1 in NO_PROXY" in str(refused.value)

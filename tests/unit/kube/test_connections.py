@@ -18,10 +18,8 @@ from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import (
-    ConnectionInvalidError,
     ConnectionNotFoundError,
     ForbiddenError,
-    NamespaceNotAllowedError,
     NamespaceUnreadError,
     SecretNotFoundError,
     UnavailableError,
@@ -36,6 +34,7 @@ from redrive.kube.connections import (
 )
 from redrive.kube.credentials import Material
 from redrive.kube.resources import Key, Resource
+from redrive.reasons import Reason
 from tests.support.connections import changed
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -216,7 +215,9 @@ async def test_breaker_metric_ends_with_its_connection(
     "error",
     [
         SecretNotFoundError("no Secret pulsar-admin", got="shop/pulsar-admin", remedy="create it"),
-        ConnectionInvalidError("spec.pulsar.adminURL: got 'pulsar-admin'", remedy="correct it"),
+        Reason.CONNECTION_INVALID.error(
+            "spec.pulsar.adminURL: got 'pulsar-admin'", remedy="correct it"
+        ),
         AdminUrlInvalidError("can't be called", got="http://pulsar-admin:99999", remedy="correct"),
     ],
 )
@@ -236,7 +237,7 @@ def test_private_errors_are_shown_in_own_namespace_only(
         f"got '{error.reason}'; its own conditions say why; this resumes automatically once that "
         "is fixed"
     )
-    harmless = NamespaceNotAllowedError("no", remedy="ask")
+    harmless = Reason.NAMESPACE_NOT_ALLOWED.error("no", remedy="ask")
     assert shown_to(policy("other"), harmless) is harmless
 
 

@@ -13,7 +13,7 @@ from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.client import SecretNotFoundError, TokenFileError, UnavailableError
+from redrive.kube.client import SecretNotFoundError, UnavailableError
 from redrive.kube.credentials import (
     KEPT_SECONDS,
     REFUSED_SECONDS,
@@ -22,8 +22,10 @@ from redrive.kube.credentials import (
     Material,
 )
 from redrive.kube.resources import Key
+from redrive.reasons import Reason
 from tests.support.crd_fields import SpecFields
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.reasons import raises
 
 
 class Clock:
@@ -255,17 +257,19 @@ async def test_token_file_is_read_in_folder_of_namespace_only(
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "admin.token").write_text("the-token\n")
     assert await reader.read("shop", spec(FILE)) == Material(token="the-token")  # noqa: S106
-    with pytest.raises(TokenFileError, match="can't be read; got 'FileNotFoundError'; mount it"):
+    with raises(
+        Reason.TOKEN_FILE_INVALID, match="can't be read; got 'FileNotFoundError'; mount it"
+    ):
         await reader.read("billing", spec(FILE))
     (tmp_path / "shop" / "admin.token").write_text("two\nlines")
-    with pytest.raises(TokenFileError, match="holds no token"):
+    with raises(Reason.TOKEN_FILE_INVALID, match="holds no token"):
         await reader.read("shop", spec(FILE))
 
 
 async def test_token_file_without_folder_is_refused() -> None:
     unused: Any = None
     reader = CredentialReader(unused, unused, None)
-    with pytest.raises(TokenFileError, match="no folder of credentials; start it with"):
+    with raises(Reason.TOKEN_FILE_INVALID, match="no folder of credentials; start it with"):
         await reader.read("shop", spec(FILE))
 
 

@@ -9,12 +9,13 @@ import pytest
 from prometheus_client import REGISTRY
 
 from redrive.api.job import ConnectionJobs, JobTemplate
-from redrive.errors import JobTemplateInvalidError, JobTemplateNotFoundError
 from redrive.kube import resources
 from redrive.kube.client import KubernetesError, UnavailableError
 from redrive.kube.job_templates import JobTemplates, executor_bound
 from redrive.kube.resources import Key, Resource
+from redrive.reasons import Reason
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.reasons import raises
 
 REFUSED = KubernetesError("no", got='unknown field "template.spec.nodeSelectors"', remedy="x")
 
@@ -61,7 +62,7 @@ async def test_changed_file_replaces_templates(operator: Operator) -> None:
     assert operator.templates.find("large").executors == 3
     assert operator.templates.find("default") == JobTemplate()
     await operator.write("")
-    with pytest.raises(JobTemplateNotFoundError, match=r"got 'large'.*with one of default"):
+    with raises(Reason.JOB_TEMPLATE_NOT_FOUND, match=r"got 'large'.*with one of default"):
         operator.templates.find("large")
     assert operator.changes == 3
     await operator.read()
@@ -111,7 +112,7 @@ async def test_last_valid_form_stays_in_use(operator: Operator, text: str) -> No
 
 async def test_template_that_was_never_valid_is_refused(operator: Operator) -> None:
     await operator.write("large: {executors: 9}\nsmall: {}")
-    with pytest.raises(JobTemplateInvalidError, match="large: `executors` must be at most"):
+    with raises(Reason.JOB_TEMPLATE_INVALID, match="large: `executors` must be at most"):
         operator.templates.find("large")
     assert operator.templates.find("small") == JobTemplate()
     assert operator.templates.names == ("default", "large", "small")
@@ -144,7 +145,7 @@ async def test_missing_file_is_a_problem(operator: Operator) -> None:
 async def test_unavailable_api_server_is_asked_again(operator: Operator) -> None:
     operator.api.before = refuse(UnavailableError("away", remedy="wait"))
     await operator.write("large: {}")
-    with pytest.raises(JobTemplateNotFoundError):
+    with raises(Reason.JOB_TEMPLATE_NOT_FOUND):
         operator.templates.find("large")
     assert operator.templates.problem("large") is None
     operator.api.before = lambda *_: None

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import logging
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +15,6 @@ from prometheus_client import REGISTRY
 
 import redrive
 from redrive.admin.granting import Batcher
-from redrive.api.conditions import PROGRESSING, Reason
 from redrive.errors import Requeue
 from redrive.kube import logs, resources
 from redrive.kube.cache import Cache
@@ -29,9 +26,9 @@ from redrive.kube.observability import (
     STALL_SECONDS,
     Liveness,
     counting_objects,
-    reasons,
 )
 from redrive.kube.resources import Key
+from redrive.reasons import Reason
 
 POLICY = {
     "policy": "orders",
@@ -39,7 +36,7 @@ POLICY = {
     "source_topic": "persistent://shop/prod/orders",
     "subscription": "fulfilment",
 }
-OTHER = {"type": "Reconciling", "status": "True", "reason": PROGRESSING}
+OTHER = {"type": "Reconciling", "status": "True", "reason": Reason.PROGRESSING}
 
 
 def policy(**more: Any) -> dict[str, Any]:  # noqa: ANN401  of a manifest
@@ -124,20 +121,6 @@ def test_unknown_conditions_are_counted_as_other() -> None:
         ("Other", "Other", "Other"): 1,
         ("Ready", "Other", "Other"): 1,
     }
-
-
-PAGE = Path(__file__).resolve().parents[3] / "docs/reference/reasons.md"
-
-
-def test_documented_reasons_equal_shown_reasons() -> None:
-    handlers = ("redrive.provision.handlers", "redrive.replay.controller.handlers")
-    for journey in handlers:  # as the operator does
-        importlib.import_module(journey)
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", PAGE.read_text("utf-8"), re.MULTILINE)
-    documented = {reason for reason, shown_as in rows if shown_as not in {"Event", "Log"}}
-    assert len(documented) > 80
-    assert documented - reasons() == set()
-    assert Reason.declared - documented == set()
 
 
 class Clock:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,7 +20,7 @@ from redrive.api.conditions import written
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import InvalidFieldsError, parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.errors import LimitExceededError, PartitionsDifferError, RedriveError
+from redrive.errors import RedriveError
 from redrive.kube import connections, resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import SecretNotFoundError
@@ -41,9 +40,11 @@ from redrive.provision.request import (
     Standing,
     digest_of,
 )
+from redrive.reasons import Reason
 from tests.support.connections import changed
 from tests.support.fake_admin import Do
 from tests.support.fake_kubernetes import edit
+from tests.support.reasons import raises
 from tests.unit.provision.test_faults import Shop, deleted, shop
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -314,7 +315,7 @@ def test_colliding_policies_cost_few_reconciles_each(
 
 
 MakeRequest = Callable[..., Request]
-FAULT = PartitionsDifferError("it can't be built", remedy="change it")
+FAULT = Reason.PARTITIONS_DIFFER.error("it can't be built", remedy="change it")
 POWERLESS = SecretNotFoundError("there is no such Secret", remedy="create it")
 
 
@@ -714,8 +715,12 @@ def limited(
     )
     within = []
     for body in bodies:
-        with suppress(LimitExceededError):
+        try:
             check_number(resolve(body, ctx), ctx)
+        except RedriveError as error:
+            if error.reason is not Reason.LIMIT_EXCEEDED:
+                raise
+        else:
             within.append(body["metadata"]["name"])
     return within
 
@@ -744,7 +749,7 @@ async def test_policy_beyond_the_limit_changes_nothing(
     async with shop(connection, policy("second", age=2)) as harness:
         ctx = harness.ctx()
         ctx.policies.put(policy("first", age=1, subscription="billing"))
-        with pytest.raises(LimitExceededError, match=r"than the 1 that .* shop/main .*; got 2;"):
+        with raises(Reason.LIMIT_EXCEEDED, match=r"than the 1 that .* shop/main .*; got 2;"):
             await provision(harness, ctx)
         assert harness.broker.calls == []
         assert harness.kubernetes.writes == []
@@ -760,7 +765,7 @@ async def test_policy_beyond_a_lowered_limit_is_still_cleaned_up(
         harness.kubernetes.add(
             resources.POLICIES, edit(dict(harness.stored), retry={"partitions": 2})
         )
-        with pytest.raises(LimitExceededError):
+        with raises(Reason.LIMIT_EXCEEDED):
             await harness.look()
         harness.kubernetes.add(resources.POLICIES, deleted(harness.stored))
         await harness.finalize()

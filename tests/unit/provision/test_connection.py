@@ -29,7 +29,6 @@ from redrive.kube.context import Settings, wall_clock
 from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import CONNECTIONS, Key
 from redrive.provision.connection import (
-    DELETION_BLOCKED,
     IN_USE,
     is_protection_due,
     job_templates,
@@ -37,6 +36,7 @@ from redrive.provision.connection import (
     unsupported,
     usage,
 )
+from redrive.reasons import Reason
 from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.fake_admin import SUPERUSER, FakeBroker, answering
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -260,7 +260,7 @@ class Lent:
         for body in policies:
             self.ctx.policies.put(body)
         assert await reconcile(KEY, self.ctx) is Requeue.ON_CHANGE
-        condition = None if self.stored is None else find(self.stored, DELETION_BLOCKED)
+        condition = None if self.stored is None else find(self.stored, Reason.DELETION_BLOCKED)
         return "" if condition is None else condition.message
 
     def delete(self) -> None:
@@ -340,10 +340,10 @@ async def test_deletion_in_use_names_policies_and_waits(lent: Lent, policy: Make
     stored = lent.stored
     assert stored is not None
     assert reason(stored) == "Connected"  # its policies continue to work
-    assert stored["status"]["warnings"] == [DELETION_BLOCKED]
+    assert stored["status"]["warnings"] == [Reason.DELETION_BLOCKED]
     assert "got 2 of other namespaces; delete" in await lent.reconcile(*others)
     assert "hidden" not in str(lent.stored)
-    warned = [event for event in lent.kubernetes.announced() if event[1] == DELETION_BLOCKED]
+    warned = [event for event in lent.kubernetes.announced() if event[1] == Reason.DELETION_BLOCKED]
     assert {event[0] for event in warned} == {"Warning"}
     await lent.reconcile()
     assert lent.stored is None

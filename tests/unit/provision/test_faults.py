@@ -25,7 +25,7 @@ from redrive.admin.http import Access, Http
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
-from redrive.errors import RedriveError, Requeue, TopicExistsError
+from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import Connection
@@ -36,6 +36,7 @@ from redrive.provision.claims import Conflicts, resolve
 from redrive.provision.finalize import LATE_WRITES, finalize
 from redrive.provision.outcome import FINALIZER, publish
 from redrive.provision.reconciler import Converged, converge
+from redrive.reasons import Reason
 from tests.support.crashes import Crash, Fault, Faulty
 from tests.support.fake_admin import (
     SUPERUSER,
@@ -50,6 +51,7 @@ from tests.support.fake_admin import (
 )
 from tests.support.fake_admin import Fault as BrokerFault
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.reasons import raises
 from tests.support.reconcile_harness import KEY, NOW, ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -282,7 +284,7 @@ async def test_topic_created_first_by_others_is_not_owned(
         with pytest.raises(AdminConflictError):
             await contested.look()
         contested.broker.fault = None
-        with pytest.raises(TopicExistsError):
+        with raises(Reason.TOPIC_EXISTS):
             await contested.look()
 
 

@@ -24,7 +24,7 @@ from redrive.admin.model import RightsChange, SubscriptionStats, TopicUsage
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.policy_defaults import DeletionPolicy
-from redrive.errors import InUseError, InvalidSpecError, Requeue
+from redrive.errors import InvalidSpecError, RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import ConflictError, ConnectionNotFoundError
@@ -35,9 +35,7 @@ from redrive.policy.naming import TopicName
 from redrive.provision import actions
 from redrive.provision.claims import Conflicts
 from redrive.provision.finalize import (
-    CLEANUP_ABANDONED,
     LATE_WRITES,
-    RETAINED,
     Left,
     Removal,
     finalize,
@@ -51,8 +49,10 @@ from redrive.provision.outcome import (
     publish,
 )
 from redrive.provision.ownership import GRANTED, OWNER_UID, Owner, OwnershipRecord
+from redrive.reasons import Reason
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.reasons import raises
 from tests.support.reconcile_harness import KEY, ReconcileHarness, reconcile_harness
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -172,7 +172,7 @@ async def test_deletion_past_deadline_is_abandoned_with_event(policy: MakeBody) 
     assert await look(api, table, timedelta(minutes=10)) is Requeue.ON_CHANGE
     assert stored(api)["metadata"]["finalizers"] == ["others"]
     ((_, reason, message),) = api.announced()
-    assert reason == CLEANUP_ABANDONED
+    assert reason == Reason.CLEANUP_ABANDONED
     assert "waited since 2026-01-01T00:00:00Z: no connection" in message
     assert message.endswith("what there is of r and d stays at the broker")
 
@@ -202,7 +202,7 @@ async def test_internal_error_past_deadline_releases_policy(
     assert await look(api, table, timedelta(minutes=10), faulty) is Requeue.ON_CHANGE
     assert stored(api)["metadata"]["finalizers"] == ["others"]
     ((_, reason, message),) = api.announced()
-    assert reason == CLEANUP_ABANDONED
+    assert reason == Reason.CLEANUP_ABANDONED
     assert "2026-01-01T00:00:00Z: KeyError, see the operator's log; what there" in message
     assert "KeyError: 'partitions'" in caplog.text
 
@@ -213,7 +213,7 @@ async def test_skip_cleanup_annotation_releases_policy_at_once(policy: MakeBody)
     assert SKIP_CLEANUP in body["metadata"]["annotations"]
     assert await look(api, table) is Requeue.ON_CHANGE
     assert stored(api)["metadata"]["finalizers"] == ["others"]
-    assert [reason for _, reason, _ in api.announced()] == [CLEANUP_ABANDONED]
+    assert [reason for _, reason, _ in api.announced()] == [Reason.CLEANUP_ABANDONED]
 
 
 async def test_paused_deletion_keeps_topics_and_releases_policy(policy: MakeBody) -> None:
@@ -222,7 +222,7 @@ async def test_paused_deletion_keeps_topics_and_releases_policy(policy: MakeBody
     assert await look(api, table, brokers=Gone(AssertionError())) is Requeue.ON_CHANGE
     assert stored(api)["metadata"]["finalizers"] == ["others"]
     ((_, reason, message),) = api.announced()
-    assert reason == RETAINED
+    assert reason == Reason.RETAINED
     assert "it was paused, and nothing was touched" in message
 
 
@@ -240,7 +240,7 @@ async def test_deletion_of_a_replaced_policy_touches_no_topic(
         assert await here.reconcile() is Requeue.ON_CHANGE
         assert (here.topics, len(here.broker.writes)) == (topics, writes)
         assert here.ctx.policies.get(KEY) is None
-        assert here.kubernetes.announced()[-1][1] != CLEANUP_ABANDONED
+        assert here.kubernetes.announced()[-1][1] != Reason.CLEANUP_ABANDONED
 
 
 async def test_abandoned_cleanup_is_announced_once_over_retries(policy: MakeBody) -> None:
@@ -258,7 +258,7 @@ async def test_abandoned_cleanup_is_announced_once_over_retries(policy: MakeBody
             await look(api, table)
     for _ in range(2):
         await look(api, table)
-    assert [reason for _, reason, _ in api.announced()] == [CLEANUP_ABANDONED]
+    assert [reason for _, reason, _ in api.announced()] == [Reason.CLEANUP_ABANDONED]
     assert stored(api)["metadata"]["finalizers"] == ["others"]
 
 
@@ -293,7 +293,7 @@ async def test_deletion_probes_broker_of_deleted_connection(
         await look(api, table, LATE_WRITES, Remembered(last))
     assert not breaker.is_open
     assert stored(api)["metadata"]["finalizers"] == ["others"]
-    assert CLEANUP_ABANDONED not in [reason for _, reason, _ in api.announced()]
+    assert Reason.CLEANUP_ABANDONED not in [reason for _, reason, _ in api.announced()]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ async def test_deletion_without_finalizer_announces_kept_topics(policy: MakeBody
         table.drop(deleted_body)
     await events.idle()
     ((_, reason, message),) = api.announced()
-    assert reason == RETAINED
+    assert reason == Reason.RETAINED
     assert message.startswith("r and d stay at the broker")
 
 
@@ -372,7 +372,9 @@ def planned(policy: DeletionPolicy, topics: list[Left]) -> Removal:
     """Return the removal that is planned once all clients have disconnected."""
     try:
         return removal(OURS, policy, topics)
-    except InUseError:
+    except RedriveError as error:
+        if error.reason is not Reason.IN_USE:
+            raise
         return removal(OURS, policy, [without_clients(topic) for topic in topics])
 
 
@@ -458,7 +460,9 @@ def test_removal_revokes_only_recorded_rights(policy: DeletionPolicy, topics: li
 def test_removal_waits_for_connected_clients(policy: DeletionPolicy, topics: list[Left]) -> None:
     try:
         plan = removal(OURS, policy, topics)
-    except InUseError:
+    except RedriveError as error:
+        if error.reason is not Reason.IN_USE:
+            raise
         assert topics != [without_clients(topic) for topic in topics]
         return
     for action in plan.actions:
@@ -541,7 +545,9 @@ async def test_topic_of_another_with_pre_empted_name_is_retained(
         assert namespace.topics["payments"].subscriptions == ["fulfilment"]
         assert not namespace.grants.get(f"{PREFIX}/payments")
         assert not any(namespace.topics["payments"].properties.values())
-        (shown,) = (m for _, reason, m in harness.kubernetes.announced() if reason == RETAINED)
+        (shown,) = (
+            m for _, reason, m in harness.kubernetes.announced() if reason == Reason.RETAINED
+        )
         reason = "has a name of spec.naming, not of its scheme, and is never deleted"
         assert shown == f"at the broker stays: {PREFIX}/payments {reason}"
 
@@ -565,7 +571,7 @@ async def test_topic_whose_name_others_derive_too_is_retained(
 
 
 def test_removal_error_names_connected_clients() -> None:
-    with pytest.raises(InUseError, match=f"{DEAD_LETTER}: 2 consumers, 0 producers'; stop them"):
+    with raises(Reason.IN_USE, match=f"{DEAD_LETTER}: 2 consumers, 0 producers'; stop them"):
         removal(OURS, DeletionPolicy.DELETE, [dead_letters_left(0, consumers=2)])
 
 

@@ -19,7 +19,6 @@ from redrive.kube.resources import TAKE_OVER_FROM, Key
 from redrive.policy.naming import TopicName
 from redrive.provision import reconciler
 from redrive.provision.claims import Conflicts
-from redrive.provision.finalize import HANDED_OVER
 from redrive.provision.orphans import LostPolicies
 from redrive.provision.outcome import FINALIZER
 from redrive.provision.ownership import (
@@ -29,6 +28,7 @@ from redrive.provision.ownership import (
     named_in,
     rights,
 )
+from redrive.reasons import Reason
 from tests.support.fake_admin import Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.unit.provision.test_faults import Shop, deleted, shop
@@ -242,14 +242,14 @@ async def test_topics_are_handed_over_only_by_their_owner(
 
         blue.annotate("hand-over-to", "green")
         before = {name: copy.deepcopy(made.topics[name].properties) for name in TOPICS}
-        assert await blue.reconcile() == HANDED_OVER
+        assert await blue.reconcile() == Reason.HANDED_OVER
         assert blue.owners == {"green/shop/orders"}
         for name in TOPICS:
             kept = {"redrive.io/created", "redrive.io/granted", "redrive.io/source"}
             after = made.topics[name].properties
             assert {key: after[key] for key in kept} == {key: before[name][key] for key in kept}
         writes = len(made.broker.writes)
-        assert await blue.reconcile() == HANDED_OVER
+        assert await blue.reconcile() == Reason.HANDED_OVER
         assert len(made.broker.writes) == writes
 
         assert await green.reconcile() == "Provisioned"

@@ -22,13 +22,9 @@ from redrive.api.conditions import ConditionStatus, StatusWarning
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import (
-    ConfigMapNotOursError,
     OwnerConflictError,
-    PartitionsDifferError,
     RedriveError,
     Requeue,
-    SubscriptionExpiryError,
-    TopicNotFoundError,
 )
 from redrive.kube.cache import Cache
 from redrive.kube.client import UnavailableError
@@ -45,8 +41,10 @@ from redrive.provision.outcome import describe_changes, observed_conditions, pau
 from redrive.provision.poller import CALLS_PER_LOOK
 from redrive.provision.reconciler import Converged, converge
 from redrive.provision.request import NameCollisionError
+from redrive.reasons import Reason
 from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes, edit
+from tests.support.reasons import raises
 
 MakeBody = Callable[..., dict[str, Any]]
 NOTHING: Any = None
@@ -166,7 +164,7 @@ async def test_new_policy_ignores_cached_missing_topic(
     async with serving(connection, body) as (broker, look):
         topics = broker.namespaces["shop/prod"].topics
         orders = topics.pop("orders")
-        with pytest.raises(TopicNotFoundError):
+        with raises(Reason.TOPIC_NOT_FOUND):
             await look()
         topics["orders"] = orders
         assert (await look()).actions
@@ -183,7 +181,7 @@ async def test_subscription_expiry_is_detected_before_topic_reads(
         broker.namespaces = {"shop/prod": Namespace(topics, {}, expiry)}
         admin = Admin(Http(session), broker.url, Access.bearer(FakeBroker.token(SUPERUSER)))
         ctx = make_world(admin, connection, body)
-        with pytest.raises(SubscriptionExpiryError):
+        with raises(Reason.SUBSCRIPTION_EXPIRY):
             await converge(
                 resolve(body, ctx),
                 body,
@@ -196,11 +194,11 @@ async def test_subscription_expiry_is_detected_before_topic_reads(
 @pytest.mark.parametrize(
     ("error", "again"),
     [
-        (SubscriptionExpiryError("it is so", remedy="change it"), Requeue.ON_CHANGE),
-        (OwnerConflictError("it is so", remedy="change it"), Requeue.ON_CHANGE),
-        (PartitionsDifferError("it is so", remedy="change it"), Requeue.ON_CHANGE),
-        (ConfigMapNotOursError("it is so", remedy="change it"), Requeue.ON_CHANGE),
-        (TopicNotFoundError("it is so", remedy="change it"), Requeue.BACKOFF),
+        (Reason.SUBSCRIPTION_EXPIRY.error("it is so", remedy="change it"), Requeue.ON_CHANGE),
+        (OwnerConflictError("it is so", owner="a", got="b", remedy="change it"), Requeue.ON_CHANGE),
+        (Reason.PARTITIONS_DIFFER.error("it is so", remedy="change it"), Requeue.ON_CHANGE),
+        (Reason.CONFIG_MAP_NOT_OURS.error("it is so", remedy="change it"), Requeue.ON_CHANGE),
+        (Reason.TOPIC_NOT_FOUND.error("it is so", remedy="change it"), Requeue.BACKOFF),
         (
             NameCollisionError(
                 "it is so", rival=Key("shop", "b"), namespace="shop", remedy="change it"
@@ -287,7 +285,7 @@ def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # 
 
 
 GATEWAY = BrokerUnreachableError("a gateway answers 503", remedy="wait")
-GONE = TopicNotFoundError("the topic is gone", remedy="create it")
+GONE = Reason.TOPIC_NOT_FOUND.error("the topic is gone", remedy="create it")
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,7 @@ from redrive.api.replay import (
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import (
     InvalidSpecError,
-    JobNotPermittedError,
-    PolicyNotFoundError,
-    PolicyNotReadyError,
     RedriveError,
-    ReplayInProgressError,
-    SuspendedError,
-    TooManyRunsError,
 )
 from redrive.kube import connections
 from redrive.kube.connections import effective_spec, spec_of
@@ -42,6 +36,7 @@ from redrive.kube.job_templates import executor_bound
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
+from redrive.reasons import Reason
 from redrive.replay import selection
 from redrive.replay.controller.checks import RunRequest, check_run
 from redrive.replay.controller.launch import ChosenTemplate
@@ -88,7 +83,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         asked = effective_spec(body, ctx.policies, connection.policy_defaults)
         policy = connections.policy_of(body, ctx.policies, asked)
     except InvalidSpecError as error:  # no fault of the Replay, and not for good
-        raise PolicyNotReadyError(
+        raise Reason.POLICY_NOT_READY.error(
             f"the RetryPolicy {policy_key} is not valid",
             got=str(error),
             remedy="correct it, or the defaults of its connection; this Replay starts "
@@ -101,7 +96,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
     engine = choose_engine(spec, replay, body, ctx)
     pods = choose_template(spec.job_template, connection.jobs, engine, key.namespace, ctx)
     if spec.suspend:
-        raise SuspendedError(
+        raise Reason.SUSPENDED.error(
             "the Replay is suspended",
             remedy="set spec.suspend to false; it starts automatically then",
         )
@@ -162,7 +157,7 @@ def choose_template(
     template = ctx.job_templates.find(name)
     labels = ctx.namespaces.of(namespace) if template.selects_namespaces else {}
     if not template.is_for(namespace, labels):
-        raise JobNotPermittedError(
+        raise Reason.JOB_NOT_PERMITTED.error(
             f"the job template {name} is not for Replays of this namespace",
             got=namespace,
             remedy="make another Replay with one that is, or add the namespace to the template; "
@@ -171,7 +166,7 @@ def choose_template(
     bound = executor_bound(template, jobs, ctx.settings.max_executors)
     executors = asked.executors or min(template.executors, bound)
     if executors > bound:
-        raise JobNotPermittedError(
+        raise Reason.JOB_NOT_PERMITTED.error(
             f"`jobTemplate.executors` must be at most {bound}, the lowest bound of the job "
             f"template {name}, the BrokerConnection and the operator",
             got=executors,
@@ -302,7 +297,7 @@ def _ready_policy(key: Key, ctx: Context) -> Body:
     """Return a RetryPolicy whose topics and grants are in place."""
     body = ctx.policies.get(key)
     if body is None or "deletionTimestamp" in body["metadata"]:
-        raise PolicyNotFoundError(
+        raise Reason.POLICY_NOT_FOUND.error(
             "the RetryPolicy of policyRef does not exist, or is being deleted",
             got=str(key),
             remedy="create it; this Replay starts automatically then",
@@ -310,7 +305,7 @@ def _ready_policy(key: Key, ctx: Context) -> Body:
     generation = body["metadata"]["generation"]
     ready = find(body, READY)
     if ready is None or (ready.status, ready.observed_generation) != ("True", generation):
-        raise PolicyNotReadyError(
+        raise Reason.POLICY_NOT_READY.error(
             f"the RetryPolicy {key} is not Ready",
             got="nothing known yet" if ready is None else f"{ready.reason}: {ready.message}",
             remedy="fix what its conditions say; this Replay starts automatically then",
@@ -329,7 +324,7 @@ def _check_turn(replay: Body, ctx: Context) -> None:
         comes_first = _rank(other) < _rank(replay) and not rests(other)
         is_review = was_launched(other) and not is_admitted(other)
         if comes_first or (not is_review and find_application(other, ctx) is not None):
-            raise ReplayInProgressError(
+            raise Reason.REPLAY_IN_PROGRESS.error(
                 "another Replay of the same policy comes first",
                 got=str(Key.of(other)),
                 remedy="wait for it to end, or delete it; this one starts automatically then",
@@ -355,7 +350,7 @@ def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
         if find_application(other, ctx) is not None and _uses(other, through, ctx)
     )
     if running >= most:
-        raise TooManyRunsError(
+        raise Reason.TOO_MANY_RUNS.error(
             f"as many Replays of namespace {namespace_of(replay)} run at the same time as the "
             f"BrokerConnection {through} allows",
             got=running,

@@ -14,18 +14,12 @@ from redrive.api.permissions import Permissions
 from redrive.api.replay import Confirmation, ReplaySpec, Sending
 from redrive.api.retrypolicy import ReplaySafety, RetryPolicySpec
 from redrive.errors import (
-    BatchMixesKeysError,
-    DeadLettersDiscardedError,
-    JobNotPermittedError,
     RedriveError,
-    ReplayIdentityMissingError,
-    ReplayNotSafeError,
-    TargetNotAllowedError,
-    TrustNotSupportedError,
 )
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
+from redrive.reasons import Reason
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ def dead_letters_are_discarded(request: RunRequest) -> RedriveError | None:
     """Find a policy without a dead-letter topic."""
     if request.policy.dead_letters:
         return None
-    return DeadLettersDiscardedError(
+    return Reason.DEAD_LETTERS_DISCARDED.error(
         f"the RetryPolicy {request.policy_key} discards what it could replay",
         remedy="set its deadLetter.mode to Keep; what was discarded is gone",
     )
@@ -86,9 +80,9 @@ def identity_is_missing(request: RunRequest) -> RedriveError | None:
     return no_identity(request) if request.connection.replay is None else None
 
 
-def no_identity(request: RunRequest) -> ReplayIdentityMissingError:
+def no_identity(request: RunRequest) -> RedriveError:
     """Return the error of a connection without a role for Replays."""
-    return ReplayIdentityMissingError(
+    return Reason.REPLAY_IDENTITY_MISSING.error(
         f"the BrokerConnection {request.through} names no role for replays",
         remedy="give it spec.replay, with a role and where its credentials lie",
     )
@@ -99,7 +93,7 @@ def trust_is_not_supported(request: RunRequest) -> RedriveError | None:
     connection = request.connection
     if connection.pulsar.tls is None or connection.replay is None or connection.replay.tls:
         return None
-    return TrustNotSupportedError(
+    return Reason.TRUST_NOT_SUPPORTED.error(
         f"the BrokerConnection {request.through} has certificate authorities of its own, and names "
         "none for replay jobs",
         got="spec.pulsar.tls without spec.replay.tls",
@@ -117,7 +111,7 @@ def target_is_not_allowed(request: RunRequest) -> RedriveError | None:
     if topic is None or identity is None:
         return None
     if not request.permissions.allows_topic(topic):
-        return TargetNotAllowedError(
+        return Reason.TARGET_NOT_ALLOWED.error(
             "the topic that this Replay is to move messages to is not among those that the "
             "connection allows to its namespace",
             got=str(topic),
@@ -126,7 +120,7 @@ def target_is_not_allowed(request: RunRequest) -> RedriveError | None:
             "automatically then",
         )
     if not request.permissions.allows_role(identity.role, topic):
-        return TargetNotAllowedError(
+        return Reason.TARGET_NOT_ALLOWED.error(
             "no rule of the connection for this namespace and the topic that this Replay is to "
             f"move messages to allows the replay role {identity.role} there",
             got=str(topic),
@@ -144,7 +138,7 @@ def batch_mixes_keys(request: RunRequest) -> RedriveError | None:
         return None
     if kind is not SubscriptionType.KEY_SHARED:
         return None
-    return BatchMixesKeysError(
+    return Reason.BATCH_MIXES_KEYS.error(
         "a batch goes to one consumer, whatever the keys in it: a subscription of the type "
         f"{kind.value} would have messages of a key at several",
         got=f"sending: Batched, and {request.policy.topic} as the target",
@@ -158,7 +152,7 @@ def template_is_not_permitted(request: RunRequest) -> RedriveError | None:
     name = (request.spec.job_template or ReplayJobTemplate()).name or jobs.default
     if jobs.permits(name):
         return None
-    return JobNotPermittedError(
+    return Reason.JOB_NOT_PERMITTED.error(
         "the BrokerConnection does not permit this job template",
         got=name,
         remedy="make another Replay with one of its status.jobTemplates, or add it to "
@@ -172,7 +166,7 @@ def executors_exceed_connection(request: RunRequest) -> RedriveError | None:
     executors = (request.spec.job_template or ReplayJobTemplate()).executors
     if most is None or executors is None or executors <= most:
         return None
-    return JobNotPermittedError(
+    return Reason.JOB_NOT_PERMITTED.error(
         f"`jobTemplate.executors` must be at most {most}, the bound of the BrokerConnection "
         f"{request.through}",
         got=executors,
@@ -187,13 +181,13 @@ def replay_is_not_safe(request: RunRequest) -> RedriveError | None:
     if spec.is_plan:
         return None
     if safety is ReplaySafety.NEVER:
-        return ReplayNotSafeError(
+        return Reason.REPLAY_NOT_SAFE.error(
             f"the RetryPolicy {request.policy_key} excludes that its messages are handled again",
             got=f"replay.safety: {safety}",
             remedy="count them by a plan; change the policy if its handlers have changed",
         )
     if safety is ReplaySafety.RECONCILE_FIRST and not spec.confirms(Confirmation.RECONCILED):
-        return ReplayNotSafeError(
+        return Reason.REPLAY_NOT_SAFE.error(
             f"messages of the RetryPolicy {request.policy_key} are handled again only once the "
             "effects of their first handling were reconciled",
             got="a Replay without confirmations: [Reconciled]",

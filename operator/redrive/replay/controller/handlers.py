@@ -15,13 +15,13 @@ import kopf
 from redrive.api import Body
 from redrive.api.conditions import is_ready, reason
 from redrive.api.replay import ReplayStatus
-from redrive.errors import TooManyRunsError
 from redrive.kube import resources
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import connection_of, users
 from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
+from redrive.reasons import Reason
 from redrive.replay.controller.admission import is_final, namespace_of, policy_of, rests
 from redrive.replay.controller.prerequisites import is_idle
 from redrive.replay.controller.reconciler import reconcile
@@ -119,7 +119,7 @@ def _enqueue_open_of(policy: Key, ctx: Context, controller: Controller) -> None:
 def _enqueue_limited(namespace: str, ctx: Context, controller: Controller) -> None:
     """Enqueue the Replays of *namespace* that wait for another one to end."""
     for body in ctx.replays.index(namespace_of).get(namespace):
-        if reason(body) == TooManyRunsError.reason:
+        if reason(body) == Reason.TOO_MANY_RUNS:
             controller.enqueue(Key.of(body))
 
 

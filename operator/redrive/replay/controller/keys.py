@@ -13,12 +13,12 @@ import binascii
 import secrets
 
 from redrive.api import Body
-from redrive.errors import LedgerKeyLostError
 from redrive.kube import resources
 from redrive.kube.client import ConflictError, NotFoundError
 from redrive.kube.context import Context
 from redrive.kube.resources import MANAGED, Key
 from redrive.policy.naming import TopicName
+from redrive.reasons import Reason
 from redrive.replay.controller.admission import Admitted, policy_of
 from redrive.replay.controller.launch import KEY_FILE
 from redrive.replay.evidence import KEY_BYTES, LedgerKey
@@ -62,7 +62,7 @@ async def ledger_key(admitted: Admitted, template: Key, ctx: Context) -> LedgerK
         if key.id == key_id:
             return key
     if key_id or not keys:
-        raise LedgerKeyLostError(
+        raise Reason.LEDGER_KEY_LOST.error(
             f"the Secret {secret} has no key that {topic} was written with, so what earlier "
             "Replays have moved is unknown",
             got=f"key {key_id}" if key_id else "no key",

@@ -31,19 +31,7 @@ from redrive.api.conditions import ObjectEvent, moment_of
 from redrive.api.job import Role
 from redrive.api.replay import Phase, ReplayRun, ReplayStatus, Target
 from redrive.errors import (
-    ConsentMissingError,
-    DriverNotStartedError,
-    ExecutorsNotStartedError,
-    JobImageNotFoundError,
-    JobRightsMissingError,
-    JobSecretNotFoundError,
-    ServiceAccountNotFoundError,
-    TargetDeduplicationError,
-    TargetEvictsError,
-    TargetExpiresError,
-    TargetNotAllowedError,
-    TargetNotFoundError,
-    TargetNotSubscribedError,
+    RedriveError,
 )
 from redrive.kube import resources
 from redrive.kube.client import ForbiddenError, KubernetesError, NotFoundError
@@ -51,6 +39,7 @@ from redrive.kube.context import Context
 from redrive.kube.resources import TOPIC_OWNER, USABLE_BY, Key, Resource, is_owned_by
 from redrive.policy.naming import TopicName
 from redrive.policy.values import format_duration
+from redrive.reasons import Reason
 from redrive.replay.controller import rights
 from redrive.replay.controller.admission import admit, former_targets
 from redrive.replay.controller.launch import JobApplication, NamedObject, needed_objects
@@ -67,7 +56,7 @@ async def read_image(template: Key, ctx: Context) -> str:
     try:
         body = await ctx.kubernetes.get(resources.POD_TEMPLATES, template)
     except NotFoundError as error:
-        raise JobImageNotFoundError(
+        raise Reason.JOB_IMAGE_NOT_FOUND.error(
             "the PodTemplate with the image of replay jobs does not exist",
             got=str(template),
             remedy="upgrade the Helm release of the operator, which creates it; this Replay starts "
@@ -109,7 +98,7 @@ async def check_prerequisites(
     try:
         of_account = await _annotations(resources.SERVICE_ACCOUNTS, account, ctx)
     except NotFoundError as error:
-        raise ServiceAccountNotFoundError(
+        raise Reason.SERVICE_ACCOUNT_NOT_FOUND.error(
             "the ServiceAccount that replay jobs run as does not exist",
             got=str(account),
             remedy=f"add {namespace} to replay.namespaces of the Helm chart, which creates it with "
@@ -126,7 +115,7 @@ async def check_prerequisites(
         except NotFoundError as error:
             if needed in lent and not _consents(of_account, connection):
                 raise _consent_missing(needed, needed, namespace, connection) from None
-            raise JobSecretNotFoundError(
+            raise Reason.JOB_SECRET_NOT_FOUND.error(
                 f"a {needed.resource.kind} that the pods of replay jobs need does not exist",
                 got=str(Key(namespace, needed.name)),
                 remedy="create it in the namespace of the Replay, or correct what names it: "
@@ -155,7 +144,7 @@ async def _check_rights(account: Key, roles: Collection[Role], ctx: Context) -> 
         except ForbiddenError:
             return
         if not is_allowed:
-            raise JobRightsMissingError(
+            raise Reason.JOB_RIGHTS_MISSING.error(
                 f"the ServiceAccount that replay jobs run as may not {words}",
                 got=str(account),
                 remedy=f"add {account.namespace} to replay.namespaces of the Helm chart, which "
@@ -187,9 +176,9 @@ def _consents(annotations: Mapping[str, str] | None, connection: Key) -> bool:
 
 def _consent_missing(
     needed: NamedObject, where: NamedObject, namespace: str, connection: Key
-) -> ConsentMissingError:
+) -> RedriveError:
     unread = "" if where == needed else ", which the operator may not read,"
-    return ConsentMissingError(
+    return Reason.CONSENT_MISSING.error(
         f"the BrokerConnection {connection} names a {needed.resource.kind} for replay jobs{unread} "
         "that does not exist or lacks the consent of its owner",
         got=str(Key(namespace, needed.name)),
@@ -255,8 +244,9 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
     connection = await ctx.brokers.resolve(admitted.connection_ref, job.namespace)
     try:
         events = () if topic is None else await _check(job, topic, connection.admin)
-    except (TargetNotFoundError, TargetNotSubscribedError):
-        if is_launched:  # its job waits for that
+    except RedriveError as error:
+        is_awaited = error.reason in {Reason.TARGET_NOT_FOUND, Reason.TARGET_NOT_SUBSCRIBED}
+        if is_awaited and is_launched:  # its job waits for that
             return ()
         raise
     for needed in () if job.dry_run else admitted.grants:
@@ -273,7 +263,7 @@ async def _check(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[Object
     await _check_quota(topic, admin)
     events = await _check_ttl(job, topic, admin)
     if job.exactly_once and not await admin.deduplicates(topic):
-        raise TargetDeduplicationError(
+        raise Reason.TARGET_DOES_NOT_DEDUPLICATE.error(
             f"{topic} does not deduplicate: what a client sends again when it reconnects would be "
             "stored twice",
             got="guarantee: ExactlyOnce, also where it is left out",
@@ -295,20 +285,20 @@ async def _check_topic(topic: TopicName, admin: Admin) -> None:
         found = await admin.metadata(topic, partitioned=partitioned)
         receivers = await admin.receivers(topic, partitioned=partitioned)
     except AdminNotFoundError:
-        raise TargetNotFoundError(
+        raise Reason.TARGET_NOT_FOUND.error(
             "the topic that this Replay is to move messages to does not exist",
             got=str(topic),
             remedy="create it; this Replay starts automatically then",
         ) from None
     if found.properties.get(TOPIC_OWNER):
-        raise TargetNotAllowedError(
+        raise Reason.TARGET_NOT_ALLOWED.error(
             "the topic that this Replay is to move messages to is a retry, dead-letter or other "
             "topic that redrive keeps for a RetryPolicy",
             got=str(topic),
             remedy="delete this Replay and make another one, with a target that is no such topic",
         )
     if not all(receivers.parts):
-        raise TargetNotSubscribedError(
+        raise Reason.TARGET_NOT_SUBSCRIBED.error(
             f"{topic}, or one of its partitions, has no durable subscription of an application, so "
             "messages that are moved there would be lost; those of readers and Pulsar's own do not "
             "count",
@@ -321,7 +311,7 @@ async def _check_topic(topic: TopicName, admin: Admin) -> None:
 async def _check_quota(topic: TopicName, admin: Admin) -> None:
     quotas = await admin.quotas_in_force(topic)
     if kind := evicting(quotas):
-        raise TargetEvictsError(
+        raise Reason.TARGET_EVICTS.error(
             f"a backlog quota of {topic} drops messages unread once the topic is over it",
             got=f"{kind}: {dict(quotas[kind])}",
             remedy="have it refuse messages instead (`pulsar-admin topicPolicies set-backlog-quota "
@@ -339,7 +329,7 @@ async def _check_ttl(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[Ob
     estimate = await _estimate(job, admin)
     shortest = max(SHORTEST_TTL, estimate)
     if ttl < shortest:
-        raise TargetExpiresError(
+        raise Reason.TARGET_EXPIRES.error(
             f"messages of {topic} expire unread before consumers have time for them: a TTL is at "
             f"least {format_duration(SHORTEST_TTL)}, and as long as the run, which takes about "
             f"{format_duration(estimate)}",
@@ -349,7 +339,7 @@ async def _check_ttl(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[Ob
         )
     return (
         ObjectEvent(
-            TargetExpiresError.reason,
+            Reason.TARGET_EXPIRES,
             f"messages of {topic} expire unread {format_duration(ttl)} after they are moved; "
             f"that is less than the longest delay of a retry, {format_duration(SHORT_TTL)}",
             is_warning=True,
@@ -427,7 +417,7 @@ async def _check_driver(run: SparkRun, ctx: Context) -> None:
             )
     except KubernetesError:
         pass  # the command in the message tells it
-    raise DriverNotStartedError(
+    raise Reason.DRIVER_NOT_STARTED.error(
         f"the driver of the {run.kind} {run.key.name} does not run, "
         f"{_START_TIME.total_seconds():.0f} s after it was submitted{why and f': {why}'}",
         got=pod,
@@ -453,7 +443,7 @@ async def _check_executors(run: SparkRun, now: datetime, ctx: Context) -> None:
     else:
         pod, why = _named(newest), await _reason(newest, ctx)
         command = f"describe {pod}"
-    raise ExecutorsNotStartedError(
+    raise Reason.EXECUTORS_NOT_STARTED.error(
         f"no executor of the {run.kind} {run.key.name} runs, so nothing is moved"
         f"{why and f': {why}'}",
         got=pod,

@@ -18,12 +18,10 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from redrive import errors
 from redrive.api import Body
 from redrive.api.conditions import (
     Condition,
     ObjectEvent,
-    Reason,
     StatusWarning,
     ended,
     failed,
@@ -48,7 +46,7 @@ from redrive.api.replay import (
     is_admitted,
 )
 from redrive.api.retrypolicy import MAX_RESULTS, MAX_SHOWN_REASON, ReplayResult
-from redrive.errors import DeadlineExceededError, RedriveError, Requeue
+from redrive.errors import RedriveError, Requeue
 from redrive.kube import logs, resources
 from redrive.kube.client import ConflictError, KubernetesError, NotFoundError
 from redrive.kube.connections import key_of, shown_to
@@ -56,6 +54,7 @@ from redrive.kube.context import Context
 from redrive.kube.resources import REQUESTED_BY, Key
 from redrive.kube.status import Publisher, has_finalizer
 from redrive.policy.values import parse_duration
+from redrive.reasons import Reason
 from redrive.replay.controller import keys, launch, metrics, rights
 from redrive.replay.controller.admission import (
     ENDED_AT,
@@ -85,18 +84,6 @@ from redrive.replay.controller.spark_operators import (
     launched_at,
     was_launched,
 )
-
-LAUNCHED = "Launched"
-"""Reason of an Event: the Job or SparkApplication was created."""
-COMPLETED = Reason("Completed")
-"""Reason: the selected dead letters are in their target, or a plan counted them."""
-COMPLETED_WITH_REFUSALS = Reason("CompletedWithRefusals")
-"""Reason: some of the selected dead letters are in their target, and others were refused."""
-REVIEW_EXPIRED = Reason("ReviewExpired")
-"""Reason: a review was not confirmed in time. Nothing was moved."""
-MESSAGES_REFUSED = Reason("MessagesRefused")
-"""Warning: dead letters were refused, and stay where they are."""
-
 
 logger = logging.getLogger(__name__)
 audit_log = logging.getLogger("redrive.audit")
@@ -159,7 +146,7 @@ async def _show_end(replay: Body, ctx: Context) -> None:
     """Write a final status where only the annotation tells of an end, as in a copy or a backup."""
     if ReplayStatus.of(replay).phase in FINAL:
         return
-    error = errors.AlreadyEndedError(
+    error = Reason.ALREADY_ENDED.error(
         f"the Replay has the annotation {ENDED_AT} of an ended one, so it is not launched",
         remedy="make another Replay without that annotation if messages are to be moved",
     )
@@ -407,7 +394,7 @@ async def _launch(replay: Body, reported: ReplayStatus, ctx: Context) -> SparkRu
         RedriveError: it may not run now, or the API server refuses.
     """
     if ctx.settings.replay_template is None:
-        raise errors.ReplaysDisabledError(
+        raise Reason.REPLAYS_DISABLED.error(
             "this operator runs no Replays: it has no image for their jobs",
             remedy="start it with --replay-template (replay.enabled in the Helm chart)",
         )
@@ -441,7 +428,7 @@ async def _create(launcher: Launcher, job: JobApplication, template: str, ctx: C
         return await ctx.kubernetes.create(launcher.resource, launcher.manifest(job))
     except KubernetesError as error:
         if fields := re.findall(r'unknown field \\*"spec[.]([\w.\[\]-]+)', str(error)):
-            raise errors.JobTemplateInvalidError(
+            raise Reason.JOB_TEMPLATE_INVALID.error(
                 f"the {launcher.resource.kind} of {launcher.resource.group} does not know fields "
                 f"of the job template {template}",
                 got=", ".join(fields),
@@ -454,7 +441,7 @@ async def _create(launcher: Launcher, job: JobApplication, template: str, ctx: C
 def _launched(replay: Body, run: SparkRun) -> ObjectEvent:
     message = f"the {run.kind} {run.key.name} runs this Replay"
     why = [replay["spec"][field] for field in ("reason", "ticket") if field in replay["spec"]]
-    return ObjectEvent(LAUNCHED, ": ".join([message, *why]))
+    return ObjectEvent(Reason.LAUNCHED, ": ".join([message, *why]))
 
 
 def _run(replay: Body, ctx: Context) -> SparkRun | None:
@@ -463,7 +450,7 @@ def _run(replay: Body, ctx: Context) -> SparkRun | None:
         return None
     launcher, application = found
     if not resources.is_owned_by(application, replay):
-        raise errors.ApplicationNotOursError(
+        raise Reason.APPLICATION_NOT_OURS.error(
             f"a {launcher.resource.kind} that this Replay does not own has the name that its own "
             "needs",
             got=application["metadata"]["name"],
@@ -540,7 +527,7 @@ def _mirror(replay: Body, reported: ReplayStatus, run: SparkRun | None, *, is_la
     if run.phase in FINAL and not reported.run.finished:
         cut_off = run.phase is Phase.COMPLETED
         failure = reported.run.failure
-        raise errors.ReplayFailedError(
+        raise Reason.REPLAY_FAILED.error(
             f"the {run.kind} {name} has {'ended before its run' if cut_off else 'failed'}",
             got=f"{failure.reason}: {failure.message}" if failure else run.error,
             remedy=_ANOTHER,
@@ -577,14 +564,14 @@ def _running(replay: Body, reported: ReplayRun) -> _Shown | None:
 def _awaited(reported: ReplayRun) -> RedriveError | None:
     """Return the state of a target that the run waits for the end of; None where it does not."""
     if topic := reported.unsubscribed_topic:
-        return errors.SubscriptionAwaitedError(
+        return Reason.SUBSCRIPTION_AWAITED.error(
             f"{topic}, or one of its partitions, has no durable subscription that keeps messages, "
             "and nothing is moved there",
             remedy="create one (`pulsar-admin topics create-subscription --subscription NAME "
             f"{topic}`); then the run resumes",
         )
     if topic := reported.full_topic:
-        return errors.TargetFullError(
+        return Reason.TARGET_FULL.error(
             f"{topic} is over its backlog quota, and takes no more messages",
             remedy="have its consumers catch up, or raise the quota; then the run goes on",
         )
@@ -592,7 +579,7 @@ def _awaited(reported: ReplayRun) -> RedriveError | None:
 
 
 def _in_review(reported: ReplayRun, review: RunReview) -> tuple[Condition, ...]:
-    error = errors.InReviewError(
+    error = Reason.IN_REVIEW.error(
         f"the plan has {reported.counts.left} dead letters to move, and waits for a confirmation; "
         f"the Replay ends at {written(review.expiry_time)}",
         remedy="set spec.mode to Run to move them, or spec.cancel to true",
@@ -601,11 +588,11 @@ def _in_review(reported: ReplayRun, review: RunReview) -> tuple[Condition, ...]:
 
 
 def _suspended(reported: ReplayRun) -> tuple[Condition, ...]:
-    error: RedriveError = errors.SuspendedError(
+    error: RedriveError = Reason.SUSPENDED.error(
         "the run is suspended: nothing is sent", remedy="set spec.suspend to false to resume it"
     )
     if reported.approval is not None and reported.awaits_approval:
-        error = errors.ApprovalRequiredError(
+        error = Reason.APPROVAL_REQUIRED.error(
             "the run would move more messages than it may without approval",
             got=reported.approval.messages,
             remedy="create a ReplayApproval with the name and the uid of this Replay and that "
@@ -622,17 +609,18 @@ def _completed(replay: Body, reported: ReplayStatus) -> _Shown:
     account, counts = _outcome(replay, reported.run), reported.run.counts
     fields = {"phase": Phase.COMPLETED.value}
     if reported.run.review is not None and counts.left:
-        return ready(REVIEW_EXPIRED, f"the review was not confirmed in time: {account}"), fields
+        expired = f"the review was not confirmed in time: {account}"
+        return ready(Reason.REVIEW_EXPIRED, expired), fields
     if _is_plan(replay, reported.run) or not counts.refused:
-        return ready(COMPLETED, account), fields
+        return ready(Reason.COMPLETED, account), fields
     if counts.moved or counts.skipped or counts.discarded:
         refused = StatusWarning(
-            MESSAGES_REFUSED,
+            Reason.MESSAGES_REFUSED,
             f"{counts.refused} dead letters were refused and stay in the dead-letter topic; "
             "status.run.refusals has the cause of the first 100",
         )
-        return ready(COMPLETED_WITH_REFUSALS, account, [refused]), fields
-    error = errors.AllRefusedError(
+        return ready(Reason.COMPLETED_WITH_REFUSALS, account, [refused]), fields
+    error = Reason.ALL_REFUSED.error(
         f"{account}: nothing was moved",
         remedy="correct the causes in status.run.refusals, and make another Replay",
     )
@@ -678,7 +666,7 @@ def _check_started(run: SparkRun, now: datetime) -> None:
     """
     if run.state or now - run.created <= _START_TIME:
         return
-    raise errors.ApplicationNotStartedError(
+    raise Reason.APPLICATION_NOT_STARTED.error(
         f"no {'controller' if run.kind == resources.JOBS.kind else 'Spark operator'} has begun to "
         f"run the {run.kind} {run.key.name} within "
         f"{_START_TIME.total_seconds():.0f} s",
@@ -686,15 +674,27 @@ def _check_started(run: SparkRun, now: datetime) -> None:
     )
 
 
+_FINAL_REASONS = frozenset(
+    {
+        Reason.INVALID_SPEC,
+        Reason.REPLAY_FAILED,
+        Reason.DEADLINE_EXCEEDED,
+        Reason.CANCELED,
+        Reason.STARTED_TOO_LATE,
+    }
+)
+"""Reasons that end a Replay: its spec can't change, and a run is not started a second time."""
+
+
 def _explain(replay: Body, error: RedriveError) -> _Shown:
     """Return why the Replay does not run: for good, until it is changed, or for now."""
     fields: dict[str, Any] = {}
-    if isinstance(error, errors.FINAL):
+    if error.reason in _FINAL_REASONS:
         fields = {"phase": Phase.FAILED.value}
     elif not was_launched(replay):
         fields = {"phase": Phase.PENDING.value}
     conditions = failed(error)
-    if isinstance(error, errors.SuspendedError):
+    if error.reason is Reason.SUSPENDED:
         conditions = with_condition(conditions, error.reason)
     return conditions, fields
 
@@ -748,7 +748,7 @@ def next_requeue(replay: Body, phase: str, *, is_idle: bool = False) -> Requeue:
 
 def requeue_after_error(error: RedriveError, replay: Body) -> Requeue:
     """Return when to look again at a Replay that *error* keeps from going on."""
-    if error.requeue is not Requeue.ON_CHANGE or isinstance(error, errors.FINAL):
+    if error.requeue is not Requeue.ON_CHANGE or error.reason in _FINAL_REASONS:
         return error.requeue
     if not was_launched(replay):
         return Requeue.SLOW_BACKOFF if "startBefore" in replay["spec"] else Requeue.ON_CHANGE
@@ -780,7 +780,7 @@ def check_canceled(replay: Body, status: ReplayStatus, phase: str) -> None:
     """
     is_canceled = replay["spec"].get("cancel") and not status.run.finished
     if is_canceled and phase not in {Phase.RUNNING, Phase.SUSPENDED}:
-        raise errors.CanceledError(
+        raise Reason.CANCELED.error(
             "the Replay was canceled; messages that were moved before stay moved",
             remedy="make another Replay for those that are left",
         )
@@ -798,7 +798,7 @@ def check_start(replay: Body, status: ReplayStatus, ctx: Context) -> None:
     check_canceled(replay, status, Phase.PENDING)
     latest = replay["spec"].get("startBefore")
     if latest is not None and ctx.clock() >= datetime.fromisoformat(latest):
-        raise errors.StartedTooLateError(
+        raise Reason.STARTED_TOO_LATE.error(
             "the Replay was not launched before its startBefore",
             got=latest,
             remedy="make another Replay with a later one if its messages are still to be moved",
@@ -813,7 +813,7 @@ def check_deadline(replay: Body, status: ReplayStatus, phase: str, now: datetime
     """
     if phase in FINAL or status.run.finished or not is_overdue(replay, now):
         return
-    raise DeadlineExceededError(
+    raise Reason.DEADLINE_EXCEEDED.error(
         "the run has not come to its end within its deadline, and its job does not say why",
         got=replay["spec"]["deadline"],
         remedy="look at its Job or SparkApplication and the pods, which go with this Replay; "

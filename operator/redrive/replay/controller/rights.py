@@ -33,6 +33,7 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher, add_finalizer, has_finalizer, remove_finalizer
 from redrive.policy.naming import TopicName
+from redrive.reasons import Reason
 from redrive.replay.controller.spark_operators import find_application
 
 FINALIZER = "redrive.io/target-rights"
@@ -41,8 +42,6 @@ DRAIN = timedelta(minutes=1)
 """The longest time for which the job of a deleted Replay keeps its rights, to settle messages."""
 ABANDON = timedelta(minutes=10)
 """A Replay whose rights could not be taken back for so long after its deletion goes without."""
-RIGHTS_ABANDONED = "TargetRightsAbandoned"
-"""Reason of an Event: the Replay is gone, and the rights of the replay role at its target stay."""
 
 NEEDED = frozenset({"produce", "consume"})
 """To send to a target, and to find there what was sent before."""
@@ -152,7 +151,9 @@ async def release_deleted(replay: Body, ctx: Context) -> Requeue:
         if since < ABANDON:
             logger.warning("the rights of a deleted Replay are not taken back yet: %s", error)
             return Requeue.BACKOFF
-        shown = ObjectEvent(RIGHTS_ABANDONED, f"{error}; take them back", is_warning=True)
+        shown = ObjectEvent(
+            Reason.TARGET_RIGHTS_ABANDONED, f"{error}; take them back", is_warning=True
+        )
         await _publisher(ctx).emit(replay, shown)
         await remove_finalizer(replay, FINALIZER, _publisher(ctx))
     return Requeue.ON_CHANGE

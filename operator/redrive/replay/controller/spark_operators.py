@@ -36,10 +36,10 @@ from redrive.api import Body, LauncherName
 from redrive.api.conditions import moment_of
 from redrive.api.job import SPARK_ROLES, Role
 from redrive.api.replay import Phase, ReplayEngine, ReplaySpec, ReplayStatus
-from redrive.errors import SparkOperatorNotFoundError
 from redrive.kube import resources
 from redrive.kube.context import Context
 from redrive.kube.resources import Key, Resource, in_order, is_owned_by
+from redrive.reasons import Reason
 from redrive.replay.controller import launch
 from redrive.replay.controller.launch import JobApplication
 
@@ -409,7 +409,7 @@ def choose_operator(ctx: Context) -> Launcher:
     for launcher in enabled:
         if launcher.resource not in ctx.missing:
             return launcher
-    raise SparkOperatorNotFoundError(
+    raise Reason.SPARK_OPERATOR_NOT_FOUND.error(
         "this cluster knows no SparkApplication, which runs a Replay",
         got=f"none of {' or '.join(launcher.resource.group for launcher in enabled)}",
         remedy="install the Spark operator, and this Replay starts automatically; or make another "

@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import ClassVar
 
-from redrive.errors import RedriveError, TargetNotAllowedError
+from redrive.errors import RedriveError
 from redrive.kube.resources import TOPIC_OWNER
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader
 from redrive.reading.positions import EntryId, Tail
 from redrive.reading.ranges import Partition, Range, SubscriptionMissingError
+from redrive.reasons import Reason
 from redrive.replay import lookup
 from redrive.replay.job.plan import SUSPENDED, Engine, Reporter, Rest, Wish
 from redrive.replay.ledger import FencedError, Ledger
@@ -42,19 +42,19 @@ from redrive.replay.task import RangeTask, Route
 class RunEndedError(RedriveError):
     """The Replay of a run is deleted."""
 
-    reason: ClassVar[str] = "RunEnded"
+    reason = "RunEnded"
 
 
 class DeadlineError(RedriveError):
     """A run has reached its deadline."""
 
-    reason: ClassVar[str] = "DeadlineExceeded"
+    reason = "DeadlineExceeded"
 
 
 class CanceledRunError(RedriveError):
     """The author of a run canceled it."""
 
-    reason: ClassVar[str] = "Canceled"
+    reason = "Canceled"
 
 
 REPORT_SECONDS = 2.0
@@ -271,7 +271,7 @@ class Dispatch:
             return
         properties = broker.read_properties(route.admin_url, route.target, route.target_partitions)
         if properties.get(TOPIC_OWNER):
-            raise TargetNotAllowedError(
+            raise Reason.TARGET_NOT_ALLOWED.error(
                 "the target is a retry, dead-letter or other topic that redrive keeps for a "
                 "RetryPolicy by now, and nothing more is moved there",
                 got=str(route.target),

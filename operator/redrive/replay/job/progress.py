@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 from redrive.api import Body
 from redrive.api.model import is_empty, parse_spec
@@ -73,7 +73,7 @@ logger = logging.getLogger(__name__)
 class ReplayGoneError(RedriveError):
     """The Replay that the job was launched for has ended, or is not there any more."""
 
-    reason: ClassVar[str] = "ReplayGone"
+    reason = "ReplayGone"
 
 
 class Progress:

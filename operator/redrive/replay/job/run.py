@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import pulsar
 
@@ -48,7 +47,7 @@ logger = logging.getLogger(__name__)
 class CutOffError(RedriveError):
     """A run has come to its end, and messages are left."""
 
-    reason: ClassVar[str] = "CutOff"
+    reason = "CutOff"
 
 
 @dataclass(frozen=True)

@@ -16,30 +16,18 @@ from redrive.api.job import JobTemplate
 from redrive.api.permissions import LabelSelector, Namespaces
 from redrive.api.replay import ADMITTED, ReplayEngine, ReplayRun, RunCounts
 from redrive.errors import (
-    BatchMixesKeysError,
-    DeadLettersDiscardedError,
     InvalidSpecError,
-    JobNotPermittedError,
-    JobTemplateNotFoundError,
-    PolicyNotFoundError,
-    PolicyNotReadyError,
-    ReplayIdentityMissingError,
-    ReplayInProgressError,
-    ReplayNotSafeError,
     Requeue,
-    SuspendedError,
-    TargetNotAllowedError,
-    TooManyRunsError,
-    TrustNotSupportedError,
 )
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import ConnectionNotFoundError, Kubernetes, NamespaceNotAllowedError
+from redrive.kube.client import ConnectionNotFoundError, Kubernetes
 from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
+from redrive.reasons import Reason
 from redrive.replay.controller import launch
 from redrive.replay.controller.admission import ENDED_AT, admit, former_targets
 from redrive.replay.controller.launch import ChosenTemplate
@@ -51,6 +39,7 @@ from redrive.replay.controller.spark_operators import (
 )
 from redrive.replay.spec import Choice, ReplayJob
 from tests.support.connections import changed
+from tests.support.reasons import raises
 
 SETTINGS = Settings("here", (), Key("redrive", "replay"), "local:///replay.py", "redrive-replay")
 
@@ -271,12 +260,12 @@ def test_job_pods_follow_connection_and_replay() -> None:
     asking = replay(spec={"jobTemplate": {"name": "large", "executors": 3}})
     assert admit(asking, context).template.executors == 3
     beyond = replay(spec={"jobTemplate": {"executors": 4}})
-    with pytest.raises(JobNotPermittedError, match=r"at most 3.*got 4"):
+    with raises(Reason.JOB_NOT_PERMITTED, match=r"at most 3.*got 4"):
         admit(beyond, context)
     other = replay(spec={"jobTemplate": {"name": "default"}})
-    with pytest.raises(JobNotPermittedError, match="does not permit this job template; got 'defau"):
+    with raises(Reason.JOB_NOT_PERMITTED, match="does not permit this job template; got 'defau"):
         admit(other, context)
-    with pytest.raises(JobTemplateNotFoundError, match="got 'large'"):
+    with raises(Reason.JOB_TEMPLATE_NOT_FOUND, match="got 'large'"):
         admit(asking, ctx())
 
 
@@ -292,7 +281,7 @@ def test_bound_below_default_lowers_number_of_executors() -> None:
 
 def test_job_template_is_for_its_namespaces_only() -> None:
     names = JobTemplate(namespaces=Namespaces(names=("other",)))
-    with pytest.raises(JobNotPermittedError, match="not for Replays of this namespace; got 'shop'"):
+    with raises(Reason.JOB_NOT_PERMITTED, match="not for Replays of this namespace; got 'shop'"):
         admit(replay(), with_templates(ctx(), default=names))
     selector = LabelSelector(match_labels={"size": "large"})
     context = with_templates(ctx(), default=JobTemplate(namespaces=Namespaces(selector=selector)))
@@ -302,7 +291,7 @@ def test_job_template_is_for_its_namespaces_only() -> None:
         if is_permitted:
             assert admit(replay(), labelled).template.name == "default"
         else:
-            with pytest.raises(JobNotPermittedError):
+            with raises(Reason.JOB_NOT_PERMITTED):
                 admit(replay(), labelled)
 
 
@@ -367,7 +356,7 @@ def test_target_outside_rules_is_refused(topic: str) -> None:
         },
     ]
     asked = replay(spec={"target": {"type": "Topic", "topic": topic}})
-    with pytest.raises(TargetNotAllowedError, match=r"spec\.allow") as refused:
+    with raises(Reason.TARGET_NOT_ALLOWED, match=r"spec\.allow") as refused:
         admit(asked, ctx(connections=[connection(allow=allow)]))
     assert topic in str(refused.value)
 
@@ -402,7 +391,7 @@ def test_target_needs_a_rule_for_the_replay_role(
         source = TopicName.parse(ORDERS)
         assert admit(asked, context).grants == (source,) * (spec.get("target") == SOURCE)
         return
-    with pytest.raises(TargetNotAllowedError, match=r"role replayer .*add the role to `roles`"):
+    with raises(Reason.TARGET_NOT_ALLOWED, match=r"role replayer .*add the role to `roles`"):
         admit(asked, context)
 
 
@@ -445,7 +434,7 @@ def test_invalid_selection_is_refused_first() -> None:
 def test_discarding_policy_has_nothing_to_replay() -> None:
     discarding = policy()
     discarding["spec"]["deadLetter"] = {"mode": "Discard"}
-    with pytest.raises(DeadLettersDiscardedError, match=r"set its deadLetter\.mode to Keep"):
+    with raises(Reason.DEAD_LETTERS_DISCARDED, match=r"set its deadLetter\.mode to Keep"):
         admit(replay(), ctx(policies=[discarding]))
 
 
@@ -455,39 +444,37 @@ def test_job_policy_has_connection_defaults() -> None:
 
 
 def test_missing_policy_is_waited_for() -> None:
-    with pytest.raises(PolicyNotFoundError, match="does not exist"):
+    with raises(Reason.POLICY_NOT_FOUND, match="does not exist"):
         admit(replay(), ctx(policies=[]))
 
 
 def test_deleted_policy_counts_as_missing() -> None:
     going = policy()
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    with pytest.raises(PolicyNotFoundError):
+    with raises(Reason.POLICY_NOT_FOUND):
         admit(replay(), ctx(policies=[going]))
 
 
 @pytest.mark.parametrize("state", [{"ready": "False"}, {"ready": "Unknown"}, {"observed": 0}])
 def test_policy_that_is_not_ready_is_waited_for(state: dict[str, Any]) -> None:
-    with pytest.raises(PolicyNotReadyError, match="got 'Provisioned: all there'"):
+    with raises(Reason.POLICY_NOT_READY, match="got 'Provisioned: all there'"):
         admit(replay(), ctx(policies=[policy(**state)]))
 
 
 def test_connection_without_replay_role_is_refused() -> None:
-    with pytest.raises(ReplayIdentityMissingError, match=r"give it spec\.replay"):
+    with raises(Reason.REPLAY_IDENTITY_MISSING, match=r"give it spec\.replay"):
         admit(replay(), ctx(connections=[connection(replay=None)]))
 
 
 def test_connection_with_ca_needs_one_for_jobs() -> None:
     tls = {"caRef": {"kind": "ConfigMap", "name": "authorities", "key": "ca.crt"}}
     secured = connection(tls=tls, adminURL="https://pulsar:8443")
-    with pytest.raises(
-        TrustNotSupportedError, match=r"shop/main .* name them in spec\.replay\.tls"
-    ):
+    with raises(Reason.TRUST_NOT_SUPPORTED, match=r"shop/main .* name them in spec\.replay\.tls"):
         admit(replay(), ctx(connections=[secured]))
     identity = {**secured["spec"]["replay"], "tls": tls}
     admit(replay(), ctx(connections=[connection(**secured["spec"] | {"replay": identity})]))
-    assert TrustNotSupportedError.stalls
-    assert TrustNotSupportedError.requeue is Requeue.ON_CHANGE
+    assert Reason.TRUST_NOT_SUPPORTED.stalls
+    assert Reason.TRUST_NOT_SUPPORTED.requeue is Requeue.ON_CHANGE
     trusting = connection(adminURL="https://pulsar:8443")
     assert admit(replay(), ctx(connections=[trusting])).job.admin_url == "https://pulsar:8443"
 
@@ -498,7 +485,7 @@ def test_missing_or_closed_connection_is_refused() -> None:
     other = [
         {"name": "one", "namespaces": {"names": ["other"]}, "topics": ["persistent://shop/*/*"]}
     ]
-    with pytest.raises(NamespaceNotAllowedError):
+    with raises(Reason.NAMESPACE_NOT_ALLOWED):
         admit(replay(), ctx(connections=[connection(allow=other)]))
 
 
@@ -506,17 +493,17 @@ def test_older_replay_goes_first() -> None:
     older, younger = replay("older", age=1), replay("younger", age=2)
     both = ctx(replays=[younger, older])
     assert admit(older, both).job.name == "older"
-    with pytest.raises(ReplayInProgressError, match="got 'shop/older'"):
+    with raises(Reason.REPLAY_IN_PROGRESS, match="got 'shop/older'"):
         admit(younger, both)
 
 
 def test_running_replay_precedes_an_older_one() -> None:
     older, younger = replay("older", age=1), replay("younger", age=2)
     running = named("SparkApplication", launch.name_of(younger), {})
-    with pytest.raises(ReplayInProgressError, match="got 'shop/younger'"):
+    with raises(Reason.REPLAY_IN_PROGRESS, match="got 'shop/younger'"):
         admit(older, ctx(replays=[younger, older], applications=[running]))
     launched(younger)
-    with pytest.raises(ReplayInProgressError, match="got 'shop/younger'"):
+    with raises(Reason.REPLAY_IN_PROGRESS, match="got 'shop/younger'"):
         admit(older, ctx(replays=[younger, older]))
 
 
@@ -525,7 +512,7 @@ def test_launched_replay_precedes_without_its_application() -> None:
     older, younger = replay("older", age=1), launched(replay("younger", age=2))
     both = ctx(replays=[younger, older])
     assert admit(younger, both).job.name == "younger"
-    with pytest.raises(ReplayInProgressError):
+    with raises(Reason.REPLAY_IN_PROGRESS):
         admit(older, both)
 
 
@@ -533,7 +520,7 @@ def test_stalled_replay_before_launch_blocks_no_other() -> None:
     stalls = {"type": "Stalled", "status": "True", "reason": "ReplayNotSafe", "message": "no"}
     older = replay("older", age=1, status={"conditions": [stalls]})
     assert admit(replay(age=2), ctx(replays=[older])).job.name == "now"
-    with pytest.raises(ReplayInProgressError):
+    with raises(Reason.REPLAY_IN_PROGRESS):
         admit(replay(age=2), ctx(replays=[launched(older)]))
 
 
@@ -542,7 +529,7 @@ def test_ended_replay_blocks_no_other(phase: str) -> None:
     status = {"phase": phase, "sparkApplication": "it"}
     ended = replay("ended", age=1, status=status, ended_at="2026-01-01T00:00:00Z")
     assert admit(replay(age=2), ctx(replays=[ended])).job.name == "now"
-    with pytest.raises(ReplayInProgressError):  # a job may have written that phase
+    with raises(Reason.REPLAY_IN_PROGRESS):  # a job may have written that phase
         admit(replay(age=2), ctx(replays=[replay("ended", age=1, status=status)]))
 
 
@@ -578,9 +565,9 @@ def test_review_is_not_blocked_and_blocks_until_confirmed() -> None:
     others = {"replays": [review, replay(age=3)], "applications": [application]}
     assert not admit(replay(age=3), ctx(**others)).job.review
     review["spec"]["mode"] = "Run"
-    with pytest.raises(ReplayInProgressError, match="got 'shop/review'"):
+    with raises(Reason.REPLAY_IN_PROGRESS, match="got 'shop/review'"):
         admit(replay(age=3), ctx(**others))
-    with pytest.raises(ReplayInProgressError, match="got 'shop/moving'"):
+    with raises(Reason.REPLAY_IN_PROGRESS, match="got 'shop/moving'"):
         admit(review, ctx(replays=[review, moving]))
 
 
@@ -590,12 +577,12 @@ def test_confirmed_reviews_run_one_after_another(admitted: str) -> None:
     younger, second = reviewed("younger", 2, "Run")
     both = ctx(replays=[older, younger], applications=[first, second])
     assert admit(older, both).job.name == "older"
-    with pytest.raises(ReplayInProgressError, match="got 'shop/older'"):
+    with raises(Reason.REPLAY_IN_PROGRESS, match="got 'shop/older'"):
         admit(younger, both)
     one, other = (older, younger) if admitted == "older" else (younger, older)
     one["metadata"]["annotations"][ADMITTED] = one["metadata"]["uid"]
     both = ctx(replays=[older, younger], applications=[first, second])
-    with pytest.raises(ReplayInProgressError, match=f"got 'shop/{admitted}'"):
+    with raises(Reason.REPLAY_IN_PROGRESS, match=f"got 'shop/{admitted}'"):
         admit(other, both)
 
 
@@ -614,7 +601,7 @@ def test_batch_by_key_to_own_subscription_is_refused(kind: str, target: dict[str
     context = ctx(policies=[policy(subscriptionType=kind)])
     asked = replay(spec={**target, "sending": "Batched"})
     if kind == "KeyShared" and target:
-        with pytest.raises(BatchMixesKeysError, match="sending Individual, or with target Retry"):
+        with raises(Reason.BATCH_MIXES_KEYS, match="sending Individual, or with target Retry"):
             admit(asked, context)
     else:
         assert admit(asked, context).job.batch
@@ -622,15 +609,15 @@ def test_batch_by_key_to_own_subscription_is_refused(kind: str, target: dict[str
 
 def test_unsafe_policy_allows_dry_runs_only() -> None:
     never = ctx(policies=[policy(replay={"safety": "Never"})])
-    with pytest.raises(ReplayNotSafeError, match=r"got 'replay\.safety: Never'; count"):
+    with raises(Reason.REPLAY_NOT_SAFE, match=r"got 'replay\.safety: Never'; count"):
         admit(replay(spec={"confirmations": ["Reconciled"]}), never)
     assert admit(replay(spec={"mode": "Plan"}), never).job.dry_run
-    assert ReplayNotSafeError.stalls
+    assert Reason.REPLAY_NOT_SAFE.stalls
 
 
 def test_policy_to_reconcile_first_needs_confirmation() -> None:
     first = ctx(policies=[policy(replay={"safety": "ReconcileFirst"})])
-    with pytest.raises(ReplayNotSafeError, match=r"with confirmations: \[Reconciled\]"):
+    with raises(Reason.REPLAY_NOT_SAFE, match=r"with confirmations: \[Reconciled\]"):
         admit(replay(), first)
     admit(replay(spec={"confirmations": ["Reconciled"]}), first)
     admit(replay(spec={"mode": "Plan"}), first)
@@ -640,10 +627,10 @@ def test_policy_to_reconcile_first_needs_confirmation() -> None:
 def test_suspended_replay_is_not_launched_and_blocks_none() -> None:
     resting, next_one = replay("resting", spec={"suspend": True}, age=1), replay("next", age=2)
     both = ctx(replays=[resting, next_one])
-    with pytest.raises(SuspendedError, match=r"set spec\.suspend to false"):
+    with raises(Reason.SUSPENDED, match=r"set spec\.suspend to false"):
         admit(resting, both)
     assert admit(next_one, both).job.name == "next"
-    with pytest.raises(ReplayInProgressError, match="got 'shop/resting'"):
+    with raises(Reason.REPLAY_IN_PROGRESS, match="got 'shop/resting'"):
         admit(next_one, ctx(replays=[launched(resting), next_one]))
 
 
@@ -693,7 +680,7 @@ def test_replay_waits_while_its_namespace_has_all_its_runs(
     if not refused:
         assert admit(mine, made).job.name == "now"
         return
-    with pytest.raises(TooManyRunsError, match=rf"BrokerConnection shop/main allows; got {runs};"):
+    with raises(Reason.TOO_MANY_RUNS, match=rf"BrokerConnection shop/main allows; got {runs};"):
         admit(mine, made)
 
 
@@ -722,7 +709,7 @@ def test_pending_replays_do_not_slow_down_the_count_of_runs(
         return find_application(body, context)
 
     monkeypatch.setattr("redrive.replay.controller.admission.find_application", count)
-    with pytest.raises(TooManyRunsError, match="got 1;"):
+    with raises(Reason.TOO_MANY_RUNS, match="got 1;"):
         admit(replay(), made)
     assert looks < 10
 

@@ -18,19 +18,13 @@ from redrive.admin.policies import Quotas
 from redrive.api.conditions import ObjectEvent
 from redrive.api.replay import ReplayStatus
 from redrive.errors import (
-    DriverNotStartedError,
     Requeue,
-    TargetDeduplicationError,
-    TargetEvictsError,
-    TargetExpiresError,
-    TargetNotAllowedError,
-    TargetNotFoundError,
-    TargetNotSubscribedError,
 )
 from redrive.kube import resources
 from redrive.kube.client import ForbiddenError, UnavailableError
 from redrive.kube.context import Context, wall_clock
 from redrive.kube.resources import Key, Resource
+from redrive.reasons import Reason
 from redrive.replay.controller import launch
 from redrive.replay.controller.prerequisites import (
     MAX_REASON,
@@ -42,6 +36,7 @@ from redrive.replay.controller.prerequisites import (
 from redrive.replay.controller.spark_operators import job_run
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.reasons import raises
 from tests.unit.replay.controller.test_admission import connection, ctx, replay
 from tests.unit.replay.controller.test_reconciler import api as api  # noqa: PLC0414  a fixture
 from tests.unit.replay.controller.test_reconciler import application, look, shown, statuses
@@ -120,7 +115,7 @@ async def test_launched_replay_skips_target_checks(broker: FakeBroker) -> None:
 async def test_forged_status_does_not_skip_target_checks(broker: FakeBroker) -> None:
     """A job may write the status of each Replay of its namespace."""
     status = {"sparkApplication": launch.name_of(replay()), "phase": "Running"}
-    with pytest.raises(TargetNotAllowedError):
+    with raises(Reason.TARGET_NOT_ALLOWED):
         await prepare(
             broker, target={"type": "Topic", "topic": f"{NAMESPACE}/theirs"}, status=status
         )
@@ -150,7 +145,7 @@ async def test_topic_owned_by_policy_is_refused_as_target(
     deduplicate(broker, topic)
     asked: dict[str, Any] = {"target": {"type": "Topic", "topic": f"{NAMESPACE}/{topic}"}}
     for guarantee in ("ExactlyOnce", "AtLeastOnce"):
-        with pytest.raises(TargetNotAllowedError, match="keeps for a RetryPolicy"):
+        with raises(Reason.TARGET_NOT_ALLOWED, match="keeps for a RetryPolicy"):
             await prepare(broker, guarantee=guarantee, mode=mode, **asked)
     assert rights(broker, topic) == {}
 
@@ -160,12 +155,12 @@ async def test_source_owned_by_other_policy_is_refused_as_target(
 ) -> None:
     source = broker.namespaces["shop/prod"].topics["orders"]
     source.properties["redrive.io/owner"] = "here/shop/first"
-    with pytest.raises(TargetNotAllowedError):
+    with raises(Reason.TARGET_NOT_ALLOWED):
         await prepare(broker, target={"type": "Source"})
 
 
 async def test_target_without_deduplication_is_refused(broker: FakeBroker) -> None:
-    with pytest.raises(TargetDeduplicationError) as refused:
+    with raises(Reason.TARGET_DOES_NOT_DEDUPLICATE) as refused:
         await prepare(broker, target={"type": "Source"})
     assert f"set-deduplication-status --enable {NAMESPACE}/orders" in str(refused.value)
     assert "guarantee: AtLeastOnce" in str(refused.value)
@@ -183,13 +178,13 @@ async def test_target_without_subscription_is_refused(
 ) -> None:
     broker.namespaces["shop/prod"].topics["orders"].parts = parts
     deduplicate(broker, "orders")
-    with pytest.raises(TargetNotSubscribedError, match="create-subscription"):
+    with raises(Reason.TARGET_NOT_SUBSCRIBED, match="create-subscription"):
         await prepare(broker, target={"type": "Source"})
     assert rights(broker, "orders") == {}
 
 
 async def test_missing_target_is_not_created(broker: FakeBroker) -> None:
-    with pytest.raises(TargetNotFoundError, match="create it"):
+    with raises(Reason.TARGET_NOT_FOUND, match="create it"):
         await prepare(broker, target={"type": "Topic", "topic": f"{NAMESPACE}/absent"})
     assert "absent" not in broker.namespaces["shop/prod"].topics
 
@@ -205,7 +200,7 @@ async def test_target_without_a_rule_for_the_role_is_refused(broker: FakeBroker)
     broker.namespaces["shop/prod"].grants[f"{NAMESPACE}/orders"] = {
         "replayer": ["produce", "consume"]
     }
-    with pytest.raises(TargetNotAllowedError):
+    with raises(Reason.TARGET_NOT_ALLOWED):
         await prepare(broker, target={"type": "Source"}, roles="fulfilment")
     assert broker.calls == []
 
@@ -217,7 +212,7 @@ async def test_target_with_only_system_subscriptions_is_refused(
     deduplicate(broker, "orders")
     topic = broker.namespaces["shop/prod"].topics["orders"]
     topic.parts = {"-partition-0": ["s", only], "-partition-1": [only]}
-    with pytest.raises(TargetNotSubscribedError, match="those of readers"):
+    with raises(Reason.TARGET_NOT_SUBSCRIBED, match="those of readers"):
         await prepare(broker, target={"type": "Source"})
     assert rights(broker, "orders") == {}
     topic.parts["-partition-1"].append("s")
@@ -252,7 +247,7 @@ async def test_target_with_evicting_quota_in_force_is_refused(
     if not evicts:
         await prepare(broker, target={"type": "Source"}, guarantee=guarantee)
         return
-    with pytest.raises(TargetEvictsError, match="set-backlog-quota --type"):
+    with raises(Reason.TARGET_EVICTS, match="set-backlog-quota --type"):
         await prepare(broker, target={"type": "Source"}, guarantee=guarantee)
     assert rights(broker, "orders") == {}
 
@@ -278,7 +273,7 @@ async def test_target_with_short_ttl_in_force_is_refused(
     broker.namespaces["shop/prod"].topics["orders-fulfilment-DLQ"] = dead_letters
     limit: dict[str, Any] = {} if rate is None else {"rateLimit": rate}
     if outcome == "refused":
-        with pytest.raises(TargetExpiresError, match=f"got 'messageTTL of {seconds} s'"):
+        with raises(Reason.TARGET_EXPIRES, match=f"got 'messageTTL of {seconds} s'"):
             await prepare(broker, target={"type": "Source"}, **limit)
         assert rights(broker, "orders") == {}
         return
@@ -295,7 +290,7 @@ async def test_target_with_ttl_below_run_time_is_refused(
         0, {}, {"": ["redrive"]}, backlog=3_601
     )
     limit: dict[str, Any] = {"rateLimit": {"messages": 1, "per": "2s"}}
-    with pytest.raises(TargetExpiresError, match="which takes about 2h2s"):
+    with raises(Reason.TARGET_EXPIRES, match="which takes about 2h2s"):
         await prepare(broker, target={"type": "Source"}, **limit)
     few: dict[str, Any] = {"select": {"limit": 3_600}}
     await prepare(broker, target={"type": "Source"}, **limit, **few)
@@ -611,7 +606,7 @@ async def test_job_whose_pods_are_refused_shows_its_last_event(api: FakeKubernet
     refused = {"reason": "FailedCreate", "message": 'pods "a-x" is forbidden: exceeded quota'}
     api.add(of_job, {"metadata": {"name": "e", "namespace": "shop"}, **refused})
     context = cast("Context", SimpleNamespace(kubernetes=api))
-    with pytest.raises(DriverNotStartedError) as refusal:
+    with raises(Reason.DRIVER_NOT_STARTED) as refusal:
         await check_pods(run, ReplayStatus(), wall_clock(), context)
     assert "the driver of the Job a does not run, 120 s after it was" in str(refusal.value)
     assert 'FailedCreate: pods "a-x" is forbidden: exceeded quota; got ' in str(refusal.value)

@@ -815,7 +815,7 @@ async def test_hanging_broker_does_not_block_other_launches(api: FakeKubernetes)
 
     brokers = cast("Any", SimpleNamespace(resolve=resolve))
     context = dataclasses.replace(ctx(replays=[body]), kubernetes=api, brokers=brokers)
-    assert await reconcile(Key.of(body), context, launching) is BrokerDownError.requeue
+    assert await reconcile(Key.of(body), context, launching) is Requeue.ON_CHANGE
     assert asked == [body]
     assert shown(api)[0] == "BrokerUnreachable"
 

@@ -26,6 +26,7 @@ from redrive.kube.connections import Connection
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.kube.status import has_finalizer
+from redrive.reasons import Reason
 from redrive.replay.controller import rights
 from redrive.replay.controller.admission import ENDED_AT
 from redrive.replay.controller.prerequisites import prepare_target
@@ -267,7 +268,8 @@ async def test_deletion_waits_for_broker_until_its_deadline(place: Rights) -> No
     assert await place.reconcile("first") is Requeue.BACKOFF
     place.now += rights.ABANDON + timedelta(seconds=1)
     assert await place.reconcile("first") is Requeue.ON_CHANGE
-    assert rights.RIGHTS_ABANDONED in {reason for _, reason, _ in place.kubernetes.announced()}
+    events = {reason for _, reason, _ in place.kubernetes.announced()}
+    assert Reason.TARGET_RIGHTS_ABANDONED in events
     body = place.body("first")
     assert body is None or not has_finalizer(body, rights.FINALIZER)
 

@@ -10,11 +10,11 @@ import pytest
 from redrive.api import LauncherName
 from redrive.api.job import SPARK_ROLES
 from redrive.api.replay import Phase, ReplayEngine, ReplaySpec
-from redrive.errors import SparkOperatorNotFoundError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context
 from redrive.kube.resources import Resource
+from redrive.reasons import Reason
 from redrive.replay.controller import launch
 from redrive.replay.controller.spark_operators import (
     APPLICATION,
@@ -32,6 +32,7 @@ from redrive.replay.controller.spark_operators import (
 from sandbox.spark_operator import apache
 from sandbox.spark_operator import template as spark_pods
 from sandbox.spark_operator.objects import Application
+from tests.support.reasons import raises
 from tests.unit.replay.controller.test_admission import ctx, replay
 from tests.unit.replay.controller.test_launch import JOB, application
 from tests.unit.replay.controller.test_launch import replay as launched_replay
@@ -401,7 +402,7 @@ def test_installed_spark_operator_is_chosen(
 
 def test_missing_spark_operator_is_waited_for() -> None:
     context = context_with(KUBEFLOW, APACHE, missing=(KUBEFLOW, APACHE))
-    with pytest.raises(SparkOperatorNotFoundError, match=r"spark\.apache\.org") as refusal:
+    with raises(Reason.SPARK_OPERATOR_NOT_FOUND, match=r"spark\.apache\.org") as refusal:
         choose_operator(context)
     assert not refusal.value.stalls
 

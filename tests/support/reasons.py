@@ -1,0 +1,12 @@
+"""Expectation of an error by its reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from redrive.reasons import Reason, RedriveError
+
+
+def raises(reason: Reason, match: str | None = None) -> pytest.RaisesExc[RedriveError]:
+    """Expect an error with *reason*, as `pytest.raises` expects one of a class."""
+    return pytest.raises(RedriveError, match=match, check=lambda error: error.reason is reason)
