@@ -7,8 +7,9 @@ came before contains no redelivered message.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pulsar
 
@@ -19,6 +20,12 @@ BURST_BYTES = 256 * 1024
 """Bytes of payload in a burst of several messages at most."""
 
 _BLOCK = 1_024
+
+LARGEST_BATCH = 1_000
+"""So many messages an entry has by default. It is delivered whole, however few may wait."""
+
+_MARKS_A_QUEUE = 8
+_MAX_LEDGERS = 1_000
 
 Place = tuple[int, int, int]
 """The id of a message: ledger, entry, and the index in a batch or -1."""
@@ -35,17 +42,24 @@ class Burst:
         alone: True for what stands for all messages of a topic that were received one by one, and
             are above all before: none of them is a copy.
         runs: the ids of all messages; None where one may be a copy, or once the burst is closed.
+        delivered_after: the connection that delivered possible copies is not older than this
+            moment; None without partitions, whose messages wait for no longer than a connection.
         open: True while the ids of its in-flight messages are not read one by one.
         settled: when each settled message was settled, while the burst is open.
         since: when it was opened.
     """
 
-    __slots__ = ("alone", "open", "runs", "settled", "since", "size", "topic")
+    __slots__ = (
+        "alone", "delivered_after", "open", "runs", "settled", "since", "size", "topic",
+    )  # fmt: skip
 
-    def __init__(self, topic: str, size: int, runs: list[Run] | None) -> None:
+    def __init__(
+        self, topic: str, size: int, runs: list[Run] | None, delivered_after: float | None = None
+    ) -> None:
         self.topic = topic
         self.size = size
         self.runs = runs
+        self.delivered_after = delivered_after
         self.alone = False
         self.open = False
         self.settled: deque[tuple[float, pulsar.Message]] = deque()
@@ -53,38 +67,133 @@ class Burst:
 
 
 class Arrivals:
-    """Messages of one topic as they arrive: finds those whose id is above all before."""
+    """Messages of one topic as they arrive: finds those whose id is above all before.
 
-    def __init__(self, topic: str) -> None:
+    The others may be copies. Those of a topic with partitions have waited in the queue of the
+    client, which outlives the connections of the partitions: so it is bounded when the connection
+    that delivered them began. A subscription that was moved back delivers messages again that were
+    settled long before.
+
+    Args:
+        queue: messages of one partition that may wait in the client; 0 without partitions.
+        in_bursts: receive messages in bursts while they come fast.
+
+    Attributes:
+        received: number of messages.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        queue: int = 0,
+        *,
+        in_bursts: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._topic = topic
-        self._highest: Place = (-1, -1, -1)
+        self.queue = queue
+        self.in_bursts = in_bursts
+        self.received = 0
+        self._monotonic = monotonic
         self._alone = Burst(topic, 1, None)
         self._alone.alone = True
-        self._partitioned = False
+        self._partitions: dict[int, _Partition] = {}
+        self._by_ledger: dict[int, _Partition] = {}
+        self._empty_at = monotonic()
 
     def one(self, message: pulsar.Message) -> None:
         """Note a message that was received alone."""
-        if self._partitioned:
-            return
         message_id = message.message_id()
         place = place_of(message_id)
-        if message_id.partition() >= 0:
-            self._partitioned = True
-        elif place > self._highest:
-            self._highest = place
+        partition = self._by_ledger.get(place[0]) or self._partition(place[0], message_id)
+        if self._is_new(partition, place, place, 1):
             message.redrive = self._alone
+        elif self.queue:
+            message.redrive = Burst(self._topic, 1, None, partition.delivered_after)
 
     def burst(self, messages: Sequence[pulsar.Message]) -> None:
         """Join *messages*, which arrived together, to a burst: each gets it as `redrive`."""
-        first, last = messages[0].message_id(), place_of(messages[-1].message_id())
-        runs: list[Run] | None = None
-        # Each partition has an order of its own.
-        if first.partition() < 0 and len(messages) > 1 and place_of(first) > self._highest:
-            runs = ascending_runs(messages)
-        self._highest = max(self._highest, place_of(first), last)
-        burst = Burst(self._topic, len(messages), runs)
+        runs: dict[tuple[int, int], int] = {}
+        are_new, delivered_after = len(messages) > 1, self._monotonic()
+        for first, last, message_id in stretches(messages):
+            count = last[2] - first[2] + 1
+            partition = self._by_ledger.get(first[0]) or self._partition(first[0], message_id)
+            if self._is_new(partition, first, last, count):
+                key, bit = _bit_of(first)
+                runs[key] = runs.get(key, 0) | ((1 << count) - 1) << bit
+            else:
+                are_new = False
+                delivered_after = min(delivered_after, partition.delivered_after)
+        burst = Burst(
+            self._topic, len(messages), list(runs.items()) if are_new else None,
+            delivered_after if self.queue else None,
+        )  # fmt: skip
         for message in messages:
             message.redrive = burst
+
+    def was_empty(self, at: float) -> None:
+        """Note that no message waited in the client *at* a moment."""
+        self._empty_at = at
+
+    def _is_new(self, partition: _Partition, first: Place, last: Place, count: int) -> bool:
+        if self.queue and first <= partition.last:
+            waited = self.queue + (LARGEST_BATCH if partition.batched else 0)
+            partition.delivered_after = max(self._empty_at, partition.moment_before(waited))
+        self.received += count
+        partition.received += count
+        if self.queue and partition.received >= partition.next_mark:
+            partition.mark(self._monotonic(), self.queue)
+        partition.batched = partition.batched or last[2] >= 0
+        partition.last = last
+        if first <= partition.highest:
+            partition.highest = max(partition.highest, last)
+            return False
+        partition.highest = last
+        return True
+
+    def _partition(self, ledger: int, message_id: pulsar.MessageId) -> _Partition:
+        """Return the partition of a *ledger*, whose number no other topic has."""
+        if len(self._by_ledger) > _MAX_LEDGERS:
+            self._by_ledger.clear()
+        partition = self._partitions.setdefault(message_id.partition(), _Partition())
+        self._by_ledger[ledger] = partition
+        return partition
+
+
+class _Partition:
+    """What has arrived from one partition, or from a topic without partitions.
+
+    Attributes:
+        highest: the highest id, and *last* that of the last message.
+        delivered_after: see `Burst`, as of the last id that was not above the one before it: a new
+            connection begins with the first message that is not acknowledged.
+        batched: True once a message of a batch has come.
+    """
+
+    __slots__ = (
+        "_marks", "batched", "delivered_after", "highest", "last", "next_mark", "received",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.highest: Place = (-1, -1, -1)
+        self.last: Place = (-1, -1, -1)
+        self.received = 0
+        self.next_mark = 0
+        self.delivered_after = 0.0
+        self.batched = False
+        self._marks: deque[tuple[int, float]] = deque()
+
+    def mark(self, now: float, queue: int) -> None:
+        """Note when so many messages had been received."""
+        self._marks.append((self.received, now))
+        self.next_mark = self.received + queue // _MARKS_A_QUEUE + 1
+        while len(self._marks) > 1 and self._marks[1][0] <= self.received - queue - LARGEST_BATCH:
+            self._marks.popleft()
+
+    def moment_before(self, messages: int) -> float:
+        """Return a moment at which the last *messages* were yet to be received; 0 if unknown."""
+        moments = [at for received, at in self._marks if received <= self.received - messages]
+        return max(moments, default=0.0)
 
 
 def place_of(message_id: pulsar.MessageId) -> Place:
@@ -92,8 +201,10 @@ def place_of(message_id: pulsar.MessageId) -> Place:
     return message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
 
 
-def ascending_runs(messages: Sequence[pulsar.Message]) -> list[Run] | None:
-    """Return the ids of *messages*; None unless they ascend.
+def stretches(
+    messages: Sequence[pulsar.Message],
+) -> Iterator[tuple[Place, Place, pulsar.MessageId]]:
+    """Yield the first and last id of each stretch of one batch, and an id of it; or of one entry.
 
     In a batch, ids that differ by as much as their positions have no gap between them, so not all
     are read. Between two entries without batches there can be a batch.
@@ -105,13 +216,10 @@ def ascending_runs(messages: Sequence[pulsar.Message]) -> list[Run] | None:
             places[position] = place_of(messages[position].message_id())
         return places[position]
 
-    runs: dict[tuple[int, int], int] = {}
-    before: Place = (-1, -1, -1)
     start = 0
     while start < len(messages):
-        ledger, entry, index = first = place(start)
-        if first <= before:
-            return None
+        message_id = messages[start].message_id()
+        ledger, entry, index = first = places.get(start) or place_of(message_id)
         end, beyond = start, len(messages) if index >= 0 else start + 1
         probe = beyond - 1
         while beyond - end > 1:
@@ -120,10 +228,8 @@ def ascending_runs(messages: Sequence[pulsar.Message]) -> list[Run] | None:
             else:
                 beyond = probe
             probe = (end + beyond) // 2
-        key, bit = _bit_of(first)
-        runs[key] = runs.get(key, 0) | ((1 << end - start + 1) - 1) << bit
-        before, start = place(end), end + 1
-    return list(runs.items())
+        yield first, (ledger, entry, index + end - start), message_id
+        start = end + 1
 
 
 def _bit_of(place: Place) -> tuple[tuple[int, int], int]:
@@ -146,14 +252,16 @@ class SettledRuns:
     """
 
     def __init__(self) -> None:
-        self._slices: deque[tuple[float, dict[tuple[int, int], int]]] = deque()
+        # With the number of messages that had been received at the last change.
+        self._slices: deque[tuple[float, list[int], dict[tuple[int, int], int]]] = deque()
         self.blocks = 0
 
-    def add(self, runs: Sequence[Run], now: float) -> None:
+    def add(self, runs: Sequence[Run], now: float, received: int = 0) -> None:
         """Remember *runs*, which are settled *now*."""
         if not self._slices or now - self._slices[-1][0] >= _SLICE_SECONDS:
-            self._slices.append((now, {}))
-        _, settled = self._slices[-1]
+            self._slices.append((now, [received], {}))
+        _, last, settled = self._slices[-1]
+        last[0] = received
         before = len(settled)
         for key, bits in runs:
             settled[key] = settled.get(key, 0) | bits
@@ -162,13 +270,14 @@ class SettledRuns:
             self._drop()
 
     def contains(self, message: pulsar.Message, since: float) -> bool:
-        """Return True if *message* was settled; forget what was settled before *since*."""
-        while self._slices and self._slices[0][0] < since:
-            self._drop()
-        if not self._slices:
-            return False
+        """Return True if *message* was settled after *since*."""
         key, bit = _bit_of(place_of(message.message_id()))
-        return any(settled.get(key, 0) >> bit & 1 for _, settled in self._slices)
+        return any(settled.get(key, 0) >> bit & 1 for at, _, settled in self._slices if at >= since)
+
+    def forget(self, since: float, received: int) -> None:
+        """Forget what was settled before *since*, with less messages *received* than that."""
+        while self._slices and self._slices[0][0] < since and self._slices[0][1][0] < received:
+            self._drop()
 
     def _drop(self) -> None:
-        self.blocks -= len(self._slices.popleft()[1])
+        self.blocks -= len(self._slices.popleft()[2])

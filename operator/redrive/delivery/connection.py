@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pulsar
 
-from redrive.delivery.bursts import BURST, BURST_BYTES
+from redrive.delivery.bursts import BURST, BURST_BYTES, LARGEST_BATCH, Arrivals
 from redrive.delivery.concurrency import Timer, release_at_exit
 from redrive.delivery.fetcher import Fetcher
 from redrive.delivery.forwarder import Producers
@@ -60,7 +60,7 @@ class ClientConnection(BrokerConnection):
         return Parts(
             self.clock,
             subscribed.consumers,
-            Fetcher(list(subscribed.consumers.values()), bursts=subscribed.bursts),
+            Fetcher(list(subscribed.consumers.values()), subscribed.arrivals),
             Producers(self.client, name=subscribing.name, crypto=subscribing.crypto),
             Timer,
             Run.until_stopped,
@@ -107,9 +107,6 @@ _LEAST_PER_PARTITION = 4
 _QUEUES_FULL = 2
 """What the queue of a topic with partitions comes to when they are delivered again behind it."""
 
-_LARGEST_BATCH = 1_000
-"""So many messages an entry has by default. It is delivered whole, however few may wait."""
-
 _MOST_IN_BATCHES = 10_000
 """No more are expected of all partitions together, since the id of each would be kept."""
 
@@ -118,13 +115,13 @@ class Subscribed(NamedTuple):
     """The consumers of both topics.
 
     Attributes:
+        arrivals: of each consumer.
         behind: see `Parts`.
-        bursts: True if messages may be received in bursts.
     """
 
     consumers: dict[TopicName, pulsar.Consumer]
+    arrivals: list[Arrivals]
     behind: int
-    bursts: bool
 
 
 class SubscribeError(RedriveError):
@@ -162,7 +159,7 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
             "honours delays on no such subscription may deliver them at once",
             policy.topic, policy.subscription_type,
         )  # fmt: skip
-    consumers, behind = {}, 0
+    consumers, arrivals, behind = {}, list[Arrivals](), 0
     bursts = subscribing.prefetch >= _LEAST_BURSTS * BURST
     # A burst waits here too: it is taken out of the queue.
     waiting = subscribing.prefetch - BURST if bursts else subscribing.prefetch
@@ -190,12 +187,15 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
                     **options,
                 )
             undo.callback(consumers[topic].close)
-            if partitions != [str(topic)]:
+            partitioned = partitions != [str(topic)]
+            queue = min(waiting, most // len(partitions)) if partitioned else 0
+            arrivals.append(Arrivals(str(topic), queue, in_bursts=bursts))
+            if partitioned:
                 behind += _QUEUES_FULL * max(
-                    most, min(_LARGEST_BATCH * len(partitions), _MOST_IN_BATCHES)
+                    most, min(LARGEST_BATCH * len(partitions), _MOST_IN_BATCHES)
                 )
         undo.pop_all()
-    return Subscribed(consumers, behind, bursts)
+    return Subscribed(consumers, arrivals, behind)
 
 
 def _told(policy: Policy) -> dict[str, str]:

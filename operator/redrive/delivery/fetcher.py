@@ -72,19 +72,17 @@ class Fetcher:
     It owns the consumers: `close` closes them.
 
     Args:
-        bursts: receive messages in bursts while they come fast.
-
-    Attributes:
-        arrivals: how often messages came while none waited here.
+        arrivals: those of each consumer; none for readers, to which nothing is delivered again.
     """
 
-    def __init__(self, consumers: Sequence[pulsar.Consumer], *, bursts: bool = False) -> None:
+    def __init__(
+        self, consumers: Sequence[pulsar.Consumer], arrivals: Sequence[Arrivals] = ()
+    ) -> None:
         # Wakes a taker, which wakes the next if there may be more. A signal handler may put one in
         # at any moment, even into this queue's own methods.
         self._wakings: SimpleQueue[None] = SimpleQueue()
         self._changing = threading.Lock()
         self._flowing: list[TopicFetcher] = []
-        self.arrivals = 0
         self._turns: Iterator[Sequence[TopicFetcher]] = itertools.repeat(())
         self._linger_ms = 0
         self._again: list[tuple[float, int, pulsar.Message]] = []
@@ -96,7 +94,8 @@ class Fetcher:
         self._pause: SignalSafeEvent | None = None  # closed while nothing is handed out
         self._owner = OwnerProcess("consumer")
         self._topics = [
-            TopicFetcher(consumer, self._flows, self._lose, bursts=bursts) for consumer in consumers
+            TopicFetcher(consumer, self._flows, self._leave_to_thread, self._lose, arriving)
+            for consumer, arriving in itertools.zip_longest(consumers, arrivals)
         ]
         atexit.register(self._close_at_exit)
 
@@ -123,6 +122,11 @@ class Fetcher:
         if self._flowing or self._again:
             self._wake()
         return message
+
+    @property
+    def received(self) -> int:
+        """Return the number of messages that the client has handed over."""
+        return sum(topic.arrivals.received for topic in self._topics if topic.arrivals is not None)
 
     @property
     def connected(self) -> bool:
@@ -207,7 +211,7 @@ class Fetcher:
         for topic in topics:
             message = topic.take(self._linger_ms)
             if message is None:
-                self._dried(topic)
+                self._leave_to_thread(topic)
             elif self._pause or self._stopping:  # since this thread went to the client
                 self.again(message, 0)
                 return None
@@ -252,12 +256,12 @@ class Fetcher:
 
     def _flows(self, topic: TopicFetcher) -> None:
         with self._changing:
-            self.arrivals += not self._flowing
             self._flowing.append(topic)
             self._arrange()
         self._wake()
 
-    def _dried(self, topic: TopicFetcher) -> None:
+    def _leave_to_thread(self, topic: TopicFetcher) -> None:
+        """Have the thread of *topic* wait for its next message: no taker has got one."""
         with self._changing:
             # Another taker has seen it too; and the thread may have brought something since.
             if topic not in self._flowing or topic.handed_over:
@@ -359,8 +363,9 @@ class TopicFetcher:
 
     Args:
         flows: called by the thread when there is a message to take, and maybe more.
+        idle: called by the thread when nobody takes any.
         lost: called with what ended the subscription, when there will never be another message.
-        bursts: receive messages in bursts while they come fast.
+        arrivals: None for a reader, to which nothing is delivered again.
 
     Attributes:
         watch: reports a lost connection, where one is to be reported.
@@ -373,16 +378,18 @@ class TopicFetcher:
         self,
         consumer: pulsar.Consumer,
         flows: Callable[[TopicFetcher], None],
+        idle: Callable[[TopicFetcher], None],
         lost: Callable[[Exception], None],
-        *,
-        bursts: bool,
+        arrivals: Arrivals | None,
     ) -> None:
         self._consumer = consumer
-        self._arrivals = Arrivals(consumer.topic()) if bursts else None
+        self.arrivals = arrivals
         self._receiving_burst = threading.Lock()
         self._fast = False
         self._alone, self._alone_since = 0, 0.0  # messages received one by one, and since when
         self._flows = flows
+        self._idle = idle
+        self._received = 0
         self._lost = lost
         self.watch: ConnectionWatch | None = None
         self.may_recover: Callable[[], bool] = lambda: False
@@ -392,6 +399,7 @@ class TopicFetcher:
         self.handed_over: deque[pulsar.Message] = deque()
         self._inside: list[None] = []  # an entry for each taker who is in the client
         self._closing = False
+        self._thread_takes = True  # and nobody else
         self._dry = threading.Semaphore()
         self._thread = threading.Thread(target=self._watch, name="redrive-fetcher", daemon=True)
         self._thread.start()
@@ -416,7 +424,7 @@ class TopicFetcher:
                 pass
         self._inside.append(None)
         try:
-            if self._closing:
+            if self._thread_takes or self._closing:
                 return None
             return (self._receive_burst() if self._fast else None) or self._receive_one(timeout_ms)
         except pulsar.Interrupted:
@@ -431,7 +439,7 @@ class TopicFetcher:
 
         One taker at a time, so that they stay in their order.
         """
-        arrivals = self._arrivals
+        arrivals = self.arrivals
         with self._receiving_burst:
             if not self.handed_over and arrivals is not None:
                 burst = self._consumer.batch_receive()
@@ -442,9 +450,17 @@ class TopicFetcher:
             return self.handed_over.popleft() if self.handed_over else None
 
     def _receive_one(self, timeout_ms: int) -> pulsar.Message:
-        message = self._consumer.receive(timeout_ms)
-        if self._arrivals is not None:
-            self._arrivals.one(message)
+        arrivals = self.arrivals
+        if arrivals is None:
+            return self._consumer.receive(timeout_ms)
+        began = time.monotonic() if arrivals.queue else 0.0
+        try:
+            message = self._consumer.receive(timeout_ms)
+        except pulsar.Timeout:
+            arrivals.was_empty(began)
+            raise
+        arrivals.one(message)
+        if arrivals.in_bursts:
             self._alone += 1
             if self._alone >= _FAST_MESSAGES:
                 now = time.monotonic()
@@ -454,6 +470,7 @@ class TopicFetcher:
 
     def leave_to_thread(self) -> None:
         """Have the thread wait for the next message: no other takes until it calls *flows*."""
+        self._thread_takes = True
         self._dry.release()
 
     def close(self) -> None:
@@ -471,13 +488,29 @@ class TopicFetcher:
         while True:
             while not self._dry.acquire(timeout=_POLL_MS / 1_000):
                 self._check_connection()
+                self._look_after_idle_queue()
+            while self._inside and not self._closing:  # their messages come first
+                time.sleep(_LOOK_EVERY_SECONDS)
             try:
                 message = self._receive()
             except pulsar.exceptions.PulsarException as error:
                 self._lost(error)
                 return
             self.handed_over.append(message)
+            self._thread_takes = False
             self._flows(self)
+
+    def _look_after_idle_queue(self) -> None:
+        """Take over if nobody has taken a message since the last look: else none sees it empty.
+
+        Without partitions that does not matter, see `Arrivals`.
+        """
+        arrivals = self.arrivals
+        if arrivals is None or not arrivals.queue or self.handed_over or self._inside:
+            return
+        received, self._received = self._received, arrivals.received
+        if received == arrivals.received:
+            self._idle(self)
 
     def _receive(self) -> pulsar.Message:
         # Never without a timeout: the client forgets a receive that begins while it closes.

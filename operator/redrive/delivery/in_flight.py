@@ -96,7 +96,7 @@ class InHand:
             return True
         key = _id_of(message)
         with self._changing:
-            return self._begin_known(message, key, new=burst is not None and burst.alone)
+            return self._begin_known(message, key, burst)
 
     def end(self, message: pulsar.Message, *, moved: bool = False) -> None:
         """Note that *message* is settled, which is remembered for some seconds.
@@ -141,7 +141,8 @@ class InHand:
             self._forget_dropped()
             return len(self._known)
 
-    def _begin_known(self, message: pulsar.Message, key: bytes, *, new: bool) -> bool:
+    def _begin_known(self, message: pulsar.Message, key: bytes, burst: Burst | None) -> bool:
+        new = burst is not None and burst.alone
         if len(self._known) > self._look_at:
             self._forget_dropped()
         if self._full:
@@ -158,7 +159,7 @@ class InHand:
         if new:
             self._hold(message, key)
             return True
-        settled = self._settled.take(key, message)
+        settled = self._settled.take(key, message, burst.delivered_after if burst else None)
         original = self._by_id.get(key)
         if original is not None and original() is not None:
             self._copies[key] = message
@@ -264,8 +265,8 @@ MAX_REMEMBERED = 50_000
 _LOOK_EVERY = 64
 """To look for what may be forgotten at each message would cost as much as all else here."""
 
-_Moment = tuple[float, int, int]
-"""When something was settled: the time, how many were taken before, and in which arrival."""
+_Moment = tuple[float, int]
+"""When a message was settled: the time, and how many had been received."""
 
 
 class Settled(OrderedDict[bytes, _Moment]):
@@ -287,7 +288,7 @@ class Settled(OrderedDict[bytes, _Moment]):
     def add(self, key: bytes, at: float | None = None) -> None:
         """Remember what is settled now, or was *at* a moment before."""
         now = self.clock.monotonic() if at is None else at
-        self[key] = (now, self._taken, self._incoming.arrivals)
+        self[key] = (now, self._incoming.received if self._behind else 0)
         self.move_to_end(key)
         if len(self) > self._most:
             self.popitem(last=False)
@@ -302,39 +303,46 @@ class Settled(OrderedDict[bytes, _Moment]):
             and len(burst.settled) == burst.size
             and now - burst.since <= _OPEN_SECONDS
         ):
-            self._runs.add(burst.runs, now)
+            self._runs.add(burst.runs, now, self._incoming.received if self._behind else 0)
             burst.settled.clear()
+            self._expire()
         while burst.settled:
             at, message = burst.settled.popleft()
-            if now - at < REMEMBERED_SECONDS:
+            if self._behind or now - at < REMEMBERED_SECONDS:
                 self.add(_id_of(message), at)
 
-    def take(self, key: bytes, message: pulsar.Message) -> bool:
-        """Note that a message was taken; tell whether it is a copy of one that was settled."""
+    def take(self, key: bytes, message: pulsar.Message, delivered_after: float | None) -> bool:
+        """Note that a message was taken; tell whether it is a copy of one that was settled.
+
+        Args:
+            delivered_after: see `Burst`. The broker does not deliver again what was settled long
+                before, unless the subscription was moved back.
+        """
         self._taken += 1
         if not self._taken % _LOOK_EVERY:
             self._expire()
-        if self._runs.blocks and self._runs.contains(
-            message, self.clock.monotonic() - REMEMBERED_SECONDS
-        ):
-            return True
-        moment = self.get(key)
-        if moment is None or not self._counts(moment):
+        since = self.clock.monotonic() if delivered_after is None else delivered_after
+        since -= REMEMBERED_SECONDS
+        at, _ = self.get(key, _NEVER)
+        if at <= since and not (self._runs.blocks and self._runs.contains(message, since)):
             return False
         if self._behind:  # the next copy would wait behind this one
             self.add(key)
         return True
 
-    def _counts(self, moment: _Moment) -> bool:
-        at, taken, arrival = moment
-        if self.clock.monotonic() - at < REMEMBERED_SECONDS:
-            return True
-        # What came when none waited any more had not waited when the message was settled.
-        return self._taken - taken <= self._behind and self._incoming.arrivals == arrival
-
     def _expire(self) -> None:
-        while self and not self._counts(next(iter(self.values()))):
+        since = self.clock.monotonic() - REMEMBERED_SECONDS
+        # What no messages may wait behind counts as received long ago.
+        received = self._incoming.received - self._behind if self._behind else 1
+        self._runs.forget(since, received)
+        while self:
+            at, then = next(iter(self.values()))
+            if at >= since or then >= received:
+                return
             self.popitem(last=False)
+
+
+_NEVER: _Moment = (float("-inf"), 0)
 
 
 class SubscriptionsByTopic(dict[str, Subscription]):

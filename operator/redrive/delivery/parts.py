@@ -73,13 +73,11 @@ class Subscription(Protocol):
 
 
 class Incoming(Protocol):
-    """All subscriptions as one stream; see `fetcher.Fetcher`.
+    """All subscriptions as one stream; see `fetcher.Fetcher`."""
 
-    Attributes:
-        arrivals: how often messages came while none waited here.
-    """
-
-    arrivals: int
+    @property
+    def received(self) -> int:
+        """Return the number of messages that the client has handed over."""
 
     @property
     def connected(self) -> bool:

@@ -157,7 +157,7 @@ class _Outgoing:
 
 class _Incoming:
     def __init__(self, broker: InMemoryBroker, schema: pulsar.schema.Schema) -> None:
-        self.arrivals = 0  # nothing waits in a consumer
+        self.received = 0  # nothing waits in a consumer
         self._broker = broker
         self._schema = schema
         self._paused = False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pulsar
 import pytest
 
 from redrive.delivery import bursts
-from redrive.delivery.bursts import Arrivals, SettledRuns, ascending_runs
+from redrive.delivery.bursts import LARGEST_BATCH, Arrivals, Burst, Run, SettledRuns
 from redrive.policy.naming import TopicName
 from tests.support.fake_client import BurstMessage
 
@@ -29,10 +30,21 @@ BATCHES = [(1, entry, index) for entry in range(10) for index in range(12)]
 MIXED = [(1, 1, -1), (1, 2, 0), (1, 2, 1), (1, 3, -1), (1, 4, -1), (1, 6, -1)]
 
 
-@pytest.mark.parametrize("ids", [BATCH, ENTRIES, BATCHES, MIXED, BATCHES[::2], ENTRIES[:1]])
+def burst_of(ids: Sequence[Id], arrivals: Arrivals | None = None, partition: int = -1) -> Burst:
+    messages = [message_of(one, partition) for one in ids]
+    (arrivals or Arrivals("orders")).burst(messages)
+    (burst,) = {message.redrive for message in messages}
+    return burst
+
+
+def runs_of(ids: Sequence[Id]) -> list[Run] | None:
+    return burst_of(ids).runs
+
+
+@pytest.mark.parametrize("ids", [BATCH, ENTRIES, BATCHES, MIXED, BATCHES[::2]])
 def test_ascending_ids_are_found_exactly(ids: list[Id]) -> None:
     settled = SettledRuns()
-    runs = ascending_runs([message_of(one) for one in ids])
+    runs = runs_of(ids)
     assert runs is not None
     settled.add(runs, now=0)
     for entry in range(1, 1_110):
@@ -52,9 +64,9 @@ def test_random_ascending_ids_are_found_exactly(seed: int) -> None:
         for index in ([-1] if choice.random() < 0.5 else range(choice.randrange(12)))
         if choice.random() < 0.97
     ]
-    start = choice.randrange(len(ids))
-    ids = ids[start : start + choice.randrange(1, 128)]
-    runs = ascending_runs([message_of(one) for one in ids])
+    start = choice.randrange(len(ids) - 1)
+    ids = ids[start : start + choice.randrange(2, 128)]
+    runs = runs_of(ids)
     assert runs is not None
     settled = SettledRuns()
     settled.add(runs, now=0)
@@ -68,7 +80,7 @@ def test_random_ascending_ids_are_found_exactly(seed: int) -> None:
     ids=["descending", "repeated", "redelivered"],
 )
 def test_ids_that_do_not_ascend_have_no_runs(ids: list[Id]) -> None:
-    assert ascending_runs([message_of(one) for one in ids]) is None
+    assert runs_of(ids) is None
 
 
 def test_ids_of_a_batch_are_read_at_few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,25 +92,23 @@ def test_ids_of_a_batch_are_read_at_few_positions(monkeypatch: pytest.MonkeyPatc
 
     bursts_place_of = bursts.place_of
     monkeypatch.setattr(bursts, "place_of", note)
-    assert ascending_runs([message_of(one) for one in BATCH])
+    assert runs_of(BATCH)
     assert len(reads) == 2
 
 
 @pytest.mark.parametrize(
     ("arrived", "partition", "is_new"),
-    [([], -1, True), ([(1, 7, 19)], -1, True), ([(1, 7, 20)], -1, False), ([], 0, False)],
+    [([], -1, True), ([(1, 7, 19)], -1, True), ([(1, 7, 20)], -1, False), ([(1, 7, 20)], 0, False)],
     ids=["first", "later", "repeated", "partition"],
 )
 def test_burst_above_all_before_contains_no_copy(
     arrived: list[Id], partition: int, *, is_new: bool
 ) -> None:
-    arrivals = Arrivals("orders")
+    arrivals = Arrivals("orders", queue=max(0, partition + 1))
     for one in arrived:
-        arrivals.one(message_of(one))
+        arrivals.one(message_of(one, partition))
     for repeat in (False, True):
-        messages = [message_of(one, partition) for one in BATCH]
-        arrivals.burst(messages)
-        (burst,) = {message.redrive for message in messages}
+        burst = burst_of(BATCH, arrivals, partition)
         assert (burst.runs is not None) == (is_new and not repeat)
 
 
@@ -106,10 +116,16 @@ def test_settled_runs_are_forgotten_by_time_and_number() -> None:
     settled = SettledRuns()
     settled.add([((1, 0), 1)], now=0)
     settled.add([((1, 1), 1)], now=1)
+    settled.add([((1, 2), 1)], now=2, received=10)
     assert settled.contains(message_of((1, 0, 0)), since=0)
     assert not settled.contains(message_of((1, 0, 0)), since=0.5)
     assert settled.contains(message_of((1, 1, 0)), since=0.5)
-    settled.add([((2, entry), 1) for entry in range(bursts._MAX_BLOCKS)], now=2)  # noqa: SLF001 - the bound
+    settled.forget(2.5, 10)
+    assert not settled.contains(message_of((1, 1, 0)), since=0)
+    assert settled.contains(message_of((1, 2, 0)), since=0)
+    settled.forget(2.5, 11)
+    assert not settled.contains(message_of((1, 2, 0)), since=0)
+    settled.add([((2, entry), 1) for entry in range(bursts._MAX_BLOCKS)], now=3)  # noqa: SLF001 - the bound
     assert not settled.contains(message_of((1, 1, 0)), since=0)
     assert settled.contains(message_of((2, 1, 0)), since=0)
 
@@ -122,6 +138,44 @@ def test_message_received_alone_is_new_above_all_before() -> None:
     assert first.redrive is second.redrive
     assert first.redrive.alone
     assert not hasattr(copy, "redrive")
-    partition = message_of((1, 3, -1), partition=0)
-    arrivals.one(partition)
-    assert not hasattr(partition, "redrive")
+
+
+def test_partitions_have_an_order_each() -> None:
+    arrivals = Arrivals("orders", queue=10)
+    ids = [(ledger, entry, -1) for entry in range(20) for ledger in (7, 3)]
+    messages = [message_of(one, partition=one[0] == 7) for one in ids]
+    arrivals.burst(messages)
+    (burst,) = {message.redrive for message in messages}
+    assert burst.runs is not None
+    for one, is_new in (((3, 20, -1), True), ((7, 19, -1), False), ((8, 0, -1), True)):
+        message = message_of(one, partition=one[0] >= 7)
+        arrivals.one(message)
+        assert message.redrive.alone == is_new
+    assert arrivals.received == len(ids) + 3
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("in_bursts", [False, True])
+def test_connection_is_not_older_than_a_queue_of_messages(
+    *, batched: bool, in_bursts: bool
+) -> None:
+    now, queue = 0, 80 + LARGEST_BATCH * batched
+    arrivals = Arrivals("orders", queue=80, monotonic=lambda: float(now))
+
+    def arrive(entry: int) -> Burst:
+        message = message_of((1, entry, 0 if batched else -1), partition=0)
+        if in_bursts:
+            arrivals.burst([message])
+        else:
+            arrivals.one(message)
+        return message.redrive
+
+    for now in range(3 * queue):
+        arrive(now)
+    again = arrive(1)
+    assert again.delivered_after is not None
+    assert 2 * queue - 12 <= again.delivered_after <= 2 * queue
+    now += queue
+    assert arrive(2).delivered_after == again.delivered_after  # of the same connection
+    arrivals.was_empty(now)
+    assert arrive(1).delivered_after == now

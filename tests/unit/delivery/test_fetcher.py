@@ -15,7 +15,7 @@ import pulsar
 import pytest
 
 from redrive import Event, Policy, RetryConsumer
-from redrive.delivery.bursts import BURST
+from redrive.delivery.bursts import BURST, Arrivals
 from redrive.delivery.concurrency import Deadline, Timer
 from redrive.delivery.fetcher import ConnectionWatch, ConsumerStoppedError, Fetcher
 from redrive.delivery.middleware.ack_timeouts import AckTimeouts
@@ -140,7 +140,7 @@ def test_message_received_during_a_stop_is_not_handed_out(
 @pytest.fixture
 def fast(subscription: Interposing) -> Iterator[Fetcher]:
     """A fetcher whose next messages are received in bursts."""
-    fetcher = Fetcher([cast("pulsar.Consumer", subscription)], bursts=True)
+    fetcher = Fetcher([cast("pulsar.Consumer", subscription)], [Arrivals("orders", in_bursts=True)])
     deliver(subscription, range(400))
     (topic,) = fetcher._topics  # noqa: SLF001 - how it receives
     topic._fast = True  # noqa: SLF001 - however slow the machine is
@@ -188,7 +188,9 @@ def test_topics_take_turns_within_their_bursts(subscription: Interposing) -> Non
     deliver(subscription, range(300))
     deliver(retries, range(1_000, 1_300))
     subscriptions = [cast("pulsar.Consumer", one) for one in (subscription, retries)]
-    fetcher = Fetcher(subscriptions, bursts=True)
+    fetcher = Fetcher(
+        subscriptions, [Arrivals(name, in_bursts=True) for name in ("orders", "retries")]
+    )
     wait_until(lambda: len(fetcher._flowing) == 2)  # noqa: SLF001 - both have a message
     for topic in fetcher._topics:  # noqa: SLF001 - as above
         topic._fast = True  # noqa: SLF001 - however slow the machine is
@@ -201,10 +203,27 @@ def test_slow_messages_are_received_one_by_one(
     subscription: Interposing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("redrive.delivery.fetcher._FAST_SECONDS", -1.0)
-    fetcher = Fetcher([cast("pulsar.Consumer", subscription)], bursts=True)
+    fetcher = Fetcher([cast("pulsar.Consumer", subscription)], [Arrivals("orders", in_bursts=True)])
     deliver(subscription, range(200))
     messages = [fetcher.take(30) for _ in range(200)]
     assert len({id(message.redrive) for message in messages if message}) == 1
+    fetcher.close(Deadline(10))
+
+
+def test_empty_queue_is_noted_without_a_call_of_take(
+    subscription: Interposing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrive.delivery.fetcher._POLL_MS", 100)
+    arrivals = Arrivals("orders", queue=10)
+    noted = threading.Event()
+    monkeypatch.setattr(arrivals, "was_empty", lambda _: noted.set())
+    fetcher = Fetcher([cast("pulsar.Consumer", subscription)], [arrivals])
+    deliver(subscription, range(3))
+    assert [taken(fetcher, 30) for _ in range(3)] == ["0", "1", "2"]
+    noted.clear()
+    assert noted.wait(30)
+    deliver(subscription, range(3, 6))
+    assert [taken(fetcher, 30) for _ in range(3)] == ["3", "4", "5"]
     fetcher.close(Deadline(10))
 
 
