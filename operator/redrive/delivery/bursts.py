@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pulsar
 
+from redrive.delivery.early_retries import EarlyRetries
+
 BURST = 128
 """Messages in a burst at most: each costs a hand-over between two threads of the client."""
 
@@ -77,6 +79,7 @@ class Arrivals:
     Args:
         queue: messages of one partition that may wait in the client; 0 without partitions.
         in_bursts: receive messages in bursts while they come fast.
+        early: keeps messages that arrive before their time; None if the topic has no delays.
 
     Attributes:
         received: number of messages.
@@ -88,11 +91,13 @@ class Arrivals:
         queue: int = 0,
         *,
         in_bursts: bool = False,
+        early: EarlyRetries | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._topic = topic
         self.queue = queue
         self.in_bursts = in_bursts
+        self.early = early
         self.received = 0
         self._monotonic = monotonic
         self._alone = Burst(topic, 1, None)

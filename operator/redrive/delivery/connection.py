@@ -17,6 +17,7 @@ import pulsar
 
 from redrive.delivery.bursts import BURST, BURST_BYTES, LARGEST_BATCH, Arrivals
 from redrive.delivery.concurrency import Timer, release_at_exit
+from redrive.delivery.early_retries import EarlyRetries
 from redrive.delivery.fetcher import Fetcher
 from redrive.delivery.forwarder import Producers
 from redrive.delivery.parts import (
@@ -189,7 +190,8 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
             undo.callback(consumers[topic].close)
             partitioned = partitions != [str(topic)]
             queue = min(waiting, most // len(partitions)) if partitioned else 0
-            arrivals.append(Arrivals(str(topic), queue, in_bursts=bursts))
+            early = EarlyRetries(SystemClock()) if topic == policy.retry_topic else None
+            arrivals.append(Arrivals(str(topic), queue, in_bursts=bursts, early=early))
             if partitioned:
                 behind += _QUEUES_FULL * max(
                     most, min(LARGEST_BATCH * len(partitions), _MOST_IN_BATCHES)

@@ -94,7 +94,7 @@ class Fetcher:
         self._pause: SignalSafeEvent | None = None  # closed while nothing is handed out
         self._owner = OwnerProcess("consumer")
         self._topics = [
-            TopicFetcher(consumer, self._flows, self._leave_to_thread, self._lose, arriving)
+            TopicFetcher(consumer, arriving, self)
             for consumer, arriving in itertools.zip_longest(consumers, arrivals)
         ]
         atexit.register(self._close_at_exit)
@@ -211,7 +211,7 @@ class Fetcher:
         for topic in topics:
             message = topic.take(self._linger_ms)
             if message is None:
-                self._leave_to_thread(topic)
+                self.leave_to_thread(topic)
             elif self._pause or self._stopping:  # since this thread went to the client
                 self.again(message, 0)
                 return None
@@ -252,15 +252,19 @@ class Fetcher:
             if not self._again or self._again[0][0] > time.monotonic():
                 return None
             _, _, message = heapq.heappop(self._again)
+        for topic in self._topics:
+            if topic.early:  # with messages
+                message = topic.early.release(message)
         return message
 
-    def _flows(self, topic: TopicFetcher) -> None:
+    def flows(self, topic: TopicFetcher) -> None:
+        """Have takers take from *topic*: it has a message, and maybe more."""
         with self._changing:
             self._flowing.append(topic)
             self._arrange()
         self._wake()
 
-    def _leave_to_thread(self, topic: TopicFetcher) -> None:
+    def leave_to_thread(self, topic: TopicFetcher) -> None:
         """Have the thread of *topic* wait for its next message: no taker has got one."""
         with self._changing:
             # Another taker has seen it too; and the thread may have brought something since.
@@ -277,7 +281,8 @@ class Fetcher:
         self._turns = itertools.cycle(orders or [[]])
         self._linger_ms = _LINGER_MS if len(flowing) == 1 else 0
 
-    def _lose(self, error: Exception) -> None:
+    def lose(self, error: Exception) -> None:
+        """Note what ended a subscription: there will never be another message."""
         self._lost = error
         self._wake()
 
@@ -362,10 +367,8 @@ class TopicFetcher:
     """One subscription, whose *consumer* it owns. It flows once its thread has said so.
 
     Args:
-        flows: called by the thread when there is a message to take, and maybe more.
-        idle: called by the thread when nobody takes any.
-        lost: called with what ended the subscription, when there will never be another message.
         arrivals: None for a reader, to which nothing is delivered again.
+        fetcher: told about what has changed by the thread, and by takers.
 
     Attributes:
         watch: reports a lost connection, where one is to be reported.
@@ -377,20 +380,17 @@ class TopicFetcher:
     def __init__(
         self,
         consumer: pulsar.Consumer,
-        flows: Callable[[TopicFetcher], None],
-        idle: Callable[[TopicFetcher], None],
-        lost: Callable[[Exception], None],
         arrivals: Arrivals | None,
+        fetcher: Fetcher,
     ) -> None:
         self._consumer = consumer
         self.arrivals = arrivals
+        self.early = None if arrivals is None else arrivals.early
+        self._fetcher = fetcher
         self._receiving_burst = threading.Lock()
         self._fast = False
         self._alone, self._alone_since = 0, 0.0  # messages received one by one, and since when
-        self._flows = flows
-        self._idle = idle
         self._received = 0
-        self._lost = lost
         self.watch: ConnectionWatch | None = None
         self.may_recover: Callable[[], bool] = lambda: False
         self.recovered: Callable[[str], None] = lambda _: None
@@ -426,6 +426,8 @@ class TopicFetcher:
         try:
             if self._thread_takes or self._closing:
                 return None
+            if self.early is not None and not self.early.has_room:
+                return None
             return (self._receive_burst() if self._fast else None) or self._receive_one(timeout_ms)
         except pulsar.Interrupted:
             raise  # the client's word for KeyboardInterrupt
@@ -446,10 +448,21 @@ class TopicFetcher:
                 self._fast = len(burst) >= _FAST_BURST
                 if burst:
                     arrivals.burst(burst)
-                    self.handed_over.extend(burst)
+                    self.handed_over.extend(
+                        burst if self.early is None else itertools.filterfalse(self._keeps, burst)
+                    )
             return self.handed_over.popleft() if self.handed_over else None
 
-    def _receive_one(self, timeout_ms: int) -> pulsar.Message:
+    def _keeps(self, message: pulsar.Message) -> bool:
+        """Keep *message* if it came before its time, and have it handed out then."""
+        if self.early is None or not (seconds := self.early.seconds_left(message)):
+            return False
+        if self.early.keep(message, seconds):
+            self._fetcher.again(message, seconds)
+        return True
+
+    def _receive_one(self, timeout_ms: int) -> pulsar.Message | None:
+        """Return the next message; None if it is kept until later."""
         arrivals = self.arrivals
         if arrivals is None:
             return self._consumer.receive(timeout_ms)
@@ -466,7 +479,7 @@ class TopicFetcher:
                 now = time.monotonic()
                 self._fast = now - self._alone_since < _FAST_SECONDS
                 self._alone, self._alone_since = 0, now
-        return message
+        return None if self._keeps(message) else message
 
     def leave_to_thread(self) -> None:
         """Have the thread wait for the next message: no other takes until it calls *flows*."""
@@ -494,11 +507,11 @@ class TopicFetcher:
             try:
                 message = self._receive()
             except pulsar.exceptions.PulsarException as error:
-                self._lost(error)
+                self._fetcher.lose(error)
                 return
             self.handed_over.append(message)
             self._thread_takes = False
-            self._flows(self)
+            self._fetcher.flows(self)
 
     def _look_after_idle_queue(self) -> None:
         """Take over if nobody has taken a message since the last look: else none sees it empty.
@@ -510,21 +523,26 @@ class TopicFetcher:
             return
         received, self._received = self._received, arrivals.received
         if received == arrivals.received:
-            self._idle(self)
+            self._fetcher.leave_to_thread(self)
 
     def _receive(self) -> pulsar.Message:
         # Never without a timeout: the client forgets a receive that begins while it closes.
         self._recover_at = max(self._recover_at, time.monotonic() + _RECOVER_AFTER_SECONDS[0])
         recovering = False
         while not self._closing:  # which takes long where the broker doesn't answer
+            if self.early is not None and not self.early.wait_for_room(_POLL_MS / 1_000):
+                self._check_connection()
+                continue
             with contextlib.suppress(pulsar.Timeout):
                 message = self._receive_one(_POLL_MS)
+                if message is None:
+                    continue
                 if recovering and message.redelivery_count():
                     self._pauses, self._recover_at = _pauses(), 0.0
                     self.recovered(self.name)
                 return message
             self._check_connection()
-            if time.monotonic() >= self._recover_at and self.may_recover():
+            if time.monotonic() >= self._recover_at and not self.early and self.may_recover():
                 self._consumer.redeliver_unacknowledged_messages()
                 self._recover_at, recovering = time.monotonic() + next(self._pauses), True
         raise pulsar.AlreadyClosed

@@ -491,6 +491,18 @@ def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> di
 _NUMBER = re.compile(r"[0-9]{1,9}")
 # Harmless in a log, whoever wrote it: Java, RocketMQ, we.
 _ORIGIN = re.compile(r"[0-9A-Za-z:,()._-]{1,128}")
+_LONGEST_DELAY = 864_000_000
+"""In milliseconds: the longest that a retry can ask for."""
+
+
+def delay_of(properties: Mapping[str, str]) -> timedelta | None:
+    """Return the delay that a retry asks for; None if it names none that can be."""
+    written = properties.get(DELAY_TIME, "")
+    if not (written.isascii() and written.isdecimal()) or int(written[:20]) > _LONGEST_DELAY:
+        return None
+    return timedelta(milliseconds=int(written))
+
+
 _OVER = {DELAY_TIME, DEAD_REASON, FIRST_FAILED_AT}
 _REPLACED = _OVER | {SCHEMA_VERSION, REPLAY_SOURCE, REPLAY_PROOF} | CAUSE_PROPERTIES
 

@@ -17,12 +17,13 @@ import pytest
 from redrive import Event, Policy, RetryConsumer
 from redrive.delivery.bursts import BURST, Arrivals
 from redrive.delivery.concurrency import Deadline, Timer
+from redrive.delivery.early_retries import EarlyRetries
 from redrive.delivery.fetcher import ConnectionWatch, ConsumerStoppedError, Fetcher
 from redrive.delivery.middleware.ack_timeouts import AckTimeouts
 from redrive.delivery.parts import SystemClock
 from redrive.delivery.reporting import Name
 from redrive.policy.naming import TopicName
-from redrive.testing.broker import InMemoryMessage
+from redrive.testing.broker import InMemoryMessage, VirtualClock
 from tests.support.fake_client import BurstMessage, FakeClient, FakeSubscription
 from tests.support.waiting import wait_until
 
@@ -225,6 +226,84 @@ def test_empty_queue_is_noted_without_a_call_of_take(
     deliver(subscription, range(3, 6))
     assert [taken(fetcher, 30) for _ in range(3)] == ["3", "4", "5"]
     fetcher.close(Deadline(10))
+
+
+SENT = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def retry_of(number: int, delay: str) -> BurstMessage:
+    message_id = pulsar.MessageId(-1, 1, number)
+    properties = {"DELAY_TIME": delay}
+    return BurstMessage(POLICY.retry_topic, message_id, b"%d" % number, SENT, properties)
+
+
+class Retries:
+    """A fetcher of a retry topic whose broker delays nothing, on a clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.subscription = Interposing(str(POLICY.retry_topic))
+        self.clock = VirtualClock(SENT)
+        self.early = EarlyRetries(self.clock)
+        arrivals = Arrivals("retries", in_bursts=True, early=self.early)
+        self.fetcher = Fetcher([cast("pulsar.Consumer", self.subscription)], [arrivals])
+        (self.topic,) = self.fetcher._topics  # noqa: SLF001 - how it receives
+
+    def deliver(self, *retries: BurstMessage) -> None:
+        for retry in retries:
+            self.subscription.waiting.put(retry)
+
+
+@pytest.fixture
+def retries() -> Iterator[Retries]:
+    retries = Retries()
+    yield retries
+    retries.fetcher.close(Deadline(10))
+
+
+@pytest.mark.parametrize("in_bursts", [False, True])
+def test_early_retry_is_kept_until_its_delay_is_over(retries: Retries, *, in_bursts: bool) -> None:
+    retries.topic._fast = in_bursts  # noqa: SLF001 - however slow the machine is
+    began = time.monotonic()
+    retries.deliver(retry_of(0, "0"), retry_of(1, "400"), retry_of(2, "200"), retry_of(3, "no"))
+    order = []
+    for _ in range(4):
+        order.append(taken(retries.fetcher, 30))
+        if len(order) == 3:
+            assert time.monotonic() - began >= 0.2
+    assert order == ["0", "3", "2", "1"]
+    assert time.monotonic() - began >= 0.4
+    assert len(retries.early) == 0
+
+
+def test_copy_of_a_kept_retry_takes_its_place(retries: Retries) -> None:
+    copies = [retry_of(1, "300") for _ in range(3)]
+    retries.deliver(*copies)
+    wait_until(lambda: retries.early._kept.get(copies[2].id.serialize()) is copies[2])  # noqa: SLF001 - which one
+    assert retries.fetcher.take(30) is copies[2]
+    assert retries.fetcher.take(0.4) is None
+
+
+def test_kept_retries_are_limited(retries: Retries, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redrive.delivery.early_retries.MAX_KEPT", 3)
+    retries.deliver(*(retry_of(number, "60000") for number in range(3)), retry_of(3, "0"))
+    wait_until(lambda: not retries.early.has_room)
+    assert taken(retries.fetcher, 0.2) is None
+    retries.early.release(cast("pulsar.Message", retry_of(0, "60000")))
+    assert taken(retries.fetcher, 30) == "3"
+
+
+@pytest.mark.parametrize(
+    ("written", "clock", "seconds"),
+    [
+        ("3000", 1, 2), ("3000", 4, 0), ("3000", -60, 3), ("864000001", 1, 0), ("", 0, 0),
+        ("-1", 0, 0), ("1e9", 0, 0), ("9" * 5_000, 0, 0), ("\u0663", 0, 0),
+    ],
+)  # fmt: skip
+def test_early_retry_is_kept_for_its_delay_at_most(
+    written: str, clock: float, seconds: float
+) -> None:
+    early = EarlyRetries(VirtualClock(SENT + timedelta(seconds=clock)))
+    assert early.seconds_left(cast("pulsar.Message", retry_of(0, written))) == seconds
 
 
 def test_receive_accepts_an_unlimited_timeout() -> None:
