@@ -261,6 +261,15 @@ class Reason(enum.StrEnum):
     BROKER_CONFLICT = _Entry("BrokerConflict", RECONCILING,
         "the resource exists already, or another client is changing it (409)",
         "wait")
+    LIMIT_REACHED = _Entry("LimitReached", STALLED,
+        "a limit of the Pulsar namespace or of the brokers allows no more topics, subscriptions "
+        "or producers",
+        "raise the setting that the message names",
+        requeue=Requeue.SLOW_BACKOFF)
+    TOPIC_TERMINATED = _Entry("TopicTerminated", STALLED,
+        "a topic was terminated and accepts no more messages",
+        "handle its messages, then delete it: the operator creates it again",
+        requeue=Requeue.SLOW_BACKOFF)
     NOT_FOUND = _Entry("NotFound", RECONCILING,
         "the resource to change was deleted meanwhile (404)",
         "wait")
@@ -378,6 +387,9 @@ class Reason(enum.StrEnum):
     SUBSCRIPTION_TYPE_NOT_ALLOWED = _Entry("SubscriptionTypeNotAllowed", WARNING,
         "the Pulsar namespace refuses consumers of a type that the policy needs",
         "allow the type, as the message shows")
+    ENCRYPTION_REQUIRED = _Entry("EncryptionRequired", WARNING,
+        "the Pulsar namespace accepts encrypted messages only, and Replays can't encrypt",
+        "switch `encryptionRequired` off while a Replay runs")
     RETRY_TOPIC_NOT_CONSUMED = _Entry("RetryTopicNotConsumed", WARNING,
         "the retry topic has no consumers",
         "let the consumers subscribe to it too")

@@ -121,6 +121,43 @@ class UnsupportedError(AdminError):
     reason = Reason.UNSUPPORTED
 
 
+_RAISE = "raise {} of the Pulsar namespace, or of the brokers where it sets none"
+_BY_SETTING: tuple[tuple[str, Reason, str], ...] = (
+    ("maximum number of topics", Reason.LIMIT_REACHED, _RAISE.format("maxTopicsPerNamespace")),
+    (
+        "maximum number of subscriptions",
+        Reason.LIMIT_REACHED,
+        _RAISE.format("maxSubscriptionsPerTopic")
+        + "; each reader of a topic counts as a subscription",
+    ),
+    ("max producers limit", Reason.LIMIT_REACHED, _RAISE.format("maxProducersPerTopic")),
+    (
+        "Encryption is required",
+        Reason.ENCRYPTION_REQUIRED,
+        "switch encryptionRequired of the Pulsar namespace off: a Replay has no keys",
+    ),
+    (
+        "already terminated",
+        Reason.TOPIC_TERMINATED,
+        "handle its messages, then delete it; the operator creates its own topics again",
+    ),
+)
+"""Words of the broker, and the setting that they are about."""
+
+
+def refused_by_setting(problem: str, said: str) -> AdminError | None:
+    """Return the error of a refusal that a setting causes; None for any other.
+
+    Args:
+        problem: what is wrong, in words.
+        said: the words of the broker.
+    """
+    for words, reason, remedy in _BY_SETTING:
+        if words in said:
+            return AdminError(problem, got=_one_line(said), remedy=remedy, reason=reason)
+    return None
+
+
 _KINDS: dict[int, type[AdminError]] = {
     401: AuthenticationFailedError,
     403: AdminForbiddenError,
@@ -151,12 +188,15 @@ def error_for(call: str, status: int, answer: str) -> AdminError:
             got=found,
             remedy="check that the broker runs, and that its gateway or load balancer finds it",
         )
+    problem = f"the broker refused to {call}"
+    if said is not None and (by_setting := refused_by_setting(problem, f"{status} {said}")):
+        return by_setting
     kind = _KINDS.get(status, BrokerFailedError if status >= 500 else BrokerRefusedError)  # noqa: PLR2004
     if said is not None and said.lstrip().startswith(_LACKS_RIGHT):
         # Some calls answer 401 where others answer 403: the token is good, a right is missing.
         kind = AdminForbiddenError
     return kind(
-        f"the broker refused to {call}",
+        problem,
         got=found,
         remedy=_REMEDIES.get(kind, "it is tried again; see the answer for what to fix"),
     )

@@ -159,6 +159,7 @@ class NamespaceState:
         enforces_schemas: whether a producer without a schema is refused by a topic that has one.
         subscription_types: those that consumers may have, as the broker writes them; none for what
             the broker is configured to allow.
+        requires_encryption: whether messages that are not encrypted are refused.
     """
 
     unpartitioned: frozenset[str]
@@ -170,6 +171,7 @@ class NamespaceState:
     replicated_to: frozenset[str] = frozenset()
     enforces_schemas: bool = False
     subscription_types: frozenset[str] = frozenset()
+    requires_encryption: bool = False
 
     def exists(self, topic: TopicName) -> bool:
         """Whether there is such a topic, partitioned or not."""
@@ -339,6 +341,7 @@ def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSO
         "replicated_to": frozenset(answer.get("replication_clusters") or ()),
         "enforces_schemas": answer.get("schema_validation_enforced") is True,
         "subscription_types": frozenset(answer.get("subscription_types_enabled") or ()),
+        "requires_encryption": answer.get("encryption_required") is True,
     }
 
 

@@ -278,6 +278,7 @@ class Confirmation(enum.StrEnum):
 
     RECONCILED = "Reconciled"
     DISCARD_UNREADABLE = "DiscardUnreadable"
+    UNPROVEN_HANDLED = "UnprovenHandled"
 
 
 class PolicyRef(ApiModel):
@@ -439,8 +440,9 @@ class ReplaySpec(ApiModel):
                     Confirmation,
                     *one_of(
                         Confirmation,
-                        "`confirmations` must be a list of Reconciled and DiscardUnreadable",
-                        "use one of Reconciled, DiscardUnreadable",
+                        "`confirmations` must be a list of Reconciled, DiscardUnreadable and "
+                        "UnprovenHandled",
+                        "use one of Reconciled, DiscardUnreadable, UnprovenHandled",
                     ),
                 ],
                 ...,
@@ -453,7 +455,9 @@ class ReplaySpec(ApiModel):
     of these messages were reconciled, which policies with `replay.safety: ReconcileFirst` require.
     `DiscardUnreadable`: selected entries that no client can show, such as chunks of a message whose
     producer was killed, are acknowledged and lost; without it they are refused as `NotDelivered`,
-    and stay. Defaults to none."""
+    and stay. `UnprovenHandled`: selected messages that an earlier run may have moved were handled;
+    they are acknowledged, not sent, and count as skipped. Without it they are refused as
+    `Unproven`, and stay. Defaults to none."""
 
     engine: Annotated[
         ReplayEngine,

@@ -407,7 +407,8 @@ class Observed:
     Attributes:
         source_properties: None where they were not read.
         source_schema: None where messages are plain bytes.
-        enforces_schemas: see `NamespaceState`, likewise *subscription_types*.
+        enforces_schemas: see `NamespaceState`, likewise *subscription_types* and
+            *requires_encryption*.
         dead_letter: None too where the policy discards.
         ledger: likewise, and where no replay can run.
         sequences: likewise, and where the sequence of dead letters is not kept.
@@ -429,6 +430,7 @@ class Observed:
     replicated_to: frozenset[str] = frozenset()
     enforces_schemas: bool = False
     subscription_types: frozenset[str] = frozenset()
+    requires_encryption: bool = False
     source_properties: Mapping[str, str] | None = None
     unused: TopicState | None = None
     ledger: TopicState | None = None

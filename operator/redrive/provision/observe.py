@@ -89,6 +89,7 @@ async def observe_broker(desired: Desired, admin: Admin, *, recent: bool = False
         replicated_to=namespace.replicated_to,
         enforces_schemas=namespace.enforces_schemas,
         subscription_types=namespace.subscription_types,
+        requires_encryption=namespace.requires_encryption,
     )
 
 

@@ -241,6 +241,20 @@ def subscription_type_is_not_allowed(seen: Seen) -> StatusWarning | None:
     )
 
 
+def encryption_is_required(seen: Seen) -> StatusWarning | None:
+    """Find a namespace that refuses the messages of Replays, and of consumers without a key."""
+    policy = seen.request.policy
+    if not seen.observed.requires_encryption:
+        return None
+    return StatusWarning(
+        Reason.ENCRYPTION_REQUIRED,
+        f"the Pulsar namespace {policy.topic.namespace_name} takes encrypted messages only: "
+        "consumers need crypto= to retry and dead-letter what fails, and Replays fail, because "
+        "they have no keys; got encryptionRequired=true; to replay, switch it off for that time: "
+        f"pulsar-admin namespaces set-encryption-required --disable {policy.topic.namespace_name}",
+    )
+
+
 def subscription_is_contested(seen: Seen) -> StatusWarning | None:
     """Find other policies for the same topic and subscription."""
     same = [other for other in seen.waiting if other.subscribes_like(seen.request)]
@@ -276,6 +290,7 @@ CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
     schema_is_not_allowed,
     schema_is_unsupported,
     subscription_type_is_not_allowed,
+    encryption_is_required,
     subscription_is_contested,
     names_are_contested,
 )

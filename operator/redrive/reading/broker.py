@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from typing import Any, TypeVar
 
 import pulsar
@@ -32,6 +33,7 @@ from redrive.admin.errors import (
     BrokerFailedError,
     BrokerRefusedError,
     BrokerUnreachableError,
+    refused_by_setting,
 )
 from redrive.admin.http import Http
 from redrive.auth.files import BrokerCredentials, job_credentials
@@ -42,7 +44,7 @@ from redrive.policy.naming import TopicName
 from redrive.reading.entries import EntryReader, OnMalformed
 from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Partition
-from redrive.reading.session import Session
+from redrive.reading.session import ProtocolError, Session
 
 WAIT_SECONDS = 300.0
 """So long a run waits for a broker that is away, as while it is restarted; or for another process
@@ -128,12 +130,19 @@ def connect(service_url: str, shown: BrokerCredentials | None = None) -> Iterato
 
 @contextmanager
 def refusals(doing: str, right: str) -> Iterator[None]:
-    """Name what the broker refused to do: *doing*, for which it asks for *right*."""
+    """Name what the broker refused to do: *doing*, for which it asks for *right*.
+
+    Raises:
+        AdminError: a setting of the Pulsar namespace is the reason, or a topic that is terminated.
+        ReplayRoleRefusedError: any other reason.
+    """
     try:
         yield
     except pulsar.Interrupted:
         raise  # the client's word for KeyboardInterrupt
     except pulsar.PulsarException as error:
+        if by_setting := refused_by_setting(f"the broker refused to {doing}", str(error)):
+            raise by_setting from error
         raise ReplayRoleRefusedError(
             f"the broker refused to {doing}",
             got=str(error),
@@ -203,6 +212,25 @@ def may_pass(error: RedriveError) -> bool:
         return False  # such as a ledger that another run has
     cause = error.__cause__
     return isinstance(cause, pulsar.PulsarException) and not isinstance(cause, _FOR_GOOD)
+
+
+def check_producer(service_url: str, topic: TopicName) -> None:
+    """Check that no setting keeps producers from *topic*, a partition or a topic without any.
+
+    The client does not show the broker's words, and repeats for minutes what a setting refuses.
+
+    Raises:
+        AdminError: see `refused_by_setting`.
+    """
+    try:
+        with closing(Session[None](service_url, job_credentials().protocol())) as session:
+            session.open(str(topic), f"redrive-{secrets.token_hex(8)}")
+    except ProtocolError as error:
+        # All else, such as a broker that is away, is met again by whoever sends.
+        if by_setting := refused_by_setting(
+            f"the broker refused a producer on {topic}", str(error)
+        ):
+            raise by_setting from error
 
 
 def acknowledger(client: pulsar.Client, topic: TopicName, subscription: str) -> pulsar.Consumer:

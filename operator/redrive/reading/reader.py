@@ -14,7 +14,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pulsar
 
@@ -40,6 +40,8 @@ from redrive.reading.stored import ReadMessage
 POLL_MILLISECONDS = 2_000
 SILENCE_SECONDS = 300.0
 """So long a broker may deliver nothing of what it holds, as while it is restarted."""
+HELD_BACK_POLLS = 4
+"""So many polls in a row may find that the broker makes no more entries readable."""
 PREFETCH_BYTES = 16 * 2**20
 MIN_PREFETCH = 10
 """A client that has room for one message never puts chunks together."""
@@ -72,6 +74,22 @@ class SourceSilentError(RedriveError):
     reason = "SourceSilent"
 
 
+class TransactionOpenError(RedriveError):
+    """A transaction is open in a topic, and the broker delivers nothing from behind its start."""
+
+    reason = "TransactionOpen"
+
+    @classmethod
+    def on(cls, topic: TopicName) -> Self:
+        """Return the error of *topic*, or of one partition."""
+        return cls(
+            f"a transaction is open in {topic}, and until it ends the broker delivers no message "
+            "from behind its first one",
+            remedy="commit or abort it, or wait for its timeout; then another Replay goes on from "
+            "what was moved",
+        )
+
+
 def prefetch(average_bytes: float) -> int:
     """Return how many messages of this size to have the broker send ahead."""
     return max(MIN_PREFETCH, min(MAX_PREFETCH, int(PREFETCH_BYTES / max(1.0, average_bytes))))
@@ -99,6 +117,7 @@ def read_messages(  # noqa: PLR0913, PLR0917  one each
     Raises:
         ReplayRoleRefusedError: the broker does not let the role read.
         SourceSilentError: it stops delivering before the end.
+        TransactionOpenError: a transaction holds it back.
     """
     for received in _received(of, partition, after, wanted, ahead, lost):
         yield received.message
@@ -192,7 +211,7 @@ def _read(
 
     newest = *after, math.inf
     try:
-        while (message := _next(reader, last, is_through, of.silence_seconds)) is not None:
+        while (message := _next(reader, topic, last, is_through, of.silence_seconds)) is not None:
             place = message.place
             at = EntryId(*place.entries[-1])
             if at > last:
@@ -276,11 +295,15 @@ def first_entry(of: Range, entries: int, chunks: Mapping[int, EntryId]) -> Entry
 
 
 def _next(
-    reader: EntryReader, last: EntryId, is_through: Callable[[], bool], silence: float
+    reader: EntryReader,
+    topic: TopicName,
+    last: EntryId,
+    is_through: Callable[[], bool],
+    silence: float,
 ) -> ReadMessage | None:
     """Return the next message, None where nothing is left to come."""
     deadline = time.monotonic() + silence
-    through = False
+    through, held_back = False, 0
     while True:
         try:
             return reader.read_next(POLL_MILLISECONDS)
@@ -292,6 +315,11 @@ def _next(
             before, through = through, is_through()
             if before and through:
                 return None
+            # The last entry that may be read lies before an open transaction.
+            is_held_back = not (through or reader.has_message_available())
+            held_back = held_back + 1 if is_held_back else 0
+            if held_back == HELD_BACK_POLLS:
+                raise TransactionOpenError.on(topic)
         except (pulsar.PulsarException, AdminError) as error:  # the broker is away
             if time.monotonic() > deadline:
                 raise _silent(last, silence) from error

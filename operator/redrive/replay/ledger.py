@@ -27,11 +27,15 @@ from redrive.reading import broker
 from redrive.reading.entries import EntryReader
 from redrive.reading.positions import NOWHERE, EntryId
 from redrive.reading.ranges import Range
+from redrive.reading.reader import TransactionOpenError
 from redrive.reading.stored import ReadMessage
 from redrive.replay.evidence import LedgerKey, SignedRecord
 from redrive.replay.records import OWNER, PERMIT, Permit, Records, range_key
 
 READ_MILLISECONDS = 30_000
+READABLE_SECONDS = 10.0
+"""So long a transaction in the ledger may hold back the record of a takeover."""
+POLL_SECONDS = 0.5
 _AHEAD = 1_000
 
 logger = logging.getLogger(__name__)
@@ -329,17 +333,26 @@ def _read(
 
     Raises:
         ReplayRoleRefusedError: it is not there, or the role may not read it.
+        TransactionOpenError: a transaction holds back entries up to *end*.
     """
     reading = _LedgerReading(key)
+    deadline = time.monotonic() + READABLE_SECONDS
     with (
         broker.refusals(f"read the ledger {topic}", "consume"),
         closing(_open_reader(client, topic, NOWHERE)) as reader,
     ):
-        while reader.has_message_available():
-            message = reader.read_next(READ_MILLISECONDS)
-            reading.add(message)
-            if end is not None and _entry(message) >= end:
+        while True:
+            if reader.has_message_available():
+                message = reader.read_next(READ_MILLISECONDS)
+                reading.add(message)
+                if end is not None and _entry(message) >= end:
+                    break
+            elif end is None:
                 break
+            elif time.monotonic() > deadline:
+                raise TransactionOpenError.on(topic)
+            else:
+                time.sleep(POLL_SECONDS)
     if reading.records.skipped:
         logger.warning(
             "ledger %s: %d messages skipped that no job of its policy wrote, or that are invalid",

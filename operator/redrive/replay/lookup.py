@@ -151,6 +151,35 @@ class WritesPendingError(RedriveError):
     reason = "WritesPending"
 
 
+class DeadLetterTopicLostError(RedriveError):
+    """The dead-letter topic was deleted while a run moved dead letters."""
+
+    reason = "DeadLetterTopicLost"
+
+
+def topic_lost(topic: TopicName, got: object) -> DeadLetterTopicLostError:
+    """Return the error of a dead-letter topic of which nothing is left."""
+    return DeadLetterTopicLostError(
+        f"{topic} was deleted while the run moved dead letters, and those that were not moved by "
+        "then are lost; or it was emptied and unloaded, or the replay role lost its rights there",
+        got=got,
+        remedy="find out who changes topics; another Replay moves what the topic holds now",
+    )
+
+
+def read_source(admin_url: str, topic: TopicName, subscription: str, index: int) -> Partition:
+    """Read one partition of the dead-letter *topic* as it is now.
+
+    Raises:
+        DeadLetterTopicLostError: the topic is not there; the rights go with it.
+        RedriveError: as for `broker.read_partition`.
+    """
+    try:
+        return broker.read_partition(admin_url, topic, index, subscription)
+    except (AdminNotFoundError, AdminForbiddenError) as error:
+        raise topic_lost(topic, error) from error
+
+
 def target_ends(admin_url: str, target: TopicName) -> dict[TargetPartition, EntryId]:
     """Return for each partition of *target* behind which entry all lies that is stored from now on.
 

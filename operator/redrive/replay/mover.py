@@ -65,6 +65,10 @@ RELOAD_SECONDS = 0.5
 """The time that a broker has to load a topic again before the next try."""
 GRACE_SECONDS = 1.0
 """How long a broker may take to begin to write what it had received of a producer that is gone."""
+LOOK_SECONDS = 1.0
+"""The time between two looks at what others have acknowledged of a range that is being sent."""
+LOOK_SHARE = 20
+"""A look that took some time is followed by none for so many times as long."""
 QUIET_SECONDS = SEND_SECONDS + GRACE_SECONDS
 """How long after its lease was lost a process may store what it had on its way: one that was cut
 off from the network, or stopped, and comes back."""
@@ -126,6 +130,8 @@ class RangeMover:
         topic = broker.partition_of(route.source, task.range.partition)
         self._consumer = broker.acknowledger(client, topic, route.subscription)
         self._schema_refusal = schema_refusals(client, route.source)
+        # Which entries were acknowledged at the last look at the source, and when the next is due.
+        self._acknowledged, self._look_due = task.acknowledged, self._begun + LOOK_SECONDS
         # Where earlier tries may have stored what is not on record, and what was read of it.
         self._tails = task.tails
         self._read: dict[TargetPartition, EntryId] = {}
@@ -199,6 +205,7 @@ class RangeMover:
                 self._acknowledge,
                 self._task.range.first,
                 self._is_subscribed,
+                self._is_acknowledged,
             )
             try:
                 unfinished = self._send_within(window, senders, before, first, entries)
@@ -380,7 +387,11 @@ class RangeMover:
                 if outcome.store(key, entry[0].batch_size):
                     self._acknowledge(entry[0])
             elif doubts and any(_is_among(doubts, letter, key[0]) for _, letter in unsent):
-                outcome.refuse(key, "Unproven")
+                if self._task.settles_unproven:
+                    outcome.skip(key)
+                    self._acknowledge(entry[0])
+                else:
+                    outcome.refuse(key, "Unproven")
             else:
                 for each, letter in unsent:
                     window.send(each, letter, self._properties(letter))
@@ -424,6 +435,18 @@ class RangeMover:
         if not self._route.exactly_once:
             return []
         return [*self._unproven.items(), *self._unseen.items()]
+
+    def _is_acknowledged(self, offset: int) -> bool:
+        """Return True if an entry was acknowledged at the last look at the source.
+
+        That is `LOOK_SECONDS` old at most, where the broker answers within a twentieth of that.
+        """
+        begun = time.monotonic()
+        if begun >= self._look_due:
+            self._acknowledged = ranges.settled(self._task.range, self._look_at_source())
+            now = time.monotonic()
+            self._look_due = now + max(LOOK_SECONDS, LOOK_SHARE * (now - begun))
+        return bitmap.contains(self._acknowledged, offset)
 
     def _is_subscribed(self) -> bool:
         return broker.waited(self._route.is_subscribed)
@@ -518,7 +541,7 @@ class RangeMover:
     def _look_at_source(self) -> Partition:
         route, index = self._route, self._task.range.partition
         return broker.waited(
-            lambda: broker.read_partition(route.admin_url, route.source, index, route.subscription)
+            lambda: lookup.read_source(route.admin_url, route.source, route.subscription, index)
         )
 
     def _parts(self, entries: int, partition: Partition) -> int:

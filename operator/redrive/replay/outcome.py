@@ -170,6 +170,11 @@ class RangeOutcome:
         self._refused[key[0]] = cause
         self.settled |= 1 << key[0]
 
+    def skip(self, key: Key) -> None:
+        """Take note that a message, and so its entry, was handled by others."""
+        self._gone |= 1 << key[0]
+        self.settled |= 1 << key[0]
+
     def is_part(self, chunks: Iterable[int]) -> None:
         """Take note of the entries of a message in chunks, all but the last."""
         for offset in chunks:

@@ -304,6 +304,8 @@ class Window:
         acknowledge: called with a message of each entry once all of it is stored.
         first: the first entry of the range, which offsets count from.
         is_subscribed: tells whether the target keeps messages.
+        is_acknowledged: tells of an entry, by its offset, whether others have acknowledged it: it
+            is not sent.
 
     Attributes:
         unconfirmed: what is stored, and not settled yet.
@@ -317,6 +319,7 @@ class Window:
         acknowledge: Callable[[DeadLetterRow], None],
         first: int,
         is_subscribed: Callable[[], bool],
+        is_acknowledged: Callable[[int], bool],
     ) -> None:
         self._sender = sender
         self._outcome = outcome
@@ -326,7 +329,7 @@ class Window:
         self._checked = -math.inf
         self._permit = Permit()
         self._pace = Pace()
-        self._is_subscribed = is_subscribed
+        self._is_subscribed, self._is_acknowledged = is_subscribed, is_acknowledged
         self._confirmed = time.monotonic()
         self.unconfirmed: dict[Key, DeadLetterRow] = {}
         self._unconfirmed_bytes = 0
@@ -424,6 +427,8 @@ class Window:
                 self._outcome.refuse(key, error.reason)
                 return
         self._wait_for_permission()
+        if self._is_acknowledged(key[0]):
+            return
         # Before: what can't be sent may have left in part, or whole.
         self._on_the_way.add(key)
         self._bytes += letter.size

@@ -44,6 +44,8 @@ class Choice:
         max_replays: of what is taken, a message that was replayed so often before is refused; None
             for any number.
         discards: whether to acknowledge, without moving it, what is taken and no client can show.
+        settles_unproven: whether to acknowledge, without moving it, what is taken and may have been
+            moved before.
         causes: with one of these causes, of which the first `MAX_CAUSE` characters count.
         fingerprints: with a cause that has one of these fingerprints.
     """
@@ -55,6 +57,7 @@ class Choice:
     limit: int | None = None
     max_replays: int | None = None
     discards: bool = False
+    settles_unproven: bool = False
     causes: tuple[str, ...] = ()
     fingerprints: tuple[str, ...] = ()
 

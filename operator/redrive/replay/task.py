@@ -59,7 +59,7 @@ class RangeTask:
         chunks: see `RangePlan`, likewise *unread*.
         after: behind which entry lies all of what is unread.
         max_replays: see `Choice`; it is looked at in what is unread.
-        discards: see `Choice`.
+        discards: see `Choice`, likewise *settles_unproven*.
         acknowledged: which of them are acknowledged: not to be sent, moved or not.
         partly: see `RangeRecord`.
         tails: where earlier leases may have stored what is not on record; see `RangeRecord`.
@@ -82,6 +82,7 @@ class RangeTask:
     after: EntryId
     max_replays: int | None
     discards: bool
+    settles_unproven: bool
     acknowledged: int
     partly: Parts
     tails: Mapping[TargetPartition, Tail]

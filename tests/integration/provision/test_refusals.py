@@ -365,3 +365,25 @@ def test_tokens_are_never_shown(fixed: Shop, operator_process: Path) -> None:
     text += fixed.kubectl("get", "brokerconnections,retrypolicies,events,configmaps", "-oyaml")
     assert len(fixed.tokens) > len(CASES) / 2
     assert [token for token in fixed.tokens if token in text] == []
+
+
+@pytest.mark.parametrize("limit", ["maxTopicsPerNamespace", "maxSubscriptionsPerTopic"])
+def test_limit_of_the_pulsar_namespace_is_named(make_shop: Callable[[], Shop], limit: str) -> None:
+    shop = make_shop()
+    shop.create_topic(shop.topic("orders"))
+    dead_letter = f"{shop.tenant}/prod/orders-fulfilment-DLQ"
+    if limit == "maxSubscriptionsPerTopic":
+        shop.create_topic(f"persistent://{dead_letter}")
+        earliest = {"ledgerId": -1, "entryId": -1}
+        shop.request("PUT", f"persistent/{dead_letter}/subscription/audit", earliest)
+    shop.connection()
+    shop.request("POST", f"namespaces/{shop.tenant}/prod/{limit}", 1)
+    shop.policy(adoption="IfPresent")
+
+    status = shop.reaches("orders", "LimitReached")["status"]
+
+    (ready,) = (each for each in status["conditions"] if each["type"] == "Ready")
+    assert f"raise {limit} of the Pulsar namespace" in ready["message"]
+    assert "Stalled" in {each["type"] for each in status["conditions"]}
+    shop.request("POST", f"namespaces/{shop.tenant}/prod/{limit}", 0)
+    shop.ready()

@@ -25,6 +25,7 @@ from tests.support.local_runs import (
     numbers,
     replay,
 )
+from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
@@ -95,6 +96,14 @@ def test_message_perhaps_stored_and_trimmed_is_refused(
 
     assert (account.matched, account.moved, account.refused) == (10, 0, 10)
     assert {refusal.cause for refusal in account.refusals} == {"Unproven"}
+
+    job = dataclasses.replace(job_of(provisioned), choice=Choice(settles_unproven=True))
+    account = runs.run(job, Local(), Notes())
+
+    assert (account.matched, account.skipped, account.refused, account.left) == (10, 10, 0, 0)
+    assert provisioned.in_target() == []
+    wait_until(lambda: not provisioned.backlog_of_dead_letters())
+    assert replay(provisioned).matched == 0
 
 
 def bury_in_two_ranges(provisioned: Any) -> None:  # noqa: ANN401

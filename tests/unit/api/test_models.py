@@ -187,7 +187,9 @@ replays = st.fixed_dictionaries(
             {"messages": st.integers(1, 1_000_000), "per": st.sampled_from(["1s", "10s"])}
         ),
         "startBefore": st.just("2026-11-20T10:00:00Z"),
-        "confirmations": st.sampled_from([["Reconciled"], ["Reconciled", "DiscardUnreadable"]]),
+        "confirmations": st.sampled_from(
+            [["Reconciled"], ["Reconciled", "DiscardUnreadable", "UnprovenHandled"]]
+        ),
         "maxReplays": st.integers(1, 9),
         "deadline": st.just("2h30m"),
         "ttlAfterFinished": st.just("1s"),

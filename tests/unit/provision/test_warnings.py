@@ -159,6 +159,18 @@ def test_refused_subscription_type_is_warned_about(
         assert f"got {allowed[0]}; allow it" in caution.message
 
 
+@pytest.mark.parametrize("required", [False, True])
+def test_required_encryption_is_warned_about(
+    policy: MakeBody, requested: MakeRequest, *, required: bool
+) -> None:
+    body = policy()
+    request, observed = requested(body), Observed(2, requires_encryption=required)
+    seen = warnings(Seen(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ()))
+    assert [caution.reason for caution in seen] == ["EncryptionRequired"] * required
+    for caution in seen:
+        assert "got encryptionRequired=true; to replay, switch it off" in caution.message
+
+
 @pytest.mark.parametrize(
     ("asks", "have", "want"), [({}, 2, None), ({}, 3, 2), ({"partitions": 4}, 4, None),
                                ({"partitions": 4}, 5, 4)],

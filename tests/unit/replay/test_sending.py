@@ -82,6 +82,7 @@ def test_receipts_are_settled_with_each_lease_check(monkeypatch: pytest.MonkeyPa
         lambda done: acknowledged.append(done.position.entry),
         first=0,
         is_subscribed=lambda: True,
+        is_acknowledged=lambda _: False,
     )
     for entry in range(5):
         window.send((entry, 0), dead_letter(entry), {})
@@ -108,6 +109,7 @@ def test_message_is_acknowledged_only_while_target_is_subscribed(
         lambda done: acknowledged.append(done.position.entry),
         first=0,
         is_subscribed=lambda: len(sent) <= deleted,
+        is_acknowledged=lambda _: False,
     )
 
     def send_all() -> None:
@@ -133,6 +135,7 @@ def test_batch_is_acknowledged_once_it_is_stored_whole() -> None:
         acknowledged.append,
         first=0,
         is_subscribed=lambda: True,
+        is_acknowledged=lambda _: False,
     )
     first, second = (dead_letter(3, index, batch_size=2) for index in range(2))
     for letter, expected in ((first, []), (second, [second])):
@@ -161,6 +164,7 @@ def test_message_of_broken_connection_may_be_stored() -> None:
         lambda _: None,
         first=0,
         is_subscribed=lambda: True,
+        is_acknowledged=lambda _: False,
     )
     with pytest.raises(StalledError):
         window.send((3, 0), dead_letter(3), {})
@@ -200,7 +204,13 @@ def test_window_keeps_to_its_rate(rate: float, monkeypatch: pytest.MonkeyPatch) 
 
     outcome = RangeOutcome({}, "uid", proven=True)
     window = Window(
-        cast("Sender", Slow()), outcome, look, lambda _: None, first=0, is_subscribed=lambda: True
+        cast("Sender", Slow()),
+        outcome,
+        look,
+        lambda _: None,
+        first=0,
+        is_subscribed=lambda: True,
+        is_acknowledged=lambda _: False,
     )
     window.send((0, 0), dead_letter(0), {})
     begin = clock.now
@@ -236,7 +246,13 @@ def test_deduplication_is_proved_by_a_stored_message(
     sender, outcome = Refusing(too_big), RangeOutcome({}, "uid")
     outcome.alone = {(entry, 0): 0 for entry in alone}
     window = Window(
-        cast("Sender", sender), outcome, Permit, lambda _: None, first=0, is_subscribed=lambda: True
+        cast("Sender", sender),
+        outcome,
+        Permit,
+        lambda _: None,
+        first=0,
+        is_subscribed=lambda: True,
+        is_acknowledged=lambda _: False,
     )
     for entry in range(3):
         window.send((entry, 0), dead_letter(entry), {})

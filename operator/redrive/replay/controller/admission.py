@@ -247,6 +247,7 @@ def _choice(spec: ReplaySpec) -> Choice:
         limit=select.limit,
         max_replays=spec.max_replays,
         discards=spec.confirms(Confirmation.DISCARD_UNREADABLE),
+        settles_unproven=spec.confirms(Confirmation.UNPROVEN_HANDLED),
         causes=select.causes or (),
         fingerprints=select.fingerprints or (),
     )

@@ -379,6 +379,8 @@ class Dispatch:
         before = self._ledger.records.range(of)
         # What was acknowledged since the run began counts, too: by a lost task, or by others.
         partition = self._look_at(of.partition)
+        if not before.tails:
+            self._check_kept(partition)
         generation, through = before.generation + 1, of.offset_through(partition.end)
         since = {
             place: Tail(entry, generation, self._route.target_partitions, through)
@@ -404,6 +406,7 @@ class Dispatch:
             after=ranges.look_back(partition, of.entry_id(first)),
             max_replays=self._job.choice.max_replays,
             discards=self._job.choice.discards,
+            settles_unproven=self._job.choice.settles_unproven,
             acknowledged=ranges.settled(of, partition),
             partly=before.partly,
             tails=before.tails,
@@ -423,9 +426,20 @@ class Dispatch:
 
     def _look_at(self, index: int) -> Partition:
         """Look at a partition of the dead-letter topic as it is now."""
-        policy = self._job.policy
-        topic, subscription = policy.dead_letter_topic, policy.dead_letter_subscription
-        return broker.read_partition(self._job.admin_url, topic, index, subscription)
+        route = self._route
+        return lookup.read_source(route.admin_url, route.source, route.subscription, index)
+
+    def _check_kept(self, partition: Partition) -> None:
+        """Check that the dead-letter topic is the one that the run began with.
+
+        Ledgers go once all in them is acknowledged, and the last one only if the topic is unloaded.
+
+        Raises:
+            DeadLetterTopicLostError: it holds none of its ledgers any more.
+        """
+        held = self._resting[partition.index].held
+        if held and held.isdisjoint(partition.held):
+            raise lookup.topic_lost(self._route.source, "none of the ledgers of then")
 
     def _skip_gone(self) -> None:
         """Put on record that nothing is left of partitions that the topic has no more."""
@@ -440,6 +454,12 @@ class Dispatch:
         Its plan first: what a task has read of it, the next one may find acknowledged and gone.
         """
         of, refused = task.range, result.refused
+        if result.gone and not task.tails:
+            try:
+                self._check_kept(self._look_at(of.partition))
+            except RedriveError as error:
+                result = replace(result, gone=bitmap.EMPTY, drained=True)
+                self._failed.append(error)
         before = self._ledger.records.range(of)
         if not result.drained and (harmful := self._see_end(of)) is not None:
             refused = (*refused, (harmful, "NotDelivered"))

@@ -103,6 +103,7 @@ def run(
     """
     owner = f"{job.uid}/{secrets.token_hex(8)}"
     _look(job)  # of credentials that are refused the client says that it has timed out
+    _check_producers(job)
     with Ledger.open(job.service_url, job.policy.ledger_topic, owner) as ledger:
         reporter.take_over(ledger.fencing_token)
         # All that a decision is made on is read after the takeover: no other run changes it now.
@@ -192,6 +193,18 @@ def _last_planned(planned: Sequence[PlannedRange]) -> dict[int, EntryId]:
 def _look(job: ReplayJob) -> tuple[Partition, ...]:
     topic, subscription = job.policy.dead_letter_topic, job.policy.dead_letter_subscription
     return broker.waited(lambda: broker.read_partitions(job.admin_url, topic, subscription))
+
+
+def _check_producers(job: ReplayJob) -> None:
+    """Check that settings let the run send to the ledger and to the target.
+
+    Raises:
+        AdminError: see `broker.check_producer`.
+    """
+    broker.check_producer(job.service_url, job.policy.ledger_topic)
+    for partition in broker.waited(lambda: broker.read_partitions(job.admin_url, job.destination)):
+        topic = broker.partition_of(job.destination, partition.index)
+        broker.check_producer(job.service_url, topic)
 
 
 def _forget(job: ReplayJob, ledger: Ledger, resting: Sequence[Partition]) -> None:
@@ -324,7 +337,7 @@ def _returned(
 
 def takes_all(job: ReplayJob) -> bool:
     """Whether all that rests is to be moved, and how much that is need not be known before."""
-    choice = replace(job.choice, max_replays=None, discards=False)
+    choice = replace(job.choice, max_replays=None, discards=False, settles_unproven=False)
     return job.where is None and choice == EVERYTHING and job.approval_above is None
 
 

@@ -1,0 +1,60 @@
+"""Settings of a Pulsar namespace that keep a Replay from its topics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from redrive.errors import RedriveError
+from tests.support.local_runs import replay
+
+ProvisionPolicy = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+
+
+def set_on_namespace(provisioned: Any, setting: str, value: object) -> None:  # noqa: ANN401
+    path = f"/admin/v2/namespaces/{provisioned.policy.topic.namespace_name}/{setting}"
+    provisioned.broker.request("POST", path, value).check(f"set {setting}")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "reason"),
+    [
+        ("encryptionRequired", True, "EncryptionRequired"),
+        ("maxProducersPerTopic", 1, "LimitReached"),
+        ("maxSubscriptionsPerTopic", 1, "LimitReached"),
+    ],
+)
+def test_setting_that_refuses_a_replay_is_named_at_once(
+    provision_policy: ProvisionPolicy, setting: str, value: object, reason: str
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury(1)
+    busy = provisioned.client.create_producer(str(provisioned.policy.retry_topic))
+    set_on_namespace(provisioned, setting, value)
+    begun = time.monotonic()
+
+    with pytest.raises(RedriveError, match=setting) as failure:
+        replay(provisioned)
+
+    assert failure.value.reason == reason
+    assert time.monotonic() - begun < 60
+    busy.close()
+
+
+@pytest.mark.parametrize("role", ["retry_topic", "ledger_topic"])
+def test_terminated_topic_ends_a_replay_with_its_name(
+    provision_policy: ProvisionPolicy, role: str
+) -> None:
+    provisioned = provision_policy()
+    provisioned.bury(1)
+    topic = getattr(provisioned.policy, role)
+    provisioned.admin("POST", topic, "terminate")
+
+    with pytest.raises(RedriveError, match=topic.local) as failure:
+        replay(provisioned)
+
+    assert failure.value.reason == "TopicTerminated"

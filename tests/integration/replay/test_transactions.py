@@ -1,0 +1,59 @@
+"""Open transactions in the topics of a Replay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from redrive.errors import RedriveError
+from redrive.policy.naming import TopicName
+from redrive.reading.positions import encode_number
+from redrive.replay.job import run as runs
+from sandbox.pulsar import Broker
+from sandbox.sandbox import Sandbox
+from tests.support.local_runs import DiesAtLast, Notes, job_of, replay
+from tests.support.own_broker import own_broker
+from tests.support.raw_producer import raw_producer
+
+ProvisionPolicy = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("replay_token")
+
+
+@pytest.fixture(scope="module")
+def broker(shared_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that serves transactions."""
+    version, state = shared_sandbox.pulsar.version, tmp_path_factory.mktemp("broker")
+    with own_broker(version, state, {"transactionCoordinatorEnabled": "true"}) as transactional:
+        yield transactional
+
+
+def send_within_transaction(broker: Broker, topic: TopicName) -> None:
+    """Store a message of a transaction that stays open."""
+    with raw_producer(broker, topic) as producer:
+        least, most = encode_number(4, 7), encode_number(5, 1)
+        metadata = encode_number(22, 7) + encode_number(23, 1)
+        producer.send(b"uncommitted", metadata, command=least + most)
+
+
+@pytest.mark.parametrize("role", ["dead_letter_topic", "retry_topic", "ledger_topic"])
+def test_open_transaction_ends_a_replay_with_its_topic(
+    provision_policy: ProvisionPolicy, role: str
+) -> None:
+    provisioned = provision_policy()
+    topic = getattr(provisioned.policy, role)
+    provisioned.bury(3)
+    with pytest.raises(RuntimeError):  # the next run reads the target
+        runs.run(job_of(provisioned, "first"), DiesAtLast(), Notes())
+    send_within_transaction(provisioned.broker, topic)
+    provisioned.bury(1)
+    begun = time.monotonic()
+
+    with pytest.raises(RedriveError) as failure:
+        replay(provisioned)
+
+    assert time.monotonic() - begun < 60
+    assert failure.value.reason == "TransactionOpen"
+    assert topic.local in str(failure.value)
