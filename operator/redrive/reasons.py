@@ -45,7 +45,7 @@ class Shown(enum.StrEnum):
     """The log of the operator only."""
 
 
-class _Entry(NamedTuple):
+class _ReasonRow(NamedTuple):
     """A row of the table. `requeue` defaults to ON_CHANGE for stalled objects, else BACKOFF."""
 
     name: str
@@ -105,422 +105,422 @@ class Reason(enum.StrEnum):
     # fmt: off
 
     # As it should be
-    PROVISIONED = _Entry("Provisioned", READY,
+    PROVISIONED = _ReasonRow("Provisioned", READY,
         "topics, subscriptions, grants and ConfigMap are as the policy asks",
         "nothing")
-    OBSERVED = _Entry("Observed", READY,
+    OBSERVED = _ReasonRow("Observed", READY,
         "a policy that only observes was compared with the broker ([dry run](pause.md))",
         "read `DriftDetected`")
-    CONNECTED = _Entry("Connected", READY,
+    CONNECTED = _ReasonRow("Connected", READY,
         "the broker accepts the connection's token, and its role administers the named tenants; "
         "checked every minute",
         "nothing")
-    COMPLETED = _Entry("Completed", READY,
+    COMPLETED = _ReasonRow("Completed", READY,
         "a Replay moved all dead letters that it selected, or they needed no move; or a plan "
         "counted them",
         "nothing")
-    REVIEW_EXPIRED = _Entry("ReviewExpired", READY,
+    REVIEW_EXPIRED = _ReasonRow("ReviewExpired", READY,
         "a review was not confirmed within 15 minutes; nothing was moved",
         "create another Replay")
-    COMPLETED_WITH_REFUSALS = _Entry("CompletedWithRefusals", READY,
+    COMPLETED_WITH_REFUSALS = _ReasonRow("CompletedWithRefusals", READY,
         "a Replay moved dead letters, or they needed no move, and refused others",
         "read `MessagesRefused`")
-    PROGRESSING = _Entry("Progressing", RECONCILING,
+    PROGRESSING = _ReasonRow("Progressing", RECONCILING,
         "the first reconcile of a new spec, or a run of a Replay, is in progress",
         "wait")
-    LAUNCHED = _Entry("Launched", EVENT,
+    LAUNCHED = _ReasonRow("Launched", EVENT,
         "the Job or SparkApplication of a Replay was created",
         "nothing")
-    TARGET_RIGHTS_ABANDONED = _Entry("TargetRightsAbandoned", EVENT,
+    TARGET_RIGHTS_ABANDONED = _ReasonRow("TargetRightsAbandoned", EVENT,
         "a Replay is gone, and the rights of the replay role at its [target](replays.md#target) "
         "could not be taken back within ten minutes",
         "take them back by hand (`pulsar-admin topics revoke-permissions`)")
-    REPAIRED = _Entry("Repaired", EVENT,
+    REPAIRED = _ReasonRow("Repaired", EVENT,
         "the operator reverted changes at the broker, or applied a change of the "
         "BrokerConnection, for a policy that was ready",
         "find out who changed it, unless the connection changed")
-    DELETED = _Entry("Deleted", EVENT,
+    DELETED = _ReasonRow("Deleted", EVENT,
         "the topics, subscriptions and grants of a deleted policy are deleted "
         "([deletion](deletion.md))",
         "nothing")
-    RETAINED = _Entry("Retained", EVENT,
+    RETAINED = _ReasonRow("Retained", EVENT,
         "a policy is deleted, and its resources at the broker are retained",
         "delete them by hand once they are unused")
-    CLEANUP_ABANDONED = _Entry("CleanupAbandoned", EVENT,
+    CLEANUP_ABANDONED = _ReasonRow("CleanupAbandoned", EVENT,
         "a policy is deleted, and the operator could not clean up at the broker",
         "delete the resources that the message names by hand")
 
     # The object itself
-    INVALID_SPEC = _Entry("InvalidSpec", STALLED,
+    INVALID_SPEC = _ReasonRow("InvalidSpec", STALLED,
         "the spec is invalid",
         "correct the field that the message names")
-    PAUSED = _Entry("Paused", WARNING,
+    PAUSED = _ReasonRow("Paused", WARNING,
         "the annotation `redrive.io/paused` pauses the policy",
         "remove the annotation to resume")
-    DRIFT_DETECTED = _Entry("DriftDetected", WARNING,
+    DRIFT_DETECTED = _ReasonRow("DriftDetected", WARNING,
         "the broker differs from the spec of a policy that only observes",
         "set `managementPolicy: Manage`, or fix it by hand")
-    LADDER_DESCENDS = _Entry("LadderDescends", WARNING,
+    LADDER_DESCENDS = _ReasonRow("LadderDescends", WARNING,
         "a later retry has a shorter delay than an earlier one",
         "sort the delays")
-    RESOURCE_CONFLICT = _Entry("ResourceConflict", STALLED,
+    RESOURCE_CONFLICT = _ReasonRow("ResourceConflict", STALLED,
         "another policy with [priority](ownership.md) is for the same topic and subscription; "
         "that policy shows a warning",
         "delete one of the two")
-    NAME_COLLISION = _Entry("NameCollision", STALLED,
+    NAME_COLLISION = _ReasonRow("NameCollision", STALLED,
         "another policy with [priority](ownership.md) needs a topic of the same name, or "
         "retries it as its source; that policy shows a warning",
         "give the topics other names")
 
     # BrokerConnection and Secrets
-    CONNECTION_NOT_FOUND = _Entry("ConnectionNotFound", RECONCILING,
+    CONNECTION_NOT_FOUND = _ReasonRow("ConnectionNotFound", RECONCILING,
         "there is no BrokerConnection of the name in `connectionRef`",
         "create it",
         requeue=Requeue.ON_CHANGE)
-    CONNECTION_INVALID = _Entry("ConnectionInvalid", STALLED,
+    CONNECTION_INVALID = _ReasonRow("ConnectionInvalid", STALLED,
         "the spec of the connection can't be read",
         "correct it",
         private=True)
-    DELETION_BLOCKED = _Entry("DeletionBlocked", WARNING,
+    DELETION_BLOCKED = _ReasonRow("DeletionBlocked", WARNING,
         "the connection is being deleted, and policies use it, or rights of Replays at their "
         "targets are not revoked yet",
         "delete them, or have them use another connection "
         "([more](deletion.md#brokerconnection))")
-    NAMESPACE_NOT_ALLOWED = _Entry("NamespaceNotAllowed", STALLED,
+    NAMESPACE_NOT_ALLOWED = _ReasonRow("NamespaceNotAllowed", STALLED,
         "the connection is not for objects of this Kubernetes namespace",
         "add the namespace to a rule of `allow`")
-    NAMESPACE_UNREAD = _Entry("NamespaceUnread", RECONCILING,
+    NAMESPACE_UNREAD = _ReasonRow("NamespaceUnread", RECONCILING,
         "a selector in `allow` needs the labels of the Kubernetes namespace, which are not read "
         "yet",
         "wait")
-    TOPIC_NOT_ALLOWED = _Entry("TopicNotAllowed", STALLED,
+    TOPIC_NOT_ALLOWED = _ReasonRow("TopicNotAllowed", STALLED,
         "the connection does not allow this topic, or one derived from it",
         "add the topic to a rule of `allow` for this namespace")
-    LIMIT_EXCEEDED = _Entry("LimitExceeded", STALLED,
+    LIMIT_EXCEEDED = _ReasonRow("LimitExceeded", STALLED,
         "the namespace has more policies, or a topic more partitions, than "
         "[`limits`](rights.md#limits) of its rule allow; or the rights on the topics of a "
         "Pulsar namespace fill the record that the broker keeps of them",
         "delete policies that are not used, set fewer partitions, revoke rights, or raise the "
         "limit",
         requeue=Requeue.SLOW_BACKOFF)
-    ROLE_NOT_ALLOWED = _Entry("RoleNotAllowed", STALLED,
+    ROLE_NOT_ALLOWED = _ReasonRow("RoleNotAllowed", STALLED,
         "the connection does not let policies grant this role rights on this topic",
         "add the role to a rule of `allow` for that topic")
-    ADOPTION_NOT_ALLOWED = _Entry("AdoptionNotAllowed", STALLED,
+    ADOPTION_NOT_ALLOWED = _ReasonRow("AdoptionNotAllowed", STALLED,
         "the connection does not let policies of this namespace adopt the topic",
         "set `adoption: Allowed` in a rule for the topic")
-    DELETION_NOT_ALLOWED = _Entry("DeletionNotAllowed", STALLED,
+    DELETION_NOT_ALLOWED = _ReasonRow("DeletionNotAllowed", STALLED,
         "the connection does not let policies of this namespace delete the topic with them",
         "`deletionPolicy: Retain`, or set `deletion: Allowed` in a rule for the topic")
-    SECRET_NOT_FOUND = _Entry("SecretNotFound", RECONCILING,
+    SECRET_NOT_FOUND = _ReasonRow("SecretNotFound", RECONCILING,
         "a Secret that the connection refers to does not exist",
         "create it",
         private=True)
-    SECRET_KEY_NOT_FOUND = _Entry("SecretKeyNotFound", RECONCILING,
+    SECRET_KEY_NOT_FOUND = _ReasonRow("SecretKeyNotFound", RECONCILING,
         "the Secret lacks the key, or its value is not usable",
         "add the key",
         private=True)
-    TOKEN_FILE_INVALID = _Entry("TokenFileInvalid", STALLED,
+    TOKEN_FILE_INVALID = _ReasonRow("TokenFileInvalid", STALLED,
         "the file that the connection names has no token, or can't be read",
         "mount a token there",
         requeue=Requeue.SLOW_BACKOFF, private=True)
-    CERTIFICATE_INVALID = _Entry("CertificateInvalid", STALLED,
+    CERTIFICATE_INVALID = _ReasonRow("CertificateInvalid", STALLED,
         "the Secret has no client certificate with its key",
         "store a pair that belongs together",
         requeue=Requeue.SLOW_BACKOFF, private=True)
-    CA_INVALID = _Entry("CaInvalid", STALLED,
+    CA_INVALID = _ReasonRow("CaInvalid", STALLED,
         "there are no certificate authorities in the Secret or ConfigMap that the connection "
         "names",
         "store PEM certificates there",
         requeue=Requeue.SLOW_BACKOFF, private=True)
-    PROXY_INVALID = _Entry("ProxyInvalid", STALLED,
+    PROXY_INVALID = _ReasonRow("ProxyInvalid", STALLED,
         "the environment of the operator names a proxy that is not an HTTP proxy",
         "[set `http://HOST:PORT`](../howto/install.md#proxies)",
         requeue=Requeue.SLOW_BACKOFF)
-    ADMIN_URL_INVALID = _Entry("AdminUrlInvalid", STALLED,
+    ADMIN_URL_INVALID = _ReasonRow("AdminUrlInvalid", STALLED,
         "`adminURL`, or an address that it redirects to, can't be called",
         "correct it",
         requeue=Requeue.SLOW_BACKOFF, private=True)
 
     # The broker
-    REDIRECT_REFUSED = _Entry("RedirectRefused", STALLED,
+    REDIRECT_REFUSED = _ReasonRow("RedirectRefused", STALLED,
         "the broker redirects to an address that the connection does not name",
         "name the brokers' hosts in `redirectHosts`, with their port if it is not that of "
         "`adminURL`, or use a Pulsar proxy",
         requeue=Requeue.SLOW_BACKOFF)
-    BROKER_UNREACHABLE = _Entry("BrokerUnreachable", RECONCILING,
+    BROKER_UNREACHABLE = _ReasonRow("BrokerUnreachable", RECONCILING,
         "nothing answers at `adminURL`, or not in time",
         "check the URL, the network and the broker")
-    BROKER_FAILED = _Entry("BrokerFailed", RECONCILING,
+    BROKER_FAILED = _ReasonRow("BrokerFailed", RECONCILING,
         "the broker failed (5xx), or limits the rate of calls (429)",
         "see its log if the error persists")
-    BROKER_REFUSED = _Entry("BrokerRefused", STALLED,
+    BROKER_REFUSED = _ReasonRow("BrokerRefused", STALLED,
         "the broker refused the call",
         "read its response in the message",
         requeue=Requeue.SLOW_BACKOFF)
-    BROKER_CONFLICT = _Entry("BrokerConflict", RECONCILING,
+    BROKER_CONFLICT = _ReasonRow("BrokerConflict", RECONCILING,
         "the resource exists already, or another client is changing it (409)",
         "wait")
-    LIMIT_REACHED = _Entry("LimitReached", STALLED,
+    LIMIT_REACHED = _ReasonRow("LimitReached", STALLED,
         "a limit of the Pulsar namespace or of the brokers allows no more topics, subscriptions "
         "or producers",
         "raise the setting that the message names",
         requeue=Requeue.SLOW_BACKOFF)
-    TOPIC_TERMINATED = _Entry("TopicTerminated", STALLED,
+    TOPIC_TERMINATED = _ReasonRow("TopicTerminated", STALLED,
         "a topic was terminated and accepts no more messages",
         "handle its messages, then delete it: the operator creates it again",
         requeue=Requeue.SLOW_BACKOFF)
-    NOT_FOUND = _Entry("NotFound", RECONCILING,
+    NOT_FOUND = _ReasonRow("NotFound", RECONCILING,
         "the resource to change was deleted meanwhile (404)",
         "wait")
-    UNEXPECTED_ANSWER = _Entry("UnexpectedAnswer", RECONCILING,
+    UNEXPECTED_ANSWER = _ReasonRow("UnexpectedAnswer", RECONCILING,
         "`adminURL` does not lead to a Pulsar admin API",
         "check `adminURL`",
         requeue=Requeue.SLOW_BACKOFF)
-    UNSUPPORTED = _Entry("Unsupported", RECONCILING,
+    UNSUPPORTED = _ReasonRow("Unsupported", RECONCILING,
         "this broker does not know the call (405)",
         "use a supported version of Pulsar",
         requeue=Requeue.SLOW_BACKOFF)
-    AUTHENTICATION_FAILED = _Entry("AuthenticationFailed", STALLED,
+    AUTHENTICATION_FAILED = _ReasonRow("AuthenticationFailed", STALLED,
         "the broker does not accept the token (401)",
         "store a valid token",
         requeue=Requeue.SLOW_BACKOFF, private=True)
-    CERTIFICATE_REFUSED = _Entry("CertificateRefused", STALLED,
+    CERTIFICATE_REFUSED = _ReasonRow("CertificateRefused", STALLED,
         "the broker's certificate is not trusted, or is for another host",
         "correct the URL, or `tls.caRef`",
         requeue=Requeue.SLOW_BACKOFF, private=True)
-    ISSUER_FAILED = _Entry("IssuerFailed", RECONCILING,
+    ISSUER_FAILED = _ReasonRow("IssuerFailed", RECONCILING,
         "the OAuth 2.0 issuer issues no token, or its token endpoint has another scheme, host "
         "or port",
         "check issuer and credentials",
         private=True)
-    FORBIDDEN = _Entry("Forbidden", STALLED,
+    FORBIDDEN = _ReasonRow("Forbidden", STALLED,
         "the role of the token lacks a permission (403)",
         "make it an administrator of the tenant ([rights](rights.md))",
         requeue=Requeue.SLOW_BACKOFF)
-    TENANT_NOT_FOUND = _Entry("TenantNotFound", RECONCILING,
+    TENANT_NOT_FOUND = _ReasonRow("TenantNotFound", RECONCILING,
         "a tenant does not exist",
         "create it")
-    NAMESPACE_NOT_FOUND = _Entry("NamespaceNotFound", RECONCILING,
+    NAMESPACE_NOT_FOUND = _ReasonRow("NamespaceNotFound", RECONCILING,
         "the source topic's Pulsar namespace does not exist",
         "create it")
-    TOPIC_NOT_FOUND = _Entry("TopicNotFound", RECONCILING,
+    TOPIC_NOT_FOUND = _ReasonRow("TopicNotFound", RECONCILING,
         "the source topic does not exist",
         "create it")
-    CHAINED_POLICY = _Entry("ChainedPolicy", STALLED,
+    CHAINED_POLICY = _ReasonRow("ChainedPolicy", STALLED,
         "the source topic is itself a retry, dead-letter or ledger topic of redrive",
         "name the topic that producers send to, or create the policy with `chaining: Allowed`")
-    BROKER_CHANGED = _Entry("BrokerChanged", STALLED,
+    BROKER_CHANGED = _ReasonRow("BrokerChanged", STALLED,
         "`connectionRef` leads to another broker, without the policy's topics",
         "set `connectionRef` back, or [move](ownership.md#from-one-broker-to-another) the "
         "policy")
-    HANDED_OVER = _Entry("HandedOver", WARNING,
+    HANDED_OVER = _ReasonRow("HandedOver", WARNING,
         "the policy's topics [belong to another "
         "cluster](ownership.md#from-one-cluster-to-another)",
         "delete the policy once the other is Ready")
-    TOPIC_EXISTS = _Entry("TopicExists", STALLED,
+    TOPIC_EXISTS = _ReasonRow("TopicExists", STALLED,
         "a topic with the name that the policy needs exists, and redrive did not create it",
         "use other names, or, unless it is to be a ledger or the records of sequences, [adopt "
         "it](ownership.md#topics-that-were-there-before) with `adoption: IfPresent`")
-    STRAY_PARTITION = _Entry("StrayPartition", STALLED,
+    STRAY_PARTITION = _ReasonRow("StrayPartition", STALLED,
         "the broker can't create partitions that the policy needs: a topic of its own, created "
         "by a client that named the partition, has the name of one",
         "handle or move its messages and delete it; stop that client",
         requeue=Requeue.SLOW_BACKOFF)
-    OWNER_CONFLICT = _Entry("OwnerConflict", STALLED,
+    OWNER_CONFLICT = _ReasonRow("OwnerConflict", STALLED,
         "a topic [belongs to another policy](ownership.md), which may be gone",
         "use other names, or take the topic over as the message says")
-    PARTITIONS_DIFFER = _Entry("PartitionsDiffer", STALLED,
+    PARTITIONS_DIFFER = _ReasonRow("PartitionsDiffer", STALLED,
         "the retry topic is partitioned and should not be, or the reverse",
         "delete it once it is drained, or set `retry.partitions`")
-    SUBSCRIPTION_EXPIRY = _Entry("SubscriptionExpiry", STALLED,
+    SUBSCRIPTION_EXPIRY = _ReasonRow("SubscriptionExpiry", STALLED,
         "the Pulsar namespace deletes idle subscriptions, and with them dead letters",
         "set its `subscriptionExpirationTime` to 0")
-    LATE_WRITES = _Entry("LateWrites", RECONCILING,
+    LATE_WRITES = _ReasonRow("LateWrites", RECONCILING,
         "a policy was deleted while it was provisioned, and the broker may still create a topic",
         "wait 30 s")
-    BROKER_NOT_SUPPORTED = _Entry("BrokerNotSupported", WARNING,
+    BROKER_NOT_SUPPORTED = _ReasonRow("BrokerNotSupported", WARNING,
         "redrive is not tested with the release line of the broker ([support](support.md))",
         "use a supported release, or test yours")
-    IN_USE = _Entry("InUse", RECONCILING,
+    IN_USE = _ReasonRow("InUse", RECONCILING,
         "clients are connected to a topic or subscription that is to be deleted",
         "stop them")
-    MAX_DELIVERY_DELAY = _Entry("MaxDeliveryDelay", WARNING,
+    MAX_DELIVERY_DELAY = _ReasonRow("MaxDeliveryDelay", WARNING,
         "the maximum delay of the broker is shorter than the longest delay of the ladder",
         "raise the limit, or shorten the ladder")
-    DELAYED_DELIVERY_REFUSED = _Entry("DelayedDeliveryRefused", WARNING,
+    DELAYED_DELIVERY_REFUSED = _ReasonRow("DelayedDeliveryRefused", WARNING,
         "the broker refuses the delayed-delivery settings of the retry topic, so retries come "
         "early",
         "allow the operator's role to set delayed delivery of topics")
-    RETRIES_EARLY = _Entry("RetriesEarly", WARNING,
+    RETRIES_EARLY = _ReasonRow("RetriesEarly", WARNING,
         "the shortest delay is within the broker's tick, so it may have no effect; this broker "
         "has no tick for each topic",
         "set `delayedDeliveryTickTimeMillis=50` at the brokers, or make the shortest delay "
         "longer")
-    PARTITIONS_NEVER_SHRINK = _Entry("PartitionsNeverShrink", WARNING,
+    PARTITIONS_NEVER_SHRINK = _ReasonRow("PartitionsNeverShrink", WARNING,
         "the retry or the dead-letter topic has more partitions than it should have",
         "leave it, or set `retry.partitions` or `deadLetter.partitions`")
-    SCHEMA_REFUSED = _Entry("SchemaRefused", WARNING,
+    SCHEMA_REFUSED = _ReasonRow("SchemaRefused", WARNING,
         "the broker refuses to copy the source topic's schema, or a version of it, to another "
         "topic",
         "allow the change, or delete the topic's schema")
-    SCHEMA_NOT_ALLOWED = _Entry("SchemaNotAllowed", WARNING,
+    SCHEMA_NOT_ALLOWED = _ReasonRow("SchemaNotAllowed", WARNING,
         "the rules of the connection grant roles the retry or dead-letter topic but not the "
         "source topic, so the schema is [not copied](topic-policies.md)",
         "add a rule for these roles that covers the source topic too")
-    SCHEMA_UNSUPPORTED = _Entry("SchemaUnsupported", WARNING,
+    SCHEMA_UNSUPPORTED = _ReasonRow("SchemaUnsupported", WARNING,
         "consumers in Python can't retry or dead-letter messages of the source topic's schema",
         "consume the topic with Java; see [schemas](java.md#schemas)")
-    GEO_REPLICATED = _Entry("GeoReplicated", WARNING,
+    GEO_REPLICATED = _ReasonRow("GeoReplicated", WARNING,
         "the retry or dead-letter topic is replicated to other clusters",
         "keep both in this cluster")
-    ACK_HOLES = _Entry("AckHoles", WARNING,
+    ACK_HOLES = _ReasonRow("AckHoles", WARNING,
         "more messages are acknowledged out of order than [the broker "
         "persists](warnings.md#what-a-broker-remembers)",
         "use more similar delays, add partitions, or raise the setting that the message names")
-    FOREIGN_SUBSCRIPTION = _Entry("ForeignSubscription", WARNING,
+    FOREIGN_SUBSCRIPTION = _ReasonRow("ForeignSubscription", WARNING,
         "a topic of the policy has a subscription that the policy did not create",
         "delete it, or narrow its pattern")
-    SUBSCRIPTION_TYPE_DIFFERS = _Entry("SubscriptionTypeDiffers", WARNING,
+    SUBSCRIPTION_TYPE_DIFFERS = _ReasonRow("SubscriptionTypeDiffers", WARNING,
         "connected consumers have another subscription type than the policy",
         "stop all of them before new ones start, or change `subscriptionType`")
-    SUBSCRIPTION_TYPE_NOT_ALLOWED = _Entry("SubscriptionTypeNotAllowed", WARNING,
+    SUBSCRIPTION_TYPE_NOT_ALLOWED = _ReasonRow("SubscriptionTypeNotAllowed", WARNING,
         "the Pulsar namespace refuses consumers of a type that the policy needs",
         "allow the type, as the message shows")
-    ENCRYPTION_REQUIRED = _Entry("EncryptionRequired", WARNING,
+    ENCRYPTION_REQUIRED = _ReasonRow("EncryptionRequired", WARNING,
         "the Pulsar namespace accepts encrypted messages only, and Replays can't encrypt",
         "switch `encryptionRequired` off while a Replay runs")
-    RETRY_TOPIC_NOT_CONSUMED = _Entry("RetryTopicNotConsumed", WARNING,
+    RETRY_TOPIC_NOT_CONSUMED = _ReasonRow("RetryTopicNotConsumed", WARNING,
         "the retry topic has no consumers",
         "let the consumers subscribe to it too")
-    RETRY_STORM = _Entry("RetryStorm", WARNING,
+    RETRY_STORM = _ReasonRow("RetryStorm", WARNING,
         "most deliveries are retries",
         "fix the cause of the failures")
-    RETRIES_OVERDUE = _Entry("RetriesOverdue", WARNING,
+    RETRIES_OVERDUE = _ReasonRow("RetriesOverdue", WARNING,
         "retries are due and consumers are connected, but the broker delivers none",
         "unload the retry topic")
-    CHUNKS_STRANDED = _Entry("ChunksStranded", WARNING,
+    CHUNKS_STRANDED = _ReasonRow("ChunksStranded", WARNING,
         "a consumer disconnected between two chunks of a large message, which the broker "
         "delivers to no other consumer",
         "unload the topic that the message names")
-    QUOTA_NEARLY_REACHED = _Entry("QuotaNearlyReached", WARNING,
+    QUOTA_NEARLY_REACHED = _ReasonRow("QuotaNearlyReached", WARNING,
         "the dead-letter topic nears its backlog quota",
         "replay or delete dead letters, or raise the quota")
-    OUTAGE_SUSPECTED = _Entry("OutageSuspected", WARNING,
+    OUTAGE_SUSPECTED = _ReasonRow("OutageSuspected", WARNING,
         "consumers have paused, because most messages fail with one cause",
         "fix the service that they depend on, or run `kubectl redrive ignore-outage POLICY "
         "--for 1h`")
 
     # Kubernetes
-    CONFIG_MAP_NOT_OURS = _Entry("ConfigMapNotOurs", STALLED,
+    CONFIG_MAP_NOT_OURS = _ReasonRow("ConfigMapNotOurs", STALLED,
         "a ConfigMap with the name that the policy needs has another owner",
         "delete or rename it")
-    KUBERNETES_FORBIDDEN = _Entry("KubernetesForbidden", STALLED,
+    KUBERNETES_FORBIDDEN = _ReasonRow("KubernetesForbidden", STALLED,
         "the operator's ServiceAccount lacks a permission",
         "install the RBAC rules of the Helm chart",
         requeue=Requeue.SLOW_BACKOFF)
-    KUBERNETES_REFUSED = _Entry("KubernetesRefused", RECONCILING,
+    KUBERNETES_REFUSED = _ReasonRow("KubernetesRefused", RECONCILING,
         "the Kubernetes API refuses a call",
         "read its response in the message")
-    KUBERNETES_NOT_FOUND = _Entry("KubernetesNotFound", RECONCILING,
+    KUBERNETES_NOT_FOUND = _ReasonRow("KubernetesNotFound", RECONCILING,
         "an object was deleted meanwhile",
         "wait")
-    KUBERNETES_CONFLICT = _Entry("KubernetesConflict", RECONCILING,
+    KUBERNETES_CONFLICT = _ReasonRow("KubernetesConflict", RECONCILING,
         "an object was changed since it was read",
         "wait")
-    KUBERNETES_UNAVAILABLE = _Entry("KubernetesUnavailable", RECONCILING,
+    KUBERNETES_UNAVAILABLE = _ReasonRow("KubernetesUnavailable", RECONCILING,
         "the Kubernetes API does not answer, or limits the rate of calls",
         "wait")
-    NO_CLUSTER = _Entry("NoCluster", LOG,
+    NO_CLUSTER = _ReasonRow("NoCluster", LOG,
         "no configuration of a cluster was found: the operator does not start",
         "give it a kubeconfig, or run it in a Pod")
-    CLUSTER_UNKNOWN = _Entry("ClusterUnknown", LOG,
+    CLUSTER_UNKNOWN = _ReasonRow("ClusterUnknown", LOG,
         "the identity of this cluster is unknown: the operator does not start",
         "pass `--cluster-id`")
-    LEASE_LOST = _Entry("LeaseLost", LOG,
+    LEASE_LOST = _ReasonRow("LeaseLost", LOG,
         "another operator has taken over: this one exits",
         "nothing")
-    LEASE_NOT_RENEWED = _Entry("LeaseNotRenewed", LOG,
+    LEASE_NOT_RENEWED = _ReasonRow("LeaseNotRenewed", LOG,
         "this operator could not renew its Lease, and writes nothing",
         "find out why it can't reach the Kubernetes API")
-    INTERNAL_ERROR = _Entry("InternalError", LOG,
+    INTERNAL_ERROR = _ReasonRow("InternalError", LOG,
         "an error without a reason of its own",
         "report it")
 
     # Replays
-    POLICY_NOT_FOUND = _Entry("PolicyNotFound", RECONCILING,
+    POLICY_NOT_FOUND = _ReasonRow("PolicyNotFound", RECONCILING,
         "there is no RetryPolicy of the name in `policyRef`, or it is being deleted",
         "create it",
         requeue=Requeue.ON_CHANGE)
-    POLICY_NOT_READY = _Entry("PolicyNotReady", RECONCILING,
+    POLICY_NOT_READY = _ReasonRow("PolicyNotReady", RECONCILING,
         "the RetryPolicy is not Ready, or not valid with the defaults of its connection",
         "see its conditions",
         requeue=Requeue.ON_CHANGE)
-    DEAD_LETTERS_DISCARDED = _Entry("DeadLettersDiscarded", STALLED,
+    DEAD_LETTERS_DISCARDED = _ReasonRow("DeadLettersDiscarded", STALLED,
         "the RetryPolicy discards: there is nothing to replay",
         "set `deadLetter.mode: Keep`")
-    REPLAY_IDENTITY_MISSING = _Entry("ReplayIdentityMissing", STALLED,
+    REPLAY_IDENTITY_MISSING = _ReasonRow("ReplayIdentityMissing", STALLED,
         "the BrokerConnection names no role for replays",
         "set `replay` there")
-    TRUST_NOT_SUPPORTED = _Entry("TrustNotSupported", STALLED,
+    TRUST_NOT_SUPPORTED = _ReasonRow("TrustNotSupported", STALLED,
         "the connection has certificate authorities of its own, and names none for replay jobs",
         "set `replay.tls`, with authorities in the namespaces of Replays")
-    JOB_NOT_PERMITTED = _Entry("JobNotPermitted", STALLED,
+    JOB_NOT_PERMITTED = _ReasonRow("JobNotPermitted", STALLED,
         "the Replay requests a job template, or a number of executors, that [is not "
         "permitted](job-templates.md#what-a-replay-may-ask-for)",
         "create another Replay without it, or extend `jobs` of the BrokerConnection, or the "
         "template")
-    JOB_TEMPLATE_NOT_FOUND = _Entry("JobTemplateNotFound", RECONCILING,
+    JOB_TEMPLATE_NOT_FOUND = _ReasonRow("JobTemplateNotFound", RECONCILING,
         "the operator has no job template of the name that the Replay, or its connection, "
         "names; a new template is in effect [within two minutes](job-templates.md#templates)",
         "wait, add it to [`jobTemplates`](job-templates.md) of the Helm chart, or create a "
         "Replay with another template",
         requeue=Requeue.ON_CHANGE)
-    JOB_TEMPLATE_INVALID = _Entry("JobTemplateInvalid", STALLED,
+    JOB_TEMPLATE_INVALID = _ReasonRow("JobTemplateInvalid", STALLED,
         "the job template [is invalid](job-templates.md#invalid-templates) and never had a "
         "valid form, or the Spark operator does not know one of its fields",
         "correct the template, or upgrade the Spark operator",
         requeue=Requeue.SLOW_BACKOFF)
-    JOB_SECRET_NOT_FOUND = _Entry("JobSecretNotFound", RECONCILING,
+    JOB_SECRET_NOT_FOUND = _ReasonRow("JobSecretNotFound", RECONCILING,
         "the Replay's namespace lacks a Secret, ConfigMap or PersistentVolumeClaim that the "
         "pods of its job need: the [job template](job-templates.md) names it, or `spec.replay` "
         "of a connection that the ServiceAccount of jobs consents to",
         "create it there")
-    CONSENT_MISSING = _Entry("ConsentMissing", RECONCILING,
+    CONSENT_MISSING = _ReasonRow("ConsentMissing", RECONCILING,
         "the connection names a Secret or ConfigMap for jobs that does not exist or lacks the "
         "[consent of its owner](rights.md#consent-of-the-owner)",
         "create it; if the connection may use it, add the annotation that the message shows")
-    LEDGER_KEY_LOST = _Entry("LedgerKeyLost", RECONCILING,
+    LEDGER_KEY_LOST = _ReasonRow("LedgerKeyLost", RECONCILING,
         "the operator's Secret lacks the [key of the ledger](rights.md#keys-of-ledgers) of the "
         "policy, so the messages that earlier Replays moved are unknown",
         "add the lost key to the Secret that the message names, from a backup or from the "
         "installation that ran Replays of this policy before")
-    JOB_IMAGE_NOT_FOUND = _Entry("JobImageNotFound", RECONCILING,
+    JOB_IMAGE_NOT_FOUND = _ReasonRow("JobImageNotFound", RECONCILING,
         "the operator's PodTemplate, which has the image of replay jobs, does not exist "
         "(`--replay-template`)",
         "upgrade the Helm release of the operator, which creates it")
-    JOB_RIGHTS_MISSING = _Entry("JobRightsMissing", RECONCILING,
+    JOB_RIGHTS_MISSING = _ReasonRow("JobRightsMissing", RECONCILING,
         "the ServiceAccount of replay jobs may not write the progress of Replays, or, for "
         "Spark, create pods",
         "add the namespace to `replay.namespaces` of the Helm chart, or bind a Role like [the "
         "chart's](rights.md#at-kubernetes)")
-    SERVICE_ACCOUNT_NOT_FOUND = _Entry("ServiceAccountNotFound", RECONCILING,
+    SERVICE_ACCOUNT_NOT_FOUND = _ReasonRow("ServiceAccountNotFound", RECONCILING,
         "the Replay's namespace lacks the ServiceAccount that replay jobs run as "
         "(`--replay-service-account`)",
         "add the namespace to `replay.namespaces` of the Helm chart")
-    REPLAYS_DISABLED = _Entry("ReplaysDisabled", STALLED,
+    REPLAYS_DISABLED = _ReasonRow("ReplaysDisabled", STALLED,
         "the operator has no image for replay jobs (`--replay-template`)",
         "set `replay.enabled` in the Helm chart")
-    SPARK_OPERATOR_NOT_FOUND = _Entry("SparkOperatorNotFound", RECONCILING,
+    SPARK_OPERATOR_NOT_FOUND = _ReasonRow("SparkOperatorNotFound", RECONCILING,
         "the cluster has no kind SparkApplication, and the Replay has `engine: Spark`, or was "
         "launched so",
         "[install the Spark operator](../howto/install.md#replays); the Replay starts within a "
         "minute then")
-    APPLICATION_NOT_STARTED = _Entry("ApplicationNotStarted", RECONCILING,
+    APPLICATION_NOT_STARTED = _ReasonRow("ApplicationNotStarted", RECONCILING,
         "the Job or SparkApplication has had no state for a minute: no Job controller runs, or "
         "no Spark operator serves the namespace",
         "[let a Spark operator serve it](../howto/install.md#replays)")
-    DRIVER_NOT_STARTED = _Entry("DriverNotStarted", RECONCILING,
+    DRIVER_NOT_STARTED = _ReasonRow("DriverNotStarted", RECONCILING,
         "the driver does not run two minutes after its submission: its pod lacks a Secret, an "
         "image or a node with room. The message names the pod and, in the namespaces of "
         "`replay.namespaces`, the cause",
@@ -528,111 +528,111 @@ class Reason(enum.StrEnum):
         "more. After a change of the operator's settings delete the SparkApplication: the "
         "operator creates it again",
         requeue=Requeue.SLOW_BACKOFF)
-    EXECUTORS_NOT_STARTED = _Entry("ExecutorsNotStarted", RECONCILING,
+    EXECUTORS_NOT_STARTED = _ReasonRow("ExecutorsNotStarted", RECONCILING,
         "the driver runs, but no executor has run for two minutes or longer: their pods lack an "
         "image, a volume or a node with room, or a quota refuses them. The message names a pod "
         "and the cause, in the namespaces of `replay.namespaces` only",
         "provide it, and the Replay resumes automatically; if there is no pod, see the log of "
         "the driver",
         requeue=Requeue.SLOW_BACKOFF)
-    TOO_MANY_RUNS = _Entry("TooManyRuns", RECONCILING,
+    TOO_MANY_RUNS = _ReasonRow("TooManyRuns", RECONCILING,
         "as many Replays of the namespace run as [`limits.runs`](rights.md#limits) allow",
         "wait",
         requeue=Requeue.ON_CHANGE)
-    REPLAY_IN_PROGRESS = _Entry("ReplayInProgress", RECONCILING,
+    REPLAY_IN_PROGRESS = _ReasonRow("ReplayInProgress", RECONCILING,
         "another Replay of the same policy has priority",
         "wait",
         requeue=Requeue.ON_CHANGE)
-    IN_REVIEW = _Entry("InReview", RECONCILING,
+    IN_REVIEW = _ReasonRow("InReview", RECONCILING,
         "a Replay with `mode: Review` has shown its plan, and waits for a confirmation",
         "set `spec.mode` to `Run`, or `spec.cancel` to true", requeue=Requeue.ON_CHANGE)
-    SUSPENDED = _Entry("Suspended", RECONCILING,
+    SUSPENDED = _ReasonRow("Suspended", RECONCILING,
         "`spec.suspend` is true: the Replay is not launched, or its run sends nothing",
         "set it to false",
         requeue=Requeue.ON_CHANGE)
-    APPROVAL_REQUIRED = _Entry("ApprovalRequired", RECONCILING,
+    APPROVAL_REQUIRED = _ReasonRow("ApprovalRequired", RECONCILING,
         "a Replay would move more messages than its RetryPolicy or connection allows [without "
         "approval](replays.md#approval)",
         "read `status`, then create a [ReplayApproval](replays.md#approval), or cancel the "
         "Replay",
         requeue=Requeue.ON_CHANGE)
-    TARGET_FULL = _Entry("TargetFull", RECONCILING,
+    TARGET_FULL = _ReasonRow("TargetFull", RECONCILING,
         "the target topic that the message names is [over its backlog "
         "quota](../design/replay-runs.md#waiting-for-brokers-and-full-targets), and the broker "
         "accepts no more messages; the run waits",
         "let its consumers catch up, or raise the quota: the run resumes automatically within "
         "half a minute",
         requeue=Requeue.ON_CHANGE)
-    SUBSCRIPTION_AWAITED = _Entry("SubscriptionAwaited", RECONCILING,
+    SUBSCRIPTION_AWAITED = _ReasonRow("SubscriptionAwaited", RECONCILING,
         "the target of a running Replay, or one of its partitions, no longer has [a durable "
         "subscription](replays.md#target), and nothing is sent",
         "create one: the run resumes within half a minute",
         requeue=Requeue.ON_CHANGE)
-    BATCH_MIXES_KEYS = _Entry("BatchMixesKeys", STALLED,
+    BATCH_MIXES_KEYS = _ReasonRow("BatchMixesKeys", STALLED,
         "the Replay requests [batches](replays.md#batches) to the source topic, which the "
         "policy's subscription reads by key",
         "create another Replay with `sending: Individual` or with target `Retry`")
-    REPLAY_NOT_SAFE = _Entry("ReplayNotSafe", STALLED,
+    REPLAY_NOT_SAFE = _ReasonRow("ReplayNotSafe", STALLED,
         "the RetryPolicy's [`replay.safety`](replays.md#may-messages-be-handled-again) forbids "
         "to handle its messages again, or requires `confirmations: [Reconciled]`",
         "create a dry run, or another Replay that confirms it")
-    TARGET_NOT_ALLOWED = _Entry("TargetNotAllowed", STALLED,
+    TARGET_NOT_ALLOWED = _ReasonRow("TargetNotAllowed", STALLED,
         "the [target](replays.md#target) of a Replay is outside the rules of its connection, no "
         "rule for it names the replay role, or it is a topic that redrive manages for a "
         "RetryPolicy",
         "create another Replay, or add a rule for that topic and the replay role to "
         "`spec.allow` of the BrokerConnection",
         requeue=Requeue.SLOW_BACKOFF)
-    TARGET_NOT_FOUND = _Entry("TargetNotFound", STALLED,
+    TARGET_NOT_FOUND = _ReasonRow("TargetNotFound", STALLED,
         "the target of a Replay does not exist",
         "create it",
         requeue=Requeue.SLOW_BACKOFF)
-    TARGET_NOT_SUBSCRIBED = _Entry("TargetNotSubscribed", STALLED,
+    TARGET_NOT_SUBSCRIBED = _ReasonRow("TargetNotSubscribed", STALLED,
         "the target of a Replay, or one of its partitions, has no durable subscription of an "
         "application: moved messages would be lost",
         "create one",
         requeue=Requeue.SLOW_BACKOFF)
-    TARGET_EVICTS = _Entry("TargetEvicts", STALLED,
+    TARGET_EVICTS = _ReasonRow("TargetEvicts", STALLED,
         "a backlog quota in force at the target of a Replay [drops messages "
         "unread](replays.md#target)",
         "make the quota refuse messages instead",
         requeue=Requeue.SLOW_BACKOFF)
-    TARGET_EXPIRES = _Entry("TargetExpires", STALLED,
+    TARGET_EXPIRES = _ReasonRow("TargetExpires", STALLED,
         "messages of the target of a Replay [expire](replays.md#target) within the hour, or "
         "before the run is over; also a warning Event where they expire within ten days",
         "raise the TTL of the topic",
         requeue=Requeue.SLOW_BACKOFF)
-    TARGET_DOES_NOT_DEDUPLICATE = _Entry("TargetDoesNotDeduplicate", STALLED,
+    TARGET_DOES_NOT_DEDUPLICATE = _ReasonRow("TargetDoesNotDeduplicate", STALLED,
         "a Replay is to move messages exactly once, to a target that does not deduplicate",
         "switch deduplication on there, or create another Replay with `guarantee: AtLeastOnce`",
         requeue=Requeue.SLOW_BACKOFF)
-    APPLICATION_NOT_OURS = _Entry("ApplicationNotOurs", STALLED,
+    APPLICATION_NOT_OURS = _ReasonRow("ApplicationNotOurs", STALLED,
         "a Job or SparkApplication with the name that the Replay needs has another owner",
         "delete it")
-    DEADLINE_EXCEEDED = _Entry("DeadlineExceeded", STALLED,
+    DEADLINE_EXCEEDED = _ReasonRow("DeadlineExceeded", STALLED,
         "a Replay has not ended two minutes after its `deadline`, and its job reports nothing; "
         "a job that runs ends at the deadline (`ReplayFailed`)",
         "inspect its Job or SparkApplication and its pods, delete it, and create another Replay")
-    MESSAGES_REFUSED = _Entry("MessagesRefused", WARNING,
+    MESSAGES_REFUSED = _ReasonRow("MessagesRefused", WARNING,
         "a Replay has ended, and [refused](replays.md#the-account) some of the dead letters "
         "that it selected; they stay in the dead-letter topic",
         "correct the causes in `status.run.refusals`, and create another Replay for these "
         "dead letters")
-    ALREADY_ENDED = _Entry("AlreadyEnded", STALLED,
+    ALREADY_ENDED = _ReasonRow("AlreadyEnded", STALLED,
         "a Replay was created with the annotation `redrive.io/ended-at`, such as a copy of an "
         "ended one or one from a backup; it is not launched",
         "create another Replay without that annotation if messages are to be moved")
-    ALL_REFUSED = _Entry("AllRefused", STALLED,
+    ALL_REFUSED = _ReasonRow("AllRefused", STALLED,
         "a Replay refused every dead letter that it selected, and moved none",
         "correct the causes in `status.run.refusals`, and create another Replay")
-    CANCELED = _Entry("Canceled", STALLED,
+    CANCELED = _ReasonRow("Canceled", STALLED,
         "the Replay was [canceled](replays.md#suspend-and-end)",
         "create another Replay for the remaining dead letters")
-    STARTED_TOO_LATE = _Entry("StartedTooLate", STALLED,
+    STARTED_TOO_LATE = _ReasonRow("StartedTooLate", STALLED,
         "the Replay was not launched before its `startBefore`",
         "create another Replay with a later `startBefore`, if its messages are still to be "
         "moved")
-    REPLAY_FAILED = _Entry("ReplayFailed", STALLED,
+    REPLAY_FAILED = _ReasonRow("ReplayFailed", STALLED,
         "the Job or SparkApplication has failed permanently, or ended before its run; the "
         "message has the error of the job, or the cause from the Spark operator, and the field "
         "of the SparkApplication with the full text",
