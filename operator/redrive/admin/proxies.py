@@ -22,7 +22,7 @@ def proxy_for(url: str) -> str | None:
     """Return the address of the proxy for *url*, with its credentials; None for no proxy.
 
     Raises:
-        ProxyInvalidError: it is not an HTTP proxy, or has no host.
+        ProxyInvalid: it is not an HTTP proxy, or has no host.
     """
     if not getproxies():
         return None

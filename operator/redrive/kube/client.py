@@ -95,8 +95,8 @@ class Kubernetes:
             fence: what every write has to pass; None lets all pass.
 
         Raises:
-            NoClusterError: there is neither.
-            ProxyInvalidError: the environment names a proxy for it that can't be used.
+            NoCluster: there is neither.
+            ProxyInvalid: the environment names a proxy for it that can't be used.
         """
         configuration = client.Configuration()
         # aiohttp's own look at the environment misses networks, reads a .netrc file, and takes a
@@ -129,7 +129,7 @@ class Kubernetes:
         """Return the uid of the namespace `kube-system`, which is as old as the cluster.
 
         Raises:
-            ClusterUnknownError: it may not be read.
+            ClusterUnknown: it may not be read.
         """
         try:
             answer = await self.get(resources.NAMESPACES, Key("", "kube-system"))

@@ -82,8 +82,8 @@ def find(
 
     Raises:
         ConnectionNotFoundError: there is none of that name.
-        ConnectionInvalidError: its spec cannot be read.
-        NamespaceNotAllowedError: it is not for that namespace.
+        ConnectionInvalid: its spec cannot be read.
+        NamespaceNotAllowed: it is not for that namespace.
         RedriveError: whether it is can't be found out; see `NamespaceLabels.of`.
     """
     key = key_of(ref, namespace)
@@ -328,7 +328,7 @@ def spec_at(key: Key, table: Cache) -> BrokerConnectionSpec:
 
     Raises:
         ConnectionNotFoundError: it does not exist.
-        ConnectionInvalidError: its spec is invalid.
+        ConnectionInvalid: its spec is invalid.
     """
     body = table.get(key)
     if body is None:

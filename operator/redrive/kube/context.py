@@ -124,7 +124,7 @@ class Context:
 
         Raises:
             KubernetesError: redrive's own kinds are not installed, or may not be read.
-            ClusterUnknownError: the settings have no id of the cluster, and it may not be read.
+            ClusterUnknown: the settings have no id of the cluster, and it may not be read.
         """
         async with (
             Kubernetes.connect(fence) as kubernetes,

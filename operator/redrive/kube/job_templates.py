@@ -95,8 +95,8 @@ class JobTemplates:
         """Return the last valid form of a template.
 
         Raises:
-            JobTemplateInvalidError: it never had one.
-            JobTemplateNotFoundError: there is no such template.
+            JobTemplateInvalid: it never had one.
+            JobTemplateNotFound: there is no such template.
         """
         template = self._valid.get(name)
         if template is not None:

@@ -62,7 +62,7 @@ async def apply(
 
     Raises:
         AdminError, KubernetesError: an action failed; those before it are done.
-        StrayPartitionError: see there; the actions before are done.
+        StrayPartition: see there; the actions before are done.
     """
     applied = Applied()
     for action in planned:
@@ -166,7 +166,7 @@ async def _naming_strays(topic: TopicName, admin: Admin) -> AsyncIterator[None]:
     """Name the topic for which the broker refuses to create partitions: its answer does not.
 
     Raises:
-        StrayPartitionError: the broker refused, and there is such a topic.
+        StrayPartition: the broker refused, and there is such a topic.
     """
     try:
         yield

@@ -363,7 +363,7 @@ def check_number(request: Request, ctx: Context) -> None:
     one in use, and any number of them leaves others of the namespace alone.
 
     Raises:
-        LimitExceededError: as many come before this one.
+        LimitExceeded: as many come before this one.
     """
     most, through = request.permissions.limits.policies, request.through
     peers = ctx.policies.index(_namespace_and_connection).get((request.key.namespace, through))

@@ -157,7 +157,7 @@ async def check(connection: Connection) -> None:
 
     Raises:
         AdminError: it does not answer, or refuses the call.
-        TenantNotFoundError: a tenant of spec.allow does not exist.
+        TenantNotFound: a tenant of spec.allow does not exist.
     """
     await connection.admin.clusters()
     patterns = (pattern for rule in connection.spec.allow for pattern in rule.topics)

@@ -415,7 +415,7 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
         left: its topics, as far as they are there; what follows another comes behind it.
 
     Raises:
-        InUseError: clients are connected to what would be deleted.
+        InUse: clients are connected to what would be deleted.
     """
     if policy is DeletionPolicy.REVOKE_GRANTS:
         return _revocation(owner, left)

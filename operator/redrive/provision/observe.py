@@ -49,9 +49,9 @@ async def observe(
             and the ConfigMap: good enough to see that nothing is to be done, never to do it.
 
     Raises:
-        TenantNotFoundError, NamespaceNotFoundError, TopicNotFoundError: the source topic, or what
+        TenantNotFound, NamespaceNotFound, TopicNotFound: the source topic, or what
             it lies in, does not exist.
-        SubscriptionExpiryError: the Pulsar namespace deletes idle subscriptions; found before any
+        SubscriptionExpiry: the Pulsar namespace deletes idle subscriptions; found before any
             topic is read, because it concerns all policies of the namespace at once.
         AdminError, KubernetesError: a read failed.
     """
@@ -102,7 +102,7 @@ async def around(source: TopicName, admin: Admin, *, max_age: float) -> Namespac
         max_age: what was read less than so many seconds ago is not read again.
 
     Raises:
-        TenantNotFoundError, NamespaceNotFoundError, TopicNotFoundError: it, or what it lies in,
+        TenantNotFound, NamespaceNotFound, TopicNotFound: it, or what it lies in,
             does not exist.
         AdminError: a read failed.
     """
@@ -120,7 +120,7 @@ def in_namespace(want: Desired, namespace: NamespaceState, found: Body | None) -
         found: whatever has the name of the policy's ConfigMap.
 
     Raises:
-        TopicNotFoundError, SubscriptionExpiryError: as for `observe`.
+        TopicNotFound, SubscriptionExpiry: as for `observe`.
     """
     source = want.policy.topic
     _check_exists(source, namespace)

@@ -148,8 +148,8 @@ def choose_template(
     """Return the job template of a Replay of *namespace*, with its engine and executors.
 
     Raises:
-        JobTemplateNotFoundError, JobTemplateInvalidError: there is no valid form of it.
-        JobNotPermittedError: the connection, or the template, is not for this Replay.
+        JobTemplateNotFound, JobTemplateInvalid: there is no valid form of it.
+        JobNotPermitted: the connection, or the template, is not for this Replay.
         RedriveError: the labels of the namespace are not known; see `NamespaceLabels.of`.
     """
     asked, jobs = asked or ReplayJobTemplate(), jobs or ConnectionJobs()

@@ -49,7 +49,7 @@ async def ledger_key(admitted: Admitted, template: Key, ctx: Context) -> LedgerK
         ctx: reads the operator's Secret, or creates it.
 
     Raises:
-        LedgerKeyLostError: the ledger has another key than those of the operator.
+        LedgerKeyLost: the ledger has another key than those of the operator.
         RedriveError: the broker or the API server refuses.
     """
     topic = admitted.job.policy.ledger_topic

@@ -51,7 +51,7 @@ async def read_image(template: Key, ctx: Context) -> str:
     """Read the image of replay jobs from the operator's PodTemplate.
 
     Raises:
-        JobImageNotFoundError: the PodTemplate does not exist.
+        JobImageNotFound: the PodTemplate does not exist.
     """
     try:
         body = await ctx.kubernetes.get(resources.POD_TEMPLATES, template)
@@ -86,11 +86,11 @@ async def check_prerequisites(
         ctx: reads metadata.
 
     Raises:
-        ServiceAccountNotFoundError: the account of the job does not exist.
-        JobRightsMissingError: it may not do what a run needs.
-        JobSecretNotFoundError: an object that its pods mount, or pull their image with, does not
+        ServiceAccountNotFound: the account of the job does not exist.
+        JobRightsMissing: it may not do what a run needs.
+        JobSecretNotFound: an object that its pods mount, or pull their image with, does not
             exist.
-        ConsentMissingError: one of *lent* is not marked as usable by the connection, or does not
+        ConsentMissing: one of *lent* is not marked as usable by the connection, or does not
             exist: the author of a connection may not learn which.
     """
     namespace = job.metadata["namespace"]
@@ -136,7 +136,7 @@ async def _check_rights(account: Key, roles: Collection[Role], ctx: Context) -> 
     Without these rights the run ends with an exit code, and its log is the only explanation.
 
     Raises:
-        JobRightsMissingError: it lacks one.
+        JobRightsMissing: it lacks one.
     """
     for words, attributes in _RIGHTS if Role.DRIVER in roles else _RIGHTS[:1]:
         try:
@@ -221,11 +221,11 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
         What to tell about the target when the Replay is launched.
 
     Raises:
-        TargetNotFoundError: there is no such topic.
-        TargetNotAllowedError: it belongs to a RetryPolicy.
-        TargetNotSubscribedError, TargetEvictsError, TargetExpiresError: messages would be lost
+        TargetNotFound: there is no such topic.
+        TargetNotAllowed: it belongs to a RetryPolicy.
+        TargetNotSubscribed, TargetEvicts, TargetExpires: messages would be lost
             there.
-        TargetDeduplicationError: what is asked for can't be kept there.
+        TargetDoesNotDeduplicate: what is asked for can't be kept there.
         RedriveError: the Replay can't be launched now, or the broker does not tell.
     """
     launched = find_application(replay, ctx)
@@ -278,7 +278,7 @@ async def _check_topic(topic: TopicName, admin: Admin) -> None:
     """Check the owner and the subscriptions of a topic.
 
     Raises:
-        TargetNotFoundError, TargetNotAllowedError, TargetNotSubscribedError: as for `prepare`.
+        TargetNotFound, TargetNotAllowed, TargetNotSubscribed: as for `prepare`.
     """
     try:
         partitioned = await admin.partitions(topic) > 0
@@ -387,8 +387,8 @@ async def check_pods(run: SparkRun, reported: ReplayStatus, now: datetime, ctx: 
     the namespaces that it prepares for Replays.
 
     Raises:
-        DriverNotStartedError: the driver has not.
-        ExecutorsNotStartedError: no executor has, and nothing is moved. It takes that right.
+        DriverNotStarted: the driver has not.
+        ExecutorsNotStarted: no executor has, and nothing is moved. It takes that right.
     """
     if run.submitted is not None and now - run.submitted > _START_TIME:
         await _check_driver(run, ctx)

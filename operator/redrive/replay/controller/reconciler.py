@@ -421,7 +421,7 @@ async def _create(launcher: Launcher, job: JobApplication, template: str, ctx: C
     """Create an application, with each of its fields.
 
     Raises:
-        JobTemplateInvalidError: the kind lacks a field of the job template.
+        JobTemplateInvalid: the kind lacks a field of the job template.
         KubernetesError: the API server refuses.
     """
     try:
@@ -519,7 +519,7 @@ def _mirror(replay: Body, reported: ReplayStatus, run: SparkRun | None, *, is_la
         is_late: whether it is long over its deadline, or the time of its review.
 
     Raises:
-        ReplayFailedError: the application has ended before its run.
+        ReplayFailed: the application has ended before its run.
     """
     if run is None:
         return _completed(replay, reported)
@@ -662,7 +662,7 @@ def _check_started(run: SparkRun, now: datetime) -> None:
     """Check that a controller has begun to run an application, if it had the time to.
 
     Raises:
-        ApplicationNotStartedError: it has not.
+        ApplicationNotStarted: it has not.
     """
     if run.state or now - run.created <= _START_TIME:
         return
@@ -776,7 +776,7 @@ def check_canceled(replay: Body, status: ReplayStatus, phase: str) -> None:
     """Check that a run was not canceled, unless its job still settles in-flight messages.
 
     Raises:
-        CanceledError: it was canceled, and no job of it runs.
+        Canceled: it was canceled, and no job of it runs.
     """
     is_canceled = replay["spec"].get("cancel") and not status.run.finished
     if is_canceled and phase not in {Phase.RUNNING, Phase.SUSPENDED}:
@@ -790,8 +790,8 @@ def check_start(replay: Body, status: ReplayStatus, ctx: Context) -> None:
     """Check that a Replay which was not launched may still be launched, whatever it waits for.
 
     Raises:
-        CanceledError: it was canceled.
-        StartedTooLateError: the time of its `startBefore` is over.
+        Canceled: it was canceled.
+        StartedTooLate: the time of its `startBefore` is over.
     """
     if was_launched(replay) or find_application(replay, ctx) is not None:
         return
@@ -809,7 +809,7 @@ def check_deadline(replay: Body, status: ReplayStatus, phase: str, now: datetime
     """Check that a run that was launched has not gone on for longer than it may.
 
     Raises:
-        DeadlineExceededError: it has, and something is left.
+        DeadlineExceeded: it has, and something is left.
     """
     if phase in FINAL or status.run.finished or not is_overdue(replay, now):
         return

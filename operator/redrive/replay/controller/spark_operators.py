@@ -403,7 +403,7 @@ def choose_operator(ctx: Context) -> Launcher:
     """Return the Spark operator for a new application: the first one whose kind is installed.
 
     Raises:
-        SparkOperatorNotFoundError: no kind of an enabled Spark operator is installed.
+        SparkOperatorNotFound: no kind of an enabled Spark operator is installed.
     """
     enabled = [launcher for launcher in SPARK_OPERATORS if launcher.resource in ctx.applications]
     for launcher in enabled:

@@ -263,7 +263,7 @@ class Dispatch:
         """Check that no policy has made the target one of its own topics since the launch.
 
         Raises:
-            TargetNotAllowedError: one has.
+            TargetNotAllowed: one has.
             RedriveError: the broker does not answer.
         """
         job, route = self._job, self._route
