@@ -27,9 +27,7 @@ from redrive.api.job import (
     pod_of,
 )
 from redrive.api.model import parse
-from redrive.errors import (
-    InvalidSpecError,
-)
+from redrive.errors import InvalidSpecError
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes, KubernetesError, UnavailableError
 from redrive.reasons import Reason

@@ -35,6 +35,7 @@ REPLAYS = {
     "running": "InProgress",
     "suspended": "InProgress",
     "awaiting-approval": "InProgress",
+    "in-review": "InProgress",
     "stalled": "Failed",
     "completed": "Current",
     "completed-with-refusals": "Current",

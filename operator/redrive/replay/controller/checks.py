@@ -13,9 +13,7 @@ from redrive.api.job import ConnectionJobs, ReplayJobTemplate
 from redrive.api.permissions import Permissions
 from redrive.api.replay import Confirmation, ReplaySpec, Sending
 from redrive.api.retrypolicy import ReplaySafety, RetryPolicySpec
-from redrive.errors import (
-    RedriveError,
-)
+from redrive.errors import RedriveError
 from redrive.kube.resources import Key
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName

@@ -30,9 +30,7 @@ from redrive.api import Body
 from redrive.api.conditions import ObjectEvent, moment_of
 from redrive.api.job import Role
 from redrive.api.replay import Phase, ReplayRun, ReplayStatus, Target
-from redrive.errors import (
-    RedriveError,
-)
+from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import ForbiddenError, KubernetesError, NotFoundError
 from redrive.kube.context import Context
