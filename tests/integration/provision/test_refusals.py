@@ -382,8 +382,8 @@ def test_limit_of_the_pulsar_namespace_is_named(make_shop: Callable[[], Shop], l
 
     status = shop.reaches("orders", "LimitReached")["status"]
 
-    (ready,) = (each for each in status["conditions"] if each["type"] == "Ready")
-    assert f"raise {limit} of the Pulsar namespace" in ready["message"]
-    assert "Stalled" in {each["type"] for each in status["conditions"]}
+    conditions = {condition["type"]: condition for condition in status["conditions"]}
+    assert f"raise {limit} of the Pulsar namespace" in conditions["Ready"]["message"]
+    assert "Stalled" in conditions
     shop.request("POST", f"namespaces/{shop.tenant}/prod/{limit}", 0)
     shop.ready()

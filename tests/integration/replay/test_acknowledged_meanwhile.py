@@ -60,7 +60,7 @@ def consume(provisioned: Any) -> None:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("acknowledge", [skip_all, expire, consume])
-def test_letters_acknowledged_meanwhile_are_not_sent(
+def test_what_others_acknowledge_meanwhile_is_not_sent(
     provision_policy: ProvisionPolicy, acknowledge: Callable[[Any], None]
 ) -> None:
     provisioned = provision_policy()
