@@ -657,6 +657,7 @@ class RedriveError(Exception):
     """
 
     reason: str = Reason.INTERNAL_ERROR
+    private = False
 
     def __init__(
         self, problem: str, *, got: object = _NOTHING, remedy: str, reason: Reason | None = None

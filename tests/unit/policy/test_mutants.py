@@ -27,7 +27,7 @@ def run_laws(folder: Path, mutant: dict[str, Any] | None) -> subprocess.Complete
     """Run the law that *mutant* breaks, or all of them, on a copy of the policy core."""
     package, tests = folder / "redrive", folder / "tests"
     shutil.copytree(SOURCE / "policy", package / "policy")
-    for name in ("__init__.py", "errors.py"):
+    for name in ("__init__.py", "errors.py", "reasons.py"):
         shutil.copy(SOURCE / name, package)
     shutil.copytree(HERE, tests, ignore=shutil.ignore_patterns(Path(__file__).name))
     if mutant is not None:
