@@ -25,6 +25,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 
 from redrive.errors import PROCESS_ERRORS, InvalidSpecError
+from redrive.policy.ladder import MAX_DELAY
 from redrive.policy.model import Policy
 from redrive.policy.verdict import Dead, Retry
 
@@ -491,16 +492,14 @@ def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> di
 _NUMBER = re.compile(r"[0-9]{1,9}")
 # Harmless in a log, whoever wrote it: Java, RocketMQ, we.
 _ORIGIN = re.compile(r"[0-9A-Za-z:,()._-]{1,128}")
-_LONGEST_DELAY = 864_000_000
-"""In milliseconds: the longest that a retry can ask for."""
 
 
 def delay_of(properties: Mapping[str, str]) -> timedelta | None:
     """Return the delay that a retry asks for; None if it names none that can be."""
-    written = properties.get(DELAY_TIME, "")
-    if not (written.isascii() and written.isdecimal()) or int(written[:20]) > _LONGEST_DELAY:
+    milliseconds = _number(properties, DELAY_TIME)
+    if milliseconds is None or (delay := timedelta(milliseconds=milliseconds)) > MAX_DELAY:
         return None
-    return timedelta(milliseconds=int(written))
+    return delay
 
 
 _OVER = {DELAY_TIME, DEAD_REASON, FIRST_FAILED_AT}

@@ -297,6 +297,7 @@ def test_kept_retries_are_limited(retries: Retries, monkeypatch: pytest.MonkeyPa
     [
         ("3000", 1, 2), ("3000", 4, 0), ("3000", -60, 3), ("864000001", 1, 0), ("", 0, 0),
         ("-1", 0, 0), ("1e9", 0, 0), ("9" * 5_000, 0, 0), ("\u0663", 0, 0),
+        ("0" * 21 + "9" * 4_000, 0, 0),
     ],
 )  # fmt: skip
 def test_early_retry_is_kept_for_its_delay_at_most(
