@@ -93,6 +93,8 @@ class Reason(enum.StrEnum):
         member.private = private
         return member
 
+    __repr__ = str.__repr__  # messages quote the value, as of any text
+
     @property
     def stalls(self) -> bool:
         """Return True if the object stays as it is until its spec or its surroundings change."""
@@ -104,7 +106,7 @@ class Reason(enum.StrEnum):
 
     # fmt: off
 
-    # As it should be
+    # Normal states
     PROVISIONED = _ReasonRow("Provisioned", READY,
         "topics, subscriptions, grants and ConfigMap are as the policy asks",
         "nothing")
@@ -653,11 +655,12 @@ class RedriveError(Exception):
     Attributes:
         reason: the reason of the conditions that show it; not in `Reason` for errors of consumers
             and jobs, which no condition shows.
-        private: whether only objects of the connection's own namespace show the message.
+        names_object: whether the message names an object of the connection's namespace, though its
+            reason is not private.
     """
 
     reason: str = Reason.INTERNAL_ERROR
-    private = False
+    names_object: bool = False
 
     def __init__(
         self, problem: str, *, got: object = _NOTHING, remedy: str, reason: Reason | None = None
@@ -666,7 +669,11 @@ class RedriveError(Exception):
         super().__init__(f"{problem}{value}; {remedy}")
         if reason is not None:
             self.reason = reason
-        self.private = isinstance(self.reason, Reason) and self.reason.private
+
+    @property
+    def private(self) -> bool:
+        """Return True if only objects of the connection's own namespace show the message."""
+        return self.names_object or (isinstance(self.reason, Reason) and self.reason.private)
 
     @property
     def stalls(self) -> bool:

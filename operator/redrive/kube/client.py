@@ -387,7 +387,7 @@ class Kubernetes:
                 remedy="create it, or correct the reference",
             ) from None
         except KubernetesError as error:
-            error.private = True  # it names the object
+            error.names_object = True
             raise
         if key not in data:
             raise SecretKeyNotFoundError(

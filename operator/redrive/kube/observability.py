@@ -110,14 +110,14 @@ class ConditionMetrics(Collector):
         family = GaugeMetricFamily(
             OBJECTS, "Objects of redrive, by each condition in their status.", labels=_LABELS
         )
-        known = frozenset[str](Reason)
-        types = known | STATES
+        reasons = frozenset[str](Reason)
+        types = reasons | STATES
         counts = collections.Counter(
             (
                 resource.kind,
                 _known(condition.get("type"), types),
                 _known(condition.get("status"), _STATUSES),
-                _known(condition.get("reason"), known),
+                _known(condition.get("reason"), reasons),
             )
             for resource, cache in self._caches.items()
             for body in cache
