@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from sandbox import installation, pulsar
+from sandbox import pulsar
 from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import SECONDS, MakeShop, Shop
+from tests.support.operator_metrics import metric
 
 POLICIES = 20
 LONGEST_PAUSE = 5.0
@@ -92,18 +91,6 @@ def ready_conditions(shop: Shop, kind: str) -> list[dict[str, Any]]:
         )
         for item in items
     ]
-
-
-def metric(sandbox: Sandbox, name: str, **labels: str) -> float:
-    """The sum of the samples of a metric of the operator with these labels."""
-    with urllib.request.urlopen(f"{installation.endpoint(sandbox)}/metrics", timeout=60) as answer:  # noqa: S310
-        families = list(text_string_to_metric_families(answer.read().decode()))
-    return sum(
-        sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
 
 
 def unanswered(sandbox: Sandbox) -> float:

@@ -166,7 +166,7 @@ class Arrivals:
 
 
 class _Partition:
-    """What has arrived from one partition, or from a topic without partitions.
+    """The messages that have arrived from one partition, or from a topic without partitions.
 
     Attributes:
         highest: the highest id, and *last* that of the last message.

@@ -399,7 +399,7 @@ class TopicFetcher:
         self.handed_over: deque[pulsar.Message] = deque()
         self._inside: list[None] = []  # an entry for each taker who is in the client
         self._closing = False
-        self._thread_takes = True  # and nobody else
+        self._thread_takes = True  # and no taker does
         self._dry = threading.Semaphore()
         self._thread = threading.Thread(target=self._watch, name="redrive-fetcher", daemon=True)
         self._thread.start()
@@ -514,7 +514,7 @@ class TopicFetcher:
             self._fetcher.flows(self)
 
     def _look_after_idle_queue(self) -> None:
-        """Take over if nobody has taken a message since the last look: else none sees it empty.
+        """Take over if no message was taken since the last look: else no call sees it empty.
 
         Without partitions that does not matter, see `Arrivals`.
         """

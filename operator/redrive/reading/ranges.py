@@ -240,7 +240,7 @@ class Partition:
             for ledger, entries in self.ledgers
             if ledger <= end.ledger
         )
-        return replace(self, ledgers=tuple(each for each in kept if each[1] > 0))
+        return replace(self, ledgers=tuple(held for held in kept if held[1] > 0))
 
     def behind(self, entry: EntryId) -> list[Span]:
         """Return all that lies behind *entry*, in order."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from sandbox import installation
 from sandbox.sandbox import Sandbox
+from tests.support.operator_metrics import metric
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,4 @@ class Operator:
 
     def measured(self, name: str, **labels: str) -> float:
         """Return the sum of a metric's samples with these labels."""
-        url = f"{installation.endpoint(self.sandbox)}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own
-            families = list(text_string_to_metric_families(answer.read().decode()))
-        return sum(
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return metric(self.sandbox, name, seconds=10, **labels)

@@ -25,10 +25,7 @@ from redrive.api.replay import (
     milliseconds,
 )
 from redrive.api.retrypolicy import ConnectionRef
-from redrive.errors import (
-    InvalidSpecError,
-    RedriveError,
-)
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections
 from redrive.kube.connections import effective_spec, spec_of
 from redrive.kube.context import Context

@@ -181,12 +181,12 @@ def _last_of(resting: Sequence[Partition]) -> dict[int, EntryId]:
 def _last_planned(planned: Sequence[PlannedRange]) -> dict[int, EntryId]:
     """Return the last entry of each partition that is selected or refused."""
     ends: dict[int, EntryId] = {}
-    for of, plan, *_ in planned:
+    for piece, plan, *_ in planned:
         entries = [refused.entry for refused in plan.refused]
         if plan.selected:
-            entries.append(of.entry_id(bitmap.highest(plan.selected)))
+            entries.append(piece.entry_id(bitmap.highest(plan.selected)))
         for entry in entries:
-            ends[of.partition] = max(entry, ends.get(of.partition, entry))
+            ends[piece.partition] = max(entry, ends.get(piece.partition, entry))
     return ends
 
 
@@ -230,7 +230,7 @@ def _plan(
         bounded, before = review.narrow(job, resting)
         plans = all_plans(bounded, engine, ledger.records, before)
     else:
-        plans = [(each.range, each.plan) for each in review.planned]
+        plans = [(planned.range, planned.plan) for planned in review.planned]
     for of, plan in plans:
         ledger.write(plan_key(job.uid, of), plan.to_json())
     target = broker.waited(lambda: broker.read_partitions(job.admin_url, job.destination))
