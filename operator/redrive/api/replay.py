@@ -562,8 +562,8 @@ class Refusal(StatusModel):
 
     cause: Annotated[str, Field(max_length=64)]
     """Cause of the refusal: Encrypted, UnreadableProperties, PartOfBatch, BatchTooLarge,
-    SchemaNotFound, SchemaUnsupported, SchemaRefused, ReplayedTooOften, TooBig, NotAccepted,
-    NotDelivered or Unproven."""
+    SchemaNotFound, SchemaUnsupported, SchemaRefused, ReplayedTooOften, ContentTooLarge, TooBig,
+    NotAccepted, NotDelivered or Unproven."""
 
 
 class Count(StatusModel):

@@ -45,6 +45,7 @@ from redrive.reading.entries import EntryReader, OnMalformed
 from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Partition
 from redrive.reading.session import ProtocolError, Session
+from redrive.reading.stored import MAX_CONTENT
 
 WAIT_SECONDS = 300.0
 """So long a run waits for a broker that is away, as while it is restarted; or for another process
@@ -94,6 +95,7 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
         name: str,
         ahead: int,
         compacted: bool = False,
+        max_content: int = MAX_CONTENT,
     ) -> EntryReader:
         """Open a reader of one partition; see `EntryReader`.
 
@@ -109,6 +111,7 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
             ahead=ahead,
             on_malformed=self.on_malformed,
             compacted=compacted,
+            max_content=max_content,
         )
 
 

@@ -72,6 +72,7 @@ class EntryReader:
             its bytes, and why.
         ahead: at most so many messages are sent before they are read, but for those of a batch.
         compacted: see `frames.subscribe`.
+        max_content: see `StoredEntry.of`.
 
     Raises:
         pulsar.PulsarException: as the client, if the broker can't be reached, or refuses.
@@ -88,7 +89,9 @@ class EntryReader:
         ahead: int,
         on_malformed: OnMalformed | None = None,
         compacted: bool = False,
+        max_content: int = MAX_CONTENT,
     ) -> None:
+        self._max_content = max_content
         self._connect, self._topic, self._partition = connect, topic, partition
         self._name, self._ahead, self._compacted = name, ahead, compacted
         self._on_malformed = on_malformed
@@ -213,9 +216,13 @@ class EntryReader:
             counted = entry.messages
             chunk = entry.chunk
             if chunk is None:
-                self._messages += entry.of(entry.content, (place,), self._partition)
+                self._messages += entry.of(
+                    entry.content, (place,), self._partition, self._max_content
+                )
             elif (whole := self._chunks.add(chunk, place, entry.content)) is not None:
-                self._messages += entry.of(whole.content, whole.entries, self._partition)
+                self._messages += entry.of(
+                    whole.content, whole.entries, self._partition, self._max_content
+                )
         except MalformedEntryError as error:
             logger.warning("passing over %s of %s: %s", place, self._topic, error)
             if self._on_malformed is not None:

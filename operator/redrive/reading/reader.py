@@ -14,6 +14,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple, Self
 
 import pulsar
@@ -35,7 +36,7 @@ from redrive.reading.ranges import (
     spans_without,
 )
 from redrive.reading.rows import DeadLetterRow
-from redrive.reading.stored import ReadMessage
+from redrive.reading.stored import MAX_CONTENT, ReadMessage
 
 POLL_MILLISECONDS = 2_000
 SILENCE_SECONDS = 300.0
@@ -58,6 +59,7 @@ class ReadableTopic(NamedTuple):
             only the binary protocol is used.
         open_seconds: so long the opening of a reader is tried again, see `broker.waited`.
         silence_seconds: time without a message after which a reading ends.
+        max_content: see `StoredEntry.of`.
     """
 
     client: broker.ReadingClient
@@ -66,6 +68,7 @@ class ReadableTopic(NamedTuple):
     read_through: Callable[[str, TopicName, str], EntryId | None] | None = broker.read_through
     open_seconds: float = broker.WAIT_SECONDS
     silence_seconds: float = SILENCE_SECONDS
+    max_content: int = MAX_CONTENT
 
 
 class SourceSilentError(RedriveError):
@@ -119,8 +122,8 @@ def read_messages(  # noqa: PLR0913, PLR0917  one each
         SourceSilentError: it stops delivering before the end.
         TransactionOpenError: a transaction holds it back.
     """
-    for received in _received(of, partition, after, wanted, ahead, lost):
-        yield received.message
+    # `map` holds no message while the next one is decompressed.
+    return map(attrgetter("message"), _received(of, partition, after, wanted, ahead, lost))
 
 
 class _Received(NamedTuple):
@@ -152,6 +155,7 @@ def _received(  # noqa: PLR0913, PLR0917  as `messages`
         for received in _read(of, partition, (after, missing[-1].end), ahead, _Seen()):
             if spans_hold(missing, received.at):
                 yield received
+            del received  # before the next one is decompressed
 
 
 class _Seen:
@@ -194,7 +198,9 @@ def _read(
     name = f"redrive-{secrets.token_hex(8)}"
 
     def open_reader() -> EntryReader:
-        return of.client.open_entry_reader(of.topic, partition, after, name=name, ahead=ahead)
+        return of.client.open_entry_reader(
+            of.topic, partition, after, name=name, ahead=ahead, max_content=of.max_content
+        )
 
     doing = f"open a reader on {topic}"
     reader = broker.opened(doing, "consume", open_reader, of.open_seconds)
@@ -224,6 +230,7 @@ def _read(
                 yield _Received(at, message)
             if at == last and place.batch_index + 1 in {0, place.batch_size}:
                 return
+            del message  # before the next one is decompressed
     finally:
         broker.close(reader)
 
@@ -246,6 +253,7 @@ def read_entries(
     for (ledger, entry), message in _received(topic, of.partition, after, there, ahead):
         if ledger == of.ledger and entry - of.first in wanted:
             yield DeadLetterRow.of(message, of.partition)
+        del message  # before the next one is decompressed
 
 
 def chunks_of_whole(

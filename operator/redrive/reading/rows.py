@@ -40,6 +40,7 @@ class DeadLetterRow(NamedTuple):
         publish_time: in milliseconds since 1970, as is *event_time*.
         chunks: the entries of all its chunks; none of one that is whole.
         delivered: False for an entry that no client can show; nothing else is known of it.
+        oversized: True if the value is left out, see `ReadMessage.is_oversized`.
     """
 
     partition: int
@@ -58,6 +59,7 @@ class DeadLetterRow(NamedTuple):
     event_time: int | None
     chunks: tuple[EntryId, ...] = ()
     delivered: bool = True
+    oversized: bool = False
 
     @classmethod
     def undelivered(cls, partition: int, entry: EntryId) -> DeadLetterRow:
@@ -91,6 +93,7 @@ class DeadLetterRow(NamedTuple):
             publish_time=message.publish_timestamp(),
             event_time=message.event_timestamp() or None,
             chunks=tuple(starmap(EntryId, entries)) if in_chunks else (),
+            oversized=message.is_oversized,
         )
 
     def partition_in(self, topic: TopicName, partitions: int) -> int:
@@ -143,6 +146,7 @@ def in_batches(letters: Iterable[DeadLetterRow]) -> Iterator[list[DeadLetterRow]
         if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0
+        del letter  # before the next one is decompressed
     if batch:
         yield batch
 
@@ -181,6 +185,7 @@ _COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
             "STRING", pa.string(), lambda row: row.first_chunk and str(row.first_chunk)
         ),
         "delivered": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.delivered),
+        "oversized": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.oversized),
         "encrypted": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.encrypted),
         "unreadable": _RowColumn("BOOLEAN", pa.bool_(), lambda row: row.unreadable),
         "schema_version": _RowColumn("BIGINT", pa.int64(), lambda row: _number(row.schema_version)),

@@ -121,22 +121,35 @@ class StoredEntry(NamedTuple):
         uuid = self.texts.get(_UUID, b"")
         return Chunk(uuid, part, parts, None if self.is_encrypted else size)
 
-    def of(self, content: bytes, chunks: Sequence[Place], partition: int) -> list[ReadMessage]:
+    def of(
+        self,
+        content: bytes,
+        chunks: Sequence[Place],
+        partition: int,
+        max_content: int = MAX_CONTENT,
+    ) -> list[ReadMessage]:
         """Return its messages.
 
         Args:
             content: of the entry, or of the message that it is the last part of.
             chunks: the entries of that; the entry alone where it is no part.
             partition: of the topic it lies in; -1 if that has none.
+            max_content: limit of the decompressed content in bytes. An entry above it is not
+                decompressed. It becomes one message that is oversized.
 
         Raises:
             MalformedEntryError: it holds others than its metadata names.
         """
+        place = MessagePlace(partition, chunks)
+        is_compressed = bool(self.numbers.get(_COMPRESSION)) and not self.is_encrypted
+        if is_compressed and max_content < self.numbers.get(_UNCOMPRESSED, 0) <= MAX_CONTENT:
+            message = ReadMessage(place, self.numbers, self.texts, self.properties, b"")
+            message.is_oversized = True
+            return [message]
         if not self.is_encrypted:
             content = self._decompressed(content)
             if _IN_BATCH in self.numbers:
                 return self._of_batch(content, chunks[-1], partition)
-        place = MessagePlace(partition, chunks)
         return [ReadMessage(place, self.numbers, self.texts, self.properties, content)]
 
     def _of_batch(self, batch: bytes, entry: Place, partition: int) -> list[ReadMessage]:
@@ -215,12 +228,14 @@ class ReadMessage:
 
     Attributes:
         place: where it lies.
+        is_oversized: True if its content was above the limit of the reader and is left out. If its
+            entry is a batch, the message stands for all messages of it.
 
     Raises:
         UnicodeDecodeError: from each method that returns text, if its producer wrote none.
     """
 
-    __slots__ = ("_content", "_numbers", "_properties", "_texts", "place")
+    __slots__ = ("_content", "_numbers", "_properties", "_texts", "is_oversized", "place")
 
     def __init__(
         self,
@@ -230,7 +245,7 @@ class ReadMessage:
         properties: Sequence[Property],
         content: bytes,
     ) -> None:
-        self.place = place
+        self.place, self.is_oversized = place, False
         self._numbers, self._texts = numbers, texts
         self._properties, self._content = properties, content
 

@@ -73,6 +73,7 @@ class Ledger:
         number: number of the last record, see `SignedRecord`.
         fencing_token: the position of the record with which this run took the ledger over. Each
             later run has a higher one.
+        owned_since: time of the takeover by the monotonic clock.
 
     Raises:
         FencedError: from each method, once another run owns the ledger.
@@ -102,6 +103,7 @@ class Ledger:
             ),
         )
         takeover = self._store(OWNER, _json(owner), number=0)
+        self.owned_since = time.monotonic()
         self.fencing_token = EntryId(takeover.ledger_id(), takeover.entry_id())
         # Read after the takeover: all earlier runs have written is before it. What others send
         # behind it, however much, is not read.

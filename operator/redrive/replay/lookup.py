@@ -32,6 +32,17 @@ from redrive.reading.rows import DeadLetterRow
 from redrive.replay.evidence import LedgerKey
 from redrive.replay.outcome import Found, RangeOutcome
 
+MAX_CONTENT = 128 * 2**20
+"""Largest decompressed content of an entry that a Replay moves, in bytes. It bounds the memory of
+tasks: 5 MiB in a topic may be 1 GiB when it is decompressed."""
+
+_NOT_SENT = {
+    "oversized": "ContentTooLarge",
+    "encrypted": "Encrypted",
+    "unreadable": "UnreadableProperties",
+}
+"""Attributes of messages that cannot be moved, and the causes of their refusal."""
+
 
 class SeenMessage(Protocol):
     """What decides whether a message can be moved; see `DeadLetterRow`."""
@@ -43,6 +54,10 @@ class SeenMessage(Protocol):
     @property
     def delivered(self) -> bool:
         """Return whether a client can show it."""
+
+    @property
+    def oversized(self) -> bool:
+        """Return True if its content is larger than `MAX_CONTENT`."""
 
     @property
     def encrypted(self) -> bool:
@@ -78,10 +93,9 @@ def refusal(entry: Sequence[SeenMessage], selected: int, max_replays: int | None
     first = entry[0]
     if not first.delivered:
         return "NotDelivered"
-    if first.encrypted:
-        return "Encrypted"
-    if first.unreadable:
-        return "UnreadableProperties"
+    for kind, cause in _NOT_SENT.items():
+        if getattr(first, kind):
+            return cause
     if first.batch_size > MAX_BATCH:
         return "BatchTooLarge"
     if not selected == len(entry) == first.batch_size:

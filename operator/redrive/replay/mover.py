@@ -303,10 +303,12 @@ class RangeMover:
         last = {place: _hold(senders[place.topic], place.partition, version) for place in there}
         time.sleep(GRACE_SECONDS)
         if any(self._is_elsewhere(place) or self._is_renamed(place) for place in there):
-            self._wait_until_quiet()
+            self._wait_until(self._begun - self._task.fenced_seconds + QUIET_SECONDS)
         found = Found(self._task.replays)
         for topic in {place.topic for place in there}:
-            target = ReadableTopic(self._client, self._route.admin_url, topic)
+            target = ReadableTopic(
+                self._client, self._route.admin_url, topic, max_content=lookup.MAX_CONTENT
+            )
             tails = {place: self._tails[place] for place in there if place.topic == topic}
             lookup.find_in_target(found, target, tails, self._task.range, self._key)
         self._outcome.found(found)
@@ -334,12 +336,19 @@ class RangeMover:
         """Return True if an earlier try sent there by a producer of another name."""
         return 0 < self._task.renamed >= self._tails[place].generation
 
-    def _wait_until_quiet(self) -> None:
-        """Wait until all is too old that others had on their way.
+    def _wait_until(self, quiet: float) -> None:
+        """Wait until no in-flight message of another process can be stored any more.
 
-        Elsewhere, and under another name, no message of this lease shuts it out.
+        In another target, and under another producer name, no message of this lease makes the
+        broker drop it.
+
+        Args:
+            quiet: time by the monotonic clock.
+
+        Raises:
+            DrainedError: the run asks the task to end.
         """
-        while time.monotonic() < self._begun + QUIET_SECONDS:
+        while time.monotonic() < quiet:
             if self._check_lease().drain:
                 raise DrainedError
             time.sleep(LEASE_SECONDS)
@@ -418,7 +427,9 @@ class RangeMover:
         if not entries:
             return
         task, route = self._task, self._route
-        topic = ReadableTopic(self._client, route.admin_url, route.source)
+        topic = ReadableTopic(
+            self._client, route.admin_url, route.source, max_content=lookup.MAX_CONTENT
+        )
         after = reader.first_entry(task.range, entries, task.chunks)
         if task.unread:
             after = min(after, task.after)
@@ -577,7 +588,7 @@ class RangeMover:
             DrainedError: the run wants no more.
         """
         source_range = self._task.range
-        self._wait_until_quiet()
+        self._wait_until(self._begun + QUIET_SECONDS)
         partial = self._parts(entries, self._look_at_source())
         for offset in bitmap.members(entries & ~partial):
             entry = source_range.entry_id(offset)

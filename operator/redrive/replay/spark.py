@@ -46,7 +46,7 @@ from redrive.replay.task import RangeTask
 
 _PLANNED = (
     "partition", "ledger", "entry", "batch_index", "batch_size", "first_chunk", "delivered",
-    "encrypted", "unreadable", "schema_version", "key", "published", "cause_type",
+    "oversized", "encrypted", "unreadable", "schema_version", "key", "published", "cause_type",
     "cause_fingerprint", "size", "replays",
 )  # fmt: skip
 """The columns that a plan is made of. A condition may read others; what neither does, such as the
@@ -254,6 +254,7 @@ def _sighting(row: Row, chooser: Chooser) -> Sighting:
         replays=row.replays,
         selected=taken and row.selected,
         evaluated=row.evaluated or not taken,
+        oversized=row.oversized,
     )
 
 

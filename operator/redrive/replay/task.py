@@ -71,6 +71,8 @@ class RangeTask:
         lease: the entry of its record.
         number: number of that record, see `SignedRecord`.
         permit: what the task may do at first.
+        fenced_seconds: time since the last process that may send by an earlier lease was fenced
+            off, in seconds; 0 if that may have been this run.
         ahead: see `reading.prefetch`.
     """
 
@@ -94,4 +96,5 @@ class RangeTask:
     lease: EntryId
     number: int
     permit: Permit
+    fenced_seconds: float
     ahead: int

@@ -21,7 +21,7 @@ import pytest
 
 from redrive.policy.naming import TopicName
 from redrive.reading import ranges
-from redrive.replay import sending
+from redrive.replay import lookup, sending
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
 from redrive.replay.mover import RangeMover
@@ -96,6 +96,17 @@ def test_compressed_and_cut_messages_arrive_whole(provision_policy: ProvisionPol
     assert contents(provisioned.replayed()) == fingerprints(payloads)
     assert provisioned.backlog_of_dead_letters() == 0
     provisioned.check_audit()
+
+
+def test_content_above_the_limit_is_refused(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    bury(provisioned, b"small", bytes(lookup.MAX_CONTENT + 1))
+
+    account = replay(provisioned)
+
+    assert (account.matched, account.moved, account.refused) == (2, 1, 1)
+    assert [refusal.cause for refusal in account.refusals] == ["ContentTooLarge"]
+    assert provisioned.backlog_of_dead_letters() == 1
 
 
 def test_message_too_large_for_a_batch_is_sent_alone(

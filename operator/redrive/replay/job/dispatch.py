@@ -90,6 +90,7 @@ class Dispatch:
         self._ledger, self._reporter = ledger, reporter
         self._resting = {partition.index: partition for partition in resting}
         self._waiting = [of for of in sorted(self._plans) if self._to_move(of)]
+        self._leased: set[Range] = set()
         self._under_way: dict[Future[RangeResult], RangeTask] = {}
         # Of ranges whose task was lost: how often in a row, what is leased one by one, which are
         # leased in halves, and what was leased when a task without entries was to tell more.
@@ -395,6 +396,8 @@ class Dispatch:
             replays=None if before.replays is None else before.replays | {self._job.uid},
         )
         stored = self._ledger.write(range_key(of), leased.to_json())
+        is_first = of not in self._leased
+        self._leased.add(of)
         plan, entries = self._plans[of], self._to_lease(of)
         first = bitmap.lowest(entries or self._to_move(of))
         return RangeTask(
@@ -418,6 +421,8 @@ class Dispatch:
             lease=EntryId(stored.ledger_id(), stored.entry_id()),
             number=self._ledger.number,
             permit=self._share(len(self._under_way) + 1),
+            # The takeover of the ledger fenced off all other runs at once.
+            fenced_seconds=time.monotonic() - self._ledger.owned_since if is_first else 0.0,
             # Of the average size, many may be much larger, and a task be lost for want of memory.
             ahead=reader.MIN_PREFETCH
             if of in self._parts

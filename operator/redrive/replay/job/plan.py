@@ -13,6 +13,7 @@ What a dry run has found, drawn up from the plans of its ranges. Pure.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from redrive.reading.ranges import Piece, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import mover
-from redrive.replay.lookup import by_entry, refusal, schema_refusals
+from redrive.replay.lookup import MAX_CONTENT, by_entry, refusal, schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import Account, RangePlan, RefusedEntry
 from redrive.replay.spec import (
@@ -68,6 +69,7 @@ class Sighting(NamedTuple):
     evaluated: bool = True
     """False if the condition can't be computed for a message that all else of a choice takes."""
     delivered: bool = True
+    oversized: bool = False
 
     @classmethod
     def undelivered(cls, position: Position, *, selected: bool | None) -> Sighting:
@@ -102,6 +104,7 @@ class Sighting(NamedTuple):
             selected=chooser.takes(
                 letter.position, letter.key, letter.publish_time, failure_of(letter)
             ),
+            oversized=letter.oversized,
         )
 
 
@@ -200,7 +203,8 @@ def scanned(
 ) -> PlannedRange:
     """Plan a range of which these messages were *found*."""
     chooser = Chooser(what.choice)
-    seen = (Sighting.of(letter, chooser) for letter in found)
+    # `map` holds no message while the next one is decompressed.
+    seen = map(functools.partial(Sighting.of, chooser=chooser), found)
     return plan(what.piece.range, seen, schema_refusal, what.choice)
 
 
@@ -210,12 +214,13 @@ def letters(client: broker.ReadingClient, what: Scan) -> Iterator[DeadLetterRow]
     Errors are those of `reading.messages`.
     """
     of, resting = what.piece.range, what.piece.resting & ~what.moved
-    topic = ReadableTopic(client, what.admin_url, what.topic)
+    topic = ReadableTopic(client, what.admin_url, what.topic, max_content=MAX_CONTENT)
     read: set[int] = set()
     for letter in reader.read_entries(topic, of, resting, what.piece.after, what.ahead):
         read.add(letter.position.entry - of.first)
         read.update(_offsets(of, letter.chunks))
         yield letter
+        del letter  # before the next one is decompressed
     missing = resting & ~bitmap.of(read, of.size)
     if missing:
         yield from _undelivered(topic, of, missing)

@@ -51,6 +51,7 @@ POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 ORDERED = replace(POLICY, subscription_type=SubscriptionType.KEY_SHARED, ordered=True)
 RANGES = 4
 WAIT_SECONDS = 60.0
+FENCED_SECONDS = 100.0
 
 
 class InMemory:
@@ -58,7 +59,7 @@ class InMemory:
 
     def __init__(self, partitions: int) -> None:
         self.records = Records()
-        self.number = 0
+        self.number, self.owned_since = 0, time.monotonic() - FENCED_SECONDS
         self.permits: list[Permit] = []
         self.records.plans["uid"] = {
             Range(index, index, number * RANGE_ENTRIES, (number + 1) * RANGE_ENTRIES - 1): (
@@ -219,6 +220,29 @@ def test_later_executors_get_ranges(monkeypatch: pytest.MonkeyPatch, rate: float
     assert engine.most[0] == RANGES
     if rate is not None:
         assert Permit(rate / RANGES) in ledger.permits
+
+
+class LosesFirstTask(InStep):
+    """An engine that loses its first task."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=1, beside=1)
+        self.fenced: list[tuple[Range, float]] = []
+
+    def move(self, task: RangeTask) -> RangeResult:
+        self.fenced.append((task.range, task.fenced_seconds))
+        if len(self.fenced) == 1:
+            raise RuntimeError("the executor is gone")
+        return super().move(task)
+
+
+def test_quiet_time_counts_from_takeover_unless_leased_again() -> None:
+    engine = LosesFirstTask()
+    run(POLICY, engine, partitions=1)
+    (lost, first), (again, second), *others = engine.fenced
+    assert lost == again
+    assert (second, len(others)) == (0.0, RANGES - 1)
+    assert all(seconds >= FENCED_SECONDS for seconds in [first, *(each for _, each in others)])
 
 
 def test_waiting_task_has_no_share_of_the_rate() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pulsar
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,10 +20,11 @@ from redrive.api.replay import Preview, ReplayRun
 from redrive.policy.envelope import CAUSE_TYPE, REPLAYS
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.reading import bitmap
+from redrive.reading import bitmap, broker
 from redrive.reading.positions import NOWHERE, EntryId, Position
-from redrive.reading.ranges import RANGE_ENTRIES, Acknowledged, Partition, Range
+from redrive.reading.ranges import RANGE_ENTRIES, Acknowledged, Partition, Piece, Range
 from redrive.reading.rows import DeadLetterRow
+from redrive.reading.stored import ReadMessage, StoredEntry
 from redrive.replay.job import plan, run
 from redrive.replay.job.plan import PlannedRange, Rest, RunPreview, Scan, Scanned, Sighting, Wish
 from redrive.replay.job.plan import plan as plan_range
@@ -37,6 +40,7 @@ from redrive.replay.outcome import RangeOutcome, RangeResult
 from redrive.replay.records import Account, RangeRecord, Records
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.task import RangeTask
+from tests.support.raw_entries import RawEntry, bytes_of, numbers
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
 KEYS = (None, "eu", "us")
@@ -544,3 +548,56 @@ def test_scan_progress_is_reported_while_planning(
 def test_scan_error_is_raised_unchanged() -> None:
     with pytest.raises(ZeroDivisionError), reporting_progress(Counted(), Status()):
         raise ZeroDivisionError
+
+
+class CompressedEntries:
+    """In the place of a client and its reader: entries that are decompressed one by one."""
+
+    def __init__(self, content: bytes, count: int) -> None:
+        fields = numbers(compression=3, uncompressed=len(content))
+        stored = pa.Codec("zstd").compress(content, asbytes=True)
+        self._entry, self._count, self._read = bytes_of(RawEntry(fields, stored)), count, 0
+        self._max_content = 0
+
+    def open_entry_reader(
+        self,
+        *_: object,
+        max_content: int,
+        **__: object,
+    ) -> CompressedEntries:
+        self._max_content = max_content
+        return self
+
+    def read_next(self, _timeout: int) -> ReadMessage:
+        entry, place = StoredEntry.read(self._entry), (7, self._read)
+        self._read += 1
+        (message,) = entry.of(entry.content, (place,), 0, self._max_content)
+        return message
+
+    def close(self) -> None:
+        assert self._read == self._count
+
+    def plan(self) -> PlannedRange:
+        piece = Piece(Range(0, 7, 0, 9_999), (1 << self._count) - 1, EntryId(7, -1))
+        scan = Scan("", "http://p", POLICY.dead_letter_topic, piece, bitmap.EMPTY, 10)
+        messages = plan.letters(cast("broker.ReadingClient", self), scan)
+        return plan.scanned(scan, messages, lambda _: "")
+
+
+def test_plan_holds_one_decompressed_message_at_a_time() -> None:
+    content = bytes(2**24)
+    entries = CompressedEntries(content, 3)
+    tracemalloc.start()
+    try:
+        matched = entries.plan().plan.matched
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert matched == 3
+    assert len(content) < peak < 1.5 * len(content)
+
+
+def test_plan_refuses_content_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "MAX_CONTENT", 1_000)
+    assert CompressedEntries(bytes(1_000), 2).plan().refused == {}
+    assert CompressedEntries(bytes(1_001), 2).plan().refused == {"ContentTooLarge": 2}
