@@ -81,7 +81,6 @@ PENDING = {
     "operator/redrive/provision",
     "operator/redrive/reading",
     "operator/redrive/replay",
-    "operator/redrive/replay/controller",
     "operator/redrive/replay/job",
     "operator/redrive/spark",
 }

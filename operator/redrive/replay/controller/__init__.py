@@ -1,7 +1,7 @@
-"""The operator's side: one Replay → its SparkApplication; `reconciler` is the spine.
+"""Launch of Replays by the operator; `reconciler` is the spine.
 
-`handlers` watches and enqueues. `admission` decides whether a Replay may run, and as which job;
-`prerequisites` checks what the job needs, `rights` grants its role rights at the target. `launch`
-writes the application, `spark_operators` the object of each Spark operator. No module here imports
-Spark, Arrow or Pulsar's client.
+`handlers` watches and enqueues. `admission` decides if a Replay may run, and as which job.
+`prerequisites` checks the objects that a job needs, and the target. `rights` grants rights at the
+target. `launch` builds the application, `spark_operators` the object of each engine. `status`
+derives the status of the Replay. No module here imports Spark, Arrow or Pulsar's client.
 """

@@ -1,6 +1,6 @@
-"""May a Replay run, and as what job? Pure: reads only the caches.
+"""Admission of a Replay: decides if it may run, and as which job. It reads only the caches.
 
-Called by `reconcile`, again and again until the Replay is launched.
+`reconcile` calls it repeatedly until the Replay is launched.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ class Admitted:
     """A Replay that may be launched.
 
     Attributes:
-        identity: the replay role, and where its credentials lie in the Replay's namespace.
-        redirect_hosts: hosts that they may be redirected to, see `Access.hosts`.
-        template: of its pods, with the number of executors.
-        connection_ref: the connection of the policy.
-        grants: the topics on which the replay role is given rights: the target, and those where an
-            earlier Replay of the policy that failed may have left messages to be found.
+        job: the run.
+        identity: replay role, with the references to its credentials in the Replay's namespace.
+        redirect_hosts: hosts that its requests may be redirected to, see `Access.hosts`.
+        template: job template, with the number of executors.
+        connection_ref: connection of the policy.
+        grants: topics on which the replay role gets rights: the target, and the targets of earlier
+            Replays of the policy, which the run may have to search.
     """
 
     job: ReplayJob
@@ -63,11 +64,11 @@ class Admitted:
 
 
 def admit(replay: Body, ctx: Context) -> Admitted:
-    """Check everything that speaks against launching *replay* now.
+    """Check if *replay* may be launched now.
 
     Raises:
         InvalidSpecError: it can never run.
-        RedriveError: it can't run now; the reason says why.
+        RedriveError: it cannot run now, for the reason of the error.
     """
     spec = ctx.replays.derive(checked_spec, replay)
     where = None if spec.select is None else spec.select.where
@@ -79,7 +80,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
         connection = connections.find(reference, key.namespace, ctx.connections, ctx.namespaces)
         asked = effective_spec(body, ctx.policies, connection.policy_defaults)
         policy = connections.policy_of(body, ctx.policies, asked)
-    except InvalidSpecError as error:  # no fault of the Replay, and not for good
+    except InvalidSpecError as error:  # the policy can be corrected, the Replay may stay
         raise Reason.POLICY_NOT_READY.error(
             f"the RetryPolicy {policy_key} is not valid",
             got=str(error),
@@ -98,7 +99,7 @@ def admit(replay: Body, ctx: Context) -> Admitted:
             remedy="set spec.suspend to false; it starts automatically then",
         )
     if spec.mode is Mode.RUN:
-        _check_turn(replay, ctx)
+        _check_priority(replay, ctx)
     _check_runs(replay, through, permitted.limits.runs, ctx)
     bounds = [
         bound
@@ -145,8 +146,8 @@ def choose_template(
     """Return the job template of a Replay of *namespace*, with its engine and executors.
 
     Raises:
-        JobTemplateNotFound, JobTemplateInvalid: there is no valid form of it.
-        JobNotPermitted: the connection, or the template, is not for this Replay.
+        JobTemplateNotFound, JobTemplateInvalid: no valid template has the name.
+        JobNotPermitted: the connection or the template does not permit this Replay.
         RedriveError: the labels of the namespace are not known; see `NamespaceLabels.of`.
     """
     asked, jobs = asked or ReplayJobTemplate(), jobs or ConnectionJobs()
@@ -174,7 +175,7 @@ def choose_template(
 
 
 def template_of(replay: Body, ctx: Context) -> str | None:
-    """Return the name of the job template of a Replay; None while it can't be found out."""
+    """Return the name of the job template of a Replay; None while it cannot be determined."""
     try:
         spec = ctx.replays.derive(checked_spec, replay)
         policy = ctx.policies.get(policy_of(replay))
@@ -199,10 +200,10 @@ def parsed_spec(replay: Body) -> ReplaySpec:
 
 
 def checked_spec(replay: Body) -> ReplaySpec:
-    """Parse the spec of a Replay, and check its condition; that can take a tenth of a second.
+    """Parse the spec of a Replay, and check its condition, which may take a tenth of a second.
 
     Raises:
-        InvalidSpecError: one of them is not valid.
+        InvalidSpecError: the spec or the condition is not valid.
     """
     spec = parsed_spec(replay)
     if spec.select is not None and spec.select.where is not None:
@@ -213,13 +214,13 @@ def checked_spec(replay: Body) -> ReplaySpec:
 def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[TopicName]:
     """Yield the targets of other Replays of the same policy that were launched or have ended.
 
-    A run that was cut off may have sent messages without a record, which the next one searches for.
-    Only its job reports a run as complete, so those of Completed Replays count, too.
+    An interrupted run may have sent messages without a record, which the next run searches for.
+    The phase is reported by jobs alone, so targets of Completed Replays are included.
 
     Args:
-        replay: the next one.
-        ctx: what the watches have shown.
-        source: the source topic of the policy.
+        replay: the next Replay.
+        ctx: caches.
+        source: source topic of the policy.
     """
     for other in ctx.replays.index(policy_of).get(policy_of(replay)):
         began = is_final(other) or find_application(other, ctx) is not None
@@ -255,14 +256,14 @@ def _seconds(duration: str | None) -> float | None:
 
 
 ENDED_AT = "redrive.io/ended-at"
-"""Annotation of a Replay: the time of its end."""
+"""Annotation of a Replay with the time of its end."""
 
 
 def is_final(replay: Body) -> bool:
-    """Return True if the run of the Replay has ended, one way or the other.
+    """Return True if the Replay has ended, with any result.
 
-    The annotation is the fact, and not the phase: a job may write the status of each Replay of its
-    namespace. Whoever may annotate a Replay may delete it as well.
+    The annotation decides, not the phase: a job may write the status of all Replays of its
+    namespace. A user who may annotate a Replay may also delete it.
     """
     return ENDED_AT in (replay["metadata"].get("annotations") or {})
 
@@ -277,8 +278,8 @@ def policy_of(replay: Body) -> Key:
     return Key(Key.of(replay).namespace, replay["spec"]["policyRef"]["name"])
 
 
-def rests(replay: Body) -> bool:
-    """Return True if a Replay blocks no other: it waits for a change of itself, not begun yet."""
+def is_dormant(replay: Body) -> bool:
+    """Return True if a pending Replay is suspended or stalled, so it does not block others."""
     is_held = replay["spec"].get("suspend") or find(replay, STALLED) is not None
     return bool(is_held) and not _has_begun(replay)
 
@@ -286,7 +287,7 @@ def rests(replay: Body) -> bool:
 def _has_begun(replay: Body) -> bool:
     """Return True if a Replay was launched and may move messages.
 
-    A review is launched before it may.
+    A review is launched before its confirmation, and moves no messages until then.
     """
     return was_launched(replay) and is_admitted(replay)
 
@@ -306,20 +307,22 @@ def _ready_policy(key: Key, ctx: Context) -> Body:
         raise Reason.POLICY_NOT_READY.error(
             f"the RetryPolicy {key} is not Ready",
             got="nothing known yet" if ready is None else f"{ready.reason}: {ready.message}",
-            remedy="fix what its conditions say; this Replay starts automatically then",
+            remedy="fix the problem in its conditions; this Replay starts automatically then",
         )
     return body
 
 
-def _check_turn(replay: Body, ctx: Context) -> None:
-    """Let the Replays of one policy run one after the other, in the order they were made.
+def _check_priority(replay: Body, ctx: Context) -> None:
+    """Check that no other Replay of the policy has priority. They run in order of creation.
 
-    One that was launched comes before those that were not. One that waits for a change of itself,
-    suspended or stalled, is in the way of none until it is launched. A review, confirmed or not,
-    counts as launched once it is admitted.
+    A launched Replay has priority over pending ones. A suspended or stalled Replay does not block
+    others until it is launched. A review counts as launched once it is admitted.
+
+    Raises:
+        ReplayInProgress: another Replay has priority.
     """
     for other in _open_replays(replay, ctx):
-        comes_first = _rank(other) < _rank(replay) and not rests(other)
+        comes_first = _rank(other) < _rank(replay) and not is_dormant(other)
         is_review = was_launched(other) and not is_admitted(other)
         if comes_first or (not is_review and find_application(other, ctx) is not None):
             raise Reason.REPLAY_IN_PROGRESS.error(
@@ -335,9 +338,9 @@ def namespace_of(replay: Body) -> str:
 
 
 def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
-    """Check that fewer Replays of the namespace run by a connection than it allows.
+    """Check that fewer Replays of the namespace use the connection than it allows.
 
-    Called while no other Replay of the namespace is launched.
+    The caller holds the lock for launches of the namespace.
     """
     if find_application(replay, ctx) is not None:
         return
@@ -377,7 +380,7 @@ def _open_replays(replay: Body, ctx: Context) -> Iterator[Body]:
 
 
 def _rank(replay: Body) -> tuple[bool, str, str]:
-    """Return what orders the Replays of a policy: of two, one waits for the other."""
+    """Return the sort key of the Replays of a policy, by which the first one has priority."""
     metadata = replay["metadata"]
     waits = not _has_begun(replay)
     return waits, metadata["creationTimestamp"], metadata["uid"]

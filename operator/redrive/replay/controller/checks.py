@@ -68,8 +68,8 @@ def dead_letters_are_discarded(request: RunRequest) -> RedriveError | None:
     if request.policy.dead_letters:
         return None
     return Reason.DEAD_LETTERS_DISCARDED.error(
-        f"the RetryPolicy {request.policy_key} discards what it could replay",
-        remedy="set its deadLetter.mode to Keep; what was discarded is gone",
+        f"the RetryPolicy {request.policy_key} discards its dead letters, so none can be replayed",
+        remedy="set its deadLetter.mode to Keep; discarded messages are lost",
     )
 
 

@@ -1,7 +1,7 @@
-"""Watch events of Replays and SparkApplications → the work queue; decides nothing itself.
+"""Handlers of watch events of Replays, Jobs and SparkApplications.
 
-The one door to kopf in this journey: its handlers fill the caches, whose listeners enqueue what a
-change affects; the `Controller` does the rest. Called once, by the operator's command.
+This is the only module of Replays that uses kopf. Its handlers fill the caches, and listeners of
+the caches enqueue the affected Replays for the `Controller`. The operator's command calls it once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
 from redrive.reasons import Reason
-from redrive.replay.controller.admission import is_final, namespace_of, policy_of, rests
+from redrive.replay.controller.admission import is_dormant, is_final, namespace_of, policy_of
 from redrive.replay.controller.prerequisites import is_idle
 from redrive.replay.controller.reconciler import reconcile
 
@@ -33,7 +33,7 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller,
     Returns:
         The controllers, which the caller has to stop in the end.
     """
-    # One for each namespace: its Replays have turns by policy, and a limit together.
+    # One lock for each namespace: its Replays are ordered by policy and share a limit.
     launching = WeakValueDictionary[str, asyncio.Lock]()
     controller = Controller(
         "Replay",
@@ -49,7 +49,7 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Controller,
     for kind, cache in ctx.applications.items():
         kopf.on.event(*kind.address, registry=registry)(_watching(cache))
 
-    for body in sorted(ctx.replays, key=is_final):  # one that is final may have to be deleted
+    for body in sorted(ctx.replays, key=is_final):  # final Replays may have to be deleted
         controller.enqueue(Key.of(body))
     return (controller,)
 
@@ -62,11 +62,11 @@ def _watching(applications: Cache) -> Callable[..., Awaitable[None]]:
 
 
 def _listen(ctx: Context, controller: Controller) -> None:
-    """Enqueue what later changes affect."""
+    """Enqueue the Replays that later changes affect."""
 
     @ctx.replays.listen
     def replay_changed(key: Key, before: Body | None, after: Body | None) -> None:
-        if needs_reconcile(before, after) or _said(before) != _said(after):
+        if needs_reconcile(before, after) or _reported(before) != _reported(after):
             controller.enqueue(key)
         if _gives_way(after) and not _gives_way(before):
             _enqueue_open_of(policy_of(after or before or {}), ctx, controller)
@@ -88,7 +88,7 @@ def _listen(ctx: Context, controller: Controller) -> None:
 
 
 def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
-    """Enqueue those for which what their connection permits, or leads to, may be another now."""
+    """Enqueue Replays when their connection, namespace labels or job templates change."""
 
     @ctx.connections.listen
     def connection_changed(key: Key, before: Body | None, after: Body | None) -> None:
@@ -108,8 +108,8 @@ def _listen_to_permissions(ctx: Context, controller: Controller) -> None:
 
 
 def _gives_way(replay: Body | None) -> bool:
-    """Return True if no other Replay of its policy waits for *replay*, which may be gone."""
-    return replay is None or is_final(replay) or rests(replay)
+    """Return True if *replay* does not block other Replays of its policy. None is a deleted one."""
+    return replay is None or is_final(replay) or is_dormant(replay)
 
 
 def _enqueue_open_of(policy: Key, ctx: Context, controller: Controller) -> None:
@@ -131,26 +131,26 @@ def _enqueue_open(replays: Iterable[Body], controller: Controller) -> None:
 
 
 def _policy(replay: Key, ctx: Context) -> Key | None:
-    """Return the policy that a Replay refers to; None where the Replay is gone."""
+    """Return the policy that a Replay refers to; None if the Replay was deleted."""
     body = ctx.replays.get(replay)
     return None if body is None else policy_of(body)
 
 
 def _connection(replay: Key, ctx: Context) -> Key | None:
-    """Return the connection whose broker a Replay waits for; None where it waits for none."""
+    """Return the connection of a Replay's policy; None if one of them does not exist."""
     policy = _policy(replay, ctx)
     body = None if policy is None else ctx.policies.get(policy)
     return None if body is None else connection_of(body)
 
 
-def _said(replay: Body | None) -> tuple[bool, ...]:
-    """Return what the job of a Replay says that is more than a number."""
+def _reported(replay: Body | None) -> tuple[bool, ...]:
+    """Return the reported states of a run that cause a reconcile; numbers do not."""
     run = ReplayStatus.of(replay or {}).run
-    words = (
+    states = (
         run.suspended, run.awaits_approval, run.full_topic, run.unsubscribed_topic, run.review,
         is_idle(run),
     )  # fmt: skip
-    return tuple(map(bool, words))
+    return tuple(map(bool, states))
 
 
 def _owners(application: Body) -> list[Key]:

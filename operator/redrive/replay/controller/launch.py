@@ -1,16 +1,11 @@
-"""The Job or SparkApplication that runs a Replay: its pods, from a template, and its credentials.
+"""Application of an admitted Replay: pods from a job template, and mounted credentials.
 
-A Replay that may run → the application that runs it. Pure.
+`reconcile` creates the application once and never changes it, because a Spark operator kills and
+restarts a run whose spec changes.
 
-Called by `reconcile`, which creates it once and never changes it: a Spark operator answers a
-changed spec by killing the run and starting another.
-
-Credentials of the replay role → a volume of a job's pods, and what tells the job of it. Pure.
-
-Called by `reconcile`. Only references to Secrets are written; each lies in the namespace of the
-Replay. Of a Secret only the keys that are named are mounted.
-
-`JobApplication`: the run, whichever engine it has.
+Pods mount the credentials of the replay role in one volume, and an environment variable describes
+its files. Manifests contain only references to Secrets of the Replay's namespace, and only the
+named keys of a Secret are mounted.
 """
 
 from __future__ import annotations
@@ -44,13 +39,14 @@ SPARK_VERSION = "4.3.0"
 _RETRIES = 3
 _RETRY_SECONDS = 10
 _NAME_ROOM = 26
-"""What is left of a Replay's name: Spark makes longer names from ours, of 63 characters at most."""
+"""Length to which the name of a Replay is cut, because Spark appends to names, up to 63
+characters."""
 
 
 def name_of(replay: Body) -> str:
-    """Return the name of the application of *replay*: its own, whoever asks and how often.
+    """Return the name of the application of *replay*, which depends on its name and uid alone.
 
-    A Replay that is created again under the same name gets another one.
+    A Replay that is created again under the same name gets another application.
     """
     metadata = replay["metadata"]
     digest = hashlib.sha256(metadata["uid"].encode()).hexdigest()[:10]
@@ -79,12 +75,12 @@ def application(  # noqa: PLR0913  each has a source of its own
 ) -> JobApplication:
     """Return the application to create for *replay*.
 
-    A failed run is started again a few times: it goes on where it was.
+    A failed run is restarted up to `_RETRIES` times and resumes from the ledger.
 
     Args:
         replay: the Replay.
         job: its run.
-        access: what gives driver and executors the credentials of the replay role.
+        access: volumes and variables with the credentials of the replay role.
         chosen: its job template.
         settings: of the operator.
         image: of the pods, where the template has none.
@@ -144,10 +140,11 @@ def _properties(name: str, executors: int) -> dict[str, str]:
     return {
         # A second copy of a task would find its producers taken, and fail the stage.
         "spark.speculation": "false",
-        # Else it is made of the name of the Replay, which may be too long, or begin with a digit.
+        # The default derives from the name of the Replay, which may be too long or begin with a
+        # digit.
         "spark.kubernetes.executor.podNamePrefix": name,
-        # Executors need no file of the driver's configuration, so a driver needs no right to
-        # ConfigMaps: it could write those of others.
+        # Executors need no file of the driver's configuration. So the driver needs no right to
+        # ConfigMaps, with which it could write those of other workloads.
         "spark.kubernetes.executor.disableConfigMap": "true",
         "spark.executor.instances": str(executors),
         # Read only where `sparkConf` of the template enables dynamic allocation.
@@ -202,28 +199,28 @@ def needed_objects(template: Body) -> Iterator[NamedObject]:
 
 
 def lent_objects(identity: ReplayIdentity) -> frozenset[NamedObject]:
-    """Return the objects that a connection names for jobs; their owners have to consent.
+    """Return the objects that a connection names for jobs, which need the consent of their owner.
 
     Args:
-        identity: the connection's replay role.
+        identity: replay role of the connection.
     """
     volumes = [_volume(_sources(identity))]
     return frozenset(needed_objects({"spec": {"volumes": volumes, "containers": ()}}))
 
 
 KEY_FILE = "key"
-"""Key, in a Secret, of the key of a ledger."""
+"""Key of the Secret that contains the key of a ledger."""
 _VOLUME = "redrive-access"
 
 
 @dataclass(frozen=True)
 class PodAccess:
-    """What gives a pod the credentials of the replay role, and the key of the ledger.
+    """Access of a pod to the credentials of the replay role and to the key of the ledger.
 
     Attributes:
-        volumes: of the application.
-        mounts: of each pod.
-        variable: of the environment of each pod: a `BrokerAccess`.
+        volumes: volumes of the application.
+        mounts: volume mounts of each pod.
+        variable: environment variable of each pod with a `BrokerAccess`.
     """
 
     volumes: tuple[Mapping[str, Any], ...]
@@ -234,11 +231,11 @@ class PodAccess:
 def pod_access(
     identity: ReplayIdentity, redirect_hosts: Sequence[str], key_secret: str
 ) -> PodAccess:
-    """Return what gives driver and executors the credentials of *identity*.
+    """Return the access of driver and executors to the credentials of *identity*.
 
     Args:
         identity: the replay role.
-        redirect_hosts: hosts that they may be redirected to, see `Access.hosts`.
+        redirect_hosts: hosts that requests may be redirected to, see `Access.hosts`.
         key_secret: name of the Secret with the key of the ledger.
     """
     description = _description(identity.authentication, tuple(redirect_hosts))
@@ -253,9 +250,11 @@ def _volume(sources: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     return {"name": _VOLUME, "projected": {"sources": list(sources)}}
 
 
-def _description(given: ReplayAuthentication, redirect_hosts: tuple[str, ...]) -> BrokerAccess:
-    method = Method(given.type.lower())
-    client = given.oauth2
+def _description(
+    authentication: ReplayAuthentication, redirect_hosts: tuple[str, ...]
+) -> BrokerAccess:
+    method = Method(authentication.type.lower())
+    client = authentication.oauth2
     if client is None:
         return BrokerAccess(method, ACCESS_FOLDER, redirect_hosts)
     return BrokerAccess(
@@ -270,7 +269,7 @@ def _description(given: ReplayAuthentication, redirect_hosts: tuple[str, ...]) -
 
 
 def _sources(identity: ReplayIdentity) -> Iterator[Mapping[str, Any]]:
-    """Yield what is mounted, each at the path that `BrokerAccess` has for it."""
+    """Yield the mounted sources, each at its path of `BrokerAccess`."""
     match identity.authentication:
         case ReplayAuthentication(token=token) if token is not None:
             ref = token.secret_ref
@@ -298,16 +297,21 @@ def _source(kind: str, name: str, keys: Mapping[str, str]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class JobApplication:
-    """One run, with nothing left to decide. Properties of Spark and executors are for Spark alone.
+    """One run, independent of its engine. Spark properties and executors apply to Spark alone.
 
     Attributes:
-        metadata: of the object: name, namespace, labels, annotations, owner.
-        image: of all pods.
-        pull_policy: of all; empty for Spark's default.
-        program: a `local://` URL in the image.
-        argument: the one that the program takes.
-        spark_conf: properties, with the sizes of pods, but without the fields above.
-        pods: the size and the whole template of each pod; Spark's container is the first one.
+        metadata: name, namespace, labels, annotations and owner of the object.
+        image: image of all pods.
+        pull_policy: pull policy of all pods; empty for Spark's default.
+        program: `local://` URL in the image.
+        argument: argument of the program.
+        service_account: ServiceAccount of driver or job.
+        spark_version: version of Spark in the image.
+        spark_conf: Spark properties, with the sizes of pods, without the fields above.
+        pods: size and template of each pod; Spark's container is the first one.
+        executors: number of executors.
+        retries: restarts after failures.
+        retry_seconds: time between restarts.
     """
 
     metadata: Mapping[str, Any]

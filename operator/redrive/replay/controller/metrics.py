@@ -24,7 +24,7 @@ from redrive.replay.controller.admission import is_dry_run, policy_of
 _LABELS = ("policy", "policy_namespace")
 MESSAGES = Counter(
     "redrive_replay_messages_total",
-    "Messages that Replays selected, or can't tell whether to, by their outcome, once their "
+    "Messages that Replays selected or could not evaluate, by their outcome, once their "
     "Replay has ended.",
     (*_LABELS, "outcome"),
 )
@@ -63,15 +63,16 @@ class ReplayMetrics(Collector):
 
 
 def ended(replay: Body, status: ReplayStatus, phase: Phase, ctx: Context) -> None:
-    """Count a Replay that has just ended; a dry run is none.
+    """Count a Replay that has just ended, unless it is a dry run.
 
-    Its messages are counted if its policy exists: a name that a user makes up would stay for ever.
+    Its messages are counted only if its policy exists, because the series of an invented name would
+    be permanent.
 
     Args:
         replay: the Replay.
-        status: what its job has reported; what can't be, such as a negative number, counts as 0.
-        phase: the final one.
-        ctx: tells the policies and the time.
+        status: report of its job. Invalid numbers, such as negative ones, count as 0.
+        phase: final phase.
+        ctx: policies and clock.
     """
     if is_dry_run(replay):
         return
@@ -89,8 +90,8 @@ def ended(replay: Body, status: ReplayStatus, phase: Phase, ctx: Context) -> Non
 def counting(replays: Cache, policies: Cache) -> Iterator[None]:
     """Count *replays* while the block runs; the counts of `ended` are removed with their policy.
 
-    The counters of a policy begin at 0 with its first Replay: Prometheus sees no increase from
-    nothing to a number.
+    The counters of a policy start at 0 with its first Replay, because Prometheus detects no
+    increase of a series that starts with another number.
     """
 
     def begin(replay: Body) -> None:
@@ -117,7 +118,7 @@ def counting(replays: Cache, policies: Cache) -> Iterator[None]:
         yield
     finally:
         REGISTRY.unregister(collector)
-        MESSAGES.clear()  # which policies go is not seen any more
+        MESSAGES.clear()  # deletions of policies are not observed any more
 
 
 def _by_phase(replays: Iterable[Body]) -> GaugeMetricFamily:
@@ -166,13 +167,13 @@ def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
 
 
 def _count(counts: RunCounts, outcome: str) -> int | None:
-    """Return a number of messages of a job; None for none, and for one that can't be."""
+    """Return a number of messages that a job reported; None if it is missing or negative."""
     count: int | None = getattr(counts, outcome)
     return count if count is not None and count >= 0 else None
 
 
 def _seconds(duration: str | None) -> float | None:
-    """Return a duration that a job has written in seconds; None for text that is none."""
+    """Return a reported duration in seconds; None if it is missing or invalid."""
     try:
         return None if duration is None else parse_duration(duration).total_seconds()
     except (InvalidSpecError, OverflowError):

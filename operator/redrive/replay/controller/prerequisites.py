@@ -1,18 +1,12 @@
-"""Prerequisites of a launch, and pods of a run.
+"""Prerequisites of a launch, checks of a target, and problems of the pods of a run.
 
-Whether what a job needs of the namespace of its Replay is there, before it is launched.
+Prerequisites are the objects that a job needs in the namespace of its Replay. The operator reads
+only the metadata of Secrets. Only the nodes can check an image and its pull Secret.
 
-Of a Secret nothing but its metadata is asked for. Whether there is an image, and what a pull Secret
-is worth, the nodes alone find out.
-
-Checks of a topic that is not the policy's own, before messages are moved there, at the broker.
-
-Called by `reconcile` right before a launch; `admission` has asked the rules of the connection. A
-message that is moved is acknowledged in the dead-letter topic, so a target has to keep it until
-consumers have it: a durable subscription on each partition, no backlog quota that evicts, and a
-TTL that leaves them time.
-
-Whether the pods of a Job or SparkApplication run, and what keeps them from it.
+A target is a topic that does not belong to the policy. A moved message is acknowledged in the
+dead-letter topic, so the target has to keep it until consumers receive it. It needs a durable
+subscription on each partition, no backlog quota that evicts, and a sufficient TTL. The check runs
+at the broker, after `admission` has checked the rules of the connection.
 """
 
 from __future__ import annotations
@@ -71,25 +65,24 @@ async def check_prerequisites(
     key_secret: str,
     ctx: Context,
 ) -> None:
-    """Check that what *job* needs is in its namespace, and may be used by the connection.
+    """Check that the objects *job* needs exist, and that the connection may use them.
 
-    Without it submissions fail, or pods wait. Without the consent anyone with a connection of their
-    own could have a Secret of the namespace sent to any address, by a Replay.
+    Without these objects, submissions fail or pods wait. The consent is needed because a Replay
+    with the connection of another author could send a Secret of the namespace to any address.
 
     Args:
-        job: what is to be launched.
-        connection: the BrokerConnection of its policy.
-        lent: the objects that this connection names; the administrator's template names the others.
+        job: job to launch.
+        connection: BrokerConnection of its policy.
+        lent: objects that the connection names; the template of the administrator names the others.
         key_secret: name of the Secret that the operator creates next.
-        ctx: reads metadata.
+        ctx: client that reads metadata.
 
     Raises:
-        ServiceAccountNotFound: the account of the job does not exist.
-        JobRightsMissing: it may not do what a run needs.
-        JobSecretNotFound: an object that its pods mount, or pull their image with, does not
-            exist.
-        ConsentMissing: one of *lent* is not marked as usable by the connection, or does not
-            exist: the author of a connection may not learn which.
+        ServiceAccountNotFound: the ServiceAccount of the job does not exist.
+        JobRightsMissing: the ServiceAccount lacks a right that a run needs.
+        JobSecretNotFound: an object that the pods mount, or pull their image with, does not exist.
+        ConsentMissing: one of *lent* is not marked as usable by the connection, or does not exist.
+            The author of a connection may not learn which.
     """
     namespace = job.metadata["namespace"]
     account = Key(namespace, job.service_account)
@@ -116,8 +109,8 @@ async def check_prerequisites(
             raise Reason.JOB_SECRET_NOT_FOUND.error(
                 f"a {needed.resource.kind} that the pods of replay jobs need does not exist",
                 got=str(Key(namespace, needed.name)),
-                remedy="create it in the namespace of the Replay, or correct what names it: "
-                "spec.replay of the BrokerConnection, or the job template; this Replay starts "
+                remedy="create it in the namespace of the Replay, or correct the reference to it "
+                "in spec.replay of the BrokerConnection or in the job template; this Replay starts "
                 "automatically then",
             ) from error
         if needed in lent and not _consents(
@@ -129,12 +122,12 @@ async def check_prerequisites(
 
 
 async def _check_rights(account: Key, roles: Collection[Role], ctx: Context) -> None:
-    """Check that a ServiceAccount may run a job, if the operator may ask that.
+    """Check the rights of a ServiceAccount, if the operator may review them.
 
-    Without these rights the run ends with an exit code, and its log is the only explanation.
+    Without these rights a run ends with an exit code, and only its log explains it.
 
     Raises:
-        JobRightsMissing: it lacks one.
+        JobRightsMissing: the ServiceAccount lacks a right.
     """
     for words, attributes in _RIGHTS if Role.DRIVER in roles else _RIGHTS[:1]:
         try:
@@ -163,7 +156,7 @@ _RIGHTS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ),
     ("create pods for executors", {"verb": "create", "group": "", "resource": "pods"}),
 )
-"""Rights of a job, by words and attributes; the second one is for drivers of Spark alone."""
+"""Rights of a job, as text and attributes. Only drivers of Spark need the second one."""
 
 
 def _consents(annotations: Mapping[str, str] | None, connection: Key) -> bool:
@@ -200,31 +193,30 @@ async def _annotations(resource: Resource, key: Key, ctx: Context) -> Mapping[st
 
 
 SHORTEST_TTL = timedelta(hours=1)
-"""Messages that expire sooner are refused a way to the target: consumers pause for as long."""
+"""Minimum TTL of a target, because consumers may pause for that time."""
 SHORT_TTL = timedelta(days=10)
-"""A shorter TTL is a warning Event: a consumer may ask for a retry as late as that."""
+"""TTL below which a warning Event is emitted. It is the longest delay of a retry."""
 
 _NONE = TopicName("none", "none", "none")
-"""Stands for a source topic, where its name does not matter."""
+"""Placeholder for a source topic whose name does not matter."""
 
 
 async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
-    """Check the target of a Replay that was not launched, and grant the replay role what it needs.
+    """Check the target of a pending Replay, and grant rights there to the replay role.
 
-    So is that of a run that waits for a subscription: a topic that was deleted, and made again, has
-    lost its rights. The status of the Replay only causes such a repetition: spec, policy and
-    connection decide on the rights, and the existence of an application on whether it was launched.
+    The same applies to a run that waits for a subscription, because a recreated topic has lost its
+    rights. The status of the Replay only triggers this repetition. Spec, policy and connection
+    determine the rights, and the existence of an application determines if it was launched.
 
     Returns:
-        What to tell about the target when the Replay is launched.
+        Events about the target for the launch.
 
     Raises:
-        TargetNotFound: there is no such topic.
+        TargetNotFound: the topic does not exist.
         TargetNotAllowed: it belongs to a RetryPolicy.
-        TargetNotSubscribed, TargetEvicts, TargetExpires: messages would be lost
-            there.
-        TargetDoesNotDeduplicate: what is asked for can't be kept there.
-        RedriveError: the Replay can't be launched now, or the broker does not tell.
+        TargetNotSubscribed, TargetEvicts, TargetExpires: messages would be lost there.
+        TargetDoesNotDeduplicate: the topic cannot store each message exactly once.
+        RedriveError: the Replay cannot be launched now, or the broker does not answer.
     """
     launched = find_application(replay, ctx)
     is_launched = launched is not None and is_owned_by(launched.application, replay)
@@ -244,7 +236,7 @@ async def prepare_target(replay: Body, ctx: Context) -> tuple[ObjectEvent, ...]:
         events = () if topic is None else await _check(job, topic, connection.admin)
     except RedriveError as error:
         is_awaited = error.reason in {Reason.TARGET_NOT_FOUND, Reason.TARGET_NOT_SUBSCRIBED}
-        if is_awaited and is_launched:  # its job waits for that
+        if is_awaited and is_launched:  # its job waits for it
             return ()
         raise
     for needed in () if job.dry_run else admitted.grants:
@@ -262,10 +254,10 @@ async def _check(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[Object
     events = await _check_ttl(job, topic, admin)
     if job.exactly_once and not await admin.deduplicates(topic):
         raise Reason.TARGET_DOES_NOT_DEDUPLICATE.error(
-            f"{topic} does not deduplicate: what a client sends again when it reconnects would be "
-            "stored twice",
-            got="guarantee: ExactlyOnce, also where it is left out",
-            remedy="have it deduplicate (`pulsar-admin topicPolicies set-deduplication-status "
+            f"{topic} does not deduplicate: messages that a client repeats when it reconnects "
+            "would be stored twice",
+            got="guarantee: ExactlyOnce, which is the default",
+            remedy="enable deduplication (`pulsar-admin topicPolicies set-deduplication-status "
             f"--enable {topic}`), and this Replay starts automatically; or delete it and make "
             "another one with guarantee: AtLeastOnce",
         )
@@ -280,7 +272,7 @@ async def _check_topic(topic: TopicName, admin: Admin) -> None:
     """
     try:
         partitioned = await admin.partitions(topic) > 0
-        found = await admin.metadata(topic, partitioned=partitioned)
+        metadata = await admin.metadata(topic, partitioned=partitioned)
         receivers = await admin.receivers(topic, partitioned=partitioned)
     except AdminNotFoundError:
         raise Reason.TARGET_NOT_FOUND.error(
@@ -288,7 +280,7 @@ async def _check_topic(topic: TopicName, admin: Admin) -> None:
             got=str(topic),
             remedy="create it; this Replay starts automatically then",
         ) from None
-    if found.properties.get(TOPIC_OWNER):
+    if metadata.properties.get(TOPIC_OWNER):
         raise Reason.TARGET_NOT_ALLOWED.error(
             "the topic that this Replay is to move messages to is a retry, dead-letter or other "
             "topic that redrive keeps for a RetryPolicy",
@@ -312,9 +304,9 @@ async def _check_quota(topic: TopicName, admin: Admin) -> None:
         raise Reason.TARGET_EVICTS.error(
             f"a backlog quota of {topic} drops messages unread once the topic is over it",
             got=f"{kind}: {dict(quotas[kind])}",
-            remedy="have it refuse messages instead (`pulsar-admin topicPolicies set-backlog-quota "
-            f"--type {kind} --policy producer_exception` with its limit, for {topic}); this Replay "
-            "starts automatically then",
+            remedy="use a quota that refuses messages (`pulsar-admin topicPolicies "
+            f"set-backlog-quota --type {kind} --policy producer_exception` with its limit, for "
+            f"{topic}); this Replay starts automatically then",
         )
 
 
@@ -328,12 +320,12 @@ async def _check_ttl(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[Ob
     shortest = max(SHORTEST_TTL, estimate)
     if ttl < shortest:
         raise Reason.TARGET_EXPIRES.error(
-            f"messages of {topic} expire unread before consumers have time for them: a TTL is at "
-            f"least {format_duration(SHORTEST_TTL)}, and as long as the run, which takes about "
+            f"messages of {topic} expire unread too early: the TTL must be at least "
+            f"{format_duration(SHORTEST_TTL)}, and not shorter than the run, which takes about "
             f"{format_duration(estimate)}",
             got=f"messageTTL of {seconds} s",
             remedy=f"raise it (`pulsar-admin topicPolicies set-message-ttl --ttl 0 {topic}` for no "
-            "end), or select fewer messages; this Replay starts automatically then",
+            "limit), or select fewer messages; this Replay starts automatically then",
         )
     return (
         ObjectEvent(
@@ -346,32 +338,32 @@ async def _check_ttl(job: ReplayJob, topic: TopicName, admin: Admin) -> tuple[Ob
 
 
 async def _estimate(job: ReplayJob, admin: Admin) -> timedelta:
-    """Return how long a run takes about: by the backlog, the limits of its choice and its rate."""
+    """Return the estimated duration of a run, from its backlog, limit and rate."""
     topic, choice = job.policy.dead_letter_topic, job.choice
     partitioned = await admin.partitions(topic) > 0
-    found = await admin.stats(topic, partitioned=partitioned)
-    kept = found.get(job.policy.dead_letter_subscription)
-    counts = [0 if kept is None else kept.backlog, choice.limit or math.inf]
+    stats = await admin.stats(topic, partitioned=partitioned)
+    subscription = stats.get(job.policy.dead_letter_subscription)
+    counts = [0 if subscription is None else subscription.backlog, choice.limit or math.inf]
     rate = min(job.rate_limit or math.inf, MESSAGES_PER_SECOND)
     return timedelta(seconds=math.ceil(min(counts) / rate))
 
 
 MAX_REASON = 500
-"""Characters of what Kubernetes says that a message has room for."""
+"""Length to which texts of Kubernetes are cut in a message."""
 
 _START_TIME = timedelta(minutes=2)
-"""Enough to fetch an image."""
+"""Time for pods to start, in which an image can be pulled."""
 _DRIVER, _EXECUTOR = "driver", "executor"
 _IN_URLS = re.compile(r"(?<=://)[^/@\s]+@|\?[\w-]+=[^\s\"']*")
-"""Where a registry's address may hold credentials: before the host, and in its query."""
+"""Parts of a registry URL that may contain credentials: user information and query."""
 
 
 def is_idle(reported: ReplayRun) -> bool:
-    """Return True if a job has messages to move, and reports that it moves none. Pure.
+    """Return True if a job has messages to move, and reports that it moves none.
 
-    So it is without executors, while it plans, and while a broker is away.
+    It is idle without executors, while it plans, and while a broker is unavailable.
     """
-    # A run that has begun reports whether it is suspended, and its review is over.
+    # A run that has begun reports its suspension, and its review is over.
     is_planned = reported.preview is not None and reported.preview.estimated_seconds is not None
     scanned = is_planned and reported.suspended is None
     is_over = reported.finished or scanned or reported.counts.left == 0
@@ -379,14 +371,15 @@ def is_idle(reported: ReplayRun) -> bool:
 
 
 async def check_pods(run: SparkRun, reported: ReplayStatus, now: datetime, ctx: Context) -> None:
-    """Check that the driver of an application, and then an executor, has begun to run in time.
+    """Check that the driver of an application, and then an executor, has started in time.
 
-    The message names a pod and why, where the operator may read that: the chart lets it do so in
+    The message names a pod and the cause if the operator may read pods. The chart grants this in
     the namespaces that it prepares for Replays.
 
     Raises:
-        DriverNotStarted: the driver has not.
-        ExecutorsNotStarted: no executor has, and nothing is moved. It takes that right.
+        DriverNotStarted: the driver has not started.
+        ExecutorsNotStarted: no executor has started, and nothing is moved. Raised only if the
+            operator may read pods.
     """
     if run.submitted is not None and now - run.submitted > _START_TIME:
         await _check_driver(run, ctx)
@@ -414,7 +407,7 @@ async def _check_driver(run: SparkRun, ctx: Context) -> None:
                 await _last_event(run.key.namespace, f"{about}={run.key.name}", ctx),
             )
     except KubernetesError:
-        pass  # the command in the message tells it
+        pass  # the command in the message shows it
     raise Reason.DRIVER_NOT_STARTED.error(
         f"the driver of the {run.kind} {run.key.name} does not run, "
         f"{_START_TIME.total_seconds():.0f} s after it was submitted{why and f': {why}'}",
@@ -430,8 +423,8 @@ async def _check_executors(run: SparkRun, now: datetime, ctx: Context) -> None:
             return
         every = await _pods(run, _EXECUTOR, ctx)
     except KubernetesError:
-        return  # whether one runs is not known
-    made = [pod for pod in every if is_owned_by(pod, driver)]  # some may be an earlier driver's
+        return  # the pods cannot be read
+    made = [pod for pod in every if is_owned_by(pod, driver)]  # others are of earlier drivers
     if not lacks_executors(driver, made, now):
         return
     newest = _newest(made)
@@ -450,9 +443,10 @@ async def _check_executors(run: SparkRun, now: datetime, ctx: Context) -> None:
 
 
 def lacks_executors(driver: Body, executors: Collection[Body], now: datetime) -> bool:
-    """Whether no executor of a *driver* runs that had the time to. Pure.
+    """Return True if no executor of a *driver* runs, `_START_TIME` after the newest was created.
 
-    A driver that runs makes one at least; its own time counts where it has made none.
+    A running driver creates at least one executor. If it has created none, the time counts from its
+    own start.
     """
     ready, newest = _ready_since(driver), _newest(executors)
     since = ready if newest is None else moment_of(newest["metadata"]["creationTimestamp"])
@@ -463,9 +457,9 @@ def lacks_executors(driver: Body, executors: Collection[Body], now: datetime) ->
 
 def _remedy(run: SparkRun, command: str) -> str:
     return (
-        "provide the Secret, image, quota or room on a node that it lacks, see `kubectl "
+        "provide the missing Secret, image, quota or room on a node, see `kubectl "
         f"--namespace {run.key.namespace} {command}`; it starts automatically then. Delete the "
-        f"{run.kind} to have it made again from the operator's settings"
+        f"{run.kind} to create it again with the current settings"
     )
 
 
@@ -494,7 +488,7 @@ def _ready_since(pod: Body) -> datetime | None:
 
 async def _reason(pod: Body, ctx: Context) -> str:
     reason = missing_prerequisite(pod)
-    if not reason:  # as while a volume is missing
+    if not reason:  # for example while a volume is missing
         metadata = pod["metadata"]
         return await _last_event(
             metadata["namespace"], f"involvedObject.uid={metadata['uid']}", ctx
@@ -503,8 +497,8 @@ async def _reason(pod: Body, ctx: Context) -> str:
 
 
 async def _last_event(namespace: str, selector: str, ctx: Context) -> str:
-    """Return the last Event of an object; empty if there is none, or it can't be read."""
-    # Of each type: a large image is `Pulling` after warnings of mounts that have passed.
+    """Return the text of the last Event of an object; empty without one, or if unreadable."""
+    # Events of all types: a large image is `Pulling` after warnings of mounts that have succeeded.
     of_object = replace(resources.EVENTS, fields=selector)
     try:
         return _shown(last_event(await ctx.kubernetes.list(of_object, namespace)))
@@ -512,25 +506,25 @@ async def _last_event(namespace: str, selector: str, ctx: Context) -> str:
         return ""
 
 
-def _shown(said: str) -> str:
-    plain = _IN_URLS.sub("…", " ".join(said.split()))
+def _shown(text: str) -> str:
+    plain = _IN_URLS.sub("…", " ".join(text.split()))
     return plain if len(plain) <= MAX_REASON else f"{plain[: MAX_REASON - 1]}…"
 
 
 def missing_prerequisite(pod: Body) -> str:
-    """Say what a pod waits for by its status; empty where that does not explain it. Pure."""
+    """Return the cause for which a pod waits, from its status; empty without one."""
     status = pod.get("status") or {}
     conditions = status.get("conditions", ())
     containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
-    said = (
+    causes = (
         *(c for c in conditions if (c["type"], c["status"]) == ("PodScheduled", "False")),
-        *(each.get("state", {}).get("waiting") or {} for each in containers),
+        *(container.get("state", {}).get("waiting") or {} for container in containers),
     )
-    return next((_line(each) for each in said if each.get("message")), "")
+    return next((_line(cause) for cause in causes if cause.get("message")), "")
 
 
 def last_event(events: Iterable[Body]) -> str:
-    """Say what the last of *events* says; empty without any. Pure."""
+    """Return the text of the last of *events*; empty without any."""
     newest = max(events, key=_time, default=None)
     return "" if newest is None else _line(newest)
 
@@ -539,5 +533,5 @@ def _time(event: Body) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def _line(said: Body) -> str:
-    return ": ".join(filter(None, map(said.get, ("reason", "message"))))
+def _line(cause: Body) -> str:
+    return ": ".join(filter(None, map(cause.get, ("reason", "message"))))

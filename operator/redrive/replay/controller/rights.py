@@ -1,12 +1,12 @@
-"""Rights of the replay role at targets: granted for a Replay, and taken back at its end.
+"""Rights of the replay role at targets: granted for a Replay, and revoked at its end.
 
-The missing rights are recorded in the status of the BrokerConnection before they are granted, and a
-finalizer keeps the Replay until they are taken back: whatever its end, and whether the operator ran
-meanwhile. A right that another Replay or a policy still needs stays, and the last of them takes it
-back. A right that the role had before, from others, is never taken.
+The operator records missing rights in the status of the BrokerConnection before it grants them. A
+finalizer keeps the Replay until they are revoked, even if the operator did not run meanwhile. A
+right that another Replay or a policy needs stays until the last of them ends. A right that others
+have granted to the role is never revoked.
 
-The record lies where only the operator can write: jobs may write the status of Replays, and authors
-their metadata.
+Only the operator can write this record: jobs may write the status of Replays, and authors their
+metadata.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from redrive.reasons import Reason
 from redrive.replay.controller.spark_operators import find_application
 
 FINALIZER = "redrive.io/target-rights"
-"""Keeps a Replay that is deleted until the rights granted for it are taken back."""
+"""Finalizer that keeps a deleted Replay until its rights are revoked."""
 DRAIN = timedelta(minutes=1)
-"""The longest time for which the job of a deleted Replay keeps its rights, to settle messages."""
+"""Time for which the job of a deleted Replay keeps its rights, to settle in-flight messages."""
 ABANDON = timedelta(minutes=10)
-"""A Replay whose rights could not be taken back for so long after its deletion goes without."""
+"""Time after the deletion of a Replay from which it is removed even if its rights could not be
+revoked."""
 
 NEEDED = frozenset({"produce", "consume"})
-"""To send to a target, and to find there what was sent before."""
+"""Rights to send to a target and to search it for messages that were sent before."""
 
 logger = logging.getLogger(__name__)
 
 _locks: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
-"""Held while the rights at a target change: one of two Replays has to see the other's record."""
+"""Locks for changes of rights at a target, so that each Replay reads the records of others."""
 
 
 async def grant(
@@ -62,7 +63,7 @@ async def grant(
         topic: its target, or one that an earlier Replay may have left messages in.
         role: the replay role.
         connection: the one of the policy.
-        ctx: what the watches have shown.
+        ctx: caches and clients.
 
     Raises:
         AdminNotFoundError: the topic is gone.
@@ -115,10 +116,10 @@ async def _write(
 
 
 async def release(replay: Body, ctx: Context) -> None:
-    """Take back what was granted for a Replay that has ended, and let go of it.
+    """Revoke the rights of an ended Replay, and remove its finalizer.
 
     Raises:
-        RedriveError: not now; what was done by then is done.
+        RedriveError: the broker or the API server does not answer; a repetition continues.
     """
     if not has_finalizer(replay, FINALIZER):
         return
@@ -130,10 +131,10 @@ async def release(replay: Body, ctx: Context) -> None:
 
 
 async def release_deleted(replay: Body, ctx: Context) -> Requeue:
-    """Do what `release` does for a Replay that is being deleted, once its job has ended.
+    """Call `release` for a Replay that is being deleted, once its job has ended.
 
-    The job sees the deletion, and settles what is in flight first. A broker that does not answer
-    holds up no deletion for longer than `ABANDON`.
+    The job observes the deletion, and settles its in-flight messages first. A broker that does not
+    answer delays the deletion by `ABANDON` at most.
 
     Raises:
         KubernetesError: the finalizer can't be removed.

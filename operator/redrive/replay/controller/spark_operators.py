@@ -1,27 +1,18 @@
 """Engines of Replays: Jobs of Kubernetes, and the Spark operators of Kubeflow and Apache.
 
-What redrive asks of an engine, whichever it is: a manifest, and how a run stands.
+An engine is a `Launcher`: it builds the manifest of an application, and reads its state.
 
-What a Spark operator says of a failure → the line of it that tells why. Pure.
+Kubeflow Spark operator (`sparkoperator.k8s.io/v1beta2`, from 2.1): all settings of pods are in
+templates, because its optional webhook adds other fields to pods. `cores`, `memory` and
+`memoryOverhead` repeat Spark properties for its check of quotas. A failed submission is reported
+as the output of spark-submit with the stack traces of its JVM, about 12 kB; `root_cause` selects
+one line.
 
-A failed submission comes as the whole output of spark-submit, the stack of its JVM included: a
-dozen kilobytes, of which users need one line.
+Apache Spark operator (`spark.apache.org/v1`): it deletes the driver once a run has ended, even if
+`resourceRetainPolicy` retains it and the run may be repeated.
 
-The Kubeflow Spark operator, `sparkoperator.k8s.io/v1beta2`, from 2.1. Pure.
-
-All settings of pods are in templates: its webhook, where it is enabled, adds other fields of an
-application to pods, and there are none. `cores`, `memory` and `memoryOverhead` repeat the Spark
-properties, because its check of quotas reads them.
-
-The Apache Spark operator, `spark.apache.org/v1`. Pure.
-
-It deletes the driver once a run has ended, whatever `resourceRetainPolicy` says where a run may be
-repeated.
-
-A Job of Kubernetes, `batch/v1`. Pure. Its pods are replaced by the Job controller: after failures
-with growing pauses, and after evictions without counting them.
-
-The choice of the engine of a Replay, and where one runs already.
+Job (`batch/v1`): the Job controller replaces pods with growing pauses after failures. It does not
+count evictions.
 """
 
 from __future__ import annotations
@@ -46,17 +37,18 @@ from redrive.replay.controller.launch import JobApplication
 
 @dataclass(frozen=True)
 class SparkRun:
-    """How a Job or SparkApplication stands.
+    """State of a Job or SparkApplication.
 
     Attributes:
-        kind: of the object.
-        created: when the object was made.
-        state: as the Spark operator writes it; empty while no controller has looked at the object.
-        phase: what that means; Completed and Failed are final.
-        error: what the Spark operator says that went wrong, if anything, in a line.
-        submitted: since when its driver is to run, while it does not; None otherwise.
-        pods: the label selector of its pods; `spark-role` tells driver from executors.
-        serving: how to have the Spark operator serve the namespace.
+        kind: kind of the object.
+        key: its namespace and name.
+        created: its creation time.
+        state: state in the words of the engine; empty until a controller has processed the object.
+        phase: phase for that state; Completed and Failed are final.
+        error: error that the engine reports, in one line; empty without one.
+        submitted: time since which a driver is awaited; None if it runs or is not awaited.
+        pods: label selector of its pods; `spark-role` distinguishes driver and executors.
+        serving: instruction to make the controller serve the namespace.
     """
 
     kind: str
@@ -75,10 +67,10 @@ class Launcher:
     """A Spark operator, or the Job controller of Kubernetes.
 
     Attributes:
-        name: None for Jobs.
-        resource: the kind of its objects.
-        manifest: what to create.
-        run: how what was created stands.
+        name: name of the Spark operator; None for Jobs.
+        resource: kind of its objects.
+        manifest: function that returns the object to create.
+        run: function that returns the state of a created object.
     """
 
     name: LauncherName | None
@@ -88,32 +80,32 @@ class Launcher:
 
 
 MAX_LENGTH = 500
-"""A line is cut to so many characters."""
+"""Length to which a line is cut."""
 
 _HEAD = re.compile(r'^(?:Caused by: |Exception in thread "[^"]*" |.*StackTrace: )')
-"""The line of a stack trace that has the error; what follows is its message."""
+"""Start of a line of a stack trace with an error, whose message follows."""
 _THREAD = "Exception in thread "
 _FRAME = re.compile(r"^\s+(?:at |\.\.\. \d+ )")
 _ANSWER = re.compile(r"Failure executing: \w+ at: \S+ Message: (.+?)(?:\. Received status: .*)?$")
-"""How the JVM client of Kubernetes repeats what the API server has answered."""
+"""Answer of the API server, as the JVM client of Kubernetes reports it."""
 _OWN = re.compile(r"(?:^|: )(Error: .+)")
-"""What spark-submit says itself, before its usage."""
+"""Error of spark-submit itself, before its usage."""
 _LOG = re.compile(
     r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?!ERROR )\w+ |^WARNING: |^Using Spark's default "
 )
 
 
-def root_cause(said: str, place: str) -> str:
-    """Return the line of *said* that tells why something failed, and where to read the rest.
+def root_cause(error: str, place: str) -> str:
+    """Return the line of *error* with the cause, and the place of the whole text.
 
-    Of a stack trace that is the answer of the API server, if there is one, else the root cause;
-    else what spark-submit says itself; else the last line that is not a log of its progress.
+    It is, in this order, the answer of the API server in a stack trace, its root cause, the error
+    of spark-submit itself, or the last line that is no progress log.
 
     Args:
-        said: as the Spark operator wrote it.
-        place: the field of the SparkApplication that holds it; only named if something is left out.
+        error: text of the Spark operator.
+        place: field of the SparkApplication with the text; named only if the text is cut.
     """
-    whole = said.strip()
+    whole = error.strip()
     line = " ".join(_essence(whole.splitlines()).split())
     if line == whole and len(line) <= MAX_LENGTH:
         return line
@@ -132,19 +124,19 @@ def _essence(lines: list[str]) -> str:
 
 
 def _errors(lines: list[str]) -> list[str]:
-    """Return the errors of the last stack trace, each in one line; its root cause comes last."""
+    """Return the errors of the last stack trace, one line each, with the root cause last."""
     threads = [number for number, line in enumerate(lines) if line.startswith(_THREAD)]
-    found: list[str] = []
+    errors: list[str] = []
     within = False
     for line in lines[threads[-1] if threads else 0 :]:
         if head := _HEAD.match(line):
-            found.append(line[head.end() :])
+            errors.append(line[head.end() :])
             within = True
         elif _FRAME.match(line):
             within = False
         elif within:  # a message of several lines
-            found[-1] = f"{found[-1]} {line.strip()}"
-    return found
+            errors[-1] = f"{errors[-1]} {line.strip()}"
+    return errors
 
 
 _PHASES = {
@@ -154,7 +146,7 @@ _PHASES = {
     "COMPLETED": Phase.COMPLETED,
     "FAILED": Phase.FAILED,
 }
-"""What its states mean; every other one is on the way to RUNNING."""
+"""Phases of the states of the Kubeflow operator. All other states precede RUNNING."""
 
 
 def kubeflow_manifest(job: JobApplication) -> Body:
@@ -192,8 +184,8 @@ def kubeflow_run(application: Body) -> SparkRun:
     """Return how *application* stands."""
     key = Key.of(application)
     status = application.get("status") or {}
-    said = status.get("applicationState") or {}
-    state = said.get("state", "")
+    current = status.get("applicationState") or {}
+    state = current.get("state", "")
     submitted = status.get("lastSubmissionAttemptTime") if state == "SUBMITTED" else None
     return SparkRun(
         kind=resources.SPARK_APPLICATIONS.kind,
@@ -201,7 +193,7 @@ def kubeflow_run(application: Body) -> SparkRun:
         created=datetime.fromisoformat(application["metadata"]["creationTimestamp"]),
         state=state,
         phase=_PHASES.get(state, Phase.SUBMITTED),
-        error=root_cause(said.get("errorMessage", ""), ".status.applicationState.errorMessage"),
+        error=root_cause(current.get("errorMessage", ""), ".status.applicationState.errorMessage"),
         submitted=moment_of(submitted),
         pods=f"sparkoperator.k8s.io/app-name={key.name}",
         serving=f"have the Spark operator serve the namespace {key.namespace} "
@@ -225,7 +217,7 @@ KUBEFLOW = Launcher(
 
 
 _TERMINATED = ("ResourceReleased", "TerminatedWithoutReleaseResources")
-"""The last states. The one before, which is not shown any more, says how the run ended."""
+"""Last states of the Apache operator. The state before them has the result of the run."""
 _STARTING = ("Submitted", "ScheduledToRestart", "DriverRequested")
 _FAILURES = frozenset(
     {
@@ -293,19 +285,19 @@ def _phase(state: str, ended: str) -> Phase:
 
 
 def _before_last(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state before the one that a run has ended in."""
+    """Return the last state with a result of the run."""
     history = status.get("stateTransitionHistory") or {}
     states = [history[number] for number in in_order(history)]
-    known = [each for each in states if each.get("currentStateSummary") not in _TERMINATED]
-    return known[-1] if known else {}
+    results = [state for state in states if state.get("currentStateSummary") not in _TERMINATED]
+    return results[-1] if results else {}
 
 
 def _error(ended: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     if ended.get("currentStateSummary") not in _FAILURES:
         return ""
     place = ".status.stateTransitionHistory"
-    said = [root_cause(each.get("message") or "", place) for each in (ended, current)]
-    return "; ".join(dict.fromkeys(filter(None, said))) or str(ended["currentStateSummary"])
+    causes = [root_cause(state.get("message") or "", place) for state in (ended, current)]
+    return "; ".join(dict.fromkeys(filter(None, causes))) or str(ended["currentStateSummary"])
 
 
 def _properties(job: JobApplication) -> dict[str, str]:
@@ -345,7 +337,7 @@ def job_manifest(job: JobApplication) -> Body:
         "spec": {
             "backoffLimit": job.retries,
             "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [evicted]}]},
-            # The next pod starts once the last one has ended, not while it settles messages.
+            # The next pod starts after the last one has ended, not while it settles messages.
             "podReplacementPolicy": "Failed",
             "template": {**pod, "spec": spec},
         },
@@ -369,7 +361,7 @@ def job_run(job: Body) -> SparkRun:
     if "Failed" in conditions:
         state, phase = "Failed", Phase.FAILED
     failure = conditions.get("Failed", {})
-    # After a failure the Job controller pauses before the next pod.
+    # After a failure, the Job controller pauses before the next pod.
     waits = phase is Phase.SUBMITTED and not status.get("failed")
     return SparkRun(
         kind=resources.JOBS.kind,
@@ -388,19 +380,19 @@ JOB = Launcher(None, resources.JOBS, job_manifest, job_run)
 
 
 SPARK_OPERATORS = (KUBEFLOW, APACHE)
-"""In the order of preference."""
+"""Spark operators in order of preference."""
 LAUNCHERS = (*SPARK_OPERATORS, JOB)
 
 
 class Launched(NamedTuple):
-    """The Job or SparkApplication of a Replay, and what runs it."""
+    """The Job or SparkApplication of a Replay, and its launcher."""
 
     launcher: Launcher
     application: Body
 
 
 def choose_operator(ctx: Context) -> Launcher:
-    """Return the Spark operator for a new application: the first one whose kind is installed.
+    """Return the first Spark operator whose kind is installed.
 
     Raises:
         SparkOperatorNotFound: no kind of an enabled Spark operator is installed.
@@ -410,7 +402,7 @@ def choose_operator(ctx: Context) -> Launcher:
         if launcher.resource not in ctx.missing:
             return launcher
     raise Reason.SPARK_OPERATOR_NOT_FOUND.error(
-        "this cluster knows no SparkApplication, which runs a Replay",
+        "no kind SparkApplication, which runs Replays, is installed in this cluster",
         got=f"none of {' or '.join(launcher.resource.group for launcher in enabled)}",
         remedy="install the Spark operator, and this Replay starts automatically; or make another "
         "one with engine Job",
@@ -420,13 +412,13 @@ def choose_operator(ctx: Context) -> Launcher:
 def choose_engine(spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) -> ReplayEngine:
     """Return the engine of a Replay: Job or Spark.
 
-    The choice is made once: a Replay whose application was deleted has the same engine again.
+    The choice is permanent: a Replay whose application was deleted keeps its engine.
 
     Args:
-        spec: of the Replay.
+        spec: spec of the Replay.
         replay: the Replay.
         policy: its RetryPolicy, with the last statistics.
-        ctx: the settings, and the kinds that are installed.
+        ctx: settings, and the installed kinds.
     """
     chosen = ReplayStatus.of(replay).engine if was_launched(replay) else None
     if chosen is not None and chosen is not ReplayEngine.AUTO:
@@ -451,16 +443,16 @@ def choose_engine(spec: ReplaySpec, replay: Body, policy: Body, ctx: Context) ->
 
 
 APPLICATION = "redrive.io/application"
-"""Annotation of a Replay: the name of the Job or SparkApplication that it was launched with."""
+"""Annotation of a Replay with the name of its Job or SparkApplication."""
 LAUNCHED_AT = "redrive.io/launched-at"
-"""Annotation of a Replay: the time of its launch, from which its deadline counts."""
+"""Annotation of a Replay with the time of its launch, from which its deadline counts."""
 
 
 def was_launched(replay: Body) -> bool:
     """Return True if *replay* has, or had, an application.
 
-    The annotation is the fact, and not the status: a job may write the status of each Replay of its
-    namespace. A Replay that was restored from a backup has another uid, and so another application.
+    The annotation decides, not the status: a job may write the status of all Replays of its
+    namespace. A Replay restored from a backup has another uid, and so another application.
     """
     annotations = replay["metadata"].get("annotations") or {}
     return bool(annotations.get(APPLICATION) == launch.name_of(replay))
@@ -473,13 +465,13 @@ def launched_at(replay: Body) -> datetime | None:
 
 
 def find_application(replay: Body, ctx: Context) -> Launched | None:
-    """Return the application that has the name of that of *replay*, of any engine.
+    """Return the application with the name that *replay* uses, of any engine.
 
-    One that it owns comes before one that it does not.
+    An application that it owns takes precedence.
     """
     key = Key(Key.of(replay).namespace, launch.name_of(replay))
     caches = ((launcher, ctx.applications.get(launcher.resource)) for launcher in LAUNCHERS)
     bodies = ((launcher, cache.get(key)) for launcher, cache in caches if cache is not None)
-    found = [Launched(launcher, body) for launcher, body in bodies if body is not None]
-    owned = [each for each in found if is_owned_by(each.application, replay)]
-    return next(iter(owned or found), None)
+    named = [Launched(launcher, body) for launcher, body in bodies if body is not None]
+    owned = [launched for launched in named if is_owned_by(launched.application, replay)]
+    return next(iter(owned or named), None)

@@ -1219,7 +1219,7 @@ async def test_finished_run_that_follows_completes_at_deadline(minutes: int, pha
     runs = running()
     await reconcile_cached(api, body, runs)
     assert statuses(api)[-1]["phase"] == phase
-    messages = {"Running": "all is moved; the job looks at what becomes of it"}
+    messages = {"Running": "all messages are moved; tracking their outcome"}
     assert shown(api)[1].startswith(messages.get(phase, "of "))
 
 
