@@ -231,7 +231,7 @@ async def test_missing_template_reference_is_waited_for(
     assert reason == "JobSecretNotFound"
     assert f"a {resource.kind} that the pods of replay jobs need does not exist" in message
     assert f"got 'shop/{name}'" in message
-    assert "or the job template" in message
+    assert "or in the job template" in message
     api.add(resource, {"metadata": {"namespace": "shop", "name": name}})
     (stored,) = api.objects[resources.REPLAYS].values()
     await reconcile_cached(api, stored, job_templates=templates)

@@ -242,7 +242,7 @@ def test_quiet_time_counts_from_takeover_unless_leased_again() -> None:
     (lost, first), (again, second), *others = engine.fenced
     assert lost == again
     assert (second, len(others)) == (0.0, RANGES - 1)
-    assert all(seconds >= FENCED_SECONDS for seconds in [first, *(each for _, each in others)])
+    assert all(seconds >= FENCED_SECONDS for seconds in [first, *(age for _, age in others)])
 
 
 def test_waiting_task_has_no_share_of_the_rate() -> None:
