@@ -13,6 +13,7 @@ import click
 from redrive.cli.documents import DOCUMENTS
 from redrive.cli.frame import COMMAND_GROUP, cluster_options
 from redrive.cli.main import COMMANDS
+from redrive.cli.operator_arguments import parser
 from redrive.cli.output import DOCUMENT_VERSION
 from release import CHECKOUT
 
@@ -76,6 +77,7 @@ def render() -> str:
             command = COMMAND_GROUP.get_command(context, name)
             assert command is not None  # noqa: S101  a name of the table
             lines += _command(name, command)
+    lines += _operator()
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -100,6 +102,25 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
         yield from (" ".join(paragraph.split()), "")
     if own:
         yield from (*_options(own), "")
+
+
+def _operator() -> Iterator[str]:
+    """Yield the section of `redrive operator`, which has a parser of its own."""
+    command = parser("redrive operator")
+    yield from (
+        "### operator",
+        "",
+        "`redrive operator [OPTIONS]`",
+        "",
+        f"{command.description}",
+        "",
+    )
+    yield from ("The chart sets these options from its values.", "")
+    yield from ("| option | meaning |", "|---|---|")
+    for action in command._actions[1:]:  # noqa: SLF001 - argparse has no other list; without --help
+        value = action.metavar or "|".join(action.choices or ())
+        flag = f"{action.option_strings[0]} {value}".replace("|", "\\|")
+        yield f"| `{flag}` | {(action.help or '') % vars(action)} |"
 
 
 def _options(options: list[Any]) -> Iterator[str]:

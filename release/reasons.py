@@ -35,7 +35,7 @@ _SECTIONS = {
     Reason.POLICY_NOT_FOUND: "Replays",
 }
 """Sections of the page by their first reason."""
-_HEAD = "\n## {}\n\n| reason | shown as | meaning | what to do |\n|---|---|---|---|\n"
+_HEAD = "\n## {}\n\n| reason | shown as | meaning | action |\n|---|---|---|---|\n"
 _AFTER = """
 ## Time until a fix is seen
 

@@ -323,7 +323,7 @@ class Reason(enum.StrEnum):
     TOPIC_EXISTS = _ReasonRow("TopicExists", STALLED,
         "a topic with the name that the policy needs exists, and redrive did not create it",
         "use other names, or, unless it is to be a ledger or the records of sequences, [adopt "
-        "it](ownership.md#topics-that-were-there-before) with `adoption: IfPresent`")
+        "it](ownership.md#adoption) with `adoption: IfPresent`")
     STRAY_PARTITION = _ReasonRow("StrayPartition", STALLED,
         "the broker can't create partitions that the policy needs: a topic of its own, created "
         "by a client that named the partition, has the name of one",
@@ -378,7 +378,7 @@ class Reason(enum.StrEnum):
         "keep both in this cluster")
     ACK_HOLES = _ReasonRow("AckHoles", WARNING,
         "more messages are acknowledged out of order than [the broker "
-        "persists](warnings.md#what-a-broker-remembers)",
+        "persists](warnings.md#stored-acknowledgements)",
         "use more similar delays, add partitions, or raise the setting that the message names")
     FOREIGN_SUBSCRIPTION = _ReasonRow("ForeignSubscription", WARNING,
         "a topic of the policy has a subscription that the policy did not create",
@@ -469,7 +469,7 @@ class Reason(enum.StrEnum):
         "set `replay.tls`, with authorities in the namespaces of Replays")
     JOB_NOT_PERMITTED = _ReasonRow("JobNotPermitted", STALLED,
         "the Replay requests a job template, or a number of executors, that [is not "
-        "permitted](job-templates.md#what-a-replay-may-ask-for)",
+        "permitted](job-templates.md#choices-of-a-replay)",
         "create another Replay without it, or extend `jobs` of the BrokerConnection, or the "
         "template")
     JOB_TEMPLATE_NOT_FOUND = _ReasonRow("JobTemplateNotFound", RECONCILING,
@@ -575,7 +575,7 @@ class Reason(enum.StrEnum):
         "policy's subscription reads by key",
         "create another Replay with `sending: Individual` or with target `Retry`")
     REPLAY_NOT_SAFE = _ReasonRow("ReplayNotSafe", STALLED,
-        "the RetryPolicy's [`replay.safety`](replays.md#may-messages-be-handled-again) forbids "
+        "the RetryPolicy's [`replay.safety`](replays.md#safety) forbids "
         "to handle its messages again, or requires `confirmations: [Reconciled]`",
         "create a dry run, or another Replay that confirms it")
     TARGET_NOT_ALLOWED = _ReasonRow("TargetNotAllowed", STALLED,
@@ -616,7 +616,7 @@ class Reason(enum.StrEnum):
         "a job that runs ends at the deadline (`ReplayFailed`)",
         "inspect its Job or SparkApplication and its pods, delete it, and create another Replay")
     MESSAGES_REFUSED = _ReasonRow("MessagesRefused", WARNING,
-        "a Replay has ended, and [refused](replays.md#the-account) some of the dead letters "
+        "a Replay has ended, and [refused](replays.md#refused-messages) some of the dead letters "
         "that it selected; they stay in the dead-letter topic",
         "correct the causes in `status.run.refusals`, and create another Replay for these "
         "dead letters")
@@ -628,7 +628,7 @@ class Reason(enum.StrEnum):
         "a Replay refused every dead letter that it selected, and moved none",
         "correct the causes in `status.run.refusals`, and create another Replay")
     CANCELED = _ReasonRow("Canceled", STALLED,
-        "the Replay was [canceled](replays.md#suspend-and-end)",
+        "the Replay was [canceled](replays.md#suspend-and-cancel)",
         "create another Replay for the remaining dead letters")
     STARTED_TOO_LATE = _ReasonRow("StartedTooLate", STALLED,
         "the Replay was not launched before its `startBefore`",

@@ -134,7 +134,7 @@ def programs(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def images(programs: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> User:
     """Build both images and load them into the cluster, by the documented commands."""
     user = User(programs, checkout(tmp_path_factory.mktemp("images") / "redrive"))
-    user.follow(INSTALL, "Run the operator, and replays, on a cluster")
+    user.follow(INSTALL, "Images")
     return user
 
 

@@ -36,7 +36,7 @@ def test_operator_outside_of_the_cluster_has_its_own_rights(installed: User, nod
     node.kubectl("scale", "deploy/redrive", "--replicas=0", "-n", "redrive-system")
     node.kubectl("wait", "--for=delete", "pod", "--all", "-n", "redrive-system", "--timeout=2m")
     node.kubectl("delete", "configmap/orders-fulfilment-redrive", "-n", "shop")
-    (block,) = commands(INSTALL, "Outside of the cluster")
+    (block,) = commands(INSTALL, "Run outside of the cluster")
     outside = subprocess.Popen(
         ["/bin/bash", "-euc", block.text], env=installed.environment, cwd=installed.folder
     )
@@ -61,7 +61,7 @@ def test_finalizers_without_an_operator_are_removed_by_hand(installed: User, nod
         node.kubectl("patch", name, "-n", "shop", "--type=merge", "-p", patch)
         node.kubectl("delete", name, "-n", "shop", "--wait=false")
     assert len(node.kubectl("get", *held, "-n", "shop", "--output=name").split()) == len(held)
-    installed.follow(INSTALL, "A namespace that is served by name")
+    installed.follow(INSTALL, "Delete a namespace of the list `namespaces`")
     for name in held:
         node.kubectl("wait", "--for=delete", name, "-n", "shop", "--timeout=30s")
 
@@ -78,6 +78,6 @@ def test_all_of_it_can_be_removed(installed: User, node: Node, broker: Broker) -
     installed.paste(
         "kubectl -n shop wait --for=condition=Ready rpol/orders-fulfilment --timeout=60s"
     )
-    installed.follow(INSTALL, "Remove all of it")
+    installed.follow(INSTALL, "Uninstall")
     assert left_in(node, "redrive-system") == set()
     assert "redrive.io" not in node.kubectl("get", "crds", "--output=name")

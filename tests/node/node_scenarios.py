@@ -482,6 +482,6 @@ def test_what_is_deleted_leaves_nothing(replays: Shop) -> None:
     while others := set(replays.kubectl("get", kinds, "--output=name").split()) - stay:
         assert time.monotonic() < deadline, others
         time.sleep(1)
-    replays.user.follow(INSTALL, "Remove all of it")
+    replays.user.follow(INSTALL, "Uninstall")
     assert left_in(replays.node, SYSTEM) == set()
     replays.node.kubectl("delete", "namespace", NAMESPACE, "--timeout=2m")

@@ -55,7 +55,7 @@ def commands(page: str, heading: str | None = None) -> list[Block]:
     return commands
 
 
-def original(letter: Any) -> tuple[dict[bytes, bytes], str, bytes | None]:  # noqa: ANN401 - no types
+def original(dead_letter: Any) -> tuple[dict[bytes, bytes], str, bytes | None]:  # noqa: ANN401 - no types
     """Decode an encoded dead letter as documented: properties, key and payload of its original."""
     [code] = [
         block.text
@@ -64,5 +64,5 @@ def original(letter: Any) -> tuple[dict[bytes, bytes], str, bytes | None]:  # no
     ]
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - our own page
-    message: tuple[dict[bytes, bytes], str, bytes | None] = names["original"](letter)
+    message: tuple[dict[bytes, bytes], str, bytes | None] = names["original"](dead_letter)
     return message

@@ -1,4 +1,4 @@
-"""Links, and the form of design pages and decision records."""
+"""Links, commands and fields in pages, and the form of design pages and decision records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+
+from redrive.cli.frame import COMMAND_GROUP
+from redrive.cli.main import COMMANDS
+from redrive.cli.operator_arguments import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -18,6 +23,7 @@ MODULES = sorted((ROOT / "operator" / "redrive").rglob("*.py"))
 DESIGN = sorted((ROOT / "docs/design").glob("*.md"))
 AREAS = [page for page in DESIGN if page.stem != "measurements"]
 RECORDS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+RUNBOOKS = sorted((ROOT / "docs/runbooks").glob("Redrive*.md"))
 SECURITY_MODEL = ROOT / "docs/explanation/security-model.md"
 MOST_RECORDS = 20
 MOST_WORDS = 40  # of a sentence
@@ -131,6 +137,49 @@ def test_guarantees_of_the_readme_have_tests() -> None:
     for row in rows:
         [(file, name)] = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
         assert re.search(rf"^def {name}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE), row
+
+
+COMMAND = re.compile(r"^[ $]*(?:kubectl )?redrive ([a-z-]+)(?: ([^|#\n]*))?", re.MULTILINE)
+"""A command of redrive at the beginning of a line of code."""
+
+
+def flags_of(name: str) -> set[str]:
+    """Return the flags of a command of redrive."""
+    if name == "operator":
+        return set(parser("redrive operator")._option_string_actions)  # noqa: SLF001 - no other
+    command = COMMAND_GROUP.get_command(click.Context(COMMAND_GROUP), name)
+    assert command is not None
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    return {"--help"} | {flag for option in options for flag in option.opts + option.secondary_opts}
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_flags_of_a_page_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    fenced = re.findall(r"^```(?:sh|console)\n(.+?)^```", text, re.MULTILINE | re.DOTALL)
+    code = "\n".join([*fenced, *(span.strip("`") for span in CODE.findall(text))])
+    for command, arguments in COMMAND.findall(code):
+        assert command in COMMANDS
+        used = set(re.findall(r"(?:^|\s)(--?[a-z][\w-]*)", arguments, re.IGNORECASE))
+        assert used <= flags_of(command), f"redrive {command} {arguments}"
+
+
+def test_every_flag_stands_in_the_reference() -> None:
+    sections = (DOCS / "reference" / "cli.md").read_text("utf-8").split("\n### ")
+    pages = {section.split("\n")[0]: section for section in sections}
+    shared = pages.pop(next(iter(pages)))
+    assert set(pages) == set(COMMANDS)
+    for command, page in pages.items():
+        listed = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", page + shared, re.IGNORECASE))
+        assert flags_of(command) - {"--help", "-h"} <= listed, command
+
+
+@pytest.mark.parametrize("page", RUNBOOKS, ids=lambda page: page.stem)
+def test_runbook_begins_with_three_commands(page: Path) -> None:
+    title, block, rest = page.read_text("utf-8").split("\n\n", 2)
+    assert title == f"# {page.stem}"
+    assert re.fullmatch(r"```sh\n(?:(?:kubectl|pulsar-admin|helm) .+\n){3}```", block)
+    assert rest.startswith("## Meaning\n")
 
 
 def security_statements() -> Iterator[tuple[str, list[tuple[str, str]]]]:

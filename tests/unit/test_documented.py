@@ -32,11 +32,11 @@ WHEEL, INSTALL_LIBRARY = "tests/e2e/test_package.py", "1. Install the library"
 RUN_BY: Mapping[str, Mapping[str, str]] = {
     README: {"Try it": HERE, "Use it on your cluster": NODE_INSTALL},
     INSTALL: {
-        "Run the operator, and replays, on a cluster": "tests/node/conftest.py",
+        "Images": "tests/node/conftest.py",
         "The operator": "tests/node/node_scenarios.py",
-        "Remove all of it": NODE_INSTALL,
-        "A namespace that is served by name": NODE_INSTALL,
-        "Outside of the cluster": NODE_INSTALL,
+        "Uninstall": NODE_INSTALL,
+        "Delete a namespace of the list `namespaces`": NODE_INSTALL,
+        "Run outside of the cluster": NODE_INSTALL,
         "A Spark operator": "tests/node/conftest.py",
     },
     QUICK_START: dict.fromkeys(

@@ -68,8 +68,6 @@ PRIVATE = {
     for words, standard in STANDARD.items()
 }
 PENDING = {
-    "docs/howto",
-    "docs/reference",
     "operator/redrive",
     "operator/redrive/admin",
     "operator/redrive/api",

@@ -16,44 +16,49 @@ from redrive.kube.resources import Key
 
 
 def parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
-    """Read the arguments of `redrive operator`; exit with code 2 where they are invalid.
+    """Read the arguments of `redrive operator`; exit with code 2 if they are invalid.
 
     Args:
         arguments: those after the name of the command.
         program: name of the command in its help.
     """
+    return parser(program).parse_args(arguments)
+
+
+def parser(program: str) -> argparse.ArgumentParser:
+    """Return the parser, from which the reference of the command line is generated too."""
     parser = argparse.ArgumentParser(
         prog=program,
         description="Provisions RetryPolicies and runs Replays until it is stopped. Uses the "
-        "cluster it runs in, unless KUBECONFIG names another.",
+        "cluster in which it runs, or that of KUBECONFIG.",
     )
     parser.add_argument(
         "--cluster-id",
         default="",
         metavar="ID",
-        help="tells this cluster from others that use the same brokers, in the marks on topics "
-        "(default: the uid of the namespace kube-system, if it may be read)",
+        help="ID of this cluster in the properties of topics, unique among clusters that use the "
+        "same brokers (default: the uid of the namespace kube-system, if it may be read)",
     )
     parser.add_argument(
         "--credentials",
         type=Path,
         metavar="DIR",
-        help="where connections find files that they name: a BrokerConnection of namespace NS in "
-        "DIR/NS, and nowhere else (default: nowhere)",
+        help="folder with token files: a BrokerConnection of namespace NS reads files in DIR/NS "
+        "only (default: none)",
     )
     parser.add_argument(
         "--lease",
         type=_key,
         metavar="NAMESPACE/NAME",
-        help="act only while holding this Lease, so that several operators may be started "
-        "(default: act at once; there must be one only)",
+        help="act only while holding this Lease, so that several operators can run "
+        "(default: act without a Lease; only one operator may run then)",
     )
     parser.add_argument(
         "--identity",
         default=f"{socket.gethostname()}-{secrets.token_hex(4)}",
         metavar="NAME",
-        help="holder of the Lease: a name that no two operators have at a time, such as that of a "
-        "pod (default: the host's, with something random)",
+        help="holder of the Lease: a unique name, such as that of the pod "
+        "(default: the host's name and a random suffix)",
     )
     parser.add_argument(
         "--namespace",
@@ -67,13 +72,13 @@ def parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
         type=_key,
         metavar="NAMESPACE/NAME",
         help="PodTemplate whose container has the image of replay jobs: Spark, and "
-        "redrive[replay]; read before each launch (default: none, and Replays are not run)",
+        "redrive[replay]; read before each launch (default: none; Replays do not run)",
     )
     parser.add_argument(
         "--replay-application",
         default="local:///opt/redrive/replay.py",
         metavar="URL",
-        help="where the replay job lies in that image (default: %(default)s)",
+        help="program of replay jobs in that image (default: %(default)s)",
     )
     parser.add_argument(
         "--replay-service-account",
@@ -94,7 +99,7 @@ def parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
         type=int,
         default=10_000,
         metavar="N",
-        help="highest number of dead letters for which engine Auto takes a Job "
+        help="highest number of dead letters for which engine Auto chooses a Job "
         "(default: %(default)s)",
     )
     parser.add_argument(
@@ -109,7 +114,7 @@ def parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
         type=int,
         default=1_000,
         metavar="N",
-        help="highest number of executors of a Replay, whatever its template permits "
+        help="highest number of executors of a Replay, even if its template permits more "
         "(default: %(default)s)",
     )
     parser.add_argument(
@@ -117,31 +122,31 @@ def parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
         action="append",
         default=[],
         choices=("Kubeflow", "Apache"),
-        help="a Spark operator that may run replay jobs, if it is installed; may be repeated "
+        help="Spark operator that runs replay jobs if it is installed; may be repeated "
         "(default: Kubeflow)",
     )
     parser.add_argument(
         "--listen",
         type=_address,
         metavar="ADDRESS:PORT",
-        help="serve /metrics, /livez and /readyz there, for example on 0.0.0.0:8080 "
-        "(default: not at all)",
+        help="serve /metrics, /livez and /readyz at this address, for example 0.0.0.0:8080 "
+        "(default: not served)",
     )
     parser.add_argument(
         "--log-format",
         choices=logs.FORMATS,
         default="text",
-        help="json: an object in each line, with the identity of what it is about "
+        help="json: one object for each line, with the identity of its Kubernetes object "
         "(default: %(default)s)",
     )
     parser.add_argument(
         "--log-level",
         choices=logs.LEVELS,
         default="info",
-        help="leave out less severe entries; debug adds each reconcile and each call to a broker "
+        help="lowest level; debug adds each reconcile and each call to a broker "
         "(default: %(default)s)",
     )
-    return parser.parse_args(arguments)
+    return parser
 
 
 def _key(text: str) -> Key:

@@ -109,7 +109,7 @@ def test_policies_survive_an_upgrade_and_an_uninstall(
     sandbox.processes.stop(OPERATOR)
     chart.uninstall(cluster, "redrive", release)
     assert objects_of_release(shop) == {"lease.coordination.k8s.io/redrive"}
-    (removing,) = commands(INSTALL, "Remove all of it")
+    (removing,) = commands(INSTALL, "Uninstall")
     assert "kubectl delete lease/redrive secret/redrive-replay-keys" in removing.text
     shop.kubectl("delete", "lease", "redrive")
     shop.kubectl("delete", "replay", "waits", "--timeout=10s")

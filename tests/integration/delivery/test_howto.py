@@ -71,7 +71,7 @@ url, token = os.environ["URL"], os.environ["TOKEN"]
 def handle(message):
     print(message.data().decode(), flush=True)
 """
-    process = start_program(provisioned, names + example("consume", "Consume in forked processes"))
+    process = start_program(provisioned, names + example("forks", "Example"))
     assert process.stdout is not None
     handled = [process.stdout.readline() for _ in range(3)]
     assert sorted(handled) == ["1\n", "2\n", "3\n"]
@@ -94,7 +94,7 @@ def test_the_example_of_producing_sends_its_message(
         return RetryProducer(client, str(provisioned.policy.topic))
 
     monkeypatch.setattr(redrive, "RetryProducer", open_)
-    heading = "Produce without losing or doubling messages"
+    heading = "Produce without loss or duplicates"
     code = compile(example("produce", heading), heading, "exec")
     exec(code, {"client": provisioned.client("superuser")})  # noqa: S102 - our own guide
     message = provisioned.consumer().receive(30)
