@@ -24,7 +24,15 @@ from redrive.reading.positions import EntryId
 from redrive.reading.ranges import RANGE_ENTRIES
 from redrive.replay import mover
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import SUSPENDED, Local, PlannedRange, Rest, Scan, Scanned, Wish
+from redrive.replay.job.plan import (
+    SUSPENDED,
+    DesiredState,
+    Local,
+    Pause,
+    PlannedRange,
+    Scan,
+    Scanned,
+)
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import Account
 from redrive.replay.spec import Choice, ReplayJob
@@ -46,9 +54,9 @@ class Notes:
     def take_over(self, _: EntryId) -> None:
         pass
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
         self.accounts.append(account)
-        return Wish.SUSPEND if rests == SUSPENDED else Wish.RUN
+        return DesiredState.SUSPEND if pause == SUSPENDED else DesiredState.RUN
 
     def report_scan(self, scanned: Scanned) -> None:
         self.scans.append(scanned)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SILENT = """
-from redrive.replay.job.plan import Wish
+from redrive.replay.job.plan import DesiredState
 
 class Silent:
     def take_over(self, token):
@@ -12,8 +12,8 @@ class Silent:
     def rate_limit(self, job):
         return job.rate_limit
 
-    def report(self, account, *, rests=None):
-        return Wish.RUN
+    def report(self, account, *, pause=None):
+        return DesiredState.RUN
 
     def report_scan(self, scanned):
         pass

@@ -79,7 +79,6 @@ PENDING = {
     "operator/redrive/provision",
     "operator/redrive/reading",
     "operator/redrive/replay",
-    "operator/redrive/replay/job",
     "operator/redrive/spark",
 }
 """Folders and pages that still break a rule. The list only shrinks: a clean entry is removed."""

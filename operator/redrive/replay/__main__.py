@@ -18,7 +18,7 @@ from redrive.errors import RedriveError
 from redrive.kube import logs
 from redrive.kube.client import NotFoundError, UnavailableError
 from redrive.reading.positions import EntryId
-from redrive.replay.job import aftermath
+from redrive.replay.job import outcomes
 from redrive.replay.job.children import Children
 from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, RunEndedError
 from redrive.replay.job.plan import Engine
@@ -48,7 +48,7 @@ def _run(job: ReplayJob, progress: Progress) -> None:
     before = progress.begin()  # it stops here if the Replay is gone, or another, or has ended
     has_moved = before.review is None if before.finished else _move(job, progress, before)
     if has_moved and job.follow_for is not None:  # Spark, with its executors, has ended
-        aftermath.follow(job, progress)
+        outcomes.follow(job, progress)
 
 
 @contextmanager

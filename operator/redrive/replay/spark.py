@@ -37,7 +37,7 @@ from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
 from redrive.replay import mover, selection
 from redrive.replay.job import plan
-from redrive.replay.job.plan import PlannedRange, Scan, Scanned, Sighting, TaskFailure
+from redrive.replay.job.plan import PlannedRange, Scan, Scanned, ScannedMessage, TaskFailure
 from redrive.replay.lookup import schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RangePlan
@@ -229,7 +229,7 @@ def _fold(
         refusal = schema_refusals(client, job.policy.dead_letter_topic)
         for of, group in itertools.groupby(found, key=_range):
             chooser = Chooser(choices[of])
-            seen = (_sighting(row, chooser) for row in group)
+            seen = (_scanned_message(row, chooser) for row in group)
             yield _written(plan.plan(of, seen, refusal, choices[of]), scanned)
 
 
@@ -237,16 +237,16 @@ def _range(row: Row) -> Range:
     return Range.of(row.partition, Position(row.ledger, row.entry, row.batch_index))
 
 
-def _sighting(row: Row, chooser: Chooser) -> Sighting:
+def _scanned_message(row: Row, chooser: Chooser) -> ScannedMessage:
     position = Position(row.ledger, row.entry, row.batch_index)
     if not row.delivered:
         named = chooser.takes_undelivered(position)
-        return Sighting.undelivered(position, selected=None if named else named)
+        return ScannedMessage.undelivered(position, selected=None if named else named)
     first = None if row.first_chunk is None else EntryId.parse(row.first_chunk)
     failure = FailureCause(row.cause_type or "", row.cause_fingerprint or "")
     kinds = first, row.encrypted, row.unreadable, row.schema_version, failure.cause
     taken = chooser.takes(position, row.key, row.published, failure)
-    return Sighting(
+    return ScannedMessage(
         position,
         row.batch_size,
         *kinds,
@@ -305,7 +305,7 @@ class PulsarReader(DataSourceReader):
         if not isinstance(partition, ScanPartition):
             return  # Spark makes one up where there is nothing to read.
         with broker.connect(partition.scan.service_url) as client:
-            for batch in rows.in_batches(plan.letters(client, partition.scan)):
+            for batch in rows.in_batches(plan.read_dead_letters(client, partition.scan)):
                 yield rows.to_batch(batch, self._columns)
 
 

@@ -12,8 +12,8 @@ from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.naming import LEDGER_SUBSCRIPTION
 from redrive.reading.positions import EntryId
 from redrive.replay.job import run as runs
-from redrive.replay.job.aftermath import Aftermath, follow
-from redrive.replay.job.plan import Local, Rest, Scanned, Wish
+from redrive.replay.job.outcomes import MessageOutcomes, follow
+from redrive.replay.job.plan import DesiredState, Local, Pause, Scanned
 from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 from sandbox.pulsar import SUPERUSER, Broker
@@ -42,21 +42,21 @@ class Silent:
     def take_over(self, _: EntryId) -> None:
         pass
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
         """Publish nothing."""
-        assert account.matched or rests is None
-        return Wish.RUN
+        assert account.matched or pause is None
+        return DesiredState.RUN
 
     def report_scan(self, scanned: Scanned) -> None:
         """Publish nothing."""
 
-    def report_outcomes(self, aftermath: Aftermath) -> None:
+    def report_outcomes(self, aftermath: MessageOutcomes) -> None:
         """Keep the latest outcomes."""
         self.aftermath = aftermath
 
-    def desired_state(self) -> Wish:
+    def desired_state(self) -> DesiredState:
         """Continue the run."""
-        return Wish.RUN
+        return DesiredState.RUN
 
 
 Replay = Callable[[ProvisionedPolicy], Account]

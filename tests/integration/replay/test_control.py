@@ -21,7 +21,7 @@ from redrive.replay import audit, sending
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import RunEndedError
-from redrive.replay.job.plan import SUSPENDED, Local, Rest, Scanned, Wish
+from redrive.replay.job.plan import SUSPENDED, DesiredState, Local, Pause, Scanned
 from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 from tests.support.held_sends import held_at
@@ -44,8 +44,8 @@ class Author:
     """The author of a Replay, who changes its desired run state while it runs."""
 
     def __init__(self) -> None:
-        self.wish = Wish.RUN
-        self.rests = threading.Event()
+        self.wish = DesiredState.RUN
+        self.paused = threading.Event()
         self.is_full = threading.Event()
         self.full_topics: set[TopicName] = set()
         self.accounts = [Account()]
@@ -57,14 +57,14 @@ class Author:
     def take_over(self, _: EntryId) -> None:
         pass
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
         self.accounts.append(account)
-        if rests == SUSPENDED:
-            self.rests.set()
-        if rests is not None and rests.full_topic is not None:
-            self.full_topics.add(rests.full_topic)
+        if pause == SUSPENDED:
+            self.paused.set()
+        if pause is not None and pause.full_topic is not None:
+            self.full_topics.add(pause.full_topic)
             self.is_full.set()
-        if self.wish is not Wish.RUN:
+        if self.wish is not DesiredState.RUN:
             self.resume.set()
         return self.wish
 
@@ -75,8 +75,8 @@ class Author:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(dispatch, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.5)
+    monkeypatch.setattr(dispatch, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(dispatch, "PAUSE_SECONDS", 0.5)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def running(provisioned: Any, author: Author) -> Iterator[Future[Account]]:  # n
         try:
             yield threads.submit(runs.run, job_of(provisioned), Local(), author)
         except BaseException:
-            author.wish = Wish.END  # else the run is waited for
+            author.wish = DesiredState.END  # else the run is waited for
             raise
 
 
@@ -97,15 +97,15 @@ def test_suspended_run_keeps_its_account_and_resumes(
     provisioned.bury_many(COUNT)
     with running(provisioned, author) as run:
         wait_until_moved(provisioned, 1_000)
-        author.wish = Wish.SUSPEND
-        assert author.rests.wait(180)
+        author.wish = DesiredState.SUSPEND
+        assert author.paused.wait(180)
         account = author.accounts[-1]
         moved = len(provisioned.in_target())
         assert 1_000 <= moved < COUNT
         assert (account.matched, account.moved, account.left) == (COUNT, moved, COUNT - moved)
         assert provisioned.backlog_of_dead_letters() == COUNT - moved
         provisioned.check_audit()
-        author.wish = Wish.RUN
+        author.wish = DesiredState.RUN
         account = run.result(120)
     assert (account.moved, account.left) == (COUNT, 0)
     assert provisioned.in_target() == numbers(COUNT)
@@ -131,7 +131,7 @@ def test_run_waits_while_target_exceeds_its_backlog_quota(
             author.resume.set()
             author.is_full.wait(5)
             assert not run.done()
-        time.sleep(broker.WAIT_SECONDS + 2 * dispatch.FULL_SECONDS)
+        time.sleep(broker.WAIT_SECONDS + 2 * dispatch.PAUSE_SECONDS)
         assert author.full_topics == {target}
         # Messages stored without a receipt are looked for when the run can send again.
         account = author.accounts[-1]
@@ -174,7 +174,7 @@ def test_run_of_a_deleted_replay_settles_and_ends(
     provisioned.bury_many(COUNT)
     with running(provisioned, author) as run:
         wait_until_moved(provisioned, 1_000)
-        author.wish = Wish.END
+        author.wish = DesiredState.END
         with pytest.raises(RunEndedError):
             run.result(180)
     broker, policy = provisioned.broker, provisioned.policy

@@ -24,7 +24,7 @@ from redrive.replay.__main__ import main
 from redrive.replay.job import dispatch, run
 from redrive.replay.job import run as jobs
 from redrive.replay.job.dispatch import DeadlineError, RunEndedError
-from redrive.replay.job.plan import Local, Rest, Scanned, Wish
+from redrive.replay.job.plan import DesiredState, Local, Pause, Scanned
 from redrive.replay.job.progress import Progress
 from redrive.replay.ledger import LedgerLostError, mounted_key
 from redrive.replay.records import Account
@@ -170,7 +170,7 @@ def test_run_takes_every_range_and_reports_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(dispatch, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(dispatch, "POLL_SECONDS", 0.0)
     count = 4_000
     provisioned = provision_policy(dead_partitions=2)
     provisioned.bury_many(count)
@@ -179,12 +179,12 @@ def test_run_takes_every_range_and_reports_progress(
     job = dataclasses.replace(job, rate_limit=1_000)
     moved: list[int] = []
     scans: list[int] = []
-    report: Callable[..., Wish] = progress.report
+    report: Callable[..., DesiredState] = progress.report
 
-    def note_and_report(account: Account, *, rests: Rest | None = None) -> Wish:
+    def note_and_report(account: Account, *, pause: Pause | None = None) -> DesiredState:
         assert account.matched == account.moved + account.left == count
         moved.append(account.moved)
-        return report(account, rests=rests)
+        return report(account, pause=pause)
 
     def note_scan(scanned: Scanned) -> None:
         assert not moved
@@ -338,8 +338,8 @@ def test_run_above_its_bound_waits_for_approval(
     job = dataclasses.replace(job, approval_above=4)
     with monkeypatch.context() as patch:
         patch.setenv("KUBECONFIG", "/nowhere")  # an unknown approval counts as none
-        assert Progress(job).report(Account(left=5)) is Wish.SUSPEND
-    assert Progress(job).report(Account(left=4)) is Wish.RUN
+        assert Progress(job).report(Account(left=5)) is DesiredState.SUSPEND
+    assert Progress(job).report(Account(left=4)) is DesiredState.RUN
     progress = Progress(job)
     with ThreadPoolExecutor(1) as threads:
         run = threads.submit(jobs.run, job, Local(), progress)
@@ -381,7 +381,7 @@ def test_run_past_its_deadline_fails_and_does_not_restart(
         )  # fmt: skip
 
     patch(startTime=(wall_clock() - timedelta(minutes=59)).isoformat())
-    assert progress.report(Account()) is Wish.RUN
+    assert progress.report(Account()) is DesiredState.RUN
     patch(startTime=(wall_clock() - timedelta(minutes=61)).isoformat())
     with pytest.raises(DeadlineError, match="got 5; make another Replay with a longer one"):
         jobs.run(job, Local(), progress)

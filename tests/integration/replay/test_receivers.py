@@ -16,7 +16,7 @@ from redrive.policy.naming import TopicName
 from redrive.replay import sending as windows
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import SUSPENDED, Local, Rest, Wish
+from redrive.replay.job.plan import SUSPENDED, DesiredState, Local, Pause
 from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 from tests.support.held_sends import held_at
@@ -35,7 +35,7 @@ LATEST = {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1}
 @pytest.fixture
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a run that waits look again soon."""
-    monkeypatch.setattr(dispatch, "FULL_SECONDS", 1.0)
+    monkeypatch.setattr(dispatch, "PAUSE_SECONDS", 1.0)
 
 
 class Author(Notes):
@@ -44,18 +44,18 @@ class Author(Notes):
     def __init__(self, *, approves: bool = True) -> None:
         super().__init__()
         self.approves = approves
-        self.rests: list[Rest | None] = []
+        self.pauses: list[Pause | None] = []
         self.awaits = threading.Event()
         self.suspended = threading.Event()
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
-        self.rests.append(rests)
-        if rests is not None and rests.unsubscribed_topic is not None:
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
+        self.pauses.append(pause)
+        if pause is not None and pause.unsubscribed_topic is not None:
             self.awaits.set()
-        if rests == SUSPENDED:
+        if pause == SUSPENDED:
             self.suspended.set()
         super().report(account)
-        return Wish.RUN if self.approves else Wish.SUSPEND
+        return DesiredState.RUN if self.approves else DesiredState.SUSPEND
 
 
 def create_target(provisioned: Any, partitions: int = 0) -> TopicName:  # noqa: ANN401
@@ -125,7 +125,7 @@ def test_run_waits_for_subscription_deleted_before_approval(
         account = run.result(180)
     assert (account.matched, account.moved, account.refused) == (COUNT, COUNT, 0)
     assert kept(provisioned, target) == numbers(COUNT)
-    assert author.rests[-1] is None
+    assert author.pauses[-1] is None
 
 
 @pytest.mark.parametrize("guarantee", ["ExactlyOnce", "AtLeastOnce"])

@@ -21,7 +21,7 @@ from redrive.reading.rows import DeadLetterRow
 from redrive.replay import lookup, mover, sending
 from redrive.replay.evidence import LedgerKey
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import SUSPENDED, Local, Rest, Scanned, Wish
+from redrive.replay.job.plan import SUSPENDED, DesiredState, Local, Pause, Scanned
 from redrive.replay.ledger import FencedError
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import Found, RangeResult
@@ -41,12 +41,12 @@ class Suspended:
     """A run that is suspended on request, and resumed once its tasks are drained."""
 
     def __init__(self) -> None:
-        self.wish = Wish.RUN
+        self.wish = DesiredState.RUN
         self._reports = 0
 
     def suspend(self) -> None:
         """Suspend the run: its tasks notice when they next read the lease."""
-        self.wish = Wish.SUSPEND
+        self.wish = DesiredState.SUSPEND
         wait_until(lambda: self._reports > 1)  # each report takes effect before the next
 
     def rate_limit(self, job: ReplayJob) -> float | None:
@@ -55,10 +55,10 @@ class Suspended:
     def take_over(self, _: EntryId) -> None:
         pass
 
-    def report(self, _: Account, *, rests: Rest | None = None) -> Wish:
-        self._reports += self.wish is Wish.SUSPEND
-        if rests == SUSPENDED:
-            self.wish = Wish.RUN
+    def report(self, _: Account, *, pause: Pause | None = None) -> DesiredState:
+        self._reports += self.wish is DesiredState.SUSPEND
+        if pause == SUSPENDED:
+            self.wish = DesiredState.RUN
         return self.wish
 
     def report_scan(self, _: Scanned) -> None:

@@ -99,7 +99,7 @@ def test_message_sent_before_a_crash_is_found_by_any_schema(
     job = job_of(provisioned)
 
     with monkeypatch.context() as patch:
-        patch.setattr("redrive.replay.job.dispatch.TRIES", 1)
+        patch.setattr("redrive.replay.job.dispatch.MAX_LOSSES", 1)
         with pytest.raises(RuntimeError, match="on record"):
             runs.run(job, DiesAtLast(), Notes())
 

@@ -1,6 +1,6 @@
-"""The job's side, free of Spark: `run`, the spine, is a replay from start to end.
+"""Run of a replay job, without Spark. `run` is the spine, from start to end.
 
-It makes the `plan`, the entries to move of each range, and `dispatch` moves range after range, each
-under a lease. An engine runs the tasks: this process, or Spark. `progress` reads and writes the
-status of the Replay; `aftermath` follows the replayed messages.
+`plan` selects the entries of each range, and `dispatch` moves the ranges, each under a lease. An
+engine runs the tasks: child processes, or Spark. `progress` reads and writes the status of the
+Replay. `outcomes` tracks the replayed messages.
 """

@@ -1,7 +1,7 @@
-"""Child processes as the engine of a replay job: a run in one pod, without Spark.
+"""Child processes as the engine of a replay job that runs in one pod, without Spark.
 
-Entries are decoded in children only. An entry that ends its process ends no run: the driver starts
-another child, and the range of the task is halved until the entry is alone and refused.
+Only children decode entries. If an entry ends its process, the driver starts another child and
+halves the range of the task, until the harmful entry is alone and is refused.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from redrive.reading import bitmap
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import mover
 from redrive.replay.job import plan
-from redrive.replay.job.dispatch import TRIES
+from redrive.replay.job.dispatch import MAX_LOSSES
 from redrive.replay.job.plan import PlannedRange, Scan, Scanned, TaskFailure
 from redrive.replay.outcome import RangeResult
 from redrive.replay.spec import PodSize
 from redrive.replay.task import RangeTask
 
 DRIVER_MEMORY: Final = 256 * 2**20
-"""Bytes of a pod that are left to its driver."""
+"""Memory of the driver in a pod, in bytes."""
 LEAST_MEMORY: Final = 256 * 2**20
-"""Bytes that a child needs at least; a pod without that much for each core has fewer children."""
+"""Minimum memory of a child, in bytes. It limits the number of children."""
 _END_SECONDS = 10.0
 
 _Task = TypeVar("_Task")
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class LostTaskError(Exception):
-    """A child process ended before its task did. The task may succeed in another one."""
+    """A child process ended before its task. The task may succeed in another process."""
 
 
 class Children:
@@ -52,8 +52,8 @@ class Children:
     A child that ends is replaced. All children end with this process, even if it is killed.
 
     Args:
-        size: of the pod. Each child may allocate its share of the memory; a task that needs more
-            is lost.
+        size: size of the pod. Each child may allocate its share of the memory. A task that needs
+            more is lost.
     """
 
     def __init__(self, size: PodSize) -> None:
@@ -79,8 +79,8 @@ class Children:
         """Plan ranges.
 
         Raises:
-            RedriveError: as `plan.scan` does.
-            LostTaskError: a task without entries is lost as well.
+            RedriveError: as for `plan.scan`.
+            LostTaskError: a task without entries was lost, too.
         """
         with ThreadPoolExecutor(self.slots) as pool:
             yield from pool.map(self._scan, scans)
@@ -89,26 +89,26 @@ class Children:
         """Move one range.
 
         Raises:
-            RedriveError: as `mover.move` does.
-            LostTaskError: the task is lost.
+            RedriveError: as for `mover.move`.
+            LostTaskError: the task was lost.
         """
         return self.run(mover.move, task)
 
     def _scan(self, scan: Scan) -> PlannedRange:
-        planned = self._planned(scan, TRIES)
+        planned = self._planned(scan, MAX_LOSSES)
         with self._adding:
             self.scanned += Scanned.of(planned)
         return planned
 
     def _planned(self, scan: Scan, tries: int) -> PlannedRange:
-        """Plan a range, after so many lost tasks in halves."""
+        """Plan a range; after *tries* lost tasks, plan its halves."""
         for _ in range(tries):
             try:
                 return self.run(plan.scan, scan)
             except LostTaskError:
                 logger.warning("a scan of range %s is lost", scan.piece.range, exc_info=True)
         entries = list(bitmap.members(scan.piece.resting & ~scan.moved))
-        self.run(plan.scan, _part(scan, ()))  # if this one is lost, it is not for its entries
+        self.run(plan.scan, _part(scan, ()))  # fails if tasks are lost without entries, too
         if len(entries) == 1:
             return _undelivered(scan, entries[0])
         half = len(entries) // 2
@@ -147,11 +147,11 @@ def _part(scan: Scan, entries: Iterable[int]) -> Scan:
 
 
 def _undelivered(scan: Scan, offset: int) -> PlannedRange:
-    """Plan an entry that ends each process that reads it, as one that no client can show."""
+    """Plan an entry that ends each process that reads it as an undelivered entry."""
     entry = scan.piece.range.entry_id(offset)
     logger.warning("no scan with entry %s of range %s ends", entry, scan.piece.range)
     row = DeadLetterRow.undelivered(scan.piece.range.partition, entry)
-    return plan.scanned(scan, [row], lambda _: "")
+    return plan.plan_dead_letters(scan, [row], lambda _: "")
 
 
 class _Lost(NamedTuple):
@@ -163,8 +163,8 @@ class _Lost(NamedTuple):
 class _Child:
     """A child process. Its standard error is that of this process.
 
-    It is forked from a server that has only imported modules, within milliseconds: threads and
-    connections of this process do not survive a fork.
+    It is forked within milliseconds from a server that has only imported modules, because threads
+    and connections of this process do not survive a fork.
     """
 
     def __init__(self, memory: int) -> None:

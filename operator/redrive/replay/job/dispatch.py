@@ -1,7 +1,7 @@
-"""The ranges of a plan, each leased, moved and put on record; several at a time.
+"""Dispatch of the ranges of a plan: each is leased, moved and recorded, several concurrently.
 
-Nothing is sent without a lease, and a lease needs the ledger: a run that has lost it starts nothing
-more, and what it has started stops at its next look at the ledger.
+No message is sent without a lease, and a lease needs the ledger. A run that has lost the ledger
+starts no more tasks, and its tasks stop at their next read of the ledger.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from redrive.reading.positions import EntryId, Tail
 from redrive.reading.ranges import Partition, Range, SubscriptionMissingError
 from redrive.reasons import Reason
 from redrive.replay import lookup
-from redrive.replay.job.plan import SUSPENDED, Engine, Reporter, Rest, Wish
+from redrive.replay.job.plan import SUSPENDED, DesiredState, Engine, Pause, Reporter
 from redrive.replay.ledger import FencedError, Ledger
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import (
@@ -40,32 +40,32 @@ from redrive.replay.task import RangeTask, Route
 
 
 class RunEndedError(RedriveError):
-    """The Replay of a run is deleted."""
+    """The Replay of the run was deleted."""
 
     reason = "RunEnded"
 
 
 class DeadlineError(RedriveError):
-    """A run has reached its deadline."""
+    """The run has reached its deadline."""
 
     reason = "DeadlineExceeded"
 
 
 class CanceledRunError(RedriveError):
-    """The author of a run canceled it."""
+    """The author of the Replay canceled it."""
 
     reason = "Canceled"
 
 
 REPORT_SECONDS = 2.0
-LOOK_SECONDS = 4.0
-"""What tasks under way have acknowledged is looked at when no range has come to its end for so
-long. Where that is single messages, by the hundred thousand, the broker takes a second to tell."""
-FULL_SECONDS = 15.0
-"""The time for which nothing is leased when the target was over its backlog quota, or had no
-subscription that keeps messages."""
-TRIES = 3
-"""A range whose task is lost, as with its executor, is leased so often before it is halved."""
+POLL_SECONDS = 4.0
+"""Time without a completed range after which acknowledgements of running tasks are read. The broker
+takes a second to answer if hundreds of thousands of single messages are acknowledged."""
+PAUSE_SECONDS = 15.0
+"""Pause of leases while the target is over its backlog quota, or has no subscription that retains
+messages."""
+MAX_LOSSES = 3
+"""Number of lost tasks after which a range is halved."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,12 @@ class Dispatch:
     """Moves all ranges of the plan that the ledger has for a Replay.
 
     Args:
-        resting: what rested when the run began.
+        job: the run.
+        route: source and target.
+        engine: engine of the tasks.
+        ledger: ledger that this run owns.
+        backlog: unacknowledged dead letters at the start of the run.
+        reporter: reporter of the progress.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  one run
@@ -83,93 +88,95 @@ class Dispatch:
         route: Route,
         engine: Engine,
         ledger: Ledger,
-        resting: Sequence[Partition],
+        backlog: Sequence[Partition],
         reporter: Reporter,
     ) -> None:
         self._job, self._route, self._engine = job, route, engine
         self._ledger, self._reporter = ledger, reporter
-        self._resting = {partition.index: partition for partition in resting}
-        self._waiting = [of for of in sorted(self._plans) if self._to_move(of)]
+        self._backlog = {partition.index: partition for partition in backlog}
+        self._waiting = [piece for piece in sorted(self._plans) if self._to_move(piece)]
         self._leased: set[Range] = set()
-        self._under_way: dict[Future[RangeResult], RangeTask] = {}
-        # Of ranges whose task was lost: how often in a row, what is leased one by one, which are
-        # leased in halves, and what was leased when a task without entries was to tell more.
+        self._running: dict[Future[RangeResult], RangeTask] = {}
+        # Ranges with lost tasks: consecutive losses, parts to lease one by one, ranges in halves,
+        # and entries that were leased before a task without entries tests if tasks end at all.
         self._losses: Counter[Range] = Counter()
         self._parts: dict[Range, list[int]] = {}
         self._halved: set[Range] = set()
         self._suspects: dict[Range, int] = {}
         self._failed: list[Exception] = []
-        # Of ranges that are or were under way, what was acknowledged since the run began.
+        # Entries of leased ranges that were acknowledged since the run began.
         self._acknowledged: dict[Range, int] = {}
-        self._reported = self._look_due = -math.inf
-        self._wish = Wish.RUN
+        self._reported = self._poll_due = -math.inf
+        self._desired = DesiredState.RUN
         self._permitted = Permit()
-        self._away_since: float | None = None
-        # Which topic took nothing at the last try, when so many messages had been moved.
+        self._unavailable_since: float | None = None
+        # Topic over its backlog quota at the last attempt, and the moved messages at that time.
         self._full: TopicName | None = None
         self._moved_when_full = 0
-        # Which target had no subscription at the last look.
+        # Target without a subscription at the last check.
         self._unsubscribed: TopicName | None = None
         self._pause_until: float | None = None
 
     def run(self) -> None:
-        """Move range after range; wait while the run is suspended.
+        """Move all ranges; wait while the run is suspended.
+
+        Running tasks end before an error is raised.
 
         Raises:
-            RunEndedError: its Replay is deleted. What was under way has been settled.
-            DeadlineError: its time is over; likewise.
-            CanceledRunError: it is canceled; likewise.
-            Exception: the first that a task raised; those under way have come to their end by then.
+            RunEndedError: the Replay was deleted.
+            DeadlineError: the deadline has passed.
+            CanceledRunError: the Replay was canceled.
+            Exception: the first error of a task.
         """
         self._skip_gone()
         with ThreadPoolExecutor(max(1, len(self._waiting))) as pool:
-            self._go_on(pool)
-            while self._under_way or self._is_suspended or self._is_put_off:
+            self._advance(pool)
+            while self._running or self._is_suspended or self._is_postponed:
                 self._wait()
-                self._go_on(pool)
+                self._advance(pool)
         if self._failed:
             raise self._failed[0]
-        if self._wish is Wish.EXPIRE and self._waiting:
+        if self._desired is DesiredState.EXPIRE and self._waiting:
             raise DeadlineError(
                 "the run has reached its deadline, and dead letters are left",
                 got=self._account().left,
-                remedy="make another Replay with a longer one: it goes on from what was moved",
+                remedy="make another Replay with a longer one for those that are left",
             )
-        if self._wish is Wish.CANCEL and self._waiting:
+        if self._desired is DesiredState.CANCEL and self._waiting:
             raise CanceledRunError(
                 "the Replay was canceled, and dead letters are left",
                 got=self._account().left,
                 remedy="make another Replay for those that are left",
             )
-        if self._wish is Wish.END and self._waiting:
+        if self._desired is DesiredState.END and self._waiting:
             raise RunEndedError(
                 "the Replay is deleted",
-                remedy="nothing: another Replay goes on from what was moved",
+                remedy="create another Replay for the messages that are left",
             )
 
     @property
     def _is_on(self) -> bool:
-        return self._wish is Wish.RUN and not self._failed
+        return self._desired is DesiredState.RUN and not self._failed
 
     @property
-    def _rests(self) -> Rest | None:
-        if self._is_suspended and not self._under_way:
+    def _pause(self) -> Pause | None:
+        if self._is_suspended and not self._running:
             return SUSPENDED
         if self._unsubscribed is not None and self._is_on:
-            return Rest(unsubscribed_topic=self._unsubscribed)
-        return Rest(self._full) if self._full is not None and self._is_on else None
+            return Pause(unsubscribed_topic=self._unsubscribed)
+        return Pause(self._full) if self._full is not None and self._is_on else None
 
     @property
     def _is_suspended(self) -> bool:
-        return self._wish is Wish.SUSPEND and bool(self._waiting) and not self._failed
+        return self._desired is DesiredState.SUSPEND and bool(self._waiting) and not self._failed
 
     @property
-    def _is_put_off(self) -> bool:
-        awaited = self._away_since is not None or self._pause_until is not None
+    def _is_postponed(self) -> bool:
+        awaited = self._unavailable_since is not None or self._pause_until is not None
         return awaited and bool(self._waiting) and self._is_on
 
-    def _go_on(self, pool: ThreadPoolExecutor) -> None:
-        """Report, do what is wanted, and have the tasks know."""
+    def _advance(self, pool: ThreadPoolExecutor) -> None:
+        """Report progress, apply the desired state, and notify the tasks."""
         self._report()
         try:
             self._start(pool)
@@ -179,77 +186,78 @@ class Dispatch:
 
     def _wait(self) -> None:
         """Wait until a task ends, or it is time to report."""
-        if not self._under_way:
+        if not self._running:
             time.sleep(REPORT_SECONDS)
-        for future in wait(self._under_way, REPORT_SECONDS, FIRST_COMPLETED).done:
-            self._collect(self._under_way.pop(future), future)
+        for future in wait(self._running, REPORT_SECONDS, FIRST_COMPLETED).done:
+            self._collect(self._running.pop(future), future)
 
     def _report(self) -> None:
-        """Report from time to time, and take note of what is wanted."""
+        """Report every `REPORT_SECONDS`, and read the desired state."""
         if time.monotonic() - self._reported < REPORT_SECONDS:
             return
         account = self._account()
         if account.moved > self._moved_when_full:
             self._full = None
         try:
-            self._wish = self._reporter.report(account, rests=self._rests)
+            self._desired = self._reporter.report(account, pause=self._pause)
         except FencedError as error:
             self._failed.append(error)
         except RedriveError:
-            logger.warning("the status can't be written; the run goes on", exc_info=True)
+            logger.warning("status update failed, continuing", exc_info=True)
         self._reported = time.monotonic()
 
     def _account(self) -> Account:
-        """Draw up the account, with what tasks under way have acknowledged by now.
+        """Return the account, with the messages that running tasks have acknowledged.
 
-        Nothing else tells of it before a range is through, which takes minutes at a low rate.
+        Tasks report when they end, which takes minutes at a low rate.
         """
-        under_way = self._ranges_under_way if time.monotonic() >= self._look_due else []
+        running = self._running_ranges if time.monotonic() >= self._poll_due else []
         try:
-            for index in {of.partition for of in under_way}:
-                found = self._look_at(index)
-                for of in under_way:
-                    if of.partition == index:
-                        before = ranges.settled(of, self._resting[index])
-                        self._acknowledged[of] = ranges.settled(of, found) & ~before
+            for index in {source_range.partition for source_range in running}:
+                partition = self._read_partition(index)
+                for source_range in running:
+                    if source_range.partition == index:
+                        before = ranges.settled(source_range, self._backlog[index])
+                        acknowledged = ranges.settled(source_range, partition) & ~before
+                        self._acknowledged[source_range] = acknowledged
         except RedriveError:
-            logger.warning("the broker does not tell what is acknowledged", exc_info=True)
-        if under_way:
-            self._look_due = time.monotonic() + LOOK_SECONDS
+            logger.warning("acknowledgement state could not be read", exc_info=True)
+        if running:
+            self._poll_due = time.monotonic() + POLL_SECONDS
         return Account.of(self._job.uid, self._ledger.records, self._acknowledged)
 
     def _start(self, pool: ThreadPoolExecutor) -> None:
-        """Have as many ranges under way as the engine takes, unless something has failed.
+        """Submit as many ranges as the engine takes, unless a task has failed.
 
-        Of a rate that is limited each task has its share, so then none may wait with one.
+        Tasks share a limited rate. So with a limit no more tasks are submitted than can run.
         """
         if not self._is_on:
-            self._away_since = None  # nothing is tried, so nothing is waited for
+            self._unavailable_since = None  # nothing is leased, so no broker is waited for
         if self._pause_until is not None and time.monotonic() < self._pause_until:
             return
         self._pause_until = None
         engine, limited = self._engine, self._reporter.rate_limit(self._job)
         room = engine.capacity if limited is None else engine.slots
         if self._full is not None:
-            room = 1  # which tells whether it is full yet
-        while self._is_on and len(self._under_way) < room:
-            of = self._next()
-            if of is None:
+            room = 1  # one task tests if the target still is full
+        while self._is_on and len(self._running) < room:
+            source_range = self._next()
+            if source_range is None:
                 return
             try:
                 if not self._is_subscribed():
                     return
                 self._check_owner()
-                task = self._lease(of)
+                task = self._lease(source_range)
             except RedriveError as error:
-                self._put_off(error)
+                self._postpone(error)
                 return
-            self._away_since = None
-            self._waiting.remove(of)
-            self._under_way[pool.submit(self._engine.move, task)] = task
+            self._unavailable_since = None
+            self._waiting.remove(source_range)
+            self._running[pool.submit(self._engine.move, task)] = task
 
     def _is_subscribed(self) -> bool:
-        """Return True if the target keeps messages; else nothing is leased for a while.
+        """Return True if the target retains messages; otherwise pause leases.
 
         Raises:
             RedriveError: the broker does not answer.
@@ -261,10 +269,10 @@ class Dispatch:
         return False
 
     def _check_owner(self) -> None:
-        """Check that no policy has made the target one of its own topics since the launch.
+        """Check that the target has not become a topic of a policy since the launch.
 
         Raises:
-            TargetNotAllowed: one has.
+            TargetNotAllowed: it has.
             RedriveError: the broker does not answer.
         """
         job, route = self._job, self._route
@@ -273,50 +281,55 @@ class Dispatch:
         properties = broker.read_properties(route.admin_url, route.target, route.target_partitions)
         if properties.get(TOPIC_OWNER):
             raise Reason.TARGET_NOT_ALLOWED.error(
-                "the target is a retry, dead-letter or other topic that redrive keeps for a "
-                "RetryPolicy by now, and nothing more is moved there",
+                "the target has become a retry, dead-letter or other topic of a RetryPolicy, and "
+                "no more messages are moved there",
                 got=str(route.target),
-                remedy="make another Replay, with a target that is no such topic",
+                remedy="make another Replay with another target",
             )
 
     def _pause_without_subscription(self) -> None:
         target = self._route.target
         logger.warning("%s has no durable subscription on each partition; the run waits", target)
-        self._unsubscribed, self._pause_until = target, time.monotonic() + FULL_SECONDS
+        self._unsubscribed, self._pause_until = target, time.monotonic() + PAUSE_SECONDS
 
-    def _put_off(self, error: RedriveError) -> None:
-        """Lease at the next look, while the broker is away: what is wanted may change meanwhile.
+    def _postpone(self, error: RedriveError) -> None:
+        """Postpone a lease to the next report while the broker is unavailable.
 
-        A subscription that was deleted is made again by the operator.
+        The operator creates a deleted subscription again.
+
+        Raises:
+            RedriveError: the error is not transient, or the broker was unavailable for
+                `broker.WAIT_SECONDS`.
         """
         now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = now
-        passes = broker.may_pass(error) or isinstance(error, SubscriptionMissingError)
-        if not passes or now - self._away_since > broker.WAIT_SECONDS:
+        if self._unavailable_since is None:
+            self._unavailable_since = now
+        is_transient = broker.may_pass(error) or isinstance(error, SubscriptionMissingError)
+        if not is_transient or now - self._unavailable_since > broker.WAIT_SECONDS:
             raise error
-        logger.warning("trying again: %s", error)
+        logger.warning("lease failed, retrying: %s", error)
 
     def _permit(self) -> None:
-        """Have tasks that are under way know by the ledger what they may do now."""
-        permit = self._share(len(self._under_way))
-        if self._under_way and permit != self._permitted:
+        """Write the permit of running tasks to the ledger if it has changed."""
+        permit = self._share(len(self._running))
+        if self._running and permit != self._permitted:
             self._ledger.write(PERMIT, permit.to_json())
             self._permitted = permit
 
     def _share(self, tasks: int) -> Permit:
-        """Return what each of so many tasks may do: they share the rate of the run."""
+        """Return the permit of each of so many tasks, which share the rate of the run."""
         limit = self._reporter.rate_limit(self._job)
-        return Permit(limit and limit / max(1, tasks), drain=self._wish is not Wish.RUN)
+        return Permit(limit and limit / max(1, tasks), drain=self._desired is not DesiredState.RUN)
 
     def _next(self) -> Range | None:
-        """Choose a range; of an ordered policy, none of a partition that one is under way of."""
-        busy = {of.partition for of in self._ranges_under_way} if self._job.policy.ordered else ()
-        return next((of for of in self._waiting if of.partition not in busy), None)
+        """Return the next range. Ordered policies have one running range for each partition."""
+        ordered = self._job.policy.ordered
+        busy = {running.partition for running in self._running_ranges} if ordered else ()
+        return next((waiting for waiting in self._waiting if waiting.partition not in busy), None)
 
     @property
-    def _ranges_under_way(self) -> list[Range]:
-        return [task.range for task in self._under_way.values()]
+    def _running_ranges(self) -> list[Range]:
+        return [task.range for task in self._running.values()]
 
     def _collect(self, task: RangeTask, future: Future[RangeResult]) -> None:
         try:
@@ -330,64 +343,65 @@ class Dispatch:
                 self._failed.append(error)
 
     def _lease_again(self, task: RangeTask) -> bool:
-        """Have what a lost task had leased again, and return True if that may help.
+        """Schedule the entries of a lost task again, and return True if that may help.
 
-        After `TRIES` losses a task without any entry tells whether tasks come to their end at all.
-        If one does, the entries are leased in halves, until the one that ends each process that
-        reads it is alone; that is refused.
+        After `MAX_LOSSES` losses, a task without entries tests if tasks end at all. If it ends, the
+        entries are leased in halves, until the entry that ends each process is alone. That entry is
+        refused.
         """
-        of, entries = task.range, task.entries
-        if of in self._suspects or not entries:
+        source_range, entries = task.range, task.entries
+        if source_range in self._suspects or not entries:
             return False
-        parts = self._parts.setdefault(of, [])
+        parts = self._parts.setdefault(source_range, [])
         del parts[:1]
-        self._losses[of] += 1
-        if of in self._halved and entries.bit_count() > 1:
-            self._halve(of, entries)
-        elif self._losses[of] < TRIES:
+        self._losses[source_range] += 1
+        if source_range in self._halved and entries.bit_count() > 1:
+            self._halve(source_range, entries)
+        elif self._losses[source_range] < MAX_LOSSES:
             parts[:0] = [entries]
         else:
-            self._suspects[of] = entries
+            self._suspects[source_range] = entries
         return True
 
-    def _halve(self, of: Range, entries: int) -> None:
+    def _halve(self, source_range: Range, entries: int) -> None:
         numbers = list(bitmap.members(entries))
-        lower = bitmap.of(numbers[: len(numbers) // 2], of.size)
-        self._parts[of][:0] = [lower, entries & ~lower]
-        self._halved.add(of)
-        self._losses[of] = 0
+        lower = bitmap.of(numbers[: len(numbers) // 2], source_range.size)
+        self._parts[source_range][:0] = [lower, entries & ~lower]
+        self._halved.add(source_range)
+        self._losses[source_range] = 0
 
-    def _see_end(self, of: Range) -> EntryId | None:
-        """Take note that a task was not lost, and return the entry that is refused for that."""
-        self._losses[of] = 0
-        suspect = self._suspects.pop(of, bitmap.EMPTY)
+    def _record_end(self, source_range: Range) -> EntryId | None:
+        """Record that a task was not lost. Return the entry that proved to be harmful, if any."""
+        self._losses[source_range] = 0
+        suspect = self._suspects.pop(source_range, bitmap.EMPTY)
         if not suspect:
-            del self._parts.get(of, [])[:1]
+            del self._parts.get(source_range, [])[:1]
         elif suspect.bit_count() > 1:
-            self._halve(of, suspect)
+            self._halve(source_range, suspect)
         else:
-            entry = of.entry_id(bitmap.lowest(suspect))
-            logger.warning("no task with entry %s of range %s comes to its end", entry, of)
+            entry = source_range.entry_id(bitmap.lowest(suspect))
+            logger.warning("no task with entry %s of range %s ends", entry, source_range)
             return entry
         return None
 
-    def _lease(self, of: Range) -> RangeTask:
-        """Put on record that *of* is going to be moved, and from where to look for it if it fails.
+    def _lease(self, source_range: Range) -> RangeTask:
+        """Record a lease with the current ends of the target, and return its task.
 
         Raises:
             RedriveError: the ledger is lost, or the broker does not answer.
         """
-        before = self._ledger.records.range(of)
-        # What was acknowledged since the run began counts, too: by a lost task, or by others.
-        partition = self._look_at(of.partition)
+        before = self._ledger.records.range(source_range)
+        # Lost tasks and other clients may have acknowledged entries since the run began.
+        partition = self._read_partition(source_range.partition)
         if not before.tails:
-            self._check_kept(partition)
-        generation, through = before.generation + 1, of.offset_through(partition.end)
+            self._check_not_recreated(partition)
+        generation = before.generation + 1
+        through = source_range.offset_through(partition.end)
         since = {
             place: Tail(entry, generation, self._route.target_partitions, through)
             for place, entry in lookup.target_ends(self._job.admin_url, self._route.target).items()
         }
-        joined = {place: each.joined(since.get(place)) for place, each in before.tails.items()}
+        joined = {place: tail.joined(since.get(place)) for place, tail in before.tails.items()}
         leased = replace(
             before,
             generation=generation,
@@ -395,22 +409,22 @@ class Dispatch:
             tails={**since, **joined},
             replays=None if before.replays is None else before.replays | {self._job.uid},
         )
-        stored = self._ledger.write(range_key(of), leased.to_json())
-        is_first = of not in self._leased
-        self._leased.add(of)
-        plan, entries = self._plans[of], self._to_lease(of)
-        first = bitmap.lowest(entries or self._to_move(of))
+        stored = self._ledger.write(range_key(source_range), leased.to_json())
+        is_first = source_range not in self._leased
+        self._leased.add(source_range)
+        plan, entries = self._plans[source_range], self._to_lease(source_range)
+        first = bitmap.lowest(entries or self._to_move(source_range))
         return RangeTask(
             route=self._route,
-            range=of,
+            range=source_range,
             entries=entries,
             chunks=plan.chunks,
             unread=plan.unread & entries,
-            after=ranges.look_back(partition, of.entry_id(first)),
+            after=ranges.look_back(partition, source_range.entry_id(first)),
             max_replays=self._job.choice.max_replays,
             discards=self._job.choice.discards,
             settles_unproven=self._job.choice.settles_unproven,
-            acknowledged=ranges.settled(of, partition),
+            acknowledged=ranges.settled(source_range, partition),
             partly=before.partly,
             tails=before.tails,
             unproven=before.unproven,
@@ -420,61 +434,68 @@ class Dispatch:
             renamed=leased.renamed,
             lease=EntryId(stored.ledger_id(), stored.entry_id()),
             number=self._ledger.number,
-            permit=self._share(len(self._under_way) + 1),
+            permit=self._share(len(self._running) + 1),
             # The takeover of the ledger fenced off all other runs at once.
             fenced_seconds=time.monotonic() - self._ledger.owned_since if is_first else 0.0,
-            # Of the average size, many may be much larger, and a task be lost for want of memory.
+            # Some entries may be much larger than the average, and a task be lost for lack of
+            # memory.
             ahead=reader.MIN_PREFETCH
-            if of in self._parts
+            if source_range in self._parts
             else reader.prefetch(partition.entry_bytes),
         )
 
-    def _look_at(self, index: int) -> Partition:
-        """Look at a partition of the dead-letter topic as it is now."""
+    def _read_partition(self, index: int) -> Partition:
+        """Return the current state of a partition of the dead-letter topic."""
         route = self._route
         return lookup.read_source(route.admin_url, route.source, route.subscription, index)
 
-    def _check_kept(self, partition: Partition) -> None:
-        """Check that the dead-letter topic is the one that the run began with.
+    def _check_not_recreated(self, partition: Partition) -> None:
+        """Check that the dead-letter topic was not deleted and created again during the run.
 
-        Ledgers go once all in them is acknowledged, and the last one only if the topic is unloaded.
+        The broker deletes ledgers once all their entries are acknowledged, and the last one only
+        when the topic is unloaded.
 
         Raises:
-            DeadLetterTopicLostError: it holds none of its ledgers any more.
+            DeadLetterTopicLostError: the topic has none of the ledgers from the start of the run.
         """
-        held = self._resting[partition.index].held
+        held = self._backlog[partition.index].held
         if held and held.isdisjoint(partition.held):
-            raise lookup.topic_lost(self._route.source, "none of the ledgers of then")
+            raise lookup.topic_lost(self._route.source, "none of its ledgers at the start")
 
     def _skip_gone(self) -> None:
-        """Put on record that nothing is left of partitions that the topic has no more."""
-        for of in [each for each in self._waiting if each.partition not in self._resting]:
-            plan = self._plans[of].after(of, (), self._to_move(of), done=True)
-            self._ledger.write(plan_key(self._job.uid, of), plan.to_json())
-            self._waiting.remove(of)
+        """Record the ranges of partitions that no longer exist as acknowledged by others."""
+        removed = [waiting for waiting in self._waiting if waiting.partition not in self._backlog]
+        for source_range in removed:
+            to_move = self._to_move(source_range)
+            plan = self._plans[source_range].after(source_range, (), to_move, done=True)
+            self._ledger.write(plan_key(self._job.uid, source_range), plan.to_json())
+            self._waiting.remove(source_range)
 
     def _settle(self, task: RangeTask, result: RangeResult) -> None:
-        """Put on record what became of a range, or a part of it.
+        """Record the result of a range, or of a part of it.
 
-        Its plan first: what a task has read of it, the next one may find acknowledged and gone.
+        The plan is written first, because acknowledged entries that the task has read may not be
+        readable again.
         """
-        of, refused = task.range, result.refused
+        source_range, refused = task.range, result.refused
         if result.gone and not task.tails:
             try:
-                self._check_kept(self._look_at(of.partition))
+                self._check_not_recreated(self._read_partition(source_range.partition))
             except RedriveError as error:
                 result = replace(result, gone=bitmap.EMPTY, drained=True)
                 self._failed.append(error)
-        before = self._ledger.records.range(of)
-        if not result.drained and (harmful := self._see_end(of)) is not None:
+        before = self._ledger.records.range(source_range)
+        if not result.drained and (harmful := self._record_end(source_range)) is not None:
             refused = (*refused, (harmful, "NotDelivered"))
-        plan = self._plans[of].read(result.read)
-        plan = plan.after(of, refused, result.gone, done=False, discarded=result.discarded)
+        plan = self._plans[source_range].read(result.read)
+        plan = plan.after(
+            source_range, refused, result.gone, done=False, discarded=result.discarded
+        )
         out = before.moved_by_any | unite(result.moved.values())
         is_left = bool(plan.selected & ~plan.skipped & ~out)
-        in_parts = bool(self._parts.get(of))
+        in_parts = bool(self._parts.get(source_range))
         plan = replace(plan, done=not result.drained and not (in_parts and is_left))
-        self._ledger.write(plan_key(self._job.uid, of), plan.to_json())
+        self._ledger.write(plan_key(self._job.uid, source_range), plan.to_json())
         moved = {
             uid: before.moved.get(uid, 0) | result.moved.get(uid, 0)
             for uid in {*before.moved, *result.moved}
@@ -492,34 +513,37 @@ class Dispatch:
             chunks={**before.chunks, **chunks},
             renamed=before.generation if result.blocked else before.renamed,
         )
-        self._ledger.write(range_key(of), record.to_json())
-        self._look_due = time.monotonic() + LOOK_SECONDS
-        if not plan.done and self._to_move(of):
-            self._waiting.insert(0, of)
+        self._ledger.write(range_key(source_range), record.to_json())
+        self._poll_due = time.monotonic() + POLL_SECONDS
+        if not plan.done and self._to_move(source_range):
+            self._waiting.insert(0, source_range)
         if result.blocked:
-            logger.warning("others have used the producer names of range %s; they are replaced", of)
+            logger.warning(
+                "other clients used the producer names of range %s, which are replaced",
+                source_range,
+            )
         if result.unsubscribed:
             self._pause_without_subscription()
         if result.full is not None:
             logger.warning("%s is over its backlog quota; the run waits", result.full)
             account = Account.of(self._job.uid, self._ledger.records, self._acknowledged)
             self._full, self._moved_when_full = result.full, account.moved
-            self._pause_until = time.monotonic() + FULL_SECONDS
+            self._pause_until = time.monotonic() + PAUSE_SECONDS
 
     @property
     def _plans(self) -> Mapping[Range, RangePlan]:
         return self._ledger.records.plans.get(self._job.uid, {})
 
-    def _to_lease(self, of: Range) -> int:
-        """Return what to lease of a range at a time: all that is to be moved, or a part."""
-        to_move = self._to_move(of)
-        if of in self._suspects:
+    def _to_lease(self, source_range: Range) -> int:
+        """Return the entries of a range to lease next: all entries to move, or a part of them."""
+        to_move = self._to_move(source_range)
+        if source_range in self._suspects:
             return bitmap.EMPTY
-        parts = self._parts.get(of, [])
+        parts = self._parts.get(source_range, [])
         while parts and not to_move & parts[0]:
             del parts[0]
         return to_move & parts[0] if parts else to_move
 
-    def _to_move(self, of: Range) -> int:
-        plan = self._plans[of]
-        return plan.selected & ~plan.skipped & ~self._ledger.records.range(of).moved_by_any
+    def _to_move(self, source_range: Range) -> int:
+        plan, record = self._plans[source_range], self._ledger.records.range(source_range)
+        return plan.selected & ~plan.skipped & ~record.moved_by_any

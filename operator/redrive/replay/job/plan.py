@@ -1,13 +1,8 @@
-"""The plan of a run, its engine, and its preview.
+"""Plan of a run, with the interfaces of its engine and reporter, and the preview of a dry run.
 
-One scan of what rests → the plan of a Replay: for each range what to move and what is refused.
-
-The plan is what a dry run shows, what the account is drawn up against, and what a run that is
-interrupted goes on with: it is made once, before anything is sent.
-
-Who runs the tasks of a replay: this process, or Spark; and what shows how far it has come.
-
-What a dry run has found, drawn up from the plans of its ranges. Pure.
+A scan of unacknowledged dead letters makes the plan: the entries of each range to move, and the
+refused ones. The plan is made once, before any message is sent. A dry run shows it, the account
+refers to it, and an interrupted run resumes with it.
 """
 
 from __future__ import annotations
@@ -44,17 +39,17 @@ from redrive.replay.task import RangeTask
 
 SAMPLES = 10
 CAUSES = 100
-"""So many have a count of their own: anybody may write causes."""
+"""Maximum number of counted causes, because any client may write causes."""
 
 
-def failure_of(letter: DeadLetterRow) -> FailureCause:
+def failure_of(row: DeadLetterRow) -> FailureCause:
     """Return the cause of a dead letter."""
-    properties = letter.properties
+    properties = row.properties
     return FailureCause(properties.get(CAUSE_TYPE, ""), properties.get(CAUSE_FINGERPRINT, ""))
 
 
-class Sighting(NamedTuple):
-    """What a plan has to know of a message."""
+class ScannedMessage(NamedTuple):
+    """Fields of a message that a plan needs."""
 
     position: Position
     batch_size: int
@@ -67,17 +62,17 @@ class Sighting(NamedTuple):
     replays: int
     selected: bool
     evaluated: bool = True
-    """False if the condition can't be computed for a message that all else of a choice takes."""
+    """False if the condition could not be computed, and other criteria select the message."""
     delivered: bool = True
     oversized: bool = False
 
     @classmethod
-    def undelivered(cls, position: Position, *, selected: bool | None) -> Sighting:
-        """Stand for an entry that no client can show.
+    def undelivered(cls, position: Position, *, selected: bool | None) -> ScannedMessage:
+        """Return a placeholder for an entry that no client can show.
 
         Args:
-            position: where it lies.
-            selected: None if that depends on what it holds.
+            position: its position.
+            selected: None if the selection depends on its content.
         """
         return cls(
             position, 1, None, encrypted=False, unreadable=False, schema_version=None, cause="",
@@ -86,35 +81,35 @@ class Sighting(NamedTuple):
         )  # fmt: skip
 
     @classmethod
-    def of(cls, letter: DeadLetterRow, chooser: Chooser) -> Sighting:
-        """Take of *letter* what is needed."""
-        if not letter.delivered:
-            taken = chooser.takes_undelivered(letter.position)
-            return cls.undelivered(letter.position, selected=taken)
+    def of(cls, row: DeadLetterRow, chooser: Chooser) -> ScannedMessage:
+        """Return the fields of *row*, and whether *chooser* selects it."""
+        if not row.delivered:
+            taken = chooser.takes_undelivered(row.position)
+            return cls.undelivered(row.position, selected=taken)
         return cls(
-            letter.position,
-            letter.batch_size,
-            letter.first_chunk,
-            letter.encrypted,
-            letter.unreadable,
-            letter.schema_version,
-            letter.properties.get(CAUSE_TYPE, ""),
-            letter.size,
-            letter.replays,
-            selected=chooser.takes(
-                letter.position, letter.key, letter.publish_time, failure_of(letter)
-            ),
-            oversized=letter.oversized,
+            row.position,
+            row.batch_size,
+            row.first_chunk,
+            row.encrypted,
+            row.unreadable,
+            row.schema_version,
+            row.properties.get(CAUSE_TYPE, ""),
+            row.size,
+            row.replays,
+            selected=chooser.takes(row.position, row.key, row.publish_time, failure_of(row)),
+            oversized=row.oversized,
         )
 
 
 class PlannedRange(NamedTuple):
-    """The plan of a range, and what a dry run tells of it.
+    """Plan of a range, with the details that a dry run shows.
 
     Attributes:
-        causes: of what is to be moved: cause → how many messages; the most frequent ones.
-        samples: some of these messages.
-        size: of their contents, in bytes.
+        range: the range.
+        plan: its plan.
+        causes: the most frequent causes of messages to move, with their numbers.
+        samples: positions of some of these messages.
+        size: total size of their contents, in bytes.
     """
 
     range: Range
@@ -124,7 +119,7 @@ class PlannedRange(NamedTuple):
     size: int
 
     def joined(self, other: PlannedRange) -> PlannedRange:
-        """Return the plan of this range, of which *other* has other entries."""
+        """Return the plan of this range, merged with the plan of other entries of it."""
         causes = Counter(self.causes) + Counter(other.causes)
         return PlannedRange(
             self.range,
@@ -136,22 +131,22 @@ class PlannedRange(NamedTuple):
 
     @property
     def refused(self) -> Counter[str]:
-        """Return how many messages can't be moved, by cause."""
+        """Return the numbers of refused messages by cause."""
         refused: Counter[str] = Counter()
-        for each in self.plan.refused:
-            refused[each.cause] += each.messages
+        for entry in self.plan.refused:
+            refused[entry.cause] += entry.messages
         return refused
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """What scans have found, of ranges that are through. One that was scanned again counts again.
+    """Results of the scans of complete ranges. A range that is scanned again counts again.
 
     Attributes:
-        messages: how many were looked at.
-        causes: of those that are to be moved: cause → how many messages.
-        refused: cause → how many messages can't be moved for it.
-        unevaluated: for how many messages the condition can't be computed.
+        messages: number of scanned messages.
+        causes: numbers of messages to move, by cause.
+        refused: numbers of refused messages, by cause.
+        unevaluated: number of messages for which the condition could not be computed.
     """
 
     messages: int = 0
@@ -161,12 +156,12 @@ class Scanned:
 
     @classmethod
     def of(cls, planned: PlannedRange) -> Self:
-        """Take of the plan of one range what it adds."""
+        """Return the results of one range."""
         plan = planned.plan
         return cls(plan.scanned, Counter(planned.causes), planned.refused, plan.unevaluated)
 
     def __add__(self, other: Scanned) -> Scanned:
-        """Return both together, with the most frequent causes: there may be any number of them."""
+        """Return the sum, with the most frequent causes."""
         causes = (self.causes + other.causes).most_common(CAUSES)
         messages, refused = self.messages + other.messages, self.refused + other.refused
         unevaluated = self.unevaluated + other.unevaluated
@@ -175,12 +170,16 @@ class Scanned:
 
 @dataclass(frozen=True)
 class Scan:
-    """What one task looks at.
+    """Work of one scan task.
 
     Attributes:
-        moved: entries that are on record as moved, a bitmap: they are left out.
-        ahead: see `reading.prefetch`.
-        choice: which of its messages are selected; its limit is that of this range.
+        service_url: URL of the cluster.
+        admin_url: URL of its admin API.
+        topic: dead-letter topic.
+        piece: range, with its unacknowledged entries.
+        moved: bitmap of entries that are recorded as moved, which are left out.
+        ahead: see `reader.prefetch`.
+        choice: selection; its limit applies to this range.
     """
 
     service_url: str
@@ -192,210 +191,219 @@ class Scan:
     choice: Choice = EVERYTHING
 
 
-def scan(what: Scan) -> PlannedRange:
+def scan(task: Scan) -> PlannedRange:
     """Plan a range."""
-    with broker.connect(what.service_url) as client:
-        return scanned(what, letters(client, what), schema_refusals(client, what.topic))
+    with broker.connect(task.service_url) as client:
+        messages = read_dead_letters(client, task)
+        return plan_dead_letters(task, messages, schema_refusals(client, task.topic))
 
 
-def scanned(
-    what: Scan, found: Iterable[DeadLetterRow], schema_refusal: Callable[[int | None], str]
+def plan_dead_letters(
+    task: Scan, messages: Iterable[DeadLetterRow], schema_refusal: Callable[[int | None], str]
 ) -> PlannedRange:
-    """Plan a range of which these messages were *found*."""
-    chooser = Chooser(what.choice)
+    """Plan a range from its *messages*."""
+    chooser = Chooser(task.choice)
     # `map` holds no message while the next one is decompressed.
-    seen = map(functools.partial(Sighting.of, chooser=chooser), found)
-    return plan(what.piece.range, seen, schema_refusal, what.choice)
+    scanned = map(functools.partial(ScannedMessage.of, chooser=chooser), messages)
+    return plan(task.piece.range, scanned, schema_refusal, task.choice)
 
 
-def letters(client: broker.ReadingClient, what: Scan) -> Iterator[DeadLetterRow]:
-    """Read the messages that *what* is about, and stand in for entries that no client can show.
+def read_dead_letters(client: broker.ReadingClient, task: Scan) -> Iterator[DeadLetterRow]:
+    """Yield the messages of a scan, and a placeholder for each entry that no client can show.
 
-    Errors are those of `reading.messages`.
+    It raises the errors of `reader.read_entries`.
     """
-    of, resting = what.piece.range, what.piece.resting & ~what.moved
-    topic = ReadableTopic(client, what.admin_url, what.topic, max_content=MAX_CONTENT)
+    source_range, entries = task.piece.range, task.piece.resting & ~task.moved
+    topic = ReadableTopic(client, task.admin_url, task.topic, max_content=MAX_CONTENT)
     read: set[int] = set()
-    for letter in reader.read_entries(topic, of, resting, what.piece.after, what.ahead):
-        read.add(letter.position.entry - of.first)
-        read.update(_offsets(of, letter.chunks))
-        yield letter
-        del letter  # before the next one is decompressed
-    missing = resting & ~bitmap.of(read, of.size)
+    for row in reader.read_entries(topic, source_range, entries, task.piece.after, task.ahead):
+        read.add(row.position.entry - source_range.first)
+        read.update(_offsets(source_range, row.chunks))
+        yield row
+        del row  # before the next one is decompressed
+    missing = entries & ~bitmap.of(read, source_range.size)
     if missing:
-        yield from _undelivered(topic, of, missing)
+        yield from _undelivered(topic, source_range, missing)
 
 
-def _undelivered(topic: ReadableTopic, of: Range, missing: int) -> Iterator[DeadLetterRow]:
-    partition = broker.waited(
-        lambda: broker.read_partition(topic.admin_url, topic.topic, of.partition)
-    )
-    if of.ledger not in partition.held:
+def _undelivered(
+    topic: ReadableTopic, source_range: Range, missing: int
+) -> Iterator[DeadLetterRow]:
+    index = source_range.partition
+    partition = broker.waited(lambda: broker.read_partition(topic.admin_url, topic.topic, index))
+    if source_range.ledger not in partition.held:
         return
-    for chunks in reader.chunks_of_whole(topic, partition, of, missing):
-        missing &= ~bitmap.of(_offsets(of, chunks), of.size)
+    for chunks in reader.chunks_of_whole(topic, partition, source_range, missing):
+        missing &= ~bitmap.of(_offsets(source_range, chunks), source_range.size)
     for offset in bitmap.members(missing):
-        yield DeadLetterRow.undelivered(of.partition, of.entry_id(offset))
+        yield DeadLetterRow.undelivered(index, source_range.entry_id(offset))
 
 
-def _offsets(of: Range, entries: Iterable[EntryId]) -> Iterator[int]:
-    return (entry.entry - of.first for entry in entries if of.holds(Position(*entry, 0)))
+def _offsets(source_range: Range, entries: Iterable[EntryId]) -> Iterator[int]:
+    return (
+        entry.entry - source_range.first
+        for entry in entries
+        if source_range.holds(Position(*entry, 0))
+    )
 
 
 def plan(
-    of: Range,
-    seen: Iterable[Sighting],
+    source_range: Range,
+    messages: Iterable[ScannedMessage],
     schema_refusal: Callable[[int | None], str],
     choice: Choice = EVERYTHING,
 ) -> PlannedRange:
     """Plan the messages of one range.
 
     Args:
-        of: the range.
-        seen: its messages, those of an entry one after the other.
+        source_range: the range.
+        messages: its messages, grouped by entry.
         schema_refusal: see `schema_refusals`.
-        choice: of which the limit counts here, in the order of positions, refused ones included.
-            The first entry that has no room among them ends the selection.
+        choice: selection. Its limit applies in the order of positions, and includes refused
+            messages. The first entry that exceeds the limit ends the selection.
     """
     scanned, unevaluated, selected = 0, 0, []
     room = math.inf
     if choice.limit is not None:
-        room, seen = choice.limit, sorted(seen, key=lambda each: each.position)
+        room, messages = choice.limit, sorted(messages, key=lambda message: message.position)
     sizes: dict[int, int] = {}
     chunks: dict[int, EntryId] = {}
     causes: Counter[str] = Counter()
     samples: list[Position] = []
     size = 0
     refused: list[RefusedEntry] = []
-    for here in by_entry(seen):
-        scanned += len(here)
-        count = sum(each.selected for each in here)
-        unevaluated += sum(not each.evaluated for each in here) if room >= 0 else 0
+    for batch in by_entry(messages):
+        scanned += len(batch)
+        count = sum(message.selected for message in batch)
+        unevaluated += sum(not message.evaluated for message in batch) if room >= 0 else 0
         if not count:
             continue
         room = room - count if count <= room else -1
         if room < 0:
             continue
-        first, entry = here[0], here[0].position.entry_id
-        # A task looks at it once more before it discards it.
-        is_kept = choice.discards and not first.delivered
-        cause = "" if is_kept else refusal(here, count, choice.max_replays)
+        first, entry = batch[0], batch[0].position.entry_id
+        # A task reads the entry again before it discards it.
+        is_discarded = choice.discards and not first.delivered
+        cause = "" if is_discarded else refusal(batch, count, choice.max_replays)
         cause = cause or schema_refusal(first.schema_version)
         if cause:
             refused.append(RefusedEntry(entry, count, cause))
             continue
-        offset = entry.entry - of.first
+        offset = entry.entry - source_range.first
         selected.append(offset)
         if count > 1:
             sizes[offset] = count
         if first.first_chunk is not None:
             chunks[offset] = first.first_chunk
-        causes.update(each.cause[:MAX_CAUSE] for each in here)
-        size += sum(each.size for each in here)
+        causes.update(message.cause[:MAX_CAUSE] for message in batch)
+        size += sum(message.size for message in batch)
         if len(samples) < SAMPLES:
             samples.append(first.position)
-    entries = bitmap.of(selected, of.size)
+    entries = bitmap.of(selected, source_range.size)
     planned = RangePlan(
         scanned, entries, sizes, tuple(refused), chunks=chunks, unevaluated=unevaluated
     )
-    return PlannedRange(of, planned, dict(causes.most_common(CAUSES)), tuple(samples), size)
+    frequent = dict(causes.most_common(CAUSES))
+    return PlannedRange(source_range, planned, frequent, tuple(samples), size)
 
 
 class TaskFailure(NamedTuple):
-    """A `RedriveError` of a task as a value, to be sent to another process."""
+    """A `RedriveError` of a task, as a value for another process."""
 
     kind: type[RedriveError]
     message: str
 
     def error(self) -> RedriveError:
-        """Return the error; its class may take other arguments than a message."""
+        """Return the error; the constructor of its class may take other arguments."""
         return self.kind.__new__(self.kind, self.message)
 
 
 class Engine(Protocol):
-    """Runs tasks. What they raise that is no `RedriveError` may pass when they run again."""
+    """Engine that runs tasks. Errors other than `RedriveError` may be transient."""
 
     @property
     def slots(self) -> int:
-        """Return how many tasks run at a time as it stands; executors come and go."""
+        """Return the current number of concurrent tasks, which changes with executors."""
 
     @property
     def capacity(self) -> int:
-        """Return how many tasks to have under way: some of them may wait for one to end.
+        """Return the number of tasks to submit. Some of them may wait for others to end.
 
-        What waits is what Spark asks for more executors by.
+        Spark requests more executors for waiting tasks.
         """
 
     @property
     def scanned(self) -> Scanned:
-        """Return what scans have found by now."""
+        """Return the current results of scans."""
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
-        """Plan ranges; one that is left out has nothing to be planned."""
+        """Plan ranges. Ranges without messages may be left out."""
 
     def move(self, task: RangeTask) -> RangeResult:
-        """Move one range; called from several threads at a time."""
+        """Move one range. Several threads call this concurrently."""
 
 
-class Wish(enum.Enum):
-    """What whoever made a run wants of it now."""
+class DesiredState(enum.Enum):
+    """Desired state of a run, by its spec and approval."""
 
     RUN = enum.auto()
     SUSPEND = enum.auto()
     END = enum.auto()
     EXPIRE = enum.auto()
-    """To end as well, because of the deadline."""
+    """End because of the deadline."""
     CANCEL = enum.auto()
-    """To end as well, because its author canceled it."""
+    """End because the author canceled the Replay."""
 
 
-class Rest(NamedTuple):
-    """Why a run sends nothing.
+ENDING = frozenset({DesiredState.END, DesiredState.EXPIRE, DesiredState.CANCEL})
+
+
+class Pause(NamedTuple):
+    """Cause for which a run sends no messages. Without a topic the run is suspended.
 
     Attributes:
-        full_topic: is over its backlog quota: its consumers have to catch up. None if the run is
-            suspended, or of the other.
-        unsubscribed_topic: has a partition without a durable subscription, which would keep no
-            message.
+        full_topic: topic over its backlog quota, whose consumers have to catch up.
+        unsubscribed_topic: topic with a partition without a durable subscription, which would
+            retain no message.
     """
 
     full_topic: TopicName | None = None
     unsubscribed_topic: TopicName | None = None
 
 
-SUSPENDED = Rest()
+SUSPENDED = Pause()
 
 
 class Reporter(Protocol):
-    """Shows how far a run has come."""
+    """Reporter of the progress of a run."""
 
     def take_over(self, token: EntryId) -> None:
-        """Report from now on as the run that took the ledger over with this fencing token."""
+        """Use the fencing token with which the run took the ledger over in later reports."""
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
-        """Show the latest account, and return what is wanted.
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
+        """Publish the account, and return the desired state.
 
         Args:
-            account: the latest.
-            rests: why nothing is sent; None while the run goes on.
+            account: latest account.
+            pause: cause of a pause; None while messages are sent.
 
         Raises:
             FencedError: a later run reports.
-            RedriveError: it can't be shown now.
+            RedriveError: the account could not be published.
         """
 
     def rate_limit(self, job: ReplayJob) -> float | None:
-        """Return the limit of messages a second by now, for all tasks of *job* together.
+        """Return the current limit in messages per second for all tasks of *job*; None without.
 
-        None for no limit. It may differ from the limit with which the job was launched.
+        It may differ from the limit at the launch of the job.
         """
 
     def report_scan(self, scanned: Scanned) -> None:
-        """Show what scans have found by now, while the run is planned."""
+        """Publish the current results of scans, while the run is planned."""
 
 
 class Local:
-    """Runs tasks in this process, for jobs without SQL; good for some thousand messages."""
+    """Engine that runs tasks in this process, for jobs without SQL and few messages."""
 
     def __init__(self, slots: int = 2) -> None:
         self.slots = self.capacity = slots
@@ -403,8 +411,8 @@ class Local:
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         """Plan ranges one after the other."""
-        for each in scans:
-            planned = scan(each)
+        for task in scans:
+            planned = scan(task)
             self.scanned += Scanned.of(planned)
             yield planned
 
@@ -415,19 +423,19 @@ class Local:
 
 SHOWN = 20
 BYTES_PER_SECOND = 10 * 2**20
-"""The bytes that one task moves in a second at least, likewise."""
+"""Minimum bytes per second of one task, for estimates."""
 
 
 @dataclass(frozen=True)
 class RunPreview:
-    """What would be moved.
+    """Preview of a run.
 
     Attributes:
-        account: of which nothing is moved: what would be is left.
-        causes: cause → how many messages of it would be moved; the most frequent ones.
-        refused: cause → how many messages can't be moved for it.
-        samples: ids of some that would be moved.
-        seconds: how long it would take.
+        account: account in which all messages to move are left.
+        causes: the most frequent causes of messages to move, with their numbers.
+        refused: numbers of refused messages, by cause.
+        samples: ids of some messages to move.
+        seconds: estimated duration.
     """
 
     account: Account
@@ -440,28 +448,30 @@ class RunPreview:
     def of(
         cls, account: Account, planned: Sequence[PlannedRange], job: ReplayJob, slots: int
     ) -> Self:
-        """Draw it up.
+        """Summarize the plans of all ranges.
 
         Args:
-            account: of these plans.
-            planned: all ranges.
-            job: which would move them.
-            slots: how many tasks would run at a time.
+            account: account of these plans.
+            planned: plans of all ranges.
+            job: job that would move them.
+            slots: number of concurrent tasks.
         """
         causes: Counter[str] = Counter()
         refused: Counter[str] = Counter()
         samples: list[str] = []
-        for each in planned:
-            causes.update(each.causes)
-            refused.update(each.refused)
-            partition = each.range.partition
-            samples += [f"{s.ledger}:{s.entry}:{partition}:{s.batch_index}" for s in each.samples]
-        # Of an ordered policy one range of each partition is moved at a time.
-        beside = {each.range.partition if job.policy.ordered else each.range for each in planned}
-        busy = max(1, min(slots, len(beside)))
+        for piece in planned:
+            causes.update(piece.causes)
+            refused.update(piece.refused)
+            partition = piece.range.partition
+            samples += [f"{s.ledger}:{s.entry}:{partition}:{s.batch_index}" for s in piece.samples]
+        # For an ordered policy, one range of each partition is moved at a time.
+        parallel = {
+            piece.range.partition if job.policy.ordered else piece.range for piece in planned
+        }
+        busy = max(1, min(slots, len(parallel)))
         seconds = max(
             account.left / MESSAGES_PER_SECOND / busy,
-            sum(each.size for each in planned) / BYTES_PER_SECOND / busy,
+            sum(piece.size for piece in planned) / BYTES_PER_SECOND / busy,
             account.left / (job.rate_limit or math.inf),
         )
         return cls(
@@ -473,7 +483,7 @@ class RunPreview:
         )
 
     def to_status(self) -> dict[str, Any]:
-        """Write it as fields of `status.run` of the Replay."""
+        """Return fields of `status.run` of the Replay."""
         return {
             **self.account.to_status(),
             "preview": {
@@ -486,7 +496,7 @@ class RunPreview:
 
 
 def so_far(scanned: Scanned) -> dict[str, Any]:
-    """Write what scans have found by now as the field `status.run.preview` of the Replay."""
+    """Return the field `status.run.preview` of the Replay for the current results of scans."""
     return {
         "causes": counts(dict(scanned.causes.most_common(SHOWN))),
         "refused": counts(dict(scanned.refused.most_common(SHOWN))),
@@ -494,5 +504,5 @@ def so_far(scanned: Scanned) -> dict[str, Any]:
 
 
 def counts(counted: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Write numbers by cause as a list of the Replay's status."""
+    """Return numbers by cause as a list of the Replay's status."""
     return [{"cause": cause, "messages": n} for cause, n in counted.items()]

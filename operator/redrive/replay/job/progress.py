@@ -3,14 +3,11 @@
 A job writes `status.run`, and the operator the rest of the status. The job uses server-side apply:
 each write is the whole of `status.run`, so fields that it leaves out are removed.
 
-A driver may be stopped at any point and resume after the Replay has ended, or while another run of
-the same Replay works. So each write is one compare-and-swap, by the version of the object: nothing
-is written into a Replay that has ended or was created again, nor over the status of a later run.
-Runs are ordered by their fencing tokens: the position of the record with which a run took the
-ledger over. What needs no ledger, a dry run and the outcome of replayed messages, takes the next
-token when it begins.
-
-How fast a run is, and how long it still takes. Pure: the time is an argument.
+A driver may be stopped at any point, and resume after the Replay has ended or during another run of
+the same Replay. So each write is a compare-and-swap by the version of the object. It fails if the
+Replay has ended, was created again, or has the status of a later run. Runs are ordered by their
+fencing tokens: the position of the record with which a run took the ledger over. Dry runs and the
+tracking of outcomes need no ledger, and use the next token when they begin.
 """
 
 from __future__ import annotations
@@ -47,9 +44,9 @@ from redrive.kube.context import wall_clock
 from redrive.kube.resources import Key
 from redrive.policy.values import format_duration
 from redrive.reading.positions import NOWHERE, EntryId
-from redrive.replay.job.aftermath import Aftermath
 from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, RunEndedError
-from redrive.replay.job.plan import SUSPENDED, Rest, RunPreview, Scanned, Wish, so_far
+from redrive.replay.job.outcomes import MessageOutcomes
+from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause, RunPreview, Scanned, so_far
 from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
 from redrive.replay.records import Account
@@ -61,17 +58,17 @@ MANAGER = "redrive-job"
 _AT_REST: dict[str, object] = dict.fromkeys(WHILE_RUNNING)
 REVIEW_TIME = timedelta(minutes=15)
 """Time after which a review ends unconfirmed."""
-_ENDS: Mapping[Wish, type[RedriveError]] = {
-    Wish.END: RunEndedError,
-    Wish.EXPIRE: DeadlineError,
-    Wish.CANCEL: CanceledRunError,
+_ENDS: Mapping[DesiredState, type[RedriveError]] = {
+    DesiredState.END: RunEndedError,
+    DesiredState.EXPIRE: DeadlineError,
+    DesiredState.CANCEL: CanceledRunError,
 }
 
 logger = logging.getLogger(__name__)
 
 
 class ReplayGoneError(RedriveError):
-    """The Replay that the job was launched for has ended, or is not there any more."""
+    """The Replay of this job has ended or was deleted."""
 
     reason = "ReplayGone"
 
@@ -80,14 +77,14 @@ class Progress:
     """The status of one Replay.
 
     Attributes:
-        awaits_admission: whether the run has to be confirmed and admitted before it moves messages;
-            known after `begin`.
+        awaits_admission: True if the run has to be confirmed and admitted before it moves messages;
+            set by `begin`.
 
     Raises:
-        ReplayGoneError: from each method but `report`, `read` and `wish`, when the Replay has
-            ended, was deleted, or created again. Nothing is written then.
-        FencedError: from each method that writes, when a later run does; likewise.
-        KubernetesError: from each method, when the API server refuses.
+        ReplayGoneError: from each method but `report`, `read` and `desired_state`, if the Replay
+            has ended, was deleted, or was created again. Nothing is written.
+        FencedError: from each method that writes, if a later run writes; likewise.
+        KubernetesError: from each method, if the API server refuses.
     """
 
     def __init__(self, job: ReplayJob) -> None:
@@ -107,48 +104,48 @@ class Progress:
         self._now = wall_clock()
 
     def read(self) -> ReplayRun:
-        """Return `status.run` as it is."""
+        """Return the current `status.run`."""
         replay = asyncio.run(self._exchange({}))
         return ReplayStatus.of(replay).run
 
     def begin(self) -> ReplayRun:
-        """Check that the run may begin, and return how far others have come with it."""
+        """Check that the run may begin, and return the status of earlier runs of the Replay."""
         return asyncio.run(self._begin())
 
     def take_over(self, token: EntryId) -> None:
-        """Write from now on as the run that took the ledger over with this fencing token."""
+        """Use the fencing token with which this run took the ledger over in later writes."""
         self._token = token
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
-        """Write down how far the run has come, and return what the spec says by now."""
-        suspended = rests == SUSPENDED
-        if rests is not None:
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
+        """Write the progress of the run, and return the desired state of the spec."""
+        suspended = pause == SUSPENDED
+        if pause is not None:
             self._speed.restart()
         self._speed.note(time.monotonic(), account.moved)
         fields = account.to_status() | {"suspended": suspended} | self._tempo(account)
         fields |= self._approval
         fields["review"] = None  # the plan is in the ledger
-        rest = rests or Rest()
-        fields["fullTopic"] = rest.full_topic and str(rest.full_topic)
-        fields["unsubscribedTopic"] = rest.unsubscribed_topic and str(rest.unsubscribed_topic)
+        pause = pause or Pause()
+        fields["fullTopic"] = pause.full_topic and str(pause.full_topic)
+        fields["unsubscribedTopic"] = pause.unsubscribed_topic and str(pause.unsubscribed_topic)
         try:
             return asyncio.run(self._reported(fields, account))
         except (ReplayGoneError, NotFoundError):
-            return Wish.END
+            return DesiredState.END
         except FencedError:
             raise
         except RedriveError:
             if not self._awaiting:
                 raise
-            logger.warning("it is not known whether the run is approved", exc_info=True)
-            return Wish.SUSPEND
+            logger.warning("approval of the run could not be read, suspending", exc_info=True)
+            return DesiredState.SUSPEND
 
     def rate_limit(self, _: ReplayJob) -> float | None:
         """Return the limit of messages a second in the spec, as of the last report."""
         return self._rate_limit
 
     def report_scan(self, scanned: Scanned) -> None:
-        """Write down what scans have found; by cause in a dry run, which a limit does not end."""
+        """Write the results of scans; a dry run without a limit includes numbers by cause."""
         fields: dict[str, object] = {
             "counts": {"scanned": scanned.messages, "unevaluated": scanned.unevaluated},
         }
@@ -156,26 +153,28 @@ class Progress:
             fields["preview"] = so_far(scanned)
         asyncio.run(self._exchange(fields))
 
-    def report_outcomes(self, aftermath: Aftermath) -> None:
-        """Write down what has become of what was moved."""
-        observed = {**aftermath.to_status(), "observedTime": wall_clock()}
+    def report_outcomes(self, outcomes: MessageOutcomes) -> None:
+        """Write the outcome of replayed messages."""
+        observed = {**outcomes.to_status(), "observedTime": wall_clock()}
         outcome = RunOutcome.model_validate(observed).to_manifest()
         asyncio.run(self._exchange({"outcome": outcome}))
 
-    def desired_state(self) -> Wish:
-        """Return whether the run is to go on, once all is moved."""
+    def desired_state(self) -> DesiredState:
+        """Return the desired state of a run whose messages are all moved."""
         try:
-            return self._ends(asyncio.run(self._exchange({}))) or Wish.RUN
+            return self._ends(asyncio.run(self._exchange({}))) or DesiredState.RUN
         except (ReplayGoneError, NotFoundError):
-            return Wish.END
+            return DesiredState.END
 
-    async def _reported(self, fields: Mapping[str, object], account: Account) -> Wish:
+    async def _reported(self, fields: Mapping[str, object], account: Account) -> DesiredState:
         async with Kubernetes.connect() as kubernetes:
             replay = await self._write(kubernetes, fields)
             self._rate_limit = _rate_limit(replay)
-            return await self._wish(kubernetes, replay, account)
+            return await self._desired_state(kubernetes, replay, account)
 
-    async def _wish(self, kubernetes: Kubernetes, replay: Body, account: Account) -> Wish:
+    async def _desired_state(
+        self, kubernetes: Kubernetes, replay: Body, account: Account
+    ) -> DesiredState:
         ends = self._ends(replay)
         if ends is not None:
             return ends
@@ -187,14 +186,15 @@ class Progress:
                 approval = RunApproval(messages=messages, approved_time=created)
             self._awaiting = approval is not None and approval.approved_time is None
             self._approval = {"approval": approval and approval.to_manifest()}
-        rests = self._awaiting or replay["spec"].get("suspend")
-        return Wish.SUSPEND if rests else Wish.RUN
+        is_suspended = self._awaiting or replay["spec"].get("suspend")
+        return DesiredState.SUSPEND if is_suspended else DesiredState.RUN
 
     async def _approved_at(self, kubernetes: Kubernetes, messages: int) -> datetime | None:
         """Return the creation time of the ReplayApproval of this Replay; None without one.
 
         Args:
-            messages: a ReplayApproval of fewer messages counts as none.
+            kubernetes: client.
+            messages: number of messages; an approval of fewer messages is ignored.
         """
         try:
             body = await kubernetes.get(resources.APPROVALS, self._key)
@@ -207,33 +207,33 @@ class Progress:
         return datetime.fromisoformat(metadata["creationTimestamp"])
 
     def preview(self, preview: RunPreview) -> None:
-        """Write down what a dry run has found."""
+        """Write the result of a dry run."""
         asyncio.run(self._exchange(preview.to_status()))
 
     def show_review(self, preview: RunPreview, review: Review) -> None:
-        """Write down the plan of a review, and the time at which it ends unconfirmed.
+        """Write the plan of a review, and the time at which it ends unconfirmed.
 
-        A run that repeats the review of another one leaves its time.
+        A run that repeats the review of an earlier run keeps this time.
         """
         asyncio.run(self._show_review(preview, review))
 
     def is_confirmed(self) -> bool | None:
-        """Return True once the run may move what was shown, False if the review has ended.
+        """Return True if the review is confirmed, False if it has ended, None while it waits.
 
-        None while it waits. A review ends by a write that fails if the Replay has changed, so a
-        confirmation is either in time or has no effect.
+        A review ends by a write that fails if the Replay has changed. So a confirmation is either
+        in time or has no effect.
 
         Raises:
-            CanceledRunError, DeadlineError, RunEndedError: the run has ended by these.
+            CanceledRunError, DeadlineError, RunEndedError: the run has ended.
         """
         return asyncio.run(self._is_confirmed())
 
     def finish(self) -> None:
-        """Write down that the account is the last one: nothing is left."""
+        """Mark the account as final: no message is left."""
         asyncio.run(self._exchange(_AT_REST | {"finished": True, "failure": None}))
 
     def fail(self, error: BaseException) -> None:
-        """Write down why the run ended before its time; another one may go on with it."""
+        """Write the error that ended the run. Another run may resume it."""
         reason = error.reason if isinstance(error, RedriveError) else type(error).__name__
         failure = {"reason": reason, "message": (cause_of(str(error)) or reason)[:MAX_MESSAGE]}
         asyncio.run(self._exchange(_AT_REST | {"failure": failure}))
@@ -258,7 +258,7 @@ class Progress:
             ends = self._ends(replay)
             if ends is not None:
                 raise _ENDS[ends]("the run has ended in its review", remedy="make another Replay")
-            if status.run.review is None:  # others have changed the status
+            if status.run.review is None:  # changed by another client
                 status = ReplayStatus.of(await self._write(kubernetes, self._review))
             if is_admitted(replay):
                 self.awaits_admission = False
@@ -297,7 +297,7 @@ class Progress:
                     return status.run
 
     async def _exchange(self, fields: Mapping[str, object]) -> Body:
-        """Return the Replay, with *fields* written into its `status.run` if there are any."""
+        """Write *fields* into `status.run`, if any; return the Replay."""
         async with Kubernetes.connect() as kubernetes:
             return await self._write(kubernetes, fields)
 
@@ -307,7 +307,7 @@ class Progress:
             if not fields:
                 return replay
             self._check_writable(ReplayStatus.of(replay))
-            with suppress(ConflictError):  # what was written meanwhile may have ended it
+            with suppress(ConflictError):  # the other write may have ended the Replay
                 return await self._swap(kubernetes, replay, fields)
 
     async def _get(self, kubernetes: Kubernetes) -> Body:
@@ -315,17 +315,19 @@ class Progress:
         self._now = kubernetes.server_time or wall_clock()
         if replay["metadata"]["uid"] != self._uid:
             raise ReplayGoneError(
-                f"the Replay {self._key} is another one than this job was launched for",
+                f"the Replay {self._key} was created again after this job was launched",
                 got=replay["metadata"]["uid"],
-                remedy="nothing: the other has a job of its own",
+                remedy="No action needed: the new Replay has its own job",
             )
         return replay
 
     async def _swap(self, kubernetes: Kubernetes, replay: Body, fields: Mapping[str, Any]) -> Body:
-        """Apply `status.run` of *replay* with *fields*, if the Replay is as it was read.
+        """Apply `status.run` of *replay* with *fields*, if the Replay has not changed.
 
         Args:
-            fields: None removes one; `counts` may be some of the counts, and the others stay.
+            kubernetes: client.
+            replay: Replay as it was read.
+            fields: None removes a field. `counts` are merged with the current counts.
 
         Raises:
             ConflictError: it has changed.
@@ -350,7 +352,7 @@ class Progress:
             raise FencedError(
                 f"another run of the Replay {self._key} has taken over",
                 got=str(latest),
-                remedy="nothing: the other run goes on from what this one has moved",
+                remedy="No action needed: the other run moves the messages that are left",
             )
 
     def _check_ended(self, status: ReplayStatus) -> None:
@@ -358,25 +360,26 @@ class Progress:
             raise ReplayGoneError(
                 f"the Replay {self._key} has ended",
                 got=status.phase.value,
-                remedy="nothing: another Replay goes on from what was moved",
+                remedy="create another Replay for the messages that are left",
             )
 
-    def _ends(self, replay: Body) -> Wish | None:
-        """Return the reason to end the run, if there is one.
+    def _ends(self, replay: Body) -> DesiredState | None:
+        """Return the state to end the run with; None if it continues.
 
-        The deadline counts by the API server's clock: that of a driver's node may be wrong.
+        The deadline is compared with the clock of the API server, because the clock of the node may
+        be wrong.
         """
         status = ReplayStatus.of(replay)
         if "deletionTimestamp" in replay["metadata"] or status.phase in FINAL:
-            return Wish.END
+            return DesiredState.END
         if replay["spec"].get("cancel"):
-            return Wish.CANCEL
+            return DesiredState.CANCEL
         is_late = status.is_past(replay["spec"].get("deadline"), self._now)
-        return Wish.EXPIRE if is_late else None
+        return DesiredState.EXPIRE if is_late else None
 
 
 def _token(status: ReplayStatus) -> EntryId:
-    """Return the fencing token of the last run that has written *status*."""
+    """Return the fencing token of the last run that wrote *status*."""
     token = status.run.fencing_token
     return NOWHERE if token is None else EntryId.parse(token)
 
@@ -387,11 +390,10 @@ def _rate_limit(replay: Body) -> float | None:
 
 
 def cause_of(text: str) -> str:
-    """Return the line of an error's text that has its cause.
+    """Return the line of the text of an error that has the cause.
 
-    Of an error that came through Py4J the first line names a call of the driver, and others frames
-    of Java. The cause is the last failure of the task, and of an exception in Python the line
-    behind its frames.
+    The text of a Py4J error begins with a call of the driver and contains frames of Java. Its cause
+    is the last failure of the task. The cause of a Python exception follows its frames.
     """
     causes = [
         line.strip()
@@ -412,39 +414,39 @@ def cause_of(text: str) -> str:
 _TASK_FAILURE, _CALL = "most recent failure: ", "An error occurred while calling "
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r"\s+(at [\w.$]+\(|\.\.\. \d+ more|File \"|[ ]{3})")
-"""A frame of Java or Python, or the code of one; a cause begins without white space."""
+"""Frame of Java or Python, or its code. A cause begins without white space."""
 _PACKAGE = re.compile(r"^(: )?([a-z]\w*\.)+(?=[A-Z]\w*: )")
 
 
 WINDOW_SECONDS = 30.0
-"""Over so long a rate is measured."""
+"""Time over which a rate is measured."""
 MIN_SECONDS = 1.0
 
 
 class Speed:
-    """Measures the rate of a run from its last accounts."""
+    """Rate of a run, measured from its last accounts. The time is an argument."""
 
     def __init__(self) -> None:
         self._noted: deque[tuple[float, int]] = deque()
 
     def note(self, now: float, moved: int) -> None:
-        """Take note of how far the run is.
+        """Add a measurement.
 
         Args:
-            now: in seconds, of a clock that never goes back.
-            moved: how many messages are moved, by earlier attempts too.
+            now: monotonic time in seconds.
+            moved: number of moved messages, including those of earlier runs.
         """
         self._noted.append((now, moved))
         while len(self._noted) > 1 and self._noted[1][0] <= now - WINDOW_SECONDS:
             self._noted.popleft()
 
     def restart(self) -> None:
-        """Forget all: the run has rested."""
+        """Discard all measurements, after a pause of the run."""
         self._noted.clear()
 
     @property
     def rate(self) -> float | None:
-        """Return how many messages are moved in a second; None while that is not known."""
+        """Return the messages moved per second; None while unknown."""
         if not self._noted:
             return None
         (begin, before), (end, after) = self._noted[0], self._noted[-1]
@@ -452,6 +454,6 @@ class Speed:
             return None
         return max(0.0, (after - before) / (end - begin))
 
-    def remaining(self, left: int) -> timedelta | None:
-        """Return how long it takes to move *left* messages; None while that is not known."""
-        return timedelta(seconds=round(left / self.rate)) if self.rate else None
+    def remaining(self, messages: int) -> timedelta | None:
+        """Return the time to move *messages*; None while unknown."""
+        return timedelta(seconds=round(messages / self.rate)) if self.rate else None

@@ -1,13 +1,8 @@
-"""A run of a replay job: the spine.
+"""Run of a replay job: the spine.
 
-A replay, from its first to its last message. Free of Spark: an engine runs the tasks.
-
-It may be killed at any point and started again, as the same Replay or as the next one: the ledger
-says what is moved, and where to look for what may be.
-
-The plan of a whole run: what to scan of what rests, and where a limit ends it.
-
-What a run shows while it is planned, which takes minutes where millions of messages rest.
+A run plans, dispatches and accounts, and an engine runs its tasks. It may be killed at any point.
+The next run, of the same Replay or another one, resumes from the ledger, which records the moved
+messages and the places to search for others.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ from redrive.reading.ranges import Partition, Piece, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.replay import ledger as ledger_topic
 from redrive.replay import lookup
-from redrive.replay.job import aftermath
+from redrive.replay.job import outcomes
 from redrive.replay.job.dispatch import Dispatch
 from redrive.replay.job.plan import Engine, PlannedRange, Reporter, RunPreview, Scan, Scanned
 from redrive.replay.ledger import Ledger
@@ -45,34 +40,34 @@ logger = logging.getLogger(__name__)
 
 
 class CutOffError(RedriveError):
-    """A run has come to its end, and messages are left."""
+    """The run has ended, and messages are left."""
 
     reason = "CutOff"
 
 
 @dataclass(frozen=True)
 class Review:
-    """A plan that was shown before the run.
+    """Plan that was shown before the run.
 
     Attributes:
-        ends: last entry of each partition that it has read. What lies behind them came later.
-        planned: all ranges; None if another run of the same Replay has shown them.
+        ends: last entry of each partition in the plan. Later entries are not part of the run.
+        planned: plans of all ranges; None if another run of the same Replay has shown them.
     """
 
     ends: Mapping[int, EntryId]
     planned: Sequence[PlannedRange] | None = None
 
     def narrow(
-        self, job: ReplayJob, resting: Sequence[Partition]
+        self, job: ReplayJob, backlog: Sequence[Partition]
     ) -> tuple[ReplayJob, tuple[Partition, ...]]:
-        """Return the job, and what rests, of which another plan selects nothing else.
+        """Return the job and the partitions, narrowed to the entries that were shown.
 
-        The selection is evaluated again without its limit, which `ends` stand for: of entries that
-        others acknowledged meanwhile, later ones must not take the place.
+        The selection is evaluated again without its limit, which `ends` replace. Otherwise later
+        entries would take the place of entries that others acknowledged meanwhile.
         """
         bounded = tuple(
             partition.until(self.ends[partition.index])
-            for partition in resting
+            for partition in backlog
             if partition.index in self.ends
         )
         return replace(job, choice=replace(job.choice, limit=None)), bounded
@@ -86,55 +81,54 @@ def run(
     was_planned: bool = False,
     review: Review | None = None,
 ) -> Account:
-    """Move the selected dead letters to their target, report on the way, return the account.
+    """Move the selected dead letters to their target, report progress, and return the account.
 
     Args:
         job: the run.
-        engine: what runs the tasks.
-        reporter: what shows how far it is.
-        was_planned: whether a plan was reported before: what came later is none of this Replay's.
-        review: what was shown before, and is to be moved.
+        engine: engine of the tasks.
+        reporter: reporter of the progress.
+        was_planned: True if a plan was reported before, so no other plan may be made.
+        review: plan that was shown and confirmed.
 
     Raises:
-        LedgerLostError: the plan that was reported is not there any more.
+        LedgerLostError: the ledger has lost the reported plan.
         FencedError: another run has taken over.
-        Exception: the run did not come to its end; another of the same job, or the next Replay,
-            goes on with it.
+        Exception: the run did not end; another run, also of the next Replay, can resume it.
     """
     owner = f"{job.uid}/{secrets.token_hex(8)}"
-    _look(job)  # of credentials that are refused the client says that it has timed out
+    _read_source(job)  # reports refused credentials, where the client only reports a time-out
     _check_producers(job)
     with Ledger.open(job.service_url, job.policy.ledger_topic, owner) as ledger:
         reporter.take_over(ledger.fencing_token)
-        # All that a decision is made on is read after the takeover: no other run changes it now.
-        resting = _look(job)
-        _forget(job, ledger, resting)
+        # Decisions are based on reads after the takeover, because no other run changes them now.
+        backlog = _read_source(job)
+        _forget(job, ledger, backlog)
         if job.uid not in ledger.records.headers:
             if was_planned:
                 raise ledger_topic.lost(job.uid)
             with reporting_progress(engine, reporter):
-                _plan(job, engine, ledger, resting, review)
-        _acknowledge_again(job, ledger, resting)
+                _plan(job, engine, ledger, backlog, review)
+        _acknowledge_again(job, ledger, backlog)
         route = _route(job, ledger, owner)
         _check_rights(route)
-        Dispatch(job, route, engine, ledger, resting, reporter).run()
+        Dispatch(job, route, engine, ledger, backlog, reporter).run()
         ledger.repair()
-        _see_acknowledged(job, ledger)
+        _ensure_acknowledged(job, ledger)
         account = Account.of(job.uid, ledger.records)
         reporter.report(account)
     if account.left:
         raise CutOffError(
-            "the run has come to its end, and dead letters are left",
+            "the run ended before all selected dead letters were moved",
             got=account.left,
-            remedy="another run goes on with them",
+            remedy="start another run, which moves them",
         )
     return account
 
 
 def preview(job: ReplayJob, engine: Engine, reporter: Reporter) -> RunPreview:
-    """Plan the run, report on the way, and return what it would do.
+    """Plan the run, report progress, and return the preview.
 
-    It moves nothing and disturbs no other run.
+    It moves no messages and does not affect other runs.
 
     Raises:
         Exception: it could not be planned.
@@ -145,37 +139,37 @@ def preview(job: ReplayJob, engine: Engine, reporter: Reporter) -> RunPreview:
 def plan_review(
     job: ReplayJob, engine: Engine, reporter: Reporter, shown: Review | None
 ) -> tuple[RunPreview, Review]:
-    """Plan the run, report on the way, and return what it would do.
+    """Plan the run, report progress, and return the preview with its review.
 
-    It moves nothing and disturbs no other run.
+    It moves no messages and does not affect other runs.
 
     Args:
         job: the run.
-        engine: what scans.
-        reporter: what shows how far it is.
-        shown: what another run of this Replay has shown: nothing else is planned.
+        engine: engine of the scans.
+        reporter: reporter of the progress.
+        shown: review that another run of this Replay has shown, to which the plan is limited.
 
     Raises:
         Exception: it could not be planned.
     """
-    resting = _look(job)  # first, as by a run
+    backlog = _read_source(job)  # first, as in `run`
     key, topic = ledger_topic.mounted_key(), job.policy.ledger_topic
     with broker.connect(job.service_url) as client:
         records = broker.waited(lambda: ledger_topic.read(client, topic, key))
     ends = None if shown is None else shown.ends
     if shown is not None:
-        job, resting = shown.narrow(job, resting)
+        job, backlog = shown.narrow(job, backlog)
     with reporting_progress(engine, reporter):
-        planned = list(plan_ranges(job, engine, records, resting))
+        planned = list(plan_ranges(job, engine, records, backlog))
     if ends is None:
-        ends = _last_planned(planned) if job.choice.limit is not None else _last_of(resting)
-    records.plans[job.uid] = {each.range: each.plan for each in planned}
+        ends = _last_planned(planned) if job.choice.limit is not None else _last_of(backlog)
+    records.plans[job.uid] = {piece.range: piece.plan for piece in planned}
     preview = RunPreview.of(Account.of(job.uid, records), planned, job, engine.slots)
     return preview, Review(ends, planned)
 
 
-def _last_of(resting: Sequence[Partition]) -> dict[int, EntryId]:
-    return {partition.index: partition.end for partition in resting if partition.ledgers}
+def _last_of(backlog: Sequence[Partition]) -> dict[int, EntryId]:
+    return {partition.index: partition.end for partition in backlog if partition.ledgers}
 
 
 def _last_planned(planned: Sequence[PlannedRange]) -> dict[int, EntryId]:
@@ -190,13 +184,13 @@ def _last_planned(planned: Sequence[PlannedRange]) -> dict[int, EntryId]:
     return ends
 
 
-def _look(job: ReplayJob) -> tuple[Partition, ...]:
+def _read_source(job: ReplayJob) -> tuple[Partition, ...]:
     topic, subscription = job.policy.dead_letter_topic, job.policy.dead_letter_subscription
     return broker.waited(lambda: broker.read_partitions(job.admin_url, topic, subscription))
 
 
 def _check_producers(job: ReplayJob) -> None:
-    """Check that settings let the run send to the ledger and to the target.
+    """Check that the settings of the broker allow producers on the ledger and the target.
 
     Raises:
         AdminError: see `broker.check_producer`.
@@ -207,8 +201,8 @@ def _check_producers(job: ReplayJob) -> None:
         broker.check_producer(job.service_url, topic)
 
 
-def _forget(job: ReplayJob, ledger: Ledger, resting: Sequence[Partition]) -> None:
-    held = [(partition.index, each) for partition in resting for each in partition.held]
+def _forget(job: ReplayJob, ledger: Ledger, backlog: Sequence[Partition]) -> None:
+    held = [(partition.index, held) for partition in backlog for held in partition.held]
     for key in list(ledger.records.outdated(job.uid, held)):
         ledger.write(key, None)
 
@@ -217,34 +211,35 @@ def _plan(
     job: ReplayJob,
     engine: Engine,
     ledger: Ledger,
-    resting: Sequence[Partition],
+    backlog: Sequence[Partition],
     review: Review | None,
 ) -> None:
-    """Plan the run, in the ledger: its end, too, which later dead letters lie behind."""
-    for of in list(ledger.records.plans.get(job.uid, {})):  # cut off: now there is other to plan
-        ledger.write(plan_key(job.uid, of), None)
+    """Write the plan of the run into the ledger. The header marks it as complete."""
+    # The backlog has changed since an interrupted run wrote a part of its plan.
+    for source_range in list(ledger.records.plans.get(job.uid, {})):
+        ledger.write(plan_key(job.uid, source_range), None)
     plans: Iterable[tuple[Range, RangePlan]]
     if review is None:
-        plans = all_plans(job, engine, ledger.records, resting)
+        plans = all_plans(job, engine, ledger.records, backlog)
     elif review.planned is None:
-        bounded, before = review.narrow(job, resting)
+        bounded, before = review.narrow(job, backlog)
         plans = all_plans(bounded, engine, ledger.records, before)
     else:
         plans = [(planned.range, planned.plan) for planned in review.planned]
-    for of, plan in plans:
-        ledger.write(plan_key(job.uid, of), plan.to_json())
+    for source_range, plan in plans:
+        ledger.write(plan_key(job.uid, source_range), plan.to_json())
     target = broker.waited(lambda: broker.read_partitions(job.admin_url, job.destination))
     partitions = sum(partition.index != broker.UNPARTITIONED for partition in target)
-    began = {} if job.follow_for is None else _tails(job, resting)
+    began = {} if job.follow_for is None else _tails(job, backlog)
     header = Header(f"{job.namespace}/{job.name}", partitions, job.reason, job.ticket, began)
     ledger.write(header_key(job.uid), header.to_json())
 
 
-def _tails(job: ReplayJob, resting: Sequence[Partition]) -> dict[TargetPartition, EntryId]:
-    """Return behind which entries all lies that the run is going to cause."""
+def _tails(job: ReplayJob, backlog: Sequence[Partition]) -> dict[TargetPartition, EntryId]:
+    """Return the ends of the topics in which replayed messages may arrive."""
     dead = job.policy.dead_letter_topic
-    tails = {TargetPartition(dead, each.index): each.tail for each in resting}
-    for topic in aftermath.live_topics(job):
+    tails = {TargetPartition(dead, partition.index): partition.tail for partition in backlog}
+    for topic in outcomes.live_topics(job):
         tails |= broker.waited(functools.partial(lookup.target_ends, job.admin_url, topic))
     return tails
 
@@ -268,12 +263,12 @@ def _route(job: ReplayJob, ledger: Ledger, owner: str) -> Route:
 
 
 def _check_rights(route: Route) -> None:
-    """Check that the role may send to the target, and look for it there, before anything is leased.
+    """Check that the role may send to the target and read it, before any range is leased.
 
-    A range under a lease is looked for in its target by each later run, which takes these rights.
+    Later runs need these rights to search the target for messages of an open lease.
 
     Raises:
-        ReplayRoleRefusedError: it may not.
+        ReplayRoleRefusedError: the role lacks a right.
     """
     index = 0 if route.target_partitions else broker.UNPARTITIONED
     topic = str(broker.partition_of(route.target, index))
@@ -282,29 +277,29 @@ def _check_rights(route: Route) -> None:
             with broker.refusals(f"read {topic}", "consume"):
                 name = f"redrive-{secrets.token_hex(8)}"
                 client.open_entry_reader(route.target, index, LATEST, name=name, ahead=1).close()
-            # Second: a topic over its backlog quota refuses it to whoever may.
+            # Second, because a topic over its backlog quota refuses all producers.
             with broker.refusals(f"open a producer on {topic}", "produce"):
                 client.create_producer(topic).close()
     except broker.ReplayRoleRefusedError as error:
-        # Tasks deal with all else, such as a schema, or a broker that is away.
+        # Tasks handle other errors, such as a schema or an unavailable broker.
         if isinstance(error.__cause__, pulsar.AuthorizationError):
             raise
 
 
-def _see_acknowledged(job: ReplayJob, ledger: Ledger) -> None:
-    """Have what was moved acknowledged; a broker that unloads the topic may forget it."""
+def _ensure_acknowledged(job: ReplayJob, ledger: Ledger) -> None:
+    """Acknowledge moved messages again, until a broker that unloaded the topic retains that."""
     for _ in range(ACKNOWLEDGE_TRIES):
-        if not _acknowledge_again(job, ledger, _look(job)):
+        if not _acknowledge_again(job, ledger, _read_source(job)):
             return
         time.sleep(1)
-    logger.warning("the broker does not keep acknowledgements; the next Replay repeats them")
+    logger.warning("broker lost acknowledgements; the next Replay repeats them")
 
 
-def _acknowledge_again(job: ReplayJob, ledger: Ledger, resting: Sequence[Partition]) -> int:
-    """Acknowledge what is on record as moved and rests all the same; return how many entries."""
+def _acknowledge_again(job: ReplayJob, ledger: Ledger, backlog: Sequence[Partition]) -> int:
+    """Acknowledge entries that are moved but in the backlog; return their number."""
     count = 0
     with broker.connect(job.service_url) as client:
-        for partition in resting:
+        for partition in backlog:
             topic = ReadableTopic(client, job.admin_url, job.policy.dead_letter_topic)
             returned = list(_returned(ledger, partition, topic))
             if not returned:
@@ -321,71 +316,72 @@ def _acknowledge_again(job: ReplayJob, ledger: Ledger, resting: Sequence[Partiti
 def _returned(
     ledger: Ledger, partition: Partition, topic: ReadableTopic
 ) -> Iterator[pulsar.MessageId]:
-    """Yield what to acknowledge of *partition*."""
-    for of, record in ledger.records.ranges.items():
-        if of.partition == partition.index and of.ledger in partition.held:
-            returned = record.moved_by_any & ~ranges.settled(of, partition)
-            chunked = returned & bitmap.of(record.chunks, of.size)
+    """Yield the ids to acknowledge in *partition*."""
+    for source_range, record in ledger.records.ranges.items():
+        if source_range.partition == partition.index and source_range.ledger in partition.held:
+            returned = record.moved_by_any & ~ranges.settled(source_range, partition)
+            chunked = returned & bitmap.of(record.chunks, source_range.size)
             for offset in bitmap.members(returned & ~chunked):
-                yield rows.entry_acknowledgement(of.partition, of.entry_id(offset))
-            if chunked:  # only its first and last entry are on record
-                after = reader.first_entry(of, chunked, record.chunks)
+                entry = source_range.entry_id(offset)
+                yield rows.entry_acknowledgement(source_range.partition, entry)
+            if chunked:  # the record contains only the first and last entry of a message
+                after = reader.first_entry(source_range, chunked, record.chunks)
                 ahead = reader.prefetch(partition.entry_bytes)
-                for letter in reader.read_entries(topic, of, chunked, after, ahead):
-                    yield from letter.acknowledgements
+                for row in reader.read_entries(topic, source_range, chunked, after, ahead):
+                    yield from row.acknowledgements
 
 
 def takes_all(job: ReplayJob) -> bool:
-    """Whether all that rests is to be moved, and how much that is need not be known before."""
+    """Return True if the run moves all dead letters, without knowing their number before."""
     choice = replace(job.choice, max_replays=None, discards=False, settles_unproven=False)
     return job.where is None and choice == EVERYTHING and job.approval_above is None
 
 
 def unread_ranges(
-    records: Records, resting: Sequence[Partition]
+    records: Records, backlog: Sequence[Partition]
 ) -> Iterator[tuple[Range, RangePlan]]:
-    """Plan to move all that rests and is not moved, without reading it.
+    """Plan to move all unacknowledged entries that are not moved, without reading them.
 
-    What can't be moved turns out when a task reads it, and so does how many messages there are.
+    Tasks read them, and determine the refused entries and the numbers of messages.
     """
-    for _, piece in _pieces(resting):
+    for _, piece in _pieces(backlog):
         entries = piece.resting & ~records.range(piece.range).moved_by_any
         if entries:
             yield piece.range, RangePlan.of_unread(entries)
 
 
 def all_plans(
-    job: ReplayJob, engine: Engine, records: Records, resting: Sequence[Partition]
+    job: ReplayJob, engine: Engine, records: Records, backlog: Sequence[Partition]
 ) -> Iterator[tuple[Range, RangePlan]]:
-    """Plan a run: of the dead letters, if it has to know more of them than that they rest.
+    """Plan a run; read dead letters only if the selection depends on them.
 
-    Arguments and errors are those of `planned`.
+    See `plan_ranges` for arguments and errors.
     """
     if takes_all(job):
-        yield from unread_ranges(records, resting)
+        yield from unread_ranges(records, backlog)
     else:
-        for each in plan_ranges(job, engine, records, resting):
-            yield each.range, each.plan
+        for planned in plan_ranges(job, engine, records, backlog):
+            yield planned.range, planned.plan
 
 
 def plan_ranges(
-    job: ReplayJob, engine: Engine, records: Records, resting: Sequence[Partition]
+    job: ReplayJob, engine: Engine, records: Records, backlog: Sequence[Partition]
 ) -> Iterator[PlannedRange]:
-    """Plan a run, range by range; one without a plan has nothing that is selected.
+    """Yield the plan of each range with selected messages.
 
-    With a limit, ever more ranges are scanned at a time until it is reached: a small one does not
-    read all there is. The first entry is selected as a whole even if it has more messages.
+    With a limit, the number of concurrent scans doubles until the limit is reached, so a small
+    limit does not read the whole topic. The first entry is selected even if it exceeds the limit.
 
     Args:
         job: the run.
-        engine: what scans.
-        records: of the ledger. What is moved is left out.
-        resting: what there is.
+        engine: engine of the scans.
+        records: records of the ledger. Moved messages are left out.
+        backlog: unacknowledged entries of each partition.
 
     Raises:
         Exception: a scan failed.
     """
-    scans = sorted(_scans(job, records, resting), key=lambda scan: scan.piece.range)
+    scans = sorted(_scans(job, records, backlog), key=lambda scan: scan.piece.range)
     room = job.choice.limit
     if room is None:
         yield from engine.scan(scans)
@@ -394,9 +390,9 @@ def plan_ranges(
     while room and at < len(scans):
         wave = scans[at : at + width]
         at, width = at + width, width * 2
-        found = {each.range: each for each in engine.scan(wave)}
+        plans = {planned.range: planned for planned in engine.scan(wave)}
         for scan in wave:
-            whole = found.get(scan.piece.range)
+            whole = plans.get(scan.piece.range)
             if whole is None or not room:
                 continue
             if whole.plan.matched > room:
@@ -408,10 +404,10 @@ def plan_ranges(
             room -= whole.plan.matched
 
 
-def _scans(job: ReplayJob, records: Records, resting: Sequence[Partition]) -> Iterator[Scan]:
+def _scans(job: ReplayJob, records: Records, backlog: Sequence[Partition]) -> Iterator[Scan]:
     choice = replace(job.choice, limit=None)
     chooser = Chooser(choice)
-    for partition, piece in _pieces(resting):
+    for partition, piece in _pieces(backlog):
         narrowed = ranges.narrowed(piece, partition, chooser.entries(piece.range))
         if narrowed is not None:
             yield Scan(
@@ -425,25 +421,25 @@ def _scans(job: ReplayJob, records: Records, resting: Sequence[Partition]) -> It
             )
 
 
-def _pieces(resting: Sequence[Partition]) -> Iterator[tuple[Partition, Piece]]:
-    for partition in resting:
+def _pieces(backlog: Sequence[Partition]) -> Iterator[tuple[Partition, Piece]]:
+    for partition in backlog:
         for piece in ranges.cut(partition, partition.end):
             yield partition, piece
 
 
 REPORT_SECONDS = 1.0
-LOOK_SECONDS = 0.1
-"""The first counts are not kept waiting for a second."""
+POLL_SECONDS = 0.1
+"""Interval of polls of the results, so that the first one is reported at once."""
 
 
 @contextmanager
 def reporting_progress(engine: Engine, reporter: Reporter) -> Iterator[None]:
-    """Report what scans find, at once and every `REPORT_SECONDS` in which that is more."""
+    """Report results of scans at once, and then every `REPORT_SECONDS` if they have changed."""
     planned = threading.Event()
 
     def report() -> None:
         shown, due = Scanned(), -math.inf
-        while not planned.wait(LOOK_SECONDS):
+        while not planned.wait(POLL_SECONDS):
             scanned = engine.scanned
             if scanned == shown or time.monotonic() < due:
                 continue
@@ -451,8 +447,8 @@ def reporting_progress(engine: Engine, reporter: Reporter) -> Iterator[None]:
             try:
                 reporter.report_scan(scanned)
                 shown = scanned
-            except Exception as error:  # noqa: BLE001 - it is shown only: a plan must not fail by it
-                logger.warning("the status can't be written, and the scan goes on: %s", error)
+            except Exception as error:  # noqa: BLE001 - a plan must not fail by its report
+                logger.warning("status update failed, scan continues: %s", error)
 
     thread = threading.Thread(target=report)
     thread.start()

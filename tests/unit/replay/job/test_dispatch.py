@@ -32,13 +32,13 @@ from redrive.replay.job import dispatch
 from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, Dispatch, RunEndedError
 from redrive.replay.job.plan import (
     SUSPENDED,
+    DesiredState,
     Engine,
+    Pause,
     PlannedRange,
     Reporter,
-    Rest,
     Scan,
     Scanned,
-    Wish,
 )
 from redrive.replay.ledger import Ledger
 from redrive.replay.outcome import RangeResult
@@ -108,7 +108,7 @@ class InStep:
 class Silent:
     """Lets the run continue, or ends it after so many reports."""
 
-    def __init__(self, reports: float = math.inf, last: Wish = Wish.END) -> None:
+    def __init__(self, reports: float = math.inf, last: DesiredState = DesiredState.END) -> None:
         self._reports, self._last = reports, last
 
     def rate_limit(self, job: ReplayJob) -> float | None:
@@ -117,12 +117,12 @@ class Silent:
     def take_over(self, _: EntryId) -> None:
         pass
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
         assert account.matched
         self._reports -= 1
         if self._reports < 0:
             return self._last
-        return Wish.SUSPEND if rests == SUSPENDED else Wish.RUN
+        return DesiredState.SUSPEND if pause == SUSPENDED else DesiredState.RUN
 
     def report_scan(self, scanned: Scanned) -> None:
         raise AssertionError(scanned)
@@ -356,12 +356,12 @@ class InOneRange:
     def take_over(self, _: EntryId) -> None:
         pass
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
-        assert rests is None
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
+        assert pause is None
         self.reported.append(account.moved)
         if account.moved == 3:
             self._shown.set()
-        return Wish.RUN
+        return DesiredState.RUN
 
     def report_scan(self, scanned: Scanned) -> None:
         raise AssertionError(scanned)
@@ -374,9 +374,9 @@ class InOneRange:
 def test_progress_shows_entries_acknowledged_by_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert dispatch.LOOK_SECONDS < 5, "so often progress is shown, also where a look takes a second"
+    assert dispatch.POLL_SECONDS < 5, "so often progress is shown, also where a look takes a second"
     monkeypatch.setattr(dispatch, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(dispatch, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(dispatch, "POLL_SECONDS", 0.01)
     tasks = InOneRange()
     monkeypatch.setattr(broker, "read_partition", tasks.look_at)
     ledger = InMemory(1)
@@ -443,13 +443,13 @@ class SuspendedOnce(Silent):
 
     def __init__(self) -> None:
         super().__init__()
-        self._wishes = iter([Wish.RUN, Wish.SUSPEND])
+        self._wishes = iter([DesiredState.RUN, DesiredState.SUSPEND])
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
-        super().report(account, rests=rests)
-        wish = next(self._wishes, Wish.RUN)
-        time.sleep(0.5 * (wish is Wish.SUSPEND))
-        return wish
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
+        super().report(account, pause=pause)
+        desired = next(self._wishes, DesiredState.RUN)
+        time.sleep(0.5 * (desired is DesiredState.SUSPEND))
+        return desired
 
 
 @pytest.mark.usefixtures("at_once")
@@ -472,11 +472,14 @@ def test_deleted_replay_ends_run_during_broker_outage(
 
 
 @pytest.mark.parametrize(
-    ("wish", "error"), [(Wish.CANCEL, CanceledRunError), (Wish.EXPIRE, DeadlineError)]
+    ("desired", "error"),
+    [(DesiredState.CANCEL, CanceledRunError), (DesiredState.EXPIRE, DeadlineError)],
 )
-def test_canceled_or_late_run_ends_with_messages_left(wish: Wish, error: type[Exception]) -> None:
+def test_canceled_or_late_run_ends_with_messages_left(
+    desired: DesiredState, error: type[Exception]
+) -> None:
     with pytest.raises(error, match="dead letters are left"):
-        run(POLICY, InStep(slots=2, beside=1), partitions=1, reporter=Silent(0, wish))
+        run(POLICY, InStep(slots=2, beside=1), partitions=1, reporter=Silent(0, desired))
 
 
 @pytest.mark.usefixtures("at_once")
@@ -511,28 +514,28 @@ class Noted(Silent):
 
     def __init__(self, reports: float = math.inf) -> None:
         super().__init__(reports)
-        self.rests: list[Rest | None] = []
+        self.pauses: list[Pause | None] = []
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
-        self.rests.append(rests)
-        return super().report(account, rests=rests)
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
+        self.pauses.append(pause)
+        return super().report(account, pause=pause)
 
 
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch, at_once: None) -> None:  # noqa: ARG001
     monkeypatch.setattr(broker, "WAIT_SECONDS", 0.1)
-    monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.1)
-    monkeypatch.setattr(dispatch, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(dispatch, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(dispatch, "POLL_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("_soon")
 def test_full_target_is_probed_with_one_range() -> None:
     status, began = Noted(), time.monotonic()
     run(POLICY, Full(5), partitions=1, reporter=status)
-    assert time.monotonic() - began > 4 * dispatch.FULL_SECONDS  # two, then one at a time
-    assert set(status.rests) == {None, Rest(POLICY.retry_topic)}
+    assert time.monotonic() - began > 4 * dispatch.PAUSE_SECONDS  # two, then one at a time
+    assert set(status.pauses) == {None, Pause(POLICY.retry_topic)}
     # Without a break, whatever is tried meanwhile.
-    assert sum(a != b for a, b in itertools.pairwise(status.rests)) == 2
+    assert sum(a != b for a, b in itertools.pairwise(status.pauses)) == 2
 
 
 class OneContinues(InStep):
@@ -570,7 +573,7 @@ class OneContinues(InStep):
 def test_run_waits_after_last_task_at_full_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.5)
+    monkeypatch.setattr(dispatch, "PAUSE_SECONDS", 0.5)
     tasks = OneContinues()
     monkeypatch.setattr(broker, "read_partition", tasks.look_at)
     run(POLICY, tasks, partitions=1)
@@ -587,32 +590,32 @@ class Unsubscribed(Silent):
 
     def __init__(self, reports: int) -> None:
         super().__init__()
-        self.rests: list[Rest | None] = []
+        self.pauses: list[Pause | None] = []
         self._until = reports
 
     def is_subscribed(self, *_: object) -> bool:
-        return self.rests.count(self.awaited) >= self._until
+        return self.pauses.count(self.awaited) >= self._until
 
     @property
-    def awaited(self) -> Rest:
-        return Rest(unsubscribed_topic=POLICY.retry_topic)
+    def awaited(self) -> Pause:
+        return Pause(unsubscribed_topic=POLICY.retry_topic)
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
-        self.rests.append(rests)
-        return super().report(account, rests=rests)
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
+        self.pauses.append(pause)
+        return super().report(account, pause=pause)
 
 
 @pytest.mark.usefixtures("at_once")
 def test_no_range_is_leased_while_target_has_no_subscription(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.0)
+    monkeypatch.setattr(dispatch, "PAUSE_SECONDS", 0.0)
     target = Unsubscribed(3)
     monkeypatch.setattr(broker, "is_subscribed", target.is_subscribed)
     engine = InStep(slots=2, beside=1)
     run(POLICY, engine, partitions=1, reporter=target)
-    assert target.rests.count(target.awaited) >= 3
-    assert target.rests[-1] is None
+    assert target.pauses.count(target.awaited) >= 3
+    assert target.pauses[-1] is None
     assert len(engine.moved) == RANGES
 
 
@@ -628,12 +631,12 @@ class LosesSubscription(InStep):
 
 @pytest.mark.usefixtures("at_once")
 def test_task_that_lost_its_target_is_leased_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "FULL_SECONDS", 0.0)
+    monkeypatch.setattr(dispatch, "PAUSE_SECONDS", 0.0)
     target = Unsubscribed(0)
     engine = LosesSubscription(slots=1, beside=1)
     run(POLICY, engine, partitions=1, reporter=target)
     assert len(engine.moved) == RANGES + 1
-    assert target.awaited in target.rests
+    assert target.awaited in target.pauses
 
 
 class KilledBy(InStep):
@@ -669,14 +672,14 @@ def test_entries_that_kill_are_refused_and_others_move(harmful: list[int]) -> No
     assert sorted(entry.entry.entry for entry in plan.refused) == harmful
     assert {entry.cause for entry in plan.refused} == {"NotDelivered"}
     assert plan.done
-    assert engine.losses <= dispatch.TRIES + len(harmful) * (7 + dispatch.TRIES)
+    assert engine.losses <= dispatch.MAX_LOSSES + len(harmful) * (7 + dispatch.MAX_LOSSES)
 
 
 def test_lost_tasks_without_entries_fail_the_run() -> None:
     ledger, engine = of_one_range(0b1), KilledBy(always=True)
     with pytest.raises(RuntimeError, match="killed"):
         dispatched(POLICY, engine, ledger, [partition(0)], Silent())
-    assert engine.losses == dispatch.TRIES + 1  # the last one had none
+    assert engine.losses == dispatch.MAX_LOSSES + 1  # the last one had none
     assert not any(plan.refused for plan in ledger.records.plans["uid"].values())
 
 

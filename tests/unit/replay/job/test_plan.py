@@ -26,7 +26,15 @@ from redrive.reading.ranges import RANGE_ENTRIES, Acknowledged, Partition, Piece
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import ReadMessage, StoredEntry
 from redrive.replay.job import plan, run
-from redrive.replay.job.plan import PlannedRange, Rest, RunPreview, Scan, Scanned, Sighting, Wish
+from redrive.replay.job.plan import (
+    DesiredState,
+    Pause,
+    PlannedRange,
+    RunPreview,
+    Scan,
+    Scanned,
+    ScannedMessage,
+)
 from redrive.replay.job.plan import plan as plan_range
 from redrive.replay.job.run import (
     REPORT_SECONDS,
@@ -175,7 +183,7 @@ class Held:
 
     def scan(self, scans: Sequence[Scan]) -> Iterable[PlannedRange]:
         for scan in reversed(scans):  # in whatever order
-            yield plan.scanned(scan, self._rows(scan), lambda _version: "")
+            yield plan.plan_dead_letters(scan, self._rows(scan), lambda _version: "")
 
     def move(self, task: RangeTask) -> RangeResult:
         raise AssertionError(task)
@@ -331,7 +339,7 @@ UID = "uid-1"
 ORDERED = replace(POLICY, subscription_type=SubscriptionType.KEY_SHARED, ordered=True)
 
 
-def sighting(entry: int, cause: str = "", **more: object) -> Sighting:
+def sighting(entry: int, cause: str = "", **more: object) -> ScannedMessage:
     fields = {
         "position": Position(7, entry, 0),
         "batch_size": 1,
@@ -345,10 +353,10 @@ def sighting(entry: int, cause: str = "", **more: object) -> Sighting:
         "selected": True,
         **more,
     }
-    return Sighting(**fields)  # type: ignore[arg-type]
+    return ScannedMessage(**fields)  # type: ignore[arg-type]
 
 
-def planned(*seen: Sighting, first: int = 0) -> PlannedRange:
+def planned(*seen: ScannedMessage, first: int = 0) -> PlannedRange:
     piece = Range(0, 7, first, first + 9_999)
     return plan_range(piece, seen, lambda version: "SchemaNotFound" if version == 5 else "")
 
@@ -509,8 +517,8 @@ class Status:
     def take_over(self, _: EntryId) -> None:
         pass
 
-    def report(self, account: Account, *, rests: Rest | None = None) -> Wish:
-        raise AssertionError(account, rests)
+    def report(self, account: Account, *, pause: Pause | None = None) -> DesiredState:
+        raise AssertionError(account, pause)
 
     def report_scan(self, scanned: Scanned) -> None:
         if not self._refused:
@@ -580,8 +588,8 @@ class CompressedEntries:
     def plan(self) -> PlannedRange:
         piece = Piece(Range(0, 7, 0, 9_999), (1 << self._count) - 1, EntryId(7, -1))
         scan = Scan("", "http://p", POLICY.dead_letter_topic, piece, bitmap.EMPTY, 10)
-        messages = plan.letters(cast("broker.ReadingClient", self), scan)
-        return plan.scanned(scan, messages, lambda _: "")
+        messages = plan.read_dead_letters(cast("broker.ReadingClient", self), scan)
+        return plan.plan_dead_letters(scan, messages, lambda _: "")
 
 
 def test_plan_holds_one_decompressed_message_at_a_time() -> None:

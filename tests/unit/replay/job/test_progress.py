@@ -21,9 +21,9 @@ from redrive.kube.resources import Key, Resource
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import EntryId
-from redrive.replay.job.aftermath import Aftermath
 from redrive.replay.job.dispatch import CanceledRunError
-from redrive.replay.job.plan import SUSPENDED, RunPreview, Scanned, Wish
+from redrive.replay.job.outcomes import MessageOutcomes
+from redrive.replay.job.plan import SUSPENDED, DesiredState, RunPreview, Scanned
 from redrive.replay.job.progress import (
     REVIEW_TIME,
     WINDOW_SECONDS,
@@ -46,7 +46,7 @@ WRITES: dict[str, Callable[[Progress], object]] = {
     "report": lambda progress: progress.report(Account(matched=3, moved=1, left=2)),
     "report_scan": lambda progress: progress.report_scan(Scanned(3)),
     "report_outcomes": lambda progress: progress.report_outcomes(
-        Aftermath(3, 1, 0, {}, settled=False)
+        MessageOutcomes(3, 1, 0, {}, settled=False)
     ),
     "preview": lambda progress: progress.preview(RunPreview(Account(), {}, {}, (), 1)),
     "finish": Progress.finish,
@@ -75,11 +75,13 @@ def progress(*, dry_run: bool = False, approval_above: int | None = None) -> Pro
 
 
 @pytest.mark.parametrize(
-    ("hours", "wish"), [(0.9, Wish.RUN), (1.1, Wish.EXPIRE)], ids=["before", "after"]
+    ("hours", "desired"),
+    [(0.9, DesiredState.RUN), (1.1, DesiredState.EXPIRE)],
+    ids=["before", "after"],
 )
 @pytest.mark.parametrize("skew", [-2, 0, 2])
 def test_deadline_counts_by_the_clock_of_the_api_server(
-    api: FakeKubernetes, hours: float, wish: Wish, skew: int
+    api: FakeKubernetes, hours: float, desired: DesiredState, skew: int
 ) -> None:
     now = wall_clock() + timedelta(hours=skew)
     replay = api.objects[resources.REPLAYS][KEY]
@@ -87,8 +89,8 @@ def test_deadline_counts_by_the_clock_of_the_api_server(
     replay["status"]["startTime"] = (now - timedelta(hours=hours)).isoformat()
     api.server_time = now
     begun = run(FIRST)
-    assert begun.report(Account(matched=2, moved=1, left=1)) is wish
-    assert begun.desired_state() is wish
+    assert begun.report(Account(matched=2, moved=1, left=1)) is desired
+    assert begun.desired_state() is desired
 
 
 def run(token: EntryId) -> Progress:
@@ -139,7 +141,7 @@ def test_status_of_ended_replay_is_never_written(
     else:
         status(api).update(ended)
     try:
-        assert write(late) is Wish.END
+        assert write(late) is DesiredState.END
     except ReplayGoneError as error:
         assert f"has ended; got {phase!r}" in str(error)  # noqa: PT017
     assert status(api) == ended
@@ -180,7 +182,7 @@ def test_status_of_replay_created_again_is_not_written(
 
     write_between(api, create_again)
     try:
-        assert write(late) is Wish.END
+        assert write(late) is DesiredState.END
     except ReplayGoneError as error:
         assert "got 'another'" in str(error)  # noqa: PT017
     assert status(api) == {}
@@ -189,7 +191,7 @@ def test_status_of_replay_created_again_is_not_written(
 def test_write_beside_the_operator_is_repeated(api: FakeKubernetes) -> None:
     begun = run(FIRST)
     write_between(api, lambda replay: replay["status"].update(phase="Running"))
-    assert begun.report(Account(matched=3, moved=1, left=2)) is Wish.RUN
+    assert begun.report(Account(matched=3, moved=1, left=2)) is DesiredState.RUN
     assert status(api)["phase"] == "Running"
     assert job_status(api)["counts"]["moved"] == 1
 
@@ -226,23 +228,23 @@ def test_run_above_its_bound_waits_for_approval(api: FakeKubernetes) -> None:
     account = Account(matched=3, left=3)
     bounded = progress(approval_above=2)
     bounded.begin()
-    assert bounded.report(account) is Wish.SUSPEND
-    assert bounded.report(account, rests=SUSPENDED) is Wish.SUSPEND
+    assert bounded.report(account) is DesiredState.SUSPEND
+    assert bounded.report(account, pause=SUSPENDED) is DesiredState.SUSPEND
     assert job_status(api)["approval"] == {"messages": 3}
     for uid, messages in (("other", 3), ("uid", 2)):
         api.add(resources.APPROVALS, approval(uid, messages))
-        assert bounded.report(account) is Wish.SUSPEND
+        assert bounded.report(account) is DesiredState.SUSPEND
     api.add(resources.APPROVALS, approval("uid", 3))
-    assert bounded.report(account) is Wish.RUN
+    assert bounded.report(account) is DesiredState.RUN
     bounded.report(account)
     created = "2026-11-20T10:00:00Z"
     assert job_status(api)["approval"] == {"messages": 3, "approvedTime": created}
     del api.objects[resources.APPROVALS][KEY]
-    assert bounded.report(account) is Wish.SUSPEND
+    assert bounded.report(account) is DesiredState.SUSPEND
     moved = Account(matched=3, moved=1, left=2)
-    assert bounded.report(moved, rests=SUSPENDED) is Wish.SUSPEND
+    assert bounded.report(moved, pause=SUSPENDED) is DesiredState.SUSPEND
     assert job_status(api)["approval"] == {"messages": 3}
-    assert bounded.report(Account(matched=3, left=2)) is Wish.RUN
+    assert bounded.report(Account(matched=3, left=2)) is DesiredState.RUN
     bounded.report(account)
     assert "approval" not in job_status(api)
 
@@ -362,11 +364,11 @@ def test_unknown_approval_suspends_the_run(api: FakeKubernetes) -> None:
         raise UnavailableError("no answer", remedy="wait")
 
     api.before = refuse
-    assert bounded.report(account) is Wish.SUSPEND
+    assert bounded.report(account) is DesiredState.SUSPEND
     with pytest.raises(UnavailableError):
         unbounded.report(account)
     api.before = lambda *_: None
-    assert bounded.report(account) is Wish.RUN
+    assert bounded.report(account) is DesiredState.RUN
     api.before = refuse
     with pytest.raises(UnavailableError):
         bounded.report(account)

@@ -15,10 +15,10 @@ import pytest
 from redrive import RetryConsumer
 from redrive.policy.ladder import Ladder
 from redrive.policy.model import Policy
-from redrive.replay.job import aftermath
+from redrive.replay.job import outcomes
 from redrive.replay.job import run as runs
-from redrive.replay.job.aftermath import Aftermath
-from redrive.replay.job.plan import Local, Wish
+from redrive.replay.job.outcomes import MessageOutcomes
+from redrive.replay.job.plan import DesiredState, Local
 from redrive.replay.spec import ReplayJob
 from tests.support.local_runs import Notes, job_of
 
@@ -67,13 +67,13 @@ class Shown:
     """Records the reported outcomes."""
 
     def __init__(self) -> None:
-        self.outcomes: list[Aftermath] = []
+        self.outcomes: list[MessageOutcomes] = []
 
-    def report_outcomes(self, outcome: Aftermath) -> None:
+    def report_outcomes(self, outcome: MessageOutcomes) -> None:
         self.outcomes.append(outcome)
 
-    def desired_state(self) -> Wish:
-        return Wish.RUN
+    def desired_state(self) -> DesiredState:
+        return DesiredState.RUN
 
 
 def buried(provisioned: Any, count: int) -> None:  # noqa: ANN401
@@ -86,7 +86,7 @@ def buried(provisioned: Any, count: int) -> None:  # noqa: ANN401
 def test_moved_messages_are_followed_until_all_are_settled(
     provision_policy: ProvisionPolicy, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aftermath, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(outcomes, "POLL_SECONDS", 0.3)
     provisioned = provision_policy(partitions=3, dead_partitions=2)
     policy = replace(provisioned.policy, max_retries=2, ladder=Ladder((1,)))
     source = policy.topic
@@ -103,7 +103,7 @@ def test_moved_messages_are_followed_until_all_are_settled(
 
     shown = Shown()
     with consumed(provisioned, policy) as handler:
-        aftermath.follow(job, shown)
+        outcomes.follow(job, shown)
         last = shown.outcomes[-1]
 
     assert last.settled
@@ -125,7 +125,7 @@ def test_status_without_consumers_counts_all_as_waiting(
     job = replace(job, follow_for=0.0)
     runs.run(job, Local(), progress)
 
-    aftermath.follow(job, progress)
+    outcomes.follow(job, progress)
 
     last = progress.read().outcome
     assert last is not None
@@ -141,7 +141,7 @@ def test_replayed_batch_counts_each_message(
     job: ReplayJob = replace(job_of(provisioned), follow_for=0.0)
     runs.run(job, Local(), Notes())
     shown = Shown()
-    aftermath.follow(job, shown)
+    outcomes.follow(job, shown)
     assert [(reported.moved, reported.waiting) for reported in shown.outcomes] == [(3, 3)]
     assert shown.outcomes[-1].to_status() == {
         "handled": 0, "waiting": 3, "deadAgain": 0, "causes": [], "settled": False,

@@ -19,9 +19,9 @@ from redrive.reading.positions import EntryId, TargetPartition
 from redrive.reading.ranges import Acknowledged, Partition, Range, Span
 from redrive.replay import ledger
 from redrive.replay.evidence import LedgerKey
-from redrive.replay.job import aftermath
-from redrive.replay.job.aftermath import Aftermath, AftermathLook, LiveMessages
-from redrive.replay.job.plan import Wish
+from redrive.replay.job import outcomes
+from redrive.replay.job.outcomes import LiveMessages, MessageOutcomes, OutcomeReader
+from redrive.replay.job.plan import DesiredState
 from redrive.replay.records import Header, RangePlan, RangeRecord, Records
 from redrive.replay.spec import ReplayJob
 
@@ -98,12 +98,12 @@ def topics(monkeypatch: pytest.MonkeyPatch) -> Topics:
     return made
 
 
-def looking(job: ReplayJob = JOB) -> AftermathLook:
+def looking(job: ReplayJob = JOB) -> OutcomeReader:
     client = cast("broker.ReadingClient", None)  # it is not asked
-    return AftermathLook(job, client, lambda: None)
+    return OutcomeReader(job, client, lambda: None)
 
 
-def numbers(result: Aftermath) -> tuple[int, int, int, bool]:
+def numbers(result: MessageOutcomes) -> tuple[int, int, int, bool]:
     return result.handled, result.waiting, result.dead, result.settled
 
 
@@ -112,17 +112,17 @@ def test_message_is_followed_through_retries_to_its_end(topics: Topics) -> None:
     handled, retried, dead = (topics.put(RETRY) for _ in range(3))
     topics.put(RETRY, replay="shop/other")
     topics.put(DEAD, "ValueError", replay="shop/other")
-    assert numbers(look.take()) == (0, 3, 0, False)
+    assert numbers(look.read()) == (0, 3, 0, False)
     topics.settle(RETRY, handled)
     again = topics.put(RETRY)
     topics.settle(RETRY, retried)
     topics.put(DEAD, "TimeoutError")
     topics.settle(RETRY, dead)
-    result = look.take()
+    result = look.read()
     assert numbers(result) == (1, 1, 1, False)
     assert result.causes == {"TimeoutError": 1}
     topics.settle(RETRY, again)
-    assert numbers(look.take()) == (2, 0, 1, True)
+    assert numbers(look.read()) == (2, 0, 1, True)
 
 
 def test_look_counts_messages_moved_during_it(
@@ -153,7 +153,7 @@ def test_look_counts_messages_moved_during_it(
             return partitions
 
         monkeypatch.setattr(broker, "read_partitions", forwards)
-        result = look.take()
+        result = look.read()
         assert result.waiting + result.dead == 3, step
         assert result.handled == 0
 
@@ -169,16 +169,16 @@ def test_look_counts_messages_of_added_partition(
         return partitions if topic == DEAD or not subscription else ()
 
     monkeypatch.setattr(broker, "read_partitions", added)
-    assert looking().take().waiting == 2
+    assert looking().read().waiting == 2
 
 
 def test_unacknowledged_messages_wait_again(topics: Topics) -> None:
     look = looking()
     for entry in [topics.put(RETRY) for _ in range(3)]:
         topics.settle(RETRY, entry)
-    assert numbers(look.take()) == (3, 0, 0, True)
+    assert numbers(look.read()) == (3, 0, 0, True)
     topics.acknowledged.clear()
-    assert numbers(look.take()) == (0, 3, 0, False)
+    assert numbers(look.read()) == (0, 3, 0, False)
 
 
 @pytest.mark.parametrize("topic", [RETRY, DEAD])
@@ -188,8 +188,8 @@ def test_interrupted_look_counts_nothing_twice(topics: Topics, topic: TopicName)
         topics.put(topic, "ValueError")
     topics.breaks_at = 3
     with pytest.raises(pulsar.ConnectError):
-        look.take()
-    result = look.take()
+        look.read()
+    result = look.read()
     assert result.waiting + result.dead == 3
 
 
@@ -199,7 +199,7 @@ def test_cause_of_java_dead_letter_is_not_inherited(
     topics.put(DEAD, "ValueError")
     topics.put(DEAD, "OldError")
     topics.held[DEAD][-1][REPLAY_SOURCE] = "uid@0:1:2:0"
-    assert looking().take().causes == {"ValueError": 1, "": 1}
+    assert looking().read().causes == {"ValueError": 1, "": 1}
 
 
 def test_batch_messages_wait_until_all_are_acknowledged() -> None:
@@ -219,48 +219,48 @@ class Notes:
     """Records the reported outcomes."""
 
     def __init__(self) -> None:
-        self.states = [Wish.RUN]
-        self.outcomes: list[Aftermath] = []
+        self.states = [DesiredState.RUN]
+        self.outcomes: list[MessageOutcomes] = []
 
-    def report_outcomes(self, result: Aftermath) -> None:
+    def report_outcomes(self, result: MessageOutcomes) -> None:
         self.outcomes.append(result)
 
-    def desired_state(self) -> Wish:
+    def desired_state(self) -> DesiredState:
         return self.states.pop(0) if len(self.states) > 1 else self.states[0]
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aftermath, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(outcomes, "POLL_SECONDS", 0.0)
 
 
 LONG = replace(JOB, follow_for=3_600.0)
 
 
-@pytest.mark.parametrize("wish", [Wish.END, Wish.EXPIRE, Wish.CANCEL])
-def test_follow_ends_with_its_replay(topics: Topics, wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [DesiredState.END, DesiredState.EXPIRE, DesiredState.CANCEL])
+def test_follow_ends_with_its_replay(topics: Topics, wish: DesiredState) -> None:
     for _ in range(3):
         topics.put(RETRY)
     notes = Notes()
-    notes.states = [Wish.RUN, Wish.RUN, wish]
-    aftermath.follow(LONG, notes)
+    notes.states = [DesiredState.RUN, DesiredState.RUN, wish]
+    outcomes.follow(LONG, notes)
     assert notes.outcomes == []
-    notes.states = [*[Wish.RUN] * 4, wish]
-    aftermath.follow(LONG, notes)
+    notes.states = [*[DesiredState.RUN] * 4, wish]
+    outcomes.follow(LONG, notes)
     assert [numbers(result) for result in notes.outcomes] == [(0, 3, 0, False)]
 
 
 def test_follow_ends_after_its_time(topics: Topics) -> None:
     topics.put(RETRY)
     notes = Notes()
-    aftermath.follow(replace(JOB, follow_for=0.0), notes)
+    outcomes.follow(replace(JOB, follow_for=0.0), notes)
     assert len(notes.outcomes) == 1
 
 
 def test_follow_ends_when_all_is_settled(topics: Topics) -> None:
     topics.settle(RETRY, topics.put(RETRY))
     notes = Notes()
-    aftermath.follow(LONG, notes)
+    outcomes.follow(LONG, notes)
     assert notes.outcomes[-1].settled
 
 
@@ -269,18 +269,18 @@ def test_follow_retries_unavailable_servers(
 ) -> None:
     topics.away = True
     notes = Notes()
-    aftermath.follow(replace(JOB, follow_for=0.0), notes)
+    outcomes.follow(replace(JOB, follow_for=0.0), notes)
     assert notes.outcomes == []
     asked = 0
 
-    def away_once() -> Wish:
+    def away_once() -> DesiredState:
         nonlocal asked
         asked += 1
         if asked == 1:
             raise UnavailableError("503", remedy="wait")
         topics.away = asked < 3
-        return Wish.RUN
+        return DesiredState.RUN
 
     monkeypatch.setattr(notes, "desired_state", away_once)
-    aftermath.follow(LONG, notes)
+    outcomes.follow(LONG, notes)
     assert notes.outcomes[-1].settled
