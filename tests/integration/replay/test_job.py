@@ -193,7 +193,7 @@ def test_run_takes_every_range_and_reports_progress(
     monkeypatch.setattr(progress, "report", note_and_report)
     monkeypatch.setattr(progress, "report_scan", note_scan)
     monkeypatch.setattr(run, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(run, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(run, "POLL_SECONDS", 0.01)
 
     engine = Spark(spark, job)
     jobs.run(job, engine, progress)

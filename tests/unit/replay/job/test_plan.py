@@ -540,7 +540,7 @@ def test_scan_progress_is_reported_while_planning(
 ) -> None:
     assert REPORT_SECONDS <= 1
     monkeypatch.setattr(run, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(run, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(run, "POLL_SECONDS", 0.01)
     engine, status = Counted(), Status()
     some = Scanned(10_000, Counter(TimeoutError=9_000), Counter(Encrypted=1_000))
     more = some + Scanned(5_000, Counter(ValueError=1, TimeoutError=4_999))
