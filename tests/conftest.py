@@ -207,8 +207,13 @@ def kube_namespace(cluster: Cluster) -> Iterator[str]:
 
 
 @pytest.fixture
-def pulsar_namespace(broker: Broker) -> str:
-    """``tenant/namespace`` for one test."""
+def pulsar_namespace(broker: Broker) -> Iterator[str]:
+    """``tenant/namespace`` for one test, whose topics are unloaded after it.
+
+    The first topic of each namespace makes the broker apply the policies of all loaded topics, so
+    that the cost of a test would grow with the number of tests before it.
+    """
     tenant = f"t-{secrets.token_hex(4)}"
     broker.create_namespace(tenant, "test")
-    return f"{tenant}/test"
+    yield f"{tenant}/test"
+    broker.request("PUT", f"/admin/v2/namespaces/{tenant}/test/unload")

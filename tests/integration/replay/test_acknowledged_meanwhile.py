@@ -20,7 +20,8 @@ from tests.support.local_runs import Notes, job_of, wait_until_moved
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
-COUNT, RATE, MOVED = 300, 50, 20
+COUNT, RATE, MOVED = 300, 10, 10
+"""Slow enough for others to acknowledge most before they are moved, on a busy machine too."""
 
 
 @contextmanager
@@ -45,14 +46,14 @@ def expire(provisioned: Any) -> None:  # noqa: ANN401
 
 
 def consume(provisioned: Any) -> None:  # noqa: ANN401
-    """Acknowledge the second half, in the order in which it lies, as a consumer of one's own."""
+    """Acknowledge all but the first fifth, in the order in which they lie, as a consumer does."""
     topic = str(provisioned.policy.dead_letter_topic)
     consumer = provisioned.client.subscribe(
         topic, DEAD_LETTER_SUBSCRIPTION, pulsar.ConsumerType.Shared
     )
     for _ in range(COUNT - MOVED):
         message = consumer.receive(60_000)
-        if int(message.properties()["id"]) >= COUNT // 2:
+        if int(message.properties()["id"]) >= COUNT // 5:
             consumer.acknowledge(message)
         if int(message.properties()["id"]) == COUNT - 1:
             break
