@@ -10,13 +10,14 @@ message gets the next one that is due, and the clock is put forward.
     assert [message.data() for message in consumer.dead_letters] == [b"{}"]
 
 `AsyncInMemoryConsumer` is the same for an `AsyncRetryConsumer`, `InMemorySimpleConsumer` for a
-`SimpleConsumer`, and `AsyncInMemorySimpleConsumer` for an `AsyncSimpleConsumer`.
+`SimpleConsumer`, and `AsyncInMemorySimpleConsumer` for an `AsyncSimpleConsumer`. `InMemoryClient`
+takes the place of a client for `RetryProducer` and `BroadcastConsumer`.
 """
 
 from __future__ import annotations
 
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
-from redrive.testing.connection import NothingLeftError
+from redrive.testing.connection import InMemoryClient, NothingLeftError
 from redrive.testing.consumers import (
     AsyncInMemoryConsumer,
     AsyncInMemorySimpleConsumer,
@@ -28,6 +29,7 @@ __all__ = [
     "AsyncInMemoryConsumer",
     "AsyncInMemorySimpleConsumer",
     "InMemoryBroker",
+    "InMemoryClient",
     "InMemoryConsumer",
     "InMemoryMessage",
     "InMemorySimpleConsumer",

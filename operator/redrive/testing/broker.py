@@ -175,6 +175,7 @@ class InMemoryBroker:
         clock: that of the broker and all its consumers.
         dead_letters: the messages of the dead-letter topic, oldest first.
         refused: sends to these topics fail, as after a permission was revoked.
+        readers: get each message of their topic when it is stored.
         clock_error: how far the clock of its consumers is ahead of its own; a retry comes later by
             as much. Messages that wait in a consumer do not depend on it.
     """
@@ -185,6 +186,7 @@ class InMemoryBroker:
         self.clock = VirtualClock(start)
         self.dead_letters: list[InMemoryMessage] = []
         self.refused: set[TopicName] = set()
+        self.readers: dict[TopicName, list[Callable[[InMemoryMessage], object]]] = {}
         self.clock_error = timedelta()
         self.sequences: list[tuple[str, bytes]] = []
         self._ledgers = MappingProxyType(
@@ -203,12 +205,7 @@ class InMemoryBroker:
         Raises:
             NotSentError: *topic* is refused, or none of the policy's.
         """
-        if topic in self.refused or topic not in self._ledgers:
-            raise NotSentError(
-                f"no receipt came for a message sent to {topic}",
-                got="a topic that takes nothing",
-                remedy="take it out of `refused`, or use a topic of the policy",
-            )
+        self.check(topic)
         number = next(self._numbers)
         now = self.clock.now()
         stored = dataclasses.replace(
@@ -223,7 +220,22 @@ class InMemoryBroker:
         else:
             due = now + (deliver_after or timedelta())
             heapq.heappush(self._waiting, (due, number, stored))
+        for deliver in self.readers.get(topic, ()):
+            deliver(stored)
         return stored.id
+
+    def check(self, topic: TopicName) -> None:
+        """Pass if *topic* takes messages.
+
+        Raises:
+            NotSentError: it is refused, or none of the policy's.
+        """
+        if topic in self.refused or topic not in self._ledgers:
+            raise NotSentError(
+                f"no receipt came for a message sent to {topic}",
+                got="a topic that takes nothing",
+                remedy="take it out of `refused`, or use a topic of the policy",
+            )
 
     def next_due(self) -> datetime | None:
         """Return when the next message can be handed out; None if there is none."""

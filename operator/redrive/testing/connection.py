@@ -1,4 +1,9 @@
-"""The parts of a consumer on a broker in memory, in place of a `ClientConnection`."""
+"""Connections of consumers and producers to a broker in memory.
+
+The parts of a consumer of a policy, in place of a `ClientConnection`.
+
+A client for producers, and for consumers that broadcast.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,9 @@ import dataclasses
 import functools
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from queue import Empty, SimpleQueue
 from typing import cast
 
 import pulsar
@@ -17,7 +23,7 @@ from redrive.delivery.concurrency import Deadline
 from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.delivery.parts import BrokerConnection, Parts, Subscribing
 from redrive.delivery.run import Run
-from redrive.messages import NotSentError
+from redrive.messages import BYTES, NotSentError
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.sequences import Sequences
@@ -70,6 +76,127 @@ class InMemoryConnection(BrokerConnection):
                 run.ignore(messages, outcomes)
             else:
                 run.settle_all(messages, outcomes)
+
+
+_MAX_MESSAGE_BYTES = 5 * 1024 * 1024
+"""What a broker takes by default."""
+
+
+class InMemoryClient:
+    """A client for `RetryProducer`, `BroadcastConsumer` and their asynchronous forms.
+
+    It has the topics of the policy of *broker*. They work in real time, as there is nothing that
+    they wait for. It refuses what `pulsar.Client` refuses, by the code of that.
+    """
+
+    def __init__(self, broker: InMemoryBroker) -> None:
+        self._broker = broker
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        """Return *topic*, which has no partitions."""
+        return [topic]
+
+    def create_producer(
+        self, topic: str, *, schema: pulsar.schema.Schema = BYTES, **_options: object
+    ) -> InMemoryClientProducer:
+        """Return a producer of *topic*."""
+        return InMemoryClientProducer(self._broker, TopicName.parse(topic), schema)
+
+    def create_reader(
+        self,
+        topic: str,
+        _start: pulsar.MessageId,
+        *,
+        schema: pulsar.schema.Schema,
+        **_options: object,
+    ) -> InMemoryReader:
+        """Return a reader of what is stored in *topic* from now on."""
+        return InMemoryReader(self._broker, TopicName.parse(topic), schema)
+
+
+class InMemoryClientProducer(pulsar.Producer):  # type: ignore[misc]  # the client has no types
+    """A producer of the client, but for the connection."""
+
+    def __init__(
+        self, broker: InMemoryBroker, topic: TopicName, schema: pulsar.schema.Schema
+    ) -> None:
+        broker.check(topic)
+        self._broker, self._topic, self._schema = broker, topic, schema
+
+    def send(  # noqa: PLR0913, PLR0917 - as the client has it
+        self,
+        content: object,
+        properties: Mapping[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        event_timestamp: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> pulsar.MessageId:
+        """Store a message."""
+        self._build_msg(
+            content, properties, partition_key, ordering_key, sequence_id, None, False,  # noqa: FBT003
+            event_timestamp, None, deliver_after,
+        )  # fmt: skip
+        data = None if content is None else self._schema.encode(content)
+        if len(data or b"") > _MAX_MESSAGE_BYTES:
+            raise pulsar.MessageTooBig
+        message = InMemoryMessage(
+            self._topic, pulsar.MessageId.earliest, data, self._broker.clock.now(),
+            dict(properties or {}), partition_key or "", ordering_key or "", event_timestamp or 0,
+        )  # fmt: skip
+        return self._broker.store(self._topic, message, deliver_after)
+
+    def last_sequence_id(self) -> int:
+        """Return that of a name that has sent nothing."""
+        return -1
+
+    def is_connected(self) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+class InMemoryReader:
+    """A reader of the messages that are stored in *topic* from now on."""
+
+    def __init__(
+        self, broker: InMemoryBroker, topic: TopicName, schema: pulsar.schema.Schema
+    ) -> None:
+        broker.check(topic)
+        self._topic, self._schema = topic, schema
+        self._messages: SimpleQueue[InMemoryMessage | None] = SimpleQueue()
+        broker.readers.setdefault(topic, []).append(self._messages.put)
+
+    def topic(self) -> str:
+        """Return the name of its topic."""
+        return str(self._topic)
+
+    def read_next(self, milliseconds: int) -> pulsar.Message:
+        """Return the next message.
+
+        Raises:
+            pulsar.Timeout: none came within so many *milliseconds*.
+            pulsar.AlreadyClosed: the reader was closed.
+        """
+        try:
+            message = self._messages.get(timeout=milliseconds / 1_000)
+        except Empty:
+            raise pulsar.Timeout from None
+        if message is None:
+            self._messages.put(None)
+            raise pulsar.AlreadyClosed
+        return _decoded_by(self._schema, cast("pulsar.Message", message))
+
+    def is_connected(self) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> None:
+        """End a call that waits."""
+        self._messages.put(None)
 
 
 class _ConsumerClock:
@@ -194,6 +321,9 @@ class _Incoming:
             )
         clock.advance(end - clock.now())
         return None
+
+    def ready(self) -> pulsar.Message | None:
+        return None  # all are taken in virtual time
 
     def _next(self, end: datetime | None) -> pulsar.Message | None:
         clock = self._broker.clock

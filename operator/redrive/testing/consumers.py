@@ -24,11 +24,12 @@ from redrive.delivery.consumers.asynchronous import AsyncRetryConsumer, AsyncSim
 from redrive.delivery.consumers.consumer import RetryConsumer
 from redrive.delivery.consumers.simple import SimpleConsumer
 from redrive.delivery.policy_file import PolicyFile, at_first
+from redrive.messages import BYTES
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.policy.values import to_timedelta
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
-from redrive.testing.connection import InMemoryConnection
+from redrive.testing.connection import InMemoryClientProducer, InMemoryConnection
 
 
 class InMemoryTopics:
@@ -55,18 +56,17 @@ class InMemoryTopics:
         ordering_key: str = "",
         event_timestamp: int = 0,
     ) -> pulsar.MessageId:
-        """Produce a message to the source topic, as an application would."""
-        message = InMemoryMessage(
-            self._topic,
-            pulsar.MessageId(-1, 0, 0),
-            content,
-            self.broker.clock.now(),
-            headers=dict(properties or {}),
-            key=partition_key,
-            order=ordering_key,
-            event_time=event_timestamp,
-        )
-        return self.broker.store(self._topic, message)
+        """Produce a message to the source topic, as an application would.
+
+        Raises:
+            TypeError: the client refuses it, as it does a property that is no string.
+            pulsar.MessageTooBig: its content is above 5 MiB.
+        """
+        producer = InMemoryClientProducer(self.broker, self._topic, BYTES)
+        return producer.send(
+            content, dict(properties or {}), partition_key, ordering_key,
+            event_timestamp=event_timestamp,
+        )  # fmt: skip
 
     @property
     def dead_letters(self) -> list[InMemoryMessage]:

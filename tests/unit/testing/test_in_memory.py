@@ -14,18 +14,23 @@ import pytest
 from redrive import (
     AsyncBroadcastConsumer,
     AsyncRetryConsumer,
+    AsyncRetryProducer,
+    BroadcastConsumer,
     ConsumerStoppedError,
     Event,
+    NotSentError,
     Policy,
     RetryConsumer,
+    RetryProducer,
     SimpleConsumer,
+    TooBigError,
 )
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
 from redrive.policy.ladder import Ladder
 from redrive.policy.naming import TopicName
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage
-from redrive.testing.connection import NothingLeftError
+from redrive.testing.connection import InMemoryClient, NothingLeftError
 from redrive.testing.consumers import (
     AsyncInMemoryConsumer,
     AsyncInMemorySimpleConsumer,
@@ -435,3 +440,56 @@ def test_clock_error_shifts_the_retry(error: int, later: int) -> None:
     cause = consumer.attempt_of(message).cause
     assert cause is not None
     assert cause.failed_at == datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=error)
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "error"),
+    [
+        ("text", {}, TypeError),
+        (b"", {"properties": {"number": 1}}, TypeError),
+        (b"", {"partition_key": b"key"}, ValueError),
+        (b"", {"ordering_key": 1}, ValueError),
+        (b"", {"event_timestamp": 1.5}, ValueError),
+        (b"x" * (5 * 1024 * 1024 + 1), {}, pulsar.MessageTooBig),
+    ],
+)
+def test_message_that_the_client_refuses_is_refused(
+    content: Any,  # noqa: ANN401 - what a type checker refuses
+    fields: dict[str, Any],
+    error: type[Exception],
+) -> None:
+    consumer = InMemoryConsumer(POLICY)
+    with pytest.raises(error):
+        consumer.send(content, **fields)
+    assert consumer.broker.unsettled() == []
+
+
+async def test_producers_and_broadcasts_use_a_client_in_memory() -> None:
+    consumer = InMemoryConsumer(POLICY)
+    client: Any = InMemoryClient(consumer.broker)
+    topic = str(POLICY.topic)
+    received = []
+    with RetryProducer(client, topic) as producer, BroadcastConsumer(client, topic) as readers:
+        producer.send(b"1", properties={"kind": "order"}, partition_key="key")
+        async with AsyncRetryProducer(client, topic) as asynchronous:
+            await asynchronous.send(b"2")
+        received = [readers.receive(30), readers.receive(30)]
+        with pytest.raises(TooBigError):
+            producer.send(b"x" * (5 * 1024 * 1024 + 1))
+    assert [message.data() for message in received if message] == [b"1", b"2"]
+    first, second = consumer.broker.unsettled()
+    assert (first.data(), first.properties(), first.partition_key()) == (
+        b"1", {"kind": "order"}, "key",
+    )  # fmt: skip
+    assert second.data() == b"2"
+
+
+def test_client_in_memory_refuses_topics_that_are_refused() -> None:
+    broker = InMemoryBroker(POLICY)
+    client: Any = InMemoryClient(broker)
+    with RetryProducer(client, str(POLICY.topic)) as producer:
+        broker.refused.add(POLICY.topic)
+        with pytest.raises(NotSentError):
+            producer.send(b"x")
+    with pytest.raises(NotSentError):
+        RetryProducer(client, str(POLICY.topic))
