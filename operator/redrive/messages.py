@@ -131,10 +131,9 @@ def size(message: pulsar.Message) -> int:
 
 def id_text(message_id: pulsar.MessageId) -> str:
     """Write an id as the Java client does: ledger, entry, partition, and the index in a batch."""
-    parts = [message_id.ledger_id(), message_id.entry_id(), message_id.partition()]
-    if message_id.batch_index() >= 0:
-        parts.append(message_id.batch_index())
-    return ":".join(map(str, parts))
+    index = message_id.batch_index()
+    entry = f"{message_id.ledger_id()}:{message_id.entry_id()}:{message_id.partition()}"
+    return entry if index < 0 else f"{entry}:{index}"
 
 
 def _text(read: Callable[[], str]) -> str:

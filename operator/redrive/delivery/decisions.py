@@ -123,6 +123,8 @@ class Attempts:
 
     def given_back(self, message: pulsar.Message) -> int:
         """Return how often *message* was given back to a broker that doesn't count it."""
+        if not self._given_back:
+            return 0
         return self._given_back.get(id_text(message.message_id()), 0)
 
     def remember(self, message: pulsar.Message, failure: Failure) -> None:

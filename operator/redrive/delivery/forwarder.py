@@ -65,7 +65,6 @@ from redrive.messages import (
     raw_properties,
     read_properties,
     schema_version,
-    sequence_key,
 )
 from redrive.policy import envelope
 from redrive.policy.envelope import ENCODED, NOT_COPIED, PAYLOAD_PREFIX, SOURCE_MESSAGE_ID
@@ -301,10 +300,11 @@ class Producers:
     ) -> pulsar.MessageId | None:
         copied = topic, message.topic_name(), id_text(message.message_id())
         content = None if message.has_null_value() else message.data()
+        key, order = partition_key(message), ordering_key(message)
         fields = {
             "properties": properties,
-            "partition_key": partition_key(message),
-            "ordering_key": ordering_key(message),
+            "partition_key": key,
+            "ordering_key": order,
             "event_timestamp": message.event_timestamp(),
             "deliver_after": deliver_after,
         }
@@ -312,7 +312,7 @@ class Producers:
         if route is None:
             version = schema_version(message)
             schema = BYTES if version is None else self._schemas.get(topic_of(message), version)
-            partition = self._partition(topic, sequence_key(message))
+            partition = self._partition(topic, order or key)
             route = self._new(_Destination(topic, partition, schema))
         # The client judges what is too big: nothing was sent then.
         with contextlib.suppress(pulsar.MessageTooBig):

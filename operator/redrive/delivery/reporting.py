@@ -338,9 +338,10 @@ class Reporting(Middleware):
         self, message: pulsar.Message, attempt: Attempt, reason: str
     ) -> None:
         """Report that the broker delivers *message* again, after the consumer's delay for that."""
-        event = _event(Name.NEGATIVELY_ACKNOWLEDGED, message, attempt, self._policy())
+        name, policy = Name.NEGATIVELY_ACKNOWLEDGED, self._policy()
+        event = _event(name, message, attempt, policy, reason=reason)
         text = "acknowledged negatively, to be delivered again by the broker: origin %s"
-        self._events.report(replace(event, reason=reason), text, attempt.origin)
+        self._events.report(event, text, attempt.origin)
 
     def left_unsettled(self, count: int) -> None:
         """Report that the consumer was closed with so many messages in hand."""
@@ -445,14 +446,23 @@ class Reporting(Middleware):
         new_id: str = "",
         reason: str = "",
     ) -> None:
-        event = replace(
-            _event(name, message, failure.attempt, failure.policy),
+        event = _event(
+            name, message, failure.attempt, failure.policy,
             topic=topic, new_id=new_id, reason=reason,
         )  # fmt: skip
         self._events.report(event, text, *values)
 
 
-def _event(name: Name, message: pulsar.Message, attempt: Attempt, policy: Policy) -> Event:
+def _event(  # noqa: PLR0913 - all that an event shows
+    name: Name,
+    message: pulsar.Message,
+    attempt: Attempt,
+    policy: Policy,
+    *,
+    topic: str = "",
+    new_id: str = "",
+    reason: str = "",
+) -> Event:
     return Event(
         name,
         origin=attempt.origin,
@@ -461,5 +471,8 @@ def _event(name: Name, message: pulsar.Message, attempt: Attempt, policy: Policy
         generation=policy.generation,
         source=str(policy.topic),
         subscription=policy.subscription,
+        topic=topic,
+        new_id=new_id,
+        reason=reason,
         policy=policy.name,
     )

@@ -209,10 +209,10 @@ class PartitionSender:
         fields: Mapping[str, Any],
         timeout: float,
     ) -> pulsar.MessageId:
-        given_up = threading.Event()
+        given_up: list[bool] = []
 
         def give_up() -> None:
-            given_up.set()
+            given_up.append(True)
             in_background(functools.partial(leave, producer))
 
         was_in_doubt, self.in_doubt = self.in_doubt, True
@@ -227,7 +227,7 @@ class PartitionSender:
             raise  # the client's word for KeyboardInterrupt
         except pulsar.exceptions.PulsarException as error:
             self.close()
-            if given_up.is_set():
+            if given_up:
                 raise pulsar.Timeout("no answer") from error
             raise
 

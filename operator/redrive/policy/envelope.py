@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
+from typing import NamedTuple
 
 from redrive.errors import PROCESS_ERRORS, InvalidSpecError
 from redrive.policy.ladder import MAX_DELAY
@@ -188,10 +189,13 @@ class Cause:
         redact: Callable[[str], str],
     ) -> Cause:
         """Describe *error*, raised by a handler."""
-        chain = [(error, _shown(_text(error), redact)) for error in _chain(error)]
+        chain = [
+            _Raised(error, _shown(_text(error), redact), _calls(error.__traceback__))
+            for error in _chain(error)
+        ]
         return cls(
             type=type(error).__name__,
-            message=chain[0][1],
+            message=chain[0].text,
             failed_at=failed_at,
             consumer=consumer,
             attempt=attempt,
@@ -308,12 +312,18 @@ def _calls(traceback: TracebackType | None) -> list[tuple[str, int]]:
     return calls[: -_MAX_FRAMES - 1 : -1]
 
 
-def _trace(chain: Sequence[tuple[BaseException, str]]) -> str:
+class _Raised(NamedTuple):
+    error: BaseException
+    text: str
+    calls: list[tuple[str, int]]
+
+
+def _trace(chain: Sequence[_Raised]) -> str:
     lines: list[str] = []
-    for number, (error, text) in enumerate(chain):
+    for number, (error, text, calls) in enumerate(chain):
         if number:
             lines.append(f"caused by {type(error).__name__}: {text}")
-        lines += [f"at {function}:{line}" for function, line in _calls(error.__traceback__)]
+        lines += [f"at {function}:{line}" for function, line in calls]
     return "\n".join(lines)
 
 
@@ -326,15 +336,15 @@ def _is_own(module: str) -> bool:
     return module == "redrive" or module.startswith("redrive.")
 
 
-def _fingerprint(chain: Sequence[tuple[BaseException, str]]) -> str:
+def _fingerprint(chain: Sequence[_Raised]) -> str:
     import hashlib  # noqa: PLC0415 - loads OpenSSL, and a consumer may never see a failure
 
     parts = []
-    for error, text in chain:
+    for error, text, calls in chain:
         module = str(type(error).__module__)  # a program may set any object
         parts += ["redrive" if _is_own(module) else module, type(error).__qualname__]
         parts.append(VARIABLE.sub("?", text))
-        parts += [function for function, _ in _calls(error.__traceback__)]
+        parts += [function for function, _ in calls]
     hashed = "\0".join(parts).encode("utf-8", "backslashreplace")
     return hashlib.sha256(hashed).hexdigest()[:16]
 
@@ -468,7 +478,8 @@ def for_hop(
         kept[SCHEMA_VERSION] = str(attempt.schema_version)
     if cause is None:
         return kept
-    return {FIRST_FAILED_AT: cause.failed_at.isoformat()} | kept | cause.to_properties()
+    why = cause.to_properties()
+    return {FIRST_FAILED_AT: why[FAILED_AT]} | kept | why
 
 
 def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> dict[str, str]:

@@ -295,6 +295,8 @@ class FailureRules:
 
     def delay(self, error: BaseException) -> timedelta | None:
         """Return how long to wait after *error*; None: the ladder knows."""
+        if not self.delays:
+            return None
         found = nearest(error, self.delays)
         return max((self.delays[rule] for rule in found if rule is not None), default=None)
 
