@@ -121,7 +121,7 @@ class Arrivals:
         runs: dict[tuple[int, int], int] = {}
         are_new, delivered_after = len(messages) > 1, self._monotonic()
         for first, last, message_id in stretches(messages):
-            count = last[2] - first[2] + 1
+            count = last[1] - first[1] + last[2] - first[2] + 1
             partition = self._by_ledger.get(first[0]) or self._partition(first[0], message_id)
             if self._is_new(partition, first, last, count):
                 key, bit = _bit_of(first)
@@ -209,10 +209,11 @@ def place_of(message_id: pulsar.MessageId) -> Place:
 def stretches(
     messages: Sequence[pulsar.Message],
 ) -> Iterator[tuple[Place, Place, pulsar.MessageId]]:
-    """Yield the first and last id of each stretch of one batch, and an id of it; or of one entry.
+    """Yield the first and last id of each stretch without gaps, and an id of it.
 
-    In a batch, ids that differ by as much as their positions have no gap between them, so not all
-    are read. Between two entries without batches there can be a batch.
+    A stretch is of one batch, or of entries without batches in one block. In a batch, ids that
+    differ by as much as their positions have no gap between them, so not all are read. Between two
+    entries without batches there can be a batch, so all of these are.
     """
     places: dict[int, Place] = {}
 
@@ -225,7 +226,18 @@ def stretches(
     while start < len(messages):
         message_id = messages[start].message_id()
         ledger, entry, index = first = places.get(start) or place_of(message_id)
-        end, beyond = start, len(messages) if index >= 0 else start + 1
+        if index < 0:
+            end = start
+            while (
+                end + 1 < len(messages)
+                and (entry + 1) % _BLOCK
+                and place(end + 1) == (ledger, entry + 1, -1)
+            ):
+                end, entry = end + 1, entry + 1
+            yield first, (ledger, entry, -1), message_id
+            start = end + 1
+            continue
+        end, beyond = start, len(messages)
         probe = beyond - 1
         while beyond - end > 1:
             if place(probe) == (ledger, entry, index + probe - start):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import NamedTuple
@@ -29,7 +30,6 @@ from redrive.delivery.parts import (
     for_consumer,
 )
 from redrive.delivery.reporting import OutageBeacon
-from redrive.delivery.run import Run
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
@@ -64,7 +64,7 @@ class ClientConnection(BrokerConnection):
             Fetcher(list(subscribed.consumers.values()), subscribed.arrivals),
             Producers(self.client, name=subscribing.name, crypto=subscribing.crypto),
             Timer,
-            Run.until_stopped,
+            operator.methodcaller("until_stopped"),
             _LINGER_SECONDS,
             OutageBeacon(self.client, policy),
             subscribing.nack_delay.total_seconds(),

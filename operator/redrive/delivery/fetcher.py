@@ -84,6 +84,7 @@ class Fetcher:
         self._changing = threading.Lock()
         self._flowing: list[TopicFetcher] = []
         self._turns: Iterator[Sequence[TopicFetcher]] = itertools.repeat(())
+        self._turn: Sequence[TopicFetcher] = ()
         self._linger_ms = 0
         self._again: list[tuple[float, int, pulsar.Message]] = []
         self._numbers = itertools.count()
@@ -106,22 +107,32 @@ class Fetcher:
             ConsumerStoppedError: `stop` was called.
             SubscriptionLostError: the client ended a subscription.
         """
-        if not (self._stopping or self._pause or self._again or self._lost or self._holders):
-            topics = next(self._turns)
-            if topics and topics[0].handed_over:
-                try:
-                    return topics[0].handed_over.popleft()
-                except IndexError:  # another taker was faster
-                    pass
-            message = self._next(topics)
-            if message is not None:
-                return message
+        message = self.ready(receive=True)
+        if message is not None:
+            return message
         end = None if timeout is None else time.monotonic() + timeout
         message = self._wait(end)
         # The taker may have been woken for more than it takes, or have kept the time of another.
         if self._flowing or self._again:
             self._wake()
         return message
+
+    def ready(self, *, receive: bool = False) -> pulsar.Message | None:
+        """Return the next message if the client has handed it over: that takes no waiting.
+
+        Args:
+            receive: else ask the client for it.
+        """
+        if self._stopping or self._pause or self._again or self._lost or self._holders:
+            return None
+        topics = self._turn
+        if topics and topics[0].handed_over:
+            self._turn = next(self._turns)
+            try:
+                return topics[0].handed_over.popleft()
+            except IndexError:  # another taker was faster
+                pass
+        return self._next() if receive else None
 
     @property
     def received(self) -> int:
@@ -207,7 +218,8 @@ class Fetcher:
             topics, self._topics = self._topics, []
         all_within(deadline, [topic.close for topic in topics])
 
-    def _next(self, topics: Sequence[TopicFetcher]) -> pulsar.Message | None:
+    def _next(self) -> pulsar.Message | None:
+        topics, self._turn = self._turn, next(self._turns)
         for topic in topics:
             message = topic.take(self._linger_ms)
             if message is None:
@@ -228,7 +240,7 @@ class Fetcher:
                 if not pause.wait(left):
                     return None
                 continue
-            message = self._due() or (None if self._holders else self._next(next(self._turns)))
+            message = self._due() or (None if self._holders else self._next())
             if message is not None:
                 return message
             wait = self._until_due(left)
@@ -279,6 +291,7 @@ class Fetcher:
         orders = [flowing[n:] + flowing[:n] for n in range(len(flowing))]
         # Several threads may go to the next turn at a time.
         self._turns = itertools.cycle(orders or [[]])
+        self._turn = next(self._turns)
         self._linger_ms = _LINGER_MS if len(flowing) == 1 else 0
 
     def lose(self, error: Exception) -> None:

@@ -12,15 +12,18 @@ A copy comes within some seconds, or has waited in the client since before: the 
 with partitions outlives their connections, and takes what is delivered again behind what it has.
 
 Where a message was consumed from; called by `processor` and `decisions`.
+
+The calls of handlers that are under way; noted by `run`, read by `scheduling`.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pulsar
 
@@ -393,3 +396,67 @@ def topic_of(message: pulsar.Message) -> TopicName:
 @functools.lru_cache
 def _whole(name: str) -> TopicName:
     return TopicName.parse(name).without_partition()
+
+
+Call = tuple[object, int, float, Sequence[pulsar.Message]]
+"""One call of a handler: of which `Run`, by which worker, since when, and for which messages."""
+
+_numbers = itertools.count()  # of all calls of handlers
+
+
+class AtWork:
+    """The calls of handlers that are under way, and their messages that are settled already.
+
+    Attributes:
+        calls: by the number of the call. Who takes an entry out, in one step, settles its messages.
+        settled: by the same number, messages that were settled beside their handler, until it ends:
+            its time, or theirs, was over.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Call] = {}
+        self.settled: dict[int, list[pulsar.Message]] = {}
+        self._noting = threading.Lock()  # not for handlers that end: see `end`
+
+    def begin(self, call: Call) -> int:
+        """Note that a handler is called, and return the number of the call."""
+        number = next(_numbers)
+        self.calls[number] = call
+        return number
+
+    def end(self, number: int) -> bool:
+        """Note that a handler has ended; return True if its messages are to be settled."""
+        call = self.calls.pop(number, None)
+        if self.settled:
+            self.settled.pop(number, None)
+        return call is not None
+
+    def claim(self, number: int) -> bool:
+        """Return True if the messages of an unfinished call are to be settled by the caller."""
+        with self._noting:
+            call = self.calls.get(number)
+            if call is None:
+                return False
+            self.settled[number] = [*call[3]]  # before the handler can end without a claim
+            if self.calls.pop(number, None) is None:
+                self.settled.pop(number, None)
+                return False
+            return True
+
+    def contains(self, message: pulsar.Message) -> bool:
+        """Return True if a handler is at work on *message*, which is not settled."""
+        return any(True for _ in self._calls_of(message))
+
+    def note_settlement(self, message: pulsar.Message) -> None:
+        """Note that the settlement of *message* begins, before it can come again."""
+        with self._noting:
+            for number in self._calls_of(message):
+                self.settled.setdefault(number, []).append(message)
+                if number not in self.calls:  # the handler has ended meanwhile
+                    self.settled.pop(number, None)
+
+    def _calls_of(self, message: pulsar.Message) -> Iterator[int]:
+        for number in list(self.calls):  # a copy, made in one step
+            call = self.calls.get(number)
+            if call is not None and any(each is message for each in call[3]):
+                yield number

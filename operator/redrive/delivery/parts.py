@@ -57,9 +57,7 @@ class SystemClock:
         """Return the time of day in UTC."""
         return datetime.now(UTC)  # noqa: TID251 - the one clock of this journey
 
-    def monotonic(self) -> float:
-        """Return seconds that no change of the time of day touches."""
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
 
 class Subscription(Protocol):
@@ -91,6 +89,9 @@ class Incoming(Protocol):
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
         """Return the next message, or None if none came within *timeout* seconds."""
+
+    def ready(self) -> pulsar.Message | None:
+        """Return the next message if that takes no waiting."""
 
     def hold_new(self, holder: object, *, held: bool) -> None:
         """Hand out only what is handed out again, while it is *held* by any *holder*."""

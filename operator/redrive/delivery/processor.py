@@ -30,6 +30,7 @@ from redrive.delivery.middleware.chain import (
     Forward,
     HandBack,
     Middleware,
+    Ready,
     Receive,
     Redeliver,
     RetryInPlace,
@@ -55,9 +56,12 @@ class Processor:
     Attributes:
         owner: the process that may use it.
         receive: returns the next message, as `Incoming.take` does.
+        acknowledge: settles a message as handled; without a `Settlement` where no middleware needs
+            one. Raises InvalidSpecError if it is not a message of this consumer, and InheritedError
+            if this process was forked from the consumer's; likewise `settle`.
         late: reports a message that was handled well, but after its time.
         one_attempt: for consumers that call handlers.
-        wrapped: True if middleware settles, which may take time; an acknowledgement alone doesn't.
+        ready: returns the next message if that takes no waiting; None if middleware may wait then.
 
     Args:
         handle_again: have what could not be sent handled again, instead of sent again.
@@ -86,6 +90,8 @@ class Processor:
         self._in_hand = InHand(
             settled, self._tell_broker, self._hold_new, max_bytes=parts.max_in_flight_bytes
         )
+        self._settled_at_work = self.one_attempt.at_work.settled
+        self._handed_over = parts.incoming.ready
         self._copy_dropped = reporting.copy_dropped
         self._left_unsettled = reporting.left_unsettled
         self._negatively_acknowledged = reporting.negatively_acknowledged
@@ -98,10 +104,13 @@ class Processor:
         self.receive = compose([m.receive for m in middleware], receive)
         self._settle = compose([m.settle for m in middleware], settle)
         self._unsent = UnsentMessages(parts, self._settle, decisions, reporting.taking)
-        self.wrapped = self._settle is not settle
-        self._succeed: Acknowledge | None = self._acknowledge
+        self.ready: Ready | None = self._ready
+        succeed: Acknowledge | None = self._acknowledge_own
         for wrapper in reversed(middleware):
-            self._succeed = None if self._succeed is None else wrapper.acknowledge(self._succeed)
+            self.ready = None if self.ready is None else wrapper.ready(self.ready)
+            succeed = None if succeed is None else wrapper.acknowledge(succeed)
+        self._wrapped = succeed is None
+        self.acknowledge: Acknowledge = succeed or self._settle_done
         self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)
         parts.incoming.recover(self._may_recover, reporting.recovered)
@@ -131,6 +140,11 @@ class Processor:
         """Return how many keys have dead letters, as was read last."""
         return 0 if self.parts.letters is None else self.parts.letters.sequences.keys
 
+    @property
+    def may_wait(self) -> bool:
+        """Return True if more than to acknowledge is done for a success, which may take time."""
+        return self._wrapped or (self._guard is not None and self._guard.counts)
+
     def ignore_outages(self) -> None:
         """Go on in spite of them."""
         if self._guard is not None:
@@ -145,19 +159,6 @@ class Processor:
         check_message(message)
         self._subscriptions[message.topic_name()]
 
-    def acknowledge(self, message: pulsar.Message) -> None:
-        """Settle *message* as handled; without a `Settlement` where no middleware needs one.
-
-        Raises:
-            InvalidSpecError: it is not a message of this consumer.
-            InheritedError: this process was forked from the consumer's; likewise `settle`.
-        """
-        self.owner.check()
-        if self._succeed is None:
-            self.settle(Settlement(message, DONE))
-        else:
-            self._succeed(message)
-
     def settle(self, settlement: Settlement) -> None:
         """End an attempt as was decided.
 
@@ -171,7 +172,7 @@ class Processor:
             InvalidSpecError: it is not a message of this consumer.
         """
         self.owner.check()
-        self.one_attempt.note_settlement(settlement.message)
+        self.one_attempt.at_work.note_settlement(settlement.message)
         try:
             with self._settling:
                 self._settle(settlement)
@@ -231,6 +232,15 @@ class Processor:
             self.parts.incoming.take, self._accepts, self.parts.clock.monotonic, timeout
         )
 
+    def _ready(self) -> pulsar.Message | None:
+        if self._settled_at_work:  # of which one may be next
+            return None
+        message = self._handed_over()
+        if message is None or self._in_hand.begin(message):
+            return message
+        self._copy_dropped(message)
+        return None
+
     def _accepts(self, message: pulsar.Message) -> bool:
         accepted = self._in_hand.begin(message)
         if not accepted:
@@ -246,6 +256,13 @@ class Processor:
 
     def _tell_broker(self, message: pulsar.Message) -> None:
         self._subscriptions[message.topic_name()].acknowledge(message)
+
+    def _settle_done(self, message: pulsar.Message) -> None:
+        self.settle(Settlement(message, DONE))
+
+    def _acknowledge_own(self, message: pulsar.Message) -> None:
+        self.owner.check()
+        self._acknowledge(message)
 
     def _acknowledge(self, message: pulsar.Message, *, moved: bool = False) -> None:
         if self._closed:  # by a thread that no longer waited for this one

@@ -19,25 +19,27 @@ Several calls of `run` can share the main thread: coroutines of one loop do.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import inspect
-import itertools
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import pulsar
 
 from redrive.delivery.concurrency import ends_run
 from redrive.delivery.fetcher import ConsumerStoppedError
-from redrive.delivery.middleware.chain import Handle, Outcome
+from redrive.delivery.in_flight import AtWork, Call
+from redrive.delivery.middleware.chain import Handle, Outcome, Ready
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.envelope import Attempt
 from redrive.policy.verdict import Done, HandlerTimeoutError
@@ -57,6 +59,8 @@ FAST_SECONDS = 50e-6
 _FAST_CALLS = 64
 _MAX_DEBT_SECONDS = 0.005
 _LOOK_EVERY_SECONDS = 0.005
+_CALLS_A_TURN = 16
+"""A worker handles so many messages, if they are ready, before its time is looked at."""
 
 
 class Turnstile:
@@ -85,17 +89,17 @@ class Turnstile:
         if self._alone is not None and self._alone != worker:
             self._gate.wait()
 
-    def leave(self, worker: int, seconds: float) -> None:
-        """Note that a call of *worker* took so long."""
+    def leave(self, worker: int, seconds: float, calls: int = 1) -> None:
+        """Note that so many calls of *worker* took so long."""
         self._ended += 1
         if self._alone == worker:
-            self._debt = max(0.0, self._debt + seconds - FAST_SECONDS)
+            self._debt = max(0.0, self._debt + seconds - FAST_SECONDS * calls)
             if self._debt > _MAX_DEBT_SECONDS:
                 self._open()
-        elif seconds > FAST_SECONDS:
+        elif seconds > FAST_SECONDS * calls:
             self._fast = 0
         else:
-            self._fast += 1
+            self._fast += calls
             if self._fast > _FAST_CALLS:
                 self._narrow(worker)
 
@@ -138,10 +142,6 @@ class Turnstile:
                 self._narrowed.clear()
 
 
-_Call = tuple[int, float, Sequence[pulsar.Message]]
-"""One call of the handler: by which worker, since when, and for which messages."""
-
-
 @dataclass
 class Run:
     """One call of `run`.
@@ -151,6 +151,8 @@ class Run:
         settle: acknowledges a message, or moves it on with the exception it failed with.
         late: called with each success that came after its time.
         stop: stops the consumer, so that `take` ends every worker.
+        at_work: the calls of all runs of a consumer.
+        ready: returns a message that can be taken without waiting; None if none ever can.
     """
 
     take: Callable[[], Sequence[pulsar.Message]]
@@ -160,11 +162,9 @@ class Run:
     stop: Callable[[], None]
     workers: int
     timeout: timedelta
-    # By the number of the call. Who takes an entry out, in one step, settles its messages.
-    _calls: dict[int, _Call] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
-    # By worker: the number of its call, and of its last call that was out of time.
-    _current: dict[int, int] = field(default_factory=dict)
+    at_work: AtWork = field(default_factory=AtWork)
+    ready: Ready | None = None
+    # By worker: the number of its last call that was out of time.
     _late: dict[int, int] = field(default_factory=dict)
     _broken: list[BaseException] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -188,9 +188,12 @@ class Run:
     def until_stopped(self) -> None:
         """Work until the consumer is stopped; raise what broke a worker, if anything did."""
         helpers = [
-            threading.Thread(target=self._work, args=(n,), name=f"redrive-worker-{n}", daemon=True)
+            threading.Thread(
+                target=contextvars.copy_context().run, args=(self._work, n),
+                name=f"redrive-worker-{n}", daemon=True,
+            )
             for n in range(1, self.workers)
-        ]
+        ]  # fmt: skip
         watchers = [threading.Thread(target=self._watch, name="redrive-watcher", daemon=True)]
         if helpers:
             self._turnstile = Turnstile()
@@ -222,11 +225,14 @@ class Run:
         turnstile = self._turnstile
         try:
             while True:
-                if turnstile is not None:
-                    turnstile.enter(worker)
-                seconds = self._handle(worker, self.take())
-                if turnstile is not None:
-                    turnstile.leave(worker, seconds)
+                if turnstile is None:
+                    self._handle_all(worker, self.take(), sys.maxsize)
+                    continue
+                turnstile.enter(worker)
+                messages = self.take()
+                began = time.monotonic()
+                calls = self._handle_all(worker, messages, _CALLS_A_TURN)
+                turnstile.leave(worker, time.monotonic() - began, calls)
         except ConsumerStoppedError:
             return
         except BaseException as error:  # noqa: BLE001 - raised again by until_stopped
@@ -239,15 +245,17 @@ class Run:
         """Have *messages* handled; what is no failure of a message is raised."""
         try:
             return self.handle(messages)
-        except NotRunError:
-            raise  # a mistake in the program
         except BaseException as error:  # whatever it is travels with the message
-            if ends_run(error):
+            if not fails_message(error):
                 raise
             return [error] * len(messages)
 
     def settle_all(self, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]) -> None:
         """Settle each message by its outcome."""
+        if len(messages) == 1:  # to zip takes as long as a third of all else here
+            (outcome,) = outcomes
+            self.settle(messages[0], outcome)
+            return
         for message, outcome in zip(messages, outcomes, strict=True):
             self.settle(message, outcome)
 
@@ -261,42 +269,47 @@ class Run:
             if outcome is None:
                 self.late(message)
 
-    def _handle(self, worker: int, messages: Sequence[pulsar.Message]) -> float:
-        """Return how long that took, but for the acknowledgement of what was handled.
+    def _handle_all(self, worker: int, messages: Sequence[pulsar.Message], most: int) -> int:
+        """Handle *messages*, and those that are ready then; return the number of calls."""
+        at_work, ready, monotonic = self.at_work, self.ready, time.monotonic
+        calls = 0
+        while True:
+            calls += 1
+            number = at_work.begin((self, worker, monotonic(), messages))
+            try:
+                outcomes = self.outcomes(messages)
+            except BaseException:
+                at_work.end(number)  # the messages stay unacknowledged
+                raise
+            self.finish(number, messages, outcomes)
+            message = None if ready is None or calls >= most else ready()
+            if message is None:
+                return calls
+            messages = [message]
 
-        Not measured without a turnstile.
-        """
-        call = self._current[worker] = next(self._numbers)
-        began = time.monotonic()
-        self._calls[call] = worker, began, messages
-        try:
-            outcomes = self.outcomes(messages)
-        except BaseException:
-            self._calls.pop(call, None)  # the messages stay unacknowledged
-            raise
-        ended = time.monotonic() if self._turnstile else began
-        if self._calls.pop(call, None) is not None:
+    def finish(
+        self, number: int, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]
+    ) -> None:
+        """Settle the messages of a call that has ended, unless that was done before."""
+        if self.at_work.end(number):
             self.settle_all(messages, outcomes)
-            if self._turnstile and any(outcomes):
-                ended = time.monotonic()
         else:
             self.ignore(messages, outcomes)
-            del self._current[worker]
-        return ended - began
 
     def _watch(self) -> None:
         look = min(1.0, self.timeout.total_seconds() / 10)
         while not self._over.wait(look):
             # A copy, made in one step: the workers continue meanwhile.
-            for number in list(self._calls):
-                call = self._calls.get(number)
-                if call is None or time.monotonic() - call[1] <= self.timeout.total_seconds():
+            for number in list(self.at_work.calls):
+                call = self.at_work.calls.get(number)
+                if call is None or call[0] is not self:
                     continue
-                if self._calls.pop(number, None) is not None:
+                is_over = time.monotonic() - call[2] > self.timeout.total_seconds()
+                if is_over and self.at_work.claim(number):
                     self._time_out(number, call)
 
-    def _time_out(self, number: int, call: _Call) -> None:
-        worker, _, messages = call
+    def _time_out(self, number: int, call: Call) -> None:
+        _, worker, _, messages = call
         try:
             self.give_up(messages)
         except BaseException as broken:  # noqa: BLE001 - raised again by until_stopped
@@ -306,8 +319,7 @@ class Run:
     def _see_out(self, worker: int, helper: threading.Thread) -> None:
         """Wait until a worker has ended, or is busy with nothing but a handler out of time."""
         while helper.is_alive():
-            call = self._current.get(worker)
-            if call is not None and call == self._late.get(worker):
+            if self._late.get(worker) in self.at_work.settled:
                 return
             helper.join(0.1)
 
@@ -344,11 +356,59 @@ class NotRunError(RedriveError):
     reason = "NotRun"
 
 
+def fails_message(error: BaseException) -> bool:
+    """Return True if an *error* of a handler is a failure of its messages, and ends no `run`."""
+    return not isinstance(error, NotRunError) and not ends_run(error)
+
+
 _UNRUN = (Awaitable, Generator, AsyncGenerator)
 _REMEDY = "handle coroutines by AsyncRetryConsumer; a handler is no generator: use no yield"
 
 
-def single_handler(handler: Handler, attempt_of: AttemptOf, *, explicit: bool) -> Handle:
+@dataclass(frozen=True, slots=True)
+class HandlerForm:
+    """A handler in the form of all loops: messages in, and one outcome for each of them out.
+
+    Attributes:
+        handler: what the program gave, or a `PassThrough`.
+        arguments: those of the handler, for the messages of a call; None for a single message.
+        outcomes: returns those of so many messages, for an answer of the handler.
+        explicit: None is no success.
+    """
+
+    handler: Callable[..., Any]
+    arguments: Callable[[Sequence[pulsar.Message]], Sequence[object]] | None
+    outcomes: Callable[[int, object], Sequence[Outcome]]
+    explicit: bool
+
+    def __call__(self, messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+        """Call the handler, and wait for it."""
+        if self.arguments is None:
+            (message,) = messages
+            answer = self.handler(message)
+        else:
+            answer = self.handler(*self.arguments(messages))
+        if answer is None and not self.explicit:
+            return [None] * len(messages)
+        return self.outcomes(len(messages), _run(answer))
+
+    async def awaited(self, messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+        """Await the handler behind a `PassThrough`."""
+        handler = self.handler.handler if isinstance(self.handler, PassThrough) else self.handler
+        if self.arguments is None:
+            (message,) = messages
+            answer = handler(message)
+        else:
+            answer = handler(*self.arguments(messages))
+        # One that awaits nothing has done its work by now.
+        if isinstance(answer, Awaitable):
+            answer = await answer
+        if answer is None and not self.explicit:
+            return [None] * len(messages)
+        return self.outcomes(len(messages), _run(answer))
+
+
+def single_handler(handler: Handler, attempt_of: AttemptOf, *, explicit: bool) -> HandlerForm:
     """Give a batch of one to a *handler* of single messages.
 
     Args:
@@ -358,19 +418,20 @@ def single_handler(handler: Handler, attempt_of: AttemptOf, *, explicit: bool) -
         InvalidSpecError: a call of *handler* would do nothing, or fail each time.
     """
     _check_runs(handler)
-    call: Callable[..., object] = handler
     takes_attempt = _takes_attempt(handler)
     _check_takes(handler, 1 + takes_attempt, "a message, and the attempt if it wants to")
 
-    def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
+    def with_attempt(messages: Sequence[pulsar.Message]) -> Sequence[object]:
         (message,) = messages
-        answer = _run(call(message, attempt_of(message)) if takes_attempt else call(message))
+        return message, attempt_of(message)
+
+    def outcomes(_count: int, answer: object) -> Sequence[Outcome]:
         return [_not_done(answer) if explicit and not isinstance(answer, Done) else None]
 
-    return handle
+    return HandlerForm(handler, with_attempt if takes_attempt else None, outcomes, explicit)
 
 
-def batch_handler(handler: BatchHandler, *, explicit: bool) -> Handle:
+def batch_handler(handler: BatchHandler, *, explicit: bool) -> HandlerForm:
     """Give a whole batch to *handler*, and read its answer message by message.
 
     Raises:
@@ -379,19 +440,19 @@ def batch_handler(handler: BatchHandler, *, explicit: bool) -> Handle:
     _check_runs(handler)
     _check_takes(handler, 1, "a list of messages")
 
-    def handle(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
-        answers = _run(handler([*messages]))  # a list that the handler may change
+    def outcomes(count: int, answers: Any) -> Sequence[Outcome]:  # noqa: ANN401 - the program's
         if answers is None:
-            answers = [None] * len(messages)
-        if len(answers) != len(messages):
+            answers = [None] * count
+        if len(answers) != count:
             raise BatchAnswerError(
-                f"a handler of {len(messages)} messages answers for each of them, or with None",
+                f"a handler of {count} messages answers for each of them, or with None",
                 got=f"{len(answers)} answers",
                 remedy="return a list with one of Done(), None and an exception per message",
             )
         return [_outcome(answer, explicit=explicit) for answer in answers]
 
-    return handle
+    # A list that the handler may change.
+    return HandlerForm(handler, lambda messages: ([*messages],), outcomes, explicit)
 
 
 def _check_runs(handler: Callable[..., object]) -> None:
@@ -409,13 +470,21 @@ def _check_runs(handler: Callable[..., object]) -> None:
 
 
 class PassThrough(Generic[_Arguments, _Answer]):
-    """Another form of *handler*: *call* passes all arguments on to it, unchanged."""
+    """Another form of *handler*: *call* passes all arguments on to it, unchanged.
+
+    Args:
+        run: makes a `Run` that calls the handler itself, if no middleware wraps it.
+    """
 
     def __init__(
-        self, call: Callable[_Arguments, _Answer], handler: Callable[_Arguments, object]
+        self,
+        call: Callable[_Arguments, _Answer],
+        handler: Callable[_Arguments, object],
+        run: Callable[..., Run],
     ) -> None:
         self._call = call
         self.handler = handler
+        self.run = run
         self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
 
     def __call__(self, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Answer:

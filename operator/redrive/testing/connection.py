@@ -79,14 +79,14 @@ class InMemoryConnection(BrokerConnection):
 
 
 _MAX_MESSAGE_BYTES = 5 * 1024 * 1024
-"""What a broker takes by default."""
+"""The default limit of a broker."""
 
 
 class InMemoryClient:
     """A client for `RetryProducer`, `BroadcastConsumer` and their asynchronous forms.
 
-    It has the topics of the policy of *broker*. They work in real time, as there is nothing that
-    they wait for. It refuses what `pulsar.Client` refuses, by the code of that.
+    It has the topics of the policy of *broker*, and checks messages by the code of `pulsar.Client`.
+    Producers and consumers use real time.
     """
 
     def __init__(self, broker: InMemoryBroker) -> None:
@@ -110,7 +110,7 @@ class InMemoryClient:
         schema: pulsar.schema.Schema,
         **_options: object,
     ) -> InMemoryReader:
-        """Return a reader of what is stored in *topic* from now on."""
+        """Return a reader of the messages that are stored in *topic* from now on."""
         return InMemoryReader(self._broker, TopicName.parse(topic), schema)
 
 

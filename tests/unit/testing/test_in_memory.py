@@ -454,7 +454,7 @@ def test_clock_error_shifts_the_retry(error: int, later: int) -> None:
     ],
 )
 def test_message_that_the_client_refuses_is_refused(
-    content: Any,  # noqa: ANN401 - what a type checker refuses
+    content: Any,  # noqa: ANN401 - a type checker refuses some
     fields: dict[str, Any],
     error: type[Exception],
 ) -> None:

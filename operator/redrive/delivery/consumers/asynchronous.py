@@ -9,7 +9,7 @@ What all asyncio consumers of a policy have in common.
 `AsyncRetryConsumer`: `RetryConsumer` for asyncio, with the same surface.
 
 It decides nothing: the other consumer does its work in threads, and the loop never waits for it.
-Messages go to the loop one by one as they are awaited, and `bridge` runs handlers there.
+Messages go to the loop one by one as they are awaited, or as `bridge` runs handlers there.
 
 `AsyncSimpleConsumer`: `SimpleConsumer` for asyncio, with the same surface.
 
@@ -179,7 +179,7 @@ class AsyncPolicyConsumer(AsyncBase[_PolicyConsumer]):
     async def acknowledge(self, message: pulsar.Message) -> None:
         """Settle *message* as handled; see `acknowledge` of the consumer without `Async`."""
         consumer = self._opened
-        if consumer._processor.wrapped and not self._threads.closed:  # noqa: SLF001 - none of the API
+        if consumer._processor.may_wait and not self._threads.closed:  # noqa: SLF001 - none of the API
             await self._threads.settle(consumer.acknowledge, message)
         else:
             consumer.acknowledge(message)  # the client notes it, and tells the broker later
@@ -310,7 +310,8 @@ class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
         nothing of its own at SIGTERM.
 
         Args:
-            workers: at most so many handlers run at a time; each costs a thread that waits for it.
+            workers: at most so many handlers run at a time. Where middleware wraps them, each costs
+                a thread that waits for it.
         """
         bridge = Bridge(asyncio.get_running_loop())
         run = functools.partial(

@@ -1,9 +1,10 @@
 """Blocking calls in threads, and coroutines as handlers.
 
-Coroutines as the handlers of threads; called by `async_consumer`.
+Coroutines as the handlers of `run`; called by `async_consumer`.
 
-`run` works in threads, and each of its workers waits here while its handler runs on the loop. So
-time-outs, outcomes and order of effects are decided in one place, for both kinds of handlers.
+Where middleware wraps handlers, `run` works in threads, and each of its workers waits here while
+its handler runs on the loop. Else one thread takes messages, and the loop does the rest. Time-outs,
+outcomes and settlement are those of `Run`, for all kinds of handlers.
 
 Calls that block, in threads, while an event loop awaits them; called by `async_consumer`.
 
@@ -16,24 +17,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
+import functools
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import pulsar
 
 from redrive.delivery.concurrency import Deadline, RunCancelled, ends_run, to_seconds
-from redrive.delivery.fetcher import check_open
-from redrive.delivery.run import PassThrough, out_of_time, stopping_at_sigterm
+from redrive.delivery.fetcher import ConsumerStoppedError, check_open
+from redrive.delivery.middleware.chain import Outcome
+from redrive.delivery.run import (
+    HandlerForm,
+    PassThrough,
+    Run,
+    fails_message,
+    out_of_time,
+    stopping_at_sigterm,
+)
 from redrive.errors import PROCESS_ERRORS, RedriveError
 from redrive.policy.values import to_limit
 
 _LOOK_EVERY_SECONDS = 1.0
-"""How often is looked whether there is still a loop that a handler could end on."""
+"""How often is looked whether there is still a loop that a handler could end on, and for tasks that
+have ended before they began."""
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -89,19 +102,43 @@ class Bridge:
     """Runs the handlers of one call of `run` on *loop*, in the context of the thread that waits."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.loop = loop
+        self.tasks: dict[object, asyncio.Task[Any]] = {}
         self._cancelled = False
+        self._caller = asyncio.current_task(loop)
+        self._cancellations = 0 if self._caller is None else self._caller.cancelling()
+
+    @property
+    def cancelled(self) -> bool:
+        """Return True if `run` was cancelled, even if it does not know that yet."""
+        caller = self._caller
+        later = caller is not None and caller.cancelling() > self._cancellations
+        return self._cancelled or later
 
     def cancel(self) -> None:
         """Cancel all handlers, and those to come; called in the loop."""
         self._cancelled = True
-        for task in self._tasks:
+        for task in self.tasks.values():
             task.cancel()
+
+    def failure(self, error: BaseException, exceeded: timedelta | None) -> BaseException:
+        """Return what is raised for an *error* of a handler, which may have *exceeded* its time."""
+        if ends_run(error):
+            return error
+        if self.cancelled:  # whatever the handler made of that
+            return RunCancelled()
+        if not isinstance(error, CancelledError):
+            return error
+        if exceeded is not None:
+            return out_of_time(exceeded)
+        return HandlerCancelledError(
+            "something has cancelled the handler, but neither its time-out nor `run`",
+            remedy="have the handler deal with what it awaits being cancelled",
+        )
 
     def tell(self, settle: Callable[[Any], object], value: object) -> None:
         """Have *settle* set what the loop awaits, if there is still a loop."""
-        if not self._loop.is_closed():
+        if not self.loop.is_closed():
             settle(value)
 
     def handler(
@@ -113,11 +150,11 @@ class Bridge:
         def call(*arguments: _Given.args, **named: _Given.kwargs) -> _Answer:
             return self._call(lambda: handler(*arguments, **named), limit)
 
-        return PassThrough(call, handler)
+        return PassThrough(call, handler, functools.partial(LoopRun, bridge=self))
 
     def _call(self, handler: Callable[[], Awaitable[_Answer]], timeout: timedelta) -> _Answer:
         ended = _End[_Answer]()
-        here = contextvars.copy_context()
+        here = copy_context()
 
         async def handle() -> None:
             try:
@@ -130,28 +167,34 @@ class Bridge:
                 raise
             ended.answer(result)
 
-        tasks: list[asyncio.Task[None]] = []
-
         def start() -> None:
-            task = self._loop.create_task(handle(), context=here)
-            tasks.append(task)
-            self._tasks.add(task)
-            task.add_done_callback(lambda task: self._end(task, ended))
+            task = self.tasks[ended] = self.loop.create_task(handle(), context=here)
+            task.add_done_callback(functools.partial(self._end, ended))
             if self._cancelled:
                 task.cancel()
 
-        def cancel() -> None:
-            tasks[0].cancel()
-
         try:
-            self._loop.call_soon_threadsafe(start)
+            self.loop.call_soon_threadsafe(start)
         except RuntimeError as error:  # the loop was closed
             raise RunCancelled from error
         late = not self._wait(ended, to_seconds(timeout))
         if late:
-            self._loop.call_soon_threadsafe(cancel)
-            self._wait(ended, None)
-        return self._answer(ended, timeout if late else None)
+            self.loop.call_soon_threadsafe(self._cancel, ended)
+            self._wait(ended, None)  # however late: it may do something when it is cancelled
+        if ended.error is not None:
+            raise self.failure(ended.error, timeout if late else None)
+        return ended.result()
+
+    def _cancel(self, ended: _End[Any]) -> None:
+        if ended in self.tasks:
+            self.tasks[ended].cancel()
+
+    def _end(self, ended: _End[_Answer], task: asyncio.Task[None]) -> None:
+        del self.tasks[ended]
+        if task.cancelled():
+            ended.fail(CancelledError())
+        elif error := task.exception():
+            ended.fail(error)
 
     def _wait(self, ended: _End[_Answer], seconds: float | None) -> bool:
         """Wait for the end of a handler; tell whether it came within so many *seconds*.
@@ -164,34 +207,223 @@ class Bridge:
             left = _LOOK_EVERY_SECONDS if end is None else max(0.0, end - time.monotonic())
             if ended.wait(min(left, _LOOK_EVERY_SECONDS)):
                 return True
-            if self._loop.is_closed():
+            if self.loop.is_closed():
                 raise RunCancelled
             if end is not None and left <= _LOOK_EVERY_SECONDS:
                 return False
 
-    def _end(self, task: asyncio.Task[None], ended: _End[_Answer]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            ended.fail(asyncio.CancelledError())
-        elif error := task.exception():
-            ended.fail(error)
 
-    def _answer(self, ended: _End[_Answer], exceeded: timedelta | None) -> _Answer:
-        """Wait for the end, however late: a handler may do something when it is cancelled."""
-        error = ended.error
-        if error is None:
-            return ended.result()
-        if ends_run(error):
-            raise error
-        if self._cancelled:  # whatever the handler made of that
+_TURN_SECONDS = 0.001
+"""After so long handlers that await nothing let the loop do something else."""
+
+
+@dataclass(kw_only=True)
+class LoopRun(Run):
+    """One call of `run` whose handlers are awaited on an event loop.
+
+    The thread of `run` takes messages, and passes them to the loop. There a handler that has ended
+    is followed by one for a message that is ready, in the same task: so messages that the client
+    hands over together change the thread together. What may take long is settled in threads.
+
+    Attributes:
+        form: that of the handler; no middleware wraps it.
+        may_wait: returns True if to acknowledge a message may take long.
+    """
+
+    bridge: Bridge
+    form: HandlerForm
+    may_wait: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be obeyed."""
+        super().__post_init__()
+        self._context = copy_context()
+        self._slots = threading.Semaphore(self.workers)
+        self._settling = ThreadPoolExecutor(self.workers, "redrive-worker")
+        self._out_of_time: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def until_stopped(self) -> None:
+        """Take messages until the consumer is stopped, and wait for their handlers."""
+        self._context = copy_context()
+        watcher = threading.Thread(target=self._watch, name="redrive-watcher", daemon=True)
+        watcher.start()
+        try:
+            self._in_loop(self._look_for_late)
+            self._take_all()
+            for _ in range(self.workers):
+                self._await_slot()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            self._break(error)
+        finally:
+            self._over.set()
+            with contextlib.suppress(RunCancelled):
+                self._in_loop(self._look_for_late)
+            watcher.join()
+            self._settling.shutdown(wait=False)
+        if self._broken:
+            raise self._broken[0]
+
+    def _take_all(self) -> None:
+        while True:
+            self._await_slot()
+            try:
+                messages = self.take()
+            except ConsumerStoppedError:
+                self._slots.release()
+                return
+            self._in_loop(self._begin, messages)
+
+    def _await_slot(self) -> None:
+        while not self._slots.acquire(timeout=_LOOK_EVERY_SECONDS):
+            if self.bridge.loop.is_closed():
+                raise RunCancelled
+
+    def _in_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            self.bridge.loop.call_soon_threadsafe(call, *arguments, context=self._context)
+        except RuntimeError as error:  # the loop was closed
             raise RunCancelled from error
-        if not isinstance(error, asyncio.CancelledError):
-            raise error  # by name, so that its trace tells nothing of futures
-        if exceeded is not None:
-            raise out_of_time(exceeded)
-        raise HandlerCancelledError(
-            "something has cancelled the handler, but neither its time-out nor `run`",
-            remedy="have the handler deal with what it awaits being cancelled",
+
+    def _begin(self, messages: Sequence[pulsar.Message]) -> None:
+        """Call the handler, which has a slot; and for other messages, while there are slots."""
+        self._start(messages)
+        while self.ready is not None and self._slots.acquire(blocking=False):
+            if not self._start_next():
+                return
+
+    def _start_next(self) -> bool:
+        """Use a slot for a message that is ready; return it if there is none."""
+        try:
+            message = self._next()
+        except BaseException as broken:  # noqa: BLE001 - raised again by until_stopped
+            self._break(broken)
+            message = None
+        if message is None:
+            self._slots.release()
+            return False
+        self._start([message])
+        return True
+
+    def _next(self) -> pulsar.Message | None:
+        if self.ready is None or self._broken or self.bridge.cancelled:
+            return None
+        return self.ready()
+
+    def _start(self, messages: Sequence[pulsar.Message]) -> None:
+        if self.bridge.cancelled:  # the messages stay unacknowledged
+            self._slots.release()
+            return
+        number = self.at_work.begin((self, 0, time.monotonic(), messages))
+        self.bridge.tasks[number] = self.bridge.loop.create_task(
+            self._use_slot(number, messages), context=self._context.copy()
+        )
+
+    async def _use_slot(self, number: int, messages: Sequence[pulsar.Message]) -> None:
+        passed_on = False
+        try:
+            passed_on = await self._handle_ready(number, messages)
+        except CancelledError:  # between two handlers
+            raise
+        except BaseException as broken:
+            self._break(broken)
+            if isinstance(broken, (SystemExit, KeyboardInterrupt)):
+                raise
+        finally:
+            if not passed_on:
+                self._slots.release()
+
+    async def _handle_ready(self, number: int, messages: Sequence[pulsar.Message]) -> bool:
+        """Handle messages, and those that are ready then; return True if the slot is passed on."""
+        tasks, task, context = self.bridge.tasks, self.bridge.tasks[number], copy_context()
+        resumed = time.monotonic()
+        while True:
+            try:
+                outcomes = await self.form.awaited(messages)
+            except BaseException as error:  # noqa: BLE001 - raised again, or an outcome
+                outcomes = self._failed(number, messages, error)
+            finally:
+                del tasks[number]
+            if any(outcomes) or number not in self.at_work.calls or self.may_wait():
+                self._settle_in_thread(number, messages, outcomes)
+                return True
+            self.finish(number, messages, outcomes)
+            if task.cancelling() or copy_context() != context:  # the next begins without that
+                self._start_next()
+                return True
+            now = time.monotonic()
+            if now - resumed > _TURN_SECONDS:
+                await asyncio.sleep(0)
+                resumed = now = time.monotonic()
+            message = self._next()
+            if message is None:
+                return False
+            messages = [message]
+            number = self.at_work.begin((self, 0, now, messages))
+            tasks[number] = task
+
+    def _failed(
+        self, number: int, messages: Sequence[pulsar.Message], error: BaseException
+    ) -> Sequence[Outcome]:
+        """Return the outcomes of a handler that raised *error*; raise what ends the run."""
+        is_late = number in self._out_of_time
+        self._out_of_time.discard(number)
+        failure = self.bridge.failure(error, self.timeout if is_late else None)
+        if not fails_message(failure):
+            self.at_work.end(number)  # the messages stay unacknowledged
+            raise failure
+        return [failure] * len(messages)
+
+    def _settle_in_thread(
+        self, number: int, messages: Sequence[pulsar.Message], outcomes: Sequence[Outcome]
+    ) -> None:
+        """Settle messages, and release their slot then."""
+
+        def settle() -> None:
+            try:
+                self.finish(number, messages, outcomes)
+            except BaseException as broken:  # noqa: BLE001 - raised again by until_stopped
+                self._break(broken)
+            finally:
+                self._slots.release()
+
+        self._settling.submit(self._context.copy().run, settle)
+
+    def _end_unbegun(self, number: int) -> None:
+        """Fail the messages of a task that was cancelled before it began."""
+        del self.bridge.tasks[number]
+        call = self.at_work.calls.get(number)
+        messages = () if call is None else call[3]
+        try:
+            outcomes = self._failed(number, messages, CancelledError())
+        except BaseException as broken:  # noqa: BLE001 - raised again by until_stopped
+            self._break(broken)
+            self._slots.release()
+        else:
+            self._settle_in_thread(number, messages, outcomes)
+
+    def _look_for_late(self) -> None:
+        """Cancel handlers that are out of time; again when the next may be."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._over.is_set():
+            return
+        limit = self.timeout.total_seconds()
+        now, left = time.monotonic(), limit
+        for key, task in list(self.bridge.tasks.items()):  # in the order in which they began
+            number = cast("int", key)
+            if task.done():
+                self._end_unbegun(number)
+            elif number not in self._out_of_time:
+                call = self.at_work.calls.get(number)
+                left = 0.0 if call is None else call[2] + limit - now
+                if left > 0:
+                    break
+                self._out_of_time.add(number)
+                task.cancel()
+                left = limit
+        self._timer = self.bridge.loop.call_later(
+            min(left, _LOOK_EVERY_SECONDS), self._look_for_late, context=self._context
         )
 
 
@@ -233,7 +465,7 @@ class CallThreads:
         taking = self._taking.submit(take, *given, **named)
         try:
             return await asyncio.wrap_future(taking)
-        except asyncio.CancelledError:
+        except CancelledError:
             taking.add_done_callback(self._taken_in_vain)
             raise
 
@@ -259,7 +491,7 @@ class CallThreads:
     async def close(self, close: Callable[[], None]) -> None:
         """Await *close*, and end the threads, once they have nothing to do."""
         closing = ThreadPoolExecutor(1, "redrive-closing")  # the others may all wait for the broker
-        here = contextvars.copy_context()  # tells whether it is a handler that closes
+        here = copy_context()  # tells whether it is a handler that closes
         try:
             await asyncio.shield(asyncio.wrap_future(closing.submit(here.run, close)))
         finally:
@@ -298,13 +530,13 @@ async def run_in_thread(run: Callable[[], None], bridge: Bridge, stop: Callable[
     with stopping_at_sigterm(stop):
         try:
             await asyncio.shield(ended)
-        except asyncio.CancelledError:
+        except CancelledError:
             stop()
             bridge.cancel()
             while not ended.done():
                 # However often it is cancelled: the handlers end as they are, and nothing else
                 # tells when. With what ends the process the loop has ended before.
-                with contextlib.suppress(asyncio.CancelledError, RunCancelled, *PROCESS_ERRORS):
+                with contextlib.suppress(CancelledError, RunCancelled, *PROCESS_ERRORS):
                     await asyncio.shield(ended)
             raise
 
@@ -329,7 +561,7 @@ async def opened(make: Callable[[], Opened], threads: Executor) -> Opened:
     opening = threads.submit(make)
     try:
         return await asyncio.shield(asyncio.wrap_future(opening))
-    except asyncio.CancelledError:
+    except CancelledError:
         threads.submit(_close, opening)
         raise
 

@@ -26,13 +26,29 @@ from redrive.delivery.assembly import RetryOptions, assemble, check_options
 from redrive.delivery.concurrency import CLOSE_TIMEOUT, Closing, Deadline, to_seconds
 from redrive.delivery.fetcher import check_open
 from redrive.delivery.in_flight import check_message
-from redrive.delivery.middleware.chain import HAND_BACK, Handle, Outcome, Settlement, Take, compose
+from redrive.delivery.middleware.chain import (
+    HAND_BACK,
+    Handle,
+    Outcome,
+    Ready,
+    Settlement,
+    Take,
+    compose,
+)
 from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.delivery.middleware.scheduling import RateLimiter
 from redrive.delivery.parts import BrokerConnection
 from redrive.delivery.policy_file import PolicyFile
 from redrive.delivery.processor import Processor
-from redrive.delivery.run import BatchHandler, Handler, Run, batch_handler, single_handler
+from redrive.delivery.run import (
+    BatchHandler,
+    Handler,
+    HandlerForm,
+    PassThrough,
+    Run,
+    batch_handler,
+    single_handler,
+)
 from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
@@ -392,7 +408,7 @@ class RetryConsumer(Receiver):
             message = receive(None)
             return [] if message is None else [message]
 
-        self._work(take, handle, rules, workers, timeout, max_rate)
+        self._work(take, handle, rules, workers, timeout, max_rate, self._processor.ready)
 
     def run_batches(  # noqa: PLR0913 - as for run
         self,
@@ -476,11 +492,12 @@ class RetryConsumer(Receiver):
     def _work(  # noqa: PLR0913, PLR0917 - what `run` and `run_batches` have in common
         self,
         take: Take,
-        handle: Handle,
+        handle: HandlerForm,
         rules: FailureRules,
         workers: int,
         timeout: float | timedelta | None,
         max_rate: float | None,
+        ready: Ready | None = None,
     ) -> None:
         processor = self._processor
         check_open(closed=processor.closed)
@@ -494,11 +511,18 @@ class RetryConsumer(Receiver):
             else:
                 processor.settle(processor.decisions.raised(message, error, rules))
 
-        run = Run(
+        called: Handle = handle.__call__  # the method takes less time than its object
+        arguments = (
             compose([m.take for m in middleware], take),
-            compose([m.handle for m in middleware], handle),
+            compose([m.handle for m in middleware], called),
             settle, processor.late, self.stop, workers,
-            to_limit(timeout, "a handler's time-out"),
+            to_limit(timeout, "a handler's time-out"), processor.one_attempt.at_work,
+            ready if max_rate is None else None,
         )  # fmt: skip
+        handler = handle.handler
+        if isinstance(handler, PassThrough) and arguments[1] == called:
+            run = handler.run(*arguments, form=handle, may_wait=lambda: processor.may_wait)
+        else:
+            run = Run(*arguments)
         with self._registered(), processor.one_attempt.running():
             parts.work(run)

@@ -135,6 +135,8 @@ Take = Callable[[], list[pulsar.Message]]
 """Returns the messages of the next call of the handler; raises ConsumerStoppedError at the end."""
 Receive = Callable[[float | None], pulsar.Message | None]
 """Returns the next message, or None if none came within so many seconds; None waits for ever."""
+Ready = Callable[[], pulsar.Message | None]
+"""Returns the next message if that takes no waiting."""
 Handle = Callable[[Sequence[pulsar.Message]], Sequence[Outcome]]
 """Has messages handled: one outcome for each. What it raises is the outcome of all."""
 Acknowledge = Callable[[pulsar.Message], None]
@@ -203,6 +205,15 @@ class Middleware:
     def receive(self, receive: Receive) -> Receive:
         """Wrap how one message comes from the source or the retry topic."""
         return receive
+
+    def ready(self, ready: Ready) -> Ready | None:
+        """Wrap how a message comes that takes no waiting.
+
+        None, the default of a middleware that wraps `take` or `receive`, has each pass these.
+        """
+        kind = type(self)
+        wraps = kind.receive is not Middleware.receive or kind.take is not Middleware.take
+        return None if wraps else ready
 
     def handle(self, handle: Handle) -> Handle:
         """Wrap the handler of `run`."""

@@ -22,6 +22,7 @@ from redrive.delivery.middleware.chain import (
     Failure,
     HandBack,
     Middleware,
+    Ready,
     Receive,
     Redeliver,
     Settle,
@@ -164,6 +165,11 @@ class OutageGuard(Middleware):
             found = (circuit.outage for circuit in self._open.values())
             return tuple(sorted(filter(None, found), key=lambda outage: outage.since))
 
+    @property
+    def counts(self) -> bool:
+        """Return True while there are limits."""
+        return self._limits is not None
+
     def ignore(self) -> None:
         """Go on in spite of all outages, each until a message that needs the same succeeds."""
         with self._changing:
@@ -188,6 +194,11 @@ class OutageGuard(Middleware):
                     return None
 
         return receive_guarded
+
+    def ready(self, ready: Ready) -> Ready:
+        """Leave all messages to `receive` in an outage."""
+        outages = self._open
+        return lambda: None if outages else ready()
 
     def settle(self, settle: Settle) -> Settle:
         """Hold what has failed in an outage; note the outcome of all else."""

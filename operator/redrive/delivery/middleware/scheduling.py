@@ -21,7 +21,7 @@ from contextvars import ContextVar
 import pulsar
 
 from redrive.delivery.decisions import Attempts
-from redrive.delivery.in_flight import topic_of
+from redrive.delivery.in_flight import AtWork, topic_of
 from redrive.delivery.middleware.chain import (
     HandBack,
     Handle,
@@ -100,54 +100,30 @@ class OneAttempt(Middleware):
     prevented. Only a handler whose message was settled meanwhile makes others wait, and only those
     with the same first id: messages that share an origin are messages of their own. May be used by
     several threads.
+
+    Attributes:
+        at_work: the calls of all runs of the consumer.
     """
 
     def __init__(self, incoming: Incoming, attempts: Attempts) -> None:
         self._incoming = incoming
         self._attempts = attempts
-        # By address, which is a message's own for as long as it is here.
-        self._at_work: dict[int, pulsar.Message] = {}
-        # Those of them whose settlement has begun: their time was over.
-        self._settled: dict[int, pulsar.Message] = {}
+        self.at_work = AtWork()
 
     def take(self, take: Take) -> Take:
         """Take what no handler is at work on."""
+        calls, settled = self.at_work.calls, self.at_work.settled
 
         def take_apart() -> list[pulsar.Message]:
             while True:
                 messages = take()
-                if not self._at_work:
+                if not calls and not settled:
                     return messages
                 free = [message for message in messages if not self._put_off(message)]
                 if free:
                     return free
 
         return take_apart
-
-    def handle(self, handle: Handle) -> Handle:
-        """Note what a handler is at work on."""
-
-        def handle_noted(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
-            if _running_here.get() is not self:  # in a thread of `run`, whose context ends with it
-                _running_here.set(self)
-            for message in messages:
-                self._at_work[id(message)] = message
-            try:
-                return handle(messages)
-            finally:
-                for message in messages:
-                    self._at_work.pop(id(message), None)
-                    if self._settled:
-                        self._settled.pop(id(message), None)
-
-        return handle_noted
-
-    def note_settlement(self, message: pulsar.Message) -> None:
-        """Note that the settlement of *message* begins; before it can come again."""
-        if id(message) in self._at_work:
-            self._settled[id(message)] = message
-            if id(message) not in self._at_work:  # the handler has ended meanwhile
-                self._settled.pop(id(message), None)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -169,12 +145,12 @@ class OneAttempt(Middleware):
         return True
 
     def _is_at_work(self, message: pulsar.Message) -> bool:
-        if id(message) in self._at_work:
+        settled = [each for messages in list(self.at_work.settled.values()) for each in messages]
+        if self.at_work.contains(message) or any(each is message for each in settled):
             return True
-        if not self._settled or not self._attempts.was_retried(message):
+        if not settled or not self._attempts.was_retried(message):
             return False
         first_id = self._attempts.of(message).first_id
-        settled = list(self._settled.values())
         return any(self._attempts.of(other).first_id == first_id for other in settled)
 
 

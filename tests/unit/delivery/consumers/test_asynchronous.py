@@ -7,6 +7,7 @@ import inspect
 import logging
 import threading
 import time
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
@@ -21,11 +22,13 @@ from redrive import (
     Attempt,
     ConsumerStoppedError,
     Done,
+    Event,
     NotRunError,
     Policy,
     RetryConsumer,
 )
 from redrive.delivery.middleware.chain import Middleware, Settle, Settlement
+from redrive.delivery.reporting import Name
 from redrive.errors import InvalidSpecError
 from redrive.opentelemetry import Tracing
 from redrive.policy.ladder import Ladder
@@ -420,3 +423,149 @@ async def test_acknowledge_without_waiting_uses_no_thread() -> None:
     consumer.send(b"x")
     await consumer.acknowledge(await consumer.receive())
     assert by == [threading.current_thread()]
+
+
+DISCARDING = replace(POLICY, max_retries=0, dead_letters=False)
+BURST = [b"%d" % number for number in range(300)]
+
+
+async def test_handler_leaves_no_context_variable_to_the_next() -> None:
+    client, seen = FakeClient(), list[str]()
+    order: ContextVar[str] = ContextVar("order", default="")
+
+    async def handle(message: pulsar.Message) -> None:
+        seen.append(order.get())
+        if message.data().endswith(b"0"):
+            order.set("set")
+            await asyncio.sleep(0)
+        if len(seen) == len(BURST):
+            consumer.stop()
+
+    async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
+        client.deliver(POLICY.topic, *BURST)
+        await consumer.run(handle)
+        assert consumer.in_hand == 0
+    assert seen == [""] * len(BURST)
+
+
+async def test_handlers_that_await_nothing_let_the_loop_run() -> None:
+    client, turns = FakeClient(), list[int]()
+    handled = 0
+
+    async def take_turns() -> None:
+        while True:
+            turns.append(handled)
+            await asyncio.sleep(0)
+
+    async def handle(_message: pulsar.Message) -> None:
+        nonlocal handled
+        time.sleep(0.002)  # noqa: ASYNC251 - a busy handler
+        handled += 1
+        if handled == len(BURST) // 10:
+            consumer.stop()
+
+    async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
+        client.deliver(POLICY.topic, *BURST)
+        others = asyncio.create_task(take_turns())
+        await consumer.run(handle)
+        others.cancel()
+    assert set(turns) >= set(range(1, handled - 1))
+
+
+async def test_pause_in_a_handler_stops_a_burst() -> None:
+    client, handled = FakeClient(), list[bytes]()
+    resumed = list[asyncio.Task[None]]()
+
+    async def resume() -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(handled) == 200
+        consumer.resume()
+
+    async def handle(message: pulsar.Message) -> None:
+        handled.append(message.data())
+        if len(handled) == 200:
+            consumer.pause()
+            resumed.append(asyncio.create_task(resume()))
+        if len(handled) == len(BURST):
+            consumer.stop()
+
+    async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
+        client.deliver(POLICY.topic, *BURST)
+        await consumer.run(handle)
+        await asyncio.gather(*resumed)
+    assert handled == BURST
+
+
+async def test_failed_and_late_handlers_of_a_burst_are_settled() -> None:
+    client, events = FakeClient(), list[Event]()
+    cancelled = 0
+
+    async def handle(message: pulsar.Message) -> None:
+        nonlocal cancelled
+        if message.data().endswith(b"5"):
+            raise LookupError
+        if message.data() == b"7":
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled += 1
+                raise
+
+    def note(event: Event) -> None:
+        if event.event is Name.DISCARDED:
+            events.append(event)
+        if len(events) == len(BURST) // 10 + 1:
+            consumer.stop()
+
+    consumer = AsyncRetryConsumer(client.as_pulsar(), DISCARDING, on_event=note)
+    async with consumer:
+        client.deliver(POLICY.topic, *BURST)
+        await consumer.run(handle, workers=3, timeout=0.3)
+        assert consumer.in_hand == 0
+    assert cancelled == 1
+
+
+@pytest.mark.parametrize("workers", [1, 5])
+async def test_cancelled_run_leaves_a_burst_unsettled(workers: int) -> None:
+    client, events = FakeClient(), list[Event]()
+    handling, ended = asyncio.Event(), 0
+
+    async def hang(_message: pulsar.Message) -> None:
+        nonlocal ended
+        handling.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended += 1
+
+    consumer = AsyncRetryConsumer(client.as_pulsar(), DISCARDING, on_event=events.append)
+    async with consumer:
+        client.deliver(POLICY.topic, *BURST)
+        running = asyncio.create_task(consumer.run(hang, workers=workers))
+        await handling.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert ended >= 1
+    assert {event.event for event in events} <= {Name.LEFT_UNSETTLED}
+
+
+@pytest.mark.parametrize("error", [pulsar.Interrupted, GeneratorExit])
+async def test_exception_that_ends_run_keeps_its_message(error: type[BaseException]) -> None:
+    client, events = FakeClient(), list[Event]()
+    handled = 0
+
+    async def handle(_message: pulsar.Message) -> None:
+        nonlocal handled
+        handled += 1
+        await asyncio.sleep(0)
+        raise error
+
+    consumer = AsyncRetryConsumer(client.as_pulsar(), DISCARDING, on_event=events.append)
+    async with consumer:
+        client.deliver(POLICY.topic, *BURST)
+        with pytest.raises(error):
+            await consumer.run(handle)
+    assert handled == 1
+    assert {event.event for event in events} <= {Name.LEFT_UNSETTLED}

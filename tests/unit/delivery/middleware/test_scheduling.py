@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 
 from redrive import Attempt, Policy, RetryConsumer
 from redrive.delivery.decisions import Attempts
-from redrive.delivery.middleware.chain import DONE, Outcome, Redeliver, Settlement
+from redrive.delivery.middleware.chain import DONE, Redeliver, Settlement
 from redrive.delivery.middleware.scheduling import KeyOrdering, OneAttempt, RateLimiter
 from redrive.delivery.parts import SystemClock
 from redrive.errors import InvalidSpecError
@@ -172,17 +171,15 @@ class Desk:
         waiting, taken = list(messages), list[Any]()
         take = self.one_attempt.take(lambda: [waiting.pop(0)])
 
-        def work(_messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
-            if settled:
-                self.one_attempt.note_settlement(at_work)
-            while waiting:
-                try:
-                    taken.extend(take())
-                except IndexError:  # the last was put off
-                    break
-            return [None]
-
-        self.one_attempt.handle(work)([at_work])
+        call = self.one_attempt.at_work.begin((self, 0, 0.0, [at_work]))
+        if settled:
+            self.one_attempt.at_work.note_settlement(at_work)
+        while waiting:
+            try:
+                taken.extend(take())
+            except IndexError:  # the last was put off
+                break
+        self.one_attempt.at_work.end(call)
         assert sorted([*taken, *self.again.messages], key=id) == sorted(messages, key=id)
         return taken
 
