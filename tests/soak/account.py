@@ -75,7 +75,11 @@ class Stored:
 
 @dataclass
 class Handling:
-    """One call of a handler, or one reception of a simple consumer."""
+    """One call of a handler, or one reception of a simple consumer.
+
+    Attributes:
+        redeliveries: of the message, as the broker counts them.
+    """
 
     process: str
     id: str
@@ -83,6 +87,7 @@ class Handling:
     attempt: int
     number: int
     began: float
+    redeliveries: int
     ended: float | None = None
     ok: bool = False
     settled: float | None = None
@@ -102,6 +107,7 @@ class Account:
     """All events of a soak, and lists of faults, which must stay empty.
 
     Attributes:
+        requests: times at which a process asked the broker to deliver again.
         lost: messages that were neither handled nor moved on, by number.
         doubled: copies in excess of failed handlings; no disturbance explains one.
         invented: copies without a failed handling, and receipts without a stored message.
@@ -117,6 +123,7 @@ class Account:
     dead: Sequence[Stored]
     handlings: list[Handling] = field(default_factory=list)
     receipts: list[Receipt] = field(default_factory=list)
+    requests: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     disturbances: Sequence[Disturbance] = ()
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
@@ -137,7 +144,7 @@ class Account:
                 case "begin":
                     handling = Handling(
                         process, line["id"], line["origin"], line["attempt"], line["number"],
-                        line["at"],
+                        line["at"], line["redeliveries"],
                     )  # fmt: skip
                     open_[line["id"]] = handling
                     self.handlings.append(handling)
@@ -145,6 +152,8 @@ class Account:
                     handling = open_[line["id"]]
                     handling.ended, handling.ok = line["at"], line["ok"]
                     handling.settled = line["at"] if line["ok"] else None
+                case "request":
+                    self.requests[process].append(line["at"])
                 case "late":
                     open_[line["id"]].ok, open_[line["id"]].settled = False, None
                 case "event" if line["name"] in MOVED:
@@ -242,8 +251,21 @@ class Account:
                 ]
                 if not causes and _dispatched_twice(before, again):
                     self.explained["broker that dispatches a retry twice"] += 1
+                elif not causes and self._requested(before, again):
+                    self.explained["request for redelivery"] += 1
                 else:
                     self._explain(self.repeated, f"{again} after {before}", causes)
+
+    def _requested(self, handling: Handling, again: Handling) -> bool:
+        """Return True if a message came while its consumer's request for redelivery was on its way.
+
+        An idle consumer asks for chunks that its client has dropped. The broker then delivers what
+        it has just delivered to another consumer, and counts that.
+        """
+        return again.redeliveries > handling.redeliveries and any(
+            requested <= handling.began <= requested + SEND_SECONDS
+            for requested in self.requests[handling.process]
+        )
 
     def _was_left_out(self, passed: float, killed: Disturbance) -> bool:
         """Return True if a cursor had just passed a message, and was stored at an earlier position.

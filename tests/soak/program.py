@@ -52,12 +52,22 @@ class Program:
             "event", name=event.event, id=event.message_id, new=event.new_id, reason=event.reason
         )
 
+    def record_requests(self) -> None:
+        """Record each request for redelivery: messages that come meanwhile go to others, too."""
+        request = pulsar.Consumer.redeliver_unacknowledged_messages
+
+        def record(consumer: pulsar.Consumer) -> None:
+            self._journal.write("request")
+            request(consumer)
+
+        pulsar.Consumer.redeliver_unacknowledged_messages = record
+
     def begin(self, message: pulsar.Message, attempt: Attempt) -> float:
         """Record the start of *message* and return the duration of its handling."""
         number = int(message.data())
         self._journal.write(
             "begin", id=id_text(message.message_id()), origin=attempt.origin,
-            attempt=attempt.number, number=number,
+            attempt=attempt.number, number=number, redeliveries=message.redelivery_count(),
         )  # fmt: skip
         return plan(number).seconds
 
@@ -139,6 +149,7 @@ def main(kind: str, journal: Path) -> None:
         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn),
     )
     program = Program(client, Journal(journal))
+    program.record_requests()
     kinds: dict[str, Callable[[], None]] = {
         "threads": program.threads,
         "batches": program.batches,

@@ -11,10 +11,10 @@ from tests.soak.plan import BURST, plan
 WELL, RETRIED, DIES = 0, 81, 92  # handled at once, after one failure, never
 
 
-def begin(at: float, message: Stored) -> dict[str, Any]:
+def begin(at: float, message: Stored, redeliveries: int = 0) -> dict[str, Any]:
     return {
         "what": "begin", "at": at, "id": message.id, "origin": message.origin,
-        "attempt": message.failed + 1, "number": message.number,
+        "attempt": message.failed + 1, "number": message.number, "redeliveries": redeliveries,
     }  # fmt: skip
 
 
@@ -199,6 +199,20 @@ def test_retry_of_two_consumers_at_once_was_dispatched_twice() -> None:
         account.add("a", [begin(10, FAILED), end(11, FAILED, ok=False), moved(12, FAILED, COPY)])
         account.add("a", [begin(20, COPY), end(21, COPY)])
         account.add(process, [begin(second, COPY), end(23, COPY)])
+        assert wrong(account) == expected
+
+
+def test_message_delivered_during_a_request_may_come_again() -> None:
+    for requested, began, redeliveries, expected in (
+        (19.9, 23, 1, {}),
+        (19.9, 23, 0, {"repeated": 1}),  # the broker did not deliver it again
+        (20.1, 23, 1, {"repeated": 1}),
+        (4.0, 23, 1, {"repeated": 1}),
+    ):
+        account = Account([SOURCE], [], [])
+        request = {"what": "request", "at": requested}
+        account.add("a", [request, begin(20, SOURCE), end(21, SOURCE)])
+        account.add("b", [begin(began, SOURCE, redeliveries), end(24, SOURCE)])
         assert wrong(account) == expected
 
 

@@ -541,23 +541,29 @@ class TopicFetcher:
     def _receive(self) -> pulsar.Message:
         # Never without a timeout: the client forgets a receive that begins while it closes.
         self._recover_at = max(self._recover_at, time.monotonic() + _RECOVER_AFTER_SECONDS[0])
-        recovering = False
+        recovering = settled = False
         while not self._closing:  # which takes long where the broker doesn't answer
             if self.early is not None and not self.early.wait_for_room(_POLL_MS / 1_000):
                 self._check_connection()
+                settled = False
                 continue
             with contextlib.suppress(pulsar.Timeout):
                 message = self._receive_one(_POLL_MS)
                 if message is None:
+                    settled = False
                     continue
                 if recovering and message.redelivery_count():
                     self._pauses, self._recover_at = _pauses(), 0.0
                     self.recovered(self.name)
                 return message
             self._check_connection()
-            if time.monotonic() >= self._recover_at and not self.early and self.may_recover():
+            due = time.monotonic() >= self._recover_at and not self.early and self.may_recover()
+            # One poll after all was settled: the client sends acknowledgements 0.1 s late, and the
+            # broker would deliver these messages to other consumers.
+            if due and settled:
                 self._consumer.redeliver_unacknowledged_messages()
                 self._recover_at, recovering = time.monotonic() + next(self._pauses), True
+            settled = due
         raise pulsar.AlreadyClosed
 
     def _check_connection(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from redrive.admin.model import read_stats
 from redrive.delivery import connection, fetcher
+from redrive.delivery.concurrency import Deadline
 from redrive.delivery.reporting import Event, Name
 from redrive.policy.model import SubscriptionType
 from sandbox.pulsar import SUPERUSER
@@ -182,6 +183,34 @@ def test_chunks_beyond_the_limit_come_again(
         assert {(event.event, event.topic) for event in events} == {
             (Name.RECOVERED, str(provisioned.policy.topic))
         }
+
+
+def test_message_settled_just_now_is_not_recovered(
+    provision_policy: ProvisionPolicy, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "_RECOVER_AFTER_SECONDS", (1.0, 1.0))
+    provisioned = provision_policy()
+    topic, subscription = str(provisioned.policy.topic), provisioned.policy.subscription
+    client = provisioned.client(provisioned.role)
+    first = client.subscribe(topic, subscription, pulsar.ConsumerType.Shared)
+    fetching = fetcher.Fetcher([first])
+    closing.callback(fetching.close, Deadline(10))
+    provisioned.send(b"x")
+    message = fetching.take(SOON.total_seconds())
+    other = client.subscribe(topic, subscription, pulsar.ConsumerType.Shared)
+    checks: list[None] = []
+
+    def may_recover() -> bool:
+        if not checks:  # at the last moment
+            first.acknowledge(message)
+        checks.append(None)
+        return True
+
+    fetching.recover(may_recover, lambda _: None)
+    assert fetching.take(0) is None
+    wait_until(lambda: len(checks) > 3)
+    with pytest.raises(pulsar.Timeout):
+        other.receive(2_000)
 
 
 def test_chunks_before_and_after_an_unload_are_put_together(
