@@ -153,8 +153,7 @@ class SimpleConsumer(PolicyConsumer):
                 done with it will be done again.
             InvalidSpecError: it is not a message of this consumer.
         """
-        self._settle(message)
-        self._processor.acknowledge(message)
+        self._settle(message, self._processor.acknowledge)
 
     def fail(
         self,
@@ -179,9 +178,13 @@ class SimpleConsumer(PolicyConsumer):
         """
         delay = None if delay is None else to_timedelta(delay, "the delay of a retry")
         check_asked(delay, None)
-        self._settle(message)
         decisions = self._processor.decisions
-        self._processor.settle(decisions.asked(message, cause, delay=delay, level=None))
+        self._settle(
+            message,
+            lambda message: self._processor.settle(
+                decisions.asked(message, cause, delay=delay, level=None)
+            ),
+        )
 
     def change_invisible_duration(
         self, message: pulsar.Message, invisible: float | timedelta
@@ -212,8 +215,9 @@ class SimpleConsumer(PolicyConsumer):
             NotInFlightError: its invisible duration has ended, or it was settled before.
             InvalidSpecError: it is not a message of this consumer.
         """
-        self._settle(message)
-        self._processor.settle(Settlement(message, HAND_BACK))
+        self._settle(
+            message, lambda message: self._processor.settle(Settlement(message, HAND_BACK))
+        )
 
     def stop(self) -> None:
         """Make every `receive` raise ConsumerStoppedError; callable from a signal handler."""
@@ -238,10 +242,19 @@ class SimpleConsumer(PolicyConsumer):
         all_within(deadline, [functools.partial(self._end_receptions, deadline)])
         self._assembled.close(deadline, self._timer.close)
 
-    def _settle(self, message: pulsar.Message) -> None:
+    def _settle(self, message: pulsar.Message, settle: Callable[[pulsar.Message], None]) -> None:
+        """Take *message* out of flight and *settle* it; after an error it is in flight again."""
         self._processor.check_own(message)
+        key = _key(message)
         with self._changing:
-            self._in_flight.settle(_key(message), self._clock.monotonic())
+            hold = self._in_flight.settle(key, self._clock.monotonic())
+        try:
+            settle(message)
+        except BaseException:
+            with self._changing:
+                self._in_flight.put_back(key, hold)
+            self._timer.look()
+            raise
 
     def _end_receptions(self, deadline: Deadline) -> None:
         with self._changing:
@@ -344,14 +357,18 @@ class InFlight(Generic[_Item]):
         """
         self.begin(key, self._held(key, now).item, now, invisible)
 
-    def settle(self, key: Hashable, now: float) -> None:
-        """Take an item out, for good.
+    def settle(self, key: Hashable, now: float) -> _Hold[_Item]:
+        """Take an item out, for good or until it is put back.
 
         Raises:
             NotInFlightError: its time has ended, or it was settled before.
         """
         self._held(key, now)
-        del self._holds[key]
+        return self._holds.pop(key)
+
+    def put_back(self, key: Hashable, hold: _Hold[_Item]) -> None:
+        """Have an item that was not settled stay invisible until its time ends."""
+        self._holds[key] = hold
 
     def expired(self, now: float) -> list[_Item]:
         """Take out the items whose time has ended, in the order of their ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import cast
@@ -77,6 +78,26 @@ def test_failed_acknowledgement_stores_no_second_dead_letter(
     consumer.broker.unload()
     assert consumer.receive(1, MINUTE, 1) == []
     assert consumer.broker.unsettled() == []
+
+
+def fail_with_text(consumer: SimpleConsumer, message: pulsar.Message) -> None:
+    consumer.fail(message, cause=cast("BaseException", "no exception"))
+
+
+@pytest.mark.parametrize("settle", [SimpleConsumer.acknowledge, fail_with_text])
+def test_message_is_in_flight_after_a_failed_settlement(
+    monkeypatch: pytest.MonkeyPatch, settle: Callable[[SimpleConsumer, pulsar.Message], None]
+) -> None:
+    consumer = InMemorySimpleConsumer(POLICY)
+    consumer.send(b"x")
+    (message,) = consumer.receive(1, MINUTE)
+    with monkeypatch.context() as broken:
+        broken.setattr(consumer.broker, "acknowledge", None)
+        with pytest.raises((TypeError, AttributeError)):
+            settle(consumer, message)
+    consumer.advance(MINUTE)
+    (again,) = consumer.receive(1, MINUTE, MINUTE)
+    assert consumer.attempt_of(again).number == 2
 
 
 @pytest.mark.parametrize("seconds", [10, 43_200])
