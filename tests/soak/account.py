@@ -20,9 +20,9 @@ SEND_SECONDS = 15.0
 """The time-out of a send without receipt. The message may have been stored anyway."""
 MOVED = frozenset({"redrive.retried", "redrive.dead_lettered"})
 """Events of messages with a stored copy; without an id if an earlier send stored it."""
-DISPATCH_SECONDS = 2.0
+DISPATCH_SECONDS = 5.0
 """If a broker sends a retry to two consumers, both begin within this time: on a busy machine they
-were 0.73 s apart."""
+were 0.73 s apart, on one with five times as much work as processors 3.2 s."""
 
 
 @dataclass(frozen=True)
@@ -348,11 +348,13 @@ def _waited(disturbance: Disturbance, published: float, handling: Handling) -> b
 def _dispatched_twice(handling: Handling, again: Handling) -> bool:
     """Return True if the broker delivered a delayed message to two consumers at the same time.
 
-    Seen at 4.0.8 when a retry is stored at the moment when others are due: four of 4,000, with
-    no consumer or producer connecting. Consumers cannot detect this.
+    It does not count that as a redelivery. Seen at 4.0.8 when a retry is stored at the moment when
+    others are due: four of 4,000, with no consumer or producer connecting. Consumers cannot detect
+    this.
     """
     delayed, two = again.attempt > 1, again.process != handling.process
-    return delayed and two and again.began - handling.began < DISPATCH_SECONDS
+    counted = again.redeliveries != handling.redeliveries
+    return delayed and two and not counted and again.began - handling.began < DISPATCH_SECONDS
 
 
 def _broke(disturbance: Disturbance, handling: Handling) -> bool:

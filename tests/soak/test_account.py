@@ -190,15 +190,16 @@ def test_cursor_move_between_load_and_kill_may_be_forgotten() -> None:
 
 
 def test_retry_of_two_consumers_at_once_was_dispatched_twice() -> None:
-    for second, process, expected in (
-        (20.2, "b", {}),
-        (22.0, "b", {"repeated": 1}),
-        (20.2, "a", {"repeated": 1}),
+    for second, process, redeliveries, expected in (
+        (20.2, "b", 0, {}),
+        (20.2, "b", 1, {"repeated": 1}),
+        (25.0, "b", 0, {"repeated": 1}),
+        (20.2, "a", 0, {"repeated": 1}),
     ):
         account = Account([FAILED], [COPY], [])
         account.add("a", [begin(10, FAILED), end(11, FAILED, ok=False), moved(12, FAILED, COPY)])
         account.add("a", [begin(20, COPY), end(21, COPY)])
-        account.add(process, [begin(second, COPY), end(23, COPY)])
+        account.add(process, [begin(second, COPY, redeliveries), end(26, COPY)])
         assert wrong(account) == expected
 
 
