@@ -1,12 +1,13 @@
 """Commands for development without a cluster: `explain`, `policy`, `provision`, `rights`.
 
-They read RetryPolicies from manifests, resolve them as the operator does, and use its own code for
-names, attempts, rights and topics.
+They read RetryPolicies from manifests, `explain` also from a cluster, resolve them as the operator
+does, and use its own code for names, attempts, rights and topics.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,8 +21,12 @@ import click
 
 from redrive.admin.client import Admin
 from redrive.admin.http import Access, Http, tls_context
+from redrive.api import Body
 from redrive.api.permissions import AllowRule, Consent, Permissions
+from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
+from redrive.cli.frame import ClusterFlags, cluster_options, names_of
 from redrive.errors import RedriveError
+from redrive.kube.resources import CONNECTIONS, POLICIES, Key
 from redrive.lint import report
 from redrive.lint.checks import lint
 from redrive.lint.manifests import Manifests
@@ -41,6 +46,7 @@ CLUSTER = "provision"
 """Owner, in place of a cluster, of the topics that `provision` creates. No operator has this id, so
 each refuses the topics of the other."""
 DEFAULT_NAMESPACE = "default"
+_FILE_ENDINGS = (".yaml", ".yml", ".json")
 _SHOWN_ATTEMPTS = 12
 _ALL = AllowRule(name="all", topics=("persistent://*/*/*",), roles=("*",), adoption=Consent.ALLOWED)
 """Permissions of the caller: the broker decides about the token."""
@@ -148,18 +154,64 @@ def read_manifests(file: str, namespace: str) -> Manifests:
     return manifests
 
 
+def is_file(name: str) -> bool:
+    """Return True if an argument names a file or folder, and not a policy of the cluster."""
+    return name == "-" or "/" in name or name.endswith(_FILE_ENDINGS)
+
+
+def live_claim(cluster: Cluster, key: Key) -> Claim:
+    """Return a policy of the cluster, with its connection where the caller may read that.
+
+    Raises:
+        ObjectNotFoundError: the policy does not exist.
+    """
+    policy = cluster.get(POLICIES, key.namespace, key.name)
+    reference = policy["spec"]["connectionRef"]
+    through = Key(reference.get("namespace") or key.namespace, reference["name"])
+    return resolved(policy, read_connection(cluster, through))
+
+
+def read_connection(cluster: Cluster, key: Key) -> Body | None:
+    """Read a connection; None where it does not exist, or is not for the caller."""
+    try:
+        return cluster.get(CONNECTIONS, key.namespace, key.name)
+    except (ObjectNotFoundError, NotPermittedError):
+        return None
+
+
+def resolved(policy: Body, connection: Body | None) -> Claim:
+    """Return a policy that uses *connection*, as the operator reads it."""
+    items = [policy] if connection is None else [policy, connection]
+    manifests = Manifests()
+    manifests.add("cluster", json.dumps({"kind": "List", "items": items}).encode())
+    ((claim,), _) = resolve(manifests.objects, manifests.namespaces)
+    return claim
+
+
 @click.command()
-@_manifest_options
-def explain(claims: list[Claim]) -> None:
+@click.argument("policy", metavar="POLICY|FILE", shell_complete=names_of("retrypolicies"))
+@click.argument("name", metavar="[NAME]", required=False)
+@cluster_options
+def explain(policy: str, name: str | None, flags: ClusterFlags) -> None:
     """Show names, attempts in time, and lines to paste for Python, Java and Go.
 
-    FILE is a file, a folder, or - for standard input. POLICY is the name of one RetryPolicy of it.
-    A connection in the same manifests sets its defaults.
+    POLICY is the name of a RetryPolicy in the cluster. A FILE, whose name has a / or ends with
+    .yaml or .json, or - for standard input, has RetryPolicies; NAME is one of several. Defaults
+    come from the connection in the same manifests or cluster.
     """
-    click.echo("\n".join(line for claim in claims for line in _explained(claim)))
+    if is_file(policy):
+        claims = read_claims(policy, name, flags.namespace or DEFAULT_NAMESPACE)
+        missing = "is not in these manifests"
+    elif name is not None:
+        raise click.UsageError("a second name is for a file with several policies")
+    else:
+        cluster = Cluster(flags)
+        claims = [live_claim(cluster, Key(cluster.namespace, policy))]
+        missing = "can't be read"
+    click.echo("\n".join(line for claim in claims for line in _explained(claim, missing)))
 
 
-def _explained(claim: Claim) -> Iterator[str]:
+def _explained(claim: Claim, missing: str) -> Iterator[str]:
     policy, spec = claim.request.policy, claim.request.spec
     yield f"RetryPolicy {claim.request.key}"
     yield f"  source topic       {policy.topic}"
@@ -176,7 +228,7 @@ def _explained(claim: Claim) -> Iterator[str]:
     yield f"  ConfigMap          {config_map_of(_body(claim)).name}"
     yield f"  deletion           {spec.deletion_policy or 'Retain'}"
     if claim.connection is None:
-        yield f"  defaults           of redrive: {claim.request.through} is not in these manifests"
+        yield f"  defaults           of redrive: {claim.request.through} {missing}"
     else:
         yield f"  defaults           of BrokerConnection {claim.request.through}"
     yield ""

@@ -12,12 +12,17 @@ from collections.abc import Iterator
 
 import click
 
-from redrive.api import Body
-from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
-from redrive.cli.develop import desired_of, read_manifests
+from redrive.cli.cluster import Cluster, ObjectNotFoundError
+from redrive.cli.develop import (
+    desired_of,
+    live_claim,
+    read_connection,
+    read_manifests,
+    resolved,
+)
 from redrive.cli.frame import ClusterFlags, cluster_options
 from redrive.errors import RedriveError
-from redrive.kube.resources import CONFIG_MAP_KEY, CONNECTIONS, POLICIES, Key
+from redrive.kube.resources import CONFIG_MAP_KEY, Key
 from redrive.lint.manifests import Manifests
 from redrive.lint.references import Claim, resolve
 
@@ -78,37 +83,18 @@ def _immutable(live: Claim, claim: Claim) -> Iterator[str]:
 def _live(cluster: Cluster, key: Key) -> Claim | None:
     """Return the policy of the cluster; None where it does not exist."""
     try:
-        policy = cluster.get(POLICIES, key.namespace, key.name)
+        return live_claim(cluster, key)
     except ObjectNotFoundError:
         return None
-    reference = policy["spec"]["connectionRef"]
-    through = Key(reference.get("namespace") or key.namespace, reference["name"])
-    return _resolved(policy, _connection(cluster, through))
 
 
 def _completed(claim: Claim, cluster: Cluster) -> Claim:
     """Return *claim* with the connection of the cluster where the file has none."""
-    connection = None if claim.connection else _connection(cluster, claim.request.through)
+    connection = None if claim.connection else read_connection(cluster, claim.request.through)
     if connection is None:
         return claim
     metadata = {**claim.manifest.metadata, **claim.request.key._asdict()}
-    return _resolved({**claim.manifest.body, "metadata": metadata}, connection)
-
-
-def _connection(cluster: Cluster, key: Key) -> Body | None:
-    """Read a connection; None where it does not exist, or is not for the caller."""
-    try:
-        return cluster.get(CONNECTIONS, key.namespace, key.name)
-    except (ObjectNotFoundError, NotPermittedError):
-        return None
-
-
-def _resolved(policy: Body, connection: Body | None) -> Claim:
-    items = [policy] if connection is None else [policy, connection]
-    manifests = Manifests()
-    manifests.add("cluster", json.dumps({"kind": "List", "items": items}).encode())
-    ((claim,), _) = resolve(manifests.objects, manifests.namespaces)
-    return claim
+    return resolved({**claim.manifest.body, "metadata": metadata}, connection)
 
 
 def _state(claim: Claim) -> Iterator[str]:

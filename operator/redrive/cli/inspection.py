@@ -41,6 +41,7 @@ from redrive.cli.output import (
     say,
     style,
     table,
+    utc_option,
 )
 from redrive.errors import RedriveError
 from redrive.inspection.export import private_file, write_json_lines, write_parquet
@@ -96,6 +97,7 @@ def _target_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 @click.command()
 @output_option("wide", "json", "yaml", "jsonl", "name")
+@utc_option
 @inspection_options
 def causes(request: InspectionRequest) -> int:
     """Count dead letters by the cause of their last failure.
@@ -131,6 +133,7 @@ def causes(request: InspectionRequest) -> int:
 
 @click.command()
 @output_option("json", "yaml", "jsonl", "name")
+@utc_option
 @inspection_options
 def peek(request: InspectionRequest) -> int:
     """Show single dead letters, the newest first; consumes nothing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -18,7 +18,7 @@ from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.auth.files import SourceCredentials
 from redrive.auth.method import Plugin, SourceAuthentication
 from redrive.cli.cluster import Cluster
-from redrive.cli.develop import DEFAULT_NAMESPACE, ManifestsInvalidError, read_claims
+from redrive.cli.develop import DEFAULT_NAMESPACE, ManifestsInvalidError, is_file, read_claims
 from redrive.cli.documents import ReplayRecord
 from redrive.cli.frame import ClusterFlags, cluster_options, names_of
 from redrive.cli.policies import history_of
@@ -28,9 +28,6 @@ from redrive.inspection.reader import InspectedTopic
 from redrive.kube.resources import POLICIES
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 from redrive.replay.spec import Choice
-
-FILE_ENDINGS = (".yaml", ".yml", ".json")
-"""Names that are those of files, and not of policies."""
 
 
 class TopicMissingError(RedriveError):
@@ -128,15 +125,19 @@ class InspectionRequest:
         """
         name, subscription = self._of_file() if self._is_file else self._of_cluster()
         if not self.access.is_direct:
-            raise click.UsageError(
-                f"this program reads the broker only with --direct; the messages are in {name}\n"
-                "with a token that may consume that topic, and addresses that this machine "
-                "reaches:\n  "
-                + self.hint("causes")
-                + " --direct --service-url pulsar://localhost:6650 "
-                "--admin-url http://localhost:8080 --token-file FILE"
-            )
+            raise click.UsageError("\n".join(self._ways_to_read(name)))
         return self.access.topic(name, subscription)
+
+    def _ways_to_read(self, name: TopicName) -> Iterator[str]:
+        yield f"this program reads the broker only with --direct; the messages are in {name}"
+        yield "with a token that may consume that topic, and addresses that this machine reaches:"
+        yield (
+            f"  {self.hint('causes')} --direct --service-url pulsar://localhost:6650 "
+            "--admin-url http://localhost:8080 --token-file FILE"
+        )
+        if not (self._is_file or self.waiting):
+            yield "without either, a Replay that moves nothing counts the causes in the cluster:"
+            yield f"  {self.flags.hint('replay', self.policy, '--all', '--plan')}"
 
     def past_replays(self) -> list[ReplayRecord]:
         """Read the Replays of the policy, latest first; none for a policy of a file."""
@@ -147,7 +148,7 @@ class InspectionRequest:
 
     @property
     def _is_file(self) -> bool:
-        return self.policy == "-" or "/" in self.policy or self.policy.endswith(FILE_ENDINGS)
+        return is_file(self.policy)
 
     def _of_file(self) -> tuple[TopicName, str]:
         namespace = self.flags.namespace or DEFAULT_NAMESPACE

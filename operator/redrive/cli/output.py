@@ -29,6 +29,8 @@ REDRAW_SECONDS = 0.2
 REPORT_SECONDS = 10.0
 """Time between two lines of progress without a terminal."""
 MISSING = "-"
+_ZONE = "redrive.zone"
+"""Key of click's context, under which a command has its time zone; absent for the local one."""
 FORMATS = frozenset({"json", "yaml", "jsonl", "name"})
 """Formats for programs."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
@@ -39,6 +41,22 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def output_option(*formats: str) -> Callable[[_Function], _Function]:
     """Add `-o` with *formats* to a command, which gets it as its argument `output`."""
     return click.option("-o", "--output", type=click.Choice(formats), help="Output format.")
+
+
+def utc_option(function: _Function) -> _Function:
+    """Add `--utc` to a command that prints times of day."""
+
+    def choose(ctx: click.Context, _: click.Parameter, is_utc: bool) -> None:  # noqa: FBT001
+        if is_utc:
+            ctx.meta[_ZONE] = UTC
+
+    return click.option(
+        "--utc",
+        is_flag=True,
+        expose_value=False,
+        callback=choose,
+        help="Times of day in UTC, with a Z; default: local ones.",
+    )(function)
 
 
 def now() -> datetime:
@@ -79,16 +97,21 @@ def age_of(text: object, at: datetime) -> str:
 
 
 def local_time(text: object, at: datetime) -> str:
-    """Return the local time of day of a moment, with the date where it is not that of *at*."""
-    instant = moment(text)
+    """Return the local time of day of a moment, with the date where it is not that of *at*.
+
+    In a command with `--utc` it is the time in UTC, with a `Z`.
+    """
+    instant, context = moment(text), click.get_current_context(silent=True)
     if instant is None:
         return MISSING
+    zone = None if context is None else context.meta.get(_ZONE)
     try:
-        local = instant.astimezone()
+        local = instant.astimezone(zone)
     except OverflowError:  # after the year 9999 in this time zone
         return MISSING
-    is_today = local.date() == at.astimezone().date()
-    return local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
+    is_today = local.date() == at.astimezone(zone).date()
+    shown = local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
+    return shown if zone is None else f"{shown}Z"
 
 
 def has_terminal(stream: TextIO) -> bool:

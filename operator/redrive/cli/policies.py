@@ -47,6 +47,7 @@ from redrive.cli.output import (
     print_object,
     style,
     table,
+    utc_option,
     written,
 )
 from redrive.errors import RedriveError
@@ -139,6 +140,7 @@ class Overview(NamedTuple):
 @click.option("-w", "--watch", is_flag=True, help="Show changes until interrupted.")
 @click.option("--exit-code", is_flag=True, help="Exit with 3 if anything needs attention.")
 @output_option("wide", "json", "yaml", "jsonl", "name")
+@utc_option
 @cluster_options
 def status(  # noqa: PLR0913  the options of the command
     policy: str | None,

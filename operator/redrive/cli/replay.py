@@ -38,6 +38,7 @@ from redrive.cli.output import (
     pairs,
     print_object,
     say,
+    utc_option,
     written,
 )
 from redrive.cli.policies import ENDED, conditions_of
@@ -175,6 +176,7 @@ def selection(options: dict[str, Any]) -> Body:
 @click.option("-y", "--yes", is_flag=True, help="Do not plan and ask first.")
 @click.option("--detach", is_flag=True, help="Do not follow the Replay.")
 @click.option("--timeout", type=Seconds(), metavar="TIME", help="Stop to follow: exit 4.")
+@utc_option
 @write_options
 def replay(policy: str, flags: ClusterFlags, **options: Any) -> int:  # noqa: ANN401
     """Move dead letters of a policy back to be processed again.
@@ -222,6 +224,7 @@ def replay(policy: str, flags: ClusterFlags, **options: Any) -> int:  # noqa: AN
 @replay_argument
 @click.option("--timeout", type=Seconds(), metavar="TIME", help="Give up after this time: exit 4.")
 @output_option("json", "yaml", "name")
+@utc_option
 @cluster_options
 def follow(replay: str, timeout: float | None, output: str | None, flags: ClusterFlags) -> int:
     """Show the progress of a Replay until it ends; at a terminal, confirm one in review."""

@@ -160,10 +160,20 @@ def test_topic_of_a_policy_by_name_is_in_its_status(shop: Shop) -> None:
     error = shop.run("causes", "orders", code=2)
     assert f"only with --direct; the messages are in {DEAD_LETTERS}" in error
     assert f"redrive causes orders -n {shop.name} --direct" in error.replace("  ", " ")
+    assert f"  redrive replay orders --all --plan -n {shop.name}\n" in error
     direct = "--direct --service-url pulsar://127.0.0.1:1 --admin-url http://127.0.0.1:1".split()
     assert "127.0.0.1:1" in shop.run("peek", "orders", *direct, code=1)
     assert "names no topic" in shop.run("causes", "quiet", *direct, code=1)
     assert "there is no RetryPolicy absent" in shop.run("causes", "absent", *direct, code=1)
+
+
+def test_explain_reads_a_policy_and_its_connection(shop: Shop) -> None:
+    lines = shop.run("explain", "orders").splitlines()
+    assert lines[0] == f"RetryPolicy {shop.name}/orders"
+    assert f"  defaults           of BrokerConnection {shop.name}/main" in lines
+    assert any(line.endswith(", then dead-lettered") for line in lines)
+    assert "there is no RetryPolicy absent" in shop.run("explain", "absent", code=1)
+    assert "a second name is for a file" in shop.run("explain", "orders", "other", code=2)
 
 
 def test_status_in_empty_namespace_names_the_next_step(shop: Shop) -> None:

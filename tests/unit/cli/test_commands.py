@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from redrive.cli import output
 from redrive.cli.cluster import role_with
 from redrive.cli.frame import COMMAND_GROUP, ClusterFlags
 from redrive.cli.main import COMMANDS, main
-from redrive.cli.output import Live, TableColumn, age, clean, local_time, table
+from redrive.cli.output import Live, TableColumn, age, clean, local_time, table, utc_option
 from redrive.cli.policies import policy_status
 from redrive.cli.replay import _after, selection
 from redrive.cli.replays import exit_code_of, progress, result_text
@@ -121,6 +122,14 @@ def test_time_of_another_day_has_its_date(monkeypatch: pytest.MonkeyPatch) -> No
     at = datetime(2026, 11, 27, 3, 0, tzinfo=UTC)
     assert local_time("2026-11-26T23:30:00Z", at) == "01:30:00"
     assert local_time("2026-11-26T21:30:00Z", at) == "2026-11-26 23:30"
+
+    @click.command()
+    @utc_option
+    def command() -> None:
+        click.echo(local_time("2026-11-26T23:30:00Z", at))
+
+    assert CliRunner().invoke(command, []).output == "01:30:00\n"
+    assert CliRunner().invoke(command, ["--utc"]).output == "2026-11-26 23:30Z\n"
     monkeypatch.undo()
     time.tzset()
 
