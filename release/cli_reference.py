@@ -37,8 +37,8 @@ prints the name it was called by. The commands need the extra `cli` (`pip instal
   know. Their field manager is `redrive`.
 - A Replay that the command creates belongs to its policy, is not launched later than an hour after
   its creation, and has the caller in `redrive.io/requested-by`.
-- Lists are read in pages of 500. Ages have one unit (`41m`, `3h`, `12d`); times of day are local, or
-  in UTC with `--utc`.
+- Lists are read in pages of 500. Ages have one unit (`41m`, `3h`, `12d`); times of day are local,
+  or in UTC with `--utc`.
 
 | exit code | meaning |
 |---|---|

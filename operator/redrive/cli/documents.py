@@ -50,6 +50,13 @@ class ReplayRecord(TypedDict):
     ticket: str | None
 
 
+class DeadLetterRequestRecord(TypedDict):
+    """Request to dead-letter a message at its next failure."""
+
+    origin: str
+    endTime: str
+
+
 class PolicyStatus(TypedDict):
     """State of a RetryPolicy."""
 
@@ -69,6 +76,7 @@ class PolicyStatus(TypedDict):
     expiryTime: str | None
     observedTime: str | None
     attention: list[Attention]
+    deadLetterNow: list[DeadLetterRequestRecord]
     replays: list[ReplayRecord]
 
 
@@ -130,6 +138,13 @@ class CauseCount(TypedDict):
     lastTime: str | None
     consumers: list[str]
     example: str
+
+
+class PlannedCause(TypedDict):
+    """Dead letters with one cause that a Replay can move."""
+
+    cause: str
+    messages: int
 
 
 class MalformedEntryRecord(TypedDict):
@@ -215,6 +230,21 @@ class CauseList(_Inspected):
     items: list[CauseCount]
 
 
+class PlannedCauseList(_Document):
+    """Output of `causes` without `--direct`: counts of a Replay of mode Plan.
+
+    Of `scanned` dead letters `matched` are selected. The items do not count `refused` ones, which
+    no Replay can move.
+    """
+
+    kind: Literal["PlannedCauseList"]
+    replay: str
+    scanned: int
+    matched: int
+    refused: int
+    items: list[PlannedCause]
+
+
 class MessageList(_Inspected):
     """Output of `peek`, the newest message first."""
 
@@ -230,5 +260,6 @@ DOCUMENTS = (
     CheckResultList,
     FindingList,
     CauseList,
+    PlannedCauseList,
     MessageList,
 )

@@ -43,6 +43,7 @@ from redrive.cli.output import (
     table,
     utc_option,
 )
+from redrive.cli.planned_causes import count_in_cluster
 from redrive.errors import RedriveError
 from redrive.inspection.export import private_file, write_json_lines, write_parquet
 from redrive.inspection.payloads import MessageRecord
@@ -100,15 +101,18 @@ def _target_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., An
 @utc_option
 @inspection_options
 def causes(request: InspectionRequest) -> int:
-    """Count dead letters by the cause of their last failure.
+    """Count dead letters by the cause of their last failure. Nothing is consumed.
 
-    POLICY is the name of a RetryPolicy in the cluster. A FILE, whose name has a / or ends with
-    .yaml or .json, has RetryPolicies; NAME is one of several. The newest 10000 entries of the topic
-    are read. Nothing is consumed.
+    POLICY is the name of a RetryPolicy in the cluster. Its dead letters are counted there, by a
+    Replay that moves nothing; --waiting and --reveal need --direct.
 
-    Texts of causes are masked: quoted values, words with digits, and words of the message itself.
-    --reveal shows clear text: with --direct your own token is the right to read it.
+    With --direct this program reads the newest 10000 entries, and shows fingerprints, times and
+    examples as well. A FILE, whose name has a / or ends with .yaml or .json, has RetryPolicies;
+    NAME is one of several. Texts of causes are masked: quoted values, words with digits, and words
+    of the message itself. --reveal shows clear text: your own token is the right to read it.
     """
+    if not (request.access.is_direct or request.is_of_file):
+        return count_in_cluster(request)
     reading = _planned(request)
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)

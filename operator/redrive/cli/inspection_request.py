@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -89,7 +89,8 @@ class InspectionRequest:
     Attributes:
         policy: name, or file, of the policy.
         name: of one policy of the file.
-        choice: selection; its limit counts the newest messages.
+        select: selection, as a Replay has it.
+        choice: the same, checked; its limit counts the newest messages.
         reads_all: True to read more than the newest entries.
         waiting: True for messages that wait for a retry.
         reveals: True for clear text.
@@ -99,6 +100,7 @@ class InspectionRequest:
     name: str | None
     flags: ClusterFlags
     access: DirectAccess
+    select: Body
     choice: Choice
     reads_all: bool
     waiting: bool
@@ -123,31 +125,36 @@ class InspectionRequest:
             RedriveError: there is no such policy, or it has no such topic.
             UsageError: messages can't be reached.
         """
-        name, subscription = self._of_file() if self._is_file else self._of_cluster()
+        if "where" in self.select:
+            raise click.UsageError(
+                "--where is evaluated by Spark, in a Replay; select by --cause, --id, --key, "
+                "--since or --until"
+            )
+        name, subscription = self._of_file() if self.is_of_file else self._of_cluster()
         if not self.access.is_direct:
-            raise click.UsageError("\n".join(self._ways_to_read(name)))
+            problem = "this program reads the broker only with --direct; the messages are in"
+            raise click.UsageError(f"{problem} {name}\n{self.direct_hint()}")
         return self.access.topic(name, subscription)
 
-    def _ways_to_read(self, name: TopicName) -> Iterator[str]:
-        yield f"this program reads the broker only with --direct; the messages are in {name}"
-        yield "with a token that may consume that topic, and addresses that this machine reaches:"
-        yield (
-            f"  {self.hint('causes')} --direct --service-url pulsar://localhost:6650 "
+    def direct_hint(self) -> str:
+        """Return the hint to read the broker in this program."""
+        command = click.get_current_context().info_name or "causes"
+        return (
+            "with a token that may consume the topic, and addresses that this machine reaches:\n"
+            f"  {self.hint(command)} --direct --service-url pulsar://localhost:6650 "
             "--admin-url http://localhost:8080 --token-file FILE"
         )
-        if not (self._is_file or self.waiting):
-            yield "without either, a Replay that moves nothing counts the causes in the cluster:"
-            yield f"  {self.flags.hint('replay', self.policy, '--all', '--plan')}"
 
     def past_replays(self) -> list[ReplayRecord]:
         """Read the Replays of the policy, latest first; none for a policy of a file."""
-        if self._is_file:
+        if self.is_of_file:
             return []
         cluster = Cluster(self.flags)
         return history_of(cluster, cluster.namespace, self.policy)
 
     @property
-    def _is_file(self) -> bool:
+    def is_of_file(self) -> bool:
+        """Return True if the policy is that of a file."""
         return is_file(self.policy)
 
     def _of_file(self) -> tuple[TopicName, str]:
@@ -199,17 +206,12 @@ def inspection_options(function: Callable[..., int]) -> Callable[..., Any]:
     def command(policy: str, name: str | None, flags: ClusterFlags, **options: Any) -> int:  # noqa: ANN401
         reads_all = options.pop("selects_all")
         select = selected(options)
-        if "where" in select:
-            raise click.UsageError(
-                "--where is evaluated by Spark, in a Replay; select by --cause, --id, --key, "
-                "--since or --until"
-            )
         direct = ("is_direct", "service_url", "admin_url", "token_file", "ca_file")
         access = DirectAccess(*(options.pop(option) for option in direct))
         choice = _choice(select)
         logging.getLogger("redrive").addHandler(logging.NullHandler())
         own = {n: options.pop(n) for n in ("waiting", "reveals", "output") if n in options}
-        request = InspectionRequest(policy, name, flags, access, choice, reads_all, **own)
+        request = InspectionRequest(policy, name, flags, access, select, choice, reads_all, **own)
         return function(request, **options)
 
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -221,7 +223,7 @@ def inspection_options(function: Callable[..., int]) -> Callable[..., Any]:
             click.argument("name", metavar="[NAME]", required=False),
             partial(
                 selection_options,
-                where="Refused: only Replays evaluate SQL.",
+                where="Condition over columns; only of causes without --direct.",
                 limit="Number of messages, the newest ones.",
                 everything="Read every entry, not the newest 10000.",
             ),

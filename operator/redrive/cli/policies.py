@@ -1,4 +1,4 @@
-"""Commands about RetryPolicies: `status`, `history`, `reconcile`."""
+"""Commands that show RetryPolicies: `status`, `history`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple, NoReturn
 
 import click
 
 from redrive.api import Body
+from redrive.api.annotations import dead_letter_requests
 from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
 from redrive.cli.documents import (
     Attention,
@@ -24,12 +25,10 @@ from redrive.cli.documents import (
 from redrive.cli.frame import (
     HAS_FINDINGS,
     ClusterFlags,
-    Seconds,
     all_namespaces_option,
     cluster_options,
     names_of,
     policy_argument,
-    write_options,
 )
 from redrive.cli.output import (
     FORMATS,
@@ -44,19 +43,15 @@ from redrive.cli.output import (
     output_option,
     pairs,
     print_document,
-    print_object,
     style,
     table,
     utc_option,
     written,
 )
-from redrive.errors import RedriveError
 from redrive.kube.resources import (
     CONNECTIONS,
-    IGNORE_OUTAGES_UNTIL,
-    PAUSE,
+    DEAD_LETTER_NOW,
     POLICIES,
-    RECONCILE_REQUESTED_AT,
     REPLAYS,
     REQUESTED_BY,
 )
@@ -99,12 +94,6 @@ _HISTORY_COLUMNS = (
     TableColumn("TICKET", dropped=2),
     TableColumn("REASON"),
 )
-
-
-class PolicyPausedError(RedriveError):
-    """A paused policy can't be reconciled."""
-
-    reason = "PolicyPaused"
 
 
 class Overview(NamedTuple):
@@ -275,6 +264,9 @@ class View:
         yield "dead", _dead_text(item, at)
         reconcile_now = self.flags.hint("reconcile", item["name"])
         yield "figures", f"{age_of(item['observedTime'], at)} old; read them now: {reconcile_now}"
+        for request in item["deadLetterNow"]:
+            end = local_time(request["endTime"], at)
+            yield "dead-letter", f"{request['origin']} at its next failure, until {end}"
         for attention in item["attention"]:
             if attention["reason"] != DEAD_LETTERS:
                 yield "attention", f"{attention['reason']}: {attention['message']}"
@@ -334,6 +326,12 @@ def policy_status(body: Body) -> PolicyStatus:
         "expiryTime": _expiry(spec, backlog),
         "observedTime": backlog.get("observedTime"),
         "attention": list(_attention(status, conditions)),
+        "deadLetterNow": [
+            {"origin": request.origin, "endTime": written(request.end)}
+            for request in dead_letter_requests(
+                (metadata.get("annotations") or {}).get(DEAD_LETTER_NOW) or "", now()
+            )
+        ],
         "replays": [],
     }
 
@@ -543,77 +541,3 @@ def _deleted_record(namespace: str, policy: str, result: Body) -> ReplayRecord:
         "reason": result.get("reason"),
         "ticket": result.get("ticket"),
     }
-
-
-@click.command()
-@policy_argument
-@click.option("--pause", is_flag=True, help="Stop the operator's work on the policy.")
-@click.option("--resume", is_flag=True, help="Restart it.")
-@write_options
-def reconcile(  # noqa: PLR0913  the options of the command
-    policy: str,
-    dry_run: str | None,
-    output: str | None,
-    flags: ClusterFlags,
-    *,
-    pause: bool,
-    resume: bool,
-) -> int:
-    """Have the operator reconcile a policy now, or pause and resume its work on the policy."""
-    if pause and resume:
-        raise click.UsageError("--pause and --resume exclude each other")
-    cluster = Cluster(flags)
-    body = cluster.get(POLICIES, cluster.namespace, policy)
-    is_paused = (body["metadata"].get("annotations") or {}).get(PAUSE) == "true"
-    if is_paused and not (pause or resume):
-        hint = flags.hint("reconcile", policy, "--resume")
-        raise PolicyPausedError(
-            "the policy is paused, and is not reconciled", remedy=f"run: {hint}"
-        )
-    if pause or resume:
-        annotation = {PAUSE: "true" if pause else None}
-    else:
-        annotation = {RECONCILE_REQUESTED_AT: written(now())}
-    after = _annotate(cluster, body, annotation, dry_run)
-    done = "paused" if pause else "resumed" if resume else "reconcile requested"
-    print_object(after, output, done, dry_run)
-    return 0
-
-
-def _annotate(
-    cluster: Cluster, policy: Body, annotation: Mapping[str, str | None], dry_run: str | None
-) -> Body:
-    """Set an annotation of a policy, and the one that names the caller; None removes it."""
-    annotations = {**annotation, REQUESTED_BY: cluster.user}
-    patch = {"metadata": {"annotations": annotations}}
-    return cluster.patch(POLICIES, policy, patch, dry_run=dry_run)
-
-
-@click.command()
-@policy_argument
-@click.option("--for", "seconds", type=Seconds(), metavar="TIME", help="Time until it ends: 1h.")
-@click.option("--stop", is_flag=True, help="End it now.")
-@write_options
-def ignore_outage(  # noqa: PLR0913  the options of the command
-    policy: str,
-    seconds: float | None,
-    dry_run: str | None,
-    output: str | None,
-    flags: ClusterFlags,
-    *,
-    stop: bool,
-) -> int:
-    """Have consumers retry in spite of an open outage breaker, for a time.
-
-    Consumers read it with their ConfigMap, in a pod within about two minutes. Failures use up
-    retries meanwhile.
-    """
-    if stop is (seconds is not None):
-        raise click.UsageError("choose one of --for and --stop")
-    cluster = Cluster(flags)
-    body = cluster.get(POLICIES, cluster.namespace, policy)
-    end = None if seconds is None else written(now() + timedelta(seconds=seconds))
-    after = _annotate(cluster, body, {IGNORE_OUTAGES_UNTIL: end}, dry_run)
-    done = "pauses for outages again" if stop else f"ignores outages until {end}"
-    print_object(after, output, done, dry_run)
-    return 0

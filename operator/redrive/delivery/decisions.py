@@ -247,12 +247,14 @@ class Decisions:
         """Have the broker redeliver *message*, or dead-letter it after `max_retries` of that."""
         policy = self.policy()
         redeliveries = self.attempts.redeliveries(message)
-        if redeliveries < policy.max_retries:
+        ends_now = bool(policy.dead_letter_now) and _ends_now(policy, self.attempts.of(message))
+        if redeliveries < policy.max_retries and not ends_now:
             reason = "" if error is None else type(error).__name__
             return Settlement(message, Redeliver(self.attempts.counted_by_broker(message), reason))
         failure = self._failure(message, error, raised=False)
         failed = failure.attempt.reconsume_times + redeliveries + 1
-        return _end(message, failure, DeadReason.RETRIES_EXHAUSTED, failed)
+        dead_reason = DeadReason.REQUESTED if ends_now else DeadReason.RETRIES_EXHAUSTED
+        return _end(message, failure, dead_reason, failed)
 
     def not_copied(self, settlement: Settlement, error: NotSentError) -> Settlement | None:
         """Decide about a message that can't be copied as it is: it is a dead letter, encoded.
@@ -298,7 +300,20 @@ class Decisions:
 
 
 def _settlement(message: pulsar.Message, failure: Failure, decide: Decide) -> Settlement:
-    return Settlement(message, decide(failure.policy), failure._replace(decide=decide))
+    def decide_finally(policy: Policy) -> Retry | Dead | Discard:
+        verdict = decide(policy)
+        if isinstance(verdict, Retry) and _ends_now(policy, failure.attempt):
+            return end(policy, DeadReason.REQUESTED, verdict.reconsume_times)
+        return verdict
+
+    return Settlement(
+        message, decide_finally(failure.policy), failure._replace(decide=decide_finally)
+    )
+
+
+def _ends_now(policy: Policy, attempt: Attempt) -> bool:
+    """Return True if an operator has asked to dead-letter the message at its next failure."""
+    return policy.dead_letters and attempt.origin in policy.dead_letter_now
 
 
 def _end(message: pulsar.Message, failure: Failure, reason: DeadReason, failed: int) -> Settlement:

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import yaml
 
 from redrive.api import API_VERSION, Body
+from redrive.api.annotations import is_dead_letter_annotation
 from redrive.api.conditions import moment_of
 from redrive.api.crds import KINDS, Kind, structural
 from redrive.api.model import FieldProblem, field_problems, is_empty
 from redrive.errors import InvalidSpecError
 from redrive.kube.resources import (
+    DEAD_LETTER_NOW,
     HAND_OVER_TO,
     IGNORE_OUTAGES_UNTIL,
     PAUSE,
@@ -35,6 +37,7 @@ from redrive.lint.manifests import FieldPath, Manifest
 from redrive.lint.rules import IDS, Finding, LintRule, concerned, finding_at, nearest, suggestion
 
 ANNOTATIONS = (
+    DEAD_LETTER_NOW,
     HAND_OVER_TO,
     IGNORE_OUTAGES_UNTIL,
     PAUSE,
@@ -50,6 +53,10 @@ _VALUES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
     IGNORE_OUTAGES_UNTIL: (
         "a time like 2026-11-27T12:00:00Z",
         lambda text: moment_of(text) is not None,
+    ),
+    DEAD_LETTER_NOW: (
+        "ORIGIN@TIME like 4711:3:0@2026-11-27T12:00:00Z, separated by spaces",
+        is_dead_letter_annotation,
     ),
 }
 """Annotation with a form → the form, and a function that returns True if a value has an effect."""

@@ -44,6 +44,8 @@ def encode(policy: Policy) -> str:
         document["outageBreaker"] = _outage_breaker(policy.outage_breaker)
     if policy.ignore_outages:
         document["ignoreOutages"] = True
+    if policy.dead_letter_now:
+        document["deadLetterNow"] = sorted(policy.dead_letter_now)
     if policy.sequenced:
         document["deadLetterSequenced"] = True
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -88,6 +90,7 @@ def decode(text: str) -> Policy:
         generation=_value(document, "generation", int),
         outage_breaker=_read_outage_breaker(document["outageBreaker"]),
         ignore_outages=_value(document, "ignoreOutages", bool),
+        dead_letter_now=frozenset(_strings(document, "deadLetterNow")),
         sequenced=_value(document, "deadLetterSequenced", bool),
     )
 
@@ -101,6 +104,7 @@ _ADDED: Mapping[str, Any] = {
     "deadLetterSubscription": DEAD_LETTER_SUBSCRIPTION,
     "outageBreaker": None,
     "ignoreOutages": False,
+    "deadLetterNow": [],
     "deadLetterSequenced": False,
 }
 

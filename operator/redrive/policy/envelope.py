@@ -414,11 +414,11 @@ class Attempt:
             schema_version = _number(properties, SCHEMA_VERSION)
         return cls(
             reconsume_times=reconsume_times(properties) if retried else 0,
-            origin=origin if _ORIGIN.fullmatch(origin) else message_id,
+            origin=origin if ORIGIN_FORM.fullmatch(origin) else message_id,
             first_failed_at=parse_moment(properties.get(FIRST_FAILED_AT, "")) if retried else None,
             cause=Cause.read(properties),
             schema_version=schema_version,
-            first_id=first_id if believed and _ORIGIN.fullmatch(first_id) else message_id,
+            first_id=first_id if believed and ORIGIN_FORM.fullmatch(first_id) else message_id,
         )
 
     def failing_for(self, now: datetime) -> timedelta:
@@ -502,7 +502,8 @@ def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> di
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 # Harmless in a log, whoever wrote it: Java, RocketMQ, we.
-_ORIGIN = re.compile(r"[0-9A-Za-z:,()._-]{1,128}")
+ORIGIN_FORM = re.compile(r"[0-9A-Za-z:,()._-]{1,128}")
+"""Form of `ORIGIN_MESSAGE_ID` that is believed, of clients in all languages."""
 
 
 def delay_of(properties: Mapping[str, str]) -> timedelta | None:

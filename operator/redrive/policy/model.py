@@ -132,6 +132,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "generation": (int, "give a whole number, or leave it out"),
     "ladder": (Ladder, 'give one such as Ladder.from_delays(["10s", "1m"])'),
     "levels": (Ladder, 'give one such as Ladder.from_delays(["10s", "1m"])'),
+    "dead_letter_now": (frozenset, 'give origins, such as frozenset({"4711:3:0"})'),
     **dict.fromkeys(_FLAGS, (bool, "give True or False")),
 }
 """The types of the fields that are not converted, and the remedy for another one."""
@@ -183,6 +184,8 @@ class Policy:
         outage_breaker: when consumers pause because what they depend on is down; None if they
             don't.
         ignore_outages: whether consumers go on all the same: an operator's override.
+        dead_letter_now: origins of messages that are dead-lettered at their next failure: an
+            operator's override. It has no effect where the policy keeps no dead letters.
         sequenced: whether messages of a key that has a dead letter follow it, unhandled, until a
             replay has brought all of them back in order.
 
@@ -211,6 +214,7 @@ class Policy:
     generation: int = 0
     outage_breaker: OutageLimits | None = None
     ignore_outages: bool = False
+    dead_letter_now: frozenset[str] = frozenset()
     sequenced: bool = False
 
     @property

@@ -46,7 +46,7 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION, prior_claim, too_many_policies
-from redrive.provision.outcome import ignores_outages
+from redrive.provision.outcome import dead_letters_now, ignores_outages
 from redrive.provision.ownership import named_in
 from redrive.provision.request import Request, Standing, is_proven, proof_of
 
@@ -320,6 +320,8 @@ def resolve_through(body: Body, connection: BrokerConnectionSpec, ctx: Context) 
     policy = policy_of(body, ctx.policies, spec)
     if ignores_outages(body, ctx.clock()):
         policy = replace(policy, ignore_outages=True)
+    if policy.dead_letters and (origins := dead_letters_now(body, ctx.clock())):
+        policy = replace(policy, dead_letter_now=origins)
     through = connections.connection_of(body)
     return Request(
         key=key,

@@ -23,6 +23,7 @@ from typing import Any
 
 from redrive.admin.errors import AdminError
 from redrive.api import Body, conditions
+from redrive.api.annotations import dead_letter_requests
 from redrive.api.conditions import (
     Condition,
     ObjectEvent,
@@ -38,7 +39,7 @@ from redrive.api.policy_defaults import DeletionPolicy
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import status
 from redrive.kube.client import KubernetesError, NotFoundError
-from redrive.kube.resources import IGNORE_OUTAGES_UNTIL, PAUSE, Key
+from redrive.kube.resources import DEAD_LETTER_NOW, IGNORE_OUTAGES_UNTIL, PAUSE, Key
 from redrive.kube.status import Publisher, add_finalizer
 from redrive.provision.actions import Action
 from redrive.provision.request import ContestedError
@@ -123,6 +124,17 @@ def ignores_outages(body: Body, now: datetime) -> bool:
     """Return True if consumers of a RetryPolicy do not pause for outages; see the annotation."""
     end = moment_of((body["metadata"].get("annotations") or {}).get(IGNORE_OUTAGES_UNTIL))
     return end is not None and now < end
+
+
+def dead_letters_now(body: Body, now: datetime) -> frozenset[str]:
+    """Return the origins of messages that consumers dead-letter at their next failure."""
+    text = (body["metadata"].get("annotations") or {}).get(DEAD_LETTER_NOW) or ""
+    return frozenset(request.origin for request in dead_letter_requests(text, now))
+
+
+def has_override(body: Body, now: datetime) -> bool:
+    """Return True if an annotation changes what consumers do until a time."""
+    return ignores_outages(body, now) or bool(dead_letters_now(body, now))
 
 
 def paused_conditions(body: Body) -> tuple[Condition, ...]:

@@ -61,7 +61,7 @@ from redrive.provision.outcome import (
     describe_changes,
     ensure_cleanup_finalizer,
     has_cleanup_finalizer,
-    ignores_outages,
+    has_override,
     is_paused,
     observed_conditions,
     paused_conditions,
@@ -129,7 +129,7 @@ async def reconcile(  # noqa: PLR0913  what a reconcile reads
     except NotFoundError:
         ctx.policies.drop(body)  # no watch has shown that it is gone
         return Requeue.ON_CHANGE
-    if outcome.requeue is Requeue.ON_CHANGE and ignores_outages(body, ctx.clock()):
+    if outcome.requeue is Requeue.ON_CHANGE and has_override(body, ctx.clock()):
         return Requeue.SLOW_BACKOFF  # no watch shows its end
     return outcome.requeue
 

@@ -35,6 +35,7 @@ from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS, Resource
 from sandbox import SOURCE_ROOT, builds, kubernetes
 from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
+from tests.support.cli_documents import SCHEMAS, check
 from tests.support.invalid_manifests import manifest
 
 ROOT = Path(__file__).parents[3]
@@ -157,10 +158,12 @@ def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
 
 
 def test_topic_of_a_policy_by_name_is_in_its_status(shop: Shop) -> None:
-    error = shop.run("causes", "orders", code=2)
+    error = shop.run("peek", "orders", code=2)
     assert f"only with --direct; the messages are in {DEAD_LETTERS}" in error
-    assert f"redrive causes orders -n {shop.name} --direct" in error.replace("  ", " ")
-    assert f"  redrive replay orders --all --plan -n {shop.name}\n" in error
+    assert f"redrive peek orders -n {shop.name} --direct" in error
+    error = shop.run("causes", "orders", "--waiting", "--reveal", code=2)
+    assert "error: --waiting, --reveal of causes is for --direct" in error
+    assert f"redrive causes orders --waiting -n {shop.name} --direct" in error
     direct = "--direct --service-url pulsar://127.0.0.1:1 --admin-url http://127.0.0.1:1".split()
     assert "127.0.0.1:1" in shop.run("peek", "orders", *direct, code=1)
     assert "names no topic" in shop.run("causes", "quiet", *direct, code=1)
@@ -235,37 +238,41 @@ def test_outages_are_ignored_until_a_time(shop: Shop) -> None:
     assert "redrive.io/ignore-outages-until" not in shop.annotations("orders")
 
 
+def test_dead_letter_requests_end_and_are_withdrawn(shop: Shop) -> None:
+    assert "with --origin" in shop.run("dead-letter", "orders", code=2)
+    assert "no id of a message" in shop.run("dead-letter", "orders", "--origin", "a b", code=2)
+    shown = shop.run("dead-letter", "orders", "--origin", "4711:3:0", "--for", "1h")
+    assert shown == "retrypolicy.redrive.io/orders dead-letters 4711:3:0 at the next failure\n"
+    shop.run("dead-letter", "orders", "--origin", "4711:4:0")
+    (document,) = json.loads(shop.run("status", "orders", "-o", "json"))["items"]
+    first, second = document["deadLetterNow"]
+    assert [first["origin"], second["origin"]] == ["4711:3:0", "4711:4:0"]
+    length = datetime.fromisoformat(first["endTime"]).timestamp() - time.time()
+    assert 3_500 < length < 3_601
+    assert "dead-letter  4711:4:0 at its next failure, until " in shop.run("status", "orders")
+    shop.run("dead-letter", "orders", "--stop", "--origin", "4711:3:0")
+    annotation = shop.annotations("orders")["redrive.io/dead-letter-now"]
+    assert annotation == f"4711:4:0@{second['endTime']}"
+    assert shop.run("dead-letter", "orders", "--stop").endswith(" no request is left\n")
+    assert "redrive.io/dead-letter-now" not in shop.annotations("orders")
+
+
+def test_dead_letter_without_effect_is_refused(shop: Shop) -> None:
+    shop.put(POLICIES, "discards", {}, deadLetter={"mode": "Discard"})
+    arguments = "dead-letter", "discards", "--origin", "4711:3:0"
+    assert "the policy discards dead letters" in shop.run(*arguments, code=1)
+    client, body = shop.client, shop.client.get(POLICIES, shop.name, "discards")
+    client.patch(POLICIES, body, {"spec": {"deadLetter": None}})
+    shop.run("reconcile", "discards", "--pause")
+    assert f"redrive reconcile discards --resume -n {shop.name}" in shop.run(*arguments, code=1)
+    client.delete(POLICIES, body)
+
+
 def test_unknown_field_is_refused_and_never_dropped(shop: Shop) -> None:
     body = manifest("Replay") | {"metadata": {"name": "x", "namespace": shop.name}}
     body["spec"]["afterReview"] = True  # of a later release
     with pytest.raises(ClusterError, match="do not know a field of this command"):
         shop.client.create(REPLAYS, body)
-
-
-def check(value: object, schema: dict[str, Any], path: str = "$") -> None:
-    """Check *value* against the keywords that the published schemas use."""
-    if "$ref" in schema:
-        schema = SCHEMAS["$defs"][schema["$ref"].removeprefix("#/$defs/")]
-    if "anyOf" in schema:
-        nullable = {"type": "null"} in schema["anyOf"]
-        assert value is not None or nullable, path
-        rest = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
-        if value is not None:
-            check(value, rest[0], path)
-        return
-    types = {"string": str, "integer": int, "array": list, "object": dict, None: object}
-    assert isinstance(value, types[schema.get("type")]), path
-    assert value in schema.get("enum", [value]), path
-    if isinstance(value, dict):
-        assert sorted(value) == sorted(schema["properties"]), path
-        for name, field in schema["properties"].items():
-            check(value[name], field, f"{path}.{name}")
-    if isinstance(value, list):
-        for item in value:
-            check(item, schema["items"], f"{path}[]")
-
-
-SCHEMAS = json.loads((ROOT / "docs/reference/cli.schema.json").read_text("utf-8"))
 
 
 def test_documents_follow_their_published_schemas(shop: Shop, tmp_path: Path) -> None:
@@ -292,7 +299,7 @@ def test_documents_follow_their_published_schemas(shop: Shop, tmp_path: Path) ->
     findings = json.loads(shop.capsys.readouterr().out)
     assert findings["items"]
     check(findings, SCHEMAS["$defs"][findings["kind"]])
-    inspected = {"CauseList", "MessageList"}  # of commands that read a broker
+    inspected = {"CauseList", "PlannedCauseList", "MessageList"}  # of commands that read a broker
     assert {*kinds.values(), findings["kind"], *inspected} == {
         choice["$ref"].split("/")[-1] for choice in SCHEMAS["oneOf"]
     }

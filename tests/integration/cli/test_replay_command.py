@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -18,6 +19,7 @@ from redrive.cli.frame import ClusterFlags
 from redrive.kube.resources import REPLAYS
 from sandbox import SOURCE_ROOT
 from sandbox.pulsar import SUPERUSER
+from tests.support.cli_documents import SCHEMAS, check
 from tests.support.replay_shop import SECONDS, Shop, shop
 
 __all__ = ["shop"]
@@ -67,6 +69,28 @@ class Terminal:
                 self.text += part.decode()
         os.close(self._primary)
         return self._process.wait(60)
+
+
+@pytest.mark.timeout(5 * SECONDS)
+def test_causes_are_counted_in_the_cluster(shop: Shop) -> None:
+    shop.declare()
+    empty = Terminal(shop, "causes", "orders")
+    assert empty.end() == 0
+    assert "no dead letters: none came, or all are acknowledged" in empty.text
+    shop.bury(3, "WarehouseDown")
+    shop.bury(2, "JSONDecodeError")
+    causes = Terminal(shop, "causes", "orders")
+    assert causes.end() == 0
+    rows = [row.split() for row in causes.text.splitlines()]
+    assert rows.index(["3", "WarehouseDown"]) + 1 == rows.index(["2", "JSONDecodeError"])
+    assert "read 5 dead letters; 5 are selected" in causes.text
+    selected = Terminal(shop, "causes", "orders", "--cause", "JSONDecodeError", "-o", "json")
+    assert selected.end() == 0
+    document = json.loads(selected.text[selected.text.index("{") :])
+    check(document, SCHEMAS["$defs"]["PlannedCauseList"])
+    assert (document["scanned"], document["matched"]) == (5, 2)
+    assert document["items"] == [{"cause": "JSONDecodeError", "messages": 2}]
+    assert shop.replayed() == []
 
 
 @pytest.mark.timeout(5 * SECONDS)

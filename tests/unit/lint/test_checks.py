@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from redrive.kube.resources import (
+    DEAD_LETTER_NOW,
     HAND_OVER_TO,
     IGNORE_OUTAGES_UNTIL,
     PAUSE,
@@ -86,5 +87,12 @@ def test_examples_have_no_finding(folder: Path) -> None:
 
 
 def test_annotations_of_users_are_known() -> None:
-    of_policies = {SKIP_CLEANUP, IGNORE_OUTAGES_UNTIL, PAUSE, HAND_OVER_TO, TAKE_OVER_FROM}
+    of_policies = {
+        DEAD_LETTER_NOW,
+        SKIP_CLEANUP,
+        IGNORE_OUTAGES_UNTIL,
+        PAUSE,
+        HAND_OVER_TO,
+        TAKE_OVER_FROM,
+    }
     assert set(ANNOTATIONS) >= {*of_policies, USABLE_BY, RECONCILE_REQUESTED_AT}

@@ -81,6 +81,7 @@ st.register_type_strategy(
         generation=st.integers(0, 2**63 - 1),
         outage_breaker=st.none() | st.from_type(OutageLimits),
         ignore_outages=st.booleans(),
+        dead_letter_now=st.frozensets(st.text(st.characters(codec="utf-8")), max_size=3),
     )
     .flatmap(
         lambda policy: (

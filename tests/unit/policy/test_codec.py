@@ -19,7 +19,7 @@ READ = [
     "delays", "retryTopic", "deadLetterTopic",
 ]  # fmt: skip
 ADDED = ["ordered", "jitter", "delayLevels", "deadLetterEnabled", "deadLetterSubscription"]
-OPTIONAL = ["outageBreaker", "ignoreOutages", "deadLetterSequenced"]
+OPTIONAL = ["outageBreaker", "ignoreOutages", "deadLetterNow", "deadLetterSequenced"]
 unknown_keys = st.text().filter(lambda key: key not in READ + ADDED + OPTIONAL)
 
 policies = st.from_type(Policy)

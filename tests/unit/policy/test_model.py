@@ -90,6 +90,7 @@ def test_unknown_subscription_type_is_refused_with_known_ones(text: str) -> None
         ("dead_letters", 1, "True or False"),
         ("sequenced", None, "True or False"),
         ("ignore_outages", "yes", "True or False"),
+        ("dead_letter_now", ["4711:3:0"], "origins, such as"),
         ("dead_letter_subscription", None, "its name"),
         ("subscription", 3, "its name"),
         ("name", None, "namespace/name"),

@@ -673,6 +673,24 @@ def test_ignore_outages_annotation_reaches_resolved_policy(
     assert not resolve(body, ctx).policy.ignore_outages
 
 
+def test_dead_letter_annotation_reaches_resolved_policy(
+    ctx: Context, connection: dict[str, Any], policy: MakeBody
+) -> None:
+    def origins(text: str, **spec: Any) -> frozenset[str]:  # noqa: ANN401
+        body = policy(**spec)
+        body["metadata"]["annotations"] = {"redrive.io/dead-letter-now": text}
+        world = dataclasses.replace(
+            ctx, policies=Cache([body]), connections=Cache([connection_with(connection)])
+        )
+        return resolve(body, world).policy.dead_letter_now
+
+    later, before = (written(ctx.clock() + timedelta(minutes=m)) for m in (1, -1))
+    assert origins(f"1:2:0@{later} 1:3:0@{before} 1:4:0@never 1:5:0 a%b@{later}") == {"1:2:0"}
+    assert origins(f"1:2:0@{later}", deadLetter={"mode": "Discard"}) == frozenset()
+    many = " ".join(f"1:{number}:0@{later}" for number in range(150))
+    assert len(origins(many)) == 100
+
+
 def test_refused_spec_is_parsed_once_with_constant_traceback(
     ctx: Context, connection: dict[str, Any], policy: MakeBody, parses: list[object]
 ) -> None:

@@ -228,13 +228,22 @@ async def test_refusals_without_watch_are_retried(
 
 
 @pytest.mark.parametrize(("minutes", "again"), [(5, Requeue.SLOW_BACKOFF), (-5, Requeue.ON_CHANGE)])
-async def test_policy_that_ignores_outages_is_reconciled_again(
-    connection: dict[str, Any], policy: MakeBody, minutes: int, again: Requeue
+@pytest.mark.parametrize(
+    ("name", "form"), [("ignore-outages-until", "{}"), ("dead-letter-now", "4711:3:0@{}")]
+)
+async def test_policy_with_timed_annotation_is_reconciled_again(  # noqa: PLR0913
+    connection: dict[str, Any],
+    policy: MakeBody,
+    *,
+    name: str,
+    form: str,
+    minutes: int,
+    again: Requeue,
 ) -> None:
     body = policy()
     end = (wall_clock() + timedelta(minutes=minutes)).isoformat()
-    names = "redrive.io/paused", "redrive.io/ignore-outages-until"
-    body["metadata"]["annotations"] = dict(zip(names, ("true", end), strict=True))
+    annotations = {"redrive.io/paused": "true", f"redrive.io/{name}": form.format(end)}
+    body["metadata"]["annotations"] = annotations
     ctx = make_world(NOTHING, connection, body)
     ctx.kubernetes.add(POLICIES, body)
     ctx.clock = wall_clock

@@ -1,0 +1,214 @@
+"""Commands that act on a RetryPolicy by an annotation: `reconcile`, `ignore-outage`, `dead-letter`.
+
+The operator reads the annotation, and consumers get their part with the ConfigMap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import click
+
+from redrive.api import Body
+from redrive.api.annotations import (
+    MAX_REQUESTS,
+    DeadLetterRequest,
+    dead_letter_annotation,
+    dead_letter_requests,
+)
+from redrive.cli.cluster import Cluster
+from redrive.cli.frame import ClusterFlags, Seconds, policy_argument, write_options
+from redrive.cli.output import now, print_object, say, written
+from redrive.errors import RedriveError
+from redrive.kube.resources import (
+    DEAD_LETTER_NOW,
+    IGNORE_OUTAGES_UNTIL,
+    PAUSE,
+    POLICIES,
+    RECONCILE_REQUESTED_AT,
+    REQUESTED_BY,
+)
+from redrive.policy.envelope import ORIGIN_FORM
+
+
+class PolicyStateError(RedriveError):
+    """The policy is in a state in which the command has no effect."""
+
+    reason = "PolicyState"
+
+
+@click.command()
+@policy_argument
+@click.option("--pause", is_flag=True, help="Stop the operator's work on the policy.")
+@click.option("--resume", is_flag=True, help="Restart it.")
+@write_options
+def reconcile(  # noqa: PLR0913  the options of the command
+    policy: str,
+    dry_run: str | None,
+    output: str | None,
+    flags: ClusterFlags,
+    *,
+    pause: bool,
+    resume: bool,
+) -> int:
+    """Have the operator reconcile a policy now, or pause and resume its work on the policy."""
+    if pause and resume:
+        raise click.UsageError("--pause and --resume exclude each other")
+    cluster = Cluster(flags)
+    body = cluster.get(POLICIES, cluster.namespace, policy)
+    is_paused = (body["metadata"].get("annotations") or {}).get(PAUSE) == "true"
+    if is_paused and not (pause or resume):
+        hint = flags.hint("reconcile", policy, "--resume")
+        raise PolicyStateError("the policy is paused, and is not reconciled", remedy=f"run: {hint}")
+    if pause or resume:
+        annotation = {PAUSE: "true" if pause else None}
+    else:
+        annotation = {RECONCILE_REQUESTED_AT: written(now())}
+    after = _annotate(cluster, body, annotation, dry_run)
+    done = "paused" if pause else "resumed" if resume else "reconcile requested"
+    print_object(after, output, done, dry_run)
+    return 0
+
+
+def _annotate(
+    cluster: Cluster, policy: Body, annotation: Mapping[str, str | None], dry_run: str | None
+) -> Body:
+    """Set an annotation of a policy, and the one that names the caller; None removes it."""
+    annotations = {**annotation, REQUESTED_BY: cluster.user}
+    patch = {"metadata": {"annotations": annotations}}
+    return cluster.patch(POLICIES, policy, patch, dry_run=dry_run)
+
+
+@click.command()
+@policy_argument
+@click.option("--for", "seconds", type=Seconds(), metavar="TIME", help="Time until it ends: 1h.")
+@click.option("--stop", is_flag=True, help="End it now.")
+@write_options
+def ignore_outage(  # noqa: PLR0913  the options of the command
+    policy: str,
+    seconds: float | None,
+    dry_run: str | None,
+    output: str | None,
+    flags: ClusterFlags,
+    *,
+    stop: bool,
+) -> int:
+    """Have consumers retry in spite of an open outage breaker, for a time.
+
+    Consumers read it with their ConfigMap, in a pod within about two minutes. Failures use up
+    retries meanwhile.
+    """
+    if stop is (seconds is not None):
+        raise click.UsageError("choose one of --for and --stop")
+    cluster = Cluster(flags)
+    body = cluster.get(POLICIES, cluster.namespace, policy)
+    end = None if seconds is None else written(now() + timedelta(seconds=seconds))
+    after = _annotate(cluster, body, {IGNORE_OUTAGES_UNTIL: end}, dry_run)
+    done = "pauses for outages again" if stop else f"ignores outages until {end}"
+    print_object(after, output, done, dry_run)
+    return 0
+
+
+class Origin(click.ParamType[str]):
+    """The id that a message was first produced with, such as `4711:3:0`."""
+
+    name = "origin"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Check an id."""
+        text = str(value)
+        if not ORIGIN_FORM.fullmatch(text):
+            self.fail(f"{text!r} is no id of a message; write one like 4711:3:0", param, ctx)
+        return text
+
+
+@click.command()
+@policy_argument
+@click.option(
+    "--origin", "origins", type=Origin(), multiple=True, metavar="ID", help="Message; repeatable."
+)
+@click.option(
+    "--for",
+    "seconds",
+    type=Seconds(),
+    default="4h",
+    show_default=True,
+    metavar="TIME",
+    help="Time until the request ends.",
+)
+@click.option("--stop", is_flag=True, help="Withdraw the requests, or those of --origin.")
+@write_options
+def dead_letter(  # noqa: PLR0913  the options of the command
+    policy: str,
+    flags: ClusterFlags,
+    *,
+    origins: tuple[str, ...],
+    seconds: float,
+    stop: bool,
+    dry_run: str | None,
+    output: str | None,
+) -> int:
+    """Have consumers dead-letter a message at its next failure, as it would block its key.
+
+    ID is the origin of the message: peek --waiting shows it, and consumers log it. It is
+    dead-lettered with the reason Requested, and messages of its key continue. A message that is
+    handled stays handled. The request ends after --for, because a replayed dead letter has the
+    same origin.
+
+    Consumers in Python with a policy file read it with their ConfigMap, in a pod within about two
+    minutes.
+    """
+    if not (origins or stop):
+        raise click.UsageError("name the message with --origin, or withdraw requests with --stop")
+    cluster = Cluster(flags)
+    body = cluster.get(POLICIES, cluster.namespace, policy)
+    annotations, at = body["metadata"].get("annotations") or {}, now()
+    requests = {
+        request.origin: request
+        for request in dead_letter_requests(annotations.get(DEAD_LETTER_NOW) or "", at)
+    }
+    if stop:
+        for origin in origins or tuple(requests):
+            requests.pop(origin, None)
+    else:
+        _check_dead_letter(body, flags)
+        end = at + timedelta(seconds=seconds)
+        requests |= {origin: DeadLetterRequest(origin, end) for origin in origins}
+    if len(requests) > MAX_REQUESTS:
+        hint = flags.hint("dead-letter", policy, "--stop")
+        raise PolicyStateError(
+            f"a policy has at most {MAX_REQUESTS} requests",
+            got=len(requests),
+            remedy=f"wait until others have ended, or withdraw them: {hint}",
+        )
+    annotation = {DEAD_LETTER_NOW: dead_letter_annotation(requests.values())}
+    after = _annotate(cluster, body, annotation, dry_run)
+    rest = f"{len(requests)} requests are left" if requests else "no request is left"
+    done = rest if stop else f"dead-letters {', '.join(origins)} at the next failure"
+    print_object(after, output, done, dry_run)
+    if not stop and dry_run is None:
+        say(f"ends at {written(end)}; withdraw it: {flags.hint('dead-letter', policy, '--stop')}")
+    return 0
+
+
+def _check_dead_letter(policy: Body, flags: ClusterFlags) -> None:
+    """Pass if consumers of a policy get a request, and obey it.
+
+    Raises:
+        PolicyStateError: the policy discards dead letters, or it is paused.
+    """
+    name = policy["metadata"]["name"]
+    if ((policy["spec"].get("deadLetter") or {}).get("mode") or "Keep") == "Discard":
+        raise PolicyStateError(
+            "the policy discards dead letters: the message would be lost",
+            got="deadLetter.mode Discard",
+            remedy="have the handler discard it, or set deadLetter.mode to Keep",
+        )
+    if (policy["metadata"].get("annotations") or {}).get(PAUSE) == "true":
+        raise PolicyStateError(
+            "the policy is paused, so consumers do not get the request",
+            remedy=f"run: {flags.hint('reconcile', name, '--resume')}",
+        )
