@@ -32,7 +32,7 @@ from redrive.admin.proxies import proxy_for
 from redrive.api import GROUP, Body
 from redrive.cli.frame import ClusterFlags
 from redrive.errors import RedriveError
-from redrive.kube.resources import APPROVALS, CONNECTIONS, POLICIES, REPLAYS, Resource
+from redrive.kube.resources import APPROVALS, CONNECTIONS, NAMESPACES, POLICIES, REPLAYS, Resource
 
 FIELD_MANAGER = "redrive"
 PAGE = 500
@@ -134,6 +134,15 @@ class Cluster:
             ObjectNotFoundError: it does not exist.
         """
         answer: Body = self.request("GET", resource.path(namespace, name))
+        return answer
+
+    def get_namespace(self, name: str) -> Body:
+        """Read a Namespace.
+
+        Raises:
+            ObjectNotFoundError: it does not exist.
+        """
+        answer: Body = self.request("GET", NAMESPACES.path(None, name))
         return answer
 
     def create(self, resource: Resource, body: Body, *, dry_run: str | None = None) -> Body:

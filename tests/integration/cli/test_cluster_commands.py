@@ -268,6 +268,29 @@ def test_dead_letter_without_effect_is_refused(shop: Shop) -> None:
     client.delete(POLICIES, body)
 
 
+def test_lint_live_finds_rivals_of_the_cluster(shop: Shop, tmp_path: Path) -> None:
+    file, topic = tmp_path / "policies.yaml", "persistent://shop/prod/claimed"
+    shop.put(POLICIES, "claimer", {}, topic=topic)
+
+    def lint(name: str, *options: str, code: int) -> tuple[str, str]:
+        file.write_text(yaml.safe_dump(manifest("RetryPolicy", name, topic=topic)), "utf-8")
+        assert main(["lint", str(file), "-n", shop.name, *options]) == code
+        captured = shop.capsys.readouterr()
+        return captured.out, captured.err
+
+    lint("rival", code=0)
+    out, error = lint("rival", "--live", code=1)
+    (finding,) = out.splitlines()
+    assert finding.startswith(f"{file}:")
+    assert f", cluster/RetryPolicy/{shop.name}/claimer:" in finding
+    assert finding.endswith("  [resource-conflict]")
+    assert error.endswith("of the cluster: 3 in all namespaces.\n")
+    lint("claimer", "--live", code=0)
+    _, error = lint("rival", "--live", "--as", "bob", code=0)
+    assert error.endswith(f": 0 in the namespaces {shop.name} alone.\n")
+    shop.client.delete(POLICIES, shop.client.get(POLICIES, shop.name, "claimer"))
+
+
 def test_unknown_field_is_refused_and_never_dropped(shop: Shop) -> None:
     body = manifest("Replay") | {"metadata": {"name": "x", "namespace": shop.name}}
     body["spec"]["afterReview"] = True  # of a later release
