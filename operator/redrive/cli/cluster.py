@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import unquote_plus, urlencode
 
 import urllib3
 
@@ -31,6 +32,7 @@ from redrive import __version__
 from redrive.admin.proxies import proxy_for
 from redrive.api import GROUP, Body
 from redrive.cli.frame import ClusterFlags
+from redrive.cli.output import clean, say
 from redrive.errors import RedriveError
 from redrive.kube.resources import APPROVALS, CONNECTIONS, NAMESPACES, POLICIES, REPLAYS, Resource
 
@@ -262,8 +264,9 @@ class Cluster:
         kind = "merge-patch+json" if method == "PATCH" else "json"
         headers = urllib3.HTTPHeaderDict(self._headers())
         headers["Content-Type"] = f"application/{kind}"
+        begin, status = time.monotonic(), "no answer"
         try:
-            return self._connections.request(
+            response = self._connections.request(
                 method,
                 url,
                 body=None if body is None else json.dumps(body).encode(),
@@ -271,8 +274,14 @@ class Cluster:
                 timeout=max(seconds, 2 * WATCH_SECONDS) if stream else seconds,
                 preload_content=not stream,
             )
+            status = str(response.status)
         except urllib3.exceptions.HTTPError as error:
             raise self.silence(error) from error
+        finally:
+            if self._flags.is_verbose:
+                milliseconds = (time.monotonic() - begin) * 1_000
+                say(f"{method} {clean(unquote_plus(url))} {status} in {milliseconds:.0f} ms")
+        return response
 
     def silence(self, error: Exception) -> ClusterError:
         """Return the error of a request without an answer."""

@@ -116,6 +116,7 @@ class ClusterFlags:
         user: to impersonate.
         groups: to impersonate.
         timeout_seconds: of one request.
+        is_verbose: True to show each request.
         all_namespaces: with `-A`.
     """
 
@@ -125,6 +126,7 @@ class ClusterFlags:
     user: str | None = None
     groups: tuple[str, ...] = ()
     timeout_seconds: float = 30.0
+    is_verbose: bool = False
     all_namespaces: bool = False
 
     def hint(self, *words: str, namespace: str | None = None) -> str:
@@ -183,6 +185,13 @@ _OPTIONS = (
         show_default=True,
         help="Time limit of one request.",
     ),
+    click.option(
+        "-v",
+        "--verbose",
+        "is_verbose",
+        is_flag=True,
+        help="Show each request to the API server, on standard error.",
+    ),
 )
 
 
@@ -191,9 +200,9 @@ def cluster_options(function: _Function) -> _Function:
 
     @wraps(function)
     def command(**arguments: Any) -> Any:  # noqa: ANN401  a command's own arguments
-        names = ("namespace", "context", "kubeconfig", "user", "groups", "timeout_seconds")
+        names = ("namespace", "context", "kubeconfig", "user", "groups")
         flags = ClusterFlags(
-            **{name: arguments.pop(name) for name in names},
+            **{name: arguments.pop(name) for name in (*names, "timeout_seconds", "is_verbose")},
             all_namespaces=arguments.pop("all_namespaces", False),
         )
         return function(flags=flags, **arguments)

@@ -252,6 +252,8 @@ class View:
         title = f"{item['topic']}, {item['subscription']}, {item['subscriptionType']}"
         yield f"{style(item['name'], 'cyan')}   {title}"
         yield from pairs([*self._state(item, at), *_replay_pairs(item["replays"], at)])
+        if item["deadLetters"]:
+            yield f"Causes: {self.flags.hint('causes', item['name'])}"
         yield f"Past Replays: {self.flags.hint('history', item['name'])}"
 
     def _state(self, item: PolicyStatus, at: datetime) -> Iterator[tuple[str, object]]:

@@ -210,7 +210,8 @@ def test_responder_sets_annotations_under_its_own_name_only(
     other, limited = "requested-by must name the caller; got 'ann'", "only these annotations"
     wait_until_refused(lambda: patch(annotate(requested_by="ann")), other)
     patch(annotate(requested_by="rita", paused="true"))
-    patch(annotate(paused=None))
+    until = "2099-01-01T00:00:00Z"
+    patch(annotate(paused=None, ignore_outages_until=until, dead_letter_now=f"4711:3:0@{until}"))
     for change in (
         {"spec": {"maxRetries": 3}},
         {"metadata": {"labels": {"a": "b"}}},

@@ -155,6 +155,8 @@ def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
     assert "  connection   " in one
     assert "/main, ready" in one
     assert "last replay  gone  Completed  4 moved, 0 refused" in one
+    assert f"Causes: redrive causes orders -n {shop.name}\n" in one
+    assert "Causes:" not in shop.run("status", "quiet")
 
 
 def test_topic_of_a_policy_by_name_is_in_its_status(shop: Shop) -> None:
@@ -191,6 +193,17 @@ def test_lists_are_read_in_pages(shop: Shop, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cluster_module, "PAGE", 1)
     names = shop.run("status", "-o", "name", "--all").split()
     assert names == ["retrypolicy.redrive.io/orders", "retrypolicy.redrive.io/quiet"]
+
+
+def test_verbose_command_shows_its_requests(shop: Shop) -> None:
+    assert main(["reconcile", "orders", "-v", "-n", shop.name]) == 0
+    lines = shop.capsys.readouterr().err.splitlines()
+    requests = [(line.split()[0], line.split()[2]) for line in lines]
+    assert requests == [("GET", "200"), ("POST", "201"), ("PATCH", "200")]
+    policy = f"/namespaces/{shop.name}/retrypolicies/orders?"
+    assert policy in lines[0]
+    assert "fieldValidation=Strict" in lines[-1]
+    assert all(line.endswith(" ms") for line in lines)
 
 
 def test_missing_right_names_verb_namespace_and_role(shop: Shop) -> None:
