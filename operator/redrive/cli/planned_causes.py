@@ -24,7 +24,6 @@ from redrive.cli.output import (
 )
 from redrive.cli.replay import manifest, planned
 from redrive.cli.replays import run_of
-from redrive.inspection.summary import NONE_RECORDED
 from redrive.kube.resources import POLICIES, REPLAYS
 
 REASON = "causes"
@@ -63,7 +62,7 @@ def count_in_cluster(request: InspectionRequest) -> int:
         print_document(document("PlannedCauseList", items, **fields), request.output, names)
         return 0
     if items:
-        rows = [(item["messages"], item["cause"] or NONE_RECORDED) for item in items]
+        rows = [(item["messages"], item["cause"] or "none recorded") for item in items]
         click.echo("\n".join(table(_COLUMNS, rows)))
     say("\n".join(_summary(request, plan, counts)))
     return 0
