@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 
 import click
 import yaml
@@ -161,8 +162,10 @@ def _add_live(manifests: Manifests, bodies: Iterable[Body]) -> None:
     own: dict[str, list[Manifest]] = defaultdict(list)
     for manifest in manifests.objects:
         own[manifest.title].append(manifest)
-    ordered = [m for there in live.objects for m in own.pop(there.title, [there])]
-    manifests.objects = [*ordered, *(m for group in own.values() for m in group)]
+    ordered: list[Manifest] = []
+    for manifest in live.objects:
+        ordered += own.pop(manifest.title, [manifest])
+    manifests.objects = [*ordered, *chain.from_iterable(own.values())]
 
 
 def _add_namespaces(manifests: Manifests, cluster: Cluster, names: Iterable[str]) -> None:
