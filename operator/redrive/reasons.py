@@ -400,7 +400,7 @@ class Reason(enum.StrEnum):
         "fix the cause of the failures")
     RETRIES_OVERDUE = _ReasonRow("RetriesOverdue", WARNING,
         "retries are due and consumers are connected, but the broker delivers none",
-        "unload the retry topic")
+        "run `kubectl redrive unload POLICY`")
     CHUNKS_STRANDED = _ReasonRow("ChunksStranded", WARNING,
         "a consumer disconnected between two chunks of a large message, which the broker "
         "delivers to no other consumer",

@@ -160,6 +160,7 @@ class FakeBroker:
             f"GET {topic}/partitions": self._partitions,
             f"POST {topic}/partitions": self._add_partitions,
             f"DELETE {topic}/partitions": self._delete_topic,
+            f"PUT {topic}/unload": self._unload,
             f"POST {topic}/createMissedPartitions": self._restore_partitions,
             f"GET {topic}/properties": self._properties,
             f"PUT {topic}/properties": self._set_properties,
@@ -324,6 +325,9 @@ class FakeBroker:
             raise Refused(409, f"{name} is a {kind} topic")
         del namespace.topics[local]
         namespace.grants.pop(name, None)
+
+    async def _unload(self, request: web.Request) -> None:
+        self._find(request, "unload a topic")
 
     async def _partitions(self, request: web.Request) -> Any:  # noqa: ANN401
         _, topic = self._find(request, "get metadata", 401)

@@ -430,6 +430,17 @@ class TopicCalls(Calls):
         kind = "/partitions" if partitioned else ""
         await self._send(Call(f"delete {topic}", "DELETE", f"{topic_path(topic)}{kind}"))
 
+    async def unload(self, topic: TopicName) -> None:
+        """Have the broker close a topic, with all its partitions, and load it again.
+
+        Clients reconnect, and unacknowledged messages are delivered again.
+
+        Raises:
+            AdminNotFoundError: the topic does not exist.
+            AdminForbiddenError: the caller lacks the right.
+        """
+        await self._send(Call(f"unload {topic}", "PUT", f"{topic_path(topic)}/unload"))
+
     async def delete_subscription(self, topic: TopicName, name: str) -> None:
         """Delete a subscription with its backlog; never against its consumers.
 

@@ -422,6 +422,16 @@ Internal = Annotated[
 """Fields that only the operator knows, those of newer ones included."""
 
 
+class UnloadResult(StatusModel):
+    """Result of the last unload of the retry topic that an annotation requested."""
+
+    request_time: Timestamp
+    """Value of the annotation `redrive.io/unload-requested-at`."""
+
+    error: Annotated[str, Field(max_length=1024)] | None = None
+    """Refusal of the broker. Absent where the topic was unloaded."""
+
+
 class RetryPolicyStatus(StatusModel):
     """State of the policy. The operator writes it."""
 
@@ -482,6 +492,9 @@ class RetryPolicyStatus(StatusModel):
 
     replays: Annotated[tuple[ReplayResult, ...], Field(max_length=MAX_RESULTS)] | None = None
     """Results of the last ten Replays of the policy, the last one first. Absent without any."""
+
+    unload: UnloadResult | None = None
+    """Result of the last requested unload of the retry topic. Absent without any."""
 
     internal: Internal | None = None
     """Bookkeeping of the operator, which is no part of the API: other programs must not read it.

@@ -71,6 +71,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "reconcile": Subcommand("policy_actions", "Act", "reconcile a policy now; pause or resume it"),
     "ignore-outage": Subcommand("policy_actions", "Act", "retry in spite of an outage, for a time"),
     "dead-letter": Subcommand("policy_actions", "Act", "dead-letter a message at its next failure"),
+    "unload": Subcommand("policy_actions", "Act", "have the broker load the retry topic again"),
     "lint": Subcommand("lint", "Develop", "check manifests, without a cluster"),
     "explain": Subcommand("develop", "Develop", "show names, attempts in time and lines to paste"),
     "diff": Subcommand("diff", "Develop", "show the changes that a changed manifest makes"),

@@ -1,11 +1,14 @@
-"""Commands that act on a RetryPolicy by an annotation: `reconcile`, `ignore-outage`, `dead-letter`.
+"""Commands that act on a RetryPolicy by an annotation.
 
-The operator reads the annotation, and consumers get their part with the ConfigMap.
+`reconcile`, `ignore-outage`, `dead-letter` and `unload`: the operator reads the annotation, and
+consumers get their part with the ConfigMap.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import timedelta
 
 import click
@@ -18,8 +21,14 @@ from redrive.api.annotations import (
     dead_letter_requests,
 )
 from redrive.cli.cluster import Cluster
-from redrive.cli.frame import ClusterFlags, Seconds, policy_argument, write_options
-from redrive.cli.output import now, print_object, say, written
+from redrive.cli.frame import (
+    NOT_FINISHED,
+    ClusterFlags,
+    Seconds,
+    policy_argument,
+    write_options,
+)
+from redrive.cli.output import age, now, print_object, say, written
 from redrive.errors import RedriveError
 from redrive.kube.resources import (
     DEAD_LETTER_NOW,
@@ -28,6 +37,7 @@ from redrive.kube.resources import (
     POLICIES,
     RECONCILE_REQUESTED_AT,
     REQUESTED_BY,
+    UNLOAD_REQUESTED_AT,
 )
 from redrive.policy.envelope import ORIGIN_FORM
 
@@ -174,7 +184,8 @@ def dead_letter(  # noqa: PLR0913  the options of the command
         for origin in origins or tuple(requests):
             requests.pop(origin, None)
     else:
-        _check_dead_letter(body, flags)
+        _check_keeps_dead_letters(body)
+        _check_active(body, flags)
         end = at + timedelta(seconds=seconds)
         requests |= {origin: DeadLetterRequest(origin, end) for origin in origins}
     if len(requests) > MAX_REQUESTS:
@@ -194,21 +205,92 @@ def dead_letter(  # noqa: PLR0913  the options of the command
     return 0
 
 
-def _check_dead_letter(policy: Body, flags: ClusterFlags) -> None:
-    """Pass if consumers of a policy get a request, and obey it.
+def _check_keeps_dead_letters(policy: Body) -> None:
+    """Pass if a policy keeps dead letters.
 
     Raises:
-        PolicyStateError: the policy discards dead letters, or it is paused.
+        PolicyStateError: it discards them.
     """
-    name = policy["metadata"]["name"]
     if ((policy["spec"].get("deadLetter") or {}).get("mode") or "Keep") == "Discard":
         raise PolicyStateError(
             "the policy discards dead letters: the message would be lost",
             got="deadLetter.mode Discard",
             remedy="have the handler discard it, or set deadLetter.mode to Keep",
         )
-    if (policy["metadata"].get("annotations") or {}).get(PAUSE) == "true":
+
+
+def _check_active(policy: Body, flags: ClusterFlags) -> None:
+    """Pass if the operator works on a policy.
+
+    Raises:
+        PolicyStateError: it is paused, or only observed.
+    """
+    metadata, spec = policy["metadata"], policy["spec"]
+    if (metadata.get("annotations") or {}).get(PAUSE) == "true":
         raise PolicyStateError(
-            "the policy is paused, so consumers do not get the request",
-            remedy=f"run: {flags.hint('reconcile', name, '--resume')}",
+            "the policy is paused, so the operator does not carry out the request",
+            remedy=f"run: {flags.hint('reconcile', metadata['name'], '--resume')}",
         )
+    if spec.get("managementPolicy") == "Observe":
+        raise PolicyStateError(
+            "the operator only observes the policy",
+            got="managementPolicy Observe",
+            remedy="set it to Manage",
+        )
+
+
+@click.command()
+@policy_argument
+@click.option(
+    "--timeout",
+    "seconds",
+    type=Seconds(),
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="Stop to wait for the operator: exit 4.",
+)
+@write_options
+def unload(
+    policy: str, seconds: float, dry_run: str | None, output: str | None, flags: ClusterFlags
+) -> int:
+    """Have the broker load the retry topic again: the remedy of RetriesOverdue.
+
+    The operator unloads the topic, by its own rights. Consumers reconnect, and messages that they
+    handle at that moment are delivered again.
+    """
+    cluster = Cluster(flags)
+    body = cluster.get(POLICIES, cluster.namespace, policy)
+    _check_active(body, flags)
+    request_time = written(now())
+    after = _annotate(cluster, body, {UNLOAD_REQUESTED_AT: request_time}, dry_run)
+    if dry_run is not None:
+        print_object(after, output, "", dry_run)
+        return 0
+    result = _unloaded(cluster, after, request_time, seconds)
+    if result is None:
+        say(f"no result within {age(seconds)}; see the policy: {flags.hint('status', policy)}")
+        return NOT_FINISHED
+    if result.get("error"):
+        raise PolicyStateError(
+            "the retry topic was not unloaded",
+            got=result["error"],
+            remedy="give the operator's role the right, or unload it with pulsar-admin",
+        )
+    print_object(after, output, "unloaded the retry topic")
+    return 0
+
+
+def _unloaded(cluster: Cluster, policy: Body, request_time: str, seconds: float) -> Body | None:
+    """Wait for the result of a request to unload; None if the operator gave none in time."""
+    start, metadata = time.monotonic(), policy["metadata"]
+    field = f"metadata.name={metadata['name']}"
+    with closing(cluster.watch(POLICIES, metadata["namespace"], fields=field)) as snapshots:
+        for snapshot in snapshots:
+            for body in snapshot.objects:
+                result: Body = (body.get("status") or {}).get("unload") or {}
+                if result.get("requestTime") == request_time:
+                    return result
+            if time.monotonic() - start > seconds:
+                break
+    return None

@@ -88,6 +88,9 @@ DEAD_LETTER_NOW = "redrive.io/dead-letter-now"
 `ORIGIN@TIME`, until that time; separated by spaces."""
 RECONCILE_REQUESTED_AT = "redrive.io/reconcile-requested-at"
 """Annotation with a time: a change of it has the object reconciled."""
+UNLOAD_REQUESTED_AT = "redrive.io/unload-requested-at"
+"""Annotation of a RetryPolicy with a time: the operator has the broker load the retry topic again,
+once for each value."""
 REQUESTED_BY = "redrive.io/requested-by"
 """Annotation: the user who created a Replay, or who annotated a RetryPolicy last. The admission
 policy of the chart verifies it."""

@@ -31,6 +31,7 @@ from redrive.kube.resources import (
     REQUESTED_BY,
     SKIP_CLEANUP,
     TAKE_OVER_FROM,
+    UNLOAD_REQUESTED_AT,
     USABLE_BY,
 )
 from redrive.lint.manifests import FieldPath, Manifest
@@ -45,14 +46,15 @@ ANNOTATIONS = (
     REQUESTED_BY,
     SKIP_CLEANUP,
     TAKE_OVER_FROM,
+    UNLOAD_REQUESTED_AT,
     USABLE_BY,
 )
 """Annotations that users write."""
 _VALUES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
     PAUSE: ("true or false", lambda text: text in {"true", "false"}),
-    IGNORE_OUTAGES_UNTIL: (
-        "a time like 2026-11-27T12:00:00Z",
-        lambda text: moment_of(text) is not None,
+    **dict.fromkeys(
+        (IGNORE_OUTAGES_UNTIL, UNLOAD_REQUESTED_AT),
+        ("a time like 2026-11-27T12:00:00Z", lambda text: moment_of(text) is not None),
     ),
     DEAD_LETTER_NOW: (
         "ORIGIN@TIME like 4711:3:0@2026-11-27T12:00:00Z, separated by spaces",

@@ -23,6 +23,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from redrive.admin.client import Admin
@@ -34,9 +35,11 @@ from redrive.api.conditions import (
     StatusWarning,
     is_new,
     is_settled,
+    moment_of,
     progressing,
     ready,
     reason,
+    written,
 )
 from redrive.errors import InvalidSpecError, OwnerConflictError, RedriveError, Requeue
 from redrive.kube import logs, resources
@@ -45,6 +48,7 @@ from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher
+from redrive.policy.naming import TopicName
 from redrive.provision.actions import Action, CreateTopic, in_words, is_refusable
 from redrive.provision.apply import apply
 from redrive.provision.checks import PREFLIGHT, PreflightFacts
@@ -269,6 +273,7 @@ def _fields(made: Converged) -> dict[str, Any]:
         "ledgerTopic": None if wanted.ledger is None else str(wanted.ledger.name),
         "sequencesTopic": None if wanted.sequences is None else str(wanted.sequences.name),
         "configMap": wanted.config_map["metadata"]["name"],
+        **({} if made.unload is None else {"unload": made.unload}),
     }
 
 
@@ -287,6 +292,7 @@ class Converged:
         request: what the policy asks for.
         broker: which one answered, as `broker_at` names it.
         planned_changes: what was not done, because the policy only observes.
+        unload: result of a requested unload of the retry topic, for the status.
     """
 
     desired: Desired
@@ -295,6 +301,7 @@ class Converged:
     actions: tuple[Action, ...]
     planned_changes: tuple[Action, ...]
     warnings: tuple[StatusWarning, ...]
+    unload: Body | None = None
 
 
 async def converge(request: Request, body: Body, ctx: Context, conflicts: Conflicts) -> Converged:
@@ -331,8 +338,41 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     seen = Seen(replace(request, is_proven=True), rivals, want, have, tuple(applied.refused))
     # It may have changed since the request was read.
     broker = broker_at(connection.spec.pulsar.admin_url)
-    return Converged(want, request, broker, tuple(applied.done), planned_changes, warnings(seen))
+    unload = None
+    if not request.only_observes:
+        unload = await unload_on_request(body, want.retry.name, connection.admin, ctx.clock())
+    done = tuple(applied.done)
+    return Converged(want, request, broker, done, planned_changes, warnings(seen), unload)
 
+
+async def unload_on_request(
+    body: Body, topic: TopicName, admin: Admin, now: datetime
+) -> Body | None:
+    """Unload the retry topic if an annotation of the policy asks for it; return the result.
+
+    Each value of the annotation is obeyed once, within `UNLOAD_WITHIN`: a policy that is restored
+    from a backup asks for nothing. A refusal does not fail the policy.
+    """
+    annotations = body["metadata"].get("annotations") or {}
+    request_time = moment_of(annotations.get(resources.UNLOAD_REQUESTED_AT))
+    before = ((body.get("status") or {}).get("unload") or {}).get("requestTime")
+    if request_time is None or abs(now - request_time) > UNLOAD_WITHIN:
+        return None
+    if before == written(request_time):
+        return None
+    error = None
+    try:
+        await admin.unload(topic)
+        logger.info("RetryPolicy %s: unloaded %s on request", Key.of(body), topic)
+    except AdminError as refusal:
+        logger.warning("RetryPolicy %s: %s", Key.of(body), refusal)
+        error = str(shown_to(body, refusal))[:MAX_UNLOAD_ERROR]
+    return {"requestTime": written(request_time), "error": error}
+
+
+UNLOAD_WITHIN = timedelta(hours=1)
+"""Age at which a request to unload a topic has no effect any more."""
+MAX_UNLOAD_ERROR = 1_024
 
 _AWAITED = frozenset({Reason.TENANT_NOT_FOUND, Reason.NAMESPACE_NOT_FOUND, Reason.TOPIC_NOT_FOUND})
 """Reasons that pass when the source topic is created; a thousand policies may wait for theirs."""

@@ -84,6 +84,7 @@ async def test_missing_tenant_right_is_named(world: World) -> None:
         lambda: outsider.subscriptions(alone, partitioned=False),
         lambda: outsider.subscriptions(parts, partitioned=True),
         lambda: outsider.restore_partitions(parts),
+        lambda: outsider.unload(alone),
         lambda: outsider.create_subscription(alone, "s"),
         lambda: outsider.set_properties(alone, {"a": "b"}),
         lambda: outsider.topic_policy(alone, Deduplicates()),
@@ -199,6 +200,18 @@ async def test_deleted_partitions_are_reported_and_recreated(world: World) -> No
     assert (usage.subscriptions, usage.producers, usage.uncounted) == ({}, 0, 0)
     await world.admin.create_subscription(made, "s")  # makes the partitions too
     assert await subscriptions(world, made, 3) == ({"s"}, {"s"}, {"s"})
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_unloaded_topic_is_there_again(world: World, partitions: int) -> None:
+    made = await make(world, "a", partitions)
+    await world.admin.create_subscription(made, "s")
+    await world.admin.unload(made)
+    await world.admin.unload(made)
+    usage = await world.admin.usage(made, partitioned=bool(partitions), subscription="s")
+    assert set(usage.subscriptions) == {"s"}
+    with pytest.raises(AdminNotFoundError):
+        await world.admin.unload(topic(world, "absent"))
 
 
 async def test_only_partitioned_topics_get_missing_partitions(world: World) -> None:

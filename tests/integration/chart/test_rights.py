@@ -212,6 +212,7 @@ def test_responder_sets_annotations_under_its_own_name_only(
     patch(annotate(requested_by="rita", paused="true"))
     until = "2099-01-01T00:00:00Z"
     patch(annotate(paused=None, ignore_outages_until=until, dead_letter_now=f"4711:3:0@{until}"))
+    patch(annotate(unload_requested_at=until))
     for change in (
         {"spec": {"maxRetries": 3}},
         {"metadata": {"labels": {"a": "b"}}},

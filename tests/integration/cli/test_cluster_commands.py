@@ -37,6 +37,7 @@ from sandbox.kubernetes import Cluster
 from sandbox.process import Processes
 from tests.support.cli_documents import SCHEMAS, check
 from tests.support.invalid_manifests import manifest
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 AT = "2026-11-27T01:00:00Z"
@@ -279,6 +280,24 @@ def test_dead_letter_without_effect_is_refused(shop: Shop) -> None:
     shop.run("reconcile", "discards", "--pause")
     assert f"redrive reconcile discards --resume -n {shop.name}" in shop.run(*arguments, code=1)
     client.delete(POLICIES, body)
+
+
+def test_unload_waits_for_the_result_of_the_operator(shop: Shop) -> None:
+    name = "redrive.io/unload-requested-at"
+    with ThreadPoolExecutor() as pool:
+        for error in (None, "the broker forbids it"):
+            running = pool.submit(main, ["unload", "quiet", "-n", shop.name])
+            wait_until(lambda: name in shop.annotations("quiet"))
+            result = {"requestTime": shop.annotations("quiet")[name], "error": error}
+            shop.put(POLICIES, "quiet", {"unload": result})
+            assert running.result() == (1 if error else 0)
+            captured = shop.capsys.readouterr()
+            assert ("unloaded the retry topic" in captured.out) is (error is None)
+            assert ("was not unloaded; got the broker forbids it" in captured.err) is bool(error)
+            body = shop.client.get(POLICIES, shop.name, "quiet")
+            shop.client.patch(POLICIES, body, {"metadata": {"annotations": {name: None}}})
+            shop.put(POLICIES, "quiet", {"unload": None})
+    assert "no result within 1s" in shop.run("unload", "quiet", "--timeout", "1s", code=4)
 
 
 def test_lint_live_finds_rivals_of_the_cluster(shop: Shop, tmp_path: Path) -> None:

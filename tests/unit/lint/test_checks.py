@@ -18,6 +18,7 @@ from redrive.kube.resources import (
     RECONCILE_REQUESTED_AT,
     SKIP_CLEANUP,
     TAKE_OVER_FROM,
+    UNLOAD_REQUESTED_AT,
     USABLE_BY,
 )
 from redrive.lint.checks import lint
@@ -94,5 +95,6 @@ def test_annotations_of_users_are_known() -> None:
         PAUSE,
         HAND_OVER_TO,
         TAKE_OVER_FROM,
+        UNLOAD_REQUESTED_AT,
     }
     assert set(ANNOTATIONS) >= {*of_policies, USABLE_BY, RECONCILE_REQUESTED_AT}

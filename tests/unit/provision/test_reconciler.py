@@ -18,7 +18,7 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, BrokerFailedError, BrokerUnreachableError
 from redrive.admin.http import Access, Http
 from redrive.api import Body
-from redrive.api.conditions import ConditionStatus, StatusWarning
+from redrive.api.conditions import ConditionStatus, StatusWarning, written
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import (
@@ -269,6 +269,42 @@ async def serving(
             return await converge(resolve(body, ctx), body, ctx, conflicts)
 
         yield broker, look
+
+
+@pytest.mark.parametrize(("minutes", "unloads"), [(0, 1), (61, 0)])
+async def test_retry_topic_is_unloaded_once_for_each_request(
+    connection: dict[str, Any], policy: MakeBody, minutes: int, unloads: int
+) -> None:
+    body = policy(adoption="IfPresent")
+    request_time = written(wall_clock() - timedelta(minutes=minutes))
+    body["metadata"]["annotations"] = {"redrive.io/unload-requested-at": request_time}
+    call = ("PUT", "persistent/shop/prod/orders-fulfilment-RETRY/unload")
+    async with serving(connection, body) as (broker, look):
+        result = (await look()).unload
+        assert result == ({"requestTime": request_time, "error": None} if unloads else None)
+        body["status"] = {"unload": result}
+        assert (await look()).unload is None
+        assert broker.writes.count(call) == unloads
+
+
+async def test_refused_unload_does_not_fail_the_policy(
+    connection: dict[str, Any], policy: MakeBody
+) -> None:
+    body = policy(adoption="IfPresent")
+    async with serving(connection, body) as (broker, look):
+        await look()
+        request_time = written(wall_clock())
+        body["metadata"]["annotations"] = {"redrive.io/unload-requested-at": request_time}
+
+        async def refuse(request: web.Request, do: Do) -> web.StreamResponse:
+            if request.path.endswith("/unload"):
+                return web.json_response({"reason": "not for this role"}, status=403)
+            return await do()
+
+        broker.fault = refuse
+        result = (await look()).unload
+    assert result is not None
+    assert "not for this role" in result["error"]
 
 
 def make_world(admin: Admin, connection: dict[str, Any], body: Body) -> Any:  # noqa: ANN401
