@@ -161,7 +161,7 @@ def dead_letter(  # noqa: PLR0913  the options of the command
     dry_run: str | None,
     output: str | None,
 ) -> int:
-    """Have consumers dead-letter a message at its next failure, as it would block its key.
+    """Have consumers dead-letter a message at its next failure, which frees its key.
 
     ID is the origin of the message: peek --waiting shows it, and consumers log it. It is
     dead-lettered with the reason Requested, and messages of its key continue. A message that is
@@ -248,7 +248,7 @@ def _check_active(policy: Body, flags: ClusterFlags) -> None:
     default="60s",
     show_default=True,
     metavar="TIME",
-    help="Stop to wait for the operator: exit 4.",
+    help="Give up after this time: exit 4.",
 )
 @write_options
 def unload(
