@@ -356,6 +356,10 @@ class Backlog(StatusModel):
     retry: Annotated[int, Field(ge=0)]
     """Number of messages that wait in the retry topic for their next attempt, due or not."""
 
+    retry_due: Annotated[int, Field(ge=0)] | None = None
+    """Number of these that consumers can process now, or have in-flight. Brokers count a message as
+    delayed only after they have read it for a consumer."""
+
     dead_letter: Annotated[int, Field(ge=0)] | None = None
     """Number of messages in the dead-letter topic. Absent where they are discarded."""
 

@@ -71,6 +71,7 @@ class PolicyStatus(TypedDict):
     message: str
     readySince: str | None
     waiting: int | None
+    due: int | None
     deadLetters: int | None
     oldestDeadLetterTime: str | None
     expiryTime: str | None

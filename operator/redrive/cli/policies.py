@@ -69,6 +69,7 @@ _COLUMNS = (
     TableColumn("POLICY"),
     TableColumn("READY"),
     TableColumn("WAITING", right=True, dropped=2),
+    TableColumn("DUE", right=True, dropped=5),
     TableColumn("DEAD", right=True),
     TableColumn("OLDEST", right=True, dropped=4),
     TableColumn("EXPIRES", right=True, dropped=3),
@@ -262,7 +263,8 @@ class View:
         connection = self._connections.get(item["connection"])
         yield "ready", f"{ready}{since}"
         yield "connection", _connection_text(item["connection"], connection)
-        yield "waiting", item["waiting"]
+        due = f", of which {item['due']} are due" if item["waiting"] and item["due"] else ""
+        yield "waiting", None if item["waiting"] is None else f"{item['waiting']}{due}"
         yield "dead", _dead_text(item, at)
         reconcile_now = self.flags.hint("reconcile", item["name"])
         yield "figures", f"{age_of(item['observedTime'], at)} old; read them now: {reconcile_now}"
@@ -323,6 +325,7 @@ def policy_status(body: Body) -> PolicyStatus:
         "message": ready.get("message", ""),
         "readySince": ready.get("lastTransitionTime"),
         "waiting": backlog.get("retry"),
+        "due": backlog.get("retryDue"),
         "deadLetters": backlog.get("deadLetter"),
         "oldestDeadLetterTime": backlog.get("oldestDeadLetterTime"),
         "expiryTime": _expiry(spec, backlog),
@@ -410,6 +413,7 @@ def _row(item: PolicyStatus, at: datetime) -> Iterator[object]:
     yield item["name"]
     yield {"True": "yes", "False": "no"}.get(item["ready"], "?")
     yield MISSING if item["waiting"] is None else item["waiting"]
+    yield MISSING if item["due"] is None else item["due"]
     yield MISSING if item["deadLetters"] is None else item["deadLetters"]
     yield age_of(item["oldestDeadLetterTime"], at)
     yield _time_until(item["expiryTime"], at)

@@ -575,6 +575,7 @@ def backlog_of(
     oldest = None if dead is None else dead.oldest
     return Backlog(
         retry=0 if retry is None else retry.backlog,
+        retry_due=0 if retry is None else retry.due,
         dead_letter=None if discards else 0 if dead is None else dead.backlog,
         # In whole seconds, as it is written: else each look would find it changed.
         oldest_dead_letter_time=None if oldest is None else oldest.replace(microsecond=0),

@@ -124,7 +124,7 @@ def shop(
 def _objects(client: Client) -> None:
     status = {"conditions": [READY], "operatorVersion": redrive.__version__, "policies": 2}
     put(client, CONNECTIONS, "main", status | {"brokerVersion": "4.0.8"})
-    backlog = {"retry": 12, "deadLetter": 0, "observedTime": AT}
+    backlog = {"retry": 12, "retryDue": 3, "deadLetter": 0, "observedTime": AT}
     put(client, POLICIES, "quiet", {"conditions": [READY], "backlog": backlog})
     storm = condition("RetryStorm", "True", "RetryStorm", "61 % were retries")
     result = {"name": "gone", "uid": "u", "phase": "Completed", "moved": 4, "author": "ann"}
@@ -144,8 +144,8 @@ def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
     assert lines[0].startswith(
         f"context sandbox   operator {redrive.__version__}   figures at most "
     )
-    assert lines[1].split() == "POLICY READY WAITING DEAD OLDEST EXPIRES ATTENTION".split()
-    assert lines[2].startswith("orders  yes         12   140 ")
+    assert lines[1].split() == "POLICY READY WAITING DUE DEAD OLDEST EXPIRES ATTENTION".split()
+    assert lines[2].startswith("orders  yes         12    3   140 ")
     assert lines[2].endswith("RetryStorm: 61 % were retries; 140 dead letters")
     assert lines[3:] == [
         f"1 of 2 policies need attention in namespace {shop.name}",
@@ -154,6 +154,7 @@ def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
     assert "quiet" in shop.run("status", "--all")
     one = shop.run("status", "orders")
     assert "  connection   " in one
+    assert "  waiting      12, of which 3 are due\n" in one
     assert "/main, ready" in one
     assert "last replay  gone  Completed  4 moved, 0 refused" in one
     assert f"Causes: redrive causes orders -n {shop.name}\n" in one

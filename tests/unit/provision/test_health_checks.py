@@ -241,19 +241,22 @@ AT_ONCE = timedelta(0)
 READ = MOMENT + timedelta(minutes=1)
 
 
-def subscription_with(count: int, oldest: datetime | None = None) -> SubscriptionStats:
+def subscription_with(
+    count: int, oldest: datetime | None = None, delayed: int = 0
+) -> SubscriptionStats:
     """A subscription with so many messages."""
-    return SubscriptionStats(count, 0, 0, durable=True, ack_holes=0, oldest=oldest)
+    return SubscriptionStats(count, 0, 0, durable=True, ack_holes=0, oldest=oldest, delayed=delayed)
 
 
 def test_backlog_is_read_as_it_was_written() -> None:
     backlog = backlog_of(
-        subscription_with(3), subscription_with(41, MOMENT), discards=False, now=READ
+        subscription_with(3, delayed=1), subscription_with(41, MOMENT), discards=False, now=READ
     )
     written = backlog_patch(backlog)
     assert written == {
         "backlog": {
             "retry": 3,
+            "retryDue": 2,
             "deadLetter": 41,
             "oldestDeadLetterTime": "2026-11-21T09:00:00Z",
             "observedTime": "2026-11-21T09:01:00Z",
@@ -267,11 +270,13 @@ def test_backlog_without_messages_clears_its_fields() -> None:
     none = backlog_patch(backlog_of(None, subscription_with(0), discards=False, now=READ))[
         "backlog"
     ]
-    assert none == {"retry": 0, "deadLetter": 0, "oldestDeadLetterTime": None, **observed}
+    counts: dict[str, Any] = {"retry": 0, "retryDue": 0, "deadLetter": 0, **observed}
+    assert none == {**counts, "oldestDeadLetterTime": None}
     discards = backlog_patch(backlog_of(subscription_with(2), None, discards=True, now=READ))[
         "backlog"
     ]
-    assert discards == {"retry": 2, "deadLetter": None, "oldestDeadLetterTime": None, **observed}
+    counts |= {"retry": 2, "retryDue": 2, "deadLetter": None}
+    assert discards == {**counts, "oldestDeadLetterTime": None}
 
 
 @pytest.mark.parametrize(
