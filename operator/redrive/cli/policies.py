@@ -267,7 +267,8 @@ class View:
         yield "waiting", None if item["waiting"] is None else f"{item['waiting']}{due}"
         yield "dead", _dead_text(item, at)
         reconcile_now = self.flags.hint("reconcile", item["name"])
-        yield "figures", f"{age_of(item['observedTime'], at)} old; read them now: {reconcile_now}"
+        figures = f"{age_of(item['observedTime'], at)} old" if item["observedTime"] else "none yet"
+        yield "figures", f"{figures}; read them now: {reconcile_now}"
         for request in item["deadLetterNow"]:
             end = local_time(request["endTime"], at)
             yield "dead-letter", f"{request['origin']} at its next failure, until {end}"

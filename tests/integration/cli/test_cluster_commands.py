@@ -274,6 +274,7 @@ def test_dead_letter_requests_end_and_are_withdrawn(shop: Shop) -> None:
 
 def test_dead_letter_without_effect_is_refused(shop: Shop) -> None:
     shop.put(POLICIES, "discards", {}, deadLetter={"mode": "Discard"})
+    assert "  figures     none yet; read them now: " in shop.run("status", "discards")
     arguments = "dead-letter", "discards", "--origin", "4711:3:0"
     assert "the policy discards dead letters" in shop.run(*arguments, code=1)
     client, body = shop.client, shop.client.get(POLICIES, shop.name, "discards")
