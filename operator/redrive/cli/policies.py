@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 import click
@@ -43,11 +44,13 @@ from redrive.cli.output import (
     output_option,
     pairs,
     print_document,
+    say,
     style,
     table,
     utc_option,
     written,
 )
+from redrive.cli.policy_actions import refreshed
 from redrive.kube.resources import (
     CONNECTIONS,
     DEAD_LETTER_NOW,
@@ -128,6 +131,7 @@ class Overview(NamedTuple):
 @click.option("-l", "--selector", metavar="LABELS", default="", help="Label selector.")
 @click.option("--all", "shows_all", is_flag=True, help="Those that need no attention as well.")
 @click.option("-w", "--watch", is_flag=True, help="Show changes until interrupted.")
+@click.option("--refresh", is_flag=True, help="Have the figures of one policy read now.")
 @click.option("--exit-code", is_flag=True, help="Exit with 3 if anything needs attention.")
 @output_option("wide", "json", "yaml", "jsonl", "name")
 @utc_option
@@ -140,27 +144,43 @@ def status(  # noqa: PLR0913  the options of the command
     *,
     shows_all: bool,
     watch: bool,
+    refresh: bool,
     exit_code: bool,
 ) -> int:
-    """Show the connections and policies that need attention; with a name, one policy."""
+    """Show the connections and policies that need attention; with a name, one policy.
+
+    Figures have an age. --refresh has the operator read those of one policy, and waits for up to 15
+    seconds; it needs the right to patch the policy.
+    """
     if policy is not None and flags.all_namespaces:
         raise click.UsageError("-A is not for one policy; choose its namespace with -n")
+    if refresh and policy is None:
+        raise click.UsageError("--refresh is for one policy; name it")
     cluster = Cluster(flags)
     scope = cluster.namespace if policy else cluster.scope
     view = View(cluster, flags, policy, output, shows_all=shows_all)
-    if watch:
-        _watch(view, cluster, scope, selector)
     bodies = (
         [cluster.get(POLICIES, cluster.namespace, policy)]
         if policy
         else cluster.list(POLICIES, scope, labels=selector)
     )
+    if refresh:
+        bodies = list(map(partial(_refreshed, cluster), bodies))
+    if watch:
+        _watch(view, cluster, scope, selector)
     overview = view.overview(bodies)
     if output in FORMATS:
         print_document(overview.document(), output, [_object_name(p) for p in overview.policies])
     else:
         click.echo("\n".join(view.lines(overview)))
     return HAS_FINDINGS if exit_code and overview.findings else 0
+
+
+def _refreshed(cluster: Cluster, policy: Body) -> Body:
+    after = refreshed(cluster, policy)
+    if after is None:
+        say("the operator did not read the figures in time; these are older ones")
+    return after or policy
 
 
 def _watch(view: View, cluster: Cluster, scope: str | None, selector: str) -> NoReturn:
@@ -266,7 +286,7 @@ class View:
         due = f", of which {item['due']} are due" if item["waiting"] and item["due"] else ""
         yield "waiting", None if item["waiting"] is None else f"{item['waiting']}{due}"
         yield "dead", _dead_text(item, at)
-        reconcile_now = self.flags.hint("reconcile", item["name"])
+        reconcile_now = self.flags.hint("status", item["name"], "--refresh")
         figures = f"{age_of(item['observedTime'], at)} old" if item["observedTime"] else "none yet"
         yield "figures", f"{figures}; read them now: {reconcile_now}"
         for request in item["deadLetterNow"]:

@@ -7,7 +7,7 @@ consumers get their part with the ConfigMap.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import timedelta
 
@@ -40,6 +40,9 @@ from redrive.kube.resources import (
     UNLOAD_REQUESTED_AT,
 )
 from redrive.policy.envelope import ORIGIN_FORM
+
+REFRESH_SECONDS = 15.0
+"""Time in which the operator has to read the figures of one policy."""
 
 
 class PolicyStateError(RedriveError):
@@ -267,30 +270,52 @@ def unload(
     if dry_run is not None:
         print_object(after, output, "", dry_run)
         return 0
-    result = _unloaded(cluster, after, request_time, seconds)
-    if result is None:
+
+    def result_of(policy: Body) -> Body:
+        result: Body = (policy.get("status") or {}).get("unload") or {}
+        return result if result.get("requestTime") == request_time else {}
+
+    unloaded = _awaited(cluster, after, seconds, result_of)
+    if unloaded is None:
         say(f"no result within {age(seconds)}; see the policy: {flags.hint('status', policy)}")
         return NOT_FINISHED
-    if result.get("error"):
+    if error := result_of(unloaded).get("error"):
         raise PolicyStateError(
             "the retry topic was not unloaded",
-            got=result["error"],
+            got=error,
             remedy="give the operator's role the right, or unload it with pulsar-admin",
         )
     print_object(after, output, "unloaded the retry topic")
     return 0
 
 
-def _unloaded(cluster: Cluster, policy: Body, request_time: str, seconds: float) -> Body | None:
-    """Wait for the result of a request to unload; None if the operator gave none in time."""
+def refreshed(cluster: Cluster, policy: Body) -> Body | None:
+    """Have the operator read the figures of a policy now; return the policy with them.
+
+    None if the operator did not read them in time, as for a policy that is not Ready.
+    """
+
+    def observed(policy: Body) -> object:
+        return ((policy.get("status") or {}).get("backlog") or {}).get("observedTime")
+
+    before = observed(policy)
+    requested = _annotate(cluster, policy, {RECONCILE_REQUESTED_AT: written(now())}, None)
+    return _awaited(
+        cluster, requested, REFRESH_SECONDS, lambda policy: observed(policy) not in {None, before}
+    )
+
+
+def _awaited(
+    cluster: Cluster, policy: Body, seconds: float, holds: Callable[[Body], object]
+) -> Body | None:
+    """Wait until *holds* returns True of a policy; return the policy, None if it takes longer."""
     start, metadata = time.monotonic(), policy["metadata"]
     field = f"metadata.name={metadata['name']}"
     with closing(cluster.watch(POLICIES, metadata["namespace"], fields=field)) as snapshots:
         for snapshot in snapshots:
             for body in snapshot.objects:
-                result: Body = (body.get("status") or {}).get("unload") or {}
-                if result.get("requestTime") == request_time:
-                    return result
+                if holds(body):
+                    return body
             if time.monotonic() - start > seconds:
                 break
     return None

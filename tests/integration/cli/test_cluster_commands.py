@@ -27,6 +27,7 @@ import yaml
 import redrive
 from redrive.api.crds import crds
 from redrive.cli import cluster as cluster_module
+from redrive.cli import policy_actions
 from redrive.cli.cluster import Cluster as Client
 from redrive.cli.cluster import ClusterError, ObjectChangedError
 from redrive.cli.frame import ClusterFlags
@@ -300,6 +301,24 @@ def test_unload_waits_for_the_result_of_the_operator(shop: Shop) -> None:
             shop.client.patch(POLICIES, body, {"metadata": {"annotations": {name: None}}})
             shop.put(POLICIES, "quiet", {"unload": None})
     assert "no result within 1s" in shop.run("unload", "quiet", "--timeout", "1s", code=4)
+
+
+def test_refreshed_status_has_the_next_figures(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--refresh is for one policy" in shop.run("status", "--refresh", code=2)
+    name, later = "redrive.io/reconcile-requested-at", "2026-11-27T01:05:00Z"
+    body = shop.client.get(POLICIES, shop.name, "quiet")
+    shop.client.patch(POLICIES, body, {"metadata": {"annotations": {name: None}}})
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(main, ["status", "quiet", "--refresh", "-n", shop.name])
+        wait_until(lambda: name in shop.annotations("quiet"))
+        backlog = {"retry": 7, "deadLetter": 0, "observedTime": later}
+        shop.put(POLICIES, "quiet", {"backlog": backlog})
+        assert running.result() == 0
+    assert "  waiting     7" in shop.capsys.readouterr().out
+    shop.put(POLICIES, "quiet", {"backlog": backlog | {"retry": 12, "observedTime": AT}})
+    monkeypatch.setattr(policy_actions, "REFRESH_SECONDS", 0.1)
+    assert main(["status", "quiet", "--refresh", "-n", shop.name]) == 0
+    assert "did not read the figures in time" in shop.capsys.readouterr().err
 
 
 def test_lint_live_finds_rivals_of_the_cluster(shop: Shop, tmp_path: Path) -> None:
