@@ -322,6 +322,13 @@ def planned(cluster: Cluster, plan: Body) -> Body:
             if has_numbers:
                 live.clear()
                 break
+            ready = conditions_of(plan).get("Ready") or {}
+            if "Stalled" in conditions_of(plan):
+                raise ReplayStateError(
+                    "the plan can't start",
+                    got=f"{ready.get('reason')}: {ready.get('message')}",
+                    remedy="repeat the command then",
+                )
             live.show(["plans; nothing is moved", *lines, *error])
         else:
             raise ReplayStateError(

@@ -321,6 +321,29 @@ def test_refreshed_status_has_the_next_figures(shop: Shop, monkeypatch: pytest.M
     assert "did not read the figures in time" in shop.capsys.readouterr().err
 
 
+def test_causes_end_if_no_replay_can_start(shop: Shop) -> None:
+    def created() -> list[dict[str, Any]]:
+        replays = shop.client.list(REPLAYS, shop.name, fields="spec.policyRef.name=quiet")
+        return [dict(replay) for replay in replays if replay["spec"].get("reason") == "causes"]
+
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(main, ["causes", "quiet", "-n", shop.name])
+        wait_until(created)
+        (replay,) = created()
+        assert replay["spec"]["mode"] == "Plan"
+        assert replay["metadata"]["annotations"]["redrive.io/requested-by"] == "admin"
+        reason, text = "ReplayIdentityMissing", "no role for replays"
+        conditions = [condition(kind, "False", reason, text) for kind in ("Ready", "Stalled")]
+        conditions[1]["status"] = "True"
+        status = {"phase": "Pending", "conditions": conditions}
+        path = f"{REPLAYS.path(shop.name, replay['metadata']['name'])}/status"
+        shop.client.request("PATCH", path, {"status": status})
+        assert running.result() == 1
+    error = shop.capsys.readouterr().err
+    assert f"the plan can't start; got {reason}: {text}; " in error
+    assert not created()
+
+
 def test_lint_live_finds_rivals_of_the_cluster(shop: Shop, tmp_path: Path) -> None:
     file, topic = tmp_path / "policies.yaml", "persistent://shop/prod/claimed"
     shop.put(POLICIES, "claimer", {}, topic=topic)
