@@ -296,7 +296,7 @@ def test_unload_waits_for_the_result_of_the_operator(shop: Shop) -> None:
             assert running.result() == (1 if error else 0)
             captured = shop.capsys.readouterr()
             assert ("unloaded the retry topic" in captured.out) is (error is None)
-            assert ("was not unloaded; got the broker forbids it" in captured.err) is bool(error)
+            assert ("was not unloaded; got 'the broker forbids it'" in captured.err) is bool(error)
             body = shop.client.get(POLICIES, shop.name, "quiet")
             shop.client.patch(POLICIES, body, {"metadata": {"annotations": {name: None}}})
             shop.put(POLICIES, "quiet", {"unload": None})
@@ -340,7 +340,7 @@ def test_causes_end_if_no_replay_can_start(shop: Shop) -> None:
         shop.client.request("PATCH", path, {"status": status})
         assert running.result() == 1
     error = shop.capsys.readouterr().err
-    assert f"the plan can't start; got {reason}: {text}; " in error
+    assert f"the plan can't start; got '{reason}: {text}'; " in error
     assert not created()
 
 
