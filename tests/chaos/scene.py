@@ -13,10 +13,11 @@ from redrive.reading import bitmap, broker
 from redrive.reading.positions import Source
 from redrive.reading.ranges import Partition, Range
 from redrive.replay import audit
+from redrive.replay.account import Account
 from redrive.replay.audit import AuditFindings
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Engine, Local
-from redrive.replay.records import Account, Records
+from redrive.replay.records import Records
 from redrive.replay.spec import ReplayJob
 from sandbox.sandbox import Sandbox
 from tests.support import spark_runs

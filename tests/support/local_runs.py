@@ -23,6 +23,7 @@ from redrive.reading import bitmap
 from redrive.reading.positions import EntryId
 from redrive.reading.ranges import RANGE_ENTRIES
 from redrive.replay import mover
+from redrive.replay.account import Account
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import (
     SUSPENDED,
@@ -34,7 +35,6 @@ from redrive.replay.job.plan import (
     Scanned,
 )
 from redrive.replay.outcome import RangeResult
-from redrive.replay.records import Account
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.task import RangeTask
 from tests.support import held_sends

@@ -78,7 +78,6 @@ PENDING = {
     "operator/redrive/policy",
     "operator/redrive/provision",
     "operator/redrive/reading",
-    "operator/redrive/replay",
     "operator/redrive/spark",
 }
 """Folders and pages that still break a rule. The list only shrinks: a clean entry is removed."""

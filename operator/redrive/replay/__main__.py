@@ -1,8 +1,9 @@
-"""The program of a Replay: `python -m redrive.replay JOB` in a Job, with Spark by spark-submit.
+"""Program of a replay job: `python -m redrive.replay JOB` in a Job, or by spark-submit.
 
-Its one argument is what `ReplayJob.encode` wrote. It fails with the reason as its last line, which
-it has written into the status of the Replay as well: a controller passes on an exit code. When its
-Replay is deleted, or its time is over, it succeeds: a failed one would be started again.
+Its argument is the output of `ReplayJob.encode`. A failed run writes the cause into the status of
+the Replay, and as the last line of its log, because controllers only report an exit code. It
+succeeds if the Replay was deleted or canceled, or has reached its deadline, because controllers
+restart failed jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from redrive.replay.job.run import Review, plan_review, preview, run
 from redrive.replay.spec import ReplayJob
 
 REVIEW_SECONDS = 1.0
-"""Pause between two looks at a Replay in review."""
+"""Interval of polls of a Replay in review."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +42,11 @@ def main(arguments: list[str]) -> None:
     except (
         ReplayGoneError, NotFoundError, RunEndedError, DeadlineError, CanceledRunError
     ) as error:  # fmt: skip
-        logger.info("there is nothing more to do: %s", error)
+        logger.info("the run ends: %s", error)
 
 
 def _run(job: ReplayJob, progress: Progress) -> None:
-    before = progress.begin()  # it stops here if the Replay is gone, or another, or has ended
+    before = progress.begin()  # raises if the Replay was deleted, created again, or has ended
     has_moved = before.review is None if before.finished else _move(job, progress, before)
     if has_moved and job.follow_for is not None:  # Spark, with its executors, has ended
         outcomes.follow(job, progress)
@@ -53,7 +54,7 @@ def _run(job: ReplayJob, progress: Progress) -> None:
 
 @contextmanager
 def _engine(job: ReplayJob) -> Iterator[Engine]:
-    """Open the engine of a job; only SQL and executors need a JVM."""
+    """Open the engine of a job. Only SQL conditions and executors need a JVM."""
     if job.pod is not None and job.where is None:
         with Children(job.pod) as children:
             yield children
@@ -85,14 +86,14 @@ def _move(job: ReplayJob, progress: Progress, before: ReplayRun) -> bool:
         try:
             progress.fail(error)
         except RedriveError:
-            logger.exception("the status can't say why the run failed")
+            logger.exception("cause of the failure could not be written into the status")
         raise
     progress.finish()
     return True
 
 
 def _shown(before: ReplayRun) -> Review | None:
-    """Return the review that another run of the Replay has shown, without its plan."""
+    """Return the review that an earlier run of the Replay has shown, without its plan."""
     if before.review is None:
         return None
     return Review({end.partition: EntryId.parse(end.entry) for end in before.review.ends})
@@ -101,13 +102,13 @@ def _shown(before: ReplayRun) -> Review | None:
 def _is_confirmed(progress: Progress) -> bool:
     """Wait until the review is confirmed and the run admitted; return False if it has ended.
 
-    An API server that does not answer prolongs it.
+    The wait continues while the API server does not answer.
     """
     while True:
         try:
             is_confirmed = progress.is_confirmed()
         except UnavailableError as error:
-            logger.warning("it is not known whether the review is confirmed: %s", error)
+            logger.warning("state of the review could not be read, retrying: %s", error)
             is_confirmed = None
         if is_confirmed is not None:
             return is_confirmed

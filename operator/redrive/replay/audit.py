@@ -1,9 +1,8 @@
-"""Compare dead-letter topic, ledger and targets, message by message; changes nothing.
+"""Comparison of dead-letter topic, ledger and targets, message by message, without changes.
 
-`python -m redrive.replay.audit SERVICE_URL ADMIN_URL DEAD_LETTER_TOPIC TARGET…` where the
-environment leads to the replay role's credentials, as that of a job does. Targets are the topics
-that Replays have moved messages to: the retry topic, for most. What a target has trimmed, because
-it was consumed, can't be compared any more.
+`python -m redrive.replay.audit SERVICE_URL ADMIN_URL DEAD_LETTER_TOPIC TARGET…`, in an environment
+with the credentials of the replay role, as in a job. Targets are the topics to which Replays moved
+messages, usually the retry topic. Messages that were consumed and deleted cannot be compared.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from redrive.replay.lookup import proven_source
 from redrive.replay.records import Records
 
 Place = tuple[int, EntryId]
-"""An entry of the dead-letter topic: its partition, and its id."""
+"""Partition and id of an entry of the dead-letter topic."""
 
 
 @dataclass(frozen=True)
 class AuditFindings:
-    """What does not agree; each is sorted.
+    """Differences between the topics, sorted.
 
     Attributes:
-        doubled: messages that are in the targets more than once, all together.
-        missing: entries that are on record as moved, and in no target: lost, or trimmed there.
-        unrecorded: entries in a target that are not on record, and under no open lease, though the
-            dead-letter topic has them: the next replay would send them again.
-        returned: entries that are on record as moved, and are not acknowledged: the next replay
+        doubled: messages that the targets contain more than once in total.
+        missing: entries that are recorded as moved, and in no target: lost, or deleted there.
+        unrecorded: entries in a target that are not recorded and have no open lease, although the
+            dead-letter topic has them. The next Replay would send them again.
+        returned: entries that are recorded as moved, and are not acknowledged. The next Replay
             acknowledges them.
-        open: ranges under a lease that was not ended: the next replay looks for what was sent.
+        open: ranges with an open lease, for which the next Replay searches the target.
     """
 
     doubled: tuple[Source, ...] = ()
@@ -56,38 +55,43 @@ class AuditFindings:
 def compare(
     records: Records,
     sources: Counter[Source],
-    resting: Mapping[Range, int],
+    backlog: Mapping[Range, int],
     held: AbstractSet[tuple[int, int]],
 ) -> AuditFindings:
-    """Return what does not agree; pure.
+    """Return the differences.
 
     Args:
-        records: of the ledger.
-        sources: where each message of the targets was moved from.
-        resting: which entries of each range are not acknowledged.
+        records: records of the ledger.
+        sources: sources of the messages in the targets.
+        backlog: bitmaps of unacknowledged entries by range.
         held: partition and id of each ledger that the dead-letter topic has.
     """
     stored = {(source.partition, source.position.entry_id) for source in sources}
     moved: set[Place] = set()
     partly: set[Place] = set()
     leased = set()
-    for of, record in records.ranges.items():
-        moved |= {(of.partition, of.entry_id(at)) for at in bitmap.members(record.moved_by_any)}
+    for source_range, record in records.ranges.items():
+        moved |= {
+            (source_range.partition, source_range.entry_id(at))
+            for at in bitmap.members(record.moved_by_any)
+        }
         partly |= {
-            (of.partition, of.entry_id(at)) for parts in record.partly.values() for at in parts
+            (source_range.partition, source_range.entry_id(at))
+            for parts in record.partly.values()
+            for at in parts
         }
         if record.leased:
-            leased.add(of)
+            leased.add(source_range)
     strange = {
         (partition, entry)
         for partition, entry in stored - moved - partly
         if (partition, entry.ledger) in held
-        and not any(_holds(of, (partition, entry)) for of in leased)
+        and not any(_holds(source_range, (partition, entry)) for source_range in leased)
     }
     returned = (
-        (of.partition, of.entry_id(offset))
-        for of, bits in resting.items()
-        for offset in bitmap.members(bits & records.range(of).moved_by_any)
+        (source_range.partition, source_range.entry_id(offset))
+        for source_range, bits in backlog.items()
+        for offset in bitmap.members(bits & records.range(source_range).moved_by_any)
     )
     return AuditFindings(
         doubled=tuple(sorted(source for source, count in sources.items() if count > 1)),
@@ -101,16 +105,16 @@ def compare(
 def audit(
     urls: tuple[str, str], dead_letter: TopicName, subscription: str, *targets: TopicName
 ) -> AuditFindings:
-    """Read all these topics, and compare them.
+    """Read all topics, and compare them.
 
     Args:
-        urls: of the broker, and of its admin interface.
-        dead_letter: the dead-letter topic.
-        subscription: the one that keeps dead letters.
-        targets: what Replays have moved messages to.
+        urls: URLs of the broker and of its admin API.
+        dead_letter: dead-letter topic.
+        subscription: subscription that retains dead letters.
+        targets: topics to which Replays moved messages.
 
     Raises:
-        RedriveError: one can't be read.
+        RedriveError: a topic cannot be read.
     """
     service_url, admin_url = urls
     key = ledger.mounted_key()
@@ -118,18 +122,18 @@ def audit(
         records = ledger.read(client, naming.ledger_topic(dead_letter), key)
         sources: Counter[Source] = Counter()
         for target in targets:
-            there = ReadableTopic(client, admin_url, target)
-            sources.update(_sources(there, broker.read_partitions(admin_url, target), key))
+            topic = ReadableTopic(client, admin_url, target)
+            sources.update(_sources(topic, broker.read_partitions(admin_url, target), key))
     dead = broker.read_partitions(admin_url, dead_letter, subscription)
-    resting = {piece.range: piece.resting for piece in ranges.all_pieces(dead)}
-    held = {(partition.index, each) for partition in dead for each in partition.held}
-    return compare(records, sources, resting, held)
+    backlog = {piece.range: piece.resting for piece in ranges.all_pieces(dead)}
+    held = {(partition.index, ledger_id) for partition in dead for ledger_id in partition.held}
+    return compare(records, sources, backlog, held)
 
 
 def _sources(
     target: ReadableTopic, partitions: tuple[Partition, ...], key: LedgerKey
 ) -> Iterator[Source]:
-    """Go through what replays have put into *target*; a retry of that is another message."""
+    """Yield the sources of replayed messages in *target*, without their retries."""
     for partition in partitions:
         held = partition.behind(NOWHERE)
         ahead = reader.prefetch(partition.entry_bytes)
@@ -140,15 +144,15 @@ def _sources(
                 yield source
 
 
-def _holds(of: Range, place: Place) -> bool:
+def _holds(source_range: Range, place: Place) -> bool:
     partition, entry = place
-    return (of.partition, of.ledger) == (partition, entry.ledger) and (
-        of.first <= entry.entry <= of.last
+    return (source_range.partition, source_range.ledger) == (partition, entry.ledger) and (
+        source_range.first <= entry.entry <= source_range.last
     )
 
 
 def main(arguments: list[str]) -> int:
-    """Print what does not agree; return 1 if messages are lost or doubled, or will be."""
+    """Print the differences; return 1 if messages are lost or doubled, or will be."""
     parser = argparse.ArgumentParser(prog="python -m redrive.replay.audit", description=__doc__)
     parser.add_argument("service_url")
     parser.add_argument("admin_url")
@@ -157,26 +161,26 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--subscription",
         default=DEAD_LETTER_SUBSCRIPTION,
-        help="what keeps the dead letters (default: %(default)s)",
+        help="subscription that retains dead letters (default: %(default)s)",
     )
     parser.add_argument(
         "--complete",
         action="store_true",
-        help="the targets still have all that was ever moved: what is missing is lost",
+        help="targets contain all messages that were ever moved, so missing ones are lost",
     )
-    given = parser.parse_args(arguments)
-    urls = given.service_url, given.admin_url
-    found = audit(urls, given.dead_letter_topic, given.subscription, *given.target)
-    for field in fields(found):
-        about = getattr(found, field.name)
-        lines = [f"{field.name}: {len(about)}", *(f"  {_shown(each)}" for each in about)]
+    options = parser.parse_args(arguments)
+    urls = options.service_url, options.admin_url
+    findings = audit(urls, options.dead_letter_topic, options.subscription, *options.target)
+    for field in fields(findings):
+        items = getattr(findings, field.name)
+        lines = [f"{field.name}: {len(items)}", *(f"  {_shown(item)}" for item in items)]
         sys.stdout.write("\n".join(lines) + "\n")
-    lost = given.complete and found.missing
-    return int(bool(found.doubled or found.unrecorded or lost))
+    lost = options.complete and findings.missing
+    return int(bool(findings.doubled or findings.unrecorded or lost))
 
 
-def _shown(found: Source | Range | Place) -> str:
-    return str(found) if isinstance(found, Source | Range) else f"{found[0]}:{found[1]}"
+def _shown(item: Source | Range | Place) -> str:
+    return str(item) if isinstance(item, Source | Range) else f"{item[0]}:{item[1]}"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Find entries of a subscription that end each consumer, and move them to a dead-letter topic.
+"""Search for entries of a subscription that end each consumer, and their quarantine.
 
 `python -m redrive.replay.harmful SERVICE_URL ADMIN_URL TOPIC SUBSCRIPTION [--dead-letter TOPIC]`,
 with credentials as for the audit, of a role that may consume the topic, and produce to the
 dead-letter topic. Without `--dead-letter` it changes nothing. Each line has the id of an entry and
-what is wrong with it. An entry is harmful if it holds something else than its metadata names: the
-client for Python and C++ ends its process at many of these, before any handler sees a message.
+its defect. An entry is harmful if its content does not match its metadata. The client for Python
+and C++ ends its process at many of these, before any handler receives a message.
 
-An entry is acknowledged once the dead-letter topic holds all its bytes: as the content of a message
-whose properties name topic, subscription, id and cause. A crash in between stores it twice.
+An entry is acknowledged after the dead-letter topic has stored its bytes, as the content of a
+message with the properties topic, subscription, id and cause. A crash in between stores it twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KINDS = pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared, pulsar.Consu
 
 
 class NotQuarantinedError(RedriveError):
-    """There is no receipt for a harmful entry, which stays where it is."""
+    """A harmful entry was not stored, so it is not acknowledged."""
 
     reason = "NotQuarantined"
 
@@ -42,9 +42,10 @@ class HarmfulEntry(NamedTuple):
     """An entry that is not acknowledged.
 
     Attributes:
-        partition: of the topic; -1 if that has none.
-        stored: all its bytes, metadata included.
-        cause: what is wrong with it.
+        partition: partition of the topic; -1 if it is not partitioned.
+        entry: its id.
+        stored: its bytes, including metadata.
+        cause: its defect.
     """
 
     partition: int
@@ -59,10 +60,10 @@ class HarmfulEntry(NamedTuple):
 def find(
     client: broker.ReadingClient, admin_url: str, topic: TopicName, subscription: str
 ) -> Iterator[HarmfulEntry]:
-    """Go through the harmful entries of all that a subscription has not acknowledged.
+    """Yield the harmful entries that a subscription has not acknowledged.
 
     Raises:
-        RedriveError: the topic can't be read.
+        RedriveError: the topic cannot be read.
     """
     readable = ReadableTopic(client, admin_url, topic)
     for partition in broker.waited(lambda: broker.read_partitions(admin_url, topic, subscription)):
@@ -80,7 +81,7 @@ def quarantine(
 
     Raises:
         NotQuarantinedError: it was not stored.
-        ReplayRoleRefusedError: the role may not, or the broker is away.
+        ReplayRoleRefusedError: the role may not, or the broker does not answer.
     """
     properties = {
         **dead_letter_properties(topic, subscription, str(entry)),
@@ -108,10 +109,10 @@ def quarantine(
 
 
 def _of_partition(topic: ReadableTopic, partition: Partition) -> Iterator[HarmfulEntry]:
-    resting = {piece.range: piece.resting for piece in ranges.cut(partition, partition.end)}
-    if not resting:
+    backlog = {piece.range: piece.resting for piece in ranges.cut(partition, partition.end)}
+    if not backlog:
         return
-    first = min(of.entry_id(bitmap.lowest(bits)) for of, bits in resting.items())
+    first = min(entry_range.entry_id(bitmap.lowest(bits)) for entry_range, bits in backlog.items())
     after = EntryId(first.ledger, first.entry - 1)
     malformed: dict[EntryId, tuple[bytes, str]] = {}
 
@@ -122,15 +123,15 @@ def _of_partition(topic: ReadableTopic, partition: Partition) -> Iterator[Harmfu
     behind = partition.behind(after)
     ahead = reader.prefetch(partition.entry_bytes)
     for _ in reader.read_messages(topic, partition.index, after, behind, ahead):
-        pass  # it is for consumers
+        pass  # consumers handle it
     for entry, (stored, cause) in sorted(malformed.items()):
-        of = Range.of(partition.index, Position(*entry, 0))
-        if bitmap.contains(resting.get(of, bitmap.EMPTY), entry.entry - of.first):
+        entry_range = Range.of(partition.index, Position(*entry, 0))
+        if bitmap.contains(backlog.get(entry_range, bitmap.EMPTY), entry.entry - entry_range.first):
             yield HarmfulEntry(partition.index, entry, stored, cause)
 
 
 def _acknowledger(client: pulsar.Client, topic: TopicName, subscription: str) -> pulsar.Consumer:
-    """Open a consumer that only acknowledges, of whichever type the subscription has now."""
+    """Open a consumer that only acknowledges, with the current type of the subscription."""
     busy: RedriveError | None = None
     for kind in _KINDS:
         try:
@@ -147,14 +148,14 @@ def _acknowledger(client: pulsar.Client, topic: TopicName, subscription: str) ->
 
 def _not_quarantined(entry: HarmfulEntry, got: str) -> NotQuarantinedError:
     return NotQuarantinedError(
-        f"the harmful entry {entry} was not stored, and stays where it is",
+        f"the harmful entry {entry} was not stored, and is not acknowledged",
         got=got,
         remedy="check that the role may produce to the dead-letter topic, and run this again",
     )
 
 
 def main(arguments: list[str]) -> int:
-    """Print the harmful entries, and quarantine them; return 1 if there are any that stay."""
+    """Print the harmful entries, and quarantine them; return 1 if any are left."""
     parser = argparse.ArgumentParser(prog="python -m redrive.replay.harmful", description=__doc__)
     parser.add_argument("service_url")
     parser.add_argument("admin_url")

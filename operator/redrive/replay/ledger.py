@@ -1,10 +1,8 @@
-"""The ledger of a Replay: a compacted topic with one owner.
+"""Ledger of a dead-letter topic: a compacted topic with one owner, which records moved messages.
 
-The ledger of a dead-letter topic: which of its messages were moved, by which Replay.
-
-A topic that the operator makes beside the dead-letter topic, and that outlives Replays. Whoever
-opens it fences off all who had it open before: a broker refuses whatever they write from then on.
-What it says is the truth; acknowledgements, which a broker may forget, only follow it.
+The operator creates the topic, and it outlives Replays. A run that opens it fences all earlier
+owners: the broker refuses their writes from then on. The ledger is authoritative. Acknowledgements,
+which a broker may lose, follow it.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from redrive.replay.records import OWNER, PERMIT, Permit, Records, range_key
 
 READ_MILLISECONDS = 30_000
 READABLE_SECONDS = 10.0
-"""So long a transaction in the ledger may hold back the record of a takeover."""
+"""Time for which a transaction in the ledger may block the record of a takeover."""
 POLL_SECONDS = 0.5
 _AHEAD = 1_000
 
@@ -48,36 +46,36 @@ class FencedError(RedriveError):
 
 
 class LedgerUnavailableError(RedriveError):
-    """The broker does not take a record."""
+    """The broker does not store a record."""
 
     reason = "LedgerUnavailable"
 
 
 class LedgerLostError(RedriveError):
-    """The ledger lacks what was put on record."""
+    """The ledger lacks earlier records."""
 
     reason = "LedgerLost"
 
 
 class Ledger:
-    """A ledger that this run owns, until another takes it over.
+    """A ledger that this run owns, until another run takes it over.
 
     Args:
-        client: stays open as long as the ledger is used.
-        topic: the ledger's own.
-        owner: names this run, and no other.
-        key: signs its records. Messages that are not signed with it are skipped.
+        client: client that stays open as long as the ledger is used.
+        topic: topic of the ledger.
+        owner: unique name of this run.
+        key: key that signs its records. Messages without a valid signature are skipped.
 
     Attributes:
-        records: all of them, those included that this run has written.
+        records: all records, including those of this run.
         number: number of the last record, see `SignedRecord`.
-        fencing_token: the position of the record with which this run took the ledger over. Each
-            later run has a higher one.
+        fencing_token: position of the record with which this run took the ledger over. Later runs
+            have higher ones.
         owned_since: time of the takeover by the monotonic clock.
 
     Raises:
-        FencedError: from each method, once another run owns the ledger.
-        LedgerUnavailableError: likewise, when the broker does not answer for
+        FencedError: from each method, if another run owns the ledger.
+        LedgerUnavailableError: from each method, if the broker does not answer for
             `broker.WAIT_SECONDS`.
     """
 
@@ -86,27 +84,27 @@ class Ledger:
     ) -> None:
         self.records, self.number = Records(), 0
         self._client, self._topic, self._owner, self._key = client, topic, owner, key
-        self._sequence_ids = itertools.count(1)  # the client takes 0 for none
+        self._sequence_ids = itertools.count(1)  # the client treats 0 as no id
         self._producer = broker.opened(
             f"open the ledger {topic}",
             "produce and consume",
             lambda: client.create_producer(
                 str(topic),
                 access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing,
-                # Sequence ids of its own under a name of its own: the client numbers messages from
-                # the start again when it reconnects before a first receipt, and a topic that
-                # deduplicates drops them then.
+                # Explicit sequence ids and a unique name: a client that reconnects before its first
+                # receipt restarts its sequence ids, and a topic with deduplication drops these
+                # messages.
                 producer_name=f"redrive-ledger-{os.urandom(8).hex()}",
                 batching_enabled=False,
-                # Without, compaction keeps records that are empty, see `sequence_topic`.
+                # Without compression, compaction retains empty records, see `sequence_topic`.
                 compression_type=pulsar.CompressionType.LZ4,
             ),
         )
         takeover = self._store(OWNER, _json(owner), number=0)
         self.owned_since = time.monotonic()
         self.fencing_token = EntryId(takeover.ledger_id(), takeover.entry_id())
-        # Read after the takeover: all earlier runs have written is before it. What others send
-        # behind it, however much, is not read.
+        # The takeover follows all records of earlier runs. Messages that other clients send after
+        # it are not read.
         reading = broker.waited(lambda: _read(client, topic, key, self.fencing_token))
         self.records, self.number = reading.records, reading.number
         self.write(OWNER, owner)
@@ -116,16 +114,15 @@ class Ledger:
     @classmethod
     @contextmanager
     def open(cls, service_url: str, topic: TopicName, owner: str) -> Iterator[Self]:
-        """Take the ledger *topic* over with the key of the job, and close it in the end."""
+        """Take over the ledger *topic* with the key of the job; close it at the end."""
         with broker.connect(service_url) as client:
             yield cls(client, topic, owner, mounted_key())
 
     def write(self, key: str, value: object) -> pulsar.MessageId:
-        """Put *value*, as JSON, in the place of what *key* has; None takes it away.
+        """Write *value* of *key* as JSON; None removes the record.
 
-        When this returns, the broker has stored the record: it has answered with the entry. A
-        crash before leaves the old value, or the new. A record may be stored twice, which changes
-        nothing.
+        On return the broker has stored the record and sent its entry. After a crash, the old or the
+        new value applies. A record may be stored twice, which has no effect.
         """
         return self._write(key, _json(value))
 
@@ -149,57 +146,57 @@ class Ledger:
                     sequence_id=next(self._sequence_ids),
                     partition_key=self._key.topic_key(key),
                     properties=self._key.properties(record),
-                    # It tells of entries of this cluster, by ids that others have given, too.
+                    # Entry ids are valid in this cluster only.
                     disable_replication=True,
                 )
                 if stored.ledger_id() >= 0:
                     return stored
-                problem = "no entry"  # taken for a duplicate: once more, under a higher id
+                problem = "no entry"  # dropped as a duplicate; repeated with a higher id
             except pulsar.ProducerFenced as error:
                 raise _fenced() from error
             except pulsar.PulsarException as error:
-                problem = str(error)  # it may be stored anyway: once more does no harm
+                problem = str(error)  # it may be stored; a repetition is safe
             if time.monotonic() > deadline:
                 raise LedgerUnavailableError(
                     "the broker does not store a record of the ledger",
                     got=problem,
                     remedy="the job is started again automatically and resumes where it was",
                 )
-            logger.warning("the ledger does not answer, trying again: %s", problem)
+            logger.warning("record of the ledger was not stored, retrying: %s", problem)
             time.sleep(1)
 
     def repair(self) -> None:
-        """Write again what the topic lacks of the records: it may have been deleted meanwhile.
+        """Write records again that the topic lacks, because it may have been deleted meanwhile.
 
-        The operator creates it again, and a producer that reconnects does not notice.
+        The operator creates the topic again, and a reconnected producer does not detect it.
         """
         reading = broker.waited(lambda: _read(self._client, self._topic, self._key))
         stored = dict(reading.records.items())
         lost = [(key, value) for key, value in self.records.items() if stored.get(key) != value]
         if lost:
-            logger.warning("the ledger has lost %d records; they are written again", len(lost))
+            logger.warning("ledger lost %d records, which are written again", len(lost))
         for key, value in lost:
             self.write(key, value)
 
 
 class Lease:
-    """The right of one task to send its range.
+    """Lease of one task for its range.
 
-    It ends when another run takes the ledger over, or when the range is leased again, as that of a
-    task that is thought to be lost.
+    It ends when another run takes the ledger over, or when the range is leased again because the
+    task is considered lost.
 
     Args:
-        client: stays open as long as the lease is held.
-        topic: the ledger's.
-        owner: the run that gave the lease.
-        key: of the ledger.
-        of: the range.
-        since: the entry of the record with which it did.
+        client: client that stays open as long as the lease is held.
+        topic: topic of the ledger.
+        owner: run that gave the lease.
+        key: key of the ledger.
+        source_range: the range.
+        since: entry of the record of the lease.
         number: number of that record, see `SignedRecord`.
-        permit: what the task may do at first.
+        permit: initial permit.
 
     Attributes:
-        permit: what it may do, as of the last check.
+        permit: permit as of the last check.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  each has a source of its own
@@ -208,23 +205,23 @@ class Lease:
         topic: TopicName,
         owner: str,
         key: LedgerKey,
-        of: Range,
+        source_range: Range,
         since: EntryId,
         number: int,
         permit: Permit,
     ) -> None:
         self.permit = permit
         self._client, self._topic, self._owner, self._key = client, topic, owner, key
-        self._range_key, self._number = range_key(of), number
+        self._range_key, self._number = range_key(source_range), number
         self._position = since
         self._reader: EntryReader | None = None
 
     def check(self) -> None:
-        """Pass if the lease has not ended; each send is preceded by a recent check.
+        """Check that the lease has not ended. Each send follows a recent check.
 
         Raises:
-            FencedError: it has.
-            ReplayRoleRefusedError: the broker does not answer, or does not let it be read.
+            FencedError: the lease has ended.
+            ReplayRoleRefusedError: the broker refuses or does not answer.
         """
         with broker.refusals(f"read the ledger {self._topic}", "consume"):
             try:
@@ -247,12 +244,12 @@ class Lease:
             self._position = _entry(message)
             record = _verified(self._key, message)
             if record is None or record.number <= self._number:
-                continue  # of another writer, or a copy
+                continue  # message of another writer, or a copy
             self._number = record.number
             if record.owner != self._owner or record.key == self._range_key:
                 raise _fenced()
             if record.key == PERMIT:
-                with suppress(ValueError):  # of another version
+                with suppress(ValueError):  # shape of another version
                     self.permit = Permit.from_json(record.value)
 
 
@@ -260,47 +257,47 @@ def mounted_key() -> LedgerKey:
     """Return the key of the ledger of this job.
 
     Raises:
-        CredentialsMissingError: it is not mounted.
+        CredentialsMissingError: the key is not mounted.
     """
     return LedgerKey(job_credentials().ledger_key())
 
 
 def _fenced() -> FencedError:
     return FencedError(
-        "another run has taken over the ledger of this dead-letter topic, or this one has leased "
-        "the range of a task again",
-        remedy="nothing: the other run goes on from what this one has moved",
+        "another run has taken over the ledger of this dead-letter topic, or the range of the task "
+        "was leased again",
+        remedy="No action needed: the other run moves the messages that are left",
     )
 
 
 def lost(uid: str) -> LedgerLostError:
-    """Return the error of a ledger that has no plan of Replay *uid* any more, which was planned."""
+    """Return the error of a ledger that has lost the plan of Replay *uid*."""
     return LedgerLostError(
         "the ledger has lost the plan of this Replay: its topic was deleted, or another Replay "
         "has ended meanwhile",
         got=f"no plan of {uid}",
-        remedy="make another Replay: it goes on from what is on record as moved",
+        remedy="make another Replay, which moves the messages that are not recorded as moved",
     )
 
 
 def read(client: broker.ReadingClient, topic: TopicName, key: LedgerKey) -> Records:
-    """Read the records of a ledger, whichever run owns it.
+    """Read the records of a ledger without taking it over.
 
     Raises:
-        ReplayRoleRefusedError: it is not there, or the role may not read it.
+        ReplayRoleRefusedError: the ledger does not exist, or the role may not read it.
     """
     return _read(client, topic, key).records
 
 
 class _LedgerReading:
-    """Records of a ledger topic, while its messages are read in their order.
+    """Records of a ledger topic, while its messages are read in order.
 
     Attributes:
-        records: of those that were signed with the key of the ledger.
-        number: the highest number of a record.
-        values: value of each record by its key; empty for a removed one.
-        replaced: keys of records that compaction would replace by the message of another writer,
-            who has copied the message key.
+        records: records that are signed with the key of the ledger.
+        number: highest number of a record.
+        values: value of each record by its key; empty for removed records.
+        replaced: keys of records that compaction would replace by a message of another writer that
+            copied the message key.
     """
 
     def __init__(self, key: LedgerKey) -> None:
@@ -334,8 +331,8 @@ def _read(
     """Read a ledger topic, up to the entry *end* or to its end.
 
     Raises:
-        ReplayRoleRefusedError: it is not there, or the role may not read it.
-        TransactionOpenError: a transaction holds back entries up to *end*.
+        ReplayRoleRefusedError: the ledger does not exist, or the role may not read it.
+        TransactionOpenError: an open transaction blocks entries up to *end*.
     """
     reading = _LedgerReading(key)
     deadline = time.monotonic() + READABLE_SECONDS
@@ -365,10 +362,9 @@ def _read(
 
 
 def _open_reader(client: broker.ReadingClient, topic: TopicName, after: EntryId) -> EntryReader:
-    """Open a reader that malformed entries of other writers do not harm.
+    """Open a reader that skips malformed entries of other writers.
 
-    It reads compacted, for a task that slept while records were compacted away: it sees the last
-    record of the owner.
+    It reads the compacted topic, so a task that was stopped reads the last record of the owner.
     """
     name = f"redrive-ledger-{os.urandom(8).hex()}"
     return client.open_entry_reader(

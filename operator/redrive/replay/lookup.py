@@ -1,11 +1,8 @@
-"""Entries that can be moved, and messages that the target holds already.
+"""Refusals of entries, and the search for stored messages in a target.
 
-Entries of a dead-letter topic: which can be moved, and what those hold that no plan has read.
-
-What a lease has stored in its target, found there by the source position that messages carry.
-
-The only evidence that a message was moved: a broker's memory of sequence ids says merely that
-something at or above was stored, and is lost after some hours.
+Messages of a lease are found in the target by the source position that they carry. This is the only
+evidence that a message was moved: the last sequence id of a broker only shows that some message
+with that id or a higher one was stored, and the broker forgets it after some hours.
 """
 
 from __future__ import annotations
@@ -30,7 +27,8 @@ from redrive.reading.ranges import Partition, Range, Span
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay.evidence import LedgerKey
-from redrive.replay.outcome import Found, RangeOutcome
+from redrive.replay.outcome import RangeOutcome, StoredMessages
+from redrive.replay.records import SentTo
 
 MAX_CONTENT = 128 * 2**20
 """Largest decompressed content of an entry that a Replay moves, in bytes. It bounds the memory of
@@ -44,16 +42,16 @@ _NOT_SENT = {
 """Attributes of messages that cannot be moved, and the causes of their refusal."""
 
 
-class SeenMessage(Protocol):
-    """What decides whether a message can be moved; see `DeadLetterRow`."""
+class MovableMessage(Protocol):
+    """Fields of a message that determine if it can be moved; see `DeadLetterRow`."""
 
     @property
     def position(self) -> Position:
-        """Return where it lies."""
+        """Return its position."""
 
     @property
     def delivered(self) -> bool:
-        """Return whether a client can show it."""
+        """Return True if a client can show it."""
 
     @property
     def oversized(self) -> bool:
@@ -61,34 +59,34 @@ class SeenMessage(Protocol):
 
     @property
     def encrypted(self) -> bool:
-        """Return whether only its readers can decrypt it."""
+        """Return True if only its readers can decrypt it."""
 
     @property
     def unreadable(self) -> bool:
-        """Return whether its properties can't be shown."""
+        """Return True if a property is not UTF-8."""
 
     @property
     def batch_size(self) -> int:
-        """Return how many messages its entry holds."""
+        """Return the number of messages in its entry."""
 
     @property
     def replays(self) -> int:
-        """Return how often it was replayed."""
+        """Return the number of its replays."""
 
 
-_Seen = TypeVar("_Seen", bound=SeenMessage)
+_Message = TypeVar("_Message", bound=MovableMessage)
 
 
-def refusal(entry: Sequence[SeenMessage], selected: int, max_replays: int | None) -> str:
-    """Say why an entry can't be moved; nothing if it can.
+def refusal(entry: Sequence[MovableMessage], selected: int, max_replays: int | None) -> str:
+    """Return the cause for which an entry cannot be moved; empty if it can.
 
-    A broker acknowledges entries, not messages: what is sent of an entry in part would be sent
-    again by the next Replay.
+    A broker acknowledges entries, not messages. So the next Replay would send the messages of a
+    partly moved entry again.
 
     Args:
-        entry: what was read of its messages.
-        selected: how many of them are to be moved.
-        max_replays: what was replayed so often stays; None for any number.
+        entry: its messages that were read.
+        selected: number of selected messages.
+        max_replays: number of replays from which messages are refused; None for no limit.
     """
     first = entry[0]
     if not first.delivered:
@@ -100,14 +98,15 @@ def refusal(entry: Sequence[SeenMessage], selected: int, max_replays: int | None
         return "BatchTooLarge"
     if not selected == len(entry) == first.batch_size:
         return "PartOfBatch"
-    often = max_replays is not None and max_replays <= max(each.replays for each in entry)
-    return "ReplayedTooOften" if often else ""
+    replays = max(message.replays for message in entry)
+    is_refused = max_replays is not None and max_replays <= replays
+    return "ReplayedTooOften" if is_refused else ""
 
 
 def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | None], str]:
-    """Return what says of a version of the schema of *topic* why no message can be sent with it.
+    """Return a function from a version of the schema of *topic* to the cause of a refusal.
 
-    It says nothing where one can.
+    The cause is empty if messages can be sent with that version.
     """
     schemas = WriterSchemas(client)
 
@@ -123,9 +122,9 @@ def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | 
     return refusal
 
 
-def by_entry(messages: Iterable[_Seen]) -> Iterator[list[_Seen]]:
-    """Put the messages of each entry together."""
-    # As `entry_id`, which would make a named tuple for each.
+def by_entry(messages: Iterable[_Message]) -> Iterator[list[_Message]]:
+    """Group messages by entry."""
+    # Faster than `entry_id`, which would create a named tuple for each message.
     for _, entry in itertools.groupby(messages, key=lambda message: message.position[:2]):
         yield list(entry)
 
@@ -137,14 +136,14 @@ def read_first(
     acknowledged: int,
     cause_of: Callable[[Sequence[DeadLetterRow]], str],
 ) -> bool:
-    """Take note of an entry that is read for the first time, and return whether to send it.
+    """Record an entry that is read for the first time; return True if it has to be sent.
 
     Args:
         entry: all its messages.
-        offset: of the entry.
-        outcome: takes in what it holds, and why it can't be moved.
-        acknowledged: what is not to be sent, a bitmap.
-        cause_of: says why an entry can't be moved; nothing if it can.
+        offset: offset of the entry.
+        outcome: outcome to which its content and a refusal are added.
+        acknowledged: bitmap of entries that are not sent.
+        cause_of: function that returns the cause of a refusal; empty without one.
     """
     outcome.read(offset, len(entry), entry[0].first_chunk)
     if bitmap.contains(acknowledged, offset):
@@ -160,7 +159,7 @@ POLL_SECONDS = 0.2
 
 
 class WritesPendingError(RedriveError):
-    """The broker has received messages, and neither stores nor refuses them."""
+    """The broker has received messages, but neither stores nor refuses them."""
 
     reason = "WritesPending"
 
@@ -172,20 +171,20 @@ class DeadLetterTopicLostError(RedriveError):
 
 
 def topic_lost(topic: TopicName, got: object) -> DeadLetterTopicLostError:
-    """Return the error of a dead-letter topic of which nothing is left."""
+    """Return the error of a dead-letter topic that was deleted."""
     return DeadLetterTopicLostError(
-        f"{topic} was deleted while the run moved dead letters, and those that were not moved by "
-        "then are lost; or it was emptied and unloaded, or the replay role lost its rights there",
+        f"{topic} was deleted while the run moved dead letters, and messages that were not moved "
+        "are lost; or it was emptied and unloaded, or the replay role lost its rights there",
         got=got,
-        remedy="find out who changes topics; another Replay moves what the topic holds now",
+        remedy="find out who changes topics; another Replay moves the current messages",
     )
 
 
 def read_source(admin_url: str, topic: TopicName, subscription: str, index: int) -> Partition:
-    """Read one partition of the dead-letter *topic* as it is now.
+    """Return the current state of a partition of the dead-letter *topic*.
 
     Raises:
-        DeadLetterTopicLostError: the topic is not there; the rights go with it.
+        DeadLetterTopicLostError: the topic, and so the rights on it, were deleted.
         RedriveError: as for `broker.read_partition`.
     """
     try:
@@ -195,17 +194,17 @@ def read_source(admin_url: str, topic: TopicName, subscription: str, index: int)
 
 
 def target_ends(admin_url: str, target: TopicName) -> dict[TargetPartition, EntryId]:
-    """Return for each partition of *target* behind which entry all lies that is stored from now on.
+    """Return the last entry of each partition of *target*.
 
     Raises:
-        AdminError: the broker refuses to tell.
+        AdminError: the broker refuses.
     """
     partitions = broker.read_partitions(admin_url, target)
-    return {TargetPartition(target, each.index): each.tail for each in partitions}
+    return {TargetPartition(target, partition.index): partition.tail for partition in partitions}
 
 
 def target_partitions(admin_url: str, target: TopicName) -> frozenset[TargetPartition]:
-    """Return the partitions that *target* has, none if it is gone: rights go with a topic.
+    """Return the partitions of *target*; none if it, and so the rights on it, were deleted.
 
     Raises:
         AdminError: the broker does not answer.
@@ -217,14 +216,14 @@ def target_partitions(admin_url: str, target: TopicName) -> frozenset[TargetPart
 
 
 def wait_for_writes(admin_url: str, place: TargetPartition) -> None:
-    """Return once the broker has written all that it has received for a partition by now.
+    """Wait until the broker has written all messages that it has received for a partition.
 
-    Writes are done in their order, and may wait for minutes while the storage does not answer. A
-    broker that does not answer itself is asked again, as one that is restarted is waited for.
+    Writes are ordered, and may be pending for minutes while the storage does not answer. Requests
+    are repeated while the broker restarts.
 
     Raises:
-        AdminError: the broker refuses to tell, or does not answer for `WRITE_SECONDS`.
-        WritesPendingError: they are not done after `WRITE_SECONDS`.
+        AdminError: the broker refuses, or does not answer for `WRITE_SECONDS`.
+        WritesPendingError: writes are pending after `WRITE_SECONDS`.
     """
     deadline = time.monotonic() + WRITE_SECONDS
     goal = math.inf
@@ -240,16 +239,16 @@ def wait_for_writes(admin_url: str, place: TargetPartition) -> None:
             continue
         if not now.pending or now.written >= goal:
             return
-        if before is None or now.written < before.written:  # it was loaded, maybe again
+        if before is None or now.written < before.written:  # the topic was loaded
             goal = math.inf
         elif goal == math.inf:
-            # A broker counts what is written first, then what is pending, while it goes on.
+            # A broker counts written entries before pending ones, and writes continue meanwhile.
             goal = now.written + before.pending
         if time.monotonic() > deadline:
             raise WritesPendingError(
                 f"the broker does not write to {broker.partition_of(place.topic, place.partition)}",
                 got=f"{now.pending} entries pending after {WRITE_SECONDS:g} s",
-                remedy="look at its bookies; another Replay goes on from what was moved",
+                remedy="check its bookies; another Replay moves the messages that are left",
             )
         before = now
         time.sleep(POLL_SECONDS)
@@ -258,12 +257,12 @@ def wait_for_writes(admin_url: str, place: TargetPartition) -> None:
 def proven_source(
     properties: Mapping[str, str], target: TopicName, key: LedgerKey
 ) -> Source | None:
-    """Return from where a Replay moved a message; None if no job of the policy did.
+    """Return the source of a moved message; None if no job of the policy moved it.
 
     Args:
-        properties: of a message in *target*.
-        target: a topic, without a partition.
-        key: of the ledger.
+        properties: properties of a message in *target*.
+        target: topic without a partition.
+        key: key of the ledger.
     """
     source = properties.get(REPLAY_SOURCE, "")
     is_proven = key.proves(properties.get(REPLAY_PROOF, ""), source, target)
@@ -271,23 +270,23 @@ def proven_source(
 
 
 def find_in_target(
-    found: Found,
+    stored: StoredMessages,
     target: ReadableTopic,
     tails: Mapping[TargetPartition, Tail],
-    of: Range,
+    source_range: Range,
     key: LedgerKey,
 ) -> None:
-    """Read *target* behind *tails* for messages of a range, all that the broker has received.
+    """Search *target* after *tails* for messages of a range that the broker has received.
 
     Args:
-        found: takes in what there is.
-        target: the topic that *tails* are about.
-        tails: behind which to read.
-        of: the range.
-        key: of the ledger.
+        stored: result, to which messages are added.
+        target: target topic.
+        tails: entries after which to read, by partition of the target.
+        source_range: the range.
+        key: key of the ledger.
 
     Raises:
-        RedriveError: it can't be read.
+        RedriveError: the target cannot be read.
         WritesPendingError: as for `wait_for_writes`.
     """
     for place in tails:
@@ -297,32 +296,48 @@ def find_in_target(
         if place not in tails:
             continue
         after = tails[place].entry
-        found.ends[place] = partition.tail
+        stored.ends[place] = partition.tail
         if not _holds_all_behind(after, partition):
-            found.trimmed.add(place)
+            stored.trimmed.add(place)
         if behind := partition.behind(after):
             ahead = reader.prefetch(partition.entry_bytes)
             lost: list[Span] = []
             for message in reader.read_messages(
                 target, partition.index, after, behind, ahead, lost
             ):
-                found.add(of, proven_source(read_properties(message) or {}, target.topic, key))
+                stored.add(
+                    source_range, proven_source(read_properties(message) or {}, target.topic, key)
+                )
             if not lost:
                 continue
-            # Readers pass over what is trimmed under way, and say nothing.
+            # Readers skip entries that are deleted meanwhile, without an error.
             now = broker.waited(
                 functools.partial(
                     broker.read_partition, target.admin_url, target.topic, partition.index
                 )
             )
             if not _holds_all_behind(after, now):
-                found.trimmed.add(place)
+                stored.trimmed.add(place)
 
 
 def _holds_all_behind(after: EntryId, partition: Partition) -> bool:
-    """Whether nothing that was written behind *after* is trimmed.
+    """Return True if no entry after *after* was deleted.
 
-    Ledgers go as a whole, the oldest first. Besides, each time a topic is loaded, those that were
-    never written to.
+    The broker deletes whole ledgers, the oldest first. It also deletes unused ledgers each time a
+    topic is loaded.
     """
     return min(partition.held, default=math.inf) <= after.ledger
+
+
+def may_be_stored(doubts: Iterable[tuple[SentTo, int]], row: DeadLetterRow, offset: int) -> bool:
+    """Return True if *row*, at *offset*, may be stored at one of these places."""
+    return any(
+        offset <= through
+        and (not partitions or place.partition == row.partition_in(place.topic, partitions))
+        for (place, partitions), through in doubts
+    )
+
+
+def add_doubt(doubts: dict[SentTo, int], sent_to: SentTo, through: int) -> None:
+    """Record that messages up to an offset may be stored in a partition."""
+    doubts[sent_to] = max(through, doubts.get(sent_to, through))

@@ -1,10 +1,8 @@
-"""Movement of one range: send, receipt, acknowledgement.
+"""Movement of one range of a dead-letter topic to the target: send, receipt, acknowledgement.
 
-One range of a dead-letter topic → the target, each message once: send, receipt, acknowledge.
-
-Free of Spark: called by whatever runs the task, in any process. A task may die at any point, be
-stopped and go on, or run twice. A lease in the ledger says that its range may have been sent in
-part; whoever takes the range next reads what the target has of it before sending the rest.
+Any engine runs it in any process, without Spark. A task may die at any point, be stopped and
+resume, or run twice. A lease in the ledger records that the range may have been sent partly. The
+next task of the range searches the target before it sends the remaining messages.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 from redrive.errors import RedriveError
-from redrive.messages import LATEST, SchemaError
 from redrive.policy import envelope
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader, rows
@@ -35,63 +32,64 @@ from redrive.reading.rows import DeadLetterRow
 from redrive.replay import lookup
 from redrive.replay.ledger import Lease, mounted_key
 from redrive.replay.lookup import by_entry, read_first, refusal, schema_refusals
-from redrive.replay.outcome import Found, RangeOutcome, RangeResult
+from redrive.replay.outcome import RangeOutcome, RangeResult, StoredMessages
 from redrive.replay.records import Permit, SentTo
 from redrive.replay.sending import (
     LEASE_SECONDS,
     MAX_TRIES,
     DrainedError,
-    NotLetInError,
     Sender,
     SentBeforeError,
+    TopicFullError,
     UnsubscribedError,
     Window,
 )
 from redrive.replay.task import RangeTask
 from redrive.replay.transport import (
     SEND_SECONDS,
-    ByClient,
-    ByProtocol,
+    ClientTransport,
     NameTakenError,
-    Outlet,
+    ProtocolTransport,
     StalledError,
+    Transport,
 )
 
 MAX_SENT_BEFORE = 3
-"""If another process has sent messages of one lease more often, it is none of this policy."""
+"""Number of attempts by other processes in one lease, after which another client is assumed."""
 MAX_UNLOADS = 3
-"""After more unloads of the target a range is sent by the client: each of them costs a search."""
+"""Number of unloads of the target after which a range is sent by the client, because each needs a
+search."""
 RELOAD_SECONDS = 0.5
-"""The time that a broker has to load a topic again before the next try."""
+"""Time for a broker to load a topic again before the next attempt."""
 GRACE_SECONDS = 1.0
-"""How long a broker may take to begin to write what it had received of a producer that is gone."""
-LOOK_SECONDS = 1.0
-"""The time between two looks at what others have acknowledged of a range that is being sent."""
-LOOK_SHARE = 20
-"""A look that took some time is followed by none for so many times as long."""
+"""Time for a broker to begin to write messages that it received from a closed producer."""
+POLL_SECONDS = 1.0
+"""Interval of polls of acknowledgements of others, while a range is sent."""
+POLL_SHARE = 20
+"""Minimum interval of polls, as a multiple of the duration of the last one."""
 QUIET_SECONDS = SEND_SECONDS + GRACE_SECONDS
-"""How long after its lease was lost a process may store what it had on its way: one that was cut
-off from the network, or stopped, and comes back."""
+"""Time after the end of its lease in which a disconnected or stopped process may store in-flight
+messages."""
 
 
 class SendFailedError(RedriveError):
-    """The broker neither stores messages nor refuses them."""
+    """The broker neither stores nor refuses messages."""
 
     reason = "SendFailed"
 
 
 def move(task: RangeTask, *, again: bool = False) -> RangeResult:
-    """Move a range, and return what became of it.
+    """Move a range, and return the result.
 
-    At most `window.MESSAGES` and `window.BYTES` are on their way at a time. A broker that is
-    restarted is waited for.
+    At most `sending.MESSAGES` and `sending.BYTES` are in-flight. It waits for a broker that
+    restarts.
 
     Args:
-        task: the range.
-        again: whether another process may have had this very task.
+        task: the task.
+        again: True if another process may have run the same task.
 
     Raises:
-        FencedError: another run has taken over; what was sent by then is found by that one.
+        FencedError: another run has taken over. It finds the messages that were sent.
         RedriveError: the broker refuses, or does not answer for minutes.
     """
     with broker.connect(task.route.service_url) as client:
@@ -102,7 +100,8 @@ class RangeMover:
     """Moves one range.
 
     Args:
-        client: for all but sending.
+        task: the task.
+        client: client for everything but sending.
         again: see `move`.
     """
 
@@ -124,25 +123,25 @@ class RangeMover:
         )
         self._drained = False
         self._unloads = 0
-        # By this lease: whether another process may have sent something, and where this one has.
+        # In this lease: True if another process may have sent messages, and where this one has.
         self._again = again
         self._sent_to: set[TargetPartition] = set()
         topic = broker.partition_of(route.source, task.range.partition)
         self._consumer = broker.acknowledger(client, topic, route.subscription)
         self._schema_refusal = schema_refusals(client, route.source)
-        # Which entries were acknowledged at the last look at the source, and when the next is due.
-        self._acknowledged, self._look_due = task.acknowledged, self._begun + LOOK_SECONDS
-        # Where earlier tries may have stored what is not on record, and what was read of it.
+        # Acknowledged entries at the last poll of the source, and the time of the next one.
+        self._acknowledged, self._poll_due = task.acknowledged, self._begun + POLL_SECONDS
+        # Places where earlier attempts may have stored messages, and the ends of searches there.
         self._tails = task.tails
         self._read: dict[TargetPartition, EntryId] = {}
         self._unproven = dict(task.unproven)
-        # The same of partitions that can't be looked at now; they may come back.
+        # The same for partitions that cannot be searched now, and may become available again.
         self._unseen: dict[SentTo, int] = {}
-        # The last sequence ids before this task first sent there.
+        # The last sequence ids before the first send of this task.
         self._last: dict[TargetPartition, int] = {}
 
     def run(self) -> RangeResult:
-        """Try until each entry is moved, refused, or not there any more, or the target is full."""
+        """Repeat attempts until each entry is moved, refused or acknowledged, or the task ends."""
         with closing(self._lease):
             return self._run()
 
@@ -153,16 +152,16 @@ class RangeMover:
         while sent_in.attempt < MAX_TRIES:
             try:
                 if self._try(sent_in, before):
-                    # Another process of this lease may have stored what a drained one did not look
-                    # for, or yet send it.
-                    looked = not (self._drained and self._again)
-                    return self._result() if looked else self._given_back()
+                    # Another process of this lease may have stored messages that a drained task
+                    # did not search for, or send them later.
+                    is_known = not (self._drained and self._again)
+                    return self._result() if is_known else self._given_back()
             except UnsubscribedError:
                 return self._cut_off()
-            except NotLetInError as found:
-                return replace(self._given_back(), full=found.topic)
-            except SentBeforeError as found:
-                self._again, sent_in = True, found.sent_in
+            except TopicFullError as error:
+                return replace(self._given_back(), full=error.topic)
+            except SentBeforeError as error:
+                self._again, sent_in = True, error.sent_in
                 sent_before += 1
                 if sent_before > MAX_SENT_BEFORE:
                     return self._blocked()
@@ -171,32 +170,32 @@ class RangeMover:
             before, sent_in = sent_in, Try(sent_in.generation, sent_in.attempt + 1)
             if self._has_sent or self._outcome.doubts:
                 self._tails = self._unread(self._task.since)
-        if self._outcome.settled:  # what was refused one by one goes on record, for a next task
+        if self._outcome.settled:  # record refused messages for the next task
             return self._given_back()
         raise SendFailedError(
             "the broker neither stores dead letters nor refuses them",
-            got=f"{self._task.range} after {MAX_TRIES} tries",
-            remedy="look into the broker's log; another Replay goes on from what was moved",
+            got=f"{self._task.range} after {MAX_TRIES} attempts",
+            remedy="check the log of the broker; another Replay moves the messages that are left",
         )
 
     def _try(self, sent_in: Try, before: Try) -> bool:
-        """Send what is not in the target yet; return whether nothing is in doubt in the end.
+        """Send messages that are not in the target; return True if none is in doubt at the end.
 
         Args:
-            sent_in: this try.
-            before: the one before.
+            sent_in: this attempt.
+            before: the previous attempt.
         """
         route = self._route
         with ExitStack() as stack:
-            outlet = self._outlet(sent_in, stack)
+            transport = self._transport(sent_in, stack)
             senders = {
-                topic: self._sender(outlet(), topic, sent_in, stack)
+                topic: self._sender(transport(), topic, sent_in, stack)
                 for topic in {route.target, *(place.topic for place in self._tails)}
             }
             sender = senders[route.target]
             self._check_lease()
-            letters = stack.enter_context(closing(self._letters(self._to_read)))
-            entries = self._movable(letters)
+            dead_letters = stack.enter_context(closing(self._dead_letters(self._to_read)))
+            entries = self._movable(dead_letters)
             first = list(itertools.islice(entries, 1))
             window = Window(
                 sender,
@@ -224,20 +223,20 @@ class RangeMover:
         first: Sequence[Sequence[DeadLetterRow]],
         entries: Iterable[Sequence[DeadLetterRow]],
     ) -> bool:
-        """Send what is not in the target yet; return whether something is left for another try.
+        """Send messages that are not in the target; return True if another attempt is needed.
 
         Args:
-            window: of this try.
-            senders: see `_look_for`, likewise *before* and *first*.
-            before: the try before.
-            first: the first entry to send.
-            entries: all others.
+            window: window of this attempt.
+            senders: see `_search`.
+            before: previous attempt.
+            first: first entry to send.
+            entries: other entries.
         """
         try:
             if self._tails:
-                if not self._is_subscribed():  # what is found is kept for no consumer
+                if not self._is_subscribed():  # no consumer receives messages that are found
                     raise UnsubscribedError
-                self._look_for(senders, before, first)
+                self._search(senders, before, first)
             return self._send_all(window, itertools.chain(first, entries))
         except DrainedError:
             self._drained = True
@@ -252,88 +251,90 @@ class RangeMover:
                 time.sleep(RELOAD_SECONDS)
             return True
 
-    def _outlet(self, sent_in: Try, stack: ExitStack) -> Callable[[], Outlet]:
-        """Return what makes the way for one try: see the module `transport`."""
+    def _transport(self, sent_in: Try, stack: ExitStack) -> Callable[[], Transport]:
+        """Return the factory of transports for one attempt; see the module `transport`."""
         url = self._route.service_url
         if not self._task.tails and sent_in.attempt == self._unloads <= MAX_UNLOADS:
-            return functools.partial(ByProtocol, url, batches=self._route.batch)
-        # Of its own: the connection breaks when the broker refuses a message.
-        return functools.partial(ByClient, stack.enter_context(broker.connect(url)))
+            return functools.partial(ProtocolTransport, url, batches=self._route.batch)
+        # A separate client, because the broker closes the connection when it refuses a message.
+        return functools.partial(ClientTransport, stack.enter_context(broker.connect(url)))
 
-    def _sender(self, outlet: Outlet, topic: TopicName, sent_in: Try, stack: ExitStack) -> Sender:
+    def _sender(
+        self, transport: Transport, topic: TopicName, sent_in: Try, stack: ExitStack
+    ) -> Sender:
         route = self._route
         target = topic, route.target_partitions
         source_range = self._task.range
         name = functools.partial(
             self._key.producer_name, f"{route.source} {source_range}", self._task.renamed
         )
-        sender = Sender(outlet, target, route.source, source_range, sent_in, name)
+        sender = Sender(transport, target, route.source, source_range, sent_in, name)
         stack.callback(sender.close)
-        stack.callback(self._note, sender, topic)
+        stack.callback(self._record_sends, sender, topic)
         return sender
 
-    def _note(self, sender: Sender, topic: TopicName) -> None:
+    def _record_sends(self, sender: Sender, topic: TopicName) -> None:
         self._sent_to |= {TargetPartition(topic, index) for index in sender.sent_to}
         for index, last in sender.last.items():
             self._last.setdefault(TargetPartition(topic, index), last)
 
-    def _look_for(
+    def _search(
         self,
         senders: Mapping[TopicName, Sender],
         before: Try,
         first: Sequence[Sequence[DeadLetterRow]],
     ) -> None:
-        """Find what earlier tries have stored; no other process can store more of it meanwhile.
+        """Search for messages of earlier attempts, while no other process can send more.
 
         Args:
-            senders: of this try, for each topic that one has sent to.
-            before: the one before.
-            first: the first entry to send, if there is any: most topics take its schema.
+            senders: senders of this attempt, by topic of earlier attempts.
+            before: previous attempt.
+            first: first entry to send, if any, whose schema most targets accept.
 
         Raises:
-            DrainedError: the run wants no more to be sent.
+            DrainedError: the run asks the task to end.
         """
         topics = {place.topic for place in self._tails}
-        there = {
+        places = {
             place
-            for each in topics
-            for place in lookup.target_partitions(self._route.admin_url, each)
+            for topic in topics
+            for place in lookup.target_partitions(self._route.admin_url, topic)
         } & self._tails.keys()
         version = first[0][0].schema_version if first else None
-        last = {place: _hold(senders[place.topic], place.partition, version) for place in there}
+        last = {place: senders[place.topic].hold_any(place.partition, version) for place in places}
         time.sleep(GRACE_SECONDS)
-        if any(self._is_elsewhere(place) or self._is_renamed(place) for place in there):
+        if any(self._is_elsewhere(place) or self._is_renamed(place) for place in places):
             self._wait_until(self._begun - self._task.fenced_seconds + QUIET_SECONDS)
-        found = Found(self._task.replays)
-        for topic in {place.topic for place in there}:
+        stored = StoredMessages(self._task.replays)
+        for topic in {place.topic for place in places}:
             target = ReadableTopic(
                 self._client, self._route.admin_url, topic, max_content=lookup.MAX_CONTENT
             )
-            tails = {place: self._tails[place] for place in there if place.topic == topic}
-            lookup.find_in_target(found, target, tails, self._task.range, self._key)
-        self._outcome.found(found)
+            tails = {place: self._tails[place] for place in places if place.topic == topic}
+            lookup.find_in_target(stored, target, tails, self._task.range, self._key)
+        self._outcome.resolve_doubts(stored)
         size = self._task.range.size
-        # Of another process each try may have stored more than the last of them.
+        # Any attempt of another process may have stored more than the last one.
         only = None if self._again and before.attempt else before
-        for place in found.trimmed:
+        for place in stored.trimmed:
             if not self._has_stored_none(place, last[place]):
-                behind = self._tails[place]
-                through = behind.stored_through(last[place], only, size)
-                _doubt(self._unproven, (place, behind.partitions), through)
+                tail = self._tails[place]
+                through = tail.stored_through(last[place], only, size)
+                lookup.add_doubt(self._unproven, (place, tail.partitions), through)
         self._unseen = {}
-        for place in self._tails.keys() - there:
-            behind = self._tails[place]
-            _doubt(self._unseen, (place, behind.partitions), behind.last_offset(size))
-        self._read.update(found.ends)
+        for place in self._tails.keys() - places:
+            tail = self._tails[place]
+            lookup.add_doubt(self._unseen, (place, tail.partitions), tail.last_offset(size))
+        self._read.update(stored.ends)
 
     def _is_elsewhere(self, place: TargetPartition) -> bool:
-        """Whether an earlier try sent there what this one sends to another partition, or topic."""
+        """Return True if messages of an earlier attempt there have another target now."""
         route = self._route
-        there = place.topic, self._tails[place].partitions
-        return there != (route.target, route.target_partitions)
+        sent_to = place.topic, self._tails[place].partitions
+        return sent_to != (route.target, route.target_partitions)
 
     def _is_renamed(self, place: TargetPartition) -> bool:
-        """Return True if an earlier try sent there by a producer of another name."""
+        """Return True if an earlier attempt used another producer name there."""
         return 0 < self._task.renamed >= self._tails[place].generation
 
     def _wait_until(self, quiet: float) -> None:
@@ -354,7 +355,7 @@ class RangeMover:
             time.sleep(LEASE_SECONDS)
 
     def _has_stored_none(self, place: TargetPartition, last: int) -> bool:
-        """Whether nothing of this lease, the only one in question, is stored in a partition."""
+        """Return True if no message of this lease, the only one in doubt, is in a partition."""
         generation = self._task.generation
         only = self._tails[place].generation == generation > Try.of(last).generation
         sent = self._again or place in self._sent_to
@@ -362,16 +363,16 @@ class RangeMover:
 
     @property
     def _has_sent(self) -> bool:
-        """Whether anything may be on its way to the target, or stored there, by this lease."""
+        """Return True if messages of this lease may be in-flight or stored."""
         return self._again or bool(self._sent_to)
 
-    def _movable(self, letters: Iterable[DeadLetterRow]) -> Iterator[Sequence[DeadLetterRow]]:
-        """Yield the entries of *letters* that can be moved, where no plan has looked at each."""
+    def _movable(self, dead_letters: Iterable[DeadLetterRow]) -> Iterator[Sequence[DeadLetterRow]]:
+        """Yield the entries that can be moved, and record refusals of unread ones."""
         task = self._task
-        # A broker writes together what comes together: what is sent by ones and twos costs it more.
-        for entry in by_entry(itertools.chain.from_iterable(rows.in_batches(letters))):
+        # Sending in bursts is cheaper for the broker, which writes concurrent messages together.
+        for entry in by_entry(itertools.chain.from_iterable(rows.in_batches(dead_letters))):
             offset = entry[0].position.entry - task.range.first
-            self._outcome.is_part(
+            self._outcome.add_parts(
                 chunk.entry - task.range.first
                 for chunk in entry[0].chunks[:-1]
                 if task.range.holds(Position(*chunk, 0))
@@ -382,28 +383,28 @@ class RangeMover:
                 yield entry
 
     def _send_all(self, window: Window, entries: Iterable[Sequence[DeadLetterRow]]) -> bool:
-        """Send *entries*, and return whether one comes late: the next try has a number for it."""
+        """Send *entries*; return True if one came out of order, which the next attempt sends."""
         outcome, doubts = self._outcome, self._doubts()
         late, newest = False, (-1, 0)
         for entry in entries:
-            keyed = [(window.key(letter), letter) for letter in entry]
+            keyed = [(window.key(row), row) for row in entry]
             key = keyed[0][0]
             if late := key < newest:
                 break
             newest = key
-            unsent = [each for each in keyed if not outcome.is_stored(each[0])]
+            unsent = [(key, row) for key, row in keyed if not outcome.is_stored(key)]
             if not unsent:
                 if outcome.store(key, entry[0].batch_size):
                     self._acknowledge(entry[0])
-            elif doubts and any(_is_among(doubts, letter, key[0]) for _, letter in unsent):
+            elif doubts and any(lookup.may_be_stored(doubts, row, key[0]) for _, row in unsent):
                 if self._task.settles_unproven:
                     outcome.skip(key)
                     self._acknowledge(entry[0])
                 else:
                     outcome.refuse(key, "Unproven")
             else:
-                for each, letter in unsent:
-                    window.send(each, letter, self._properties(letter))
+                for unsent_key, row in unsent:
+                    window.send(unsent_key, row, self._properties(row))
         window.drain()
         return late
 
@@ -415,15 +416,15 @@ class RangeMover:
 
     @property
     def _to_read(self) -> int:
-        """Return what is neither moved nor refused yet, nor acknowledged.
+        """Return a bitmap of entries that are neither moved, refused nor acknowledged.
 
-        What is unread and acknowledged is read, too, to know how many messages that were.
+        Acknowledged unread entries are included, to count their messages.
         """
         task = self._task
         return task.entries & ~self._outcome.settled & ~(task.acknowledged & ~task.unread)
 
-    def _letters(self, entries: int) -> Generator[DeadLetterRow]:
-        """Read all messages of *entries*, a bitmap."""
+    def _dead_letters(self, entries: int) -> Generator[DeadLetterRow]:
+        """Yield all messages of *entries*, a bitmap."""
         if not entries:
             return
         task, route = self._task, self._route
@@ -435,35 +436,35 @@ class RangeMover:
             after = min(after, task.after)
         yield from reader.read_entries(topic, task.range, entries, after, task.ahead)
 
-    def _properties(self, letter: DeadLetterRow) -> dict[str, str]:
+    def _properties(self, row: DeadLetterRow) -> dict[str, str]:
         route = self._route
-        source = str(Source(route.uid, letter.partition, letter.position))
-        carried = envelope.for_replay(letter.properties, replay=route.replay, source=source)
+        source = str(Source(route.uid, row.partition, row.position))
+        carried = envelope.for_replay(row.properties, replay=route.replay, source=source)
         return carried | {envelope.REPLAY_PROOF: self._key.proof(source, route.target)}
 
     def _doubts(self) -> list[tuple[SentTo, int]]:
-        """Return where messages may be stored that can't be seen any more, and are not sent."""
+        """Return places where messages may be stored that cannot be searched."""
         if not self._route.exactly_once:
             return []
         return [*self._unproven.items(), *self._unseen.items()]
 
     def _is_acknowledged(self, offset: int) -> bool:
-        """Return True if an entry was acknowledged at the last look at the source.
+        """Return True if an entry was acknowledged at the last poll of the source.
 
-        That is `LOOK_SECONDS` old at most, where the broker answers within a twentieth of that.
+        The interval of polls is `POLL_SECONDS`, or `POLL_SHARE` times the duration of the last.
         """
         begun = time.monotonic()
-        if begun >= self._look_due:
-            self._acknowledged = ranges.settled(self._task.range, self._look_at_source())
+        if begun >= self._poll_due:
+            self._acknowledged = ranges.settled(self._task.range, self._read_source())
             now = time.monotonic()
-            self._look_due = now + max(LOOK_SECONDS, LOOK_SHARE * (now - begun))
+            self._poll_due = now + max(POLL_SECONDS, POLL_SHARE * (now - begun))
         return bitmap.contains(self._acknowledged, offset)
 
     def _is_subscribed(self) -> bool:
         return broker.waited(self._route.is_subscribed)
 
-    def _acknowledge(self, letter: DeadLetterRow) -> None:
-        for message_id in letter.acknowledgements:
+    def _acknowledge(self, row: DeadLetterRow) -> None:
+        for message_id in row.acknowledgements:
             self._consumer.acknowledge(message_id)
 
     def _check_lease(self) -> Permit:
@@ -473,23 +474,23 @@ class RangeMover:
     def _cut_off(self) -> RangeResult:
         """Return the result of a task whose target has lost its subscriptions.
 
-        What was stored by then and not settled may be in no subscription's backlog, though it is in
-        the topic. So it is not looked for there: with exactly once it is refused as unproven, else
-        it is sent again. All that came before it in the range is settled.
+        Stored messages that are not settled may be in the topic but in no backlog. So they are not
+        searched for: they are refused as unproven with `ExactlyOnce`, and otherwise sent again.
+        Earlier messages of the range are settled.
         """
         result = self._given_back()
         if not self._outcome.doubts:
             return replace(result, unsubscribed=True)
         through = max(offset for offset, _ in self._outcome.doubts)
         for place in self._sent_to:
-            _doubt(self._unproven, (place, self._route.target_partitions), through)
+            lookup.add_doubt(self._unproven, (place, self._route.target_partitions), through)
         tails = result.tails if self._again else self._unread(self._task.tails)
         return replace(result, unsubscribed=True, unproven=self._unproven, tails=tails)
 
     def _blocked(self) -> RangeResult:
-        """Return the result of a task that others keep from sending by the names of its producers.
+        """Return the result of a task whose producer names another client uses.
 
-        The next lease has other names. It looks for what is in doubt, if anything is.
+        The next lease has other names, and searches for messages in doubt.
         """
         self._drained = True
         is_known = not self._again and not self._outcome.doubts
@@ -497,10 +498,10 @@ class RangeMover:
         return replace(result, blocked=True)
 
     def _given_back(self) -> RangeResult:
-        """Return the result for a next lease: it looks for what is in doubt as after a lost one.
+        """Return the result of a task whose messages in doubt the next lease searches for.
 
-        Of a lease that has sent nothing there is nothing to look for. Else what the consumers of a
-        full target take meanwhile, and the broker then trims, would be in doubt for good.
+        A lease that has sent no messages needs no search. Otherwise messages of a full target that
+        are consumed and deleted meanwhile would be in doubt permanently.
         """
         self._drained = True
         result = self._result()
@@ -511,28 +512,28 @@ class RangeMover:
         unseen = task.entries & ~outcome.settled
         if unseen and not self._drained:
             self._account_for(unseen)
-        # One stored message of this lease shuts out all that earlier ones have yet to send there.
-        shut = {TargetPartition(self._route.target, index) for index in outcome.stored_in}
-        # All that this lease has sent is accounted for: what remains is that of earlier ones.
+        # After a stored message of this lease, the broker drops messages of earlier leases there.
+        closed = {TargetPartition(self._route.target, index) for index in outcome.stored_in}
+        # All messages of this lease are accounted for, so only tails of earlier leases remain.
         tails = self._unread(task.tails)
-        left = {place: tails[place] for place in tails.keys() - shut}
-        result = outcome.result(task.range, left)
+        remaining = {place: tails[place] for place in tails.keys() - closed}
+        result = outcome.result(task.range, remaining)
         return replace(result, unproven=self._unproven, drained=self._drained)
 
     def _unread(self, tails: Mapping[TargetPartition, Tail]) -> dict[TargetPartition, Tail]:
-        """Return *tails* behind what was read."""
+        """Return *tails*, moved to the ends of searches."""
         return {
-            place: each._replace(entry=self._read.get(place, each.entry))
-            for place, each in tails.items()
+            place: tail._replace(entry=self._read.get(place, tail.entry))
+            for place, tail in tails.items()
         }
 
     def _account_for(self, unseen: int) -> None:
-        """Say of entries that did not come whether they are acknowledged, or can't be read.
+        """Record entries that were not received as acknowledged, undelivered or empty.
 
-        Of those that no plan has read either there is no message in what the broker holds.
+        Entries are empty if no plan has read them and the broker holds no message of them.
         """
         source_range = self._task.range
-        partition = self._look_at_source()
+        partition = self._read_source()
         if source_range.ledger not in partition.held:
             self._outcome.miss(unseen, bitmap.EMPTY)
             return
@@ -549,71 +550,50 @@ class RangeMover:
         empty = unread & (gone | parts)
         self._outcome.miss(gone & ~empty, hidden, empty)
 
-    def _look_at_source(self) -> Partition:
+    def _read_source(self) -> Partition:
         route, index = self._route, self._task.range.partition
         return broker.waited(
             lambda: lookup.read_source(route.admin_url, route.source, route.subscription, index)
         )
 
     def _parts(self, entries: int, partition: Partition) -> int:
-        """Return which of *entries*, a bitmap, are chunks of whole messages.
+        """Return the *entries*, a bitmap, that are chunks of complete messages.
 
-        Such a message may end in the next range, and is moved with that. One that was acknowledged
-        before, but for some of its chunks, is acknowledged again.
+        Such a message may end in the next range, and is moved with it. If only some of its chunks
+        are acknowledged, the others are acknowledged again.
         """
-        of, parts = self._task.range, entries & self._outcome.parts
+        source_range, parts = self._task.range, entries & self._outcome.parts
         if not entries & ~parts:
             return parts
         topic = ReadableTopic(self._client, self._route.admin_url, self._route.source)
-        for chunks in reader.chunks_of_whole(topic, partition, of, entries & ~parts):
+        index = source_range.partition
+        for chunks in reader.chunks_of_whole(topic, partition, source_range, entries & ~parts):
             last = chunks[-1]
-            is_over = bool(
-                ranges.settled(Range.of(of.partition, Position(*last, 0)), partition)
+            is_settled = bool(
+                ranges.settled(Range.of(index, Position(*last, 0)), partition)
                 >> last.entry % ranges.RANGE_ENTRIES
                 & 1
             )
             for chunk in chunks[:-1]:
-                if of.holds(Position(*chunk, 0)):
-                    parts |= entries & 1 << chunk.entry - of.first
-                    if is_over:
-                        self._consumer.acknowledge(rows.entry_acknowledgement(of.partition, chunk))
+                if source_range.holds(Position(*chunk, 0)):
+                    parts |= entries & 1 << chunk.entry - source_range.first
+                    if is_settled:
+                        self._consumer.acknowledge(rows.entry_acknowledgement(index, chunk))
         return parts
 
     def _discard(self, entries: int) -> int:
-        """Acknowledge entries that no client can show; return those that are to be refused.
+        """Acknowledge entries that no client can show; return those that have to be refused.
 
-        Chunks may be followed by others until their producer has given up, which is waited for.
+        It waits until producers of chunks have given up, because more chunks may follow.
 
         Raises:
-            DrainedError: the run wants no more.
+            DrainedError: the run asks the task to end.
         """
         source_range = self._task.range
         self._wait_until(self._begun + QUIET_SECONDS)
-        partial = self._parts(entries, self._look_at_source())
+        partial = self._parts(entries, self._read_source())
         for offset in bitmap.members(entries & ~partial):
             entry = source_range.entry_id(offset)
             self._consumer.acknowledge(rows.entry_acknowledgement(source_range.partition, entry))
         self._outcome.discard(entries & ~partial)
         return partial
-
-
-def _is_among(doubts: Iterable[tuple[SentTo, int]], letter: DeadLetterRow, offset: int) -> bool:
-    """Whether *letter*, at *offset*, may be stored at one of these places."""
-    return any(
-        offset <= through
-        and (not partitions or place.partition == letter.partition_in(place.topic, partitions))
-        for (place, partitions), through in doubts
-    )
-
-
-def _doubt(doubts: dict[SentTo, int], sent_to: SentTo, through: int) -> None:
-    """Take note that what was sent to a partition may be stored there, up to an offset."""
-    doubts[sent_to] = max(through, doubts.get(sent_to, through))
-
-
-def _hold(sender: Sender, index: int, version: int | None) -> int:
-    """Keep others from sending to a partition, by a producer of whichever schema it takes."""
-    for tried in dict.fromkeys((version, None)):
-        with suppress(SchemaError):
-            return sender.hold(index, tried)
-    return sender.hold(index, LATEST)

@@ -1,7 +1,4 @@
-"""Task and result of one range.
-
-What has become of the messages of one range, while it is moved. Pure.
-"""
+"""Outcome of the messages of one range, while it is moved."""
 
 from __future__ import annotations
 
@@ -16,21 +13,22 @@ from redrive.reading.ranges import Range
 from redrive.replay.records import EntriesRead, Parts, Unproven
 
 Key = tuple[int, int]
-"""A message: the offset of its entry, and its index in it."""
+"""Key of a message: the offset of its entry, and its index in the entry."""
 
 
 @dataclass(frozen=True)
 class RangeResult:
-    """What became of a range; see `RangeRecord` and `RangePlan`.
+    """Result of a range; see `RangeRecord` and `RangePlan` for other attributes.
 
     Attributes:
-        gone: entries that were acknowledged by others before they were sent.
-        discarded: entries that were acknowledged, as no client can show them.
-        drained: whether the task ended before its time: entries are left.
-        full: the topic that is over its backlog quota, if it did for that.
-        unsubscribed: whether it did because the target had no subscription that keeps messages.
-        read: what was learned of entries that the plan had not read.
-        blocked: whether it did because others have its producer names, or have sent with them.
+        refused: refused entries with causes.
+        gone: entries that others acknowledged before they were sent.
+        discarded: entries that were acknowledged because no client can show them.
+        drained: True if the task ended early, so entries are left.
+        full: topic over its backlog quota, if the task ended for this.
+        unsubscribed: True if the task ended because the target retains no messages.
+        read: information about entries that the plan had not read.
+        blocked: True if the task ended because another client uses its producer names.
     """
 
     moved: Mapping[str, int]
@@ -48,15 +46,15 @@ class RangeResult:
 
 
 @dataclass
-class Found:
-    """Messages of a range that are in a target.
+class StoredMessages:
+    """Messages of a range that a search found in a target.
 
     Attributes:
-        replays: those that may have moved them, by their uids; None for any.
-        by: offset → index within the entry → uid of the Replay that moved it.
-        ends: behind which entry all lies that was not looked at, in each partition that was read.
-        trimmed: partitions of which not all could be read: the broker holds it no more, because
-            the consumers have acknowledged it. What is not found there may be stored.
+        replays: uids of Replays that may have moved them; None for any.
+        by: uid of the Replay that moved each message, by offset and index within the entry.
+        ends: last entry that was read, for each partition.
+        trimmed: partitions that were not read completely, because consumers acknowledged messages
+            and the broker deleted them. Messages that were not found there may have been stored.
     """
 
     replays: frozenset[str] | None = None
@@ -64,34 +62,36 @@ class Found:
     ends: dict[TargetPartition, EntryId] = field(default_factory=dict)
     trimmed: set[TargetPartition] = field(default_factory=set)
 
-    def add(self, of: Range, source: Source | None) -> None:
-        """Take note of where a message of the target was moved from."""
-        if source is None or source.partition != of.partition or not of.holds(source.position):
+    def add(self, source_range: Range, source: Source | None) -> None:
+        """Add a message of the target by its source, if it is of the range and the Replays."""
+        if source is None or source.partition != source_range.partition:
+            return
+        if not source_range.holds(source.position):
             return
         if self.replays is not None and source.uid not in self.replays:
             return
-        offset = source.position.entry - of.first
+        offset = source.position.entry - source_range.first
         self.by.setdefault(offset, {})[source.position.batch_index] = source.uid
 
 
 class RangeOutcome:
-    """Counts by message, and tells by entry.
+    """Outcome of a range, recorded by message and summarized by entry.
 
     Args:
-        partly: what earlier leases have moved of entries that are not moved as a whole.
-        uid: of the Replay that moves.
-        proven: see there.
+        partly: messages that earlier leases moved, of entries that are not moved completely.
+        uid: uid of the moving Replay.
+        proven: see the attribute.
 
     Attributes:
-        doubts: messages that were sent, and may be stored or not.
-        alone: messages of which none was stored when all were sent together → how often it was
-            sent alone since. The first of those without a receipt may be the one that is refused.
-        largest: the size of the largest message that was stored, in bytes.
-        too_big: from this size on no message is sent: the broker refused one of it, and has stored
-            none as large.
-        proven: whether the target was seen to deduplicate, or need not.
-        stored_in: the target's partitions in which this lease has stored a message.
-        settled: the entries that are moved or refused, a bitmap.
+        doubts: sent messages that may be stored or not.
+        alone: number of attempts to send a message alone, for messages that the broker may refuse:
+            the first message without a receipt when messages were sent together.
+        largest: size of the largest stored message in bytes.
+        too_big: size from which messages are refused, because the broker refused one and stored
+            none of that size.
+        proven: True if the target has proved to deduplicate, or does not need to.
+        stored_in: target partitions in which this lease has stored a message.
+        settled: bitmap of moved or refused entries.
     """
 
     def __init__(self, partly: Parts, uid: str, *, proven: bool = False) -> None:
@@ -111,7 +111,7 @@ class RangeOutcome:
         self.proven = proven
         self.stored_in: set[int] = set()
         self.settled = bitmap.EMPTY
-        # Of entries that were read for the first time: offset → how many messages each holds.
+        # Numbers of messages of entries that were read for the first time, by offset.
         self._sizes: dict[int, int] = {}
         self._chunks: dict[int, EntryId] = {}
         self._empty = bitmap.EMPTY
@@ -119,84 +119,81 @@ class RangeOutcome:
         self._discarded = bitmap.EMPTY
 
     def read(self, offset: int, size: int, first_chunk: EntryId | None) -> None:
-        """Take note of what an entry holds that the plan had not read."""
+        """Record the content of an entry that the plan had not read."""
         self._sizes[offset] = size
         if first_chunk is not None:
             self._chunks[offset] = first_chunk
 
-    def unseen(self, entries: int, of: Range) -> int:
-        """Return which of *entries*, a bitmap, were neither read nor found in the target.
-
-        None of them is settled.
-        """
-        return entries & ~bitmap.of((*self._sizes, *self._stored), of.size)
+    def unseen(self, entries: int, source_range: Range) -> int:
+        """Return the unsettled *entries*, a bitmap, that were neither read nor found."""
+        return entries & ~bitmap.of((*self._sizes, *self._stored), source_range.size)
 
     def is_stored(self, key: Key) -> bool:
-        """Whether a message is in the target."""
+        """Return True if a message is in the target."""
         offset, index = key
         return index in self._stored.get(offset, ())
 
     def is_sent(self, key: Key) -> bool:
-        """Whether a message that was just sent is stored: neither refused nor in doubt."""
+        """Return True if a message that was just sent is neither refused nor in doubt."""
         return key not in self.doubts and key[0] not in self._refused
 
     def store(self, key: Key, size: int, uid: str = "") -> bool:
-        """Take note that a message is in the target; return whether all of its entry is now.
+        """Record a message as stored; return True if its entry is complete.
 
         Args:
             key: the message.
-            size: how many messages its entry holds.
-            uid: the Replay that moved it, if it is not this one.
+            size: number of messages of its entry.
+            uid: uid of the Replay that moved it, if not this one.
         """
         offset, index = key
-        here = self._stored.setdefault(offset, {})
-        here.setdefault(index, uid or self._uid)
-        if len(here) < size:
+        stored = self._stored.setdefault(offset, {})
+        stored.setdefault(index, uid or self._uid)
+        if len(stored) < size:
             return False
-        self._move(offset, here[index])
+        self._move(offset, stored[index])
         return True
 
-    def found(self, found: Found) -> None:
-        """Take in what was seen in the target: no message in doubt is stored but for these."""
-        for offset, indexes in found.by.items():
+    def resolve_doubts(self, stored: StoredMessages) -> None:
+        """Record the messages that a search found. Other messages in doubt are not stored."""
+        for offset, indexes in stored.by.items():
             self._stored[offset] = {**indexes, **self._stored.get(offset, {})}
-        left = {key for key in self.doubts if not self.is_stored(key)}
-        if left:
-            self.alone.setdefault(min(left), 0)
+        missing = {key for key in self.doubts if not self.is_stored(key)}
+        if missing:
+            self.alone.setdefault(min(missing), 0)
         self.doubts.clear()
 
     def refuse(self, key: Key, cause: str) -> None:
-        """Take note that a message, and so its entry, can't be moved."""
+        """Record the entry of a message as refused."""
         self._refused[key[0]] = cause
         self.settled |= 1 << key[0]
 
     def skip(self, key: Key) -> None:
-        """Take note that a message, and so its entry, was handled by others."""
+        """Record the entry of a message as handled by others."""
         self._gone |= 1 << key[0]
         self.settled |= 1 << key[0]
 
-    def is_part(self, chunks: Iterable[int]) -> None:
-        """Take note of the entries of a message in chunks, all but the last."""
+    def add_parts(self, chunks: Iterable[int]) -> None:
+        """Record the entries of a message in chunks, without the last one."""
         for offset in chunks:
             self._parts |= 1 << offset
 
     @property
     def parts(self) -> int:
-        """Return the entries that are chunks of messages that came, a bitmap."""
+        """Return a bitmap of entries that are chunks of received messages."""
         return self._parts
 
     def discard(self, entries: int) -> None:
-        """Take note of entries that were acknowledged, as no client can show them."""
+        """Record entries that were acknowledged because no client can show them."""
         self._discarded |= entries
         self.settled |= entries
 
     def miss(self, gone: int, unread: int, empty: int = bitmap.EMPTY) -> None:
-        """Take note of entries that were not delivered.
+        """Record entries that were not delivered.
 
         Args:
-            gone: those that are acknowledged; what the target has of them was moved.
-            unread: those that are not.
-            empty: those that hold no message, see `EntriesRead`.
+            gone: acknowledged entries. If the target has their messages, they were moved.
+            unread: unacknowledged entries, which are refused.
+            empty: entries without a message, see `EntriesRead`.
         """
         for offset in bitmap.members(gone):
             if by := self._stored.get(offset):
@@ -209,22 +206,25 @@ class RangeOutcome:
             self.settled |= 1 << offset
         self._empty = empty
 
-    def result(self, of: Range, tails: Mapping[TargetPartition, Tail]) -> RangeResult:
-        """Sum it up.
+    def result(self, source_range: Range, tails: Mapping[TargetPartition, Tail]) -> RangeResult:
+        """Return the result.
 
         Args:
-            of: the range.
-            tails: what remains to be read before anything more is sent.
+            source_range: the range.
+            tails: places to search before the range is sent again.
         """
         sizes = {offset: size for offset, size in self._sizes.items() if size > 1}
-        read = EntriesRead(bitmap.of(self._sizes, of.size), sizes, self._chunks, self._empty)
+        entries = bitmap.of(self._sizes, source_range.size)
+        refused = sorted(self._refused.items())
         return RangeResult(
-            moved={uid: bitmap.of(at, of.size) for uid, at in self._moved.items()},
+            moved={
+                uid: bitmap.of(offsets, source_range.size) for uid, offsets in self._moved.items()
+            },
             partly=self._partly(),
-            refused=tuple((of.entry_id(at), cause) for at, cause in sorted(self._refused.items())),
+            refused=tuple((source_range.entry_id(offset), cause) for offset, cause in refused),
             gone=self._gone,
             tails=tails,
-            read=read,
+            read=EntriesRead(entries, sizes, self._chunks, self._empty),
             discarded=self._discarded,
         )
 

@@ -1,20 +1,12 @@
-"""Records of the ledger: ranges, the permit, the account.
+"""Records of the ledger: its owner, ranges, plans and the permit.
 
-What a ledger records, and what its records come to. Pure.
-
-A ledger is a topic in which of each key only the last value counts. Its keys are `owner`, ranges,
-and the plans of Replays; `permit` is for those that hold a lease, and no part of the records.
-
-What a run lets its tasks do, for as long as their leases last. Pure.
-
-A driver has no channel to tasks that run but the ledger, which each of them reads before it sends.
-
-What has become of what a Replay selected: one equation. Pure.
+A ledger is a topic in which the last value of each key counts. The keys are `owner`, ranges, and
+the plans of Replays. The record `permit` is read by tasks alone: the ledger is the only channel
+from the driver to running tasks, which read it before they send.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -32,26 +24,26 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 OWNER = "owner"
-"""The key of the record with which a run takes the ledger over."""
+"""Key of the record with which a run takes the ledger over."""
 
 Parts = Mapping[str, Mapping[int, int]]
-"""uid of a Replay → offset of an entry → which of its messages, a bitmap of their indexes."""
+"""Bitmaps of indexes of messages, by uid of a Replay and offset of an entry."""
 
 
 SentTo = tuple[TargetPartition, int | None]
-"""A partition of a target, and how many its topic had then, see `Tail`."""
+"""Partition of a target, and the number of partitions at that time, see `Tail`."""
 
 Unproven = Mapping[SentTo, int]
-"""Where to → the last offset of what was to be sent there and may be stored, though the broker
-holds it no more."""
+"""Last offset of messages that may have been stored in a partition and deleted there since."""
 
 
 class RefusedEntry(NamedTuple):
-    """An entry that can't be moved, and stays where it is.
+    """An entry that cannot be moved, and stays in the dead-letter topic.
 
     Attributes:
-        messages: how many selected messages it holds.
-        cause: one word.
+        entry: the entry.
+        messages: number of selected messages in it.
+        cause: cause of the refusal, in one word.
     """
 
     entry: EntryId
@@ -61,21 +53,21 @@ class RefusedEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class RangeRecord:
-    """What is known of the entries of a range; sets of them are bitmaps of offsets.
+    """Record of a range. Sets of entries are bitmaps of offsets.
 
     Attributes:
-        generation: how often it was leased.
-        leased: whether the last lease has not come to its end.
-        moved: uid of a Replay → what it has moved: stored in the target, each message once.
-        partly: what is moved of entries that are not, as far as is known, moved as a whole.
-        tails: behind which a lease may have stored what is not on record. That has to be read
-            before anything is sent again, to whichever target.
-        replays: the Replays that have leased the range while there were tails, by their uids;
-            None if that is not known. A target that is replicated has messages of others, too.
-        unproven: what may be stored where it could not be seen any more; it stays so for good.
-        chunks: offset of what was moved → the first chunk of the message that ends there.
-        renamed: the last generation whose producer names were blocked at the broker; 0 for none.
-            The names depend on it, so later generations have others.
+        generation: number of leases.
+        leased: True if the last lease has not ended.
+        moved: moved entries by uid of the Replay. Their messages are stored in the target once.
+        partly: moved messages of entries that are not known to be moved completely.
+        tails: ends of targets, after which leases may have stored unrecorded messages. They are
+            searched before the range is sent again, to any target.
+        replays: uids of the Replays that have leased the range since there are tails; None if
+            unknown. A replicated target also has messages of other Replays.
+        unproven: messages that may be stored and cannot be searched for. This is permanent.
+        chunks: first chunk of moved messages in chunks, by the offset of the last one.
+        renamed: last generation whose producer names were blocked at the broker; 0 without one.
+            Later generations use other names.
     """
 
     generation: int = 0
@@ -90,11 +82,11 @@ class RangeRecord:
 
     @property
     def moved_by_any(self) -> int:
-        """Return what has been moved, by whichever Replay."""
+        """Return the entries that any Replay has moved."""
         return unite(self.moved.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Write it."""
+        """Return the JSON document."""
         return {
             "generation": self.generation,
             "leased": self.leased,
@@ -119,7 +111,7 @@ class RangeRecord:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> RangeRecord:
-        """Read what `to_json` wrote; images of before it say less."""
+        """Parse the document of `to_json`. Earlier images write fewer fields."""
         replays = written.get("replays")
         sent_by = {place: _read_sent_by(*by) for place, by in written.get("sentBy", {}).items()}
         tails = _read_entries(written["tails"], str)
@@ -146,12 +138,13 @@ class RangeRecord:
 
 
 class EntriesRead(NamedTuple):
-    """What a task has learned of entries that their plan had not read; sets are bitmaps.
+    """Information of a task about entries that the plan had not read. Sets are bitmaps.
 
     Attributes:
-        entries: those that were read.
-        sizes: see `RangePlan`, likewise *chunks*.
-        empty: those that hold no message, such as the parts of one that was sent in chunks.
+        entries: entries that were read.
+        sizes: see `RangePlan`.
+        chunks: see `RangePlan`.
+        empty: entries without a message, such as chunks before the last one.
     """
 
     entries: int = bitmap.EMPTY
@@ -162,23 +155,21 @@ class EntriesRead(NamedTuple):
 
 @dataclass(frozen=True)
 class RangePlan:
-    """What one Replay does with the entries of a range.
+    """Plan of one Replay for the entries of a range.
 
     Attributes:
-        scanned: how many messages rested when it was planned.
-        selected: the entries to move, a bitmap; those that turned out to be refused are taken out.
-        sizes: offset → how many messages an entry holds, where it is more than one.
-        refused: what was selected and can't be moved.
-        chunks: offset → of a message that was sent in chunks, and ends there, the first one.
-        skipped: selected entries that this Replay has not to move any more: another one did, or
-            they were acknowledged meanwhile.
-        done: whether the run is through with the range.
-        unread: selected entries that were not read for the plan, as nothing selects among them:
-            until a task has, each counts as one message.
-        discarded: how many selected messages were acknowledged without being moved, as no client
-            can show them.
-        unevaluated: how many messages were not selected because the condition can't be computed for
-            them.
+        scanned: number of unacknowledged messages when the plan was made.
+        selected: bitmap of entries to move, without those that are refused.
+        sizes: number of messages of entries with more than one, by offset.
+        refused: selected entries that cannot be moved.
+        chunks: first chunk of messages in chunks, by the offset of the last one.
+        skipped: selected entries that another Replay has moved, or others have acknowledged.
+        done: True if the run has finished the range.
+        unread: selected entries that the plan did not read, because all entries are selected. Each
+            counts as one message until a task has read it.
+        unevaluated: number of messages for which the condition could not be computed.
+        discarded: number of selected messages that were acknowledged without a move, because no
+            client can show them.
     """
 
     scanned: int
@@ -194,23 +185,25 @@ class RangePlan:
 
     @classmethod
     def of_unread(cls, entries: int) -> RangePlan:
-        """Plan to move some entries, whatever they hold."""
+        """Return a plan for entries that were not read."""
         return cls(entries.bit_count(), entries, {}, (), unread=entries)
 
-    def first_messages(self, of: Range) -> int:
+    def first_messages(self, source_range: Range) -> int:
         """Return the number of selected messages in the first entry that has any; 0 without one.
 
         Args:
-            of: the range of this plan.
+            source_range: the range of this plan.
         """
-        counts = [(refused.entry.entry - of.first, refused.messages) for refused in self.refused]
+        counts = [
+            (refused.entry.entry - source_range.first, refused.messages) for refused in self.refused
+        ]
         if self.selected:
             offset = bitmap.lowest(self.selected)
             counts.append((offset, self.sizes.get(offset, 1)))
         return min(counts, default=(0, 0))[1]
 
     def joined(self, other: RangePlan) -> RangePlan:
-        """Return this plan of a new run, with that of other entries of the range."""
+        """Return this plan of a new run, merged with the plan of other entries of the range."""
         return RangePlan(
             self.scanned + other.scanned,
             self.selected | other.selected,
@@ -222,56 +215,56 @@ class RangePlan:
 
     @property
     def matched(self) -> int:
-        """Return how many messages were selected: to be moved, or refused."""
+        """Return the number of selected messages, including refused ones."""
         refused = sum(refusal.messages for refusal in self.refused)
         return self.messages(self.selected) + refused + self.discarded
 
     def messages(self, entries: int) -> int:
-        """Return how many messages *entries* hold, a bitmap."""
+        """Return the number of messages in *entries*, a bitmap."""
         more = sum(n - 1 for offset, n in self.sizes.items() if bitmap.contains(entries, offset))
         return entries.bit_count() + more
 
     def batched(self, entries: int) -> int:
-        """Return how many messages of *entries*, a bitmap, share their entry with others."""
+        """Return the number of messages of *entries*, a bitmap, that are in batches."""
         return sum(n for offset, n in self.sizes.items() if bitmap.contains(entries, offset))
 
-    def read(self, found: EntriesRead) -> RangePlan:
-        """Return the plan once some of what was *unread* is read."""
+    def read(self, information: EntriesRead) -> RangePlan:
+        """Return the plan with the information of a task about unread entries."""
         if not self.unread:
             return self
-        # Of what was read before, more was known then than is left to be found.
-        first = frozenset(bitmap.members(self.unread))
-        sizes = {at: size for at, size in found.sizes.items() if at in first}
-        chunks = {at: chunk for at, chunk in found.chunks.items() if at in first}
+        # Entries that were read before keep their information, which is more complete.
+        unread = frozenset(bitmap.members(self.unread))
+        sizes = {at: size for at, size in information.sizes.items() if at in unread}
+        chunks = {at: chunk for at, chunk in information.chunks.items() if at in unread}
         plan = replace(
             self,
-            selected=self.selected & ~found.empty,
+            selected=self.selected & ~information.empty,
             sizes={**self.sizes, **sizes},
             chunks={**self.chunks, **chunks},
-            unread=self.unread & ~found.entries & ~found.empty,
+            unread=self.unread & ~information.entries & ~information.empty,
         )
         return replace(plan, scanned=plan.matched)
 
     def after(
         self,
-        of: Range,
+        source_range: Range,
         refused: Iterable[tuple[EntryId, str]],
         gone: int,
         *,
         done: bool,
         discarded: int = bitmap.EMPTY,
     ) -> RangePlan:
-        """Return the plan of a range once its task has come to an end.
+        """Return the plan of a range after its task has ended.
 
         Args:
-            of: the range.
-            refused: selected entries that can't be moved after all, and why.
+            source_range: the range.
+            refused: selected entries that cannot be moved, with causes.
             gone: selected entries that others have acknowledged.
-            done: whether nothing of the range is left.
-            discarded: selected entries that were acknowledged, as no client can show them.
+            done: True if no entry of the range is left.
+            discarded: selected entries that were acknowledged because no client can show them.
         """
-        offsets = [(entry.entry - of.first, entry, cause) for entry, cause in refused]
-        out = bitmap.of((offset for offset, _, _ in offsets), of.size)
+        offsets = [(entry.entry - source_range.first, entry, cause) for entry, cause in refused]
+        out = bitmap.of((offset for offset, _, _ in offsets), source_range.size)
         more = tuple(
             RefusedEntry(entry, self.sizes.get(at, 1), cause) for at, entry, cause in offsets
         )
@@ -285,7 +278,7 @@ class RangePlan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Write it."""
+        """Return the JSON document."""
         return {
             "scanned": self.scanned,
             "selected": bitmap.encode(self.selected),
@@ -301,7 +294,7 @@ class RangePlan:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> RangePlan:
-        """Read what `to_json` wrote."""
+        """Parse the document of `to_json`."""
         return cls(
             written["scanned"],
             bitmap.decode(written["selected"]),
@@ -318,15 +311,15 @@ class RangePlan:
 
 @dataclass(frozen=True)
 class Header:
-    """The plan of a Replay as a whole; written last, so that a plan with one is complete.
+    """Header of the plan of a Replay. It is written last, so a plan with a header is complete.
 
     Attributes:
-        replay: the Replay, as `namespace/name`.
-        target_partitions: of the target, 0 if it has none; they must not change meanwhile.
-        reason: why it was made, in its author's words; empty if it gives none.
-        ticket: where that was decided; likewise.
-        began: behind which entry all lies that was written since, in each partition that is
-            followed, see `ReplayJob.follow_for`.
+        replay: `namespace/name` of the Replay.
+        target_partitions: number of partitions of the target; 0 if it is not partitioned. It must
+            not change during the run.
+        reason: reason that the author gave; may be empty.
+        ticket: ticket that the author gave; may be empty.
+        began: end of each tracked partition at the start, see `ReplayJob.follow_for`.
     """
 
     replay: str
@@ -336,19 +329,19 @@ class Header:
     began: Mapping[TargetPartition, EntryId] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Write it."""
+        """Return the JSON document."""
         written = {
             "replay": self.replay,
             "target_partitions": self.target_partitions,
             "reason": self.reason,
             "ticket": self.ticket,
         }
-        # Where it says nothing it is left out: images of before it do not know it.
+        # Empty values are left out, because earlier images do not know the field.
         return written | ({"began": _write_entries(self.began.items())} if self.began else {})
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Header:
-        """Read what `to_json` wrote."""
+        """Parse the document of `to_json`."""
         began = _read_entries(written.get("began", {}), TargetPartition.parse)
         return cls(**{**written, "began": began})
 
@@ -402,10 +395,14 @@ _PLAN, _HEADER = TypeAdapter(_PlanShape), TypeAdapter(_HeaderShape)
 
 
 class Records:
-    """All records of a ledger, as the last of each key has it.
+    """Records of a ledger, with the last value of each key.
 
     Attributes:
-        skipped: number of records that were skipped, because they are no JSON of a known shape.
+        skipped: number of skipped records, which are not JSON of a known shape.
+        owner: run that owns the ledger.
+        ranges: records of ranges.
+        headers: headers of plans, by uid of the Replay.
+        plans: plans of ranges, by uid of the Replay.
     """
 
     def __init__(self) -> None:
@@ -416,10 +413,10 @@ class Records:
         self.plans: dict[str, dict[Range, RangePlan]] = {}
 
     def apply(self, key: str, value: bytes) -> None:
-        """Apply a record; an empty value removes the one of its key.
+        """Apply a record. An empty value removes the record of its key.
 
-        Everybody with the right to produce may have written it: a record that is not JSON, or of no
-        known shape, is skipped and counted, and the one before it stays.
+        Any role with the right to produce may have written it. A record that is not JSON of a known
+        shape is skipped and counted, and the previous value remains.
         """
         try:
             self._apply(key, value)
@@ -445,38 +442,42 @@ class Records:
                 self.skipped += 1
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Yield each record as it is written, the header of a plan behind its ranges."""
+        """Yield each record as it is written, with the header of a plan after its ranges."""
         yield OWNER, self.owner
-        yield from ((range_key(of), record.to_json()) for of, record in self.ranges.items())
-        for uid, plan in self.plans.items():
-            yield from ((plan_key(uid, of), each.to_json()) for of, each in plan.items())
+        for source_range, record in self.ranges.items():
+            yield range_key(source_range), record.to_json()
+        for uid, plans in self.plans.items():
+            for source_range, plan in plans.items():
+                yield plan_key(uid, source_range), plan.to_json()
         yield from ((header_key(uid), header.to_json()) for uid, header in self.headers.items())
 
-    def range(self, of: Range) -> RangeRecord:
-        """Return what is known of a range."""
-        return self.ranges.get(of, RangeRecord())
+    def range(self, source_range: Range) -> RangeRecord:
+        """Return the record of a range; an empty one without a record."""
+        return self.ranges.get(source_range, RangeRecord())
 
     def outdated(self, uid: str, held: Iterable[tuple[int, int]]) -> Iterator[str]:
-        """Yield the keys that are of no use any more to the run of Replay *uid*.
+        """Yield the keys of records that the run of Replay *uid* does not need.
 
         Args:
-            uid: its own plan stays, others go: what was moved stands in the ranges.
-            held: partition and id of each ledger that the dead-letter topic still has. What lay in
-                others can't come back; but the account of the run tells of it.
+            uid: Replay whose plan is kept. Other plans are not needed, because the records of
+                ranges contain the moved entries.
+            held: partition and id of each ledger that the dead-letter topic has. Entries of other
+                ledgers were deleted, but the account of the run includes them.
         """
-        kept, own = set(held), self.plans.get(uid, {})
-        for of in self.ranges:
-            if (of.partition, of.ledger) not in kept and of not in own:
-                yield range_key(of)
+        ledgers, own = set(held), self.plans.get(uid, {})
+        for source_range in self.ranges:
+            ledger = source_range.partition, source_range.ledger
+            if ledger not in ledgers and source_range not in own:
+                yield range_key(source_range)
         for other in {*self.plans, *self.headers} - {uid}:
-            # The header first: a plan without one is made again, one in part would be believed.
+            # The header is removed first, because an incomplete plan with a header would be used.
             yield from [header_key(other)] if other in self.headers else []
-            yield from (plan_key(other, of) for of in self.plans.get(other, {}))
+            yield from (plan_key(other, source_range) for source_range in self.plans.get(other, {}))
 
 
-def range_key(of: Range) -> str:
+def range_key(source_range: Range) -> str:
     """Return the key of a range."""
-    return f"range/{of}"
+    return f"range/{source_range}"
 
 
 def header_key(uid: str) -> str:
@@ -484,16 +485,16 @@ def header_key(uid: str) -> str:
     return f"plan/{uid}"
 
 
-def plan_key(uid: str, of: Range) -> str:
+def plan_key(uid: str, source_range: Range) -> str:
     """Return the key of the plan for a range."""
-    return f"plan/{uid}/{of}"
+    return f"plan/{uid}/{source_range}"
 
 
 def unite(bitmaps: Iterable[int]) -> int:
     """Return the union of *bitmaps*."""
     union = bitmap.EMPTY
-    for each in bitmaps:
-        union |= each
+    for entries in bitmaps:
+        union |= entries
     return union
 
 
@@ -504,10 +505,10 @@ def _write_entries(entries: Iterable[tuple[object, EntryId]]) -> dict[str, str]:
 def _read_sent_by(
     generation: int, partitions: int | None, through: int | None, *batches: bool
 ) -> tuple[int, int | None, int | None]:
-    """Read the rest of a `Tail`.
+    """Parse the other fields of a `Tail`.
 
-    Images of before wrote of batches of which the broker knew only the first message: then its
-    last sequence id tells nothing, as of a lease that is not known.
+    Earlier images wrote `batches` if the broker knew only the first message of each batch. The last
+    sequence id has no meaning then, as for an unknown lease.
     """
     return 0 if batches else generation, partitions, through
 
@@ -538,141 +539,33 @@ def _put(
 
 
 PERMIT = "permit"
-"""The key of its record."""
+"""Key of the record of the permit."""
 
 
 @dataclass(frozen=True)
 class Permit:
-    """What one task may do.
+    """Permit of one task.
 
     Attributes:
-        rate: how many messages a second it may send; None for as many as it can.
-        drain: whether to end: what is on its way is settled, nothing more is sent.
+        rate: limit in messages per second; None for no limit.
+        drain: True if the task has to settle in-flight messages and end.
     """
 
     rate: Annotated[float, Field(gt=0)] | None = None
     drain: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Write it."""
+        """Return the JSON document."""
         return {"rate": self.rate, "drain": self.drain}
 
     @classmethod
     def from_json(cls, written: bytes) -> Permit:
-        """Read the JSON that `to_json` wrote.
+        """Parse the document of `to_json`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the document has another shape.
         """
         return _PERMIT.validate_json(written, strict=True)
 
 
 _PERMIT = TypeAdapter(Permit)
-
-
-SHOWN = 100
-_NUMBERS = (
-    "scanned", "matched", "moved", "skipped", "refused", "left", "unevaluated", "discarded",
-    "batched",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Account:
-    """Numbers of messages; `matched` = `moved` + `skipped` + `refused` + `discarded` + `left`.
-
-    Of `scanned`, `unevaluated` are not among `matched`. `batched` are among `moved` and `left`.
-
-    Attributes:
-        scanned: how many rested when the run was planned.
-        matched: how many of these were selected.
-        moved: stored in the target by this Replay, once, whichever of its attempts did it.
-        skipped: not moved because there was no need: another Replay had moved them before, or they
-            were acknowledged by others after the run was planned.
-        refused: can't be moved; they stay where they are.
-        left: yet to be moved.
-        discarded: acknowledged without being moved, as no client can show them.
-        unevaluated: not selected because the condition can't be computed for them; they stay where
-            they are.
-        batched: moved or left, and stored in batches. A consumer may have acknowledged some of them
-            one by one: the broker shows acknowledgements of whole entries only.
-        refusals: the first of what was refused.
-        skipped_records: see `Records.skipped`.
-    """
-
-    scanned: int = 0
-    matched: int = 0
-    moved: int = 0
-    skipped: int = 0
-    refused: int = 0
-    left: int = 0
-    unevaluated: int = 0
-    discarded: int = 0
-    batched: int = 0
-    refusals: tuple[RefusedEntry, ...] = ()
-    skipped_records: int = 0
-
-    @classmethod
-    def of(
-        cls, uid: str, records: Records, acknowledged: Mapping[Range, int] = MappingProxyType({})
-    ) -> Account:
-        """Draw up the account of a Replay that has a plan.
-
-        Args:
-            uid: the Replay's.
-            records: of the ledger.
-            acknowledged: what was seen to be acknowledged since a range was leased, a bitmap. While
-                the lease lasts that is moved, though not on record yet.
-        """
-        plans = records.plans.get(uid, {})
-        parts = [
-            _of_range(plan, records.range(of), uid, acknowledged.get(of, bitmap.EMPTY))
-            for of, plan in plans.items()
-        ]
-        numbers = dict.fromkeys(_NUMBERS, 0)
-        for part in parts:
-            for name, number in zip(_NUMBERS, part, strict=True):
-                numbers[name] += number
-        refusals = tuple(itertools.islice(_refusals(plans), SHOWN))
-        return cls(**numbers, refusals=refusals, skipped_records=records.skipped)
-
-    def to_status(self) -> dict[str, Any]:
-        """Write it as fields of `status.run` of the Replay."""
-        return {
-            "counts": {name: getattr(self, name) for name in _NUMBERS},
-            "progress": f"{self.matched - self.left}/{self.matched}",
-            "refusals": [
-                {"entry": str(entry), "messages": messages, "cause": cause}
-                for entry, messages, cause in self.refusals
-            ],
-            "skippedRecords": self.skipped_records or None,
-        }
-
-
-def moved_by_others(record: RangeRecord, uid: str) -> int:
-    """Return what has been moved, but not by Replay *uid*."""
-    others = unite(bits for other, bits in record.moved.items() if other != uid)
-    return others & ~record.moved.get(uid, 0)
-
-
-def _of_range(plan: RangePlan, record: RangeRecord, uid: str, acknowledged: int) -> tuple[int, ...]:
-    moved = plan.selected & record.moved.get(uid, 0)
-    skipped = plan.selected & ~moved & (plan.skipped | moved_by_others(record, uid))
-    if record.leased:
-        moved |= plan.selected & acknowledged & ~skipped
-    return (
-        plan.scanned,
-        plan.matched,
-        plan.messages(moved),
-        plan.messages(skipped),
-        sum(refusal.messages for refusal in plan.refused),
-        plan.messages(plan.selected & ~moved & ~skipped),
-        plan.unevaluated,
-        plan.discarded,
-        plan.batched(plan.selected & ~skipped),
-    )
-
-
-def _refusals(plans: Mapping[Range, RangePlan]) -> Iterator[RefusedEntry]:
-    for of in sorted(plans):
-        yield from plans[of].refused

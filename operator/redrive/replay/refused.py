@@ -1,9 +1,9 @@
-"""List all that the last Replay of a dead-letter topic could not move; changes nothing.
+"""List of all messages that the last Replay of a dead-letter topic refused, without changes.
 
 `python -m redrive.replay.refused SERVICE_URL DEAD_LETTER_TOPIC`, with credentials as for the audit.
-The status of a Replay has the first hundred; the ledger has all, until the next Replay of the
-policy begins. Each line has the id of an entry, as `select.ids` takes it, how many selected
-messages it holds, why they can't be moved, and the Replay.
+The status of a Replay has the first hundred. The ledger has all, until the next Replay of the
+policy begins. Each line contains the id of an entry for `select.ids`, the number of its selected
+messages, the cause, and the Replay.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from redrive.replay.records import Records
 
 
 def lines(records: Records) -> Iterator[str]:
-    """Write each refused entry as a line, by partition and position; pure.
+    """Yield a line for each refused entry, by partition and position.
 
     Args:
-        records: of the ledger. A plan that is not complete, as of a run that has just begun, has
-            no part in it.
+        records: records of the ledger. Incomplete plans of runs that have just begun are ignored.
     """
     for uid, header in sorted(records.headers.items()):
-        for of, plan in sorted(records.plans.get(uid, {}).items()):
+        for source_range, plan in sorted(records.plans.get(uid, {}).items()):
             for entry, messages, cause in sorted(plan.refused):
-                yield f"{entry}:{of.partition} {messages} {cause} {header.replay}"
+                yield f"{entry}:{source_range.partition} {messages} {cause} {header.replay}"
 
 
 def main(arguments: list[str]) -> None:
-    """Print what was refused."""
+    """Print the refused messages."""
     parser = argparse.ArgumentParser(prog="python -m redrive.replay.refused", description=__doc__)
     parser.add_argument("service_url")
     parser.add_argument("dead_letter_topic", type=TopicName.parse_whole)
-    given = parser.parse_args(arguments)
-    with broker.connect(given.service_url) as client:
+    options = parser.parse_args(arguments)
+    with broker.connect(options.service_url) as client:
         records = ledger.read(
-            client, naming.ledger_topic(given.dead_letter_topic), ledger.mounted_key()
+            client, naming.ledger_topic(options.dead_letter_topic), ledger.mounted_key()
         )
     sys.stdout.writelines(f"{line}\n" for line in lines(records))
 

@@ -1,27 +1,21 @@
-"""The condition of a selection → SQL, and its vocabulary.
+"""Vocabulary of the condition of a selection, and its translation to SQL.
 
-What a `where` may be written with; all else is refused before it is parsed. Pure.
+The operator refuses an invalid `where` before it launches a job, and the job translates it again.
 
-The parser knows all of SQL, and where a text may mean two things it tries both, also of what lies
-within: `date[date[key]]`, sixteen deep, keeps it busy for 46 s, and the operator's event loop with
-it. So it is given nothing but words and signs that a selection may use, each where it may stand:
-names of functions before parentheses, of types behind `as`, brackets behind `properties`. These it
-reads once.
+Tokens are checked before they are parsed. The parser supports all of SQL, and parses ambiguous text
+twice at each level: `date[date[key]]` with 16 levels blocks the event loop of the operator for
+46 s. So only listed words and signs pass, at permitted places: functions before parentheses, types
+after `as`, brackets after `properties`.
 
-`where`, written by a person → the SQL condition that Spark evaluates for each dead letter. Pure.
+Spark SQL can call any Java method and so read the environment of the driver, which has the token.
+It can also read the time, so that a restarted run would select other messages: by a function, by
+'now' as a timestamp, or by a time of day, which means today. So only listed expressions pass, and
+Spark gets SQL that is generated from them, never the original text.
 
-Called by the operator, which refuses a bad one before anything is launched, and by the job.
-
-SQL as Spark runs it can call any Java method and so read the driver's environment, where the
-token is; and it can ask for the time, whereupon a restarted run would select differently: by a
-function, by 'now' where a moment is expected, and by a time of day, which it takes for today's. So
-nothing passes but what is listed here, and Spark is given the text generated from what passed,
-never the text that was written.
-
-A message for which a condition can't be computed fails nothing: Spark catches the exception, see
-`spark.query`. It does not catch the overflow of a thread's stack, which ends the executor; that is
-how Java's regular expressions fail on long texts. So a pattern that recurses is tried on short
-texts only, and on others raises an exception.
+If a condition cannot be computed for a message, Spark catches the exception, see
+`spark.evaluated`. It does not catch a stack overflow, with which Java's regular expressions fail on
+long texts, and which ends the executor. So patterns that recurse are only applied to short texts,
+and raise an exception for others.
 """
 
 from __future__ import annotations
@@ -40,8 +34,8 @@ from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import CAUSE_MESSAGE, CONSUMER, DEAD_REASON, FAILED_AT
 
 MAX_DEPTH = 24
-"""How many parentheses and brackets may be open at a place. The parser has up to 25 frames each on
-the stack, of the thousand that Python permits."""
+"""Maximum number of nested parentheses and brackets. The parser needs up to 25 stack frames for
+each, of 1,000 that Python permits."""
 
 
 def _property(name: str) -> str:
@@ -49,9 +43,9 @@ def _property(name: str) -> str:
 
 
 def _moment(name: str) -> str:
-    # Anybody may have written it, and a time without a date would be taken for today's.
-    read = _property(name)
-    return f"CASE WHEN {read} LIKE '____-__-__T%' THEN TRY_CAST({read} AS TIMESTAMP) END"
+    # Any client may have written it, and Spark adds today's date to a time without one.
+    text = _property(name)
+    return f"CASE WHEN {text} LIKE '____-__-__T%' THEN TRY_CAST({text} AS TIMESTAMP) END"
 
 
 COLUMNS: Mapping[str, str] = MappingProxyType(
@@ -70,11 +64,11 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
         "publish_time": "publish_time",
     }
 )
-"""What a condition may speak of, and how it is read from a row of the source. Besides these:
+"""Columns of a condition, with their expressions over a row of the source. Conditions may also use
 `properties['name']`."""
 
 MOMENTS = frozenset({"failed_at", "event_time", "publish_time"})
-"""The columns that are compared with a moment, which is in UTC unless it names an offset."""
+"""Columns that are compared with a timestamp, in UTC unless it has an offset."""
 
 FUNCTIONS: Mapping[str, type[exp.Expr]] = MappingProxyType(
     {
@@ -90,7 +84,7 @@ FUNCTIONS: Mapping[str, type[exp.Expr]] = MappingProxyType(
         "upper": exp.Upper,
     }
 )
-"""What a condition may call; all of them depend on their arguments alone."""
+"""Functions of a condition. Their results depend on their arguments alone."""
 
 TYPES: Mapping[str, exp.DType] = MappingProxyType(
     {
@@ -101,7 +95,7 @@ TYPES: Mapping[str, exp.DType] = MappingProxyType(
         "string": exp.DType.TEXT,
     }
 )
-"""What a condition may cast to. Moments are only ever written out: `timestamp '2026-11-20'`."""
+"""Types to which a condition may cast. Timestamps are literals: `timestamp '2026-11-20'`."""
 
 DIALECT = Spark()
 PROPERTIES = "properties"
@@ -134,21 +128,21 @@ _DEPTH = {"(": 1, "[": 1, ")": -1, "]": -1}
 
 
 def read_tokens(where: str) -> list[Token]:
-    """Return what *where* is written with, without its comments.
+    """Return the tokens of *where*, without its comments.
 
     Raises:
-        InvalidSpecError: it is no SQL, uses what is not listed, or is nested too deeply.
+        InvalidSpecError: it is not SQL, has unlisted words, or is nested too deeply.
     """
     try:
-        found = DIALECT.tokenize(where)
+        tokens = DIALECT.tokenize(where)
     except TokenError as error:
         raise unreadable(where, error) from error
-    words = [_word(where, token) for token in found]
+    words = [_word(where, token) for token in tokens]
     depth = 0
     for before, word, after, token in zip(
-        ["", *words], words, [*words[1:], ""], found, strict=False
+        ["", *words], words, [*words[1:], ""], tokens, strict=False
     ):
-        token.comments.clear()  # some of them are instructions to sqlglot
+        token.comments.clear()  # sqlglot interprets some comments as instructions
         refused = _refused(before, word, after, token)
         depth += _DEPTH.get(word, 0)
         if depth > MAX_DEPTH:
@@ -162,30 +156,30 @@ def read_tokens(where: str) -> list[Token]:
             raise InvalidSpecError(
                 f"{problem}, at character {token.start + 1}", got=got, remedy=remedy
             )
-    return found
+    return tokens
 
 
 def unreadable(where: str, error: SqlglotError) -> InvalidSpecError:
-    """Return how *where* is refused that can't be read, for which *error* has the cause."""
+    """Return the error of a *where* that cannot be parsed because of *error*."""
     return InvalidSpecError(
-        f"the condition of a selection is not SQL that can be read: {str(error).splitlines()[0]}",
+        f"the condition of a selection is not valid SQL: {str(error).splitlines()[0]}",
         got=where[:256],
         remedy="write one condition, like cause_type = 'TimeoutError'",
     )
 
 
 def _word(where: str, token: Token) -> str:
-    """Return *token* as it is listed: by how it is written, not by what it may mean."""
+    """Return the listed form of *token*, by its text, not by its type."""
     written = where[token.start : token.end + 1].lower()
     if token.token_type is TokenType.STRING or written[:1].isdecimal():
-        return _LITERAL  # the last are three tokens for 1L, as if it were 1::bigint
+        return _LITERAL  # 1L has three tokens, as 1::bigint
     if token.token_type is TokenType.IDENTIFIER and token.text.lower() in _NAMES:
         return token.text.lower()
     return written
 
 
 def _refused(before: str, word: str, after: str, token: Token) -> tuple[str, str] | None:
-    """Return what is wrong with *word* between *before* and *after*, and what to do."""
+    """Return problem and remedy of *word* between *before* and *after*; None if it may be used."""
     if after == "(" and word not in _BEFORE_PARENTHESES:
         return NOT_LISTED, USE_LISTED
     if before == "as":
@@ -200,7 +194,7 @@ def _refused(before: str, word: str, after: str, token: Token) -> tuple[str, str
 
 
 def _name_a_column(name: str) -> str:
-    """Return the remedy for an unknown column: the most similar one, and all that exist."""
+    """Return the remedy for an unknown column: the most similar column, and all columns."""
     name = name.lower().strip("`")
     near = [column for column in COLUMNS if column.startswith(f"{name}_")]
     near += difflib.get_close_matches(name, COLUMNS, n=1)
@@ -229,19 +223,19 @@ _OTHERS = (
 )  # fmt: skip
 _PATTERNS = (exp.RegexpLike, exp.Like, exp.ILike)
 _RECURSES = re.compile(r"\)[*+{]|\{\d*,|\\[XR]|\(\?\w*x")
-"""Signs of what makes Java recurse for each character of a text: repeated groups, and repetitions
-of characters of several lengths; with `x` white space may stand before them."""
+"""Parts of a pattern for which Java recurses for each character of a text: repeated groups, and
+repetitions of characters of several lengths. With `x`, white space may precede them."""
 _MAX_RECURSION = 4_000
-"""Length of a text times that of its pattern: half of what takes 1 MiB of stack."""
+"""Maximum product of the lengths of a text and its pattern, which takes half of 1 MiB of stack."""
 _MAX_PATTERN = 500
 _ALLOWED = frozenset((*_CONNECTIVES, *_COMPARISONS, *_OTHERS, *FUNCTIONS.values()))
 
 
 def to_sql(where: str) -> str:
-    """Return the condition to give to Spark for *where*, over the columns of the source.
+    """Return the SQL condition of *where* over the columns of the source.
 
     Raises:
-        InvalidSpecError: it is no condition, or uses what is not allowed.
+        InvalidSpecError: it is not a condition, or has unlisted expressions.
     """
     return _written(where)[0]
 
@@ -264,14 +258,14 @@ def _written(where: str) -> tuple[str, frozenset[str]]:
             name = column.name.lower()
             written = COLUMNS.get(name, name)
             read.add(name if written == name else PROPERTIES)
-            # As text: to replace a node costs as much as the list that it stands in is long.
+            # As text, because replacing a node takes time in proportion to its list.
             column.set("this", exp.var(written))
         for node in tree.find_all(*_PATTERNS):
             _bound(node)
         return tree.sql(dialect=DIALECT, comments=False, copy=False), frozenset(read)
     except (RecursionError, TokenError):
-        # By operators alone, as in `not not true`: how deep parentheses are is bounded. The second
-        # is the first, met in the tokenizer, by which sqlglot looks up its own names of types.
+        # Operators nest without limit, as in `not not true`. A TokenError is a RecursionError in
+        # the tokenizer, which sqlglot calls for names of types.
         raise InvalidSpecError(
             "the condition of a selection is nested too deeply", remedy="write it more flatly"
         ) from None
@@ -294,7 +288,7 @@ def _parse(where: str) -> exp.Expr:
 
 
 def _check(node: exp.Expr) -> None:
-    """Refuse *node* unless it is listed; its children are checked in their own turn."""
+    """Refuse *node* unless it is listed. Its children are checked separately."""
     if type(node) not in _ALLOWED:
         raise _refusal(NOT_LISTED, node, USE_LISTED)
     match node:
@@ -316,7 +310,7 @@ def _check_pattern(node: exp.Expr) -> None:
 
 
 def _bound(node: exp.Expr) -> None:
-    """Have a pattern that may recurse too deeply raise an exception instead."""
+    """Replace a pattern that may recurse too deeply by an expression that raises an exception."""
     pattern, is_regex = node.expression, isinstance(node, exp.RegexpLike)
     recurses = not pattern.is_string or len(pattern.name) > _MAX_PATTERN
     if not recurses and not (is_regex and _RECURSES.search(pattern.name)):
@@ -331,21 +325,21 @@ def _bound(node: exp.Expr) -> None:
 
 
 def _check_column(column: exp.Column) -> None:
-    known = len(column.parts) == 1 and column.name.lower() in COLUMNS
-    if not known and not (isinstance(column.parent, exp.Bracket) and _is_properties(column)):
+    is_listed = len(column.parts) == 1 and column.name.lower() in COLUMNS
+    if not is_listed and not (isinstance(column.parent, exp.Bracket) and _is_properties(column)):
         raise _refusal(UNKNOWN_COLUMN, column, _name_a_column(column.name))
 
 
 def _check_cast(cast: exp.Cast | exp.TryCast) -> None:
     if cast.to.this in _MOMENT_TYPES:
         if not (cast.this.is_string and _WRITTEN_MOMENT.fullmatch(cast.this.name)):
-            raise _refusal("a selection can't make a moment of this", cast, _MOMENT_REMEDY)
+            raise _refusal("a selection can't cast this to a timestamp", cast, _MOMENT_REMEDY)
     elif cast.to.this not in TYPES.values() or cast.to.expressions:
         raise _refusal(NOT_A_TYPE, cast.to, CAST_TO)
 
 
 def _check_moments(tree: exp.Expr) -> None:
-    """Check the outermost of what is nested, which holds all the others: each part once."""
+    """Check each outermost call or comparison with a timestamp, which contains nested ones."""
     for node in tree.walk(prune=_is_used):
         if _is_used(node) and _speaks_of_moments(node):
             _check_moment(node)
@@ -362,26 +356,26 @@ def _speaks_of_moments(node: exp.Expr) -> bool:
 
 def _check_moment(node: exp.Expr) -> None:
     for column in node.find_all(exp.Column):
-        # Its text may be 'now', to which Spark would give another meaning in another run.
+        # Its text may be 'now', which has another meaning in each run.
         if column.name.lower() not in MOMENTS:
             raise _refusal(
-                "a moment is compared with one that is written out, or another moment",
+                "a timestamp can only be compared with a literal or another timestamp",
                 column,
                 _MOMENT_REMEDY,
             )
     for literal in node.find_all(exp.Literal):
         named = isinstance(literal.parent, exp.Bracket)
         if literal.is_string and not named and not _WRITTEN_MOMENT.fullmatch(literal.name):
-            raise _refusal("this is used like a moment, and is none", literal, _MOMENT_REMEDY)
+            raise _refusal("this is used as a timestamp, but is none", literal, _MOMENT_REMEDY)
 
 
 def _check_condition(tree: exp.Expr) -> None:
     for node in tree.walk(prune=lambda node: not isinstance(node, _CONNECTIVES)):
         if not isinstance(node, (*_CONNECTIVES, *_COMPARISONS)):
             raise _refusal(
-                "a selection is a condition, true or false for each dead letter",
+                "a selection must be a condition, true or false for each dead letter",
                 node,
-                "compare it with something",
+                "compare it with a value",
             )
 
 
@@ -395,9 +389,9 @@ def _reads_property(node: exp.Bracket) -> bool:
 
 
 def _refusal(problem: str, node: exp.Expr, remedy: str) -> InvalidSpecError:
-    # A part of a JSON path can't be written on its own.
-    part = isinstance(node, exp.JSONPathPart)
-    got = type(node).__name__ if part else node.sql(dialect=DIALECT, comments=False)[:256]
-    starts = [each.meta["start"] for each in node.walk() if "start" in each.meta]
+    # A part of a JSON path has no SQL.
+    is_part = isinstance(node, exp.JSONPathPart)
+    got = type(node).__name__ if is_part else node.sql(dialect=DIALECT, comments=False)[:256]
+    starts = [part.meta["start"] for part in node.walk() if "start" in part.meta]
     at = f", at character {min(starts) + 1}" if starts else ""
     return InvalidSpecError(f"{problem}{at}", got=got, remedy=remedy)

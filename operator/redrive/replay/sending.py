@@ -1,21 +1,15 @@
-"""Sends to the target: a sender, a bounded window, a rate.
+"""Sending to the target: producers of one range, a bounded window of in-flight messages, a rate.
 
-The producers of one range: what they send, and the receipts that come back.
+A range has one producer for each partition of the target. Its name is derived from the range and
+the key of the ledger. It is equal in all Replays, so while one run uses it, no other run can send
+messages of the range. Other clients cannot compute it. If they use it anyway, it is replaced, see
+`NameTakenError`. Sequence ids rise with each attempt.
 
-One producer for each partition of the target. Its name is a function of the range and of the key
-of the ledger: equal in each Replay, so that while one run has it no other can send messages of the
-range, and unknown to others until they see a message. Its sequence ids rise with each try. A name
-that others use anyway is replaced, see `NameTakenError`.
+A producer has one schema. It is opened again, with the same name, for a message with another
+schema.
 
-A producer has one schema. So it is opened again, under its name, where a message comes that was
-written with another one.
-
-What is on its way to the target at a time: bounded, and settled as receipts come.
-
-A receipt settles a message; one that does not come within seconds, or says neither stored nor
-refused, leaves it in doubt until it is looked for in the target.
-
-How fast one task sends, by the clock of whoever asks. Pure.
+A receipt settles a message. Without a receipt within seconds, or after an error, the message is in
+doubt until the target is searched.
 """
 
 from __future__ import annotations
@@ -40,27 +34,27 @@ from redrive.replay.records import Permit
 from redrive.replay.transport import (
     NameTakenError,
     OpenProducer,
-    OutgoingLetter,
-    Outlet,
+    OutgoingDeadLetter,
     Receipt,
     StalledError,
+    Transport,
 )
 
 MAX_TRIES = 200
-"""Tries within one lease."""
+"""Maximum attempts within one lease."""
 
 
 class DeduplicationOffError(RedriveError):
-    """The target does not keep sequence ids: what a client sends again is stored twice."""
+    """The target does not deduplicate, so repeated messages are stored twice."""
 
     reason = "DeduplicationOff"
 
 
-class NotLetInError(Exception):
-    """The broker takes no more messages for a topic.
+class TopicFullError(Exception):
+    """A topic is over its backlog quota, so the broker refuses messages.
 
     Attributes:
-        topic: is over its backlog quota.
+        topic: the topic.
     """
 
     def __init__(self, topic: TopicName) -> None:
@@ -69,10 +63,10 @@ class NotLetInError(Exception):
 
 
 class SentBeforeError(Exception):
-    """Messages of this very lease were sent by another process.
+    """Another process has sent messages of the same lease.
 
     Attributes:
-        sent_in: the try in which.
+        sent_in: its attempt.
     """
 
     def __init__(self, sent_in: Try) -> None:
@@ -81,7 +75,7 @@ class SentBeforeError(Exception):
 
 
 class _HeldProducer(NamedTuple):
-    """A producer, and the schema version that it was opened for."""
+    """A producer, and the schema version for which it was opened."""
 
     producer: OpenProducer
     version: int | None
@@ -91,109 +85,120 @@ class Sender:
     """Sends messages of a range, in the order of their positions.
 
     Args:
-        outlet: has no other use.
-        target: where to; *partitions* of it, 0 if it has none.
-        source: the dead-letter topic, and *of* it the range.
-        sent_in: the try.
-        name: returns the name of the producer for a partition, by its index.
+        transport: transport of this sender alone.
+        target: target topic and its number of partitions; 0 if it is not partitioned.
+        source: dead-letter topic.
+        source_range: the range.
+        sent_in: the attempt.
+        name: function that returns the name of the producer for a partition.
 
     Attributes:
-        last: of each partition that was opened, the last sequence id before this try.
-        sent_to: the partitions to which any message was sent.
+        last: last sequence id before this attempt, for each opened partition.
+        sent_to: partitions to which messages were sent.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  one range
         self,
-        outlet: Outlet,
+        transport: Transport,
         target: tuple[TopicName, int],
         source: TopicName,
-        of: Range,
+        source_range: Range,
         sent_in: Try,
         name: Callable[[int], str],
     ) -> None:
         self._name = name
-        self._outlet = outlet
+        self._transport = transport
         self._target, self._partitions = target
         self._source = source
-        self._range = of
+        self._range = source_range
         self._try = sent_in
         self._producers: dict[int, _HeldProducer] = {}
         self.last: dict[int, int] = {}
         self.sent_to: set[int] = set()
 
-    def partition(self, letter: DeadLetterRow) -> int:
-        """Return the index of the target's partition for *letter*."""
+    def partition(self, row: DeadLetterRow) -> int:
+        """Return the index of the target partition for *row*."""
         if not self._partitions:
             return broker.UNPARTITIONED
-        return letter.partition_in(self._target, self._partitions)
+        return row.partition_in(self._target, self._partitions)
 
     def hold(self, index: int, version: int | None) -> int:
-        """Open the producer for a partition, and return the last sequence id before this try.
+        """Open the producer for a partition, and return the last sequence id before this attempt.
 
-        Until the sender is closed, no other process sends messages of the range there.
+        Until the sender is closed, no other process can send messages of the range there.
 
         Args:
-            index: of the partition.
-            version: of the source's schema, for messages that were written with it; or `LATEST`,
-                of the target's own schema, which it takes in any case.
+            index: index of the partition.
+            version: version of the schema in the source topic; or `LATEST` for the schema of the
+                target, which it always accepts.
 
         Raises:
-            SentBeforeError: there were messages of this try, or a later one; or another process
-                has sent some while the producer was opened for another schema.
-            NameTakenError: others have the name.
-            SchemaError: there is no such schema, or the target does not take it.
-            NotLetInError: its backlog is larger than it may be.
-            RedriveError: it can't be opened.
+            SentBeforeError: messages of this attempt or a later one are stored; or another process
+                sent messages while the producer was opened for another schema.
+            NameTakenError: another client uses the name.
+            SchemaError: the schema does not exist, or the target refuses it.
+            TopicFullError: the target is over its backlog quota.
+            RedriveError: the producer cannot be opened.
         """
         if not self.holds(index, version):
             self._open(index, version)
         return self.last[index]
 
+    def hold_any(self, index: int, version: int | None) -> int:
+        """Open the producer for a partition with any accepted schema, to exclude other processes.
+
+        Arguments, result and errors are those of `hold`.
+        """
+        for candidate in dict.fromkeys((version, None)):
+            with suppress(SchemaError):
+                return self.hold(index, candidate)
+        return self.hold(index, LATEST)
+
     def holds(self, index: int, version: int | None) -> bool:
-        """Whether the producer for a partition is open for this schema."""
+        """Return True if the producer for a partition is open for this schema."""
         held = self._producers.get(index)
         return held is not None and held.version == version
 
     def send(
-        self, key: Key, letter: DeadLetterRow, partition: int, properties: dict[str, str]
+        self, key: Key, row: DeadLetterRow, partition: int, properties: dict[str, str]
     ) -> None:
-        """Send a message; its receipt comes later, or never.
+        """Send a message. The receipt comes later or never.
 
         Args:
-            key: comes with the receipt.
-            letter: what to send.
-            partition: of the target, the one for *letter*; its producer has to be held.
-            properties: what it carries.
+            key: key that the receipt contains.
+            row: the message.
+            partition: target partition for *row*, whose producer is open.
+            properties: properties of the sent message.
 
         Raises:
-            StalledError: nothing can be sent any more.
+            StalledError: no message can be sent.
         """
         self.sent_to.add(partition)
-        outgoing = OutgoingLetter(key, letter, partition)
-        self._producers[partition].producer.send(outgoing, properties, self.sequence_id(letter))
+        outgoing = OutgoingDeadLetter(key, row, partition)
+        self._producers[partition].producer.send(outgoing, properties, self.sequence_id(row))
 
     def receive(self, seconds: float) -> Sequence[Receipt]:
-        """Return the receipts that are there; if there are none, wait for some so long.
+        """Return available receipts; without any, wait for *seconds*.
 
         Raises:
-            StalledError: none will come any more.
+            StalledError: no more receipts will come.
         """
-        return self._outlet.receive(seconds)
+        return self._transport.receive(seconds)
 
-    def sequence_id(self, letter: DeadLetterRow, sent_in: Try | None = None) -> int:
-        """Return the id with which this try sends *letter*, or the one given would have."""
-        offset = letter.position.entry - self._range.first
-        return sequence_id(sent_in or self._try, offset, letter.position.batch_index)
+    def sequence_id(self, row: DeadLetterRow, sent_in: Try | None = None) -> int:
+        """Return the sequence id of *row* in this attempt, or in *sent_in*."""
+        offset = row.position.entry - self._range.first
+        return sequence_id(sent_in or self._try, offset, row.position.batch_index)
 
-    def prove(self, letter: DeadLetterRow) -> None:
-        """Check that the broker remembers *letter*, which it has stored.
+    def prove(self, row: DeadLetterRow) -> None:
+        """Check that the broker remembers the sequence id of a stored message.
 
         Raises:
             DeduplicationOffError: it does not.
-            SentBeforeError: another process has sent some while the producer was opened again.
-            NameTakenError: others have the name.
+            SentBeforeError: another process sent messages while the producer was opened again.
+            NameTakenError: another client uses the name.
         """
-        index, sent = self.partition(letter), self.sequence_id(letter)
+        index, sent = self.partition(row), self.sequence_id(row)
         held = self._producers.pop(index)
         held.producer.close()
         producer = self._create(index, held.version)
@@ -201,10 +206,10 @@ class Sender:
         last = producer.last_sequence_id
         if last < sent:
             raise DeduplicationOffError(
-                f"deduplication is off on {self._target}: what a client sends again when it "
+                f"deduplication is off on {self._target}: messages that a client repeats when it "
                 "reconnects would be stored twice",
                 got=f"sequence id {last} after {sent} was stored",
-                remedy="switch it on for this topic, or make another Replay with guarantee: "
+                remedy="enable it for this topic, or make another Replay with guarantee: "
                 "AtLeastOnce",
             )
         if last > sent:
@@ -212,20 +217,20 @@ class Sender:
             raise SentBeforeError(Try.of(last))
 
     def close(self) -> None:
-        """Stop all sending: messages without a receipt get one that says so."""
+        """Close all producers. Messages without a receipt get one with an error."""
         while self._producers:
             self._producers.popitem()[1].producer.close()
-        self._outlet.close()
+        self._transport.close()
 
     def _open(self, index: int, version: int | None) -> None:
         if index in self._producers:
             self._producers.pop(index).producer.close()
         producer = self._create(index, version)
         last = producer.last_sequence_id
-        known = self.last.get(index)
-        # While it is opened again the name is free, for a process that was stopped and wakes.
-        own = known is not None and (last == known or Try.of(last) == self._try)
-        if not own and (known is not None or Try.of(last) >= self._try):
+        last_before = self.last.get(index)
+        # A process that was stopped may take the name while it is opened again.
+        own = last_before is not None and (last == last_before or Try.of(last) == self._try)
+        if not own and (last_before is not None or Try.of(last) >= self._try):
             producer.close()
             self._check_name(last)
             raise SentBeforeError(max(Try.of(last), self._try))
@@ -233,10 +238,10 @@ class Sender:
         self._producers[index] = _HeldProducer(producer, version)
 
     def _check_name(self, last: int) -> None:
-        """Check that a process of this policy may have sent with a sequence id.
+        """Check that a task of this policy can have used a sequence id.
 
         Raises:
-            NameTakenError: none has a lease with such a generation, or tries so often.
+            NameTakenError: no lease has such a generation or attempt.
         """
         generation, attempt = Try.of(last)
         latest = self._try.generation
@@ -249,12 +254,12 @@ class Sender:
         if version is not None:
             schema = self._target if version == LATEST else self._source, version
         try:
-            return self._outlet.open(topic, self._name(index), schema)
+            return self._transport.open(topic, self._name(index), schema)
         except broker.ReplayRoleRefusedError as error:
             if isinstance(error.__cause__, pulsar.IncompatibleSchema):
                 raise _schema_refused(self._source, version, topic) from error
             if isinstance(error.__cause__, broker.OVER_QUOTA):
-                raise NotLetInError(topic) from error
+                raise TopicFullError(topic) from error
             raise
 
 
@@ -262,9 +267,10 @@ def _schema_refused(
     source: TopicName, version: int | None, target: TopicName
 ) -> SchemaRefusedError:
     return SchemaRefusedError(
-        f"{target} does not take the schema that a dead letter was written with",
+        f"{target} refuses the schema of a dead letter",
         got=f"no schema, from {source}" if version is None else f"version {version} of {source}",
-        remedy="have that topic take it, or delete its schema; what was refused stays till then",
+        remedy="make the schemas of both topics compatible, or delete the schema of the target; "
+        "refused messages stay until another Replay",
     )
 
 
@@ -275,8 +281,8 @@ ALONE_SECONDS = 15.0
 ALONE_TRIES = 2
 LEASE_SECONDS = 0.5
 CONFIRM_SECONDS = 1.0
-"""The time between two looks at the subscriptions of the target, while messages are sent: so much
-may be stored while there is none, and is acknowledged in no case."""
+"""Interval of checks of the subscriptions of the target. Messages stored since the last check are
+acknowledged only after the next one."""
 _OVER_QUOTA = (
     pulsar.Result.ProducerBlockedQuotaExceededError,
     pulsar.Result.ProducerBlockedQuotaExceededException,
@@ -284,31 +290,31 @@ _OVER_QUOTA = (
 
 
 class DrainedError(Exception):
-    """The run wants no more to be sent."""
+    """The run asks the task to end."""
 
 
 class UnsubscribedError(Exception):
-    """The target has no subscription that keeps what is stored there."""
+    """The target has no subscription that retains messages."""
 
 
 class Window:
-    """Sends messages of one range.
+    """Bounded window of in-flight messages of one range. A receipt releases capacity.
 
-    A message that is stored is settled once the target was seen, after its receipt, to have the
-    subscriptions that keep it: else it is in no subscription's backlog, and no consumer gets it.
+    A stored message is settled once a check after its receipt shows the subscriptions of the
+    target. Without a subscription no consumer receives it.
 
     Args:
-        sender: of one try.
-        outcome: takes in what becomes of each.
-        check_lease: passes while sending is allowed, and returns how.
-        acknowledge: called with a message of each entry once all of it is stored.
-        first: the first entry of the range, which offsets count from.
-        is_subscribed: tells whether the target keeps messages.
-        is_acknowledged: tells of an entry, by its offset, whether others have acknowledged it: it
-            is not sent.
+        sender: sender of one attempt.
+        outcome: outcome of the range, to which results are added.
+        check_lease: function that checks the lease and returns the permit.
+        acknowledge: function that is called with a message of each completely stored entry.
+        first: first entry of the range, from which offsets count.
+        is_subscribed: function that returns True if the target retains messages.
+        is_acknowledged: function that returns True if others have acknowledged the entry at an
+            offset, which is not sent then.
 
     Attributes:
-        unconfirmed: what is stored, and not settled yet.
+        unconfirmed: stored messages that are not settled yet.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  one range
@@ -333,40 +339,40 @@ class Window:
         self._confirmed = time.monotonic()
         self.unconfirmed: dict[Key, DeadLetterRow] = {}
         self._unconfirmed_bytes = 0
-        self._on_the_way: set[Key] = set()
+        self._in_flight: set[Key] = set()
         self._bytes = 0
 
-    def send(self, key: Key, letter: DeadLetterRow, properties: dict[str, str]) -> None:
+    def send(self, key: Key, row: DeadLetterRow, properties: dict[str, str]) -> None:
         """Send a message, unless it is refused already.
 
         Args:
-            key: how *letter* is called, see `key`.
-            letter: what to send.
-            properties: what it carries.
+            key: key of *row*, see `key`.
+            row: the message.
+            properties: properties of the sent message.
 
         Raises:
-            StalledError: the broker has not answered for seconds.
-            DrainedError: nothing more is to be sent.
+            StalledError: no receipts came for `STALL_SECONDS`.
+            DrainedError: the run asks the task to end.
             UnsubscribedError: as for `confirm`.
         """
         outcome = self._outcome
-        if letter.size >= outcome.too_big:
+        if row.size >= outcome.too_big:
             outcome.refuse(key, "TooBig")
         elif key in outcome.alone:
-            self._send_alone(key, letter, properties)
+            self._send_alone(key, row, properties)
         else:
-            self._send(key, letter, properties)
-            if len(self._on_the_way) >= MESSAGES or self._bytes >= BYTES:
+            self._send(key, row, properties)
+            if len(self._in_flight) >= MESSAGES or self._bytes >= BYTES:
                 self._settle(MESSAGES // 2, BYTES // 2, STALL_SECONDS)
         if not outcome.proven:
             self.drain()
             self.confirm()
             if outcome.is_sent(key):
-                self._sender.prove(letter)
+                self._sender.prove(row)
                 outcome.proven = True
 
     def drain(self) -> None:
-        """Wait for all that is on its way.
+        """Wait for the receipts of all in-flight messages.
 
         Raises:
             StalledError: as for `send`.
@@ -374,72 +380,72 @@ class Window:
         self._settle(0, 0, STALL_SECONDS)
 
     def confirm(self) -> None:
-        """Settle what is stored, once the target is seen to keep it.
+        """Settle stored messages if the target retains them.
 
         Raises:
-            UnsubscribedError: it does not.
+            UnsubscribedError: the target has no subscription.
         """
         if not self.unconfirmed:
             return
         if not self._is_subscribed():
             raise UnsubscribedError
-        for key, letter in self.unconfirmed.items():
-            if self._outcome.store(key, letter.batch_size):
-                self._acknowledge(letter)
+        for key, row in self.unconfirmed.items():
+            if self._outcome.store(key, row.batch_size):
+                self._acknowledge(row)
         self.unconfirmed.clear()
         self._unconfirmed_bytes, self._confirmed = 0, time.monotonic()
 
     def give_up(self) -> None:
-        """Leave all that is on its way in doubt, once nothing more is sent."""
+        """Close the sender, and record in-flight messages as in doubt."""
         with suppress(StalledError):
-            self._take_in()
+            self._process_receipts()
         self._sender.close()
-        self._outcome.doubts |= self._on_the_way
+        self._outcome.doubts |= self._in_flight
 
-    def key(self, letter: DeadLetterRow) -> Key:
-        """Return how *letter* is called within its range."""
-        return letter.position.entry - self._first, letter.position.batch_index
+    def key(self, row: DeadLetterRow) -> Key:
+        """Return the key of *row* within its range."""
+        return row.position.entry - self._first, row.position.batch_index
 
-    def _send_alone(self, key: Key, letter: DeadLetterRow, properties: dict[str, str]) -> None:
-        """Send what may be the message that the broker refuses; one refused twice is refused.
+    def _send_alone(self, key: Key, row: DeadLetterRow, properties: dict[str, str]) -> None:
+        """Send a message alone that the broker may refuse. Refuse it after `ALONE_TRIES` attempts.
 
-        A broker does not say which message it refuses, and the client sends it again for ever.
+        A broker does not report which message it refuses, and the client repeats it permanently.
         """
         outcome = self._outcome
         self.drain()
         if outcome.alone[key] >= ALONE_TRIES:
-            if letter.size > outcome.largest:
-                outcome.too_big = min(outcome.too_big, letter.size)
+            if row.size > outcome.largest:
+                outcome.too_big = min(outcome.too_big, row.size)
             outcome.refuse(key, "NotAccepted")
             return
         outcome.alone[key] += 1
-        self._send(key, letter, properties)
+        self._send(key, row, properties)
         self._settle(0, 0, ALONE_SECONDS)
 
-    def _send(self, key: Key, letter: DeadLetterRow, properties: dict[str, str]) -> None:
-        partition = self._sender.partition(letter)
-        if not self._sender.holds(partition, letter.schema_version):
-            # Of a producer that is closed no receipts come.
+    def _send(self, key: Key, row: DeadLetterRow, properties: dict[str, str]) -> None:
+        partition = self._sender.partition(row)
+        if not self._sender.holds(partition, row.schema_version):
+            # A closed producer gets no receipts.
             self.drain()
             try:
-                self._sender.hold(partition, letter.schema_version)
+                self._sender.hold(partition, row.schema_version)
             except SchemaError as error:
                 self._outcome.refuse(key, error.reason)
                 return
         self._wait_for_permission()
         if self._is_acknowledged(key[0]):
             return
-        # Before: what can't be sent may have left in part, or whole.
-        self._on_the_way.add(key)
-        self._bytes += letter.size
-        self._sender.send(key, letter, partition, properties)
+        # Before the send, because a failed send may have been transmitted.
+        self._in_flight.add(key)
+        self._bytes += row.size
+        self._sender.send(key, row, partition, properties)
 
     def _wait_for_permission(self) -> None:
         while True:
             now = time.monotonic()
             if now - self._checked > LEASE_SECONDS:
                 self._permit, self._checked = self._check_lease(), now
-                self._take_in()
+                self._process_receipts()
             if now - self._confirmed > CONFIRM_SECONDS or self._unconfirmed_bytes > BYTES:
                 self.confirm()
             if self._permit.drain:
@@ -450,14 +456,14 @@ class Window:
             time.sleep(min(wait, LEASE_SECONDS))
         self._pace.sent(now, self._permit.rate)
 
-    def _take_in(self) -> None:
-        """Take in what receipts there are: at a low rate the window is full only after minutes."""
+    def _process_receipts(self) -> None:
+        """Process available receipts. At a low rate, the window is full only after minutes."""
         for receipt in self._sender.receive(0.0):
             self._receive(receipt)
 
     def _settle(self, messages: int, size: int, seconds: float) -> None:
-        """Take in receipts until so many messages, of so many bytes, are on their way at most."""
-        while len(self._on_the_way) > messages or self._bytes > size:
+        """Process receipts until at most *messages* of *size* bytes are in-flight."""
+        while len(self._in_flight) > messages or self._bytes > size:
             receipts = self._sender.receive(seconds)
             if not receipts:
                 raise StalledError
@@ -465,50 +471,47 @@ class Window:
                 self._receive(receipt)
 
     def _receive(self, receipt: Receipt) -> None:
-        (key, letter, partition), result, stored = receipt
+        (key, row, partition), result, stored = receipt
         outcome = self._outcome
-        self._on_the_way.discard(key)
-        self._bytes -= letter.size
+        self._in_flight.discard(key)
+        self._bytes -= row.size
         if stored:
             outcome.stored_in.add(partition)
-            outcome.largest = max(outcome.largest, letter.size)
-            self.unconfirmed[key] = letter
-            self._unconfirmed_bytes += letter.size
+            outcome.largest = max(outcome.largest, row.size)
+            self.unconfirmed[key] = row
+            self._unconfirmed_bytes += row.size
         elif result == pulsar.Result.MessageTooBig:
             outcome.refuse(key, "TooBig")
         else:
             outcome.doubts.add(key)
-            if result in _OVER_QUOTA:  # what follows would overtake it
+            if result in _OVER_QUOTA:  # later messages would overtake it
                 raise StalledError
 
 
 CATCH_UP_SECONDS = 1.0
-"""So much of a delay is made up for: what the broker took longer for, or the sleep itself."""
+"""Maximum delay, of the broker or a sleep, that is compensated by faster sending."""
 
 
 class Pace:
-    """Spreads messages over time.
-
-    From the first one on no more are sent than the rate gives.
-    """
+    """Rate limit of one task. The time is an argument."""
 
     def __init__(self) -> None:
         self._due: float | None = None
 
     def due_in(self, now: float, rate: float | None) -> float:
-        """Return in how many seconds the next message may be sent; 0 for now.
+        """Return the seconds until the next message may be sent.
 
         Args:
-            now: in seconds, of a clock that never goes back.
-            rate: messages a second; None for no limit.
+            now: monotonic time in seconds.
+            rate: messages per second; None for no limit.
         """
         if rate is None or self._due is None:
             return 0.0
-        # A rate that has risen ends a wait that was reckoned by the old one.
+        # An increased rate shortens a wait that was computed with the previous one.
         return max(0.0, min(self._due - now, 1 / rate))
 
     def sent(self, now: float, rate: float | None) -> None:
-        """Take note that a message is sent."""
+        """Record that a message was sent."""
         if rate is not None:
             begin = now if self._due is None else max(self._due, now - CATCH_UP_SECONDS)
             self._due = begin + 1 / rate

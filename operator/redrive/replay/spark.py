@@ -1,17 +1,9 @@
-"""Spark as the engine of a replay job.
+"""Spark as the engine of a replay job, and its data source of dead letters.
 
-Spark as the engine of a replay.
-
-Called in the driver; the only builder of a SparkSession.
-
-The data source `pulsar`, as Spark finds it: `spark.read.format("pulsar")`; a topic as rows.
-
-Register it once in a session: `spark.dataSource.register(PulsarDataSource)`. Its credentials
-are those that the environment of driver and executors leads to, see `spec.BrokerAccess`, never
-options: these show in plans and in Spark's pages.
-
-One Spark partition for each range. Reading takes nothing away: it goes around the subscription,
-which the topic's messages stay in.
+The driver builds the only SparkSession, and registers the data source. Its credentials come from
+the environment of driver and executors, see `auth.method.BrokerAccess`, and never from options,
+which are visible in plans and in the Spark UI. Each range is a Spark partition. Reading does not
+affect the subscription.
 """
 
 from __future__ import annotations
@@ -49,18 +41,17 @@ _PLANNED = (
     "oversized", "encrypted", "unreadable", "schema_version", "key", "published", "cause_type",
     "cause_fingerprint", "size", "replays",
 )  # fmt: skip
-"""The columns that a plan is made of. A condition may read others; what neither does, such as the
-values for most, does not cross into the JVM."""
+"""Columns that a plan needs. Others are passed to the JVM only if a condition reads them."""
 
 TASK_TRIES = 4
-"""So often Spark runs a task; within one pod its own default is once."""
+"""Maximum attempts of a task. Spark's default within one pod is 1."""
 
 
 @contextmanager
 def spark_session(job: ReplayJob) -> Iterator[SparkSession]:
-    """Open the Spark session of a job, which knows the data source `pulsar`.
+    """Open the Spark session of a job, with the data source of dead letters.
 
-    All of it runs in this pod if the job has a size of one, else where spark-submit says.
+    It runs in this pod if the job has a pod size, otherwise as configured by spark-submit.
     """
     builder = SparkSession.builder
     if job.pod is not None:
@@ -70,17 +61,17 @@ def spark_session(job: ReplayJob) -> Iterator[SparkSession]:
         builder = builder.config("spark.driver.memory", heap).config("spark.ui.enabled", "false")
     spark = (
         builder.appName(f"replay {job.namespace}/{job.name}")
-        # A moment without a time zone in a selection is meant in UTC.
+        # Timestamps without a time zone in a selection are in UTC.
         .config("spark.sql.session.timeZone", "UTC")
-        # Else '${env:NAME}' in a selection stands for what the driver's environment holds.
+        # Prevents that '${env:NAME}' in a selection reads the environment of the driver.
         .config("spark.sql.variable.substitute", "false")
-        # What a condition has twice would be computed before `_attempted`, and fail the task.
+        # Repeated expressions would be computed before `_attempted`, and fail the task.
         .config("spark.sql.subexpressionElimination.enabled", "false")
-        # A second copy of a task would wait for the producers of the first.
+        # A second copy of a task would wait for the producers of the first one.
         .config("spark.speculation", "false")
         .getOrCreate()
     )
-    spark.dataSource.register(PulsarDataSource)
+    spark.dataSource.register(DeadLetterSource)
     try:
         yield spark
     finally:
@@ -88,43 +79,44 @@ def spark_session(job: ReplayJob) -> Iterator[SparkSession]:
 
 
 class Spark:
-    """The engine that has Spark run the tasks; each range is a row, moved by a job of its own.
+    """Engine that runs tasks by Spark; each range is moved by its own Spark job.
 
-    A job ends when its task does. So the driver learns of each range at once, leases the next one
-    then, and needs no channel to tasks, which PySpark has none of.
+    A Spark job ends with its task. So the driver gets the result of each range at once and leases
+    the next one. PySpark has no other channel to tasks.
     """
 
     def __init__(self, spark: SparkSession, job: ReplayJob) -> None:
         self._spark = spark
         self._job = job
-        # Each task adds to it when it ends; one that runs again adds once more.
+        # Each task adds its result at its end. A repeated task adds it again.
         self._scanned = spark.sparkContext.accumulator(Scanned(), _Sum())
         dynamic = spark.sparkContext.getConf().get("spark.dynamicAllocation.enabled")
         self._grows = dynamic == "true"
 
     @property
     def slots(self) -> int:
-        """Return how many tasks the executors that are there run at a time; at least 1."""
-        # Not `defaultParallelism`, which is 2 for one executor with one core, or none.
+        """Return the number of concurrent tasks of the current executors; at least 1."""
+        # `defaultParallelism` is 2 for no executor, or for one with one core.
         context = self._spark.sparkContext._jsc.sc()  # noqa: SLF001
         profile = context.resourceProfileManager().defaultResourceProfile()
         return max(1, int(context.maxNumConcurrentTasks(profile)))
 
     @property
     def capacity(self) -> int:
-        """Return `slots` and one more, with which a core begins before the driver sees it free.
+        """Return `slots` and one more, so that a free core has a task at once.
 
-        With dynamic allocation twice as many: Spark asks for executors by what waits.
+        With dynamic allocation it is twice as many, because Spark requests executors for waiting
+        tasks.
         """
         return self.slots * (2 if self._grows else 1) + 1
 
     @property
     def scanned(self) -> Scanned:
-        """Return what scans have found by now."""
+        """Return the current results of scans."""
         return self._scanned.value
 
     def scan(self, scans: Sequence[Scan]) -> Iterator[PlannedRange]:
-        """Plan ranges, all of them in one job.
+        """Plan all ranges in one Spark job.
 
         Raises:
             PySparkException: a task failed.
@@ -132,7 +124,7 @@ class Spark:
         if not scans:
             return
         if self._job.where is None:
-            # No value has to cross into the JVM for that.
+            # No row is passed to the JVM.
             plan_each = functools.partial(_plan, self._scanned)
             ranges = self._spark.sparkContext.parallelize(scans, len(scans))
             written = ranges.map(plan_each).collect()
@@ -142,21 +134,21 @@ class Spark:
             written = (
                 selected_rows(self._spark, self._job.where, scans).rdd.mapPartitions(fold).collect()
             )
-        for each in map(json.loads, written):
+        for document in map(json.loads, written):
             yield PlannedRange(
-                Range.parse(each["range"]),
-                RangePlan.from_json(each["plan"]),
-                each["causes"],
-                tuple(Position(*sample) for sample in each["samples"]),
-                each["size"],
+                Range.parse(document["range"]),
+                RangePlan.from_json(document["plan"]),
+                document["causes"],
+                tuple(Position(*sample) for sample in document["samples"]),
+                document["size"],
             )
 
     def move(self, task: RangeTask) -> RangeResult:
         """Move one range.
 
         Raises:
-            RedriveError: as `mover.move` does.
-            PySparkException: the task is lost.
+            RedriveError: as for `mover.move`.
+            PySparkException: the task was lost.
         """
         (result,) = self._spark.sparkContext.parallelize([task], 1).map(_move).collect()
         if isinstance(result, TaskFailure):
@@ -165,21 +157,21 @@ class Spark:
 
 
 def selected_rows(spark: SparkSession, where: str, scans: Sequence[Scan]) -> DataFrame:
-    """Return what a plan has to know of each message of *scans*, and whether *where* takes it."""
+    """Return the fields of each message of *scans* for a plan, and the result of *where*."""
     columns = rows.ddl([*_PLANNED, *sorted(selection.columns(where) - set(_PLANNED))])
-    source = spark.read.format("pulsar").schema(columns)
-    found = source.option("scans", encode_scans(scans)).load()
-    return evaluated(found, where, _PLANNED)
+    source = spark.read.format("redrive-dead-letters").schema(columns)
+    messages = source.option("scans", encode_scans(scans)).load()
+    return evaluated(messages, where, _PLANNED)
 
 
-def evaluated(found: DataFrame, where: str, columns: Sequence[str]) -> DataFrame:
-    """Return *columns* of messages, and for each `selected` and `evaluated`.
+def evaluated(messages: DataFrame, where: str, columns: Sequence[str]) -> DataFrame:
+    """Return *columns* of messages, with `selected` and `evaluated`.
 
-    No message fails the query: one for which *where* can't be computed is neither.
+    If *where* cannot be computed for a message, both are false, and the query does not fail.
     """
     condition = sql.expr(selection.to_sql(where))
-    attempt = _attempted(found.sparkSession, sql.struct(condition.alias("selected")))
-    return found.select(*columns, attempt.alias("attempt")).select(
+    attempt = _attempted(messages.sparkSession, sql.struct(condition.alias("selected")))
+    return messages.select(*columns, attempt.alias("attempt")).select(
         *columns,
         sql.coalesce("attempt.selected", sql.lit(False)).alias("selected"),  # noqa: FBT003
         sql.col("attempt").isNotNull().alias("evaluated"),
@@ -187,9 +179,9 @@ def evaluated(found: DataFrame, where: str, columns: Sequence[str]) -> DataFrame
 
 
 def _attempted(spark: SparkSession, column: Column) -> Column:
-    """Return *column*, NULL for each row for which its evaluation raises an exception.
+    """Return *column*, or NULL for rows for which its evaluation raises an exception.
 
-    Spark's own `try_…` functions are made of this expression, which SQL has no name for.
+    Spark's `try_…` functions use this expression, which has no name in SQL.
     """
     jvm = spark._jvm  # noqa: SLF001
     assert jvm is not None  # noqa: S101  a session of this process
@@ -215,22 +207,22 @@ def _move(task: RangeTask) -> RangeResult | TaskFailure:
         context = TaskContext.get()
         return mover.move(task, again=context is None or context.attemptNumber() > 0)
     except RedriveError as error:
-        return TaskFailure(type(error), str(error))  # of an error Spark passes on a text alone
+        return TaskFailure(type(error), str(error))  # Spark passes only the text of errors
 
 
 def _fold(
     job: ReplayJob,
     choices: Mapping[Range, Choice],
     scanned: Accumulator[Scanned],
-    found: Iterable[Row],
+    messages: Iterable[Row],
 ) -> Iterator[str]:
-    """Plan the range that a task has read."""
+    """Yield the plans of the ranges that a task has read."""
     with broker.connect(job.service_url) as client:
         refusal = schema_refusals(client, job.policy.dead_letter_topic)
-        for of, group in itertools.groupby(found, key=_range):
-            chooser = Chooser(choices[of])
+        for source_range, group in itertools.groupby(messages, key=_range):
+            chooser = Chooser(choices[source_range])
             seen = (_scanned_message(row, chooser) for row in group)
-            yield _written(plan.plan(of, seen, refusal, choices[of]), scanned)
+            yield _written(plan.plan(source_range, seen, refusal, choices[source_range]), scanned)
 
 
 def _range(row: Row) -> Range:
@@ -273,61 +265,58 @@ def _written(planned: PlannedRange, scanned: Accumulator[Scanned]) -> str:
 
 @dataclass
 class ScanPartition(InputPartition):
-    """What one task reads."""
+    """Spark partition of one scan."""
 
     scan: Scan
 
 
-class PulsarReader(DataSourceReader):
+class DeadLetterReader(DataSourceReader):
     """Reads parts of a topic.
 
-    Options:
-        scans: which, as `encode` wrote them.
-
     Args:
-        options: see there.
-        columns: of `rows`: no other one crosses into the JVM.
+        options: options of the data source; `scans` is the text of `encode_scans`.
+        columns: columns of `rows` that are passed to the JVM.
     """
 
     def __init__(self, options: Mapping[str, str], columns: Sequence[str]) -> None:
         self._options, self._columns = options, columns
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Decide what each task reads."""
+        """Return one partition for each scan."""
         return [ScanPartition(scan) for scan in decode_scans(self._options["scans"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in batches of bounded size.
 
         Raises:
-            RedriveError: see `reading.messages`.
+            RedriveError: as for `reader.read_entries`.
         """
         if not isinstance(partition, ScanPartition):
-            return  # Spark makes one up where there is nothing to read.
+            return  # Spark creates a partition if there is none
         with broker.connect(partition.scan.service_url) as client:
             for batch in rows.in_batches(plan.read_dead_letters(client, partition.scan)):
                 yield rows.to_batch(batch, self._columns)
 
 
-class PulsarDataSource(DataSource):
-    """Reads a topic, see `PulsarReader`."""
+class DeadLetterSource(DataSource):
+    """Data source of dead letters, see `DeadLetterReader`."""
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in `format(…)`."""
-        return "pulsar"
+        """Return the name for `format(…)`."""
+        return "redrive-dead-letters"
 
     def schema(self) -> str:
-        """Return the columns of a message; a query may name some of them as its schema."""
+        """Return the columns of a message, of which a query may select some by its schema."""
         return rows.ddl(rows.COLUMNS)
 
-    def reader(self, schema: StructType) -> PulsarReader:
-        """Read in a batch query."""
-        return PulsarReader(self.options, schema.fieldNames())
+    def reader(self, schema: StructType) -> DeadLetterReader:
+        """Return the reader of a batch query."""
+        return DeadLetterReader(self.options, schema.fieldNames())
 
 
 def encode_scans(scans: Sequence[Scan]) -> str:
-    """Write *scans* as an option."""
+    """Return *scans* as the text of an option."""
     return json.dumps(
         [
             {
@@ -335,7 +324,7 @@ def encode_scans(scans: Sequence[Scan]) -> str:
                 "adminURL": scan.admin_url,
                 "topic": str(scan.topic),
                 "range": str(scan.piece.range),
-                "resting": bitmap.encode(scan.piece.resting),
+                "entries": bitmap.encode(scan.piece.resting),
                 "after": str(scan.piece.after),
                 "moved": bitmap.encode(scan.moved),
                 "ahead": scan.ahead,
@@ -346,19 +335,19 @@ def encode_scans(scans: Sequence[Scan]) -> str:
 
 
 def decode_scans(text: str) -> list[Scan]:
-    """Read what `encode` wrote."""
+    """Parse the text of `encode_scans`."""
     return [
         Scan(
-            each["serviceURL"],
-            each["adminURL"],
-            TopicName.parse_whole(each["topic"]),
+            document["serviceURL"],
+            document["adminURL"],
+            TopicName.parse_whole(document["topic"]),
             Piece(
-                Range.parse(each["range"]),
-                bitmap.decode(each["resting"]),
-                EntryId.parse(each["after"]),
+                Range.parse(document["range"]),
+                bitmap.decode(document["entries"]),
+                EntryId.parse(document["after"]),
             ),
-            bitmap.decode(each["moved"]),
-            each["ahead"],
+            bitmap.decode(document["moved"]),
+            document["ahead"],
         )
-        for each in json.loads(text)
+        for document in json.loads(text)
     ]

@@ -1,12 +1,9 @@
-"""A replay job as one argument, and the choice of dead letters. Pure.
+"""Argument of a replay job, and the selection of dead letters.
 
-`ReplayJob`: all that the operator tells a replay job, as its one argument. Pure.
-
-It holds no secret: arguments show in process lists and in the Spark UI. The credentials of the
-replay role are files that driver and executors mount. `BrokerAccess`, in the environment variable
-`ACCESS_VARIABLE`, says which, so that each process of a job knows.
-
-A `Choice` → which messages it takes, and which entries need not be read. Pure.
+`ReplayJob` is the one argument that the operator passes to a replay job. It contains no secret,
+because arguments are visible in process lists and in the Spark UI. Driver and executors mount the
+credentials of the replay role as files, which `BrokerAccess` in the environment variable
+`ACCESS_VARIABLE` describes.
 """
 
 from __future__ import annotations
@@ -26,28 +23,25 @@ from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Range
 
 MESSAGES_PER_SECOND = 2_000
-"""The messages that one task of a job moves in a second at least, on a broker with nothing else to
-do; estimates of a run's time count with it."""
+"""Minimum messages per second of one task on an idle broker, for estimates."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which dead letters to take, besides by SQL: those for which all holds that is given.
+    """Selection of dead letters without SQL. A message has to match all criteria.
 
     Attributes:
-        ids: one of these, as `ledger:entry`, with `:partition` and `:index` or without; empty takes
-            any, like *keys*.
-        keys: with one of these.
-        since: published then or later, in milliseconds since 1970; None takes any, like *until*.
-        until: published before.
-        limit: at most so many, the first ones.
-        max_replays: of what is taken, a message that was replayed so often before is refused; None
-            for any number.
-        discards: whether to acknowledge, without moving it, what is taken and no client can show.
-        settles_unproven: whether to acknowledge, without moving it, what is taken and may have been
-            moved before.
-        causes: with one of these causes, of which the first `MAX_CAUSE` characters count.
-        fingerprints: with a cause that has one of these fingerprints.
+        ids: ids `ledger:entry`, optionally with `:partition` and `:index`; empty matches all.
+        keys: keys; empty matches all.
+        since: earliest publish time in milliseconds since 1970; None for no limit.
+        until: publish time in milliseconds before which messages match; None for no limit.
+        limit: maximum number of messages, the first ones.
+        max_replays: number of replays from which selected messages are refused; None for no limit.
+        discards: True to acknowledge selected entries that no client can show, without a move.
+        settles_unproven: True to acknowledge selected messages that may have been moved before,
+            without a move.
+        causes: causes, of which the first `MAX_CAUSE` characters count; empty matches all.
+        fingerprints: fingerprints of causes; empty matches all.
     """
 
     ids: tuple[str, ...] = ()
@@ -63,15 +57,15 @@ class Choice:
 
 
 CHOICE_LISTS = ("ids", "keys", "causes", "fingerprints")
-"""Attributes of a `Choice` that are lists in JSON."""
+"""Attributes of a `Choice` that are JSON lists."""
 
 
 class FailureCause(NamedTuple):
-    """Cause of a dead letter; empty where its consumer did not write one.
+    """Cause of a dead letter; empty if its consumer did not record one.
 
     Attributes:
         cause: class of the exception.
-        fingerprint: the same for failures of one kind.
+        fingerprint: fingerprint, which is equal for failures of one kind.
     """
 
     cause: str = ""
@@ -82,11 +76,11 @@ EVERYTHING = Choice()
 
 
 class PodSize(NamedTuple):
-    """Size of the one pod that runs a whole job.
+    """Size of the pod of engine Job.
 
     Attributes:
-        cores: number of tasks at a time.
-        memory: in bytes.
+        cores: number of concurrent tasks.
+        memory: memory in bytes.
     """
 
     cores: int
@@ -98,23 +92,25 @@ class ReplayJob:
     """One run.
 
     Attributes:
-        namespace: that of the Replay.
-        name: that of the Replay.
-        uid: the Replay's; it makes a repeated run of this Replay known to the broker.
-        where: the condition of the selection as its author wrote it; None is true for all.
-        dry_run: whether to plan only.
-        review: whether to show a plan, and to wait until the Replay is confirmed and admitted.
-        reason: why, in the words of the Replay's author; empty if it gives none.
-        ticket: where that was decided; likewise.
-        rate_limit: messages a second that all tasks may send together, at the launch; None for no
-            limit.
-        batch: whether messages are sent in batches.
-        choice: the other parts of the selection.
-        approval_above: how many messages it may move without approval; None for any number.
-        target: where to move them; None for the retry topic.
+        namespace: namespace of the Replay.
+        name: name of the Replay.
+        uid: uid of the Replay, which identifies its runs.
+        policy: policy of the dead letters.
+        service_url: URL of the cluster.
+        admin_url: URL of its admin API.
+        where: SQL condition of the selection, as written by the author; None matches all.
+        dry_run: True to only plan.
+        review: True to show a plan, and wait until the Replay is confirmed and admitted.
+        reason: reason that the author gave; may be empty.
+        ticket: ticket that the author gave; may be empty.
+        rate_limit: limit in messages per second of all tasks at the launch; None for no limit.
+        choice: other criteria of the selection.
+        approval_above: number of messages that may be moved without approval; None for no limit.
+        target: target topic; None for the retry topic.
         exactly_once: see `Route`.
-        follow_for: how many seconds to look at what becomes of what was moved; None for none.
-        pod: of engine Job; None if Spark runs the job with executors.
+        follow_for: seconds for which the outcome of moved messages is tracked; None for none.
+        batch: True to send messages in batches.
+        pod: size of the pod of engine Job; None if Spark runs the job with executors.
     """
 
     namespace: str
@@ -139,16 +135,15 @@ class ReplayJob:
 
     @property
     def destination(self) -> TopicName:
-        """Return where dead letters are moved."""
+        """Return the target topic."""
         return self.target or self.policy.retry_topic
 
     def encode(self) -> str:
-        """Write the job as JSON in ASCII; equal jobs give equal text.
+        """Return the job as JSON. Equal jobs have equal texts.
 
-        Java passes on no other character as an argument where the locale of a container is C.
-
-        It holds no dollar sign: in a container's arguments a kubelet puts the value of a variable,
-        of a Secret too, in the place of `$(NAME)`, and selections are written by anybody.
+        The text is ASCII, because Java passes no other characters as arguments in a container with
+        locale C. It contains no dollar sign, because a kubelet replaces `$(NAME)` in arguments by
+        the value of a variable, which may be a Secret, and any user may write a selection.
         """
         written = json.dumps(
             {
@@ -177,10 +172,10 @@ class ReplayJob:
 
     @classmethod
     def decode(cls, text: str) -> ReplayJob:
-        """Read what `encode` wrote.
+        """Parse the text of `encode`.
 
         Raises:
-            InvalidSpecError: *text* is something else.
+            InvalidSpecError: the text has another form.
         """
         try:
             document = json.loads(text)
@@ -209,16 +204,16 @@ class ReplayJob:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidSpecError(
-                "a replay job takes one argument, the JSON document that the operator writes",
+                "the argument of a replay job must be the JSON document of the operator",
                 got=repr(error),
-                remedy="start it by a Replay; run the same version of operator and image",
+                remedy="start it by a Replay, with equal versions of operator and image",
             ) from error
 
 
 class Chooser:
-    """Tells what a choice takes, all but its limit, which is about many messages.
+    """Evaluates a choice for single messages, without its limit.
 
-    The partition of an id says nothing: no two partitions share a ledger of BookKeeper.
+    The partition of an id is ignored, because partitions share no ledgers of BookKeeper.
     """
 
     def __init__(self, choice: Choice) -> None:
@@ -226,24 +221,21 @@ class Chooser:
         self._keys = frozenset(choice.keys)
         self._causes = frozenset(cause[:MAX_CAUSE] for cause in choice.causes)
         self._fingerprints = frozenset(choice.fingerprints)
-        # Entry → the indexes that are named of it; -1 for all.
+        # Indexes of messages that ids name, by entry; -1 for all.
         self._named: dict[EntryId, set[int]] = {}
         for written in choice.ids:
             ledger, entry, _, index, *_ = (*map(int, written.split(":")), -1, -1)
             self._named.setdefault(EntryId(ledger, entry), set()).add(max(-1, index))
 
-    def entries(self, of: Range) -> int:
-        """Return which entries of a range to look at, a bitmap of offsets."""
+    def entries(self, source_range: Range) -> int:
+        """Return a bitmap of the entries of a range that have to be read."""
         if not self._named:
-            return bitmap.span(0, of.size - 1)
-        named = (entry for entry in self._named if of.holds(Position(*entry, 0)))
-        return bitmap.of((entry.entry - of.first for entry in named), of.size)
+            return bitmap.span(0, source_range.size - 1)
+        named = (entry for entry in self._named if source_range.holds(Position(*entry, 0)))
+        return bitmap.of((entry.entry - source_range.first for entry in named), source_range.size)
 
     def takes_undelivered(self, position: Position) -> bool | None:
-        """Return whether an entry is taken of which only its position is known.
-
-        None if it depends on what it holds.
-        """
+        """Return True if an entry with unknown content is selected; None if this depends on it."""
         if not self._is_named(position):
             return False
         choice = self._choice
@@ -254,11 +246,11 @@ class Chooser:
     def takes(
         self, position: Position, key: str | None, published: int, failure: FailureCause
     ) -> bool:
-        """Return True if a message is taken.
+        """Return True if a message is selected.
 
         Args:
-            position: of the message.
-            key: of the message.
+            position: its position.
+            key: its key.
             published: its publish time, in milliseconds since 1970.
             failure: cause of its last failure.
         """

@@ -1,4 +1,4 @@
-"""What one task is to move: a range of a dead-letter topic, from where to where."""
+"""Task of moving one range of a dead-letter topic to a target."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from redrive.replay.records import Parts, Permit, Unproven
 
 @dataclass(frozen=True)
 class Route:
-    """From where to where, for which Replay.
+    """Source and target of a Replay.
 
     Attributes:
-        source: the dead-letter topic.
-        subscription: the one that keeps the messages there; they are acknowledged on it.
-        target_partitions: 0 for a target without partitions.
-        receiver: the subscription that has to keep the messages in the target; empty for any
-            durable one of an application.
-        exactly_once: whether to move nothing to a target that does not deduplicate, and nothing
-            that may be stored already.
-        batch: whether to send in batches, at first.
-        replay: `namespace/name`, written into each message.
-        owner: the run, as the ledger knows it.
+        service_url: URL of the cluster.
+        admin_url: URL of its admin API.
+        source: dead-letter topic.
+        subscription: subscription of the dead-letter topic on which messages are acknowledged.
+        target: target topic.
+        target_partitions: partitions of the target; 0 if it is not partitioned.
+        exactly_once: True to refuse a target that does not deduplicate, and messages that may be
+            stored already.
+        batch: True to send batches in the first attempt.
+        ledger: ledger topic.
+        replay: `namespace/name` of the Replay, a property of each moved message.
+        uid: uid of the Replay.
+        owner: name of the run in the ledger.
+        receiver: subscription that has to retain messages in the target; empty for any durable
+            subscription of an application.
     """
 
     service_url: str
@@ -44,7 +49,7 @@ class Route:
     receiver: str = ""
 
     def is_subscribed(self) -> bool:
-        """Return True if the target keeps what is stored there; see `snapshot.is_subscribed`."""
+        """Return True if the target retains new messages; see `broker.is_subscribed`."""
         return broker.is_subscribed(
             self.admin_url, self.target, self.target_partitions, self.receiver
         )
@@ -55,25 +60,29 @@ class RangeTask:
     """A range to move, under a lease. Sets of entries are bitmaps of offsets.
 
     Attributes:
-        entries: what to move.
-        chunks: see `RangePlan`, likewise *unread*.
-        after: behind which entry lies all of what is unread.
-        max_replays: see `Choice`; it is looked at in what is unread.
-        discards: see `Choice`, likewise *settles_unproven*.
-        acknowledged: which of them are acknowledged: not to be sent, moved or not.
+        route: source and target.
+        range: the range.
+        entries: entries to move.
+        chunks: see `RangePlan`.
+        unread: see `RangePlan`.
+        after: entry before all unread entries.
+        max_replays: see `Choice`. It applies to unread entries.
+        discards: see `Choice`.
+        settles_unproven: see `Choice`.
+        acknowledged: acknowledged entries, which are not sent even if they were not moved.
         partly: see `RangeRecord`.
-        tails: where earlier leases may have stored what is not on record; see `RangeRecord`.
+        tails: places where earlier leases may have stored messages; see `RangeRecord`.
         unproven: see `RangeRecord`.
-        replays: likewise; this one is one of them.
-        since: *tails* with those of this lease, the ends of the target when it was given.
-        generation: of this lease.
+        replays: see `RangeRecord`. It includes this Replay.
+        since: *tails*, and the ends of the target at the start of this lease.
+        generation: generation of this lease.
         renamed: see `RangeRecord`.
-        lease: the entry of its record.
+        lease: entry of the record of this lease.
         number: number of that record, see `SignedRecord`.
-        permit: what the task may do at first.
+        permit: initial permit.
         fenced_seconds: time since the last process that may send by an earlier lease was fenced
             off, in seconds; 0 if that may have been this run.
-        ahead: see `reading.prefetch`.
+        ahead: see `reader.prefetch`.
     """
 
     route: Route

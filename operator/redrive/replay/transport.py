@@ -1,9 +1,9 @@
-"""Two ways to the broker for the messages of a range: by the client, and by the protocol itself.
+"""Transports of the messages of a range: the Pulsar client, or the binary protocol.
 
-The client connects again, repeats what it had on the way, and cuts what is too large; it takes
-twice the time for each message. And a broker that unloads a topic may store twice what a client
-repeats (apache/pulsar#25954). So a first try goes by the protocol, as do the next ones after an
-unload, and all else by the client.
+The client reconnects, repeats in-flight messages and sends large messages in chunks, and takes
+twice the time per message. A broker that unloads a topic may store repeated messages twice
+(apache/pulsar#25954). So the first attempt, and attempts after an unload, use the protocol. Other
+attempts use the client.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from redrive.reading.session import ProtocolError, Session
 from redrive.replay.outcome import Key
 
 SEND_SECONDS = 30
-"""Without a receipt a message is given up after so long. A process that was stopped sends no more
-of what it had on its way when it wakes: others may have the names of its producers by then."""
+"""Time without a receipt after which a message fails. A process that was stopped for longer sends
+no in-flight messages again when it resumes."""
 
 NAME_SECONDS = 20.0
-"""A name that is taken for longer is not that of a process that was stopped: a broker looks after
-such a one, and frees its name within 6 s."""
+"""Time after which a name in use counts as blocked by another client. The broker frees the name of
+a stopped process within 6 s."""
 
 SchemaAt = tuple[TopicName, int]
-"""A topic, and the version of its schema, such as `LATEST`."""
+"""A topic and a version of its schema, such as `LATEST`."""
 
 logger = logging.getLogger(__name__)
 
 
 class StalledError(Exception):
-    """The broker answers none of what is on its way, or takes nothing more.
+    """The broker sends no receipts, or accepts no more messages.
 
     Attributes:
-        unloaded: whether it unloads a topic.
+        unloaded: True if the broker unloads a topic.
     """
 
     def __init__(self, *, unloaded: bool = False) -> None:
@@ -54,34 +54,37 @@ class StalledError(Exception):
 
 
 class NameTakenError(Exception):
-    """Others use the name of a producer, or have sent with it.
+    """Another client uses the name of a producer, or has sent with it.
 
-    Consumers of the target see the name in each message. The next lease of the range has other
+    Consumers of the target see the name in each message. The next lease of the range uses other
     names.
     """
 
 
-class OutgoingLetter(NamedTuple):
-    """A message on its way.
+class OutgoingDeadLetter(NamedTuple):
+    """An in-flight message.
 
     Attributes:
-        key: how it is called within its range.
-        partition: of the target, the one it is sent to.
+        key: key of the message within its range.
+        row: the message.
+        partition: partition of the target.
     """
 
     key: Key
-    letter: DeadLetterRow
+    row: DeadLetterRow
     partition: int
 
 
 class Receipt(NamedTuple):
-    """What the broker, or the client, answered to one message.
+    """Receipt of one message.
 
     Attributes:
-        stored: whether the broker has stored it now; a duplicate is not.
+        of: the message.
+        result: result of the broker or the client.
+        stored: True if the broker stored the message; False for a duplicate.
     """
 
-    of: OutgoingLetter
+    of: OutgoingDeadLetter
     result: pulsar.Result
     stored: bool
 
@@ -90,51 +93,52 @@ class OpenProducer(NamedTuple):
     """A producer of one partition, for one schema.
 
     Attributes:
-        last_sequence_id: of what the broker knew to be stored when it was opened; -1 for nothing.
-        send: takes a message, the properties it is to carry, and its sequence id. Its receipt
-            comes later, or never. Raises StalledError if nothing can be sent any more.
-        close: closes it, whatever the state of its connection.
+        last_sequence_id: last stored sequence id when it was opened; -1 without one.
+        send: function that sends a message with properties and a sequence id. The receipt comes
+            later or never. Raises StalledError if no message can be sent.
+        close: function that closes the producer in any state of its connection.
     """
 
     last_sequence_id: int
-    send: Callable[[OutgoingLetter, dict[str, str], int], None]
+    send: Callable[[OutgoingDeadLetter, dict[str, str], int], None]
     close: Callable[[], None]
 
 
-class Outlet(Protocol):
-    """See the module."""
+class Transport(Protocol):
+    """Way to send messages to the broker."""
 
     def open(self, topic: TopicName, name: str, schema: SchemaAt | None) -> OpenProducer:
         """Open a producer.
 
         Args:
-            topic: without partitions, or a partition.
-            name: of the producer.
-            schema: what its messages are encoded by; None for bytes.
+            topic: topic without partitions, or a partition.
+            name: name of the producer.
+            schema: schema of its messages; None for bytes.
 
         Raises:
-            SchemaError: there is no such schema.
-            NameTakenError: others have had the name for `NAME_SECONDS`.
-            RedriveError: it can't be opened.
-            StalledError: it can't be opened this way.
+            SchemaError: the schema does not exist.
+            NameTakenError: another client has used the name for `NAME_SECONDS`.
+            RedriveError: the producer cannot be opened.
+            StalledError: the producer cannot be opened by this transport.
         """
 
     def receive(self, seconds: float) -> Sequence[Receipt]:
-        """Return the receipts that are there; if there are none, wait for some so long.
+        """Return available receipts; without any, wait for *seconds*.
 
         Raises:
-            StalledError: none will come any more.
+            StalledError: no more receipts will come.
         """
 
     def close(self) -> None:
-        """Send nothing more of what waits to be sent."""
+        """Discard messages that wait to be sent."""
 
 
-class ByClient:
-    """An outlet that sends each message by itself.
+class ClientTransport:
+    """Transport by the Pulsar client, with one entry for each message.
 
     Args:
-        client: of its own: the connection breaks when the broker refuses a message.
+        client: client of this transport alone, because the broker closes its connection when it
+            refuses a message.
     """
 
     def __init__(self, client: pulsar.Client) -> None:
@@ -143,7 +147,7 @@ class ByClient:
         self._receipts: queue.SimpleQueue[Receipt] = queue.SimpleQueue()
 
     def open(self, topic: TopicName, name: str, schema: SchemaAt | None) -> OpenProducer:
-        """Open a producer, see `Outlet`."""
+        """Open a producer, see `Transport`."""
         taken_until = time.monotonic() + NAME_SECONDS
 
         def create() -> pulsar.Producer:
@@ -153,11 +157,11 @@ class ByClient:
                     schema=BYTES if schema is None else self._schemas.get(*schema),
                     producer_name=name,
                     batching_enabled=False,
-                    # What a hop had to compress, or to cut, is too big without. Not zstd as
-                    # there: for small messages it takes twice the time.
+                    # Messages that a consumer had to compress or send in chunks are too large
+                    # otherwise. LZ4 takes half the time of zstd for small messages.
                     compression_type=pulsar.CompressionType.LZ4,
                     chunking_enabled=True,
-                    # The window bounds what is on its way.
+                    # The window limits in-flight messages.
                     max_pending_messages=0,
                     send_timeout_millis=SEND_SECONDS * 1_000,
                 )
@@ -174,7 +178,7 @@ class ByClient:
         )
 
     def receive(self, seconds: float) -> Sequence[Receipt]:
-        """Return receipts, see `Outlet`."""
+        """Return receipts, see `Transport`."""
         receipts = []
         with suppress(queue.Empty):
             receipts.append(self._receipts.get(timeout=seconds))
@@ -183,12 +187,12 @@ class ByClient:
         return receipts
 
     def close(self) -> None:
-        """Do nothing: closed producers send nothing more."""
+        """Do nothing, because closed producers send no messages."""
 
     def _send(
         self,
         producer: pulsar.Producer,
-        outgoing: OutgoingLetter,
+        outgoing: OutgoingDeadLetter,
         properties: dict[str, str],
         sequence_id: int,
     ) -> None:
@@ -196,48 +200,50 @@ class ByClient:
             stored = result == pulsar.Result.Ok and stored_as.ledger_id() >= 0
             self._receipts.put(Receipt(outgoing, result, stored))
 
-        letter = outgoing.letter
+        row = outgoing.row
         producer.send_async(
-            letter.value,
+            row.value,
             receive,
             properties=properties,
-            partition_key=letter.key,
-            ordering_key=letter.ordering_key,
-            event_timestamp=letter.event_time,
+            partition_key=row.key,
+            ordering_key=row.ordering_key,
+            event_timestamp=row.event_time,
             sequence_id=sequence_id,
         )
 
 
-class ByProtocol:
-    """An outlet that ends with its first trouble.
+class ProtocolTransport:
+    """Transport by the binary protocol, which stalls at the first error.
 
     Args:
-        service_url: of the cluster.
-        batches: whether messages are put together, up to 1 000 of 128 KiB.
+        service_url: URL of the cluster.
+        batches: True to send batches of up to 1 000 messages or 128 KiB.
     """
 
     def __init__(self, service_url: str, *, batches: bool) -> None:
         shown = job_credentials().protocol()
-        self._session: Session[OutgoingLetter] = Session(service_url, shown, batches=batches)
+        self._session: Session[OutgoingDeadLetter] = Session(service_url, shown, batches=batches)
 
     def open(self, topic: TopicName, name: str, schema: SchemaAt | None) -> OpenProducer:
-        """Open a producer, see `Outlet`."""
-        of = None
+        """Open a producer, see `Transport`."""
+        schema_ref = None
         if schema is not None:
-            at, version = schema
-            of = str(at), None if version == LATEST else version
+            owner, version = schema
+            schema_ref = str(owner), None if version == LATEST else version
         with _stalling():
-            producer = self._session.open(str(topic), name, of)
+            producer = self._session.open(str(topic), name, schema_ref)
 
-        def send(outgoing: OutgoingLetter, properties: dict[str, str], sequence_id: int) -> None:
-            letter = outgoing.letter
+        def send(
+            outgoing: OutgoingDeadLetter, properties: dict[str, str], sequence_id: int
+        ) -> None:
+            row = outgoing.row
             message = OutgoingMessage(
                 sequence_id,
-                letter.value,
+                row.value,
                 properties,
-                letter.key,
-                letter.ordering_key,
-                letter.event_time,
+                row.key,
+                row.ordering_key,
+                row.event_time,
             )
             try:
                 producer.send(message, outgoing)
@@ -251,7 +257,7 @@ class ByProtocol:
         return OpenProducer(producer.last_sequence_id, send, close)
 
     def receive(self, seconds: float) -> Sequence[Receipt]:
-        """Return receipts, see `Outlet`."""
+        """Return receipts, see `Transport`."""
         with _stalling():
             return [
                 Receipt(outgoing, pulsar.Result.Ok, entry.stored)
@@ -273,5 +279,5 @@ def _stalling() -> Iterator[None]:
 
 
 def _stalled(error: ProtocolError) -> StalledError:
-    logger.warning("sending by the protocol ends: %s", error)
+    logger.warning("binary protocol failed: %s", error)
     return StalledError(unloaded=error.unloaded)

@@ -11,10 +11,10 @@ from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.naming import LEDGER_SUBSCRIPTION
 from redrive.reading.positions import EntryId
+from redrive.replay.account import Account
 from redrive.replay.job import run as runs
 from redrive.replay.job.outcomes import MessageOutcomes, follow
 from redrive.replay.job.plan import DesiredState, Local, Pause, Scanned
-from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.contract.java.test_schemas import (

@@ -35,7 +35,6 @@ from redrive.replay import spark as replay_spark
 from redrive.replay.evidence import LedgerKey
 from redrive.replay.job import dispatch
 from redrive.replay.job.progress import Progress
-from redrive.replay.spark import PulsarDataSource
 from redrive.replay.spec import ReplayJob
 from redrive.spark.datasource import PUSHDOWN, register
 from sandbox import chart
@@ -327,11 +326,10 @@ def spark(
 
 @pytest.fixture
 def notebook(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session as notebooks have it; afterwards it is one of replays again."""
+    """A session as notebooks have it."""
     register(spark)
     yield spark
     spark.conf.unset(PUSHDOWN)
-    spark.dataSource.register(PulsarDataSource)
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ import pulsar
 import pytest
 
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
+from redrive.replay.account import Account
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
 from redrive.replay.lookup import DeadLetterTopicLostError
-from redrive.replay.records import Account
 from tests.support.local_runs import Notes, job_of, wait_until_moved
 
 ProvisionPolicy = Callable[..., Any]

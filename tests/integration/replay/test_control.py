@@ -18,11 +18,11 @@ from redrive.reading import broker, reader
 from redrive.reading import broker as reading_broker
 from redrive.reading.positions import NOWHERE, EntryId
 from redrive.replay import audit, sending
+from redrive.replay.account import Account
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import RunEndedError
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Local, Pause, Scanned
-from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 from tests.support.held_sends import held_at
 from tests.support.local_runs import (

@@ -21,13 +21,13 @@ from redrive.policy.envelope import CAUSE_TYPE, REPLAY, REPLAY_PROOF, REPLAY_SOU
 from redrive.policy.naming import TopicName
 from redrive.replay import spark as replay_spark
 from redrive.replay.__main__ import main
+from redrive.replay.account import Account
 from redrive.replay.job import dispatch, run
 from redrive.replay.job import run as jobs
 from redrive.replay.job.dispatch import DeadlineError, RunEndedError
 from redrive.replay.job.plan import DesiredState, Local, Pause, Scanned
 from redrive.replay.job.progress import Progress
 from redrive.replay.ledger import LedgerLostError, mounted_key
-from redrive.replay.records import Account
 from redrive.replay.sending import DeduplicationOffError
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob

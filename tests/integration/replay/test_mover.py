@@ -25,12 +25,13 @@ from redrive.reading.broker import ReplayRoleRefusedError
 from redrive.reading.positions import EntryId
 from redrive.reading.session import ProtocolConnection
 from redrive.replay import mover, sending
+from redrive.replay.account import Account
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import Local
 from redrive.replay.ledger import FencedError
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import RangeResult
-from redrive.replay.records import Account, RefusedEntry
+from redrive.replay.records import RefusedEntry
 from redrive.replay.sending import DeduplicationOffError
 from redrive.replay.task import RangeTask
 from tests.chaos.proxy import Proxy, answering
@@ -96,7 +97,7 @@ def test_undisturbed_range_is_sent_by_the_protocol(
     partitions: int,
     batch: bool,  # noqa: FBT001
 ) -> None:
-    monkeypatch.setattr(mover, "ByClient", None)
+    monkeypatch.setattr(mover, "ClientTransport", None)
     provisioned = provision_policy(partitions=partitions)
     provisioned.bury_many(1_000)
     buried = provisioned.ids(provisioned.unacknowledged())
@@ -113,7 +114,7 @@ def test_range_of_an_unloaded_target_is_sent_by_the_protocol(
     monkeypatch: pytest.MonkeyPatch,
     batch: bool,  # noqa: FBT001
 ) -> None:
-    monkeypatch.setattr(mover, "ByClient", None)
+    monkeypatch.setattr(mover, "ClientTransport", None)
     count = 4_000
     provisioned = provision_policy()
     provisioned.bury_in_ranges(count)

@@ -14,10 +14,10 @@ import pytest
 
 from redrive.policy.naming import TopicName
 from redrive.replay import sending as windows
+from redrive.replay.account import Account
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Local, Pause
-from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 from tests.support.held_sends import held_at
 from tests.support.local_runs import Notes, job_of, numbers, wait_until_moved

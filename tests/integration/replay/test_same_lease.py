@@ -19,13 +19,13 @@ from redrive.reading.ranges import Range
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import lookup, mover, sending
+from redrive.replay.account import Account
 from redrive.replay.evidence import LedgerKey
 from redrive.replay.job import run as runs
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Local, Pause, Scanned
 from redrive.replay.ledger import FencedError
 from redrive.replay.mover import RangeMover
-from redrive.replay.outcome import Found, RangeResult
-from redrive.replay.records import Account
+from redrive.replay.outcome import RangeResult, StoredMessages
 from redrive.replay.sending import Sender
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask
@@ -192,7 +192,7 @@ def test_earlier_attempt_of_killed_task_may_have_stored_more(
     target = provisioned.policy.retry_topic
     provisioned.change_policy("POST", target, "maxMessageSize", 1_000)
     acknowledge = RangeMover._acknowledge  # noqa: SLF001 - the moment to be killed at
-    find, looks, armed = lookup.find_in_target, list[Found](), [True]
+    find, looks, armed = lookup.find_in_target, list[StoredMessages](), [True]
 
     def acknowledge_until_killed(self: RangeMover, letter: DeadLetterRow) -> None:
         if armed and letter.size == 5_000:
@@ -201,7 +201,7 @@ def test_earlier_attempt_of_killed_task_may_have_stored_more(
         acknowledge(self, letter)
 
     def allow_and_find(
-        result: Found,
+        result: StoredMessages,
         topic: ReadableTopic,
         tails: Mapping[TargetPartition, Tail],
         within: Range,

@@ -20,11 +20,11 @@ from redrive.reading.broker import ReplayRoleRefusedError
 from redrive.reading.ranges import Range
 from redrive.reasons import Reason
 from redrive.replay import mover, transport
+from redrive.replay.account import Account
 from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import Dispatch
 from redrive.replay.job.plan import Local
 from redrive.replay.ledger import FencedError
-from redrive.replay.records import Account
 from redrive.replay.sending import DeduplicationOffError
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask

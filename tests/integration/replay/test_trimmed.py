@@ -15,7 +15,7 @@ import pytest
 from redrive.policy.naming import TopicName
 from redrive.reading.session import ProtocolConnection
 from redrive.replay import lookup
-from redrive.replay.transport import ByProtocol, OpenProducer, SchemaAt, StalledError
+from redrive.replay.transport import OpenProducer, ProtocolTransport, SchemaAt, StalledError
 from tests.support.local_runs import numbers, replay
 from tests.support.waiting import wait_until
 
@@ -93,17 +93,17 @@ def test_unused_partition_holds_nothing_after_trimming(
     count, opened = 3_000, list[TopicName]()
     provisioned = provision_policy(partitions=3)
     provisioned.bury_many(count)
-    open_ = ByProtocol.open
+    open_ = ProtocolTransport.open
 
     def open_one_alone(
-        sender: ByProtocol, topic: TopicName, name: str, schema: SchemaAt | None
+        sender: ProtocolTransport, topic: TopicName, name: str, schema: SchemaAt | None
     ) -> OpenProducer:
         opened.append(topic)
         if topic != opened[0]:
             raise StalledError
         return open_(sender, topic, name, schema)
 
-    monkeypatch.setattr(ByProtocol, "open", open_one_alone)
+    monkeypatch.setattr(ProtocolTransport, "open", open_one_alone)
     # A broker that deduplicates keeps messages after its last snapshot: it can't be made to trim.
     monkeypatch.setattr(lookup, "_holds_all_behind", lambda *_: False)
     with consumed(provisioned) as ids:

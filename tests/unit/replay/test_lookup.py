@@ -16,7 +16,7 @@ from redrive.reading.ranges import Partition, Range, Span
 from redrive.replay import lookup
 from redrive.replay.evidence import LedgerKey
 from redrive.replay.lookup import WritesPendingError
-from redrive.replay.outcome import Found, RangeOutcome
+from redrive.replay.outcome import RangeOutcome, StoredMessages
 
 AWAY = BrokerFailedError("503", remedy="wait")
 TARGET = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 0)
@@ -107,7 +107,7 @@ def test_ledger_trimmed_during_read_may_have_had_entries(
     monkeypatch.setattr(reader, "read_messages", read)
     monkeypatch.setattr(broker, "read_partitions", lambda *_: [partition_of({5, 6})])
     monkeypatch.setattr(broker, "read_partition", lambda *_: partition_of(remaining))
-    stored = Found()
+    stored = StoredMessages()
     topic = reader.ReadableTopic(cast("broker.ReadingClient", None), "http://p", TARGET.topic)
     tails, within = {TARGET: Tail(EntryId(5, 3))}, Range(0, 7, 0, 9)
     lookup.find_in_target(stored, topic, tails, within, LedgerKey(b"key"))
@@ -117,9 +117,9 @@ def test_ledger_trimmed_during_read_may_have_had_entries(
 OF = Range(0, 7, 0, 9_999)
 
 
-def found(*positions: tuple[int, int]) -> Found:
+def found(*positions: tuple[int, int]) -> StoredMessages:
     """Return the messages stored by Replay `first`: entries, and indexes in them."""
-    result = Found()
+    result = StoredMessages()
     for entry, index in positions:
         result.add(OF, Source("first", 0, Position(7, entry, index)))
     return result
@@ -127,7 +127,7 @@ def found(*positions: tuple[int, int]) -> Found:
 
 def test_entries_stored_by_another_replay_stay_its_own() -> None:
     second = RangeOutcome({}, "second")
-    second.found(found((3, 0), (5, 0)))
+    second.resolve_doubts(found((3, 0), (5, 0)))
     second.store((4, 0), 1)
     second.store((5, 0), 1)
     result = second.result(OF, {})
@@ -147,7 +147,7 @@ def test_entry_may_be_moved_by_several_replays() -> None:
 
 
 def test_entries_of_foreign_replay_in_replica_are_ignored() -> None:
-    own, any_of_them = Found(frozenset({"first"})), Found()
+    own, any_of_them = StoredMessages(frozenset({"first"})), StoredMessages()
     for entries in (own, any_of_them):
         for uid, entry in (("first", 3), ("of another cluster", 4)):
             entries.add(OF, Source(uid, 0, Position(7, entry, 0)))

@@ -25,13 +25,13 @@ from redrive.reading.ranges import Range
 from redrive.reading.stored import MessagePlace
 from redrive.replay import audit, records, refused
 from redrive.replay import ledger as ledger_module
+from redrive.replay.account import Account
 from redrive.replay.audit import AuditFindings
 from redrive.replay.evidence import LedgerKey, SignedRecord
 from redrive.replay.ledger import FencedError, Lease, Ledger
 from redrive.replay.ledger import read as read_ledger
 from redrive.replay.records import (
     PERMIT,
-    Account,
     EntriesRead,
     Header,
     Permit,

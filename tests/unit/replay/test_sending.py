@@ -29,9 +29,9 @@ from redrive.replay.sending import (
     Window,
 )
 from redrive.replay.transport import (
-    ByClient,
+    ClientTransport,
     NameTakenError,
-    OutgoingLetter,
+    OutgoingDeadLetter,
     Receipt,
     StalledError,
 )
@@ -54,7 +54,7 @@ class AtOnce:
     def send(
         self, key: Key, sent: DeadLetterRow, partition: int, _properties: dict[str, str]
     ) -> None:
-        outgoing = OutgoingLetter(key, sent, partition)
+        outgoing = OutgoingDeadLetter(key, sent, partition)
         self.receipts.append(Receipt(outgoing, pulsar.Result.Ok, stored=True))
 
     def receive(self, _seconds: float) -> list[Receipt]:
@@ -232,7 +232,7 @@ class Refusing(AtOnce):
     ) -> None:
         stored = key[0] != self._too_big
         result = pulsar.Result.Ok if stored else pulsar.Result.MessageTooBig
-        self.receipts.append(Receipt(OutgoingLetter(key, sent, partition), result, stored))
+        self.receipts.append(Receipt(OutgoingDeadLetter(key, sent, partition), result, stored))
 
     def prove(self, row: DeadLetterRow) -> None:
         self.proved.append(row.position.entry)
@@ -286,8 +286,8 @@ class Producers:
 
 def test_send_timeout_is_below_producer_name_expiry() -> None:
     client = Producers()
-    outlet = ByClient(cast("pulsar.Client", client))
-    sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), Try(1, 0), str)
+    transport = ClientTransport(cast("pulsar.Client", client))
+    sender = Sender(transport, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), Try(1, 0), str)
     sender.hold(-1, None)
     # keepAliveIntervalSeconds of a broker is 30: it drops a connection that is silent for two.
     assert 0 < client.opened["send_timeout_millis"] <= 30_000
@@ -312,8 +312,8 @@ TRY = Try(2, 1)
 def test_producer_of_a_later_try_is_refused(
     last: int, expected: AbstractContextManager[None]
 ) -> None:
-    outlet = ByClient(cast("pulsar.Client", Producers(last)))
-    sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY, str)
+    transport = ClientTransport(cast("pulsar.Client", Producers(last)))
+    sender = Sender(transport, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY, str)
     with expected:
         assert sender.hold(-1, None) == last
     assert sender.holds(-1, None) == isinstance(expected, does_not_raise)
@@ -331,8 +331,8 @@ def test_producer_of_a_later_try_is_refused(
 def test_reopened_producer_proves_last_sender(
     last: int, expected: AbstractContextManager[None]
 ) -> None:
-    outlet = ByClient(cast("pulsar.Client", Producers(-1, last)))
-    sender = Sender(outlet, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY, str)
+    transport = ClientTransport(cast("pulsar.Client", Producers(-1, last)))
+    sender = Sender(transport, (TARGET, 0), SOURCE, Range(-1, 7, 0, 9_999), TRY, str)
     sender.hold(-1, None)
     with expected:
         sender.prove(dead_letter(0))

@@ -22,12 +22,12 @@ from redrive.reading.positions import EntryId, Tail
 from redrive.reading.ranges import Partition, Range, SubscriptionMissingError
 from redrive.reasons import Reason
 from redrive.replay import lookup
+from redrive.replay.account import Account
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Engine, Pause, Reporter
 from redrive.replay.ledger import FencedError, Ledger
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import (
     PERMIT,
-    Account,
     Permit,
     RangePlan,
     RangeRecord,

@@ -26,8 +26,8 @@ from redrive.reading.ranges import Partition, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.stored import ReadMessage
 from redrive.replay import ledger
+from redrive.replay.account import Account
 from redrive.replay.job.plan import CAUSES, ENDING, SHOWN, DesiredState, counts
-from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 
 POLL_SECONDS = 5.0

@@ -24,9 +24,10 @@ from redrive.reading.ranges import Piece, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.replay import mover
+from redrive.replay.account import Account
 from redrive.replay.lookup import MAX_CONTENT, by_entry, refusal, schema_refusals
 from redrive.replay.outcome import RangeResult
-from redrive.replay.records import Account, RangePlan, RefusedEntry
+from redrive.replay.records import RangePlan, RefusedEntry
 from redrive.replay.spec import (
     EVERYTHING,
     MESSAGES_PER_SECOND,

@@ -44,12 +44,12 @@ from redrive.kube.context import wall_clock
 from redrive.kube.resources import Key
 from redrive.policy.values import format_duration
 from redrive.reading.positions import NOWHERE, EntryId
+from redrive.replay.account import Account
 from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, RunEndedError
 from redrive.replay.job.outcomes import MessageOutcomes
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause, RunPreview, Scanned, so_far
 from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
-from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 
 MAX_MESSAGE = 1_024

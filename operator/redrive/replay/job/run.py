@@ -26,11 +26,12 @@ from redrive.reading.ranges import Partition, Piece, Range
 from redrive.reading.reader import ReadableTopic
 from redrive.replay import ledger as ledger_topic
 from redrive.replay import lookup
+from redrive.replay.account import Account
 from redrive.replay.job import outcomes
 from redrive.replay.job.dispatch import Dispatch
 from redrive.replay.job.plan import Engine, PlannedRange, Reporter, RunPreview, Scan, Scanned
 from redrive.replay.ledger import Ledger
-from redrive.replay.records import Account, Header, RangePlan, Records, header_key, plan_key
+from redrive.replay.records import Header, RangePlan, Records, header_key, plan_key
 from redrive.replay.spec import EVERYTHING, Chooser, ReplayJob
 from redrive.replay.task import Route
 

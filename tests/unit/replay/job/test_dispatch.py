@@ -28,6 +28,7 @@ from redrive.reading.ranges import (
     SubscriptionMissingError,
 )
 from redrive.replay import lookup
+from redrive.replay.account import Account
 from redrive.replay.job import dispatch
 from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, Dispatch, RunEndedError
 from redrive.replay.job.plan import (
@@ -42,7 +43,7 @@ from redrive.replay.job.plan import (
 )
 from redrive.replay.ledger import Ledger
 from redrive.replay.outcome import RangeResult
-from redrive.replay.records import PERMIT, Account, Permit, RangePlan, Records
+from redrive.replay.records import PERMIT, Permit, RangePlan, Records
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask, Route
 from tests.support.waiting import wait_until

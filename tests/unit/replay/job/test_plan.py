@@ -25,6 +25,7 @@ from redrive.reading.positions import NOWHERE, EntryId, Position
 from redrive.reading.ranges import RANGE_ENTRIES, Acknowledged, Partition, Piece, Range
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import ReadMessage, StoredEntry
+from redrive.replay.account import Account
 from redrive.replay.job import plan, run
 from redrive.replay.job.plan import (
     DesiredState,
@@ -45,7 +46,7 @@ from redrive.replay.job.run import (
 )
 from redrive.replay.lookup import by_entry, read_first, refusal
 from redrive.replay.outcome import RangeOutcome, RangeResult
-from redrive.replay.records import Account, RangeRecord, Records
+from redrive.replay.records import RangeRecord, Records
 from redrive.replay.spec import Choice, ReplayJob
 from redrive.replay.task import RangeTask
 from tests.support.raw_entries import RawEntry, bytes_of, numbers

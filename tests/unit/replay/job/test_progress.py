@@ -21,6 +21,7 @@ from redrive.kube.resources import Key, Resource
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import EntryId
+from redrive.replay.account import Account
 from redrive.replay.job.dispatch import CanceledRunError
 from redrive.replay.job.outcomes import MessageOutcomes
 from redrive.replay.job.plan import SUSPENDED, DesiredState, RunPreview, Scanned
@@ -34,7 +35,6 @@ from redrive.replay.job.progress import (
 )
 from redrive.replay.job.run import Review
 from redrive.replay.ledger import FencedError
-from redrive.replay.records import Account
 from redrive.replay.spec import ReplayJob
 from tests.support.fake_kubernetes import FakeKubernetes
 
