@@ -29,7 +29,7 @@ from redrive.api.conditions import (
     written,
 )
 from redrive.api.crds import KINDS
-from redrive.api.replay import Phase
+from redrive.api.replay_status import Phase
 from redrive.kube.resources import PAUSE, RECONCILE_REQUESTED_AT
 from redrive.kube.status import status_of
 from redrive.provision.outcome import paused_conditions

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY, generate_latest
 from redrive import prometheus
 from redrive.admin.http import ADMIN_CALLS, ADMIN_SECONDS
 from redrive.admin.model import SubscriptionStats
-from redrive.api.replay import Phase
+from redrive.api.replay_status import Phase
 from redrive.cli import operator  # noqa: F401  declares all reasons of conditions
 from redrive.delivery.reporting import Event, Name
 from redrive.kube import resources

@@ -19,7 +19,8 @@ from pydantic import BaseModel
 from redrive.api import API_VERSION, GROUP, VERSION
 from redrive.api.connection import BrokerConnectionSpec, BrokerConnectionStatus
 from redrive.api.model import VALIDATIONS, ApiModel, Rule, StatusModel
-from redrive.api.replay import ReplayApprovalSpec, ReplaySpec, ReplayStatus
+from redrive.api.replay import ReplayApprovalSpec, ReplaySpec
+from redrive.api.replay_status import ReplayStatus
 from redrive.api.retrypolicy import RetryPolicySpec, RetryPolicyStatus
 
 

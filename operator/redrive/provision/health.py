@@ -24,7 +24,7 @@ from redrive.admin.model import AckPersistence, TopicStats
 from redrive.admin.policies import BY_SIZE, KeepsBacklog, size_limit
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning, find, is_ready
-from redrive.api.replay import FINAL
+from redrive.api.replay_status import FINAL
 from redrive.api.retrypolicy import Backlog
 from redrive.errors import RedriveError
 from redrive.kube import resources

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from redrive.api.replay import ReplayRun
+from redrive.api.replay_status import ReplayRun
 from redrive.errors import RedriveError
 from redrive.kube import logs
 from redrive.kube.client import NotFoundError, UnavailableError

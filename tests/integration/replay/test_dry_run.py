@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from redrive.api.replay import Count, Preview, ReplayRun
+from redrive.api.replay_status import Count, Preview, ReplayRun
 from redrive.reading import broker
 from redrive.replay import ledger as ledgers
 from redrive.replay.job import run as runs

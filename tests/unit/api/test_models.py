@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import InvalidFieldsError, parse_spec
-from redrive.api.replay import ReplayRun, ReplaySpec, ReplayStatus, RunCounts
+from redrive.api.replay import ReplaySpec
+from redrive.api.replay_status import ReplayRun, ReplayStatus, RunCounts
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.policy import naming as naming_of
 from redrive.policy.ladder import LEVELS, PRESETS

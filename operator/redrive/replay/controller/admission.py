@@ -21,9 +21,9 @@ from redrive.api.replay import (
     ReplaySpec,
     Selection,
     Sending,
-    is_admitted,
     milliseconds,
 )
+from redrive.api.replay_status import is_admitted
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections

@@ -14,7 +14,7 @@ import kopf
 
 from redrive.api import Body
 from redrive.api.conditions import is_ready, reason
-from redrive.api.replay import ReplayStatus
+from redrive.api.replay_status import ReplayStatus
 from redrive.kube import resources
 from redrive.kube.cache import Cache, needs_reconcile
 from redrive.kube.connections import connection_of, users

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from redrive.api import Body
 from redrive.api.conditions import moment_of
-from redrive.api.replay import Phase, ReplayStatus, RunCounts
+from redrive.api.replay_status import Phase, ReplayStatus, RunCounts
 from redrive.errors import InvalidSpecError
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context

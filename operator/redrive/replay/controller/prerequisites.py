@@ -23,7 +23,8 @@ from redrive.admin.policies import evicting
 from redrive.api import Body
 from redrive.api.conditions import ObjectEvent, moment_of
 from redrive.api.job import Role
-from redrive.api.replay import Phase, ReplayRun, ReplayStatus, Target
+from redrive.api.replay import Target
+from redrive.api.replay_status import Phase, ReplayRun, ReplayStatus
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import ForbiddenError, KubernetesError, NotFoundError

@@ -28,13 +28,12 @@ from redrive.api.conditions import (
     warning,
     written,
 )
-from redrive.api.replay import (
+from redrive.api.replay import Mode, ReplayEngine
+from redrive.api.replay_status import (
     ADMITTED,
     FINAL,
     WHILE_RUNNING,
-    Mode,
     Phase,
-    ReplayEngine,
     ReplayStatus,
     is_admitted,
 )

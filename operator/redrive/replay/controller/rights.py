@@ -23,7 +23,7 @@ from redrive.admin.model import RightsChange
 from redrive.api import Body
 from redrive.api.conditions import ObjectEvent
 from redrive.api.connection import BrokerConnectionStatus, TargetRights
-from redrive.api.replay import FINAL
+from redrive.api.replay_status import FINAL
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import connections, resources

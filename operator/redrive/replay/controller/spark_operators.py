@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 from redrive.api import Body, LauncherName
 from redrive.api.conditions import moment_of
 from redrive.api.job import SPARK_ROLES, Role
-from redrive.api.replay import Phase, ReplayEngine, ReplaySpec, ReplayStatus
+from redrive.api.replay import ReplayEngine, ReplaySpec
+from redrive.api.replay_status import Phase, ReplayStatus
 from redrive.kube import resources
 from redrive.kube.context import Context
 from redrive.kube.resources import Key, Resource, in_order, is_owned_by

@@ -16,7 +16,8 @@ from redrive.api.conditions import (
     with_condition,
     written,
 )
-from redrive.api.replay import FINAL, Phase, ReplayEngine, ReplayRun, ReplayStatus, RunReview
+from redrive.api.replay import ReplayEngine
+from redrive.api.replay_status import FINAL, Phase, ReplayRun, ReplayStatus, RunReview
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.policy.values import parse_duration

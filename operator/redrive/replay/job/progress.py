@@ -24,12 +24,10 @@ from typing import Any
 
 from redrive.api import Body
 from redrive.api.model import is_empty, parse_spec
-from redrive.api.replay import (
+from redrive.api.replay import Mode, ReplayApprovalSpec, ReplayRate
+from redrive.api.replay_status import (
     FINAL,
     WHILE_RUNNING,
-    Mode,
-    ReplayApprovalSpec,
-    ReplayRate,
     ReplayRun,
     ReplayStatus,
     RunApproval,

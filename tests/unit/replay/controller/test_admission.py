@@ -14,7 +14,8 @@ from pydantic.alias_generators import to_camel
 from redrive.admin.model import TopicMetadata
 from redrive.api.job import JobTemplate
 from redrive.api.permissions import LabelSelector, Namespaces
-from redrive.api.replay import ADMITTED, ReplayEngine, ReplayRun, RunCounts
+from redrive.api.replay import ReplayEngine
+from redrive.api.replay_status import ADMITTED, ReplayRun, RunCounts
 from redrive.errors import (
     InvalidSpecError,
     Requeue,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 
-from redrive.api.replay import Phase, ReplayStatus
+from redrive.api.replay_status import Phase, ReplayStatus
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.resources import Key

@@ -16,7 +16,7 @@ from redrive.admin.client import Admin
 from redrive.admin.http import Access, Http
 from redrive.admin.policies import Quotas
 from redrive.api.conditions import ObjectEvent
-from redrive.api.replay import ReplayStatus
+from redrive.api.replay_status import ReplayStatus
 from redrive.errors import (
     Requeue,
 )

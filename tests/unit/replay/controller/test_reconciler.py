@@ -21,7 +21,7 @@ import pytest
 from redrive.admin.errors import BrokerDownError
 from redrive.api import Body
 from redrive.api.job import JobTemplate
-from redrive.api.replay import ADMITTED, ReplayStatus
+from redrive.api.replay_status import ADMITTED, ReplayStatus
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache

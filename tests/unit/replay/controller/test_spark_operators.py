@@ -9,7 +9,8 @@ import pytest
 
 from redrive.api import LauncherName
 from redrive.api.job import SPARK_ROLES
-from redrive.api.replay import Phase, ReplayEngine, ReplaySpec
+from redrive.api.replay import ReplayEngine, ReplaySpec
+from redrive.api.replay_status import Phase
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.context import Context

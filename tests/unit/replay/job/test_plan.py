@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.api.replay import Preview, ReplayRun
+from redrive.api.replay_status import Preview, ReplayRun
 from redrive.policy.envelope import CAUSE_TYPE, REPLAYS
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName

@@ -1,0 +1,341 @@
+"""Status of the kind Replay."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+
+from redrive.api.conditions import Conditions, Timestamp, WarningTypes
+from redrive.api.model import MAX_TOPIC, StatusModel
+from redrive.api.replay import Mode, ReplayEngine
+from redrive.policy.envelope import MAX_CAUSE
+from redrive.policy.values import parse_duration
+
+_MAX_ENDS = 1024
+
+
+class Phase(enum.StrEnum):
+    """The phase of a replay; Completed and Failed are final."""
+
+    PENDING = "Pending"
+    SUBMITTED = "Submitted"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+
+
+FINAL = frozenset({Phase.COMPLETED, Phase.FAILED})
+
+
+class Refusal(StatusModel):
+    """An entry of the dead-letter topic that was selected and can't be moved."""
+
+    entry: Annotated[str, Field(max_length=64)]
+    """Id of the entry, as `ledger:entry`."""
+
+    messages: int
+    """Number of selected messages in it."""
+
+    cause: Annotated[str, Field(max_length=64)]
+    """Cause of the refusal: Encrypted, UnreadableProperties, PartOfBatch, BatchTooLarge,
+    SchemaNotFound, SchemaUnsupported, SchemaRefused, ReplayedTooOften, ContentTooLarge, TooBig,
+    NotAccepted, NotDelivered or Unproven."""
+
+
+class Count(StatusModel):
+    """Number of messages with one cause."""
+
+    cause: Annotated[str, Field(max_length=MAX_CAUSE)]
+    """Class of the exception for which a message was dead-lettered, empty without one; or reason
+    for which it can't be moved."""
+
+    messages: int
+    """Number of messages."""
+
+
+class Preview(StatusModel):
+    """Result of a plan."""
+
+    causes: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
+    """The 20 most frequent causes of the messages that would be moved."""
+
+    refused: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
+    """Reasons for which others can't be moved; `refusals` lists these messages."""
+
+    samples: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=10)] = ()
+    """Ids of some messages that would be moved, as `ledger:entry:partition:index`; partition -1
+    stands for none."""
+
+    estimated_seconds: int | None = None
+    """Estimated seconds of the run, without the start of Spark. Known once all is scanned."""
+
+
+class RunOutcome(StatusModel):
+    """Outcome of the messages that were moved: `moved` = handled + waiting + deadAgain.
+
+    Consumers that were killed may have left copies, which count as well.
+    """
+
+    observed_time: Timestamp
+    """Time at which the topics were read."""
+
+    handled: int
+    """Number of messages that were handled or expired: they neither wait nor are dead again."""
+
+    waiting: int
+    """Number of messages that the consumers have not acknowledged: undelivered, delayed or
+    in-flight."""
+
+    dead_again: int
+    """Number of messages that were dead-lettered again."""
+
+    causes: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
+    """The 20 most frequent causes of the messages that are dead again."""
+
+    settled: bool
+    """True if no message waits."""
+
+
+class RunApproval(StatusModel):
+    """Approval that a run requires, because it moves more messages than it may without one."""
+
+    messages: int
+    """Number of messages that the run moves in all. A ReplayApproval must have at least as many."""
+
+    approved_time: Timestamp | None = None
+    """Time at which its ReplayApproval was created. Absent while the run waits for one."""
+
+
+class PartitionEnd(StatusModel):
+    """Last entry of one partition that a plan has read."""
+
+    partition: int
+    """Index of the partition of the dead-letter topic, -1 for a topic without partitions."""
+
+    entry: Annotated[str, Field(max_length=64, pattern=r"^\d{1,19}:\d{1,19}$")]
+    """Id of the entry, as `ledger:entry`."""
+
+
+class RunReview(StatusModel):
+    """Review of a run that has moved nothing yet."""
+
+    expiry_time: Timestamp
+    """Time at which the Replay ends unless `spec.mode` is `Run` by then."""
+
+    ends: Annotated[tuple[PartitionEnd, ...], Field(max_length=_MAX_ENDS)] = ()
+    """Last entries of the plan. Messages behind them, and in other partitions, came later and are
+    not moved."""
+
+
+class JobFailure(StatusModel):
+    """Error of a job that ended before its run."""
+
+    reason: Annotated[str, Field(max_length=128)]
+    """Reason, in one word."""
+
+    message: Annotated[str, Field(max_length=1024)]
+    """The error of the job."""
+
+
+class LenientStatus(StatusModel):
+    """A status that others may write too: a field that can't be read counts as absent.
+
+    The API server lets more pass than can be read, such as times in the year 0.
+    """
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _read(
+        cls, value: object, read: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> object:
+        try:
+            return read(value)
+        except ValidationError:
+            return cls.model_fields[str(info.field_name)].get_default(call_default_factory=True)
+
+
+class RunCounts(LenientStatus):
+    """Numbers of messages: `matched` = moved + skipped + refused + discarded + left."""
+
+    scanned: int | None = None
+    """Dead letters in the topic when the run was planned: of those that `select.ids` names, and up
+    to the last one that `select.limit` admits. During the plan: those that were read so far."""
+
+    matched: int | None = None
+    """Selected dead letters. Where all are selected, an entry of the topic that was not read yet
+    counts as one message, whatever it holds."""
+
+    unevaluated: int | None = None
+    """Scanned messages that were not selected because `select.where` can't be computed for them,
+    such as where it compares a text that is no number with a number. They stay where they are."""
+
+    moved: int | None = None
+    """Selected messages that were stored in the target and acknowledged."""
+
+    skipped: int | None = None
+    """Selected messages that needed no move: another Replay moved them, or other clients
+    acknowledged them after the run was planned."""
+
+    refused: int | None = None
+    """Selected messages that can't be moved. They stay where they are."""
+
+    discarded: int | None = None
+    """Selected messages that were acknowledged without being moved, because no client can show them
+    and `confirmations` has `DiscardUnreadable`."""
+
+    left: int | None = None
+    """Selected messages that are not settled yet. Of a plan: messages that would be moved."""
+
+    batched: int | None = None
+    """Messages in moved and left that producers stored in batches. A consumer of the dead-letter
+    topic may have acknowledged some of them one by one. The broker shows acknowledgements of whole
+    batches only, so these messages are moved and handled again. 0 means that there are none."""
+
+
+WHILE_RUNNING = frozenset(
+    {
+        "ratePerMinute",
+        "remaining",
+        "suspended",
+        "fullTopic",
+        "unsubscribedTopic",
+    }
+)
+"""Fields of `status.run` that are absent once the run has ended."""
+
+
+class ReplayRun(LenientStatus):
+    """Progress of the run. The job writes it, by server-side apply."""
+
+    counts: RunCounts = RunCounts()
+    """Numbers of messages."""
+
+    progress: Annotated[str, Field(max_length=64)] | None = None
+    """Settled and selected messages. Example: `112/120`."""
+
+    rate_per_minute: int | None = None
+    """Messages moved in a minute, measured over the last half minute. Absent while it is not known,
+    and at the end."""
+
+    remaining: Annotated[str, Field(max_length=32)] | None = None
+    """Estimated time to the end at that rate. Example: `1h30m`."""
+
+    refusals: Annotated[tuple[Refusal, ...] | None, Field(max_length=100)] = None
+    """The first 100 refused entries; `python -m redrive.replay.refused` lists all."""
+
+    preview: Preview | None = None
+    """Result of a plan or a review, and of its scan so far while it runs."""
+
+    review: RunReview | None = None
+    """Review of the plan in `preview`, with `spec.mode: Review`. Absent once the run has begun to
+    move messages."""
+
+    outcome: RunOutcome | None = None
+    """Outcome of the messages that were moved, with `spec.followFor`."""
+
+    suspended: bool | None = None
+    """True while the run sends nothing, because of `spec.suspend` or a missing approval."""
+
+    skipped_records: int | None = None
+    """Number of messages in the ledger topic that the job skipped when it began, because they are
+    no valid records: someone else wrote there. Absent without any."""
+
+    approval: RunApproval | None = None
+    """Approval of the run. Absent while none is required."""
+
+    full_topic: Annotated[str, Field(max_length=MAX_TOPIC)] | None = None
+    """Topic that is over its backlog quota; the run waits for its consumers."""
+
+    unsubscribed_topic: Annotated[str, Field(max_length=MAX_TOPIC)] | None = None
+    """Target that keeps no message, because it, or one of its partitions, has no durable
+    subscription; the run waits for one."""
+
+    finished: bool | None = None
+    """True once no selected message is left. The job may still read the outcome of the messages
+    that it moved."""
+
+    failure: JobFailure | None = None
+    """Error of the last job that ended before its run."""
+
+    fencing_token: (
+        Annotated[str, Field(max_length=64, pattern=r"^-?\d{1,19}:-?\d{1,19}$")] | None
+    ) = None
+    """Position of the last run in the ledger, as `ledger:entry`. A run with a lower position does
+    not write the status any more."""
+
+    @property
+    def awaits_approval(self) -> bool:
+        """Return True while the run waits for a ReplayApproval."""
+        approval = self.approval
+        return bool(self.suspended and approval and approval.approved_time is None)
+
+
+class ReplayStatus(LenientStatus):
+    """State of the Replay. The operator writes all of it except `run`, which the job writes."""
+
+    observed_generation: int | None = None
+    """The `metadata.generation` that this status is about."""
+
+    warnings: WarningTypes | None = None
+    """Types of the conditions that need attention. Absent without any."""
+
+    phase: Phase | None = None
+    """Summary for people, while programs read `conditions`: Pending, Submitted, Running, Suspended,
+    Completed or Failed; the last two are final."""
+
+    run: ReplayRun = ReplayRun()
+    """Progress of the run, written by its job."""
+
+    engine: ReplayEngine | None = None
+    """Engine of the run, Job or Spark. Chosen at the launch, and never changed."""
+
+    spark_application: str | None = None
+    """The SparkApplication, in the same namespace, that does the work."""
+
+    job: str | None = None
+    """The Kubernetes Job, in the same namespace, that does the work."""
+
+    start_time: Timestamp | None = None
+    """Time at which the job was launched."""
+
+    completion_time: Timestamp | None = None
+    """Time at which the run reached its final phase."""
+
+    conditions: Conditions = ()
+    """`Ready`: the run is complete. An ended Replay has exactly one of `Complete` and `Failed`. All
+    others are there only while true: `Reconciling`, `Stalled`, `Suspended`, `InReview`,
+    `ApprovalRequired` and `MessagesRefused`."""
+
+    @classmethod
+    def of(cls, replay: Mapping[str, Any]) -> Self:
+        """Read the status of *replay*."""
+        return cls.model_validate(replay.get("status") or {})
+
+    def is_past(self, deadline: str | None, now: datetime) -> bool:
+        """Return True if the job was launched at least *deadline* before *now*."""
+        if deadline is None or self.start_time is None:  # the operator is about to write it
+            return False
+        return now - self.start_time >= parse_duration(deadline)
+
+
+ADMITTED = "redrive.io/admitted"
+"""Annotation of a Replay that may move messages: its uid, so that a copy of the Replay has to be
+admitted again."""
+
+
+def is_admitted(replay: Mapping[str, Any]) -> bool:
+    """Return True if *replay* may move messages. A Replay in review may not."""
+    metadata = replay["metadata"]
+    admitted = (metadata.get("annotations") or {}).get(ADMITTED)
+    return bool(admitted == metadata["uid"] and replay["spec"].get("mode") != Mode.REVIEW)
