@@ -326,7 +326,7 @@ def _check_priority(replay: Body, ctx: Context) -> None:
         is_review = was_launched(other) and not is_admitted(other)
         if comes_first or (not is_review and find_application(other, ctx) is not None):
             raise Reason.REPLAY_IN_PROGRESS.error(
-                "another Replay of the same policy comes first",
+                "another Replay of the same policy has priority",
                 got=str(Key.of(other)),
                 remedy="wait for it to end, or delete it; this one starts automatically then",
             )

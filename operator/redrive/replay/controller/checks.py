@@ -137,8 +137,8 @@ def batch_mixes_keys(request: RunRequest) -> RedriveError | None:
     if kind is not SubscriptionType.KEY_SHARED:
         return None
     return Reason.BATCH_MIXES_KEYS.error(
-        "a batch goes to one consumer, whatever the keys in it: a subscription of the type "
-        f"{kind.value} would have messages of a key at several",
+        "a batch is delivered to one consumer, also if its messages have several keys: with a "
+        f"subscription of type {kind.value}, several consumers would receive messages of one key",
         got=f"sending: Batched, and {request.policy.topic} as the target",
         remedy="make another Replay with sending Individual, or with target Retry",
     )

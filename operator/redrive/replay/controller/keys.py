@@ -1,9 +1,9 @@
-"""Keys of ledgers: from the operator's Secret to the Secret that the pods of a job mount.
+"""Keys of ledgers, and the Secrets with which pods of jobs mount them.
 
-The operator has one Secret with random keys, in its own namespace. The key of a ledger is derived
-from one of them, so nothing else has to be kept: a Secret of a policy that was deleted, or restored
-elsewhere, is created again with the same key. A property of the ledger topic identifies the key.
-Without that key the records of the ledger are unreadable, so a Replay does not start with another.
+The operator has one Secret with random keys in its own namespace, and derives the key of a ledger
+from one of them. So no other data has to be stored: the Secret of a policy that was deleted, or
+restored elsewhere, is created again with the same key. A property of the ledger topic identifies
+the key. Without it the records of the ledger are unreadable, so no Replay starts.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def ledger_key(admitted: Admitted, template: Key, ctx: Context) -> LedgerK
 def secret_of(replay: Body, key: LedgerKey) -> str:
     """Return the name of the Secret with *key*, in the namespace of a Replay.
 
-    The Replays of a policy have it together. Its content never changes, as its name tells the key.
+    The Replays of a policy share it. Its name identifies the key, so its content never changes.
     """
     return f"{policy_of(replay).name}-ledger-{key.id[:_ID_ROOM]}"
 

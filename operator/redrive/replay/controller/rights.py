@@ -190,7 +190,7 @@ async def _take_back(replay: Body, record: TargetRights, connection: Key, ctx: C
 
 
 async def _opened(connection: Key, namespace: str, ctx: Context) -> Connection:
-    """Return the connection, whatever its rules permit by now; without its Secret as it was."""
+    """Return the connection, even if its rules have changed, or the cached one without Secret."""
     try:
         return await ctx.brokers.open(connection)
     except (SecretNotFoundError, SecretKeyNotFoundError):
@@ -204,9 +204,9 @@ async def _opened(connection: Key, namespace: str, ctx: Context) -> Connection:
 def _actions_of_others(
     replay: Body, record: TargetRights, connection: Key, ctx: Context
 ) -> list[tuple[str, ...]]:
-    """Return the rights that other Replays have on record at the topic, for the same role.
+    """Return the recorded rights of other Replays at the topic, for the same role.
 
-    A record counts only beside the finalizer of its Replay, without which it is never taken back.
+    Records of Replays without the finalizer are ignored, because they are never revoked.
     """
     uid, broker = replay["metadata"]["uid"], _broker(connection, ctx)
     holders = {

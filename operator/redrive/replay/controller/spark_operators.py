@@ -182,7 +182,7 @@ def kubeflow_manifest(job: JobApplication) -> Body:
 
 
 def kubeflow_run(application: Body) -> SparkRun:
-    """Return how *application* stands."""
+    """Return the state of *application*."""
     key = Key.of(application)
     status = application.get("status") or {}
     current = status.get("applicationState") or {}
@@ -256,7 +256,7 @@ def apache_manifest(job: JobApplication) -> Body:
 
 
 def apache_run(application: Body) -> SparkRun:
-    """Return how *application* stands."""
+    """Return the state of *application*."""
     key = Key.of(application)
     status = application.get("status") or {}
     current = status.get("currentState") or {}
@@ -346,7 +346,7 @@ def job_manifest(job: JobApplication) -> Body:
 
 
 def job_run(job: Body) -> SparkRun:
-    """Return how *job* stands."""
+    """Return the state of *job*."""
     key = Key.of(job)
     status = job.get("status") or {}
     conditions = {
