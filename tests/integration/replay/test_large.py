@@ -163,7 +163,7 @@ def test_lost_acknowledgements_of_all_chunks_are_repeated(
     bury(provisioned, b"small", noise(IN_CHUNKS))
     with monkeypatch.context() as patch:
         patch.setattr(RangeMover, "_acknowledge", lambda *_: None)
-        patch.setattr(runs, "_see_acknowledged", lambda *_: None)
+        patch.setattr(runs, "_ensure_acknowledged", lambda *_: None)
         assert replay(provisioned).moved == 2
 
     account = replay(provisioned)

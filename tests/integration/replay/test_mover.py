@@ -240,7 +240,7 @@ def test_lost_acknowledgements_are_repeated_by_the_next_replay(
     buried = provisioned.ids(provisioned.unacknowledged())
     with monkeypatch.context() as patch:
         patch.setattr(RangeMover, "_acknowledge", lambda *_: None)
-        patch.setattr(runs, "_see_acknowledged", lambda *_: None)
+        patch.setattr(runs, "_ensure_acknowledged", lambda *_: None)
         assert replay(provisioned).moved == 30
     assert len(provisioned.unacknowledged()) == 30
 
