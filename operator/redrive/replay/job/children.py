@@ -32,8 +32,9 @@ from redrive.replay.task import RangeTask
 
 DRIVER_MEMORY: Final = 256 * 2**20
 """Memory of the driver in a pod, in bytes."""
-LEAST_MEMORY: Final = 256 * 2**20
-"""Minimum memory of a child, in bytes. It limits the number of children."""
+LEAST_MEMORY: Final = 384 * 2**20
+"""Minimum memory of a child, in bytes, which limits the number of children. A plan of entries with
+`lookup.MAX_CONTENT` needs up to 344 MiB."""
 _END_SECONDS = 10.0
 
 _Task = TypeVar("_Task")
