@@ -43,18 +43,18 @@ _MAX_FINGERPRINTS = 64
 
 _WINDOW = Rule(
     "!has(self.since) || !has(self.until) || self.since < self.until",
-    "a selection begins before it ends",
-    "have since lie before until",
+    "`since` must be before `until`",
+    "choose an earlier since, or a later until",
 )
 
-LetterId = Annotated[
+DeadLetterId = Annotated[
     str,
     Field(max_length=64),
     Form(
         r"\d{1,18}:\d{1,18}(:-?\d{1,9}){0,2}",
-        "the id of a message is written ledger:entry, ledger:entry:partition or "
+        "the id of a message must be ledger:entry, ledger:entry:partition or "
         "ledger:entry:partition:index",
-        "write it as a plan shows it",
+        "copy it from a plan",
     ),
 ]
 
@@ -75,7 +75,7 @@ def _moment(text: str) -> str:
         datetime.fromisoformat(text)
     except ValueError:
         raise InvalidSpecError(
-            "there is no such moment", got=text, remedy="write one like 2026-11-20T10:00:00Z"
+            "a time must exist", got=text, remedy="write one like 2026-11-20T10:00:00Z"
         ) from None
     return text
 
@@ -85,7 +85,7 @@ Moment = Annotated[
     Field(max_length=32, json_schema_extra={"format": "date-time"}),
     Form(
         r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}([.]\d{1,3})?(Z|[+-]\d{2}:\d{2})",
-        "a moment is written with its date, its time and its offset",
+        "a time must have a date, a time of day and an offset",
         "write one like 2026-11-20T10:00:00Z",
     ),
     AfterValidator(refusing(_moment)),
@@ -93,17 +93,18 @@ Moment = Annotated[
 
 
 class Selection(ApiModel):
-    """Selection of dead letters: all fields that are given must hold for a message."""
+    """Selection of dead letters. A message has to match all fields that are set."""
 
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_WINDOW.to_schema()]})
 
     where: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """Condition in SQL over the columns of a dead letter, which must be true, 1 to 4096 characters.
+    """SQL condition over the columns of a dead letter, which must be true. 1 to 4096 characters.
     Defaults to none. Example: `cause_type = 'TimeoutError'`."""
 
     ids: (
         Annotated[
-            tuple[LetterId, ...], Field(min_length=1, max_length=_MAX_IDS, json_schema_extra=SET)
+            tuple[DeadLetterId, ...],
+            Field(min_length=1, max_length=_MAX_IDS, json_schema_extra=SET),
         ]
         | None
     ) = None
@@ -142,11 +143,12 @@ class Selection(ApiModel):
     `0f4a9c31d2be7755`."""
 
     since: Moment | None = None
-    """First moment at which messages came to the dead-letter topic, by the clock of their producer.
-    Defaults to any. Example: `2026-11-20T10:00:00Z`."""
+    """Earliest publish time in the dead-letter topic, by the clock of the producer. Defaults to
+    any. Example: `2026-11-20T10:00:00Z`."""
 
     until: Moment | None = None
-    """Moment before which messages came there. Defaults to any. Example: `2026-11-21T10:00:00Z`."""
+    """Publish time before which messages are selected. Defaults to any. Example:
+    `2026-11-21T10:00:00Z`."""
 
     limit: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Number of messages, 1 to 1000000000: the first ones by partition and position. A batch that
@@ -224,7 +226,7 @@ _FOLLOWED = Rule(
 
 
 class Target(enum.StrEnum):
-    """Where dead letters are moved."""
+    """Target of dead letters."""
 
     RETRY = "Retry"
     SOURCE = "Source"
@@ -270,7 +272,7 @@ class Confirmation(enum.StrEnum):
 
 
 class PolicyRef(ApiModel):
-    """Names a RetryPolicy of the same namespace."""
+    """Reference to a RetryPolicy of the same namespace."""
 
     name: ObjectName
     """Name of the RetryPolicy."""
@@ -356,16 +358,16 @@ class ReplaySpec(ApiModel):
         Guarantee,
         *one_of(
             Guarantee,
-            "guarantee says how often a message may come to be in the target",
+            "`guarantee` must be ExactlyOnce or AtLeastOnce",
             "use one of ExactlyOnce, AtLeastOnce",
         ),
     ] = Guarantee.EXACTLY_ONCE
-    """`ExactlyOnce` refuses a target that does not deduplicate, and messages of which it is not
-    known whether they are stored. `AtLeastOnce` moves them. Defaults to ExactlyOnce."""
+    """`ExactlyOnce` refuses a target that does not deduplicate, and messages that may be stored
+    already. `AtLeastOnce` moves them. Defaults to ExactlyOnce."""
 
     max_replays: Annotated[int, Strict(), Field(ge=1, le=1_000_000)] | None = None
-    """Number of Replays that may move a message, this one included, 1 to 1000000. A message that
-    was replayed as often is refused, and stays. Defaults to no limit. Example: `3`."""
+    """Maximum number of Replays of a message, including this one, 1 to 1000000. A message with as
+    many Replays is refused, and stays. Defaults to no limit. Example: `3`."""
 
     mode: Annotated[
         Mode,
@@ -412,7 +414,7 @@ class ReplaySpec(ApiModel):
     follow_for: Duration | None = None
     """Time after the last move for which the run reads the outcome of the messages
     (`status.run.outcome`). It ends earlier once all of them are settled; its driver runs until
-    then. At least 1s. Defaults to none: the run ends when all is moved. Example: `15m`."""
+    then. At least 1s. Defaults to none: the run ends after the last move. Example: `15m`."""
 
     reason: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Reason of the Replay for later readers, 1 to 1024 characters. It is in Events and in the
@@ -488,7 +490,7 @@ class ReplaySpec(ApiModel):
 
 
 class ReplayRef(ApiModel):
-    """Names one Replay of the same namespace."""
+    """Reference to one Replay of the same namespace."""
 
     name: ObjectName
     """Name of the Replay, and of the ReplayApproval."""

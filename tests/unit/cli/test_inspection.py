@@ -265,7 +265,7 @@ def test_report_is_written_for_its_owner(shell: Shell, tmp_path: Path) -> None:
         (["causes", "x.yaml", "--where", "size > 1"], "--where is evaluated by Spark, in a Replay"),
         (["causes", "./absent.yaml", *DIRECT], "absent.yaml"),
         (["peek", "./absent.yaml", "--limit", "501"], "--limit of peek is at most 500"),
-        (["peek", "./absent.yaml", "--id", "x"], "the id of a message is written ledger:entry"),
+        (["peek", "./absent.yaml", "--id", "x"], "the id of a message must be ledger:entry"),
     ],
 )
 def test_wrong_usage_is_refused(

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from redrive.api.replay import LetterId
+from redrive.api.replay import DeadLetterId
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap
 from redrive.reading.broker import ReadingClient
@@ -337,7 +337,7 @@ def test_refused_list_has_an_id_on_every_line() -> None:
         "7:10000:-1 2 PartOfBatch shop/again",
     ]
     for line in lines:
-        TypeAdapter(LetterId).validate_python(line.split()[0])
+        TypeAdapter(DeadLetterId).validate_python(line.split()[0])
 
 
 def test_refused_list_omits_incomplete_plans() -> None:
