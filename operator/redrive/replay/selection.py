@@ -162,7 +162,7 @@ def read_tokens(where: str) -> list[Token]:
 def unreadable(where: str, error: SqlglotError) -> InvalidSpecError:
     """Return the error of a *where* that cannot be parsed because of *error*."""
     return InvalidSpecError(
-        f"the condition of a selection is not valid SQL: {str(error).splitlines()[0]}",
+        f"the condition of a selection is not SQL: {str(error).splitlines()[0]}",
         got=where[:256],
         remedy="write one condition, like cause_type = 'TimeoutError'",
     )
