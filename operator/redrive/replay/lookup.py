@@ -98,9 +98,9 @@ def refusal(entry: Sequence[MovableMessage], selected: int, max_replays: int | N
         return "BatchTooLarge"
     if not selected == len(entry) == first.batch_size:
         return "PartOfBatch"
-    replays = max(message.replays for message in entry)
-    is_refused = max_replays is not None and max_replays <= replays
-    return "ReplayedTooOften" if is_refused else ""
+    if max_replays is None or max(message.replays for message in entry) < max_replays:
+        return ""
+    return "ReplayedTooOften"
 
 
 def schema_refusals(client: pulsar.Client, topic: TopicName) -> Callable[[int | None], str]:
