@@ -164,7 +164,7 @@ def test_client_takes_over_if_the_protocol_fails(
     account = runs.run(job_of(provisioned), engine, Notes())
 
     assert engine.tasks == 1
-    assert "sending by the protocol ends" in caplog.text
+    assert "binary protocol failed" in caplog.text
     assert (account.moved, account.left) == (1_000, 0)
     assert provisioned.ids(provisioned.replayed()) == buried
 
