@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from redrive.api import Body
 from redrive.api.conditions import READY, STALLED, find
@@ -21,6 +22,7 @@ from redrive.api.replay import (
     ReplaySpec,
     Selection,
     Sending,
+    Target,
     milliseconds,
 )
 from redrive.api.replay_status import is_admitted
@@ -35,6 +37,7 @@ from redrive.policy.naming import TopicName
 from redrive.policy.values import parse_duration
 from redrive.reasons import Reason
 from redrive.replay import selection
+from redrive.replay.controller import launch
 from redrive.replay.controller.checks import RunRequest, check_run
 from redrive.replay.controller.launch import ChosenTemplate
 from redrive.replay.controller.spark_operators import choose_engine, find_application, was_launched
@@ -222,10 +225,9 @@ def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[To
         ctx: caches.
         source: source topic of the policy.
     """
-    for other in ctx.replays.index(policy_of).get(policy_of(replay)):
-        began = is_final(other) or find_application(other, ctx) is not None
-        if not began or is_dry_run(other) or Key.of(other) == Key.of(replay):
-            continue
+    policy = policy_of(replay)
+    ended = ctx.replays.index(_policy_of_ended_elsewhere).get(policy)
+    for other in _others(replay, (*ended, *_with_application(policy, ctx))):
         try:
             spec = ctx.replays.derive(parsed_spec, other)
         except InvalidSpecError:
@@ -233,6 +235,38 @@ def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[To
         topic = spec.target_topic(source)
         if topic is not None:
             yield topic
+
+
+def _policy_of_ended_elsewhere(replay: Body) -> Key | None:
+    """Return the policy of a Replay that ended with another target than the retry topic, or None.
+
+    So thousands of pending Replays are not visited for each of them.
+    """
+    target = replay["spec"].get("target") or {}
+    is_elsewhere = target.get("type", Target.RETRY) != Target.RETRY
+    return policy_of(replay) if is_elsewhere and is_final(replay) else None
+
+
+def _with_application(policy: Key, ctx: Context) -> Iterator[Body]:
+    """Yield the Replays of *policy* that have an application.
+
+    The limits of a connection bound the number of applications, but not that of Replays.
+    """
+    by_application = ctx.replays.index(_application_of)
+    for applications in ctx.applications.values():
+        for key in applications.index(namespace_of).keys(policy.namespace):
+            yield from (it for it in by_application.get(key) if policy_of(it) == policy)
+
+
+def _application_of(replay: Body) -> Key:
+    return Key(Key.of(replay).namespace, launch.name_of(replay))
+
+
+def _others(replay: Body, candidates: Iterable[Body]) -> Iterator[Body]:
+    """Yield those that are not *replay* itself and may move messages."""
+    for other in candidates:
+        if Key.of(other) != Key.of(replay) and not is_dry_run(other):
+            yield other
 
 
 def _choice(spec: ReplaySpec) -> Choice:
@@ -321,10 +355,19 @@ def _check_priority(replay: Body, ctx: Context) -> None:
     Raises:
         ReplayInProgress: another Replay has priority.
     """
-    for other in _open_replays(replay, ctx):
-        comes_first = _rank(other) < _rank(replay) and not is_dormant(other)
-        is_review = was_launched(other) and not is_admitted(other)
-        if comes_first or (not is_review and find_application(other, ctx) is not None):
+    policy = policy_of(replay)
+    running = [
+        other
+        for other in _with_application(policy, ctx)
+        if is_admitted(other) or not was_launched(other)
+    ]
+    pending = (
+        other
+        for other in ctx.replays.index(policy_of).get(policy)
+        if _rank(other) < _rank(replay) and not is_dormant(other)
+    )
+    for other in _others(replay, chain(running, pending)):
+        if not is_final(other):
             raise Reason.REPLAY_IN_PROGRESS.error(
                 "another Replay of the same policy has priority",
                 got=str(Key.of(other)),
@@ -371,12 +414,6 @@ def _namespace_of_launched(replay: Body) -> str | None:
 def _uses(replay: Body, connection: Key, ctx: Context) -> bool:
     policy = ctx.policies.get(policy_of(replay))
     return policy is not None and connections.connection_of(policy) == connection
-
-
-def _open_replays(replay: Body, ctx: Context) -> Iterator[Body]:
-    for other in ctx.replays.index(policy_of).get(policy_of(replay)):
-        if Key.of(other) != Key.of(replay) and not (is_dry_run(other) or is_final(other)):
-            yield other
 
 
 def _rank(replay: Body) -> tuple[bool, str, str]:

@@ -29,7 +29,7 @@ from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.reasons import Reason
-from redrive.replay.controller import launch
+from redrive.replay.controller import admission, launch
 from redrive.replay.controller.admission import ENDED_AT, admit, former_targets
 from redrive.replay.controller.launch import ChosenTemplate
 from redrive.replay.controller.spark_operators import (
@@ -425,6 +425,16 @@ def test_status_of_another_replay_adds_no_grants(phase: str) -> None:
     assert tuple(former_targets(replay(), context, TopicName.parse(ORDERS))) == (
         TopicName.parse(ORDERS),
     )
+
+
+def test_former_targets_visit_no_pending_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant may create thousands of them, and each reconcile of one would visit all."""
+    visited: list[object] = []
+    monkeypatch.setattr(admission, "is_dry_run", visited.append)
+    spec = {"target": {"type": "Source"}, "suspend": True}
+    context = ctx(replays=[replay(f"pending-{number}", spec=spec) for number in range(9)])
+    assert not any(former_targets(replay(), context, TopicName.parse(ORDERS)))
+    assert not visited
 
 
 def test_invalid_selection_is_refused_first() -> None:
