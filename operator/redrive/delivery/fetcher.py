@@ -329,7 +329,11 @@ connection."""
 
 _FAST_MESSAGES = 8
 _FAST_SECONDS = 0.0005
-"""Messages are received in bursts once so many came within so long, one by one."""
+"""Messages are received in bursts once so many came within so long, one by one …"""
+_TRY_AFTER = 256
+_MAX_TRY_AFTER = 4_096
+"""… or so many without a time-out, as handlers may be slow; twice as many after each burst that
+turns out to be small."""
 _FAST_BURST = BURST // 4
 """A smaller burst ends that: it has waited for messages that did not come."""
 
@@ -402,7 +406,9 @@ class TopicFetcher:
         self._fetcher = fetcher
         self._receiving_burst = threading.Lock()
         self._fast = False
-        self._alone, self._alone_since = 0, 0.0  # messages received one by one, and since when
+        # Messages received one by one, and since when the last of them.
+        self._alone, self._alone_since = 0, 0.0
+        self._try_after = _TRY_AFTER
         self._received = 0
         self.watch: ConnectionWatch | None = None
         self.may_recover: Callable[[], bool] = lambda: False
@@ -459,6 +465,8 @@ class TopicFetcher:
             if not self.handed_over and arrivals is not None:
                 burst = self._consumer.batch_receive()
                 self._fast = len(burst) >= _FAST_BURST
+                after = _TRY_AFTER if self._fast else 2 * self._try_after
+                self._alone, self._try_after = 0, min(after, _MAX_TRY_AFTER)
                 if burst:
                     arrivals.burst(burst)
                     self.handed_over.extend(
@@ -483,15 +491,17 @@ class TopicFetcher:
         try:
             message = self._consumer.receive(timeout_ms)
         except pulsar.Timeout:
+            self._alone = 0
             arrivals.was_empty(began)
             raise
         arrivals.one(message)
         if arrivals.in_bursts:
             self._alone += 1
-            if self._alone >= _FAST_MESSAGES:
+            if not self._alone % _FAST_MESSAGES:
                 now = time.monotonic()
-                self._fast = now - self._alone_since < _FAST_SECONDS
-                self._alone, self._alone_since = 0, now
+                came_fast = now - self._alone_since < _FAST_SECONDS
+                self._fast = came_fast or self._alone >= self._try_after
+                self._alone_since = now
         return None if self._keeps(message) else message
 
     def leave_to_thread(self) -> None:

@@ -211,6 +211,18 @@ def test_slow_messages_are_received_one_by_one(
     fetcher.close(Deadline(10))
 
 
+def test_waiting_messages_of_slow_handlers_come_in_bursts(
+    subscription: Interposing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrive.delivery.fetcher._FAST_SECONDS", -1.0)
+    fetcher = Fetcher([cast("pulsar.Consumer", subscription)], [Arrivals("orders", in_bursts=True)])
+    deliver(subscription, range(600))
+    messages = [fetcher.take(30) for _ in range(600)]
+    assert [message.data() for message in messages if message] == [b"%d" % n for n in range(600)]
+    assert any(message and not message.redrive.alone for message in messages)
+    fetcher.close(Deadline(10))
+
+
 def test_empty_queue_is_noted_without_a_call_of_take(
     subscription: Interposing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -239,6 +239,7 @@ class LoopRun(Run):
         super().__post_init__()
         self._context = copy_context()
         self._slots = threading.Semaphore(self.workers)
+        self._begun = threading.Semaphore(0)
         self._settling = ThreadPoolExecutor(self.workers, "redrive-worker")
         self._out_of_time: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -252,7 +253,7 @@ class LoopRun(Run):
             self._in_loop(self._look_for_late)
             self._take_all()
             for _ in range(self.workers):
-                self._await_slot()
+                self._await(self._slots)
         except BaseException as error:  # noqa: BLE001 - raised below
             self._break(error)
         finally:
@@ -266,16 +267,17 @@ class LoopRun(Run):
 
     def _take_all(self) -> None:
         while True:
-            self._await_slot()
+            self._await(self._slots)
             try:
                 messages = self.take()
             except ConsumerStoppedError:
                 self._slots.release()
                 return
             self._in_loop(self._begin, messages)
+            self._await(self._begun)  # the loop takes what is ready, without changing the thread
 
-    def _await_slot(self) -> None:
-        while not self._slots.acquire(timeout=_LOOK_EVERY_SECONDS):
+    def _await(self, semaphore: threading.Semaphore) -> None:
+        while not semaphore.acquire(timeout=_LOOK_EVERY_SECONDS):
             if self.bridge.loop.is_closed():
                 raise RunCancelled
 
@@ -290,7 +292,8 @@ class LoopRun(Run):
         self._start(messages)
         while self.ready is not None and self._slots.acquire(blocking=False):
             if not self._start_next():
-                return
+                break
+        self._begun.release()
 
     def _start_next(self) -> bool:
         """Use a slot for a message that is ready; return it if there is none."""
