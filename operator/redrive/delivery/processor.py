@@ -92,6 +92,7 @@ class Processor:
         )
         self._settled_at_work = self.one_attempt.at_work.settled
         self._handed_over = parts.incoming.ready
+        self._forget = decisions.attempts.forget
         self._copy_dropped = reporting.copy_dropped
         self._left_unsettled = reporting.left_unsettled
         self._negatively_acknowledged = reporting.negatively_acknowledged
@@ -105,7 +106,7 @@ class Processor:
         self._settle = compose([m.settle for m in middleware], settle)
         self._unsent = UnsentMessages(parts, self._settle, decisions, reporting.taking)
         self.ready: Ready | None = self._ready
-        succeed: Acknowledge | None = self._acknowledge_own
+        succeed: Acknowledge | None = self._acknowledge
         for wrapper in reversed(middleware):
             self.ready = None if self.ready is None else wrapper.ready(self.ready)
             succeed = None if succeed is None else wrapper.acknowledge(succeed)
@@ -260,11 +261,8 @@ class Processor:
     def _settle_done(self, message: pulsar.Message) -> None:
         self.settle(Settlement(message, DONE))
 
-    def _acknowledge_own(self, message: pulsar.Message) -> None:
-        self.owner.check()
-        self._acknowledge(message)
-
     def _acknowledge(self, message: pulsar.Message, *, moved: bool = False) -> None:
+        self.owner.check()
         if self._closed:  # by a thread that no longer waited for this one
             return
         burst: Burst | None = getattr(message, "redrive", None)
@@ -283,7 +281,7 @@ class Processor:
                 id_text(message.message_id()),
             )
         self._in_hand.end(message, moved=moved)
-        self.decisions.attempts.forget(message)
+        self._forget(message)
 
     def close(self, deadline: Deadline, *first: Callable[[], object]) -> None:
         """Stop, end *first* and all middleware, and leave the subscriptions, until *deadline*.
