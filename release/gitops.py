@@ -120,7 +120,7 @@ def _changed(body: dict[str, Any]) -> dict[str, Any]:
 
 def _connections() -> dict[str, dict[str, Any]]:
     body = _object("BrokerConnection", "1-connection.yaml")
-    answers = "the broker answers; the token has rights"
+    answers = "the broker accepts the credentials"
     other = StatusWarning(Reason.BROKER_NOT_SUPPORTED, "redrive is tested with Pulsar 4.0 to 4.2")
     connected = _in_state(body, ready(Reason.CONNECTED, answers), brokerVersion="4.2.4", policies=1)
     unreachable = BrokerUnreachableError(
@@ -166,7 +166,7 @@ def _policies() -> dict[str, dict[str, Any]]:
     )
     paused = _with_annotations(provisioned, {PAUSE: "true"})
     paused_new = {**body, "metadata": paused["metadata"]}
-    observed = "the policy only observes, and nothing is changed for it"
+    observed = "the policy only observes, and changes nothing"
     return {
         "new": body,
         "progressing": _in_state(body, progressing("the spec was seen")),

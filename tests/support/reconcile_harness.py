@@ -22,7 +22,7 @@ from redrive.kube.cache import Cache
 from redrive.kube.connections import Connection
 from redrive.kube.resources import Key
 from redrive.provision.claims import Conflicts
-from redrive.provision.orphans import LostPolicies
+from redrive.provision.orphans import OrphanedPolicies
 from redrive.provision.reconciler import reconcile
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -44,7 +44,7 @@ class ReconcileHarness:
     def __post_init__(self) -> None:
         self.ctx.clock = lambda: self.now
         self.conflicts = Conflicts(self.ctx.policies, self.ctx.connections, lambda _: None)
-        self.lost = LostPolicies(self.ctx.policies, self.ctx.clock)
+        self.lost = OrphanedPolicies(self.ctx.policies, self.ctx.clock)
 
     async def reconcile(self) -> Requeue:
         health = cast("Any", SimpleNamespace(warnings=lambda _: ()))

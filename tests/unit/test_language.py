@@ -76,7 +76,6 @@ PENDING = {
     "operator/redrive/delivery/middleware",
     "operator/redrive/kube",
     "operator/redrive/policy",
-    "operator/redrive/provision",
     "operator/redrive/reading",
     "operator/redrive/spark",
 }

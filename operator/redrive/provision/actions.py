@@ -1,8 +1,6 @@
-"""Actions that change the broker, and their execution.
+"""Actions of provisioning as frozen values: `diff` chooses them, `apply` performs them.
 
-What can be done for a policy, as frozen values: `diff` chooses, `apply` does.
-
-An action as a string says what has been done, once it is.
+The text of an action describes it in the past tense, for Events and logs.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from redrive.policy.naming import TopicName
 
 @dataclass(frozen=True)
 class CreateTopic:
-    """Create a topic with properties; 0 partitions means that it is not partitioned."""
+    """Create a topic with properties; 0 partitions means a topic that is not partitioned."""
 
     topic: TopicName
     partitions: int
@@ -32,49 +30,49 @@ class CreateTopic:
 
 @dataclass(frozen=True)
 class Mark:
-    """Set properties of a topic, which tell whose it is and what redrive added to it."""
+    """Set topic properties that record the owner and the additions of redrive."""
 
     topic: TopicName
     properties: Mapping[str, str]
 
     def __str__(self) -> str:
         if self.properties.get(TOPIC_OWNER) == "":
-            return f"took the mark off {self.topic}"
+            return f"removed the owner from {self.topic}"
         if TOPIC_OWNER in self.properties:
-            return f"marked {self.topic} as kept by {self.properties[TOPIC_OWNER]}"
-        return f"noted on {self.topic.local} what redrive added"
+            return f"recorded {self.properties[TOPIC_OWNER]} as owner of {self.topic}"
+        return f"recorded on {self.topic.local} the additions of redrive"
 
 
 @dataclass(frozen=True)
 class AddPartitions:
-    """Have a partitioned topic grow."""
+    """Add partitions to a partitioned topic."""
 
     topic: TopicName
     partitions: int
 
     def __str__(self) -> str:
-        return f"added partitions to {self.topic}, {self.partitions} now"
+        return f"added partitions to {self.topic}: {self.partitions} in total"
 
 
 @dataclass(frozen=True)
 class RestorePartitions:
-    """Create partitions again that were deleted; what they held is gone."""
+    """Recreate partitions that were deleted; their messages are lost."""
 
     topic: TopicName
     missing: tuple[int, ...]
 
     def __str__(self) -> str:
         numbers = ", ".join(map(str, self.missing))
-        return f"created missing partitions of {self.topic} again: {numbers}"
+        return f"recreated missing partitions of {self.topic}: {numbers}"
 
 
 @dataclass(frozen=True)
 class SetTopicPolicy:
-    """Make one write that a topic policy needs.
+    """Perform one write of a topic policy.
 
     Attributes:
-        write: None where that follows from what is in force once the topic exists: it is read
-            then, and nothing is written where that is enough.
+        write: None if it depends on the value in force after the topic is created. `apply` then
+            reads that value, and writes nothing if it is sufficient.
     """
 
     topic: TopicName
@@ -87,7 +85,7 @@ class SetTopicPolicy:
 
 @dataclass(frozen=True)
 class RestoreTopicPolicy:
-    """Make one write by which a topic has a policy of its own, or none, as before redrive."""
+    """Perform one write that restores a topic policy to its value before redrive."""
 
     topic: TopicName
     policy: str
@@ -99,10 +97,10 @@ class RestoreTopicPolicy:
 
 @dataclass(frozen=True)
 class CopySchema:
-    """Give a topic all versions of the source topic's schema, then note which was the newest.
+    """Copy all versions of the source topic's schema, and record the latest.
 
     Attributes:
-        schema: the newest.
+        schema: the latest version.
     """
 
     topic: TopicName
@@ -115,7 +113,7 @@ class CopySchema:
 
 @dataclass(frozen=True)
 class ChangeRights:
-    """Give roles what they need, and take what they need no more; what others gave stays."""
+    """Grant missing actions to roles and revoke redrive's surplus ones; keep grants of others."""
 
     changes: tuple[RightsChange, ...]
 
@@ -125,7 +123,7 @@ class ChangeRights:
 
 @dataclass(frozen=True)
 class CreateSubscription:
-    """Create a subscription that begins with the first message."""
+    """Create a subscription that starts at the earliest message."""
 
     topic: TopicName
     subscription: str
@@ -136,7 +134,7 @@ class CreateSubscription:
 
 @dataclass(frozen=True)
 class DeleteTopic:
-    """Delete a topic with all that it holds."""
+    """Delete a topic and its messages."""
 
     topic: TopicName
     partitioned: bool
@@ -147,7 +145,7 @@ class DeleteTopic:
 
 @dataclass(frozen=True)
 class DeleteSubscription:
-    """Delete a subscription with its backlog."""
+    """Delete a subscription and its backlog."""
 
     topic: TopicName
     subscription: str
@@ -158,7 +156,7 @@ class DeleteSubscription:
 
 @dataclass(frozen=True)
 class CreateConfigMap:
-    """Create the ConfigMap for consumers."""
+    """Create the ConfigMap of the consumers."""
 
     body: Body
 
@@ -168,7 +166,7 @@ class CreateConfigMap:
 
 @dataclass(frozen=True)
 class PatchConfigMap:
-    """Bring our key of our ConfigMap to what it should hold."""
+    """Update the label and the key of the ConfigMap that belong to redrive."""
 
     body: Body
 
@@ -187,7 +185,7 @@ OnTopic = (
     | DeleteTopic
     | DeleteSubscription
 )
-"""What is one call about one topic."""
+"""An action that is one call about one topic."""
 Action = OnTopic | CopySchema | ChangeRights | CreateConfigMap | PatchConfigMap
 
 
@@ -195,14 +193,14 @@ Refusable = CopySchema | SetTopicPolicy
 
 
 def is_refusable(action: Action) -> TypeGuard[Refusable]:
-    """Whether a policy works without *action*, if not as well, where the broker refuses it."""
+    """Return True if a policy works, less well, even if the broker refuses *action*."""
     if isinstance(action, SetTopicPolicy):
         return action.policy.own == DELAYED_DELIVERY
     return isinstance(action, CopySchema)
 
 
 def in_words(actions: Iterable[Action]) -> str:
-    """Describe *actions*, done, in one line."""
+    """Describe performed *actions* in one line."""
     return "; ".join(map(str, actions))
 
 
@@ -210,4 +208,4 @@ def _in_words(change: RightsChange) -> Iterator[str]:
     if change.give:
         yield f"granted {'+'.join(sorted(change.give))} on {change.topic.local} to {change.role}"
     if change.take:
-        yield f"revoked {'+'.join(sorted(change.take))} on {change.topic.local} of {change.role}"
+        yield f"revoked {'+'.join(sorted(change.take))} on {change.topic.local} from {change.role}"

@@ -1,6 +1,6 @@
-"""Actions, done one after the other.
+"""Execution of actions, one after the other.
 
-A crash in between leaves fewer actions for the next time: `diff` chooses each by what is there.
+After a crash the next reconcile performs the remaining actions: `diff` compares observed state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from redrive.reasons import Reason
 
 @dataclass(frozen=True)
 class Refused:
-    """An action that the broker refuses, and without which a policy works all the same."""
+    """Action that the broker refused and without which the policy still works."""
 
     action: actions.Refusable
     error: AdminError
@@ -37,13 +37,13 @@ class Refused:
 
 @dataclass
 class Applied:
-    """The results of actions.
+    """Results of actions.
 
     Attributes:
-        done: those that changed something, in order.
-        refused: those that the broker refuses.
-        in_force: the topic policies of topics that were just created, by how each is read, where
-            that was not known before.
+        done: actions that changed something, in order.
+        refused: actions that the broker refused.
+        in_force: topic policies of new topics by their read name, where the value was unknown
+            before.
     """
 
     done: list[actions.Action] = field(default_factory=list)
@@ -54,15 +54,15 @@ class Applied:
 async def apply(
     planned: Iterable[actions.Action], admin: Admin, grant: Granter, kubernetes: Kubernetes | None
 ) -> Applied:
-    """Do what is *planned*, in order; return what came of it.
+    """Perform *planned* actions in order, and return the results.
 
     Args:
-        grant: changes rights, together with others who announced theirs to *admin*.
-        kubernetes: None leaves ConfigMaps out.
+        grant: changes grants, together with other callers that announced theirs to *admin*.
+        kubernetes: None skips ConfigMaps.
 
     Raises:
-        AdminError, KubernetesError: an action failed; those before it are done.
-        StrayPartition: see there; the actions before are done.
+        AdminError, KubernetesError: an action failed; the actions before it are performed.
+        StrayPartition: a topic has the name of a partition; see there.
     """
     applied = Applied()
     for action in planned:
@@ -98,14 +98,14 @@ async def _write_config_map(
 
 
 async def _copy_schema(copy: actions.CopySchema, admin: Admin) -> AdminError | None:
-    """Copy what is missing, in order; return the first refusal.
+    """Copy missing versions in order, and return the first refusal.
 
-    A later version may be accepted all the same, and is what most consumers need.
+    After a refusal the remaining versions are still tried: most consumers need the latest.
     """
     refused = None
-    there = await admin.schemas(copy.topic)
+    existing = await admin.schemas(copy.topic)
     for version in await admin.schemas(copy.source):
-        if version not in there:
+        if version not in existing:
             try:
                 await admin.put_schema(copy.topic, version)
             except (AdminConflictError, BrokerRefusedError) as error:
@@ -116,9 +116,9 @@ async def _copy_schema(copy: actions.CopySchema, admin: Admin) -> AdminError | N
 
 
 async def _set_topic_policy(action: actions.SetTopicPolicy, admin: Admin, applied: Applied) -> None:
-    """Set a topic policy, and read before what is in force where the action depends on that.
+    """Set a topic policy; first read the value in force if the action depends on it.
 
-    A broker, or what authorizes calls there, may forbid both.
+    The broker, or a proxy that authorizes calls, may forbid both.
     """
     topic, policy, write = action.topic, action.policy, action.write
     try:
@@ -163,10 +163,10 @@ async def _on_topic(action: actions.OnTopic, admin: Admin) -> None:
 
 @asynccontextmanager
 async def _naming_strays(topic: TopicName, admin: Admin) -> AsyncIterator[None]:
-    """Name the topic for which the broker refuses to create partitions: its answer does not.
+    """Name the stray topic if the broker refuses to create partitions: its answer does not.
 
     Raises:
-        StrayPartition: the broker refused, and there is such a topic.
+        StrayPartition: a topic has the name of a partition that should be created.
     """
     try:
         yield
@@ -178,9 +178,9 @@ async def _naming_strays(topic: TopicName, admin: Admin) -> AsyncIterator[None]:
         if not strays:
             raise
         raise Reason.STRAY_PARTITION.error(
-            f"the broker can't create the partitions of {topic}: a topic of its own has the name "
-            "of one",
+            f"the broker cannot create the partitions of {topic}: another topic has the name of a "
+            "partition",
             got=min(strays),
-            remedy="handle or move its messages and delete it; stop the client that names the "
-            "partition, which would create it again",
+            remedy="process or move its messages and delete it; stop the client that uses the "
+            "partition name, because it would create the topic again",
         ) from error

@@ -1,13 +1,8 @@
-"""Checks before a policy is provisioned: admission without a broker, preflight with one.
+"""Checks before a policy is provisioned; pure.
 
-Ordered, named checks on gathered facts; pure.
-
-Each check is named for the violation it finds, and returns it as the error whose reason and
-message the policy's conditions show, or None.
-
-Whether a policy may be obeyed at all: checks on requests, without a broker; pure.
-
-Whether what is there leaves room for what a policy needs: checks on observed facts; pure.
+`ADMISSION` checks the request without a broker; `PREFLIGHT` checks the observed state. Each check
+is named after the violation that it finds. It returns the violation as the error that the
+conditions of the policy show, or None.
 """
 
 from __future__ import annotations
@@ -45,7 +40,7 @@ F = TypeVar("F")
 
 
 class Checks(Generic[F]):
-    """Checks on the same facts, in order."""
+    """Checks of one input, in order."""
 
     def __init__(self, *checks: Callable[[F], RedriveError | None]) -> None:
         self._checks = checks
@@ -55,11 +50,11 @@ class Checks(Generic[F]):
         return (error for check in self._checks if (error := check(facts)) is not None)
 
     def first_violation(self, facts: F) -> RedriveError | None:
-        """Return what the first check that fails has found, or None."""
+        """Return the error of the first check that fails, or None."""
         return next(self.violations(facts), None)
 
     def check(self, facts: F) -> None:
-        """Raise what the first check that fails has found."""
+        """Raise the error of the first check that fails."""
         error = self.first_violation(facts)
         if error is not None:
             raise error
@@ -69,7 +64,7 @@ _SHOWN = 5
 
 
 def topic_is_not_allowed(request: Request) -> RedriveError | None:
-    """Find a source topic outside of what the connection is for."""
+    """Find a source topic that the connection does not allow."""
     if request.permissions.allows_topic(request.policy.topic):
         return None
     return Reason.TOPIC_NOT_ALLOWED.error(
@@ -81,17 +76,17 @@ def topic_is_not_allowed(request: Request) -> RedriveError | None:
 
 
 def own_topic_is_not_allowed(request: Request) -> RedriveError | None:
-    """Find names that lead out of what the connection is for.
+    """Find a retry or dead-letter topic that the connection does not allow.
 
-    They are chosen freely: topic `orders` and subscription `eu-billing` would make rights, and
-    replays, reach the retry topic of subscription `billing` of another team's `orders-eu`.
+    Users choose the names freely. Topic `orders` with subscription `eu-billing` would give grants
+    and Replays access to the retry topic of subscription `billing` of another team's `orders-eu`.
     """
     kinds = ("retry topic", "dead-letter topic")
     topics = request.spec.permitted_topics
-    for kind, topic in zip(kinds, topics, strict=False):  # the second may be none
+    for kind, topic in zip(kinds, topics, strict=False):  # without a dead-letter topic one
         if not request.permissions.allows_topic(topic):
             return Reason.TOPIC_NOT_ALLOWED.error(
-                f"the {kind} that spec.topic, spec.subscription and spec.naming lead to is not "
+                f"the {kind} that spec.topic, spec.subscription and spec.naming result in is not "
                 f"among the topics that the connection allows to namespace {request.key.namespace} "
                 f"({_listed(request.permissions.topics)})",
                 got=str(topic),
@@ -102,9 +97,9 @@ def own_topic_is_not_allowed(request: Request) -> RedriveError | None:
 
 
 def role_is_not_allowed(request: Request) -> RedriveError | None:
-    """Find a role that the connection does not let policies grant rights to, on the topics meant.
+    """Find a role that the connection does not allow on a topic that it would get grants on.
 
-    A topic may be allowed by one rule of the connection and a role by another, for other topics.
+    One rule of the connection may allow the topic, and another rule the role, for other topics.
     """
     spec, permitted = request.spec, request.spec.permitted_topics
     granted = (
@@ -127,7 +122,7 @@ def role_is_not_allowed(request: Request) -> RedriveError | None:
 
 
 def deletion_is_not_allowed(request: Request) -> RedriveError | None:
-    """Find a deletionPolicy that deletes topics which the connection keeps."""
+    """Find a deletionPolicy that deletes topics whose deletion the connection does not allow."""
     if not request.deletion.deletes_topics:
         return None
     for topic in request.spec.permitted_topics:
@@ -144,7 +139,7 @@ def deletion_is_not_allowed(request: Request) -> RedriveError | None:
 
 
 def partitions_exceed_limit(request: Request) -> RedriveError | None:
-    """Find a topic for which the policy asks for more partitions than its namespace may have."""
+    """Find a topic with more requested partitions than the connection allows to the namespace."""
     spec = request.spec
     asked = (
         ("retry.partitions", spec.retry.partitions),
@@ -168,14 +163,14 @@ def _too_many_partitions(subject: str, count: int, request: Request) -> RedriveE
 
 
 def too_many_policies(request: Request, count: int) -> RedriveError:
-    """Return the error of a policy before which as many come as its namespace may have."""
+    """Return the error of a policy that exceeds the number that its namespace may have."""
     return Reason.LIMIT_EXCEEDED.error(
         f"namespace {request.key.namespace} has more RetryPolicies than the "
         f"{request.permissions.limits.policies} that the BrokerConnection {request.through} "
         "allows, and older ones come first",
         got=count,
-        remedy="delete policies that are not used, or raise limits.policies in a rule of the "
-        "connection's spec.allow; the policy is provisioned within minutes then",
+        remedy="delete unused policies, or raise limits.policies in a rule of the connection's "
+        "spec.allow; the policy is then provisioned within minutes",
     )
 
 
@@ -194,19 +189,19 @@ ADMISSION = Checks(
 
 
 def prior_claim(request: Request, winner: Request) -> ContestedError | None:
-    """Find a rival whose claim on this one's topics, at the same broker, comes first.
+    """Return the error of a policy if a rival at the same broker has priority.
 
     Args:
         request: the policy.
-        winner: an admissible policy that claims one of its names: one that may not be obeyed
-            itself must not keep others from their topics.
+        winner: an admissible policy that claims one of its names. An inadmissible policy must not
+            block others.
     """
     if not request.yields_to(winner):
         return None
     policy = request.policy
     if winner.subscribes_like(request):
         return ResourceConflictError(
-            f"subscription {policy.subscription} of {policy.topic} has a RetryPolicy already, "
+            f"subscription {policy.subscription} of {policy.topic} already has a RetryPolicy, "
             "which keeps it until it is deleted or stalls",
             rival=winner.key,
             namespace=request.key.namespace,
@@ -214,8 +209,8 @@ def prior_claim(request: Request, winner: Request) -> ContestedError | None:
         )
     if winner.policy.topic in request.spec.own_topics:
         return NameCollisionError(
-            "a topic of its own that spec.naming leads to is the source topic of an "
-            f"older RetryPolicy, {winner.policy.topic}, and would be changed as if it held retries",
+            "spec.naming gives a topic of this policy the name of the source topic of an older "
+            f"RetryPolicy, {winner.policy.topic}, which would be changed as if it held retries",
             rival=winner.key,
             namespace=request.key.namespace,
             remedy="delete this policy and create it again with other names for its topics",
@@ -223,19 +218,19 @@ def prior_claim(request: Request, winner: Request) -> ContestedError | None:
     named = f", for subscription {winner.policy.subscription} of {winner.policy.topic},"
     return NameCollisionError(
         f"another RetryPolicy{named if winner.key.namespace == request.key.namespace else ''} has "
-        "a retry, dead-letter or ledger topic of a name that this one needs",
+        "a retry, dead-letter or ledger topic with a name that this policy needs",
         rival=winner.key,
         namespace=request.key.namespace,
-        remedy="use another subscription for one of the two, or give its topics other names",
+        remedy="use another subscription for one of the two policies, or other topic names",
     )
 
 
 @dataclass(frozen=True)
 class PreflightFacts:
-    """What these checks look at.
+    """Input of `PREFLIGHT`: the request, and the desired and the observed state.
 
     Attributes:
-        request: what the policy asks for.
+        request: the resolved policy.
     """
 
     body: Body
@@ -244,10 +239,10 @@ class PreflightFacts:
     request: Request
 
 
-def is_of_the_other_kind(want: Desired, have: Observed) -> bool:
-    """Whether the retry topic has partitions where it should have none, or the other way round.
+def has_other_partitioning(want: Desired, have: Observed) -> bool:
+    """Return True if the retry topic is partitioned and should not be, or the reverse.
 
-    So is a dead-letter topic without partitions where a number of them is asked for.
+    Also if the dead-letter topic is not partitioned and should be.
     """
     should = partitions_of_retry(want, have.source_partitions)
     differs = have.retry is not None and bool(have.retry.partitions) != bool(should)
@@ -255,14 +250,15 @@ def is_of_the_other_kind(want: Desired, have: Observed) -> bool:
 
 
 def _lacks_partitions(want: Desired, have: Observed) -> bool:
-    found = have.dead_letter
-    return found is not None and not found.partitions and want.dead_letter_partitions > 0
+    dead_letter = have.dead_letter
+    lacks = dead_letter is not None and not dead_letter.partitions
+    return lacks and want.dead_letter_partitions > 0
 
 
-def retry_topic_is_of_the_other_kind(facts: PreflightFacts) -> RedriveError | None:
-    """Find a retry topic without partitions where it should have some, or the other way round.
+def retry_topic_has_other_partitioning(facts: PreflightFacts) -> RedriveError | None:
+    """Find a retry topic that is partitioned and should not be, or the reverse.
 
-    Nothing can turn the one into the other, and it holds messages that wait.
+    A broker cannot convert one into the other, and the topic holds waiting messages.
     """
     retry, source = facts.observed.retry, facts.observed.source_partitions
     want = partitions_of_retry(facts.desired, source)
@@ -273,26 +269,26 @@ def retry_topic_is_of_the_other_kind(facts: PreflightFacts) -> RedriveError | No
         ways.append(f"set retry.partitions to {retry.partitions}")
     elif not source:
         ways.append("leave retry.partitions out")
-    why = "as the source topic has" if facts.desired.retry_partitions is None else "as asked for"
+    why = "as the source topic has" if facts.desired.retry_partitions is None else "as requested"
     return Reason.PARTITIONS_DIFFER.error(
-        f"the retry topic {facts.desired.retry.name} exists already and should have "
-        f"{_partitions(want)}, {why}; a topic can't change between the two",
+        f"the retry topic {facts.desired.retry.name} already exists and should have "
+        f"{_partitions(want)}, {why}; a broker cannot convert a topic",
         got=_partitions(retry.partitions),
         remedy=", or ".join(ways),
     )
 
 
 def dead_letter_topic_lacks_partitions(facts: PreflightFacts) -> RedriveError | None:
-    """Find a dead-letter topic without partitions where some are asked for.
+    """Find a dead-letter topic without partitions that should have some.
 
-    Nothing can give it any, and it may hold dead letters.
+    A broker cannot convert it, and it may hold dead letters.
     """
     if facts.desired.dead_letter is None or not _lacks_partitions(facts.desired, facts.observed):
         return None
     return Reason.PARTITIONS_DIFFER.error(
-        f"the dead-letter topic {facts.desired.dead_letter.name} exists already and should have "
-        f"{_partitions(facts.desired.dead_letter_partitions)}, as asked for; a topic can't change "
-        "between the two",
+        f"the dead-letter topic {facts.desired.dead_letter.name} already exists and should have "
+        f"{_partitions(facts.desired.dead_letter_partitions)}, as requested; a broker cannot "
+        "convert a topic",
         got=_partitions(0),
         remedy="delete it once it is empty, then it is created again, or leave "
         "deadLetter.partitions out",
@@ -300,7 +296,7 @@ def dead_letter_topic_lacks_partitions(facts: PreflightFacts) -> RedriveError | 
 
 
 def topic_has_another_owner(facts: PreflightFacts) -> RedriveError | None:
-    """Find a topic of another policy, be that there or gone, which may not be taken over."""
+    """Find a topic of another policy, even of a deleted one, that may not be taken over."""
     for want, have in facts.desired.pairs(facts.observed):
         record = OwnershipRecord.of({} if have is None else have.properties or {})
         if not record.may_pass_to(facts.desired.owner, facts.request.takes_over):
@@ -309,9 +305,9 @@ def topic_has_another_owner(facts: PreflightFacts) -> RedriveError | None:
 
 
 def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
-    """Find a topic that others created, and that may not be adopted.
+    """Find a topic that others created and that may not be adopted.
 
-    One of records never is: it is compacted, and would lose what others have sent there.
+    A topic of records is never adopted: compaction would delete messages of others.
     """
     want = facts.desired
     for topic, have in want.pairs(facts.observed):
@@ -319,14 +315,14 @@ def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
             continue
         if topic in want.records:
             return Reason.TOPIC_EXISTS.error(
-                f"the topic {topic.name} exists, and redrive did not create it: records of the "
-                "dead-letter topic need this name, and no other topic takes them",
+                f"the topic {topic.name} exists, and redrive did not create it: the records of the "
+                "dead-letter topic need this name",
                 remedy="delete the topic, or use another name for the dead-letter topic",
             )
         if facts.request.spec.adoption is Adoption.NEVER:
             return Reason.TOPIC_EXISTS.error(
-                f"the topic {topic.name} exists, and redrive did not create it: as this policy's "
-                "own it would get other rights, topic policies and a subscription",
+                f"the topic {topic.name} exists, and redrive did not create it: adoption would "
+                "change its grants and topic policies, and add a subscription",
                 got="spec.adoption of Never",
                 remedy="use other names for this policy's topics, delete the topic, or set "
                 "spec.adoption to IfPresent",
@@ -343,7 +339,7 @@ def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
 
 
 def _is_free(have: TopicState, *, about_to: bool) -> bool:
-    """Whether a topic, as far as it was read, is neither redrive's nor that of a policy."""
+    """Return True if a topic, as read, belongs neither to redrive nor to a policy."""
     if have.properties is None:
         return False
     names = frozenset[str]() if have.subscriptions is None else have.subscriptions.names
@@ -352,7 +348,7 @@ def _is_free(have: TopicState, *, about_to: bool) -> bool:
 
 
 def source_is_of_redrive(facts: PreflightFacts) -> RedriveError | None:
-    """Find a source topic that is itself a topic of a policy's own."""
+    """Find a source topic that is a retry, dead-letter or ledger topic of another policy."""
     record = OwnershipRecord.of(facts.observed.source_properties or {})
     is_allowed = facts.request.spec.chaining is Chaining.ALLOWED
     if not record.owner or is_allowed or "retryTopic" in _status(facts.body):
@@ -361,18 +357,18 @@ def source_is_of_redrive(facts: PreflightFacts) -> RedriveError | None:
 
 
 def chained(owner: str) -> RedriveError:
-    """Return the error of a policy whose source topic is one that *owner* has for itself."""
+    """Return the error of a policy whose source topic belongs to *owner*."""
     return Reason.CHAINED_POLICY.error(
-        "the source topic is a retry, dead-letter or ledger topic of another RetryPolicy, whose "
-        "messages would be retried once more, in topics of this policy",
+        "the source topic is a retry, dead-letter or ledger topic of another RetryPolicy; its "
+        "messages would be retried again, in topics of this policy",
         got=owner,
-        remedy="name the topic that producers send to; where this one is meant, create the policy "
-        "with spec.chaining Allowed",
+        remedy="use the topic that producers send to; to retry this topic, create the policy with "
+        "spec.chaining Allowed",
     )
 
 
 def topics_are_elsewhere(facts: PreflightFacts) -> RedriveError | None:
-    """Find a policy whose connectionRef has changed, and leads to a broker without its topics."""
+    """Find a policy whose connectionRef changed to a broker without its topics."""
     status, have = _status(facts.body), facts.observed.retry
     former, now = status.get("connection"), str(facts.request.through)
     record = OwnershipRecord.of({} if have is None else have.properties or {})
@@ -380,8 +376,8 @@ def topics_are_elsewhere(facts: PreflightFacts) -> RedriveError | None:
         return None
     topics = " and ".join(status[key] for key in ("retryTopic", "deadLetterTopic") if key in status)
     return Reason.BROKER_CHANGED.error(
-        f"spec.connectionRef leads to another broker than before: {topics} are where "
-        f"BrokerConnection {former} leads, with what waits and rests there",
+        f"spec.connectionRef leads to another broker than before: {topics} are at the broker of "
+        f"BrokerConnection {former}, with their messages",
         got=f"BrokerConnection {now}",
         remedy="set connectionRef back; to move, create another RetryPolicy for the new broker, "
         "and delete this one once its topics are drained",
@@ -393,7 +389,7 @@ def _status(body: Body) -> Mapping[str, Any]:
 
 
 def _owner_conflict(topic: TopicName, record: OwnershipRecord, ours: Owner) -> RedriveError:
-    """Refuse a topic of another owner, and say how it may become that of *ours* all the same."""
+    """Return the error about a topic of another owner, with the way to take it over by *ours*."""
     way = f"pulsar-admin topics remove-properties -k {TOPIC_OWNER} {topic}"
     named = Owner.parse(record.owner)
     if named is not None and record.may_pass_to(ours, {named.key.name}):
@@ -402,34 +398,34 @@ def _owner_conflict(topic: TopicName, record: OwnershipRecord, ours: Owner) -> R
             f"{TAKE_OVER_FROM}={named.key.name}"
         )
     return OwnerConflictError(
-        f"the topic {topic} belongs to another RetryPolicy, which may be gone and have retained "
-        "it, and nothing of it is changed",
+        f"the topic {topic} belongs to another RetryPolicy, which may be deleted and have retained "
+        "it; the topic is not changed",
         owner=record.owner,
         got=shown_owner(record.owner, ours.key.namespace),
-        remedy=f"use other names for this policy's topics; where it is to take over, run: {way}",
+        remedy=f"use other names for this policy's topics; to take the topic over, run: {way}",
     )
 
 
 def namespace_expires_subscriptions(
     source: TopicName, namespace: NamespaceState
 ) -> RedriveError | None:
-    """Find a Pulsar namespace, that of the source topic, that deletes idle subscriptions.
+    """Find a Pulsar namespace of a source topic that deletes idle subscriptions.
 
-    No topic can be exempted, and dead letters have no consumer: their subscription is always idle.
+    A topic cannot be exempted. Dead letters have no consumer, so their subscription is always idle.
     """
     minutes, name = namespace.subscription_expiry_minutes, source.namespace_name
     if not minutes:
         return None
     return Reason.SUBSCRIPTION_EXPIRY.error(
         f"the Pulsar namespace {name} deletes idle subscriptions, and with them dead letters "
-        "and retries that wait",
+        "and waiting retries",
         got=f"subscriptionExpirationTime of {minutes} minutes",
         remedy=f"run: pulsar-admin namespaces set-subscription-expiration-time {name} -t 0",
     )
 
 
 def config_map_is_not_ours(facts: PreflightFacts) -> RedriveError | None:
-    """Find a ConfigMap in the place of ours that is not owned by the policy."""
+    """Find a ConfigMap with the name of the policy's that the policy does not own."""
     config_map = facts.observed.config_map
     if config_map is None or is_owned_by(config_map, facts.body):
         return None
@@ -437,9 +433,9 @@ def config_map_is_not_ours(facts: PreflightFacts) -> RedriveError | None:
 
 
 def foreign_config_map(name: str) -> RedriveError:
-    """Return the error of a policy whose ConfigMap is that of another owner."""
+    """Return the error of a policy whose ConfigMap belongs to another owner."""
     return Reason.CONFIG_MAP_NOT_OURS.error(
-        "a ConfigMap that this policy does not own has the name that its own needs",
+        "a ConfigMap that this policy does not own has the name that the policy needs",
         got=name,
         remedy="delete or rename that ConfigMap, or give the policy another name",
     )
@@ -450,13 +446,13 @@ def _partitions(count: int) -> str:
 
 
 MAX_RECORD = 2**19
-"""Bytes of the rights on all topics of a Pulsar namespace.
+"""Maximum size in bytes of the grants on all topics of a Pulsar namespace.
 
-The broker keeps them in one record, which each client of the namespace reads, and which its
-metadata store limits to 1 MiB by default.
+The broker stores them in one record, which each client of the namespace reads. Its metadata store
+limits a record to 1 MiB by default.
 """
 _PER_ROLE = 32
-"""Bytes of a role's actions and punctuation in it."""
+"""Bytes of the actions and the punctuation of one role in the record."""
 
 
 def source_has_too_many_partitions(facts: PreflightFacts) -> RedriveError | None:
@@ -470,9 +466,9 @@ def source_has_too_many_partitions(facts: PreflightFacts) -> RedriveError | None
 
 
 def rights_exceed_record(facts: PreflightFacts) -> RedriveError | None:
-    """Find rights to grant for which the record of the Pulsar namespace has no room.
+    """Find grants that would exceed the record of the Pulsar namespace.
 
-    Rights that were granted before are kept, and can be revoked.
+    Existing grants are kept, and can be revoked.
     """
     held = facts.observed.permissions
     missing = [
@@ -487,11 +483,11 @@ def rights_exceed_record(facts: PreflightFacts) -> RedriveError | None:
     if size <= MAX_RECORD:
         return None
     return Reason.LIMIT_EXCEEDED.error(
-        f"the rights on topics of {facts.request.policy.topic.namespace_name} would take more than "
-        f"{MAX_RECORD} bytes, which the broker keeps in one record",
+        f"the grants on topics of {facts.request.policy.topic.namespace_name} would exceed "
+        f"{MAX_RECORD} bytes, the limit of the record in which the broker stores them",
         got=size,
-        remedy="revoke rights that are not used, use fewer or shorter roles, or put topics into "
-        "another Pulsar namespace",
+        remedy="revoke unused grants, use fewer or shorter roles, or move topics to another Pulsar "
+        "namespace",
     )
 
 
@@ -503,7 +499,7 @@ PREFLIGHT = Checks(
     topics_are_elsewhere,
     source_is_of_redrive,
     topic_has_another_owner,
-    retry_topic_is_of_the_other_kind,
+    retry_topic_has_other_partitioning,
     dead_letter_topic_lacks_partitions,
     topic_is_not_redrives,
     config_map_is_not_ours,

@@ -1,19 +1,18 @@
 """Claims of policies on topics, and the resolution of a request.
 
-Which policies want the same topic: an index over all of them, kept up to date by changes.
+`Conflicts` is an index of all policies by the names that they claim. It follows changes of policies
+and connections.
 
-One (topic, subscription) has one policy, see `standing`; and two policies must not share a retry or
-dead-letter topic, which derived names make possible: topic `orders-eu` with subscription `billing`
-and topic `orders` with `eu-billing` meet in one name. So do all topics of a namespace that share
-a subscription's name under a scheme that leaves the topic out. Nor may a name that is given be that
-of another policy's source topic, which would be kept as if it held retries.
+A topic and a subscription have one policy. Two policies must not share a retry or dead-letter topic
+either, which derived names make possible: topic `orders-eu` with subscription `billing` and topic
+`orders` with `eu-billing` result in one name. A naming scheme without the topic does the same for
+all topics of a namespace that have a subscription of the same name. A given name must not be the
+source topic of another policy, which would be changed as if it held retries. `request` has the
+priority among rivals.
 
-Names are those of one broker: the same policies in development and in production have nothing to do
-with each other, although one cluster may hold both.
+Names belong to one broker: a cluster may have the same policies for development and production.
 
-A RetryPolicy → what it asks for, read and checked; no calls to a broker.
-
-Used by all that looks at policies: reconcile, resync, finalize and health.
+`resolve` reads and checks a RetryPolicy and its connection without calls to a broker.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION, prior_claim, too_many_policies
 from redrive.provision.outcome import dead_letters_now, ignores_outages
 from redrive.provision.ownership import named_in
-from redrive.provision.request import Request, Standing, is_proven, proof_of
+from redrive.provision.request import Priority, Request, is_proven, proof_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +57,12 @@ _Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The names of one policy.
+    """Names of one policy.
 
     Attributes:
-        age: sorts policies, the oldest first.
-        broker: where its topics are.
-        own: the topics that are for this policy alone.
+        age: sort key; the oldest policy comes first.
+        broker: the broker of its topics.
+        own: the topics that belong to this policy only.
     """
 
     age: tuple[str, str]
@@ -73,33 +72,33 @@ class _Names:
     own: tuple[TopicName, ...]
 
     def claimed(self) -> Iterator[_Name]:
-        """Give what it is found by."""
+        """Yield the names under which the index holds this policy."""
         yield self.broker, f"source of {self.topic}"
         yield from self._common()
 
     def met(self) -> Iterator[_Name]:
-        """Give what those claim that it meets: not two for retrying the same topic."""
+        """Yield the names that rivals claim; two policies may share a source topic."""
         yield self.broker, str(self.topic)
         for topic in self.own:
             yield self.broker, f"source of {topic}"
         yield from self._common()
 
     def _common(self) -> Iterator[_Name]:
-        # No topic has the name of an identity, or of a source.
+        # No topic has the form of `topic/subscription`, or of `source of topic`.
         yield self.broker, f"{self.topic}/{self.subscription}"
         for topic in self.own:
             yield self.broker, str(topic)
 
 
 class _Claimant(NamedTuple):
-    """A policy that claims a name; sorts by age, the oldest first."""
+    """Policy that claims a name; sorts by age, the oldest first."""
 
     age: tuple[str, str]
     key: Key
 
 
 class _Judged(NamedTuple):
-    """The request of a policy if it is admissible, else None, and what it was read from."""
+    """Request of a policy, None if it is inadmissible, and the objects it was read from."""
 
     policy: Body
     connection: Body | None
@@ -107,18 +106,18 @@ class _Judged(NamedTuple):
 
 
 class Conflicts:
-    """Every name that a policy claims at a broker → the policies that claim it.
+    """Index of the policies that claim each name at a broker.
 
-    A policy that is blocked by a rival is enqueued again when that rival changes, and by no other.
-    One whose reconcile is due is not enqueued by rivals. So of N policies with one name, N are
-    enqueued when the first one is deleted, and one when another is created.
+    A change of a rival enqueues only the policies that this rival blocks. A policy whose reconcile
+    is due is not enqueued again. Among N policies with one name, the deletion of the first enqueues
+    N, and the creation of another enqueues one.
 
     Args:
-        policies: all that there are.
-        connections: the same; a policy without one claims nothing, unless it has lost it.
-        enqueue: called with each policy that lost or gained a rival, or whose rival has a new spec
-            or another connection, or stands otherwise: whether a rival may be obeyed decides about
-            others too.
+        policies: all RetryPolicies.
+        connections: all BrokerConnections. A policy without one claims nothing, unless its
+            connection was deleted.
+        enqueue: called with each policy that lost or gained a rival, or whose rival changed its
+            spec, its connection or its priority. Whether a rival is admissible affects others, too.
     """
 
     def __init__(self, policies: Cache, connections: Cache, enqueue: Callable[[Key], None]) -> None:
@@ -133,20 +132,20 @@ class Conflicts:
         self._judged: dict[Key, _Judged] = {}
         for body in policies:
             self._claim(Key.of(body), body)
-            self.unblock(Key.of(body))  # until its next reconcile, which may be far away
+            self.unblock(Key.of(body))  # until its next reconcile, which may be much later
         policies.listen(self._policy_changed)
         connections.listen(self._connection_changed)
 
     def rivals(self, key: Key) -> frozenset[Key]:
-        """Return the policies that claim a name which *key* claims too.
+        """Return the policies that claim a name which *key* claims, too.
 
-        Those whose source topic is a retry or dead-letter topic of *key* are among them, and those
-        that its own source topic is one of.
+        They include policies whose source topic is a retry or dead-letter topic of *key*, and
+        policies that have the source topic of *key* as such a topic.
         """
         return frozenset(self.oldest_first(key))
 
     def oldest_first(self, key: Key) -> Iterator[Key]:
-        """Return the same, by age, without visiting more of them than the caller reads."""
+        """Yield the rivals by age, and visit no more of them than the caller reads."""
         names = self._names.get(key)
         met = () if names is None else names.met()
         before = None
@@ -160,7 +159,7 @@ class Conflicts:
         return next(self.oldest_first(key), None) is not None
 
     def block(self, key: Key, rival: Key) -> None:
-        """Record the rival that keeps a policy from its topics; the log names both."""
+        """Record that *rival* blocks a policy; the log names both."""
         if self._blocker.get(key) != rival:
             logger.info("RetryPolicy %s waits for RetryPolicy %s", key, rival)
         self._forget_decision(key)
@@ -168,14 +167,14 @@ class Conflicts:
         self._blocked_by[rival].add(key)
 
     def unblock(self, key: Key) -> None:
-        """Record that no rival keeps a policy from its topics."""
+        """Record that no rival blocks a policy."""
         self._forget_decision(key)
         names = self._names.get(key)
         for name in () if names is None else names.claimed():
             self._unblocked[name].add(key)
 
     def _forget_decision(self, key: Key) -> None:
-        """Forget whether a policy is blocked: its own reconcile is due, and decides again."""
+        """Forget the decision about a policy: its own reconcile is due, and decides again."""
         rival, names = self._blocker.pop(key, None), self._names.get(key)
         if rival is not None:
             _discard(self._blocked_by, rival, key)
@@ -183,14 +182,14 @@ class Conflicts:
             _discard(self._unblocked, name, key)
 
     def forget(self) -> None:
-        """Forget which policies are admissible: the labels of namespaces have changed."""
+        """Forget which policies are admissible, because labels of namespaces changed."""
         self._judged.clear()
 
     def admissible(self, key: Key, ctx: Context) -> Request | None:
-        """Return the request of a policy, read once for each state of it and its connection.
+        """Return the request of a policy; read it once for each version of policy and connection.
 
         Returns:
-            None where it is not there, or may not be obeyed: its own status shows that.
+            None if the policy does not exist or is inadmissible, as its own status shows.
         """
         body = ctx.policies.get(key)
         if body is None:
@@ -204,7 +203,7 @@ class Conflicts:
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if needs_reconcile(before, after):
             self._changed(key, after)
-        elif _stands_otherwise(before, after):
+        elif _priority_changed(before, after):
             for rival in self.affected(key):
                 self._enqueue(rival)
 
@@ -220,14 +219,14 @@ class Conflicts:
             self._enqueue(rival)
 
     def affected(self, key: Key) -> set[Key]:
-        """Return the rivals about which a change of *key* may decide."""
+        """Return the rivals that a change of *key* may affect."""
         names = self._names.get(key)
         met = () if names is None else names.met()
         unblocked = {rival for name in met for rival in self._unblocked.get(name, ())}
         return (unblocked | self._blocked_by.get(key, set())) - {key}
 
     def _claim(self, key: Key, body: Body | None) -> None:
-        """Put the names of *body* in place of those that *key* claimed; None for none."""
+        """Replace the names that *key* claims by those of *body*; None claims nothing."""
         names = None if body is None else self._names_of(body)
         self._forget_decision(key)
         before = self._names.pop(key, None)
@@ -251,20 +250,20 @@ class Conflicts:
                 del self._claimants[name]
 
     def _names_of(self, body: Body) -> _Names | None:
-        """Return what a policy claims; one that can't be obeyed claims nothing.
+        """Return the names that a policy claims; None for an invalid spec.
 
-        One that is being deleted still claims what it may be about to delete, and at the broker
-        where that is, if its connection went first.
+        A policy that is being deleted still claims the topics that it may delete. If its connection
+        was deleted first, it claims them at the broker of before.
         """
         before = self._names.get(Key.of(body))
         connection = connection_of(body)
-        known = None if before is None else before.broker
-        broker = broker_of(connection, self._connections) or known
+        former = None if before is None else before.broker
+        broker = broker_of(connection, self._connections) or former
         defaults = defaults_of(connection, self._connections)
         try:
             spec = effective_spec(body, self._policies, defaults)
         except InvalidSpecError:
-            return None  # its own reconcile says so in its status
+            return None  # the status of the policy shows the error
         if broker is None:
             return None
         return _Names(age_of(body), broker, spec.topic, spec.subscription, spec.own_topics)
@@ -284,23 +283,23 @@ def _is_deleting(body: Body) -> bool:
 
 
 def age_of(body: Body) -> tuple[str, str]:
-    """Return the creation time and uid, which sort policies, the oldest first."""
+    """Return creation time and uid as sort key; the oldest policy comes first."""
     return body["metadata"]["creationTimestamp"], body["metadata"]["uid"]
 
 
-def _stands_otherwise(before: Body | None, after: Body | None) -> bool:
+def _priority_changed(before: Body | None, after: Body | None) -> bool:
     if before is None or after is None:
         return before is not after
-    was, now = ((Standing.of(body), proof_of(body)) for body in (before, after))
+    was, now = ((Priority.of(body), proof_of(body)) for body in (before, after))
     return was != now
 
 
 def resolve(body: Body, ctx: Context) -> Request:
-    """Read a RetryPolicy, and the BrokerConnection it refers to.
+    """Resolve a RetryPolicy and its BrokerConnection.
 
     Raises:
-        InvalidSpecError: the policy's spec can't be obeyed.
-        RedriveError: the connection can't be used; see `redrive.kube.connections.find`.
+        InvalidSpecError: the spec is invalid.
+        RedriveError: the connection cannot be used; see `redrive.kube.connections.find`.
     """
     ref = spec_of(body, ctx.policies).connection_ref
     namespace = Key.of(body).namespace
@@ -309,11 +308,11 @@ def resolve(body: Body, ctx: Context) -> Request:
 
 
 def resolve_through(body: Body, connection: BrokerConnectionSpec, ctx: Context) -> Request:
-    """Read a RetryPolicy that uses *connection*.
+    """Resolve a RetryPolicy that uses *connection*.
 
     Raises:
-        InvalidSpecError: the policy's spec can't be obeyed.
-        RedriveError: what the connection permits can't be found out.
+        InvalidSpecError: the spec is invalid.
+        RedriveError: the permissions of the connection cannot be determined.
     """
     key = Key.of(body)
     spec = effective_spec(body, ctx.policies, connection.policy_defaults)
@@ -330,17 +329,17 @@ def resolve_through(body: Body, connection: BrokerConnectionSpec, ctx: Context) 
         policy=policy,
         connection=connection,
         permissions=connections.permissions(connection, through, key.namespace, ctx.namespaces),
-        standing=Standing.of(body),
+        priority=Priority.of(body),
         is_proven=is_proven(body, through, broker_at(connection.pulsar.admin_url)),
         takes_over=named_in(body),
     )
 
 
 def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:
-    """Check whether *request* may be obeyed; return its rivals, as `rivals` does.
+    """Check that *request* is admissible and has priority; return its admissible rivals.
 
     Raises:
-        RedriveError: its connection does not allow it, or a rival comes first.
+        RedriveError: the connection does not allow it, or a rival has priority.
     """
     ADMISSION.check(request)
     check_number(request, ctx)
@@ -359,13 +358,13 @@ def admit(request: Request, ctx: Context, conflicts: Conflicts) -> tuple[Request
 
 
 def check_number(request: Request, ctx: Context) -> None:
-    """Check that the namespace has not more policies than its connection allows.
+    """Check that the namespace does not exceed the number of policies that the connection allows.
 
-    Policies that were provisioned come first, then the older ones. So a new policy never displaces
-    one in use, and any number of them leaves others of the namespace alone.
+    Provisioned policies come first, then older ones. So a new policy never displaces one in use,
+    and excess policies do not affect others of the namespace.
 
     Raises:
-        LimitExceeded: as many come before this one.
+        LimitExceeded: the limit is reached by policies before this one.
     """
     most, through = request.permissions.limits.policies, request.through
     peers = ctx.policies.index(_namespace_and_connection).get((request.key.namespace, through))
@@ -389,9 +388,9 @@ def _seniority(body: Body) -> tuple[bool, str, str]:
 
 
 def rivals(key: Key, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:
-    """Return what the admissible policies ask for that claim a name which *key* claims too.
+    """Return the admissible policies that claim a name which *key* claims, too.
 
-    A policy that is gone claims nothing any more: any other may be its rival.
+    A deleted policy claims nothing, so all other policies are returned for it.
     """
     gone = ctx.policies.get(key) is None
     others: Iterable[Key] = map(Key.of, ctx.policies) if gone else conflicts.oldest_first(key)
@@ -400,7 +399,7 @@ def rivals(key: Key, ctx: Context, conflicts: Conflicts) -> tuple[Request, ...]:
 
 
 def _admitted(body: Body, ctx: Context) -> Request | None:
-    """Return the request of a policy; None if it may not be obeyed."""
+    """Return the request of a policy; None if it is inadmissible."""
     try:
         request = resolve(body, ctx)
         ADMISSION.check(request)

@@ -1,12 +1,11 @@
 """Reconciliation of a connection, and its protection while policies use it.
 
-A BrokerConnection → whether its Secret, its broker and its rights are as policies need them.
+A reconcile checks the Secret, the broker and the rights of a BrokerConnection. The `Controller` of
+connections calls it after each change, periodically, and after a back-off. Policies do not wait for
+it: each of their reconciles reports problems of the connection, too.
 
-Called by the `Controller` of connections: after each change, by `resync`, and again while something
-is wrong. Policies do not wait for it: each of their reconciles finds out for itself.
-
-A BrokerConnection is not deleted before the policies that use it, because their deletion may need
-it, and not before the rights that its status records are taken back.
+A BrokerConnection is deleted after the policies that use it, because their deletion may need it,
+and after the grants in its status were revoked.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from redrive.provision.outcome import Outcome, publish
 from redrive.reasons import Reason
 
 OLDEST_BROKER, NEWEST_BROKER = (4, 0), (4, 2)
-"""The lines of Pulsar, first and last, of the support matrix."""
+"""Oldest and newest supported release line of Pulsar."""
 
 
 async def reconcile(key: Key, ctx: Context) -> Requeue:
-    """Check one BrokerConnection; its status and Events are written last."""
+    """Check one BrokerConnection, and publish the result."""
     body = ctx.connections.get(key)
     if body is None:
         return Requeue.ON_CHANGE
@@ -51,7 +50,7 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
             return Requeue.ON_CHANGE
         body = protected
         if is_new(body):
-            body = await out.publish(body, progressing("asking the broker"))
+            body = await out.publish(body, progressing("connecting to the broker"))
         outcome = await connect(key, ctx)
         templates, problems = job_templates(key, ctx)
         fields = {
@@ -68,18 +67,18 @@ async def reconcile(key: Key, ctx: Context) -> Requeue:
             outcome = replace(outcome, conditions=conditions)
         await publish(body, outcome, out)
     except NotFoundError:
-        ctx.connections.drop(body)  # no watch has shown that it is gone
+        ctx.connections.drop(body)  # the watch has not reported the deletion yet
         return Requeue.ON_CHANGE
     return outcome.requeue
 
 
 def usage(connection: Body, used: Sequence[Body], ctx: Context) -> dict[str, Any]:
-    """Return the fields of the status with the numbers of policies.
+    """Return the status fields with the numbers of policies.
 
     Args:
         connection: the BrokerConnection.
         used: the policies that use it.
-        ctx: what the watches have shown.
+        ctx: caches and clients of the operator.
     """
     by_namespace = Counter(Key.of(body).namespace for body in used)
     by_rule = {rule["name"]: Counter[str]() for rule in connection["spec"].get("allow") or ()}
@@ -96,9 +95,9 @@ def usage(connection: Body, used: Sequence[Body], ctx: Context) -> dict[str, Any
 def job_templates(
     key: Key, ctx: Context
 ) -> tuple[list[dict[str, Any]] | None, tuple[StatusWarning, ...]]:
-    """Return the job templates of a connection as its status shows them, and their problems.
+    """Return the job templates of a connection for its status, and their problems.
 
-    Templates are None where the operator runs no Replays, and where the spec is invalid.
+    Templates are None if the operator runs no Replays, and if the spec is invalid.
     """
     if ctx.settings.replay_template is None:
         return None, ()
@@ -119,17 +118,17 @@ def job_templates(
 
 
 async def connect(key: Key, ctx: Context) -> Outcome:
-    """Ask the broker of one BrokerConnection; return what to write about it."""
+    """Connect to the broker of one BrokerConnection, and return the result."""
     try:
         connection = await ctx.brokers.open(key)
         await check(connection)
         version = await connection.admin.version()
     except BrokerDownError as error:
-        # For policies this reconcile is the probe, so nothing else shows that the broker is back.
+        # This reconcile probes the broker for all policies, so it must be repeated.
         return replace(Outcome.failed(error), requeue=Requeue.BACKOFF)
     except RedriveError as error:
         return Outcome.failed(error)
-    message = "the broker answers; the token has rights"
+    message = "the broker accepts the credentials"
     warning = unsupported(version)
     warnings = () if warning is None else (warning,)
     conditions = ready(Reason.CONNECTED, message, warnings)
@@ -137,26 +136,26 @@ async def connect(key: Key, ctx: Context) -> Outcome:
 
 
 def unsupported(version: tuple[int, ...]) -> StatusWarning | None:
-    """Find a release that redrive is not tested with; patches do not count.
+    """Return a warning about a release line that redrive is not tested with.
 
     Args:
-        version: the broker's release; empty where it is not known.
+        version: release of the broker; empty if unknown.
     """
     if not version or OLDEST_BROKER <= version[:2] <= NEWEST_BROKER:
         return None
     oldest, newest = (".".join(map(str, line)) for line in (OLDEST_BROKER, NEWEST_BROKER))
     return StatusWarning(
         Reason.BROKER_NOT_SUPPORTED,
-        f"redrive is tested with Pulsar {oldest} to {newest}, and the broker is of another line; "
+        f"redrive is tested with Pulsar {oldest} to {newest}, and this broker has another release; "
         f"got {'.'.join(map(str, version))}; use a supported release, or test yours",
     )
 
 
 async def check(connection: Connection) -> None:
-    """Check that the broker accepts the token, with rights in each tenant that is named.
+    """Check that the broker accepts the credentials, with rights in each tenant of spec.allow.
 
     Raises:
-        AdminError: it does not answer, or refuses the call.
+        AdminError: the broker does not answer, or refuses the call.
         TenantNotFound: a tenant of spec.allow does not exist.
     """
     await connection.admin.clusters()
@@ -172,55 +171,55 @@ async def check(connection: Connection) -> None:
 
 
 IN_USE = "redrive.io/in-use"
-"""The finalizer of a connection that policies use, and of no other."""
+"""Finalizer of a connection that is in use."""
 _SHOWN = 5
 
 
 def users_of(connection: Body, ctx: Context) -> tuple[Body, ...]:
-    """Return the policies that use *connection*, of all namespaces.
+    """Return the policies of all namespaces that use *connection*.
 
-    One of a namespace that it is not for does not count: anyone could name it, to keep it.
+    Policies of namespaces without access do not count: otherwise any user could block the deletion.
     """
     key = Key.of(connection)
-    found = users(key, ctx.policies)
-    namespaces = {Key.of(body).namespace for body in found}
+    policies = users(key, ctx.policies)
+    namespaces = {Key.of(body).namespace for body in policies}
     allowed = {ns for ns in namespaces if may_use(key, ns, ctx.connections, ctx.namespaces)}
-    return tuple(body for body in found if Key.of(body).namespace in allowed)
+    return tuple(body for body in policies if Key.of(body).namespace in allowed)
 
 
 def is_protection_due(connection: Body, *, used: bool) -> bool:
-    """Whether the finalizer of a connection, or what it says, has to change.
+    """Return True if a reconcile must change the finalizer or the deletion warning.
 
     Args:
-        connection: as it is.
-        used: whether any policy names it.
+        connection: the BrokerConnection.
+        used: True if a policy refers to it.
     """
     is_needed = used or has_target_rights(connection)
     return _is_deleted(connection) or has_finalizer(connection, IN_USE) is not is_needed
 
 
 def has_target_rights(connection: Body) -> bool:
-    """Return True if the rights of a Replay at its target have to be taken back."""
+    """Return True if grants of a Replay at its target must be revoked."""
     return bool((connection.get("status") or {}).get("targetRights"))
 
 
 async def protect_connection(connection: Body, out: Publisher, *, used: bool) -> Body | None:
-    """Have the finalizer on a connection that policies or Replays need, and on no other.
+    """Ensure that a connection in use has the finalizer, and no other connection.
 
-    A crash before that leaves it for the next reconcile. The API server takes no new finalizer for
-    an object that is being deleted; that without ours is gone in a moment.
+    A crash leaves this to the next reconcile. The API server accepts no new finalizer on an object
+    that is being deleted. Without the finalizer of redrive such an object disappears at once.
 
     Args:
-        connection: as it is.
+        connection: the BrokerConnection.
         out: writes it.
-        used: whether any policy uses it.
+        used: True if a policy uses it.
 
     Returns:
-        The connection as it is then; None where nothing keeps it from being deleted.
+        The connection after the write; None if its deletion is not blocked.
 
     Raises:
-        ConflictError: it was changed meanwhile.
-        NotFoundError: it is gone.
+        ConflictError: the connection changed meanwhile.
+        NotFoundError: the connection is gone.
     """
     if not (used or has_target_rights(connection)):
         after = await remove_finalizer(connection, IN_USE, out)
@@ -231,14 +230,14 @@ async def protect_connection(connection: Body, out: Publisher, *, used: bool) ->
 
 
 def deletion_blocked(connection: Body, used: Sequence[Body]) -> StatusWarning | None:
-    """Say what a deletion waits for; the names of other namespaces' policies are not shown."""
+    """Return a warning that the deletion waits; policies of other namespaces are only counted."""
     if not _is_deleted(connection):
         return None
     if not used:
         return StatusWarning(
             Reason.DELETION_BLOCKED,
-            "the connection is being deleted, and goes once the rights of Replays at their targets "
-            "are taken back; wait for their end, or delete these Replays",
+            "the deletion of the connection waits until the grants of Replays at their targets are "
+            "revoked; wait until these Replays end, or delete them",
         )
     namespace = Key.of(connection).namespace
     own = sorted(name for ns, name in map(Key.of, used) if ns == namespace)
@@ -248,8 +247,8 @@ def deletion_blocked(connection: Body, used: Sequence[Body]) -> StatusWarning | 
     named += [f"{more} of other namespaces"] if more else []
     return StatusWarning(
         Reason.DELETION_BLOCKED,
-        "the connection is being deleted, and goes once no policy uses it: their deletion may need "
-        f"it; got {', '.join(named)}; delete them, or have them use another connection",
+        "the deletion of the connection waits until no policy uses it, because their deletion may "
+        f"need it; got {', '.join(named)}; delete them, or let them use another connection",
     )
 
 

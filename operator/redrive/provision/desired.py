@@ -1,12 +1,7 @@
-"""Desired and observed state of a policy's topics.
+"""Desired and observed state of a policy's topics; pure.
 
-A policy → all that has to exist for it, at the broker and beside it; pure.
-
-What a policy asks of its topics beyond their being there; pure.
-
-Called by `desired`. `docs/reference/topic-policies.md` says the same as a table.
-
-What a reconcile knows before it decides anything, as values: what is requested and observed.
+`desired` computes from a policy everything that must exist at the broker, and the ConfigMap.
+`docs/reference/topic-policies.md` lists the topic policies as a table.
 """
 
 from __future__ import annotations
@@ -47,12 +42,12 @@ _PRODUCE: frozenset[str] = frozenset({"produce"})
 
 @dataclass(frozen=True)
 class DesiredTopic:
-    """A topic that has to exist.
+    """A topic that must exist.
 
     Attributes:
-        subscription: which must be on it before the first message: a topic without one keeps
-            nothing.
-        policies: the topic policies it must have.
+        subscription: must exist before the first message, because a topic without a subscription
+            retains nothing.
+        policies: topic policies that the topic must have.
     """
 
     name: TopicName
@@ -62,23 +57,23 @@ class DesiredTopic:
 
 @dataclass(frozen=True)
 class Desired:
-    """All that a policy needs.
+    """Everything that a policy needs.
 
     Attributes:
-        owner: who its topics have to be marked as kept by.
+        owner: the recorded owner of its topics.
         retry_partitions: of the retry topic; None means as many as the source topic has.
-        dead_letter: None where the policy discards.
-        ledger: what replays have moved of it; None where no replay can run.
-        dead_letter_partitions: of the dead-letter topic; 0 for one without partitions.
-        grants: the rights that these roles need; others that they or others have are kept.
-        unused: the dead-letter topic of a policy that discards, which may be there from before.
-        tolerated: the rights on it that stay, if they are there.
-        config_map: the ConfigMap for consumers.
-        creating: topics that were about to be created before, and may be there without a mark.
-        had_ledger: whether the ledger was found to be the policy's own before.
-        sequences: which keys have dead letters; None where their sequence is not kept.
-        had_sequences: whether that was found to be the policy's own before.
-        schema_topics: the topics that may have the schema of the source topic.
+        dead_letter: None if the policy discards.
+        ledger: record of the messages that Replays moved; None if no Replay can run.
+        dead_letter_partitions: of the dead-letter topic; 0 means not partitioned.
+        grants: the actions that roles need; further grants are kept.
+        unused: dead-letter topic of a policy that discards, which may exist from before.
+        tolerated: grants on *unused* that are kept if they exist.
+        config_map: the ConfigMap of the consumers.
+        creating: topics whose creation was recorded, which may exist without an owner.
+        had_ledger: True if the status names the ledger.
+        sequences: keys that have dead letters; None if sequences are not kept.
+        had_sequences: True if the status names that topic.
+        schema_topics: topics that may have the schema of the source topic.
     """
 
     policy: Policy
@@ -100,16 +95,16 @@ class Desired:
 
     @property
     def sets_tick(self) -> bool:
-        """Whether the retry topic gets a tick of its own."""
+        """Return True if the retry topic gets a tick of its own."""
         return any(isinstance(policy, DelaysWithin) for policy in self.retry.policies)
 
     @property
     def records(self) -> tuple[DesiredTopic, ...]:
-        """Return the topics whose messages are records of redrive's own."""
+        """Return the topics whose messages are records of redrive."""
         return tuple(filter(None, (self.ledger, self.sequences)))
 
     def pairs(self, have: Observed) -> Iterator[tuple[DesiredTopic, TopicState | None]]:
-        """Yield each topic of the policy's own, as it should be and as it is."""
+        """Yield the desired and the observed state of each topic of the policy."""
         yield self.retry, have.retry
         if self.dead_letter is not None:
             yield self.dead_letter, have.dead_letter
@@ -120,7 +115,7 @@ class Desired:
 
 
 def partitions_of_retry(wanted: Desired, source: int) -> int:
-    """Return how many partitions the retry topic should have beside a source topic with *source*.
+    """Return the number of partitions of the retry topic; *source* is that of the source topic.
 
     0 means that a topic is not partitioned.
     """
@@ -128,13 +123,13 @@ def partitions_of_retry(wanted: Desired, source: int) -> int:
 
 
 def desired(request: Request, body: Body, cluster: str, release: tuple[int, ...] = ()) -> Desired:
-    """Return what has to exist for what *body*, a RetryPolicy, asks for.
+    """Return the desired state of *body*, a RetryPolicy.
 
     Args:
-        request: what it asks for.
-        body: the owner of its ConfigMap.
-        cluster: the id of the Kubernetes cluster it is in.
-        release: of the broker; empty where that is not known.
+        request: the resolved policy.
+        body: owner of the ConfigMap.
+        cluster: id of the Kubernetes cluster.
+        release: version of the broker; empty if unknown.
     """
     policy, keeps = request.policy, request.policy.dead_letters
     status = body.get("status") or {}
@@ -169,11 +164,11 @@ def desired(request: Request, body: Body, cluster: str, release: tuple[int, ...]
 
 
 def owner_of(request: Request, cluster: str) -> Owner:
-    """Return as what the topics of a policy are marked.
+    """Return the owner that is recorded on the topics of a policy.
 
     Args:
-        request: what the policy asks for.
-        cluster: the id of the Kubernetes cluster it is in.
+        request: the resolved policy.
+        cluster: id of the Kubernetes cluster.
     """
     _, uid = request.age
     policy = request.policy
@@ -210,7 +205,7 @@ def _of_records(name: TopicName) -> DesiredTopic:
 
 
 def config_map_of(policy: Body) -> Key:
-    """Return the ConfigMap for the consumers of a RetryPolicy."""
+    """Return the name of the ConfigMap of a RetryPolicy's consumers."""
     key = Key.of(policy)
     name = (policy["spec"].get("naming") or {}).get("configMap")
     return Key(key.namespace, name or f"{key.name}{CONFIG_MAP_SUFFIX}")
@@ -221,12 +216,12 @@ def _retry_grants(request: Request) -> Iterator[Grant]:
     for role in request.spec.consumer_roles:
         yield Grant(topic, role, _PRODUCE | _CONSUME)
     if request.policy.dead_letters and replay is not None:
-        # What a replay has moved it looks for here, whatever became of it itself.
+        # A Replay searches this topic for messages that it moved earlier.
         yield Grant(topic, replay.role, _PRODUCE | _CONSUME)
 
 
 def _dead_letter_grants(request: Request) -> Iterator[Grant]:
-    """Yield what each role needs: consumers only write dead letters, readers and replays read."""
+    """Yield the grants on the dead-letter topic: consumers write, readers and Replays read."""
     topic, replay = request.spec.dead_letter_topic, request.connection.replay
     for role in request.spec.consumer_roles:
         yield Grant(topic, role, _PRODUCE)
@@ -249,7 +244,7 @@ def _sequences_grants(request: Request) -> Iterator[Grant]:
 
 
 def _united(grants: Iterator[Grant]) -> tuple[Grant, ...]:
-    """Unite the grants of one role on one topic: of two, a broker would keep the later alone."""
+    """Merge the grants of each role and topic: a broker would keep only the last of two."""
     united: dict[tuple[TopicName, str], frozenset[str]] = {}
     for grant in grants:
         before = united.get((grant.topic, grant.role), frozenset())
@@ -270,33 +265,34 @@ def _config_map(policy: Policy, owner: Body) -> dict[str, Any]:
     }
 
 
-# A topic that is deleted for being idle would come back without its subscription, or not at all.
+# A deleted idle topic would come back without its subscription, or not at all.
 _STAYS = Holds("inactiveTopicPolicies", (("deleteWhileInactive", False),))
 _RETENTION = "retention"
 POLICIES_OF_FIELDS = frozenset({_RETENTION, LimitsBacklog.name, DelaysWithin.name})
-"""The names of policies that a spec asks for by a field, or of a release of the broker: without it
-they are taken back."""
+"""Topic policies that a field of the spec or the release of the broker requires. They are withdrawn
+when it no longer does."""
 _RECORD_BYTES = 10 * 2**20
 _MILLISECOND = timedelta(milliseconds=1)
 COARSEST_TICK = timedelta(seconds=1)
-"""The coarsest tick that a topic gets; brokers have it by default."""
+"""The coarsest tick that a topic gets; the default of brokers."""
 TICKS_PER_RUNG = 20
-"""How often the tick goes into the shortest rung, which is 1 s at least: a retry may come early by
-a tick. With 100 000 messages waiting, ticks of 1 s and of 20 ms cost a broker the same."""
+"""Ticks per shortest delay, which is 1 s at least: a retry may arrive one tick early. With 100 000
+waiting messages, ticks of 1 s and of 20 ms cost a broker the same."""
 BUCKETS_SINCE = (4, 1)
-"""The release since when a broker keeps delays in buckets of half its own tick.
+"""The release since which a broker keeps delays in buckets of half its own tick.
 
-With a finer tick of a topic, messages that are due may wait until another one comes (seen with
-4.2.4): topics keep the broker's there.
+With a finer tick of the topic, due messages may wait for another message (observed with 4.2.4). On
+these releases topics keep the tick of the broker.
 """
 DELAYS = Holds(DELAYED_DELIVERY, (("active", True),))
-"""Messages are delayed, as exactly and for as long as the namespace and the broker have it."""
+"""Delayed delivery is active, with the precision and limit of the namespace and the broker."""
 
 
 def inherited_policies(namespace: NamespaceState) -> dict[str, Any]:
-    """Return the topic policies that *namespace* sets for a new topic, by how each is read.
+    """Return the topic policies that *namespace* sets for a new topic, by their read name.
 
-    A policy that is missing here is the broker's: it is known once the topic exists.
+    A missing policy comes from the configuration of the broker. Its value is known once the topic
+    exists.
     """
     policies: dict[str, Any] = {KeepsBacklog.read: namespace.backlog_quotas}
     if namespace.delayed_delivery is not None:
@@ -304,21 +300,21 @@ def inherited_policies(namespace: NamespaceState) -> dict[str, Any]:
     return policies
 
 
-def policies_in_force(found: Mapping[str, Any], namespace: NamespaceState) -> dict[str, Any]:
-    """Return what a topic of *namespace* has, where *found* was read of it."""
-    return {**found, KeepsBacklog.read: quotas_in_force(found[KeepsBacklog.read], namespace)}
+def policies_in_force(own: Mapping[str, Any], namespace: NamespaceState) -> dict[str, Any]:
+    """Return the topic policies in force on a topic of *namespace*, whose *own* were read."""
+    return {**own, KeepsBacklog.read: quotas_in_force(own[KeepsBacklog.read], namespace)}
 
 
 def quotas_in_force(own: Quotas | None, namespace: NamespaceState) -> Quotas:
-    """Return the backlog quotas of a topic, whose *own* are read of it alone.
+    """Return the backlog quotas in force on a topic with *own* quotas.
 
-    A type it has none of is the namespace's.
+    A type without a quota of the topic has that of the namespace.
     """
     return {**namespace.backlog_quotas, **(own or {})}
 
 
 def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:
-    """Return the longest delay that the broker makes, by a topic's *policies*; None is any."""
+    """Return the longest delay that the broker accepts, from a topic's *policies*; None: any."""
     limit = (policies.get(DELAYS.read) or {}).get("maxDeliveryDelayInMillis")
     if not isinstance(limit, int) or not 0 < limit < timedelta.max // _MILLISECOND:
         return None
@@ -326,21 +322,24 @@ def delay_limit(policies: Mapping[str, Any]) -> timedelta | None:
 
 
 def earliness(policies: Mapping[str, Any]) -> timedelta | None:
-    """Return by how much the broker may be early, by a topic's *policies*; None: it delays none.
+    """Return the time by which the broker may deliver early; None if it does not delay at all.
+
+    Args:
+        policies: topic policies in force.
 
     Raises:
-        KeyError: *policies* hold no value of the broker.
+        KeyError: *policies* lack the value of the broker.
     """
     delays = policies[DELAYS.read]
     return delays["tickTime"] * _MILLISECOND if delays["active"] else None
 
 
 def delay_policy(shortest: timedelta, release: tuple[int, ...]) -> TopicPolicy:
-    """Return how a topic delays messages.
+    """Return the delayed-delivery policy of the retry topic.
 
     Args:
-        shortest: the shortest delay that consumers ask for by the policy.
-        release: of the broker; empty where that is not known.
+        shortest: the shortest delay of the policy.
+        release: version of the broker; empty if unknown.
     """
     if not release or release >= BUCKETS_SINCE:
         return DELAYS
@@ -348,9 +347,9 @@ def delay_policy(shortest: timedelta, release: tuple[int, ...]) -> TopicPolicy:
 
 
 def retry_topic_policies(spec: RetryTopic, delays: TopicPolicy) -> tuple[TopicPolicy, ...]:
-    """Return the policies of a retry topic: what waits there is delivered late, once, and kept."""
+    """Return the policies of a retry topic: delayed, deduplicated and retained."""
     return (
-        # From the topic's first day: what the broker does not remember it cannot recognise.
+        # From the start: the broker recognises only messages that it has remembered.
         Deduplicates(),
         Ttl(spec.ttl_seconds),
         delays,
@@ -360,12 +359,12 @@ def retry_topic_policies(spec: RetryTopic, delays: TopicPolicy) -> tuple[TopicPo
 
 
 def record_topic_policies() -> tuple[TopicPolicy, ...]:
-    """Return the policies of a topic of records: the last record of each key is kept."""
+    """Return the policies of a topic of records: the latest record of each key is kept."""
     return (Ttl(0), KeepsBacklog(), CompactsAbove(_RECORD_BYTES), _STAYS)
 
 
 def dead_letter_topic_policies(spec: DeadLetterTopic) -> tuple[TopicPolicy, ...]:
-    """Return the policies of a dead-letter topic: what rests there is stored once, and kept."""
+    """Return the policies of a dead-letter topic: deduplicated and retained."""
     policies: list[TopicPolicy] = [
         Deduplicates(),
         Ttl(spec.ttl_seconds),
@@ -381,15 +380,16 @@ def dead_letter_topic_policies(spec: DeadLetterTopic) -> tuple[TopicPolicy, ...]
 
 @dataclass(frozen=True)
 class TopicState:
-    """A topic as it is; 0 partitions means that it is not partitioned, None what was not read.
+    """Observed state of a topic; None stands for a value that was not read.
 
     Attributes:
-        policies: what the broker has of each topic policy, by how it is read.
-        originals: what is set on the topic itself of those policies that are to be changed, by
-            `TopicPolicy.name`, unless it is on record. Of a topic that redrive created only what a
-            field of a spec asks for counts.
+        partitions: 0 if the topic is not partitioned.
+        policies: topic policies in force, by their read name.
+        originals: values set on the topic itself of the policies that must change, by
+            `TopicPolicy.name`, unless recorded. On a topic that redrive created, only policies that
+            a field of the spec requires.
         properties: see `ownership`.
-        replicated_to: the clusters that it is replicated to, its own among them.
+        replicated_to: clusters that have the topic, its own included.
     """
 
     partitions: int
@@ -402,22 +402,22 @@ class TopicState:
 
 @dataclass(frozen=True)
 class Observed:
-    """What is there of what a policy needs; None stands for what is not.
+    """Observed state of everything that a policy needs; None stands for a missing object.
 
     Attributes:
-        source_properties: None where they were not read.
-        source_schema: None where messages are plain bytes.
+        source_properties: None if they were not read.
+        source_schema: None if messages are plain bytes.
         enforces_schemas: see `NamespaceState`, likewise *subscription_types* and
             *requires_encryption*.
-        dead_letter: None too where the policy discards.
-        ledger: likewise, and where no replay can run.
-        sequences: likewise, and where the sequence of dead letters is not kept.
+        dead_letter: also None if the policy discards.
+        ledger: also None if the policy discards or no Replay can run.
+        sequences: also None if sequences are not kept.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
-        replicated_to: the clusters that a topic is replicated to that is made now.
-        inherited: the topic policies that a topic which is made now gets from the namespace, by
-            how each is read; those that it gets from the broker's configuration are missing.
-        config_map: whatever has the name of the policy's ConfigMap.
-        unused: the dead-letter topic from before of a policy that discards.
+        replicated_to: clusters that a new topic of the namespace is replicated to.
+        inherited: topic policies that a new topic gets from the namespace, by their read name.
+            Policies of the broker's configuration are missing.
+        config_map: any ConfigMap with the name of the policy's.
+        unused: earlier dead-letter topic of a policy that discards.
     """
 
     source_partitions: int = 0

@@ -1,15 +1,19 @@
-"""What is wanted, what is there → the actions between them; pure.
+"""Difference between desired and observed state, as actions; pure.
 
-The order is the broker's: a grant on a missing topic is refused, and it costs least when topics
-are made first, then all rights are granted at once, then subscriptions are made. All this comes
-before what tunes the topics: a topic policy that a broker refuses must not cost messages. A topic
-policy that a field of the spec asked for, and does no more, goes before its record. What redrive
-adds to the rights of roles is on record before it is granted, and off the record after it
-is taken back; a subscription is on record after it was made, so that none on record was made by
+The order follows the broker:
+
+1. Create topics. A grant on a missing topic is refused.
+2. Change all grants at once, then create subscriptions.
+3. Withdraw topic policies that a field of the spec no longer requires, then their record.
+4. Set topic policies: a policy that a broker refuses must not cost messages.
+5. Copy schemas, and write the ConfigMap.
+
+A grant is recorded before it is made, and the record is cleared after the grant is revoked. A
+subscription is recorded after it was created, so a recorded subscription was never created by
 others.
 
-What was not read (None in `TopicState`) needs no action. So the same function serves a reconcile,
-with all facts, and a resync, with those that lists of a Pulsar namespace show.
+A value that was not read (None in `TopicState`) needs no action. So one function serves reconciles,
+which read everything, and the poll of namespace facts, which reads only lists.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ from redrive.provision.ownership import NOTHING, Granted, Owner, OwnershipRecord
 
 @dataclass(frozen=True)
 class _Pair:
-    """One topic: as it should be, as it is, and what becomes of the rights on it."""
+    """One topic: desired state, observed state, and the change of its grants."""
 
     want: DesiredTopic
     have: TopicState | None
@@ -62,43 +66,43 @@ class _Pair:
 
     @property
     def lacks_subscription(self) -> bool:
-        """Whether a message may come that is not kept for it; on one partition is enough."""
+        """Return True if any partition can receive messages before the subscription exists."""
         if self.have is None:
             return True
-        found = self.have.subscriptions
-        return found is not None and not found.has(self.want.subscription)
+        subscriptions = self.have.subscriptions
+        return subscriptions is not None and not subscriptions.has(self.want.subscription)
 
     @property
     def is_first_to_subscribe(self) -> bool:
-        """Whether the subscription is nowhere: one that is on some partitions has an owner."""
-        found = None if self.have is None else self.have.subscriptions
-        return found is None or not found.has_some_of(self.want.subscription)
+        """Return True if no partition has the subscription."""
+        subscriptions = None if self.have is None else self.have.subscriptions
+        return subscriptions is None or not subscriptions.has_some_of(self.want.subscription)
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """Return the topic's properties; none of one that is not there, or was not read."""
+        """Return the topic's properties; empty if it does not exist or they were not read."""
         return {} if self.have is None else self.have.properties or {}
 
     @property
     def has_record(self) -> bool:
-        """Whether it is known what is on record."""
+        """Return True if the recorded ownership is known."""
         return self.have is None or self.have.properties is not None
 
     @cached_property
     def record(self) -> OwnershipRecord:
-        """Return what the topic's properties say; of one that will be created, what they will."""
+        """Return the recorded ownership; of a missing topic, the one it will be created with."""
         if self.have is None:
             return OwnershipRecord(created=True).owned_by(self.owner)
         record = OwnershipRecord.of(self.properties)
-        found = None if self.have is None else self.have.subscriptions
-        names = frozenset[str]() if found is None else found.names
+        subscriptions = None if self.have is None else self.have.subscriptions
+        names = frozenset[str]() if subscriptions is None else subscriptions.names
         if ownership.created_unmarked(self.properties, names, about_to=self.about_to_create):
             return dataclasses.replace(record, created=True)
         return record
 
     @cached_property
     def record_before(self) -> OwnershipRecord:
-        """Return what has to be on record before any right is granted, or policy changed."""
+        """Return the record that must exist before grants or topic policies change."""
         replaced = {**self._originals, **self.record.replaced}
         return dataclasses.replace(
             self.record, granted=self.rights.before, replaced=replaced
@@ -106,7 +110,7 @@ class _Pair:
 
     @property
     def record_after(self) -> OwnershipRecord:
-        """Return what is on record once all is done."""
+        """Return the record after all actions."""
         adds = self.is_first_to_subscribe and not self.record.created
         return dataclasses.replace(
             self.record_before,
@@ -121,23 +125,23 @@ class _Pair:
 
     @cached_property
     def withdrawn(self) -> Mapping[str, Any]:
-        """Return what fields of the spec asked for, and do no more, with what was there before."""
+        """Return the policies that fields of the spec no longer require, with their old values."""
         unasked = POLICIES_OF_FIELDS.difference(policy.name for policy in self.want.policies)
         replaced = self.record.replaced.items()
         return {name: before for name, before in replaced if name in unasked}
 
     @property
     def _originals(self) -> Mapping[str, Any]:
-        """Return what is replaced: on a topic of redrive's, only what fields ask for counts."""
-        found = {} if self.have is None else self.have.originals
+        """Return the values to record; on a topic of redrive only those of fields in the spec."""
+        originals = {} if self.have is None else self.have.originals
         if not self.record.created:
-            return found
+            return originals
         asked = POLICIES_OF_FIELDS.intersection(policy.name for policy in self.want.policies)
-        return {name: found.get(name) or None for name in asked}  # no quotas are {}
+        return {name: originals.get(name) or None for name in asked}  # {} means no quotas
 
 
 def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
-    """Return what has to be done, in order; nothing where all is as it should be."""
+    """Return the missing actions in order; empty if the observed state is as desired."""
     pairs, unused = tuple(_pairs(desired, observed)), _unused(desired, observed)
     return (
         *_topics(pairs, desired, observed),
@@ -171,10 +175,10 @@ def _pairs(desired: Desired, observed: Observed) -> Iterator[_Pair]:
 
 
 def _inherited(have: TopicState, needed: Granted, owner: Owner) -> Granted:
-    """Return which of the rights on record are this policy's to take back.
+    """Return the recorded grants that this policy may revoke.
 
-    What a policy granted that is gone, and its successor does not need, stays: its consumers may
-    still run. So may those of a policy whose mark was taken off, to give the topic to this one.
+    Grants of a former owner that this policy does not need are kept: the former owner's consumers
+    may still run. The same holds if a user removed the owner to give the topic to this policy.
     """
     record = OwnershipRecord.of(have.properties or {})
     if record.is_of(owner):
@@ -193,9 +197,9 @@ def _topics(
         elif pair.has_record and (changes := pair.record_before.changes(pair.properties)):
             yield Mark(pair.want.name, changes)
     for pair in pairs:
-        found = None if pair.have is None else pair.have.subscriptions
-        if found is not None and found.missing:
-            yield RestorePartitions(pair.want.name, found.missing)
+        subscriptions = None if pair.have is None else pair.have.subscriptions
+        if subscriptions is not None and subscriptions.missing:
+            yield RestorePartitions(pair.want.name, subscriptions.missing)
     for pair in pairs:
         count = _partitions(pair, desired, partitions)
         if pair.have is not None and 0 < pair.have.partitions < count:
@@ -203,7 +207,7 @@ def _topics(
 
 
 def _partitions(pair: _Pair, desired: Desired, retry: int) -> int:
-    """Return how many partitions a topic should have: one of records none, for their order."""
+    """Return the desired number of partitions; topics of records have none, to keep order."""
     if pair.want is desired.retry:
         return retry
     return 0 if pair.want in desired.records else desired.dead_letter_partitions
@@ -233,16 +237,16 @@ def _schema(pair: _Pair, desired: Desired, schema: Schema | None) -> Iterator[Co
 
 
 def _rights(pairs: Sequence[_Pair], unused: Rights) -> Iterator[ChangeRights]:
-    changes = (*(each for pair in pairs for each in pair.rights.changes), *unused.changes)
+    changes = (*(change for pair in pairs for change in pair.rights.changes), *unused.changes)
     if changes:
         yield ChangeRights(changes)
 
 
 def _unused(desired: Desired, observed: Observed) -> Rights:
-    """Return how the rights are changed on the dead-letter topic of a policy that discards.
+    """Return the change of grants on the dead-letter topic of a policy that discards.
 
-    Its consumers may still run with the policy before, so nothing is taken from a role that the
-    policy names, and nothing is given either.
+    Consumers may still run with the previous policy. So grants of roles that the policy names are
+    kept, and no grant is added.
     """
     have, topic = observed.unused, desired.unused
     record = OwnershipRecord.of({} if have is None else have.properties or {})
@@ -273,11 +277,11 @@ def _marks_after(pairs: Sequence[_Pair]) -> Iterator[Mark]:
 
 
 def config_map_actions(want: Body, have: Body | None) -> Iterator[CreateConfigMap | PatchConfigMap]:
-    """Yield what makes the ConfigMap for consumers as it should be; other keys are not ours."""
+    """Yield the action that the ConfigMap of consumers needs; keys of others are kept."""
     if have is None:
         yield CreateConfigMap(want)
         return
-    needed, found = retained_config_map(want), retained_config_map(have)
-    as_labelled = needed["metadata"]["labels"] == found["metadata"].get("labels")
-    if not as_labelled or needed["data"] != found.get("data"):
+    needed, existing = retained_config_map(want), retained_config_map(have)
+    as_labelled = needed["metadata"]["labels"] == existing["metadata"].get("labels")
+    if not as_labelled or needed["data"] != existing.get("data"):
         yield PatchConfigMap(want)

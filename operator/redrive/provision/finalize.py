@@ -1,21 +1,16 @@
 """Deletion of a policy, and the handover of its topics to a successor.
 
-The end of a policy: what it made at the broker stays, or goes, as its `deletionPolicy` says.
+The `deletionPolicy` decides what happens to the topics of a deleted policy. Only a policy whose
+deletion has work at the broker has a finalizer, for at most `CLEANUP_DEADLINE`. Other policies are
+deleted at once, even if the operator does not run; `DeletionEvents` reports their retained topics.
 
-Called by `reconcile`. Only a policy whose deletion has work to do at the broker has a finalizer,
-for at most `CLEANUP_DEADLINE`. All others go at once, whether redrive runs or not; an Event of
-`deletion_events` says what stays of them.
+`removal` plans the deletion from the observed topics; it is pure. It considers only topics that are
+marked as this policy's. A topic that redrive created is deleted if its name comes from the naming
+scheme and no other subscription uses it. From any other topic only the additions of redrive are
+removed.
 
-What a deleted policy leaves → the actions that take it away, and what stays and why; pure.
-
-Called by `finalize`. Only what is marked as this policy's is looked at. A topic that redrive made
-is deleted as a whole if its name is that of the scheme and others have no subscription there; from
-any other, and from one that was there before, goes what redrive added to it.
-
-A policy that gives its topics to the one of its name in another cluster, as for blue and green.
-
-Called by `reconcile` for a policy with the annotation. Only the owner can do that: a policy in
-another cluster can't take topics by itself.
+`hand_over` passes the topics of a policy to the policy of the same name in another cluster, as in
+blue-green deployments. Only the owner can do that: a policy cannot take topics of another cluster.
 """
 
 from __future__ import annotations
@@ -84,30 +79,30 @@ from redrive.provision.request import Request
 from redrive.reasons import Reason
 
 LATE_WRITES = timedelta(seconds=30)
-"""How long a broker may still do what it was sent before a deletion: as long as a call waits."""
+"""Time for which a broker may still execute calls sent before a deletion: the call time-out."""
 CLEANUP_DEADLINE = timedelta(minutes=10)
-"""A cleanup that has not succeeded after so long is abandoned: the policy goes, all else stays."""
+"""A cleanup is abandoned after this time: the policy is deleted, its topics are retained."""
 
 
 _TOPIC_FIELDS = ("retryTopic", "deadLetterTopic", "ledgerTopic", "sequencesTopic")
-"""Fields of a policy's status that name its topics."""
+"""Status fields of a policy that name its topics."""
 
 logger = logging.getLogger(__name__)
 
 
 async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
-    """Do what the deletion of a policy asks for at the broker, then have its finalizer removed.
+    """Clean up the topics of a deleted policy at the broker, then let its finalizer be removed.
 
-    A failure is tried again until `CLEANUP_DEADLINE` is over, one of redrive itself too: no
-    deletion waits for ever. Time in which no operator runs does not count. A crash leaves less to
-    do.
+    Failures, including unexpected exceptions, are retried until `CLEANUP_DEADLINE`, so no deletion
+    is blocked permanently. Time without a running operator does not count. After a crash the next
+    call performs the remaining actions.
     """
     if not has_cleanup_finalizer(body):
         return Outcome()
     if (body["metadata"].get("annotations") or {}).get(SKIP_CLEANUP) == "true":
-        return _abandoned(f"the annotation {SKIP_CLEANUP} has it go; {_rest(body)}")
+        return _abandoned(f"annotation {SKIP_CLEANUP} skips the cleanup; {_retained_topics(body)}")
     if is_paused(body):
-        return _retained(f"it was paused, and nothing was touched; {_rest(body)}")
+        return _retained(f"the policy was paused, so nothing was changed; {_retained_topics(body)}")
     try:
         done = await _clean_up(body, ctx, conflicts)
     except Exception as failure:
@@ -128,16 +123,16 @@ def _cleaned_up(done: Removal, late: RedriveError | None) -> Outcome:
     if late is not None:
         return Outcome(waiting(late), events=deleted, requeue=Requeue.BACKOFF)
     stays = "; ".join(done.stays)
-    outcome = _retained(f"at the broker stays: {stays}" if stays else "")
+    outcome = _retained(f"retained at the broker: {stays}" if stays else "")
     return replace(outcome, events=deleted)
 
 
 def _late_writes(body: Body, now: datetime) -> RedriveError | None:
-    """Say why a cleanup that has found nothing more to do is repeated, if it is.
+    """Return the reason to repeat a cleanup that found nothing more to remove, if any.
 
-    An operator that was killed, or whose call had no answer, may have sent the creation of a topic
-    that the broker does only after the cleanup. What is Ready was answered, and what is Stalled was
-    refused before anything was sent.
+    An operator that was killed, or whose call was not answered, may have sent the creation of a
+    topic that the broker executes after the cleanup. A policy that is Ready has all answers, and
+    for a policy that is Stalled nothing was sent.
     """
     ready = find(body, READY)
     answered = ready is not None and ready.status is ConditionStatus.TRUE
@@ -146,16 +141,16 @@ def _late_writes(body: Body, now: datetime) -> RedriveError | None:
         return None
     return Reason.LATE_WRITES.error(
         "the policy was deleted while it was provisioned, and the broker may still create a topic",
-        remedy=f"none is needed: its topics are looked at again, and the policy goes after "
-        f"{_at(until)}",
+        remedy="No action needed: the operator checks its topics again, and the policy is deleted "
+        f"after {_at(until)}",
     )
 
 
 async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
-    """Take away what redrive made for the policy, as far as its deletionPolicy wants that.
+    """Remove redrive's additions for the policy, according to its deletionPolicy.
 
     Raises:
-        RedriveError: not now; what was done by then is done.
+        RedriveError: the cleanup failed; actions before the failure are performed.
     """
     try:
         ref = spec_of(body, ctx.policies).connection_ref
@@ -170,12 +165,12 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
         raise refusal
     others = rivals(request.key, ctx, conflicts)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
-        left = await _left(request, creating(body), others, connection.admin)
-        planned = removal(owner_of(request, ctx.settings.cluster_id), request.deletion, left)
+        remaining = await _remaining(request, creating(body), others, connection.admin)
+        planned = removal(owner_of(request, ctx.settings.cluster_id), request.deletion, remaining)
         await apply(planned.actions, connection.admin, grant, ctx.kubernetes)
     former = (body.get("status") or {}).get("connection")
     if former not in {None, str(request.through)} and not planned.actions:
-        elsewhere = f"{made(body)} where BrokerConnection {former} leads"
+        elsewhere = f"{made(body)} at the broker of BrokerConnection {former}"
         planned = replace(planned, stays=(*planned.stays, elsewhere))
     if planned.actions:
         logger.info("RetryPolicy %s, deleted: %s", request.key, in_words(planned.actions))
@@ -183,12 +178,12 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
 
 
 async def revoke_on_system_topics(body: Body, ctx: Context) -> None:
-    """Take back what redrive granted for a policy on topics of Pulsar's own.
+    """Revoke grants that redrive made for a policy on system topics of Pulsar.
 
-    Such a policy is older than the rule that refuses it.
+    Such a policy is older than the validation that refuses it.
 
     Raises:
-        RedriveError: not now; what was done by then is done.
+        RedriveError: the cleanup failed; actions before the failure are performed.
     """
     topics = [topic for topic in _recorded_topics(body) if topic.is_system]
     await _revoke_recorded(body, topics, ctx)
@@ -201,9 +196,9 @@ def _recorded_topics(body: Body) -> list[TopicName]:
 
 
 async def _revoke_recorded(body: Body, topics: Sequence[TopicName], ctx: Context) -> Removal:
-    """Take back the rights that redrive granted for a policy that this release does not accept.
+    """Revoke the grants of a policy that this release does not accept.
 
-    Only what the record of each of *topics* names is taken back; all else stays.
+    Only grants on record of *topics* are revoked; everything else is retained.
 
     Raises:
         RedriveError: as for `_clean_up`.
@@ -219,8 +214,8 @@ async def _revoke_recorded(body: Body, topics: Sequence[TopicName], ctx: Context
     namespace_name = topics[0].namespace_name
     with connection.admin.granting(namespace_name) as grant:
         namespace = await connection.admin.namespace(namespace_name)
-        left = [
-            Left(
+        remaining = [
+            RemainingTopic(
                 name=topic,
                 subscription="",
                 partitioned=(partitioned := str(topic) in namespace.partitioned),
@@ -229,12 +224,12 @@ async def _revoke_recorded(body: Body, topics: Sequence[TopicName], ctx: Context
                 ).properties,
                 usage=TopicUsage({}, 0, 0),
                 permissions=namespace.permissions.get(str(topic), {}),
-                heir=None,
+                successor=None,
             )
             for topic in topics
             if namespace.exists(topic)
         ]
-        planned = removal(owner, DeletionPolicy.REVOKE_GRANTS, left)
+        planned = removal(owner, DeletionPolicy.REVOKE_GRANTS, remaining)
         await apply(planned.actions, connection.admin, grant, ctx.kubernetes)
     return planned
 
@@ -246,35 +241,35 @@ async def _connection(ref: ConnectionRef, namespace: str, ctx: Context) -> Conne
         remembered = ctx.brokers.remembered(ref, namespace)
         if remembered is None:
             raise
-        # Without this, the broker of a connection that is gone is never probed, if it was down.
+        # A broker that was down is probed by this call; the connection has no reconcile any more.
         await remembered.admin.clusters()
         return remembered
 
 
-async def _left(
+async def _remaining(
     request: Request, about_to_create: frozenset[str], others: Sequence[Request], admin: Admin
-) -> list[Left]:
-    """Read what is there of a policy's topics, of one that it has switched off too."""
+) -> list[RemainingTopic]:
+    """Read the topics of a policy that exist, including those that it no longer uses."""
     try:
         namespace = await admin.namespace(request.policy.topic.namespace_name)
     except TopicGoneError:
         return []
-    found = []
+    topics = []
     retry, dead_letter, *records = request.spec.all_topics
     subscriptions = {
         retry: request.policy.subscription,
         dead_letter: request.policy.dead_letter_subscription,
         **dict.fromkeys(records, naming.LEDGER_SUBSCRIPTION),
     }
-    # No topic passes to another namespace, and none there keeps this one's from being deleted.
-    heirs = [each for each in others if each.key.namespace == request.key.namespace]
+    # Topics never pass to another namespace, so a policy there does not block the deletion.
+    rivals_here = [other for other in others if other.key.namespace == request.key.namespace]
     for name, subscription in subscriptions.items():
         if not namespace.exists(name):
             continue
         partitioned = str(name) in namespace.partitioned
         needed = dead_letter if name in records else name
-        found.append(
-            Left(
+        topics.append(
+            RemainingTopic(
                 name=name,
                 subscription=subscription,
                 partitioned=partitioned,
@@ -282,23 +277,23 @@ async def _left(
                 usage=await admin.usage(name, partitioned=partitioned, subscription=subscription),
                 permissions=namespace.permissions.get(str(name), {}),
                 follows=dead_letter if name in records else None,
-                heir=next((each.key for each in heirs if needed in each.spec.own_topics), None),
+                successor=next((r.key for r in rivals_here if needed in r.spec.own_topics), None),
                 may_delete=request.permissions.allows_deletion(needed),
                 about_to_create=str(name) in about_to_create,
                 is_of_scheme=needed in request.spec.scheme_topics,
                 is_of_others=await _is_of_others(needed, request.policy.topic, namespace, admin),
             )
         )
-    return found
+    return topics
 
 
 async def _is_of_others(
     name: TopicName, source: TopicName, namespace: NamespaceState, admin: Admin
 ) -> bool:
-    """Return True if a subscription of another source topic leads to *name*, too.
+    """Return True if *name* also belongs to a subscription of another source topic.
 
-    Topic `orders-eu` with subscription `billing` and `orders` with `eu-billing` have one name. What
-    consumers of the former have sent there would be deleted with a policy for the latter.
+    Topic `orders-eu` with subscription `billing` and `orders` with `eu-billing` share one name.
+    Deleting the policy of the latter would delete messages of the former's consumers.
     """
     for topic, subscription in naming.origins(name):
         if topic != source and namespace.exists(topic):
@@ -324,20 +319,20 @@ def _given_up(body: Body, error: Exception, since: datetime) -> Outcome:
     logger.warning(
         "RetryPolicy %s: cleanup abandoned", Key.of(body), exc_info=None if expected else error
     )
-    why = error if expected else f"{type(error).__name__}, see the operator's log"
-    return _abandoned(f"waited since {_at(since)}: {why}; {_rest(body)}")
+    cause = error if expected else f"{type(error).__name__}, see the operator's log"
+    return _abandoned(f"failed since {_at(since)}: {cause}; {_retained_topics(body)}")
 
 
 def _waits(error: RedriveError, since: datetime, until: datetime) -> str:
     return (
-        f"being deleted since {_at(since)}: {error}; at {_at(until)} the policy "
-        "goes all the same, and leaves what is there; with the annotation "
-        f"{SKIP_CLEANUP}=true it goes now"
+        f"being deleted since {_at(since)}: {error}; at {_at(until)} the policy is deleted anyway "
+        "and its topics are retained; to delete it now, set the annotation "
+        f"{SKIP_CLEANUP}=true"
     )
 
 
-def _rest(body: Body) -> str:
-    return f"what there is of {made(body) or 'its topics'} stays at the broker"
+def _retained_topics(body: Body) -> str:
+    return f"{made(body) or 'its topics'} are retained at the broker, if they exist"
 
 
 def _at(moment: datetime) -> str:
@@ -345,25 +340,26 @@ def _at(moment: datetime) -> str:
 
 
 def made(body: Body) -> str:
-    """Name the topics that a policy has made or adopted; empty for none."""
+    """Return the topics that a policy created or adopted, as text; empty if there are none."""
     made = body.get("status") or {}
     return " and ".join(made[field] for field in ("retryTopic", "deadLetterTopic") if field in made)
 
 
 @dataclass(frozen=True)
-class Left:
-    """A topic that a deleted policy leaves.
+class RemainingTopic:
+    """A topic of a deleted policy.
 
     Attributes:
-        subscription: the policy's own on it, which keeps what has not been consumed.
-        permissions: who may do what on it.
-        may_delete: whether the connection allows to delete it.
-        about_to_create: whether redrive was about to create it, and may have lost its mark.
-        is_of_scheme: False if `spec.naming` gives it a name other than that of its scheme. Such a
-            name may be that of a topic which others use, or will create.
-        is_of_others: whether a subscription of another source topic leads to its name, too.
-        heir: a policy of the same namespace that needs it now, if there is one.
-        follows: a topic with which it stays: a ledger says what of the dead letters is moved.
+        subscription: subscription of the policy, which holds unprocessed messages.
+        permissions: grants on the topic.
+        may_delete: True if the connection allows deletion of the topic.
+        about_to_create: True if its creation was recorded, so its owner may be lost.
+        is_of_scheme: False if `spec.naming` sets the name. Others may use, or create, a topic of
+            such a name.
+        is_of_others: True if the name also belongs to a subscription of another source topic.
+        successor: a policy of the same namespace that needs the topic now.
+        follows: a topic with which this one is retained. A ledger records which dead letters of its
+            topic were moved.
     """
 
     name: TopicName
@@ -372,7 +368,7 @@ class Left:
     properties: Mapping[str, str]
     usage: TopicUsage
     permissions: Granted
-    heir: Key | None
+    successor: Key | None
     may_delete: bool = True
     about_to_create: bool = False
     is_of_scheme: bool = True
@@ -381,7 +377,7 @@ class Left:
 
     @property
     def subscriptions_of_others(self) -> list[str]:
-        """Return the durable subscriptions that are neither the policy's nor Pulsar's own."""
+        """Return durable subscriptions other than the policy's and the system's."""
         return sorted(
             name
             for name, subscription in self.usage.subscriptions.items()
@@ -391,7 +387,7 @@ class Left:
         )
 
     def record(self, owner: Owner) -> OwnershipRecord:
-        """Return what is on record; of a topic that *owner* created unmarked, what should be."""
+        """Return the recorded ownership; if *owner* created the topic unmarked, the missing one."""
         names = self.usage.subscriptions
         if ownership.created_unmarked(self.properties, names, about_to=self.about_to_create):
             return OwnershipRecord(created=True).owned_by(owner)
@@ -400,34 +396,34 @@ class Left:
 
 @dataclass(frozen=True)
 class Removal:
-    """What is to be done, in order, and a sentence for each thing that stays."""
+    """Planned actions in order, and a sentence about each retained object."""
 
     actions: tuple[Action, ...]
     stays: tuple[str, ...]
 
 
-def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Removal:
-    """Plan the removal of what a policy leaves.
+def removal(owner: Owner, policy: DeletionPolicy, topics: Sequence[RemainingTopic]) -> Removal:
+    """Plan the removal of the topics of a deleted policy.
 
     Args:
-        owner: the policy that is deleted.
-        policy: any but `Retain`.
-        left: its topics, as far as they are there; what follows another comes behind it.
+        owner: the deleted policy.
+        policy: any deletion policy but `Retain`.
+        topics: its existing topics; a topic that follows another comes after it.
 
     Raises:
-        InUse: clients are connected to what would be deleted.
+        InUse: clients are connected to a topic that would be deleted.
     """
     if policy is DeletionPolicy.REVOKE_GRANTS:
-        return _revocation(owner, left)
+        return _revocation(owner, topics)
     whole, parts, stays = [], [], []
     kept: set[TopicName] = set()
-    for topic in left:
+    for topic in topics:
         follows = topic.follows if topic.follows in kept else None
-        why = f"belongs to {follows}" if follows else _stays(topic, owner, policy)
-        if why:
+        reason = f"belongs to {follows}" if follows else _why_unchanged(topic, owner, policy)
+        if reason:
             kept.add(topic.name)
-            stays.append(f"{topic.name} {why}")
-        elif reason := _is_not_deleted(topic, owner):
+            stays.append(f"{topic.name} {reason}")
+        elif reason := _why_not_deleted(topic, owner):
             kept.add(topic.name)
             parts.append(_Part.of(topic, policy))
             stays.append(f"{topic.name} {reason}")
@@ -446,85 +442,84 @@ def removal(owner: Owner, policy: DeletionPolicy, left: Sequence[Left]) -> Remov
     )
 
 
-def _revocation(owner: Owner, left: Sequence[Left]) -> Removal:
-    """Plan to take back the rights that redrive granted, and to leave all else."""
+def _revocation(owner: Owner, topics: Sequence[RemainingTopic]) -> Removal:
+    """Plan to revoke redrive's grants, and to retain everything else."""
     changes: list[RightsChange] = []
     marks: list[Mark] = []
-    for topic in left:
+    for topic in topics:
         record = topic.record(owner)
-        if record.is_of(owner) and topic.heir is None and record.granted:
+        if record.is_of(owner) and topic.successor is None and record.granted:
             granted = ownership.rights(topic.name, {}, topic.permissions, record.granted)
             changes += granted.changes
             marks.append(Mark(topic.name, replace(record, granted={}).changes(topic.properties)))
     return Removal(
         actions=(*([ChangeRights(tuple(changes))] if changes else []), *marks),
-        stays=tuple(str(topic.name) for topic in left),
+        stays=tuple(str(topic.name) for topic in topics),
     )
 
 
 def _refuse_against_clients(clients: Sequence[str]) -> None:
     if any(clients):
         raise Reason.IN_USE.error(
-            "clients are connected to what is to be deleted: they would lose messages, or create a "
-            "deleted topic again where topics are created by themselves",
+            "topic still has connected clients; deleting it would lose messages, or a client would "
+            "recreate it automatically",
             got="; ".join(filter(None, clients)),
-            remedy="stop them",
+            remedy="stop these clients",
         )
 
 
-def _stays(topic: Left, owner: Owner, policy: DeletionPolicy) -> str:
-    """Say why a topic stays exactly as it is; nothing where it does not."""
+def _why_unchanged(topic: RemainingTopic, owner: Owner, policy: DeletionPolicy) -> str:
+    """Return why a topic is retained unchanged; empty if it is not."""
     record = topic.record(owner)
     if not record.is_of(owner):
         if not record.owner:
-            return "has no mark of this policy"
-        return f"is kept by {shown_owner(record.owner, owner.key.namespace)}"
-    if topic.heir is not None:
-        return f"is needed by RetryPolicy {topic.heir}"
+            return "is not marked as a topic of this policy"
+        return f"belongs to {shown_owner(record.owner, owner.key.namespace)}"
+    if topic.successor is not None:
+        return f"is needed by RetryPolicy {topic.successor}"
     if record.created and not topic.may_delete:
-        return "may not be deleted by what its BrokerConnection allows"
+        return "may not be deleted: its BrokerConnection does not allow it"
     if policy is DeletionPolicy.DELETE_IF_EMPTY and record.created:
         return _holds(topic)
     return ""
 
 
-def _is_not_deleted(topic: Left, owner: Owner) -> str:
-    """Return why a topic stays without what redrive added to it; empty if it is deleted."""
+def _why_not_deleted(topic: RemainingTopic, owner: Owner) -> str:
+    """Return why a topic is retained without redrive's additions; empty if it is deleted."""
     if not topic.record(owner).created:
-        return "was there before"
+        return "existed before"
     if not topic.is_of_scheme:
         return "has a name of spec.naming, not of its scheme, and is never deleted"
     if topic.is_of_others:
-        return "has the name of a topic of another source topic's subscription, too"
+        return "also belongs, by its name, to a subscription of another source topic"
     if topic.subscriptions_of_others:
-        return f"has subscriptions of others ({', '.join(topic.subscriptions_of_others)})"
+        return f"has other subscriptions ({', '.join(topic.subscriptions_of_others)})"
     return ""
 
 
-def _holds(topic: Left) -> str:
-    found = topic.usage.subscriptions.items()
+def _holds(topic: RemainingTopic) -> str:
     waiting = {
-        name: stands.backlog
-        for name, stands in found
-        if stands.backlog and name != LEDGER_SUBSCRIPTION
+        name: subscription.backlog
+        for name, subscription in topic.usage.subscriptions.items()
+        if subscription.backlog and name != LEDGER_SUBSCRIPTION
     }
     if waiting:
         counts = ", ".join(f"{count} for {name}" for name, count in sorted(waiting.items()))
         return f"holds messages ({counts})"
     if topic.usage.uncounted:
-        return f"holds {topic.usage.uncounted} bytes without a subscription {topic.subscription}"
+        return f"holds {topic.usage.uncounted} bytes and has no subscription {topic.subscription}"
     return ""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Additions of redrive to a topic that stays.
+    """Removal of redrive's additions from a retained topic.
 
     Attributes:
-        rights: what is left of the rights once redrive's are taken back.
-        actions: the rest of what is to be done.
-        clients: who is connected to what goes.
-        stays: why something stays after all.
+        rights: the change of grants.
+        actions: the other actions.
+        clients: connected consumers of the subscription that is deleted.
+        stays: reason why an addition is retained.
     """
 
     rights: Rights
@@ -533,34 +528,35 @@ class _Part:
     stays: str
 
     @classmethod
-    def of(cls, topic: Left, policy: DeletionPolicy) -> _Part:
+    def of(cls, topic: RemainingTopic, policy: DeletionPolicy) -> _Part:
         record = OwnershipRecord.of(topic.properties)
         rights = ownership.rights(topic.name, {}, topic.permissions, record.granted)
         mark = Mark(topic.name, OwnershipRecord().changes(topic.properties))
-        found = topic.usage.subscriptions.get(record.subscription)
+        subscription = topic.usage.subscriptions.get(record.subscription)
         restore: Iterator[Action] = (
             RestoreTopicPolicy(topic.name, policy, write)
             for policy, before in _as_before(record).items()
             for write in restoring(policy, before)
         )
         back: tuple[Action, ...] = (*restore, mark)
-        if found is None:
+        if subscription is None:
             return cls(rights, back, "", "")
         name = f"subscription {record.subscription} on {topic.name}"
-        if found.backlog and policy is DeletionPolicy.DELETE_IF_EMPTY:
-            # What waits there would be dropped by the time to live that the topic had before.
+        if subscription.backlog and policy is DeletionPolicy.DELETE_IF_EMPTY:
+            # The original time to live of the topic would delete the waiting messages.
             kept = Mark(
                 topic.name, OwnershipRecord(replaced=record.replaced).changes(topic.properties)
             )
-            return cls(rights, (kept,), "", f"{name} holds {found.backlog} messages")
-        clients = f"{name}: {found.consumers} consumers" if found.consumers else ""
+            return cls(rights, (kept,), "", f"{name} holds {subscription.backlog} messages")
+        consumers = subscription.consumers
+        clients = f"{name}: {consumers} consumers" if consumers else ""
         return cls(
             rights, (DeleteSubscription(topic.name, record.subscription), *back), clients, ""
         )
 
 
 def _as_before(record: OwnershipRecord) -> Mapping[str, Any]:
-    """Return what a topic had; of two records of one policy that which is of all of it."""
+    """Return the original topic policies; a record of a whole policy replaces one of its part."""
     parts = {part for part, whole in _PARTS.items() if whole in record.replaced}
     return {name: before for name, before in record.replaced.items() if name not in parts}
 
@@ -568,9 +564,9 @@ def _as_before(record: OwnershipRecord) -> Mapping[str, Any]:
 _PARTS = {LimitsBacklog.name: KeepsBacklog.name, DelaysWithin.name: DELAYED_DELIVERY}
 
 
-def _clients(topic: Left) -> str:
-    """Say who is connected to a topic; empty if there is none."""
-    consumers = sum(found.consumers for found in topic.usage.subscriptions.values())
+def _clients(topic: RemainingTopic) -> str:
+    """Describe the clients that are connected to a topic; empty if there are none."""
+    consumers = sum(stats.consumers for stats in topic.usage.subscriptions.values())
     producers = topic.usage.producers
     if not consumers and not producers:
         return ""
@@ -589,16 +585,16 @@ def receiver_of(body: Body, own: str) -> str:
 
 
 async def hand_over(cluster: str, request: Request, ctx: Context) -> Outcome:
-    """Make what belongs to a policy the topics of its namesake in another cluster.
+    """Record the policy of the same name in another cluster as owner of a policy's topics.
 
-    A crash in between leaves fewer topics for the next call.
+    After a crash the next call marks the remaining topics.
 
     Raises:
-        RedriveError: not now, or its connection does not allow it.
+        RedriveError: a call failed, or the connection does not allow the policy.
     """
     ADMISSION.check(request)
     owner = owner_of(request, ctx.settings.cluster_id)
-    # Its uid is for that cluster to write; it is known by its name and what it retries.
+    # The other cluster adds its uid. Until then name and source identify the policy.
     receiver = replace(owner, cluster=cluster, uid="")
     connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
     namespace = await connection.admin.namespace(request.policy.topic.namespace_name)
@@ -607,18 +603,17 @@ async def hand_over(cluster: str, request: Request, ctx: Context) -> Outcome:
         if not namespace.exists(topic):
             continue
         partitioned = str(topic) in namespace.partitioned
-        found = (await connection.admin.metadata(topic, partitioned=partitioned)).properties
-        record = OwnershipRecord.of(found)
+        properties = (await connection.admin.metadata(topic, partitioned=partitioned)).properties
+        record = OwnershipRecord.of(properties)
         if record.is_of(owner):
-            marks.append(Mark(topic, record.owned_by(receiver).changes(found)))
+            marks.append(Mark(topic, record.owned_by(receiver).changes(properties)))
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         await apply(marks, connection.admin, grant, ctx.kubernetes)
     if marks:
         logger.info("RetryPolicy %s: %s", request.key, in_words(marks))
-    told = (
-        f"by the annotation {HAND_OVER_TO} its topics belong to RetryPolicy {receiver}, and "
-        "nothing is done for it here; delete it once that one is Ready"
+    message = (
+        f"the annotation {HAND_OVER_TO} gives its topics to RetryPolicy {receiver}, and the policy "
+        "is not reconciled here; delete it once the other policy is Ready"
     )
-    return Outcome(
-        (*paused(Reason.HANDED_OVER, told)[:1], warning(StatusWarning(Reason.HANDED_OVER, told)))
-    )
+    condition = warning(StatusWarning(Reason.HANDED_OVER, message))
+    return Outcome((*paused(Reason.HANDED_OVER, message)[:1], condition))

@@ -1,14 +1,8 @@
-"""Events of the Kubernetes API → work queues.
+"""Events of the Kubernetes API, and the work queues that they fill.
 
-Watch events of policies, connections and ConfigMaps → the caches.
-
-Their listeners, in `queues`, enqueue what a change affects. The one door to kopf in this journey.
-Called once, by the operator's command.
-
-The work queues of policies and connections, and which changes enqueue what.
-
-Called by `handlers`, which fills the caches; their listeners, here, decide nothing about an object:
-they enqueue what a change may affect, and the `Controller`s do the rest.
+`register` connects kopf to the caches; it is the only user of kopf in this journey. `Queues`
+enqueues the objects that a change of a cache may affect. It decides nothing about them: the
+`Controller`s reconcile.
 """
 
 from __future__ import annotations
@@ -32,23 +26,23 @@ from redrive.provision.claims import Conflicts
 from redrive.provision.connection import has_target_rights, is_protection_due
 from redrive.provision.desired import config_map_of
 from redrive.provision.health import Health
-from redrive.provision.orphans import DeletionEvents, LostPolicies
+from redrive.provision.orphans import DeletionEvents, OrphanedPolicies
 from redrive.provision.poller import NamespaceFacts, Resync, StallChecks
 from redrive.reasons import Reason
 
 
 class Stoppable(Protocol):
-    """What runs in the background."""
+    """Background task."""
 
     async def stop(self) -> None:
-        """Stop it, and wait until it has stopped."""
+        """Stop the task, and wait for its end."""
 
 
 def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, ...]:
-    """Register the handlers of this journey, and enqueue what needs a reconcile already.
+    """Register the handlers of this journey, and enqueue the objects that need a reconcile.
 
     Returns:
-        What the caller has to stop in the end.
+        The tasks that the caller must stop.
     """
     queues = Queues(ctx)
     queues.listen()
@@ -73,11 +67,11 @@ def register(registry: kopf.OperatorRegistry, ctx: Context) -> tuple[Stoppable, 
 
 
 PROBE_SECONDS = 5.0
-"""A broker that does not answer is probed this often, or up to twice as often."""
+"""Seconds between probes of a broker that does not answer; at most twice as long."""
 
 
 class Queues:
-    """One of each, and what enqueues their objects."""
+    """Work queues of policies and connections, and the listeners that fill them."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -88,7 +82,7 @@ class Queues:
                 ctx,
                 self._conflicts,
                 self.health,
-                self._lost,
+                self._orphans,
                 failures=self.policies.failures(key),
             ),
             mark_progressing=lambda key: reconciler.mark_progressing(key, ctx),
@@ -101,7 +95,7 @@ class Queues:
             longest_back_off=PROBE_SECONDS,
         )
         self._conflicts = Conflicts(ctx.policies, ctx.connections, self.policies.enqueue)
-        self._lost = LostPolicies(ctx.policies, ctx.clock)
+        self._orphans = OrphanedPolicies(ctx.policies, ctx.clock)
         self.facts = NamespaceFacts(ctx, self._conflicts)
         self.stalls = StallChecks(ctx)
         self.health = Health(ctx, self.policies.enqueue)
@@ -110,12 +104,12 @@ class Queues:
         )
 
     def _connection_of(self, policy: Key) -> Key | None:
-        """Return the connection whose broker a policy waits for; None where the policy is gone."""
+        """Return the connection of a policy; None if the policy is gone."""
         body = self._ctx.policies.get(policy)
         return None if body is None else connection_of(body)
 
     def listen(self) -> None:
-        """Enqueue what later changes affect."""
+        """Enqueue the objects that later changes affect."""
         self._ctx.policies.listen(self._policy_changed)
         self._ctx.connections.listen(self._connection_changed)
         self._ctx.config_maps.listen(self._config_map_changed)
@@ -124,7 +118,7 @@ class Queues:
         self._ctx.job_templates.listen(self._job_templates_changed)
 
     def enqueue_unsettled(self) -> None:
-        """Enqueue all that may need a reconcile; the first resync checks other settled policies."""
+        """Enqueue unsettled objects. The first poll checks settled policies."""
         for body in self._ctx.policies:
             orphaned = self._ctx.connections.get(connection_of(body)) is None
             if orphaned or not is_settled(body) or self._conflicts.has_rivals(Key.of(body)):
@@ -142,7 +136,7 @@ class Queues:
             for connection in refs:
                 self._users_changed(connection)
         if after is not None and _is_rejected(after) and not _is_rejected(before or {}):
-            # A token is no longer valid, which nothing else shows to the connection.
+            # The token is no longer valid: the connection must show that.
             self.connections.enqueue(connection_of(after))
 
     def _users_changed(self, connection: Key) -> None:
@@ -156,14 +150,14 @@ class Queues:
             self.connections.enqueue(key)
             self._enqueue_users(key)
         elif has_target_rights(before or {}) is not has_target_rights(after or {}):
-            self.connections.enqueue(key)  # it may keep the connection from being deleted
+            self.connections.enqueue(key)  # its deletion may be blocked or unblocked
         elif _is_of_another_release(before, after):
             self._enqueue_users(key)
         elif after is not None and is_ready(after) and not is_ready(before or {}):
             self._enqueue_failed_users(key)
 
     def _enqueue_failed_users(self, connection: Key) -> None:
-        """Enqueue those that may have failed for what kept the connection from being ready."""
+        """Enqueue policies that may have failed for the same cause as the connection."""
         for body in users(connection, self._ctx.policies):
             if not is_ready(body) and not is_progressing(body):
                 self.policies.enqueue(Key.of(body))
@@ -200,11 +194,11 @@ class Queues:
 
 
 def _is_of_another_release(before: Body | None, after: Body | None) -> bool:
-    """Whether a connection's broker has been upgraded, so that its topics need other policies."""
-    found = [((body or {}).get("status") or {}).get("brokerVersion") for body in (before, after)]
-    return None not in found and found[0] != found[1]
+    """Return True if the broker of a connection was upgraded, which may change topic policies."""
+    versions = [((body or {}).get("status") or {}).get("brokerVersion") for body in (before, after)]
+    return None not in versions and versions[0] != versions[1]
 
 
 def _is_rejected(policy: Body) -> bool:
-    """Whether the broker rejected the token (401) at the last reconcile."""
+    """Return True if the broker rejected the token (401) at the last reconcile."""
     return reason(policy) == AuthenticationFailedError.reason

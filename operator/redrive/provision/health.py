@@ -1,13 +1,9 @@
 """Poll of topic statistics.
 
-Looks at the topics of every provisioned policy once a minute, and at once when requested.
-
-Made by `queues`, beside the controllers. For each connection one task asks the broker, all that
-lead to one broker at most ten times a second, and all together 75 times: with more policies
-than that is enough for, a look comes later than every minute. A policy that is not ready any more
-is looked at all the same: its messages still wait.
-
-Statistics of one connection's topics, asked for no more often than a broker should be.
+`Health` reads the topics of each provisioned policy once a minute, and at once when requested. Each
+connection has one task. The calls to one broker are limited to ten a second, to all brokers to 75;
+with more policies than that allows, the interval grows. Policies that are no longer ready are
+polled, too: their messages still wait.
 """
 
 from __future__ import annotations
@@ -55,26 +51,26 @@ INTERVAL_SECONDS = 60.0
 CALLS_PER_SECOND = 10.0
 """To one broker."""
 CALLS_PER_SECOND_IN_ALL = 75.0
-"""To all brokers together."""
+"""To all brokers."""
 TICK_SECONDS = 1.0
 AT_A_TIME = 20
-"""After so many policies, those that are new or requested come first again."""
+"""Policies polled before new and requested ones come first again."""
 REST_SECONDS = 15.0
-"""A broker that fails is left alone for so long."""
+"""Pause after a failed call to a broker."""
 
 logger = logging.getLogger(__name__)
 
 
 class Health:
-    """Reads the topics of all provisioned policies; must be made in a running event loop.
+    """Reads the topics of all provisioned policies; requires a running event loop.
 
-    It writes `status.backlog`, which nothing else does, and no condition: a reconcile, enqueued
-    when a warning came or went, takes them from here.
+    It writes `status.backlog`, which no other component does, and no condition. When a warning
+    begins or ends, it enqueues the policy, and the reconcile publishes the warnings.
 
     Args:
-        enqueue: has a policy reconciled.
-        interval: how many seconds lie between two looks at a topic, at least.
-        limits: from where on a check warns.
+        enqueue: enqueues a reconcile of a policy.
+        interval: minimum seconds between two polls of a topic.
+        limits: thresholds of the checks.
     """
 
     def __init__(
@@ -102,7 +98,7 @@ class Health:
         self._task = asyncio.create_task(self._watch(), name="health")
 
     async def stop(self) -> None:
-        """End all looks, and wait until they have ended."""
+        """Cancel all polls, and wait for their end."""
         tasks = [self._task, *self._walks.values()]
         for task in tasks:
             task.cancel()
@@ -110,15 +106,15 @@ class Health:
         self._metrics.close()
 
     def warnings(self, body: Body) -> tuple[StatusWarning, ...]:
-        """Return the warnings about a policy's topics, by the last look at them.
+        """Return the warnings about a policy's topics from the last poll.
 
-        Before the first one, these are its conditions: a restart ends no warning.
+        Before the first poll they come from its conditions: a restart ends no warning.
         """
         findings = self._findings.get(_uid(body))
         return _published(body) if findings is None else findings.warnings
 
     def request(self, body: Body) -> None:
-        """Have a policy's topics read at once, and its backlog written even if unchanged."""
+        """Poll a policy's topics at once, and write its backlog even if it is unchanged."""
         self._requested.add(_uid(body))
 
     def _policy_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
@@ -130,11 +126,11 @@ class Health:
             self.request(after)
 
     def _forget(self, key: Key, uid: str) -> None:
-        """Drop what is known of a policy that is gone."""
+        """Drop the data of a policy that was deleted."""
         self._metrics.remove(key)
         self._requested.discard(uid)
-        for known in (self._looked, self._findings):
-            known.pop(uid, None)
+        for by_uid in (self._looked, self._findings):
+            by_uid.pop(uid, None)
 
     def _replay_changed(self, key: Key, before: Body | None, after: Body | None) -> None:
         if after is None or _is_final(before or {}) or not _is_final(after):
@@ -148,7 +144,7 @@ class Health:
             try:
                 self._begin_walks()
             except Exception:
-                logger.exception("health: finding the policies to look at failed")
+                logger.exception("health: selection of policies to poll failed")
             await asyncio.sleep(min(TICK_SECONDS, self._interval))
 
     def _begin_walks(self) -> None:
@@ -162,7 +158,7 @@ class Health:
                 )
 
     def _due(self, connection: Key) -> list[Body]:
-        """Return some that are to be looked at, what waits for longest first."""
+        """Return policies that are due; the longest waiting comes first."""
         never, latest = float("-inf"), _now() - self._interval
 
         def since(body: Body) -> float:
@@ -182,28 +178,28 @@ class Health:
         reader.tidy()
         try:
             for body in due:
-                if not self._is_there(body):
+                if not self._exists(body):
                     continue
                 self._looked[_uid(body)] = _now()
-                if not await self._is_answered(body, reader):
+                if not await self._poll_may_continue(body, reader):
                     await asyncio.sleep(REST_SECONDS)
                     return
         finally:
             del self._walks[connection]
 
-    def _is_there(self, body: Body) -> bool:
-        known = self._ctx.policies.get(Key.of(body))
-        return known is not None and _uid(known) == _uid(body)
+    def _exists(self, body: Body) -> bool:
+        current = self._ctx.policies.get(Key.of(body))
+        return current is not None and _uid(current) == _uid(body)
 
-    async def _is_answered(self, body: Body, reader: Reader) -> bool:
-        """Look at one policy; return whether it makes sense to go on to the next."""
+    async def _poll_may_continue(self, body: Body, reader: Reader) -> bool:
+        """Poll one policy; return False if the next one would fail, too."""
         try:
-            await self._look(body, reader)
+            await self._poll(body, reader)
         except AdminNotFoundError as error:
-            # A resync finds that as drift, and says what it does about it.
+            # The poll of namespace facts detects and repairs this drift.
             logger.info("RetryPolicy %s: no statistics: %s", Key.of(body), error)
         except RedriveError as error:
-            # Of one that is not ready, its status says why.
+            # The status of a policy that is not ready shows the error.
             level = logging.WARNING if is_ready(body) else logging.DEBUG
             logger.log(level, "RetryPolicy %s: no statistics: %s", Key.of(body), error)
             return not (isinstance(error, AdminError) and error.meets_all)
@@ -211,7 +207,7 @@ class Health:
             logger.exception("RetryPolicy %s: reading statistics failed", Key.of(body))
         return True
 
-    async def _look(self, body: Body, reader: Reader) -> None:
+    async def _poll(self, body: Body, reader: Reader) -> None:
         """Read the topics of one policy."""
         requested = _uid(body) in self._requested
         self._requested.discard(_uid(body))
@@ -223,19 +219,21 @@ class Health:
         begun, seconds = self._ctx.clock(), _now()
         retry = await reader.read(admin, policy.retry_topic, oldest=True, fresh=True)
         persistence, acknowledged = await self._acknowledgements(policy, retry, admin, reader)
-        rests = TopicStats({}, {})
+        dead_letter = TopicStats({}, {})
         if policy.dead_letters:
-            rests = await reader.read(admin, policy.dead_letter_topic, oldest=True, fresh=True)
+            dead_letter = await reader.read(
+                admin, policy.dead_letter_topic, oldest=True, fresh=True
+            )
         reading = Reading(
             policy=policy,
             begun=begun,
             seconds=seconds,
             requested=requested,
-            quota=await self._quota(asked, rests, admin, reader),
+            quota=await self._quota(asked, dead_letter, admin, reader),
             source=await reader.read(admin, policy.topic),
             retry=retry,
-            dead_letter=rests,
-            published=rests.published,
+            dead_letter=dead_letter,
+            published=dead_letter.published,
             persistence=persistence,
             acknowledged=acknowledged,
             outages=(
@@ -249,16 +247,17 @@ class Health:
             await self._publish(latest, reading)
 
     async def _quota(
-        self, asked: Request, rests: TopicStats, admin: Admin, reader: Reader
+        self, asked: Request, dead_letter: TopicStats, admin: Admin, reader: Reader
     ) -> int | None:
-        """Return what the dead-letter topic may hold: of an empty one that is not read.
+        """Return the backlog quota of the dead-letter topic; None if it is unlimited or not read.
 
-        Nor where the broker refuses to tell: what else is read of the policy is worth more.
+        An empty topic is not read. If the broker refuses the call, the other statistics still
+        count.
         """
         policy, quota = asked.policy, asked.spec.dead_letter.backlog_quota
         if quota is not None:
             return quota.bytes
-        own = rests.get(policy.dead_letter_subscription)
+        own = dead_letter.get(policy.dead_letter_subscription)
         if own is None or not own.bytes:
             return None
         try:
@@ -266,17 +265,15 @@ class Health:
         except AdminError as error:
             if error.meets_all:
                 raise
-            logger.warning(
-                "RetryPolicy %s: the quota of dead letters is not known: %s", asked.key, error
-            )
+            logger.warning("RetryPolicy %s: quota of dead letters is unknown: %s", asked.key, error)
             return None
 
     async def _acknowledgements(
         self, policy: Policy, retry: TopicStats, admin: Admin, reader: Reader
     ) -> tuple[AckPersistence, int]:
-        """Read what the broker remembers of acknowledgements, and what there is to remember.
+        """Read the limit of persisted acknowledgements, and the number of messages that need it.
 
-        The latter only where the number of ranges does not tell: it is another call.
+        The number takes another call, so it is read only if the number of ranges is not sufficient.
         """
         persistence = await admin.ack_persistence()
         own = retry.get(policy.subscription)
@@ -287,27 +284,27 @@ class Health:
         return persistence, await reader.acknowledged(admin, topic, policy.subscription)
 
     async def _publish(self, body: Body, reading: Reading) -> None:
-        """Pass on what is new: warnings to a reconcile, figures to metrics and the status."""
+        """Publish new data: warnings by a reconcile, figures as metrics and status."""
         key, uid = Key.of(body), _uid(body)
         findings = Findings.of(reading, self._findings.get(uid), self.warnings(body), self._limits)
         self._findings[uid] = findings
         if is_ready(body) and set(findings.warnings) != set(_published(body)):
             self._enqueue(key)
         self._metrics.show(key, reading, findings)
-        found = reading.backlog
+        backlog = reading.backlog
         written = read_backlog(body.get("status") or {})
-        if reading.requested or is_backlog_worth_writing(written, found):
-            await self._write(key, found)
+        if reading.requested or is_backlog_worth_writing(written, backlog):
+            await self._write(key, backlog)
 
-    async def _write(self, policy: Key, found: Backlog) -> None:
+    async def _write(self, policy: Key, backlog: Backlog) -> None:
         after = await self._ctx.kubernetes.patch_status(
-            resources.POLICIES, policy, backlog_patch(found)
+            resources.POLICIES, policy, backlog_patch(backlog)
         )
         self._ctx.policies.renew(after)
 
 
 def _provisioned_at(body: Body) -> Key | None:
-    """Return the connection of a policy whose topics were made, and that is not going."""
+    """Return the connection of a policy with topics that is not being deleted, else None."""
     made = "retryTopic" in (body.get("status") or {}) or is_ready(body)  # it may observe
     return connection_of(body) if made and "deletionTimestamp" not in body["metadata"] else None
 
@@ -317,9 +314,9 @@ def _is_final(replay: Body) -> bool:
 
 
 def _published(body: Body) -> tuple[StatusWarning, ...]:
-    """Return what a policy's conditions say of its topics' health."""
-    found = (find(body, reason) for reason in sorted(REASONS))
-    return tuple(StatusWarning(c.type, c.message) for c in found if c is not None)
+    """Return the health warnings that the conditions of a policy show."""
+    conditions = (find(body, reason) for reason in sorted(REASONS))
+    return tuple(StatusWarning(c.type, c.message) for c in conditions if c is not None)
 
 
 def _uid(body: Body) -> str:
@@ -333,7 +330,7 @@ def _now() -> float:
 
 FORGET_AFTER_SECONDS = 3_600.0
 QUOTA_SECONDS = 900.0
-"""How old what is known of a quota may be: as old as a namespace between two resyncs."""
+"""Maximum age of a cached quota."""
 
 
 @dataclass(frozen=True)
@@ -344,13 +341,13 @@ class _Answer:
 
 
 class Reader:
-    """Reads topics one after the other, a source topic at most once in *interval* seconds.
+    """Reads topic statistics, of a source topic at most once in *interval* seconds.
 
-    Within that time, policies of one source topic get the same answer.
+    Within that time, policies of one source topic share one answer.
 
     Args:
         interval: in seconds.
-        paces: of the calls to its broker, and to all.
+        paces: rate limits of the calls to its broker, and to all brokers.
     """
 
     def __init__(self, interval: float, paces: Sequence[RateLimit]) -> None:
@@ -362,96 +359,96 @@ class Reader:
     async def read(
         self, admin: Admin, topic: TopicName, *, oldest: bool = False, fresh: bool = False
     ) -> TopicStats:
-        """Return how the subscriptions of *topic* stand, and the oldest messages if asked.
+        """Return the statistics of *topic*.
 
         Args:
-            admin: leads to the broker.
+            admin: client of the broker.
             topic: any topic.
-            oldest: whether to read when the oldest unacknowledged message was published.
-            fresh: whether to read it even if it was read within the interval, as the topics of a
-                single policy are.
+            oldest: True reads the publish time of the oldest unacknowledged message, too.
+            fresh: True reads the topic even within the interval, for topics of one policy.
 
         Raises:
-            AdminNotFoundError: there is no such topic.
-            AdminError: it can't be read.
+            AdminNotFoundError: the topic does not exist.
+            AdminError: the call failed.
         """
-        known = self._answers.get((topic, oldest))
-        if known is not None and not fresh and known.at + self._interval > _now():
-            return known.stats
-        # What it was is tried first: a topic hardly ever turns into one of the other kind.
-        guess = known is not None and known.partitioned
+        cached = self._answers.get((topic, oldest))
+        if cached is not None and not fresh and cached.at + self._interval > _now():
+            return cached.stats
+        # Topics hardly ever change between partitioned and not partitioned.
+        guess = cached is not None and cached.partitioned
         try:
             return await self._ask(admin, topic, partitioned=guess, oldest=oldest)
         except AdminNotFoundError:
             return await self._ask(admin, topic, partitioned=not guess, oldest=oldest)
 
     async def acknowledged(self, admin: Admin, topic: TopicName, subscription: str) -> int:
-        """Return what `Admin.acknowledged` does, of a topic that was read before.
+        """Return the result of `Admin.acknowledged` for a topic that was read before.
 
         Raises:
-            AdminNotFoundError: there is no such topic.
-            AdminError: it can't be read.
+            AdminNotFoundError: the topic does not exist.
+            AdminError: the call failed.
         """
         for pace in self._paces:
-            await pace.turn()
+            await pace.acquire()
         partitioned = self._is_partitioned(topic)
         return await admin.acknowledged(topic, partitioned=partitioned, subscription=subscription)
 
     async def causes_of_outages(self, admin: Admin, topic: TopicName) -> tuple[str, ...]:
-        """Return what consumers have paused for that show it by a producer on *topic*, in order.
+        """Return the sorted causes that paused consumers publish as producers on *topic*.
 
         Args:
-            admin: leads to the broker.
+            admin: client of the broker.
             topic: a retry topic that was read before.
 
         Raises:
-            AdminNotFoundError: there is no such topic.
-            AdminError: it can't be read.
+            AdminNotFoundError: the topic does not exist.
+            AdminError: the call failed.
         """
         for pace in self._paces:
-            await pace.turn()
+            await pace.acquire()
         producers = await admin.producers(topic, partitioned=self._is_partitioned(topic))
-        return tuple(sorted(each[BEACON] for each in producers if BEACON in each))
+        return tuple(sorted(producer[BEACON] for producer in producers if BEACON in producer))
 
     async def quota(self, admin: Admin, topic: TopicName) -> int | None:
-        """Return the bytes of backlog that *topic* may hold; None is any.
+        """Return the backlog quota of *topic* in bytes; None means unlimited.
 
-        What is set on it, or else on its namespace, or else at the broker; read every 15 minutes.
+        The quota of the topic, its namespace or the broker applies, in this order. It is read every
+        15 minutes.
 
         Raises:
-            AdminNotFoundError: there is no such topic.
-            AdminError: it can't be read.
+            AdminNotFoundError: the topic does not exist.
+            AdminError: the call failed.
         """
-        known = self._quotas.get(topic)
-        if known is None or known[0] + QUOTA_SECONDS <= _now():
+        cached = self._quotas.get(topic)
+        if cached is None or cached[0] + QUOTA_SECONDS <= _now():
             for pace in self._paces:
-                await pace.turn()
+                await pace.acquire()
             own = await admin.topic_policy(topic, KeepsBacklog())
             around = await admin.namespace(topic.namespace_name, max_age=QUOTA_SECONDS)
             quotas = quotas_in_force(own, around)
-            if BY_SIZE in quotas:  # a limit, or none whatever the broker's default
+            if BY_SIZE in quotas:  # may be unlimited, which overrides the default of the broker
                 limit = size_limit(quotas)
             else:
                 limit = await admin.default_backlog_quota()
-            known = _now(), limit
-            self._quotas[topic] = known
-        return known[1]
+            cached = _now(), limit
+            self._quotas[topic] = cached
+        return cached[1]
 
     def tidy(self) -> None:
-        """Forget topics that were not asked for in an hour."""
+        """Forget topics that were not read for an hour."""
         recent = _now() - FORGET_AFTER_SECONDS
-        self._quotas = {topic: known for topic, known in self._quotas.items() if known[0] > recent}
-        self._answers = {t: found for t, found in self._answers.items() if found.at > recent}
+        self._quotas = {t: quota for t, quota in self._quotas.items() if quota[0] > recent}
+        self._answers = {t: answer for t, answer in self._answers.items() if answer.at > recent}
 
     def _is_partitioned(self, topic: TopicName) -> bool:
-        known = (each.partitioned for (of, _), each in self._answers.items() if of == topic)
-        return next(known, False)
+        answers = (answer for (name, _), answer in self._answers.items() if name == topic)
+        return next((answer.partitioned for answer in answers), False)
 
     async def _ask(
         self, admin: Admin, topic: TopicName, *, partitioned: bool, oldest: bool
     ) -> TopicStats:
         for pace in self._paces:
-            await pace.turn()
+            await pace.acquire()
         stats = await admin.stats(topic, partitioned=partitioned, oldest=oldest)
         self._answers[topic, oldest] = _Answer(_now(), partitioned, stats)
         return stats

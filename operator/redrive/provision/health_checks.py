@@ -1,15 +1,11 @@
-"""Health checks over the topic statistics of a policy.
+"""Health checks over the topic statistics of a policy; pure.
 
-What the statistics of a policy's topics show that needs a fix: an ordered tuple of checks; pure.
+`Findings.of` combines the latest reading with earlier findings and runs `CHECKS`. A published
+warning keeps its message while its check still fails: new figures at each reading would be an Event
+each time.
 
-Called by `findings`. A published message stays as it is while its check still finds something:
-figures that differ at each reading would be an Event each time.
-
-How many of a subscription's deliveries were retries lately: a sliding window; pure.
-
-One reading of a policy's statistics, and what was found before → what is found now; pure.
-
-What waits in a policy's topics → its status, and when that is worth a write; pure.
+`Deliveries` counts first deliveries and retries in a sliding window. `is_backlog_worth_writing`
+limits the writes of `status.backlog`.
 """
 
 from __future__ import annotations
@@ -37,20 +33,20 @@ _CAUSE = 128
 
 @dataclass(frozen=True)
 class Thresholds:
-    """From where on a check warns.
+    """Thresholds of the checks.
 
     Attributes:
-        ack_share: the share of what a broker remembers of acknowledgements.
-        ack_share_cleared: below this share the warning ends; lower, so that it does not come and
-            go every minute.
-        deliveries: fewer within the window are no storm.
-        retry_share: more of the deliveries than this are one.
-        overdue: retries that are due for longer than this should have been delivered.
-        undelivered_seconds: nothing else was delivered for so long either.
-        stranded_readings: so many consecutive readings show stranded chunks. A broker that delivers
-            thousands of messages a second shows some in one of ten.
-        quota_share: from this share of the quota on a dead-letter topic is nearly full.
-        quota_share_cleared: below this share the warning ends.
+        ack_share: warn from this share of the acknowledgements that a broker persists.
+        ack_share_cleared: clear the warning below this share. It is lower, so that the warning does
+            not flap.
+        deliveries: minimum deliveries within the window for a retry storm.
+        retry_share: a retry storm has a larger share of retries.
+        overdue: a due retry should have been delivered after this time.
+        undelivered_seconds: minimum time without any delivery of retries.
+        stranded_readings: consecutive readings with stranded chunks. A broker that delivers
+            thousands of messages a second shows some in one of ten readings.
+        quota_share: warn from this share of the quota of the dead-letter topic.
+        quota_share_cleared: clear the warning below this share.
     """
 
     ack_share: float = 0.5
@@ -69,22 +65,22 @@ THRESHOLDS = Thresholds()
 
 @dataclass(frozen=True)
 class CheckInput:
-    """What the checks read.
+    """Input of the checks.
 
     Attributes:
-        source: the policy's subscription on the source topic; None where there is none.
+        source: subscription of the policy on the source topic; None if it does not exist.
         retry: all subscriptions of the retry topic, by name.
-        dead_letter: those of the dead-letter topic; empty where the policy discards.
-        unconsumed_before: whether the previous reading found `unconsumed`, too.
-        published: the warnings of the policy so far, by reason.
+        dead_letter: those of the dead-letter topic; empty if the policy discards.
+        unconsumed_before: True if the previous reading was `unconsumed`, too.
+        published: current warnings of the policy, by reason.
         now: the moment before the statistics were read.
-        quota: the bytes that a partition of the dead-letter topic may hold, be that set by the
-            policy, on the topic, on its namespace or at the broker; None is any.
-        persistence: what the broker remembers of acknowledgements.
-        acknowledged: how many messages of the retry topic are acknowledged behind one that is not,
-            see `Admin.acknowledged`; 0 where that was not read.
-        outages: what each consumer that has paused shows as the cause.
-        stranded_readings: how many consecutive readings show stranded chunks, this one included.
+        quota: backlog quota in bytes of a partition of the dead-letter topic. It is set by the
+            policy, the topic, its namespace or the broker; None means unlimited.
+        persistence: limit of the acknowledgements that the broker persists.
+        acknowledged: messages of the retry topic that are acknowledged out of order, see
+            `Admin.acknowledged`; 0 if not read.
+        outages: cause that each paused consumer publishes.
+        stranded_readings: consecutive readings with stranded chunks, this one included.
     """
 
     policy: Policy
@@ -108,87 +104,87 @@ class CheckInput:
 
     @property
     def unconsumed(self) -> bool:
-        """Whether the source topic has consumers, and the retry topic has none."""
+        """Return True if the source topic has consumers and the retry topic has none."""
         if self.source is None or self.retries is None or not self.policy.max_retries:
             return False
         return self.source.consumers > 0 and self.retries.consumers == 0
 
 
-def acknowledged_range_has_holes(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
-    """Find a retry subscription with half as much behind its holes as the broker remembers."""
-    broker, published = given.persistence, given.published.get(Reason.ACK_HOLES)
-    holes = 0 if given.retries is None else given.retries.ack_holes
-    # Each range has a message at least: with many of them, how many they have is not read.
-    found = max(holes, given.acknowledged) if broker.whole_ledgers else holes
+def acknowledged_range_has_holes(facts: CheckInput, limits: Thresholds) -> StatusWarning | None:
+    """Find a retry subscription that nears the limit of persisted acknowledgements."""
+    broker, published = facts.persistence, facts.published.get(Reason.ACK_HOLES)
+    holes = 0 if facts.retries is None else facts.retries.ack_holes
+    # Each range has at least one message, so many ranges are enough to exceed the limit.
+    count = max(holes, facts.acknowledged) if broker.whole_ledgers else holes
     share = limits.ack_share if published is None else limits.ack_share_cleared
-    if not holes or found < share * broker.limit:
+    if not holes or count < share * broker.limit:
         return None
-    what, remembered = (
+    unit, limit = (
         ("acknowledged messages", f"whole ledgers of them ({AS_ARRAYS}=true) until there are")
         if broker.whole_ledgers
         else ("ranges of acknowledged messages", "at most")
     )
-    origin = "as it is configured" if broker.configured else "the default of its release"
+    origin = "configured" if broker.configured else "the default of its release"
     return published or StatusWarning(
         Reason.ACK_HOLES,
-        f"subscription {given.policy.subscription} of {given.policy.retry_topic} has many {what} "
-        "behind retries that still wait, and when the broker unloads the topic it remembers "
-        f"{remembered} {broker.limit} ({RANGES}, {origin}): beyond that, processed messages may "
-        "come again; "
-        f"got {found}; make the delays more alike, give the retry topic more partitions "
+        f"subscription {facts.policy.subscription} of {facts.policy.retry_topic} has many {unit} "
+        "behind waiting retries; when the broker unloads the topic, it keeps "
+        f"{limit} {broker.limit} ({RANGES}, {origin}), and beyond that processed messages may "
+        "be redelivered; "
+        f"got {count}; make the delays more similar, give the retry topic more partitions "
         f"(retry.partitions), or raise {RANGES} at the broker",
     )
 
 
-def foreign_subscriptions_take_messages(given: CheckInput, _: Thresholds) -> StatusWarning | None:
+def foreign_subscriptions_take_messages(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
     """Find durable subscriptions on the policy's topics that are not its own.
 
-    Those of readers do not last, and names with two underscores are the broker's own.
+    Subscriptions of readers are not durable. Names with two underscores are the broker's own.
     """
-    policy = given.policy
+    policy = facts.policy
     own = (
-        (policy.retry_topic, given.retry, policy.subscription),
-        (policy.dead_letter_topic, given.dead_letter, policy.dead_letter_subscription),
+        (policy.retry_topic, facts.retry, policy.subscription),
+        (policy.dead_letter_topic, facts.dead_letter, policy.dead_letter_subscription),
     )
-    found = [
+    others = [
         f"{name} on {topic.local}"
         for topic, subscriptions, ours in own
         for name, subscription in sorted(subscriptions.items())
         if name != ours and subscription.durable and not name.startswith("__")
     ]
-    if not found:
+    if not others:
         return None
-    more = [f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    more = [f"{len(others) - _SHOWN} more"] if len(others) > _SHOWN else []
     return StatusWarning(
         Reason.FOREIGN_SUBSCRIPTION,
-        "subscriptions that are not this policy's take messages of its retry or dead-letter "
-        "topic, as one by a pattern does that matches these topics too; got "
-        f"{', '.join([*found[:_SHOWN], *more])}; have the pattern leave these topics out, then "
+        "other subscriptions than this policy's receive messages of its retry or dead-letter "
+        "topic, for example by a pattern that matches these topics; got "
+        f"{', '.join([*others[:_SHOWN], *more])}; exclude these topics from the pattern, then "
         "delete the subscriptions there",
     )
 
 
-def retry_topic_is_not_consumed(given: CheckInput, _: Thresholds) -> StatusWarning | None:
-    """Find consumers of the source topic while there is none on the retry topic, twice in a row.
+def retry_topic_is_not_consumed(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
+    """Find consumers of the source topic without consumers of the retry topic, in two readings.
 
-    A consumer that is just starting has the one for a moment before the other.
+    One reading is not enough: a starting consumer subscribes to one topic before the other.
     """
-    published = given.published.get(Reason.RETRY_TOPIC_NOT_CONSUMED)
-    if not given.unconsumed or (published is None and not given.unconsumed_before):
+    published = facts.published.get(Reason.RETRY_TOPIC_NOT_CONSUMED)
+    if not facts.unconsumed or (published is None and not facts.unconsumed_before):
         return None
-    policy = given.policy
+    policy = facts.policy
     return StatusWarning(
         Reason.RETRY_TOPIC_NOT_CONSUMED,
         f"subscription {policy.subscription} has consumers on {policy.topic.local} and none on "
-        f"{policy.retry_topic.local}, so messages that are to be retried stay there; have the "
-        "consumers subscribe to both, as redrive's RetryConsumer and Java's enableRetry do",
+        f"{policy.retry_topic.local}, so retries are not delivered; let the consumers subscribe to "
+        "both topics, as redrive's RetryConsumer and Java's enableRetry do",
     )
 
 
-def subscription_types_differ(given: CheckInput, _: Thresholds) -> StatusWarning | None:
-    """Find connected consumers beside which the broker refuses all that follow the policy."""
-    policy = given.policy
-    connected = {policy.topic: given.source, policy.retry_topic: given.retries}
+def subscription_types_differ(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
+    """Find connected consumers whose subscription type makes the broker refuse the policy's."""
+    policy = facts.policy
+    connected = {policy.topic: facts.source, policy.retry_topic: facts.retries}
     others = [
         f"{stats.type} on {topic.local}, which should be {kind.of_broker}"
         for topic, kind in policy.subscription_types.items()
@@ -200,102 +196,103 @@ def subscription_types_differ(given: CheckInput, _: Thresholds) -> StatusWarning
     return StatusWarning(
         Reason.SUBSCRIPTION_TYPE_DIFFERS,
         f"consumers of subscription {policy.subscription} are connected with another type than the "
-        "policy's, and while they are the broker refuses those of the policy's type with "
-        f"ConsumerBusy, so that no rollout ends; got {'; '.join(others)}; stop all consumers of "
-        "the subscription, then start them, or change subscriptionType to theirs; the retry topic "
-        "is always Shared, and Go's client gives it the type of the source topic",
+        "policy's; meanwhile the broker refuses consumers of the policy's type with ConsumerBusy, "
+        f"and a rollout does not complete; got {'; '.join(others)}; stop all consumers of the "
+        "subscription, then start them, or change subscriptionType to their type; the retry topic "
+        "is always Shared, but Go's client uses the type of the source topic there",
     )
 
 
-def most_deliveries_are_retries(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
-    """Find that more than half of the deliveries were retries; few deliveries are no storm."""
-    window, published = given.deliveries, given.published.get(Reason.RETRY_STORM)
+def most_deliveries_are_retries(facts: CheckInput, limits: Thresholds) -> StatusWarning | None:
+    """Find a majority of retries among the deliveries; few deliveries are ignored."""
+    window, published = facts.deliveries, facts.published.get(Reason.RETRY_STORM)
     together = window.first + window.retries
     if together < limits.deliveries or window.retries <= limits.retry_share * together:
-        # After a restart, too few deliveries were counted to end it.
+        # After a restart the count is too low to clear a warning.
         return None if window.is_whole or together >= limits.deliveries else published
     return published or StatusWarning(
         Reason.RETRY_STORM,
-        f"most deliveries to subscription {given.policy.subscription} are retries: retries "
-        "are for single messages that fail, and what holds up all of them they only make worse; "
-        f"got {window.retries} retries among {together} deliveries within ten minutes; fix what "
-        "the consumers depend on, or have them slow down (max_rate) or pause until it is",
+        f"most deliveries to subscription {facts.policy.subscription} are retries: retries are "
+        "for single failing messages, and worsen an outage that affects all; "
+        f"got {window.retries} retries among {together} deliveries within ten minutes; fix the "
+        "dependency of the consumers, or let them slow down (max_rate) or pause meanwhile",
     )
 
 
-def retries_are_overdue(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
-    """Find a retry topic with consumers whose oldest message is due, while nothing is delivered.
+def retries_are_overdue(facts: CheckInput, limits: Thresholds) -> StatusWarning | None:
+    """Find a retry topic with consumers whose oldest message is due and that delivers nothing.
 
-    A message is due once the longest delay of the policy is over: what a consumer asks for beyond
-    that (`delay=`) is known to the message alone.
+    A message is due after the longest delay of the policy. A longer delay that a consumer requested
+    (`delay=`) is visible in the message only.
     """
-    retries, window, policy = given.retries, given.deliveries, given.policy
+    retries, window, policy = facts.retries, facts.deliveries, facts.policy
     if retries is None or retries.oldest is None or not retries.consumers:
         return None
     longest = policy.longest_delay
-    is_due = given.now - retries.oldest > longest + limits.overdue
+    is_due = facts.now - retries.oldest > longest + limits.overdue
     is_delivered = retries.unacknowledged > 0 or window.retries > 0
     if not is_due or is_delivered or window.now - window.since < limits.undelivered_seconds:
         return None
-    return given.published.get(Reason.RETRIES_OVERDUE) or StatusWarning(
+    return facts.published.get(Reason.RETRIES_OVERDUE) or StatusWarning(
         Reason.RETRIES_OVERDUE,
         f"messages wait in {policy.retry_topic.local} for longer than any delay of the policy, and "
         "the broker delivers none, although consumers are connected; got a message published at "
         f"{retries.oldest:%Y-%m-%dT%H:%M:%SZ} and a longest delay of {format_duration(longest)}; "
-        "if the consumers are neither paused nor ask for longer delays, have the broker load the "
-        f"topic again: pulsar-admin topics unload {policy.retry_topic}",
+        "unless the consumers are paused or request longer delays, let the broker reload the "
+        f"topic: pulsar-admin topics unload {policy.retry_topic}",
     )
 
 
-def chunks_are_stranded(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
-    """Find unacknowledged messages that no connected consumer has, in several readings in a row.
+def chunks_are_stranded(facts: CheckInput, limits: Thresholds) -> StatusWarning | None:
+    """Find unacknowledged messages of no connected consumer, in several consecutive readings.
 
-    A broker assigns all chunks of a message to one consumer of a Shared subscription, also after
+    A broker assigns all chunks of a message to one consumer of a Shared subscription, even after
     that consumer has left.
     """
-    policy, published = given.policy, given.published.get(Reason.CHUNKS_STRANDED)
-    own = ((policy.topic, given.source), (policy.retry_topic, given.retries))
+    policy, published = facts.policy, facts.published.get(Reason.CHUNKS_STRANDED)
+    own = ((policy.topic, facts.source), (policy.retry_topic, facts.retries))
     chunks = {topic: stats.stranded for topic, stats in own if stats is not None and stats.stranded}
-    if not chunks or (published is None and given.stranded_readings < limits.stranded_readings):
+    if not chunks or (published is None and facts.stranded_readings < limits.stranded_readings):
         return None
     return published or StatusWarning(
         Reason.CHUNKS_STRANDED,
         f"a consumer of subscription {policy.subscription} left between two chunks of a large "
         "message, and the broker delivers that message to no other consumer; got "
-        f"{sum(chunks.values())} chunks; load the topic again, which delivers all unacknowledged "
-        f"messages again: {', '.join(f'pulsar-admin topics unload {topic}' for topic in chunks)}",
+        f"{sum(chunks.values())} chunks; reload the topic, which redelivers all unacknowledged "
+        f"messages: {', '.join(f'pulsar-admin topics unload {topic}' for topic in chunks)}",
     )
 
 
-def quota_is_nearly_reached(given: CheckInput, limits: Thresholds) -> StatusWarning | None:
-    """Find a dead-letter topic that will soon refuse dead letters, which then wait in consumers."""
-    dead_letter = given.dead_letter.get(given.policy.dead_letter_subscription)
-    published = given.published.get(Reason.QUOTA_NEARLY_REACHED)
+def quota_is_nearly_reached(facts: CheckInput, limits: Thresholds) -> StatusWarning | None:
+    """Find a dead-letter topic that will soon refuse dead letters; consumers then keep them."""
+    dead_letter = facts.dead_letter.get(facts.policy.dead_letter_subscription)
+    published = facts.published.get(Reason.QUOTA_NEARLY_REACHED)
     share = limits.quota_share if published is None else limits.quota_share_cleared
-    if given.quota is None or dead_letter is None or dead_letter.bytes < share * given.quota:
+    if facts.quota is None or dead_letter is None or dead_letter.bytes < share * facts.quota:
         return None
     return published or StatusWarning(
         Reason.QUOTA_NEARLY_REACHED,
-        f"the dead-letter topic {given.policy.dead_letter_topic.local} nears its backlog quota, "
-        "beyond which the broker refuses dead letters, and consumers keep them; got "
-        f"{dead_letter.bytes} of {given.quota} bytes; replay or delete dead letters, or set a "
+        f"the dead-letter topic {facts.policy.dead_letter_topic.local} nears its backlog quota, "
+        "beyond which the broker refuses dead letters and consumers keep them; got "
+        f"{dead_letter.bytes} of {facts.quota} bytes; replay or delete dead letters, or set a "
         "higher deadLetter.backlogQuota",
     )
 
 
-def consumers_have_paused(given: CheckInput, _: Thresholds) -> StatusWarning | None:
-    """Find consumers that show an outage; not how many, for that changes all the time."""
-    if not given.outages:
+def consumers_have_paused(facts: CheckInput, _: Thresholds) -> StatusWarning | None:
+    """Find consumers that publish an outage. Their number changes too often to be shown."""
+    if not facts.outages:
         return None
-    # Whoever may produce to the retry topic writes them.
-    causes = sorted({ascii(cause)[1:-1][:_CAUSE] for cause in given.outages})
+    # Any client that may produce to the retry topic can write them.
+    causes = sorted({ascii(cause)[1:-1][:_CAUSE] for cause in facts.outages})
     more = [f"{len(causes) - _SHOWN} more"] if len(causes) > _SHOWN else []
     return StatusWarning(
         Reason.OUTAGE_SUSPECTED,
-        f"consumers of subscription {given.policy.subscription} have paused, because most messages "
-        f"fail for one cause, and try single ones; got {', '.join([*causes[:_SHOWN], *more])}; fix "
-        "what they depend on, and they go on by themselves; to have them go on all the same, and "
-        "use up retries, run `kubectl redrive ignore-outage POLICY --for 1h`",
+        f"consumers of subscription {facts.policy.subscription} have paused, because most messages "
+        f"fail for one cause, and probe with single messages; got "
+        f"{', '.join([*causes[:_SHOWN], *more])}; fix the dependency, and they resume "
+        "automatically; to resume now and use up retries, run "
+        "`kubectl redrive ignore-outage POLICY --for 1h`",
     )
 
 
@@ -325,10 +322,10 @@ REASONS = frozenset(
 )
 
 
-def check(given: CheckInput, limits: Thresholds) -> tuple[StatusWarning, ...]:
+def check(facts: CheckInput, limits: Thresholds) -> tuple[StatusWarning, ...]:
     """Return the warnings of all checks."""
-    found = (each(given, limits) for each in CHECKS)
-    return tuple(warning for warning in found if warning is not None)
+    results = (run(facts, limits) for run in CHECKS)
+    return tuple(warning for warning in results if warning is not None)
 
 
 WINDOW_SECONDS = 600.0
@@ -336,10 +333,10 @@ WINDOW_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class _Step:
-    """What was delivered between two looks.
+    """Deliveries between two polls.
 
     Attributes:
-        at: the moment of the later look.
+        at: time of the later poll.
     """
 
     at: float
@@ -349,17 +346,16 @@ class _Step:
 
 @dataclass(frozen=True)
 class Deliveries:
-    """What was delivered in the last ten minutes, by counters that a broker sets back at times.
+    """Deliveries of the last ten minutes, from counters that a broker resets at times.
 
-    Made by the first look, it has counted nothing yet. It keeps one value for each look within the
-    window.
+    The first poll counts nothing. Within the window one value is kept for each poll.
 
     Attributes:
-        since: the moment of the first look, in the seconds of any clock that never goes back.
-        now: the moment of the last look.
-        source: the counter of the source topic's subscription at the last look; None where that
-            does not exist.
-        retry: that of the retry topic's.
+        since: time of the first poll, in seconds of a monotonic clock.
+        now: time of the latest poll.
+        source: counter of the source topic's subscription at the latest poll; None if it does not
+            exist.
+        retry: counter of the retry topic's subscription.
     """
 
     since: float
@@ -370,11 +366,11 @@ class Deliveries:
 
     @classmethod
     def begin(cls, now: float, source: int | None, retry: int | None) -> Deliveries:
-        """Take note of the counters as they are at the first look."""
+        """Start with the counters of the first poll."""
         return cls(now, now, source, retry)
 
     def seen(self, now: float, source: int | None, retry: int | None) -> Deliveries:
-        """Return the window after another look."""
+        """Return the window after another poll."""
         step = _Step(now, _since(self.source, source), _since(self.retry, retry))
         steps = (kept for kept in self._steps if kept.at > now - WINDOW_SECONDS)
         return replace(self, now=now, source=source, retry=retry, _steps=(*steps, step))
@@ -391,20 +387,20 @@ class Deliveries:
 
     @property
     def last(self) -> tuple[int, int]:
-        """Return first deliveries and retries since the look before the last."""
+        """Return the first deliveries and the retries since the poll before the latest."""
         return (self._steps[-1].first, self._steps[-1].retries) if self._steps else (0, 0)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the looks go back for as long as the window."""
+        """Return True if the polls cover the whole window."""
         return self.now - self.since >= WINDOW_SECONDS
 
 
 def _since(before: int | None, now: int | None) -> int:
-    """Return by how much a counter has grown.
+    """Return the growth of a counter; 0 if it was reset.
 
-    One that fell was set back, maybe for a single partition of many: what it grew by is not known,
-    and to guess it from what is left could make a storm of nothing.
+    A reset may concern one partition of many. The growth is then unknown, and a guess could report
+    a storm that does not exist.
     """
     if before is None or now is None or now < before:
         return 0
@@ -413,13 +409,13 @@ def _since(before: int | None, now: int | None) -> int:
 
 @dataclass(frozen=True)
 class Reading:
-    """The statistics of a policy's three topics.
+    """Statistics of a policy's three topics.
 
     Attributes:
-        begun: the moment before the first of them was read.
-        seconds: the same of a clock that never goes back.
-        requested: whether the reading was requested, maybe right after another.
-        dead_letter: empty where the policy discards.
+        begun: the moment before the first topic was read.
+        seconds: the same moment of a monotonic clock.
+        requested: True if the reading was requested, possibly just after another.
+        dead_letter: empty if the policy discards.
         quota: see `CheckInput`.
         persistence: see `CheckInput`.
         acknowledged: see `CheckInput`.
@@ -448,18 +444,18 @@ class Reading:
 
     @property
     def shows_stranded(self) -> bool:
-        """Return True if unacknowledged messages are with no connected consumer."""
+        """Return True if unacknowledged messages belong to no connected consumer."""
         return any(stats is not None and stats.stranded > 0 for stats in self.subscriptions)
 
     @property
     def dead_letter_bytes(self) -> int:
-        """Return the size of the dead letters, in the partition where most are."""
+        """Return the bytes of dead letters in the partition that has most."""
         stats = self.dead_letter.get(self.policy.dead_letter_subscription)
         return 0 if stats is None else stats.bytes
 
     @property
     def backlog(self) -> Backlog:
-        """Return what waits in the policy's own subscriptions."""
+        """Return the backlog of the policy's own subscriptions."""
         return backlog_of(
             self.retry.get(self.policy.subscription),
             self.dead_letter.get(self.policy.dead_letter_subscription),
@@ -470,13 +466,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the readings of one policy have found so far.
+    """Result of all readings of one policy.
 
     Attributes:
-        unconsumed: see `CheckInput`; at the last reading.
+        unconsumed: see `CheckInput`; of the latest reading.
         stranded_readings: see `CheckInput`.
         dead_letters: messages stored in the dead-letter topic since the reading before.
-        published: the last known count of each partition, see `Reading`.
+        published: latest known count of each partition, see `Reading`.
     """
 
     deliveries: Deliveries
@@ -494,29 +490,29 @@ class Findings:
         published: Iterable[StatusWarning],
         limits: Thresholds,
     ) -> Findings:
-        """Return what is found by now.
+        """Return the findings after *reading*.
 
         Args:
             reading: the latest one.
-            before: what was found until then; None if this is the first reading.
-            published: the policy's warnings so far.
-            limits: from where on a check warns.
+            before: the findings so far; None before the first reading.
+            published: current warnings of the policy.
+            limits: thresholds of the checks.
         """
         source, retry = reading.subscriptions
-        counters = [None if found is None else found.delivered for found in (source, retry)]
+        counters = [None if stats is None else stats.delivered for stats in (source, retry)]
         window = (
             Deliveries.begin(reading.seconds, *counters)
             if before is None
             else before.deliveries.seen(reading.seconds, *counters)
         )
         readings = 0 if before is None else before.stranded_readings
-        given = CheckInput(
+        facts = CheckInput(
             policy=reading.policy,
             source=source,
             retry=reading.retry,
             dead_letter=reading.dead_letter,
             deliveries=window,
-            # A requested reading may come right after another: too early for a second finding.
+            # A requested reading may follow another at once: too early to confirm.
             unconsumed_before=before is not None and before.unconsumed and not reading.requested,
             published={warning.reason: warning for warning in published},
             now=reading.begun,
@@ -524,36 +520,36 @@ class Findings:
             persistence=reading.persistence,
             acknowledged=reading.acknowledged,
             outages=reading.outages,
-            # A requested reading may come right after another, and is no further one.
+            # A requested reading may follow another at once, so it does not count.
             stranded_readings=readings + (not reading.requested) if reading.shows_stranded else 0,
         )
         stored = {} if before is None else before.published
         return cls(
             window,
-            given.unconsumed,
-            check(given, limits),
-            given.stranded_readings,
+            facts.unconsumed,
+            check(facts, limits),
+            facts.stranded_readings,
             stored_since(stored, reading.published),
             {**stored, **reading.published},  # an answer may lack a partition
         )
 
 
 def stored_since(before: Mapping[str, int], now: Mapping[str, int]) -> int:
-    """Return how many messages were stored between two readings of a topic.
+    """Return the number of messages stored between two readings of a topic.
 
-    The first count of a partition counts nothing. A count that fell began at 0 since, when the
-    broker loaded the partition: messages that were stored just before that are not counted.
+    The first count of a partition counts nothing. A lower count started at 0, when the broker
+    loaded the partition: messages stored just before that are not counted.
     """
     steps = ((before[part], count) for part, count in now.items() if part in before)
     return sum(count - earlier if count >= earlier else count for earlier, count in steps)
 
 
 BACKLOG_SHARE = 0.1
-"""A count that differs by more than this share of what is written is written at once."""
+"""A count that changed by more than this share is written at once."""
 BACKLOG_CHANGED_AFTER = timedelta(minutes=10)
-"""A smaller difference is written once what is written is this old."""
+"""A smaller change is written once the written value has this age."""
 BACKLOG_UNCHANGED_AFTER = timedelta(hours=1)
-"""Unchanged figures are written again once they are this old: they were confirmed since."""
+"""Unchanged figures are written again at this age, as a confirmation."""
 
 
 def backlog_of(
@@ -563,13 +559,13 @@ def backlog_of(
     discards: bool,
     now: datetime,
 ) -> Backlog:
-    """Return what waits in the policy's own subscriptions; one that is missing has nothing.
+    """Return the backlog of the policy's own subscriptions; a missing one counts as 0.
 
     Args:
-        retry: the policy's subscription on its retry topic.
-        dead_letter: the one on its dead-letter topic.
-        discards: whether the policy has no dead-letter topic.
-        now: when the two were read.
+        retry: subscription of the policy on its retry topic.
+        dead_letter: subscription on its dead-letter topic.
+        discards: True if the policy has no dead-letter topic.
+        now: time of the reading.
     """
     dead = None if discards else dead_letter
     oldest = None if dead is None else dead.oldest
@@ -577,33 +573,32 @@ def backlog_of(
         retry=0 if retry is None else retry.backlog,
         retry_due=0 if retry is None else retry.due,
         dead_letter=None if discards else 0 if dead is None else dead.backlog,
-        # In whole seconds, as it is written: else each look would find it changed.
+        # In whole seconds, as it is written: otherwise each poll would see a change.
         oldest_dead_letter_time=None if oldest is None else oldest.replace(microsecond=0),
         observed_time=now.replace(microsecond=0),
     )
 
 
-def is_backlog_worth_writing(written: Backlog | None, found: Backlog) -> bool:
-    """Whether *found* is to take the place of *written*.
+def is_backlog_worth_writing(written: Backlog | None, current: Backlog) -> bool:
+    """Return True if *current* should replace *written* in the status.
 
-    What begins, ends or moves much is written at once, a little more or less every ten minutes,
-    and unchanged figures once an hour: a thousand policies would else be a thousand writes a
-    minute.
+    A start, an end or a large change is written at once, a small change every ten minutes, and
+    unchanged figures hourly. Otherwise a thousand policies would be a thousand writes a minute.
     """
-    if written is None or written.observed_time is None or found.observed_time is None:
+    if written is None or written.observed_time is None or current.observed_time is None:
         return True
-    age = found.observed_time - written.observed_time
-    if written == found.model_copy(update={"observed_time": written.observed_time}):
+    age = current.observed_time - written.observed_time
+    if written == current.model_copy(update={"observed_time": written.observed_time}):
         return age >= BACKLOG_UNCHANGED_AFTER
     return (
         age >= BACKLOG_CHANGED_AFTER
-        or _moved(written.retry, found.retry)
-        or _moved(written.dead_letter, found.dead_letter)
+        or _moved(written.retry, current.retry)
+        or _moved(written.dead_letter, current.dead_letter)
     )
 
 
 def read_backlog(status: Mapping[str, Any]) -> Backlog | None:
-    """Return what a policy's *status* holds; None for what can't be read, to be written again."""
+    """Return the backlog in a policy's *status*; None if it is missing or cannot be read."""
     written = status.get("backlog")
     try:
         return None if written is None else Backlog.model_validate(written)
@@ -612,7 +607,7 @@ def read_backlog(status: Mapping[str, Any]) -> Backlog | None:
 
 
 def backlog_patch(backlog: Backlog) -> dict[str, Any]:
-    """Return the merge patch of a status: what is None has to be taken away."""
+    """Return the merge patch of a status; None values remove their fields."""
     return {"backlog": backlog.model_dump(mode="json", by_alias=True)}
 
 

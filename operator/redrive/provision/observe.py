@@ -1,7 +1,7 @@
-"""What is there of what a policy needs: reads only, so it may run as often as it likes.
+"""Observed state of a policy's topics, from reads only.
 
-Topics and grants are read for a whole Pulsar namespace at once, in one go for all policies that
-are reconciled at the time; subscriptions and the rest have no such call.
+Topics and grants are read for a whole Pulsar namespace at once, and shared by policies that are
+reconciled at the same time. The broker has no such call for subscriptions and topic policies.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from redrive.reasons import Reason
 
 RECENT_SECONDS = 60.0
 AWAITED_SECONDS = 3.0
-"""How old what is known of a Pulsar namespace may be for policies that wait for something in it.
+"""Maximum age of cached namespace data for policies that wait for a tenant, namespace or topic.
 
-They look up to 15 s apart, each on its own, and what they wait for is seen within 18 s. However
-many they are, that costs their namespace at most four calls every 3 s.
+Such policies are reconciled up to 15 s apart, so the end of the wait is seen within 18 s. However
+many they are, they cost their namespace at most four calls every 3 s.
 """
 
 
 async def observe(
     desired: Desired, admin: Admin, ctx: Context, *, recent: bool = False
 ) -> Observed:
-    """Read what exists of *desired*: at the broker, and the ConfigMap.
+    """Read the observed state of *desired*: at the broker, and the ConfigMap.
 
     Args:
-        recent: whether what a resync or a watch has shown lately will do for the Pulsar namespace
-            and the ConfigMap: good enough to see that nothing is to be done, never to do it.
+        recent: True accepts recent data of a poll or a watch for the Pulsar namespace and the
+            ConfigMap. That is sufficient to see that no action is needed, never to act.
 
     Raises:
-        TenantNotFound, NamespaceNotFound, TopicNotFound: the source topic, or what
-            it lies in, does not exist.
-        SubscriptionExpiry: the Pulsar namespace deletes idle subscriptions; found before any
-            topic is read, because it concerns all policies of the namespace at once.
+        TenantNotFound, NamespaceNotFound, TopicNotFound: the source topic, its namespace or its
+            tenant does not exist.
+        SubscriptionExpiry: the Pulsar namespace deletes idle subscriptions. This is checked before
+            any topic is read, because it concerns all policies of the namespace.
         AdminError, KubernetesError: a read failed.
     """
     observed = await observe_broker(desired, admin, recent=recent)
@@ -61,11 +61,11 @@ async def observe(
 
 
 async def observe_broker(desired: Desired, admin: Admin, *, recent: bool = False) -> Observed:
-    """Read what exists of *desired* at the broker; arguments and errors are those of `observe`."""
+    """Read the observed state of *desired* at the broker; see `observe`."""
     age = RECENT_SECONDS if recent else 0.0
     namespace = await around(desired.policy.topic, admin, max_age=age)
     _check_expiry(desired.policy.topic, namespace)
-    # Nothing is done for a policy that was ready by what a recent read shows.
+    # A recent read never leads to an action, so it may leave properties out.
     source = await _source(desired.policy.topic, namespace, admin, whole=not recent)
     return Observed(
         source_partitions=source.partitions,
@@ -78,10 +78,10 @@ async def observe_broker(desired: Desired, admin: Admin, *, recent: bool = False
             else await _topic(desired.dead_letter, namespace, admin)
         ),
         ledger=await _records(
-            desired.ledger, namespace, admin, known=desired.had_ledger, recent=recent
+            desired.ledger, namespace, admin, is_recorded=desired.had_ledger, recent=recent
         ),
         sequences=await _records(
-            desired.sequences, namespace, admin, known=desired.had_sequences, recent=recent
+            desired.sequences, namespace, admin, is_recorded=desired.had_sequences, recent=recent
         ),
         unused=await _unused(desired.unused, namespace, admin),
         permissions=namespace.permissions,
@@ -94,16 +94,16 @@ async def observe_broker(desired: Desired, admin: Admin, *, recent: bool = False
 
 
 async def around(source: TopicName, admin: Admin, *, max_age: float) -> NamespaceState:
-    """Read the Pulsar namespace of a source topic, which is there.
+    """Read the Pulsar namespace of a source topic, and check that the topic exists.
 
     Args:
-        source: that topic.
-        admin: asks the broker.
-        max_age: what was read less than so many seconds ago is not read again.
+        source: the source topic.
+        admin: client of the broker.
+        max_age: maximum age in seconds of cached data.
 
     Raises:
-        TenantNotFound, NamespaceNotFound, TopicNotFound: it, or what it lies in,
-            does not exist.
+        TenantNotFound, NamespaceNotFound, TopicNotFound: the source topic, its namespace or its
+            tenant does not exist.
         AdminError: a read failed.
     """
     namespace = await _namespace(source, admin, max_age=max_age)
@@ -111,13 +111,13 @@ async def around(source: TopicName, admin: Admin, *, max_age: float) -> Namespac
     return namespace
 
 
-def in_namespace(want: Desired, namespace: NamespaceState, found: Body | None) -> Observed:
-    """Return what is there of *want* as far as a read of its Pulsar namespace shows.
+def in_namespace(want: Desired, namespace: NamespaceState, config_map: Body | None) -> Observed:
+    """Return the observed state that one read of a Pulsar namespace shows.
 
     Args:
-        want: what a policy needs.
-        namespace: that of its topics. A topic of which no partition is listed counts as missing.
-        found: whatever has the name of the policy's ConfigMap.
+        want: desired state of a policy.
+        namespace: state of its namespace. A topic without listed partitions counts as missing.
+        config_map: any ConfigMap with the name of the policy's.
 
     Raises:
         TopicNotFound, SubscriptionExpiry: as for `observe`.
@@ -134,7 +134,7 @@ def in_namespace(want: Desired, namespace: NamespaceState, found: Body | None) -
         permissions=namespace.permissions,
         inherited=inherited_policies(namespace),
         replicated_to=namespace.replicated_to,
-        config_map=found,
+        config_map=config_map,
     )
 
 
@@ -186,8 +186,8 @@ async def _topic(
     metadata = await admin.metadata(name, partitioned=partitioned)
     subscriptions = await admin.subscriptions(name, partitioned=partitioned)
     reads = {policy.read: policy for policy in wanted.policies}
-    found = {read: await admin.topic_policy(name, policy) for read, policy in reads.items()}
-    policies = policies_in_force(found, namespace)
+    own = {read: await admin.topic_policy(name, policy) for read, policy in reads.items()}
+    policies = policies_in_force(own, namespace)
     record = OwnershipRecord.of(metadata.properties)
     originals = {
         policy.name: await admin.topic_policy(name, policy, own=True)
@@ -202,7 +202,7 @@ async def _topic(
         policies=policies,
         properties=metadata.properties,
         originals=originals,
-        # Elsewhere no topic can be replicated either: not worth a call.
+        # A topic cannot be replicated further than its namespace: save the call.
         replicated_to=(
             await admin.replicated_to(name)
             if len(namespace.replicated_to) > 1
@@ -216,18 +216,18 @@ async def _records(
     namespace: NamespaceState,
     admin: Admin,
     *,
-    known: bool,
+    is_recorded: bool,
     recent: bool,
 ) -> TopicState | None:
-    """Read a topic of records; of a settled policy only whether it is there, and at first whose.
+    """Read a topic of records; of a settled policy only its existence, and its owner once.
 
-    Calls for each topic are what limits how often a policy is looked at, and of such a topic
-    nothing changes once it is made. A connection whose replays begin later wants ledgers for
-    policies that are settled already.
+    The calls for each topic limit how often a policy is polled, and such a topic never changes
+    after its creation. If Replays are enabled for a connection later, settled policies need
+    ledgers.
     """
     if wanted is None or not recent:
         return None if wanted is None else await _topic(wanted, namespace, admin)
-    if known or not namespace.exists(wanted.name):
+    if is_recorded or not namespace.exists(wanted.name):
         return _listed(wanted, namespace)
     return await _marked(wanted.name, namespace, admin)
 
@@ -235,7 +235,7 @@ async def _records(
 async def _source(
     name: TopicName, namespace: NamespaceState, admin: Admin, *, whole: bool
 ) -> TopicMetadata:
-    """Read the source topic; without partitions its properties take a call, for *whole* alone."""
+    """Read the source topic; of one without partitions properties only if *whole*."""
     partitioned = str(name) in namespace.partitioned
     if partitioned or whole:
         return await admin.metadata(name, partitioned=partitioned)
@@ -245,27 +245,27 @@ async def _source(
 async def _unused(
     name: TopicName | None, namespace: NamespaceState, admin: Admin
 ) -> TopicState | None:
-    """Read whose the dead-letter topic of a policy that discards is, if roles may use it."""
+    """Read the owner of the former dead-letter topic, if roles have grants on it."""
     if name is None or not namespace.exists(name) or str(name) not in namespace.permissions:
         return None
     return await _marked(name, namespace, admin)
 
 
 async def _marked(name: TopicName, namespace: NamespaceState, admin: Admin) -> TopicState:
-    """Read whose a topic is."""
+    """Read the owner of a topic."""
     partitioned = str(name) in namespace.partitioned
     metadata = await admin.metadata(name, partitioned=partitioned)
     return TopicState(metadata.partitions, properties=metadata.properties)
 
 
 async def config_map(key: Key, ctx: Context, *, recent: bool) -> Body | None:
-    """Read whatever has the name of a policy's ConfigMap, as a cache keeps it; see `observe`.
+    """Read any ConfigMap with the name of a policy's, in the form of the cache; see `observe`.
 
     Raises:
-        KubernetesError: it could not be read.
+        KubernetesError: the read failed.
     """
-    if recent and (known := ctx.config_maps.get(key)) is not None:
-        return known
+    if recent and (cached := ctx.config_maps.get(key)) is not None:
+        return cached
     try:
         return retained_config_map(await ctx.kubernetes.get(resources.CONFIG_MAPS, key))
     except ObjectNotFoundError:

@@ -1,15 +1,12 @@
-"""Orphaned policies, which were deleted without cleanup, and Events about retained topics.
+"""Policies that were deleted without a finalizer at work, and Events about retained topics.
 
-Policies that the API server deleted although they had the finalizer: their cleanup is still due.
+The API server reads the finalizers of an object when a DELETE request begins. A finalizer that is
+added before that request ends is deleted together with the object. The operator has the answer that
+its finalizer was added, and creates topics for a policy that is gone. `OrphanedPolicies` detects
+that, and the reconciler runs the cleanup.
 
-The API server looks at the finalizers of an object once, when a DELETE request begins. One that is
-added between then and the end of that request is lost together with the object: the operator has
-the answer that its finalizer is there, and creates topics for a policy that is gone.
-
-Events about policies that were deleted at once: what stays of them at the broker.
-
-Made by `queues`. The deletion of a policy with `deletionPolicy: Retain` waits for nothing, so the
-Event comes after it, if the operator runs then.
+The deletion of a policy with `deletionPolicy: Retain` waits for nothing. `DeletionEvents` emits the
+Event after it, if the operator runs then.
 """
 
 from __future__ import annotations
@@ -28,38 +25,39 @@ from redrive.provision.outcome import has_cleanup_finalizer
 from redrive.reasons import Reason
 
 REQUEST = timedelta(seconds=60)
-"""The longest that the API server works on one request: its default `--request-timeout`.
+"""Maximum duration of an API request: the default `--request-timeout` of the API server.
 
-What is gone later, without a `deletionTimestamp`, was not deleted by such a request: a restored
-etcd, for example, forgets policies whose topics hold messages.
+A policy that disappears later without `deletionTimestamp` was not deleted by such a request. For
+example, a restored etcd forgets policies whose topics hold messages.
 """
 
 
-class LostPolicies:
-    """Policies that went without their cleanup soon after their finalizer came.
+class OrphanedPolicies:
+    """Policies that were deleted without their cleanup soon after their finalizer was added.
 
-    Held in memory only: if the operator ends before their cleanup is done, their topics stay.
+    They are held in memory only: if the operator ends before their cleanup, their topics are
+        retained.
 
     Args:
-        policies: all that there are.
-        clock: tells when a finalizer was first seen.
+        policies: all RetryPolicies.
+        clock: time at which a finalizer is first seen.
     """
 
     def __init__(self, policies: Cache, clock: Callable[[], datetime]) -> None:
         self._clock = clock
         self._since: dict[Key, datetime] = {}
-        self._lost: dict[Key, Body] = {}
+        self._orphans: dict[Key, Body] = {}
         for body in policies:
             self._note(Key.of(body), None, body)
         policies.listen(self._note)
 
     def get(self, key: Key) -> Body | None:
-        """Return a lost policy as one that is being deleted since it was lost."""
-        return self._lost.get(key)
+        """Return an orphaned policy with the deletionTimestamp at which it disappeared."""
+        return self._orphans.get(key)
 
     def forget(self, key: Key) -> None:
-        """Drop a lost policy: its cleanup is done, or a new policy has its name and its topics."""
-        self._lost.pop(key, None)
+        """Drop an orphaned policy: its cleanup is done, or a new policy has its name and topics."""
+        self._orphans.pop(key, None)
 
     def _note(self, key: Key, before: Body | None, after: Body | None) -> None:
         now = self._clock()
@@ -70,19 +68,19 @@ class LostPolicies:
         elif not has_cleanup_finalizer(after):
             self._since.pop(key, None)
         elif before is None or before["metadata"]["uid"] != after["metadata"]["uid"]:
-            # Of one that was listed with it, no more is known than that it can't be older.
+            # A policy that is listed with the finalizer may have it since its creation.
             self._since[key] = datetime.fromisoformat(after["metadata"]["creationTimestamp"])
         else:
             self._since.setdefault(key, now)
 
     def _keep(self, key: Key, body: Body, now: datetime) -> None:
         if "deletionTimestamp" not in body["metadata"]:
-            going = {**body["metadata"], "deletionTimestamp": now.isoformat()}
-            self._lost[key] = {**body, "metadata": going}
+            metadata = {**body["metadata"], "deletionTimestamp": now.isoformat()}
+            self._orphans[key] = {**body, "metadata": metadata}
 
 
 class DeletionEvents:
-    """Makes an Event about each policy that is deleted at once; needs a running event loop."""
+    """Emits an Event about each policy that is deleted at once; requires a running event loop."""
 
     def __init__(self, out: Publisher) -> None:
         self._out = out
@@ -90,25 +88,25 @@ class DeletionEvents:
         out.table.listen(self._note)
 
     async def stop(self) -> None:
-        """Drop the Events that are not made yet."""
+        """Drop the Events that are not emitted yet."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def idle(self) -> None:
-        """Wait until the Events of all policies that are gone by now are made."""
+        """Wait until the Events of all policies deleted so far are emitted."""
         await asyncio.gather(*self._tasks)
 
     def _note(self, _: Key, before: Body | None, after: Body | None) -> None:
         if after is not None or before is None or "deletionTimestamp" in before["metadata"]:
-            return  # what has a deletionTimestamp went through `finalize`, which makes the Event
+            return  # `finalize` emits the Event of a policy that had a deletionTimestamp
         if topics := made(before):
             self._emit(before, topics)
 
     def _emit(self, policy: Body, topics: str) -> None:
         message = (
-            f"{topics} stay at the broker, with their messages, subscriptions and grants; delete "
-            "them by hand once they are not needed"
+            f"{topics} are retained at the broker, with their messages, subscriptions and grants; "
+            "delete them manually when they are no longer needed"
         )
         task = asyncio.create_task(self._out.emit(policy, ObjectEvent(Reason.RETAINED, message)))
         self._tasks.add(task)

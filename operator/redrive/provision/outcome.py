@@ -1,16 +1,11 @@
-"""Result of a reconcile, paused and observing policies, and the finalizer.
+"""Result of a reconcile as one value, and its publication.
 
-What a reconcile comes to, as one value, and the one place that writes it to the object.
+`publish` writes the result to the object, last. Three writes come earlier, because a crash must not
+lose them:
 
-Only three writes to an object come earlier: its finalizer, which must be there before anything is
-created, `Progressing`, which shows that its spec was seen, and `intent.record`: which topics are
-about to be created, and by which naming scheme, which a crash must not lose.
-
-Conditions of a policy that is paused, or that only observes.
-
-Pure; called by `reconcile`.
-
-The finalizer by which the API server waits for the cleanup of a deleted policy.
+- the finalizer, before anything is created;
+- `Progressing`, which shows that the new spec was seen;
+- the names of topics that are about to be created, see `reconciler.record_intent`.
 """
 
 from __future__ import annotations
@@ -50,15 +45,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is written to an object, and when it is reconciled again.
+    """Result of a reconcile: the status to publish, and when to reconcile again.
 
     Attributes:
-        conditions: all that the object then has; without any its status stays as it is.
-        fields: of the status, beside the conditions.
-        events: what has happened, beside what the conditions tell.
-        finalized: whether the finalizer goes.
-        last_event: what is true only once the finalizer is gone.
-        error: what keeps the object from being ready.
+        conditions: complete conditions of the object; empty keeps the current status.
+        fields: other fields of the status.
+        events: Events, in addition to those that the conditions imply.
+        finalized: True removes the finalizer.
+        last_event: Event that holds only after the finalizer is removed.
+        error: the error that keeps the object from being ready.
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -71,34 +66,34 @@ class Outcome:
 
     @classmethod
     def failed(cls, error: RedriveError) -> Outcome:
-        """Show *error*, which keeps the object from being ready."""
+        """Return the result for *error*, which keeps the object from being ready."""
         fields = {"blockedBy": error.shown_rival} if isinstance(error, ContestedError) else {}
         return cls(failed(error), fields, requeue=error.requeue, error=error)
 
     def of_gone(self) -> Outcome:
-        """Return this for an object that is gone: Events are all that can be written."""
+        """Return this for a deleted object: only Events can be published."""
         last = () if self.last_event is None else (self.last_event,)
         return Outcome(events=(*self.events, *last))
 
-    def unless_it_passes(self) -> Outcome:
-        """Return this without an error of a server that may pass by itself within a second."""
+    def unless_transient(self) -> Outcome:
+        """Return this; without a server error that may be over within a second."""
         of_server = isinstance(self.error, (AdminError, KubernetesError))
         if self.requeue is not Requeue.BACKOFF or not of_server:
             return self
-        logger.info("a look at what is settled failed, and is repeated: %s", self.error)
+        logger.info("reconcile of a ready policy failed, retrying: %s", self.error)
         return Outcome(requeue=self.requeue)
 
 
 async def publish(body: Body, outcome: Outcome, out: Publisher) -> None:
-    """Write *outcome* to *body*: its status, then Events, then the removal of its finalizer.
+    """Write *outcome* to *body*: the status, then Events, then the removal of the finalizer.
 
-    A crash in between loses Events. What is true only without the finalizer is not said before: a
-    conflict would repeat it with every attempt.
+    A crash in between loses Events. The last Event follows the removal of the finalizer, because a
+    conflict there would repeat an earlier one with every attempt.
 
     Raises:
         NotFoundError: the object is gone.
         ConflictError: it was changed meanwhile, and keeps its finalizer for now.
-        KubernetesError: another failure; what is not written is written by the next reconcile.
+        KubernetesError: a write failed; the next reconcile writes the rest.
     """
     if outcome.conditions:
         body = await out.publish(body, outcome.conditions, outcome.fields)
@@ -116,12 +111,12 @@ _SHOWN = 5
 
 
 def is_paused(body: Body) -> bool:
-    """Whether a RetryPolicy is paused."""
+    """Return True if a RetryPolicy is paused."""
     return (body["metadata"].get("annotations") or {}).get(PAUSE) == "true"
 
 
 def ignores_outages(body: Body, now: datetime) -> bool:
-    """Return True if consumers of a RetryPolicy do not pause for outages; see the annotation."""
+    """Return True if an annotation keeps consumers of a RetryPolicy from pausing for outages."""
     end = moment_of((body["metadata"].get("annotations") or {}).get(IGNORE_OUTAGES_UNTIL))
     return end is not None and now < end
 
@@ -138,21 +133,24 @@ def has_override(body: Body, now: datetime) -> bool:
 
 
 def paused_conditions(body: Body) -> tuple[Condition, ...]:
-    """Say that a policy is paused; how it stood stays said, unless its spec is another by now."""
-    told = (
-        f"nothing is done for the policy while it has the annotation {PAUSE}=true, and "
+    """Set the Paused condition. Keep the last conditions if the generation is unchanged."""
+    message = (
+        f"the policy is not reconciled while it has the annotation {PAUSE}=true, and "
         "drift is not repaired; remove the annotation to resume"
     )
     if is_new(body):
-        return conditions.paused(Reason.PAUSED, told)
-    return (*unchanged(body, without=Reason.PAUSED), warning(StatusWarning(Reason.PAUSED, told)))
+        return conditions.paused(Reason.PAUSED, message)
+    return (
+        *unchanged(body, without=Reason.PAUSED),
+        warning(StatusWarning(Reason.PAUSED, message)),
+    )
 
 
 def observed_conditions(
     planned_changes: Sequence[Action], warnings: Sequence[StatusWarning]
 ) -> tuple[Condition, ...]:
-    """Say what redrive would have done for a policy that only observes."""
-    found = list(warnings)
+    """Return the conditions of a policy that observes, with the changes that Manage would make."""
+    shown = list(warnings)
     if planned_changes:
         more = len(planned_changes) - _SHOWN
         actions = "; ".join(describe_changes(planned_changes)[:_SHOWN]) + (
@@ -161,13 +159,12 @@ def observed_conditions(
         message = (
             f"the policy only observes; with managementPolicy Manage redrive would have {actions}"
         )
-        found.insert(0, StatusWarning(Reason.DRIFT_DETECTED, message))
-    told = "the policy only observes, and nothing is changed for it"
-    return ready(Reason.OBSERVED, told, found)
+        shown.insert(0, StatusWarning(Reason.DRIFT_DETECTED, message))
+    return ready(Reason.OBSERVED, "the policy only observes, and changes nothing", shown)
 
 
 def describe_changes(planned_changes: Sequence[Action]) -> list[str]:
-    """Return what of *planned_changes* has room in a status."""
+    """Return as many texts of *planned_changes* as a status may have."""
     return [str(action)[:MAX_ACTION] for action in planned_changes[:MAX_ACTIONS]]
 
 
@@ -175,30 +172,30 @@ FINALIZER = "redrive.io/cleanup"
 
 
 async def ensure_cleanup_finalizer(body: Body, policy: DeletionPolicy, out: Publisher) -> Body:
-    """Have the finalizer on a RetryPolicy whose deletion has work to do, and on no other.
+    """Ensure that a RetryPolicy has the finalizer exactly if its deletion has work to do.
 
     Returns:
-        The RetryPolicy as it is then.
+        The RetryPolicy after the write.
 
     Raises:
         ConflictError: it was changed meanwhile.
-        NotFoundError: it is gone, whatever the API server has answered; see `lost`.
+        NotFoundError: it is gone, despite the answer of the API server; see `orphans`.
     """
     change = status.remove_finalizer if policy is DeletionPolicy.RETAIN else add_finalizer
     after = await change(body, FINALIZER, out)
     if after is body:
         return body
-    known = out.table.get(Key.of(body))
-    if known is None or known["metadata"]["uid"] != body["metadata"]["uid"]:
+    current = out.table.get(Key.of(body))
+    if current is None or current["metadata"]["uid"] != body["metadata"]["uid"]:
         raise NotFoundError(
             f"RetryPolicy {Key.of(body)} was deleted while its finalizer was added",
-            remedy="none is needed: nothing was created for it",
+            remedy="No action needed: nothing was created for it",
         )
     return after
 
 
 async def remove_cleanup_finalizer(body: Body, out: Publisher) -> None:
-    """Let the API server delete a RetryPolicy, which is being deleted.
+    """Remove the finalizer, so that the API server deletes the RetryPolicy.
 
     Raises:
         ConflictError: it was changed meanwhile, and has other finalizers.
@@ -207,5 +204,5 @@ async def remove_cleanup_finalizer(body: Body, out: Publisher) -> None:
 
 
 def has_cleanup_finalizer(body: Body) -> bool:
-    """Whether the API server waits for the cleanup."""
+    """Return True if the deletion of a policy waits for its cleanup."""
     return status.has_finalizer(body, FINALIZER)

@@ -1,7 +1,7 @@
-"""Topic ownership: the owner of a topic and redrive's additions to it, in topic properties; pure.
+"""Topic ownership: the owner of a topic and redrive's additions, in topic properties; pure.
 
-Used by `diff` and `finalize`. Creation and adoption of a topic write the same properties. They
-exist exactly as long as the topic: one that is deleted and created again has no owner.
+Creation and adoption of a topic write the same properties. They exist exactly as long as the topic:
+a topic that is deleted and recreated has no owner.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from redrive.policy.naming import TopicName
 OWNER_UID = "redrive.io/owner-uid"
 """The uid of the policy that `TOPIC_OWNER` names."""
 SOURCE = "redrive.io/source"
-"""What that policy retries: `topic/subscription`."""
+"""The source of that policy: `topic/subscription`."""
 CREATED = "redrive.io/created"
-"""`true` where redrive made the topic; one without was there before, and is never deleted."""
+"""`true` if redrive created the topic. A topic without it existed before and is never deleted."""
 GRANTED = "redrive.io/granted"
-"""JSON: role → the actions that it could not do before redrive granted them."""
+"""JSON: role → the actions that redrive added to its grants."""
 SUBSCRIPTION = "redrive.io/subscription"
-"""A subscription that redrive added to a topic that was there before."""
+"""The subscription that redrive added to a topic that existed before."""
 REPLACED = "redrive.io/replaced"
-"""JSON: topic policies that redrive changed → what the topic had set before. On a topic that
-redrive made, only those that a field of a spec asks for."""
+"""JSON: topic policies that redrive changed → their values before. On a topic that redrive created,
+only policies that a field of the spec requires."""
 SCHEMA = "redrive.io/schema"
-"""The fingerprint of the source topic's schema that redrive copied last."""
+"""Fingerprint of the schema of the source topic that redrive copied last."""
 INTERNAL = "internal"
-"""Field of a policy's status with bookkeeping of the operator."""
+"""Status field of a policy with internal data of the operator."""
 CREATING = "creating"
-"""Field of `INTERNAL`: the topics that were about to be created for the policy."""
+"""Field of `INTERNAL`: topics whose creation was recorded."""
 _KEYS = (TOPIC_OWNER, OWNER_UID, SOURCE, CREATED, GRANTED, SUBSCRIPTION, REPLACED)
 
 
 Actions = frozenset[str]
 Granted = Mapping[str, Actions]
-"""Role → actions; a role without any is left out."""
+"""Role → actions; a role without actions is left out."""
 NOTHING: Actions = frozenset()
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A RetryPolicy, told apart from those of all other Kubernetes clusters.
+    """A RetryPolicy, unique among all Kubernetes clusters.
 
     Attributes:
-        uid: tells it apart from others that had, or will have, its name.
-        source: what it retries: `topic/subscription`.
+        uid: distinguishes it from earlier and later policies of its name.
+        source: its source topic and subscription: `topic/subscription`.
     """
 
     cluster: str
@@ -63,15 +63,15 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """Read what `str` writes; None for anything else."""
+        """Parse the text of `str(owner)`; None for any other text."""
         parts = text.rsplit("/", 2)
         return cls(parts[0], Key(*parts[1:])) if len(parts) == 3 and all(parts) else None  # noqa: PLR2004
 
 
 def shown_policy(policy: Key, namespace: str) -> str:
-    """Return the text by which an object of *namespace* shows a RetryPolicy.
+    """Return the text for a RetryPolicy in the status of an object of *namespace*.
 
-    The names of objects are for their own namespace: others may be of another tenant.
+    Names of objects are visible in their own namespace only: others may belong to another tenant.
     """
     if policy.namespace == namespace:
         return f"RetryPolicy {policy}"
@@ -79,7 +79,7 @@ def shown_policy(policy: Key, namespace: str) -> str:
 
 
 def shown_owner(owner: str, namespace: str) -> str:
-    """Return the text by which an object of *namespace* shows the owner of a topic."""
+    """Return the text for the owner of a topic in the status of an object of *namespace*."""
     policy = Owner.parse(owner)
     if policy is not None and policy.key.namespace == namespace:
         return f"{TOPIC_OWNER}={owner}"
@@ -87,24 +87,24 @@ def shown_owner(owner: str, namespace: str) -> str:
 
 
 def named_in(body: Body) -> frozenset[str]:
-    """Return the names of the policies whose topics a RetryPolicy may take over."""
+    """Return the names of policies whose topics a RetryPolicy may take over."""
     written = (body["metadata"].get("annotations") or {}).get(TAKE_OVER_FROM, "")
     return frozenset(name for part in written.split(",") if (name := part.strip()))
 
 
 @dataclass(frozen=True)
 class OwnershipRecord:
-    """What the properties of a topic record.
+    """Ownership as recorded in the properties of a topic.
 
     Attributes:
-        owner: as it is written; empty where the topic is not marked.
+        owner: as written; empty if the topic is not marked.
         uid: of the owner.
-        source: what the owner retries.
-        created: whether redrive made the topic.
-        granted: what redrive added to the rights of roles.
-        subscription: one that redrive added; empty for none, and where the topic is redrive's.
-        replaced: what was set on the topic of each policy that redrive changed, by
-            `TopicPolicy.name`; None where nothing was.
+        source: source topic and subscription of the owner.
+        created: True if redrive created the topic.
+        granted: actions that redrive added to the grants of roles.
+        subscription: the subscription that redrive added to an existing topic, or empty.
+        replaced: values before redrive of the topic policies that it changed, by
+            `TopicPolicy.name`; None if none was set.
     """
 
     owner: str = ""
@@ -116,27 +116,27 @@ class OwnershipRecord:
     replaced: Mapping[str, Any] = field(default_factory=dict)
 
     def owned_by(self, owner: Owner) -> OwnershipRecord:
-        """Return this with *owner*; what redrive added stays on record."""
+        """Return this with *owner*; the additions of redrive stay on record."""
         return replace(self, owner=str(owner), uid=owner.uid, source=owner.source)
 
     def is_of(self, owner: Owner) -> bool:
-        """Whether the topic is that of *owner*: the same object, or the same policy made again.
+        """Return True if *owner*, or the same policy before it was recreated, owns the topic.
 
-        One of the same name that retries something else is another policy. A record without a uid
-        goes by the name.
+        A policy of the same name with another source is another policy. A record without a uid is
+        compared by name.
         """
         same = self.uid in {"", owner.uid} or self.source == owner.source
         return self.owner == str(owner) and same
 
     @property
     def is_free(self) -> bool:
-        """Whether redrive neither created the topic nor has adopted it for a policy."""
+        """Return True if redrive neither created nor adopted the topic."""
         return not self.owner and not self.created
 
     def may_pass_to(self, owner: Owner, named: Collection[str]) -> bool:
-        """Whether the topic is free, is *owner*'s, or is that of a policy that *owner* has *named*.
+        """Return True if the topic is free, is *owner*'s, or belongs to a policy in *named*.
 
-        It never passes to another namespace, or another cluster.
+        It never passes to another namespace or cluster.
         """
         if not self.owner or self.is_of(owner):
             return True
@@ -148,7 +148,7 @@ class OwnershipRecord:
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> OwnershipRecord:
-        """Read *properties*; what is not as redrive writes it counts as empty."""
+        """Parse *properties*; a value that redrive did not write counts as empty."""
         return cls(
             owner=properties.get(TOPIC_OWNER, ""),
             uid=properties.get(OWNER_UID, ""),
@@ -160,7 +160,7 @@ class OwnershipRecord:
         )
 
     def to_properties(self) -> dict[str, str]:
-        """Write it; what is empty is left out."""
+        """Return the properties; empty values are left out."""
         granted = {role: sorted(actions) for role, actions in sorted(self.granted.items())}
         written = {
             TOPIC_OWNER: self.owner,
@@ -174,7 +174,7 @@ class OwnershipRecord:
         return {key: value for key, value in written.items() if value}
 
     def changes(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """Return what to set so that *properties* record this; an empty value for nothing."""
+        """Return the properties to set on a topic with *properties*; an empty value clears one."""
         after = self.to_properties()
         return {
             key: after.get(key, "")
@@ -184,12 +184,12 @@ class OwnershipRecord:
 
 
 def creating(body: Body) -> frozenset[str]:
-    """Return the topics that were about to be created for a RetryPolicy."""
+    """Return the topics of a RetryPolicy whose creation was recorded."""
     return frozenset(internal(body).get(CREATING) or ())
 
 
 def internal(body: Body) -> Mapping[str, Any]:
-    """Return the bookkeeping of the operator in the status of a RetryPolicy."""
+    """Return the internal data of the operator in the status of a RetryPolicy."""
     fields = (body.get("status") or {}).get(INTERNAL)
     return fields if isinstance(fields, Mapping) else {}
 
@@ -197,24 +197,24 @@ def internal(body: Body) -> Mapping[str, Any]:
 def created_unmarked(
     properties: Mapping[str, str], subscriptions: Collection[str], *, about_to: bool
 ) -> bool:
-    """Whether redrive created a topic, and the broker lost its properties.
+    """Return True if redrive created a topic and the broker lost its properties.
 
     Args:
-        properties: all of the topic.
-        subscriptions: the same; redrive creates none before the topic is marked.
-        about_to: whether redrive was about to create it.
+        properties: all properties of the topic.
+        subscriptions: all subscriptions; redrive marks a topic before it creates any.
+        about_to: True if its creation was recorded.
     """
     return about_to and not subscriptions and not any(properties.values())
 
 
 @dataclass(frozen=True)
 class Rights:
-    """How the rights on one topic are brought to what is needed.
+    """Change of the grants on one topic.
 
     Attributes:
-        changes: what is given to roles, and taken from them.
-        before: what has to be on record before that, so that a crash forgets nothing.
-        after: what is on record once it is done.
+        changes: actions to grant and to revoke, for each role.
+        before: the record before the change, so that a crash loses nothing.
+        after: the record after the change.
     """
 
     changes: tuple[RightsChange, ...]
@@ -223,17 +223,16 @@ class Rights:
 
 
 def rights(topic: TopicName, needed: Granted, have: Granted, recorded: Granted) -> Rights:
-    """Plan the rights on *topic*.
+    """Plan the grants on *topic*.
 
-    Nothing is taken away that is not on record as added by redrive. A crash between the record and
-    the grant leaves a right on record that was not granted: if it is granted by others before
-    the next reconcile, it counts as ours.
+    Only grants on record are revoked. After a crash between record and grant, a grant may be on
+    record that was not made. If others make it before the next reconcile, it counts as redrive's.
 
     Args:
-        topic: what the rights are on.
-        needed: what roles shall be able to do.
-        have: what they may do now.
-        recorded: what redrive added of that.
+        topic: the topic.
+        needed: actions that each role needs.
+        have: actions that each role has.
+        recorded: the part of them that redrive added.
     """
     changes, before, after = [], dict(recorded), {}
     for role in sorted({*needed, *recorded}):
@@ -252,16 +251,16 @@ def _filled(granted: Granted) -> Granted:
 
 
 def _object(text: str) -> Mapping[str, Any]:
-    """Read a JSON object; an empty one where there is none."""
+    """Parse a JSON object; empty if there is none."""
     try:
-        found = json.loads(text or "{}")
+        value = json.loads(text or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _granted(text: str) -> Granted:
-    """Read what redrive granted; nothing where it is not as redrive writes it."""
+    """Parse the recorded grants; empty if redrive did not write the text."""
     try:
         written = json.loads(text or "{}")
         return _filled({str(role): frozenset(map(str, may)) for role, may in written.items()})

@@ -1,38 +1,25 @@
 """Drift detection: polls for drift and for stalled policies, within a rate limit per broker.
 
-Drift is a change at a broker, which has no watch, so policies are compared with it periodically.
+A broker has no watch, so policies are compared with it periodically. There are three polls:
 
-Topics and grants of a whole Pulsar namespace come in three calls, its *namespace facts*, which are
-compared with all policies every minute. For subscriptions, partitions and topic policies a broker
-has no call for many topics at once below the super-user, so a *rotation* has one policy after the
-other reconciled: the more policies, at its broker or at all together, the longer it takes. A
-connection has facts of its own, and a broker one rotation for all connections that lead to it, so
-that neither many of them call it too often, nor one with few policies slows down one with many. A
-slow broker delays only its own policies. While many policies are being provisioned, the rotation of
-their broker rests: for each call about a topic policy a broker reads the list of all topics of a
-namespace, which is expensive just then.
+- *Namespace facts*: topics and grants of a whole Pulsar namespace take three calls, which are
+  compared with all policies every minute. Each connection has its own facts.
+- *Rotation*: subscriptions, partitions and topic policies need calls for each topic, unless the
+  operator is a super-user. So one policy after the other is reconciled. The more policies there
+  are, at one broker or in total, the longer a rotation takes. Each broker has one rotation for all
+  its connections: many connections do not call it too often, and a connection with few policies
+  does not slow down one with many.
+- *Stalled policies*: a policy may be stalled by a fact of the broker, or by a ConfigMap of another
+  owner. The poll reads only that fact, in at most three calls beside those for the Pulsar
+  namespace, which policies share. A policy whose fact has changed is reconciled.
 
-Policies that are not ready are no part of that: they are reconciled when something changes, or
-after a back-off. Those that are stalled by what is at a broker, or by a ConfigMap with another
-owner, have a rotation for each connection, in which `stall_checks` asks whether that is over.
+A slow broker delays only its own policies. While many policies are being provisioned, the rotation
+of their broker is suspended: for each call about a topic policy a broker reads the list of all
+topics of a namespace, which is expensive at that time. Other policies that are not ready are
+reconciled after a change, or after a back-off. An operator that starts needs only the facts to
+detect drift.
 
-So an operator that starts needs the facts once to know that all is well.
-
-How often one broker is called: connections that lead to it share a `RateLimit`.
-
-Used by `resync` and by the reader of statistics.
-
-Which settled policies have drifted, as far as one read of a Pulsar namespace shows for all.
-
-Called by `resync`, and when a ConfigMap changes. A policy that is found here is reconciled, which
-reads again what it repairs.
-
-Whether what stalls a policy is over, where it ends at a broker or in an object without a watch.
-
-A broker shows no changes, and a reconcile takes many calls to find all as it was. Here only the one
-thing is read that the policy is stalled by, in three calls to the broker at most, beside those for
-its Pulsar namespace, which policies share. Called by `resync`, for one policy after the other; a
-policy for which it is over is reconciled.
+Connections to one broker share a `RateLimit`, which the poll of topic statistics uses, too.
 """
 
 from __future__ import annotations
@@ -62,8 +49,8 @@ from redrive.provision.checks import (
     PreflightFacts,
     config_map_is_not_ours,
     dead_letter_topic_lacks_partitions,
-    is_of_the_other_kind,
-    retry_topic_is_of_the_other_kind,
+    has_other_partitioning,
+    retry_topic_has_other_partitioning,
     source_is_of_redrive,
     topic_has_another_owner,
     topic_is_not_redrives,
@@ -77,50 +64,51 @@ from redrive.reasons import Reason
 
 FACTS_SECONDS = 60.0
 ROTATION_SECONDS = 15.0
-"""How long a rotation takes, unless that were too fast for the broker."""
+"""Minimum duration of a rotation in seconds."""
 CALLS_PER_SECOND = 20.0
-"""The most that a rotation has of calls to its broker."""
+"""Calls of a rotation to one broker."""
 CALLS_PER_SECOND_IN_ALL = 75.0
-"""The most that all rotations have together: what the operator needs grows with the policies that
-it has, not with the brokers.
+"""Calls of all rotations together. The load of the operator grows with its policies, not with the
+brokers.
 """
-CALLS_PER_LOOK = 18
-"""How many reads at the broker a reconcile takes at most where nothing has to be done.
+CALLS_PER_RECONCILE = 18
+"""Maximum calls of a reconcile without actions.
 
-A schema that the broker refuses is tried again, once for each of the two topics. With 18 a thousand
-policies have their turn every 900 s.
+A schema that the broker refuses is tried again, once for each of the two topics. With 18 calls each
+of a thousand policies is reconciled every 900 s.
 """
-CALLS_PER_QUESTION = 3
-"""How many calls it takes at most to ask whether what stalls a policy is over.
+CALLS_PER_CHECK = 3
+"""Maximum calls of the check of a stalled policy.
 
-With 3 a thousand stalled policies have their turn every 150 s. Not counted is what is read of a
-Pulsar namespace, for all policies in it.
+With 3 calls each of a thousand stalled policies is checked every 150 s. Reads of a Pulsar
+namespace, which its policies share, are not counted.
 """
 MANY_BEGUN = 20
-"""With so many policies of a broker that wait for their first reconcile, its rotation rests.
+"""The rotation of a broker is suspended while so many of its policies wait for their first
+reconcile.
 
-As many as there are connections to a broker: from there on policies wait for each other.
+As many calls as this run concurrently to one broker; from here on policies wait for each other.
 """
 
 logger = logging.getLogger(__name__)
 
 
-class Turns:
-    """Whose turn it is: the one whose last turn was longest ago, so none waits for two rounds."""
+class PollOrder:
+    """Least recently polled first, so that no subject waits for two rounds."""
 
     def __init__(self) -> None:
         self._queue: dict[Key, None] = {}
 
     def next(self, keys: Iterable[Key]) -> Key | None:
-        """Return whose turn it is among *keys*, all that there are now; None without any.
+        """Return the subject among *keys* to poll next; None if there are none.
 
-        New ones come last: they were reconciled just now. At the start all are, in random order:
-        an operator that is restarted often must not begin with the same ones.
+        New subjects come last, because they were reconciled just now. At the start their order is
+        random, because an operator that restarts often must not always begin with the same ones.
         """
-        there = set(keys)
-        newcomers = sorted(there - self._queue.keys())
-        known = [key for key in self._queue if key in there]
-        self._queue = dict.fromkeys([*known, *random.sample(newcomers, len(newcomers))])
+        current = set(keys)
+        newcomers = sorted(current - self._queue.keys())
+        earlier = [key for key in self._queue if key in current]
+        self._queue = dict.fromkeys([*earlier, *random.sample(newcomers, len(newcomers))])
         if not self._queue:
             return None
         first = next(iter(self._queue))
@@ -129,14 +117,14 @@ class Turns:
 
 
 class Resync:
-    """Compares and rotates the policies of all connections; needs a running event loop.
+    """Polls for drift and for stalled policies at all brokers; requires a running event loop.
 
     Args:
-        facts: finds which settled policies have drifted.
-        stalls: finds which stalled policies may go on.
-        enqueue: has a policy reconciled.
-        enqueue_connection: has a connection reconciled: that its Secret is deleted, or a right, is
-            shown by no watch either.
+        facts: finds settled policies that have drifted.
+        stalls: finds stalled policies that may resume.
+        enqueue: enqueues a reconcile of a policy.
+        enqueue_connection: enqueues a reconcile of a connection: no watch reports that its Secret
+            or a right was deleted.
     """
 
     def __init__(
@@ -155,29 +143,29 @@ class Resync:
         self._connections = facts.ctx.connections
         self._enqueue = enqueue
         self._enqueue_connection = enqueue_connection
-        self._questions = RateLimits(CALLS_PER_QUESTION / CALLS_PER_SECOND)
+        self._checks = RateLimits(CALLS_PER_CHECK / CALLS_PER_SECOND)
         self._tasks: dict[Key | str, list[asyncio.Task[None]]] = {}
         self._follow()
         self._connections.listen(lambda *_: self._follow())
 
     async def stop(self) -> None:
-        """End all of them."""
+        """Cancel all polls, and wait for their end."""
         tasks = [task for about in tuple(self._tasks) for task in self._end(about)]
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _follow(self) -> None:
-        """Have tasks for the connections that there are now, and for their brokers."""
+        """Start and cancel polls, so that each connection and each broker has its own."""
         keys = {Key.of(body) for body in self._connections}
         brokers = {broker for key in keys if (broker := broker_of(key, self._connections))}
-        for gone in self._tasks.keys() - keys - brokers:
-            self._end(gone)
+        for key in self._tasks.keys() - keys - brokers:
+            self._end(key)
         for key in keys - self._tasks.keys():
             self._tasks[key] = [
-                asyncio.create_task(self._compare_for_ever(key), name=f"namespace facts {key}"),
-                asyncio.create_task(self._ask_for_ever(key), name=f"questions {key}"),
+                asyncio.create_task(self._poll_facts(key), name=f"namespace facts {key}"),
+                asyncio.create_task(self._poll_stalled(key), name=f"stalled policies {key}"),
             ]
         for broker in brokers - self._tasks.keys():
-            rotation = asyncio.create_task(self._rotate_for_ever(broker), name=f"rotation {broker}")
+            rotation = asyncio.create_task(self._rotate(broker), name=f"rotation {broker}")
             self._tasks[broker] = [rotation]
 
     def _end(self, about: Key | str) -> list[asyncio.Task[None]]:
@@ -186,7 +174,7 @@ class Resync:
             task.cancel()
         return tasks
 
-    async def _compare_for_ever(self, connection: Key) -> None:
+    async def _poll_facts(self, connection: Key) -> None:
         while True:
             try:
                 for key in await self._facts.drifted(connection, self._settled.get(connection)):
@@ -196,23 +184,23 @@ class Resync:
             except Exception:
                 logger.exception("namespace facts of BrokerConnection %s: failed", connection)
             await asyncio.sleep(FACTS_SECONDS)
-            # Not before the pause: a new connection is reconciled anyway.
+            # After the pause, because a new connection is reconciled anyway.
             self._enqueue_connection(connection)
 
-    async def _rotate_for_ever(self, broker: str) -> None:
-        turns = Turns()
+    async def _rotate(self, broker: str) -> None:
+        order = PollOrder()
         while True:
             try:
                 connections = self._connections_to(broker)
-                begun = sum(self._progressing.count(each) for each in connections)
-                rests = begun >= MANY_BEGUN
-                keys = [key for each in connections for key in self._settled.keys(each)]
+                begun = sum(self._progressing.count(key) for key in connections)
+                is_suspended = begun >= MANY_BEGUN
+                keys = [key for conn in connections for key in self._settled.keys(conn)]
             except Exception:
                 logger.exception("rotation at %s: failed", broker)
-                rests, keys = False, []
-            key = None if rests else turns.next(keys)
+                is_suspended, keys = False, []
+            key = None if is_suspended else order.next(keys)
             settled = len(self._policies) - self._settled.count(None)
-            await asyncio.sleep(pause(len(keys), CALLS_PER_LOOK, of=settled))
+            await asyncio.sleep(pause(len(keys), CALLS_PER_RECONCILE, total=settled))
             if key is not None:
                 self._enqueue(key)
 
@@ -220,18 +208,18 @@ class Resync:
         keys = (Key.of(body) for body in self._connections)
         return [key for key in keys if broker_of(key, self._connections) == broker]
 
-    async def _ask_for_ever(self, connection: Key) -> None:
-        turns, here = Turns(), 0
+    async def _poll_stalled(self, connection: Key) -> None:
+        order, here = PollOrder(), 0
         while True:
             stalled = len(self._policies) - self._checked.count(None)
-            await asyncio.sleep(pause(here, CALLS_PER_QUESTION, of=stalled))
-            shared = self._questions.of(broker_of(connection, self._connections))
-            # After the pause: what is stalled since then need not wait for another one.
+            await asyncio.sleep(pause(here, CALLS_PER_CHECK, total=stalled))
+            shared = self._checks.of(broker_of(connection, self._connections))
+            # After the pause, so that policies that stalled meanwhile are included.
             keys = self._checked.keys(connection)
-            key, here = turns.next(keys), len(keys)
+            key, here = order.next(keys), len(keys)
             if key is None:
                 continue
-            await shared.turn()
+            await shared.acquire()
             if await self._is_over(key):
                 self._enqueue(key)
 
@@ -240,19 +228,19 @@ class Resync:
         try:
             return body is not None and await self._stalls.is_over(body)
         except Exception:
-            logger.exception("RetryPolicy %s: whether it goes on could not be found out", key)
+            logger.exception("RetryPolicy %s: check of a stalled policy failed", key)
             return False
 
 
-def pause(policies: int, calls: int, *, of: int) -> float:
-    """Return the seconds between two turns in a rotation.
+def pause(policies: int, calls: int, *, total: int) -> float:
+    """Return the seconds between two polls of a rotation.
 
     Args:
-        policies: how many are in it.
-        calls: how many calls a turn takes.
-        of: how many policies there are in all rotations together.
+        policies: policies in the rotation.
+        calls: calls of one poll.
+        total: policies in all rotations.
     """
-    whole = max(ROTATION_SECONDS, of * calls / CALLS_PER_SECOND_IN_ALL)
+    whole = max(ROTATION_SECONDS, total * calls / CALLS_PER_SECOND_IN_ALL)
     return max(whole / (policies or 1), calls / CALLS_PER_SECOND)
 
 
@@ -267,19 +255,19 @@ def _progressing_at(body: Body) -> Key | None:
 
 
 def _checked_at(body: Body) -> Key | None:
-    """Return the connection of a policy that `stall_checks` asks about."""
+    """Return the connection of a policy that the poll of stalled policies checks."""
     return connection_of(body) if is_checked(body) else None
 
 
 class RateLimit:
-    """Gives turns in the order in which they are asked for, *between* seconds apart."""
+    """Grants slots in the order of requests, *between* seconds apart."""
 
     def __init__(self, between: float) -> None:
         self._between = between
         self._free = 0.0
 
-    async def turn(self) -> None:
-        """Wait for one."""
+    async def acquire(self) -> None:
+        """Wait for a slot."""
         now = asyncio.get_running_loop().time()
         begin = max(self._free, now)
         self._free = begin + self._between
@@ -287,55 +275,54 @@ class RateLimit:
 
 
 class RateLimits:
-    """A `RateLimit` for each broker, for as long as it is in use."""
+    """One `RateLimit` for each broker, while it is in use."""
 
     def __init__(self, between: float) -> None:
         self._between = between
         self._paces = WeakValueDictionary[str | None, RateLimit]()
 
     def of(self, broker: str | None) -> RateLimit:
-        """Return the one for all calls to *broker*, as `connections.broker_of` names it."""
+        """Return the limit of all calls to *broker*, as `connections.broker_of` names it."""
         return self._paces.setdefault(broker, RateLimit(self._between))
 
 
 @dataclass(frozen=True)
 class NamespaceFacts:
-    """Compares policies with what the watches and lists of the brokers show.
+    """Compares policies with the watches and with lists of the brokers.
 
     Attributes:
-        conflicts: which policies claim the same names.
+        conflicts: index of the names that policies claim.
     """
 
     ctx: Context
     conflicts: Conflicts
 
     async def drifted(self, connection: Key, bodies: Iterable[Body]) -> list[Key]:
-        """Return those of *bodies*, settled policies of *connection*, that have drifted.
+        """Return the policies among *bodies*, settled ones of *connection*, that have drifted.
 
-        Policies that only observe are left to the rotation: they may differ for ever.
-
-        Three calls to the broker for each Pulsar namespace, however many policies are in it.
+        Policies that observe are left to the rotation, because they may differ permanently. Each
+        Pulsar namespace costs three calls, regardless of the number of its policies.
 
         Raises:
-            RedriveError: the connection can't be used, or its broker can't be reached.
+            RedriveError: the connection cannot be used, or its broker cannot be reached.
         """
-        found: list[Key] = []
+        drifted: list[Key] = []
         namespaces: dict[str, list[tuple[Request, Body]]] = defaultdict(list)
         for body in bodies:
-            await asyncio.sleep(0)  # others come in between: a thousand policies take a while
+            await asyncio.sleep(0)  # let other tasks run: a thousand policies take a while
             request = self._unrefused(body)
             if request is None:
-                found.append(Key.of(body))
+                drifted.append(Key.of(body))
             elif not request.only_observes:
                 namespaces[request.policy.topic.namespace_name].append((request, body))
         if namespaces:
             admin = (await self.ctx.brokers.open(connection)).admin
-            for namespace, each in namespaces.items():
-                found.extend(await self._drifted_in(namespace, each, admin))
-        return found
+            for namespace, policies in namespaces.items():
+                drifted.extend(await self._drifted_in(namespace, policies, admin))
+        return drifted
 
     def lacks_config_map(self, body: Body) -> bool:
-        """Whether a settled policy has to be reconciled for its ConfigMap."""
+        """Return True if a settled policy must be reconciled for its ConfigMap."""
         request = self._unrefused(body)
         if request is None:
             return True
@@ -345,7 +332,7 @@ class NamespaceFacts:
         return any(config_map_actions(wanted, self.ctx.config_maps.get(Key.of(wanted))))
 
     def _unrefused(self, body: Body) -> Request | None:
-        """Return what a policy asks for, or None if it is to be refused."""
+        """Return the request of a policy; None if it is not admissible."""
         try:
             request = resolve(body, self.ctx)
             admit(request, self.ctx, self.conflicts)
@@ -357,38 +344,38 @@ class NamespaceFacts:
         return desired(request, body, self.ctx.settings.cluster_id)
 
     async def _drifted_in(
-        self, namespace: str, each: Iterable[tuple[Request, Body]], admin: Admin
+        self, name: str, policies: Iterable[tuple[Request, Body]], admin: Admin
     ) -> list[Key]:
         try:
-            there = await admin.namespace(namespace)
+            namespace = await admin.namespace(name)
         except BrokerUnreachableError:
             raise
         except AdminError as error:
-            logger.info("resync of Pulsar namespace %s: %s", namespace, error)
-            # What stays so is for each policy's status; the rest may be over by the next time.
-            stays = error.stalls or isinstance(error, AdminNotFoundError)
-            return [request.key for request, _ in each] if stays else []
-        found = []
-        for request, body in each:
+            logger.info("namespace facts of %s: %s", name, error)
+            # A permanent error is for the status of each policy; others may be over soon.
+            is_permanent = error.stalls or isinstance(error, AdminNotFoundError)
+            return [request.key for request, _ in policies] if is_permanent else []
+        drifted = []
+        for request, body in policies:
             await asyncio.sleep(0)
             wanted = self._desired(request, body)
             config_map = self.ctx.config_maps.get(Key.of(wanted.config_map))
-            if has_drifted(wanted, there, config_map):
-                found.append(request.key)
-        return found
+            if has_drifted(wanted, namespace, config_map):
+                drifted.append(request.key)
+        return drifted
 
 
 def has_drifted(wanted: Desired, namespace: NamespaceState, config_map: Body | None) -> bool:
-    """Whether what is listed of a policy that was ready is not as it needs it."""
+    """Return True if the listed state of a policy that was ready differs from the desired one."""
     try:
         have = observe.in_namespace(wanted, namespace, config_map)
     except RedriveError:
         return True
-    return is_of_the_other_kind(wanted, have) or bool(diff(wanted, have))
+    return has_other_partitioning(wanted, have) or bool(diff(wanted, have))
 
 
 LISTED_SECONDS = 15.0
-"""How old what is known of a Pulsar namespace may be: it is read for all of its policies."""
+"""Maximum age in seconds of namespace data, which all policies of the namespace share."""
 
 Read = Callable[[Desired, Body, Context], Awaitable[Observed]]
 
@@ -408,16 +395,16 @@ async def _owners(want: Desired, body: Body, ctx: Context) -> Observed:
 
 
 async def _source(want: Desired, body: Body, ctx: Context) -> Observed:
-    found = await _marked(want.policy.topic, await _admin(body, ctx))
-    return Observed(source_properties=None if found is None else found.properties)
+    topic = await _marked(want.policy.topic, await _admin(body, ctx))
+    return Observed(source_properties=None if topic is None else topic.properties)
 
 
 async def _marked(topic: TopicName, admin: Admin) -> TopicState | None:
     try:
-        found = await admin.metadata(topic, partitioned=False)
+        metadata = await admin.metadata(topic, partitioned=False)
     except AdminNotFoundError:
         return None
-    return TopicState(0, properties=found.properties)
+    return TopicState(0, properties=metadata.properties)
 
 
 async def _listed(want: Desired, body: Body, ctx: Context) -> Observed:
@@ -447,7 +434,7 @@ CHECKS: Mapping[str, tuple[Read, Checks[PreflightFacts]]] = {
     Reason.PARTITIONS_DIFFER: (
         _listed,
         Checks(
-            retry_topic_is_of_the_other_kind,
+            retry_topic_has_other_partitioning,
             dead_letter_topic_lacks_partitions,
         ),
     ),
@@ -457,24 +444,24 @@ CHECKS: Mapping[str, tuple[Read, Checks[PreflightFacts]]] = {
         Checks(config_map_is_not_ours),
     ),
 }
-"""Reason of a stalled policy → how what it is about is read, and checked by what it needs."""
+"""Reason of a stalled policy → the read of its fact, and the checks of it."""
 
 
 def is_checked(body: Body) -> bool:
-    """Whether a policy is stalled by something that only this module finds the end of."""
+    """Return True if only the poll of stalled policies detects the end of the policy's stall."""
     return reason(body) in CHECKS and "deletionTimestamp" not in body["metadata"]
 
 
 @dataclass(frozen=True)
 class StallChecks:
-    """Checks stalled policies, each for the one thing that its status names."""
+    """Checks the one fact that stalls a policy according to its status."""
 
     ctx: Context
 
     async def is_over(self, body: Body) -> bool:
-        """Whether a policy for which `is_checked` holds has to be reconciled.
+        """Return True if a policy for which `is_checked` holds must be reconciled.
 
-        So it is too where something else now keeps it from being ready.
+        Also if another error now keeps it from being ready.
         """
         reason = conditions.reason(body)
         read, checks = CHECKS[reason]

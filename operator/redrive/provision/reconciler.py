@@ -1,20 +1,13 @@
 """Reconciliation of a RetryPolicy: the spine of provisioning.
 
-The spine of provisioning: bring the broker to what one RetryPolicy asks, and write its status.
+The `Controller` of policies calls `reconcile` after each change, after a poll of the broker that
+found drift, and after a back-off.
 
-Called by the `Controller` of policies: after each change, by `resync`, and again while a policy is
-not ready for a reason that no watch shows the end of.
-
-Observe, diff, apply: what a reconcile does at the broker for one RetryPolicy.
-
-What redrive was about to create, and how it is named: in the status before it is done.
-
-A topic is created with the properties that tell whose it is, in one call. A broker that is killed
-during that call may keep a topic without partitions and lose its properties, and no answer comes.
-Then the record tells the topic from one that was there before.
-
-The naming scheme is on record before anything is done, because a connection may say another one at
-the next look.
+A reconcile observes the broker, computes the difference to the desired state, and applies it.
+Status and Events are written last. One fact is written earlier: the names of the topics that are
+about to be created. A topic is created together with its owner properties, in one call. A broker
+that is killed during that call may keep the topic without partitions and properties. The record
+then distinguishes this topic from one that others created.
 """
 
 from __future__ import annotations
@@ -59,7 +52,7 @@ from redrive.provision.finalize import finalize, hand_over, receiver_of, revoke_
 from redrive.provision.health import Health
 from redrive.provision.metrics import REPAIRS
 from redrive.provision.observe import AWAITED_SECONDS, around, observe
-from redrive.provision.orphans import LostPolicies
+from redrive.provision.orphans import OrphanedPolicies
 from redrive.provision.outcome import (
     Outcome,
     describe_changes,
@@ -73,122 +66,122 @@ from redrive.provision.outcome import (
 )
 from redrive.provision.ownership import CREATING, INTERNAL, creating
 from redrive.provision.request import BROKER_DIGEST, Request, digest_of
-from redrive.provision.warnings import Seen, warnings
+from redrive.provision.warnings import Evidence, warnings
 from redrive.reasons import Reason
 
 
 async def mark_progressing(key: Key, ctx: Context) -> None:
-    """Show in the status of a RetryPolicy that its spec was seen, if the status is of another.
+    """Set the Progressing condition of a RetryPolicy whose current spec has no status yet.
 
-    Before its turn comes: with many policies that may take minutes, and a status without conditions
-    reads as if all were done.
+    With many policies the first reconcile may begin minutes later. Tools such as kstatus read a
+    status without conditions as ready.
 
     Raises:
-        KubernetesError: it could not be written.
+        KubernetesError: the status could not be written.
     """
     body = ctx.policies.get(key)
     if body is None or "deletionTimestamp" in body["metadata"] or is_paused(body):
         return
     if is_new(body):
-        with suppress(NotFoundError):  # for the reconcile to find
-            await _publisher(ctx).publish(body, progressing("looking at the policy"))
+        with suppress(NotFoundError):  # the reconcile handles a deleted policy
+            await _publisher(ctx).publish(body, progressing("reconciling the policy"))
 
 
-async def reconcile(  # noqa: PLR0913  what a reconcile reads
+async def reconcile(  # noqa: PLR0913  dependencies of a reconcile
     key: Key,
     ctx: Context,
     conflicts: Conflicts,
     health: Health,
-    lost: LostPolicies,
+    orphans: OrphanedPolicies,
     *,
     failures: int = 0,
 ) -> Requeue:
-    """Bring the broker to what one RetryPolicy asks; its status and Events are written last.
+    """Bring the broker to the state that one RetryPolicy requests, and publish the result.
 
-    A settled policy stays Ready at the first failure that may pass by itself: the next try, a
-    second later, tells whether it has.
+    A settled policy stays Ready after the first failure that may be transient. The next attempt,
+    one second later, decides.
 
     Args:
         key: the policy.
-        ctx: what the watches have shown.
-        conflicts: which policies claim the same names.
-        health: finds warnings about its topics.
-        lost: policies that went while they were provisioned.
-        failures: how often in a row this has failed.
+        ctx: caches and clients of the operator.
+        conflicts: index of the names that policies claim.
+        health: warnings about the topics of the policy.
+        orphans: policies that were deleted without their cleanup.
+        failures: consecutive failed reconciles of this policy.
     """
     body = ctx.policies.get(key)
     if body is None:
-        return await _clean_up_after(key, ctx, conflicts, lost)
-    lost.forget(key)
+        return await _clean_up_orphan(key, ctx, conflicts, orphans)
+    orphans.forget(key)
     logs.identify(body)
     try:
         if "deletionTimestamp" in body["metadata"]:
-            await _ensure_there(body, ctx)
+            await _ensure_exists(body, ctx)
             outcome = await finalize(body, ctx, conflicts)
         else:
             outcome = await provision(body, ctx, conflicts, health)
             if not failures and is_settled(body):
-                outcome = outcome.unless_it_passes()
+                outcome = outcome.unless_transient()
         await publish(body, outcome, _publisher(ctx))
     except NotFoundError:
-        ctx.policies.drop(body)  # no watch has shown that it is gone
+        ctx.policies.drop(body)  # the watch has not reported the deletion yet
         return Requeue.ON_CHANGE
     if outcome.requeue is Requeue.ON_CHANGE and has_override(body, ctx.clock()):
-        return Requeue.SLOW_BACKOFF  # no watch shows its end
+        return Requeue.SLOW_BACKOFF  # no watch reports when the annotation expires
     return outcome.requeue
 
 
-async def _ensure_there(body: Body, ctx: Context) -> None:
-    """Make sure that a policy which the cache shows as being deleted is not gone already.
+async def _ensure_exists(body: Body, ctx: Context) -> None:
+    """Raise an error if a policy that the cache shows as being deleted no longer exists.
 
-    A cleanup can't be undone, and a new policy of the name has the same topics.
+    A cleanup cannot be undone, and a new policy of the same name uses the same topics.
 
     Raises:
-        NotFoundError: it is gone.
-        KubernetesError: it can't be found out whether it is.
+        NotFoundError: the policy is gone.
+        KubernetesError: the API server could not be read.
     """
     if not has_cleanup_finalizer(body):
         return
-    there = await ctx.kubernetes.get(resources.POLICIES, Key.of(body))
-    if there["metadata"]["uid"] != body["metadata"]["uid"]:
+    current = await ctx.kubernetes.get(resources.POLICIES, Key.of(body))
+    if current["metadata"]["uid"] != body["metadata"]["uid"]:
         raise NotFoundError(
-            f"RetryPolicy {Key.of(body)} is gone, and another has its name",
-            remedy="none is needed: the other one is reconciled",
+            f"RetryPolicy {Key.of(body)} is gone, and another policy has its name",
+            remedy="No action needed: the other policy is reconciled",
         )
 
 
-async def _clean_up_after(
-    key: Key, ctx: Context, conflicts: Conflicts, lost: LostPolicies
+async def _clean_up_orphan(
+    key: Key, ctx: Context, conflicts: Conflicts, orphans: OrphanedPolicies
 ) -> Requeue:
-    """Do what the deletion of a policy asks for that went without its cleanup, if it did.
+    """Run the cleanup of a policy that was deleted without it; do nothing for any other.
 
     Raises:
-        KubernetesError: it can't be found out whether it is gone.
+        KubernetesError: the API server could not be read.
     """
-    body = lost.get(key)
+    body = orphans.get(key)
     if body is None:
         return Requeue.ON_CHANGE
     logs.identify(body)
-    # From a list: an API server that starts finds no object of a kind that it does not serve yet.
+    # A list, not a get: an API server that starts answers 404 for kinds that it does not serve yet.
     for listed in await ctx.kubernetes.list(resources.POLICIES, key.namespace):
-        if Key.of(listed) == key:  # the same, or a new one that has its topics
-            lost.forget(key)
+        if Key.of(listed) == key:  # the same policy, or a new one with the same topics
+            orphans.forget(key)
             ctx.policies.put(listed)
             return Requeue.ON_CHANGE
     outcome = await finalize(body, ctx, conflicts)
     await publish(body, outcome.of_gone(), _publisher(ctx))
     if not outcome.finalized:
         return outcome.requeue
-    lost.forget(key)
+    orphans.forget(key)
     return Requeue.ON_CHANGE
 
 
 async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Health) -> Outcome:
-    """Provision one RetryPolicy, unless it is paused; return what to write about it.
+    """Provision one RetryPolicy and return the result; change nothing if it is paused.
 
     Raises:
         NotFoundError: the policy is gone.
-        KubernetesError: the finalizer could not be set; nothing is created without it.
+        KubernetesError: the finalizer could not be set, so nothing was created.
     """
     if is_paused(body):
         return Outcome(paused_conditions(body))
@@ -196,16 +189,16 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
         request = await _resolve(body, ctx)
     except RedriveError as error:
         return Outcome.failed(shown_to(body, error))
-    if "retryTopic" in (body.get("status") or {}):  # else once it is not refused
+    if "retryTopic" in (body.get("status") or {}):  # a new policy gets it after all checks
         body = await ensure_cleanup_finalizer(body, request.deletion, _publisher(ctx))
     try:
         if (cluster := receiver_of(body, ctx.settings.cluster_id)) and not request.only_observes:
             return await hand_over(cluster, request, ctx)
         made = await converge(request, body, ctx, conflicts)
     except NotFoundError:
-        raise  # the policy went meanwhile, and another may have its name
+        raise  # the policy was deleted, and another may have its name
     except OwnerConflictError as error:
-        logger.info("RetryPolicy %s: its topics are of %s", Key.of(body), error.owner)
+        logger.info("RetryPolicy %s: its topics belong to %s", Key.of(body), error.owner)
         return Outcome.failed(error)
     except RedriveError as error:
         return Outcome.failed(shown_to(body, error))
@@ -214,10 +207,10 @@ async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Heal
 
 
 async def _resolve(body: Body, ctx: Context) -> Request:
-    """Read what a policy asks for; take back rights on topics that it may not have any more.
+    """Resolve the request of a policy; revoke its grants on topics that it may no longer use.
 
     Raises:
-        RedriveError: it can't be obeyed, or the rights can't be taken back now.
+        RedriveError: the spec is invalid, or the grants could not be revoked.
     """
     try:
         return resolve(body, ctx)
@@ -247,7 +240,7 @@ def _ready(body: Body, made: Converged, warnings: Sequence[StatusWarning]) -> Ou
 
 
 def _repaired(body: Body, made: Converged) -> tuple[ObjectEvent, ...]:
-    """Count what was repaired of a policy that was ready; return the Event about it."""
+    """Count the repairs of a policy that was ready, and return the Event about them."""
     if not (made.actions and is_settled(body)):
         return ()
     for action in made.actions:
@@ -286,12 +279,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Converged:
-    """What is there, what was done for it, and what should be fixed all the same.
+    """Result of applying a policy: the actions performed, and the remaining warnings.
 
     Attributes:
-        request: what the policy asks for.
-        broker: which one answered, as `broker_at` names it.
-        planned_changes: what was not done, because the policy only observes.
+        request: the resolved policy.
+        broker: the broker that was changed, as `broker_at` names it.
+        planned_changes: actions that were only planned, because the policy observes.
         unload: result of a requested unload of the retry topic, for the status.
     """
 
@@ -305,13 +298,13 @@ class Converged:
 
 
 async def converge(request: Request, body: Body, ctx: Context, conflicts: Conflicts) -> Converged:
-    """Bring the broker to what *body*, a policy, asks for; return what is there then.
+    """Bring the broker to the state that *body*, a policy, requests.
 
-    Every check comes before the first write, so a policy that is refused changes nothing. After a
-    crash the next call does what is left.
+    All checks precede the first write: a policy that is refused changes nothing. After a crash the
+    next call performs the remaining actions.
 
     Raises:
-        RedriveError: the policy can't be obeyed, or not now; its reason says why.
+        RedriveError: the policy is refused, or a call failed.
     """
     admit(request, ctx, conflicts)
     connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
@@ -320,7 +313,9 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         have = await _observe(request, body, want, connection.admin, ctx)
         PREFLIGHT.check(PreflightFacts(body, want, have, request))
-        rivals = admit(request, ctx, conflicts)  # again: one may have been provisioned meanwhile
+        rivals = admit(
+            request, ctx, conflicts
+        )  # again: a rival may have been provisioned meanwhile
         out = Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
         body = await ensure_cleanup_finalizer(body, request.deletion, out)
         planned = diff(want, have)
@@ -334,24 +329,26 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     if applied.done:
         logger.info("RetryPolicy %s: %s", request.key, in_words(applied.done))
     have = replace(have, inherited={**have.inherited, **applied.in_force})
-    # Its status may not say yet that it is.
-    seen = Seen(replace(request, is_proven=True), rivals, want, have, tuple(applied.refused))
-    # It may have changed since the request was read.
+    # The cached status may not contain the proof yet.
+    evidence = Evidence(
+        replace(request, is_proven=True), rivals, want, have, tuple(applied.refused)
+    )
+    # The connection may have changed since the request was resolved.
     broker = broker_at(connection.spec.pulsar.admin_url)
     unload = None
     if not request.only_observes:
         unload = await unload_on_request(body, want.retry.name, connection.admin, ctx.clock())
     done = tuple(applied.done)
-    return Converged(want, request, broker, done, planned_changes, warnings(seen), unload)
+    return Converged(want, request, broker, done, planned_changes, warnings(evidence), unload)
 
 
 async def unload_on_request(
     body: Body, topic: TopicName, admin: Admin, now: datetime
 ) -> Body | None:
-    """Unload the retry topic if an annotation of the policy asks for it; return the result.
+    """Unload the retry topic if an annotation of the policy requests it; return the result.
 
-    Each value of the annotation is obeyed once, within `UNLOAD_WITHIN`: a policy that is restored
-    from a backup asks for nothing. A refusal does not fail the policy.
+    Each value of the annotation has an effect once, within `UNLOAD_WITHIN`: that of a policy that
+    is restored from a backup has none. A refusal does not fail the policy.
     """
     annotations = body["metadata"].get("annotations") or {}
     request_time = moment_of(annotations.get(resources.UNLOAD_REQUESTED_AT))
@@ -371,24 +368,24 @@ async def unload_on_request(
 
 
 UNLOAD_WITHIN = timedelta(hours=1)
-"""Age at which a request to unload a topic has no effect any more."""
+"""Age from which a request to unload a topic has no effect."""
 MAX_UNLOAD_ERROR = 1_024
 
 _AWAITED = frozenset({Reason.TENANT_NOT_FOUND, Reason.NAMESPACE_NOT_FOUND, Reason.TOPIC_NOT_FOUND})
-"""Reasons that pass when the source topic is created; a thousand policies may wait for theirs."""
+"""Reasons that end when the source topic is created. A thousand policies may wait for theirs."""
 
 
 async def _observe(
     request: Request, body: Body, want: Desired, admin: Admin, ctx: Context
 ) -> Observed:
-    """Read what is there; only once where cached reads show that there is nothing to do.
+    """Read the observed state; return the cached state if it needs no action.
 
     A schema is copied only after both topics were read without a cache. A schema that the broker
-    refuses is tried by each reconcile, and must not cost a second read each time. A policy that
-    waits for its source topic first uses what was read for others.
+    refuses is tried by each reconcile, which must not cost a second read each time. A policy that
+    waits for its source topic first uses namespace facts that were read for other policies.
     """
     if is_settled(body):
-        # The policy was ready: what a cached read finds missing may be there again.
+        # The policy was ready. A cached read may miss a topic that exists again.
         try:
             have = await observe(want, admin, ctx, recent=True)
             actions = diff(want, have)
@@ -403,23 +400,23 @@ async def _observe(
 
 
 def _awaits_source(body: Body) -> bool:
-    """Whether the source topic, or what it lies in, was missing at the last reconcile."""
+    """Return True if the source topic, its namespace or its tenant was missing before."""
     return reason(body) in _AWAITED and not is_new(body)
 
 
 async def record_intent(planned: Sequence[Action], body: Body, ctx: Context) -> Body:
-    """Record which topics of *planned* are about to be created, as far as that can be lost.
+    """Record the topics that are about to be created and whose owner properties may be lost.
 
     Args:
-        planned: what is about to be done.
+        planned: the actions that follow.
         body: the RetryPolicy.
-        ctx: what the watches have shown.
+        ctx: caches and clients of the operator.
 
     Returns:
-        The RetryPolicy as it is then.
+        The RetryPolicy after the write.
 
     Raises:
-        KubernetesError: it could not be recorded; nothing may be created then.
+        KubernetesError: the status could not be written; nothing may be created then.
     """
     topics = [str(a.topic) for a in planned if isinstance(a, CreateTopic) and not a.partitions]
     if creating(body).issuperset(topics):
@@ -428,12 +425,12 @@ async def record_intent(planned: Sequence[Action], body: Body, ctx: Context) -> 
 
 
 async def clear_intent(error: AdminError, body: Body, ctx: Context) -> None:
-    """Forget what was recorded, if *error* says that nothing of it is still under way.
+    """Clear the record unless the broker may still execute the failed call.
 
-    A topic of that name may be created by others from then on.
+    From then on others may create a topic of that name.
 
     Raises:
-        KubernetesError: it could not be written.
+        KubernetesError: the status could not be written.
     """
     if creating(body) and not error.may_be_done:
         await _write_intent({INTERNAL: {CREATING: None}}, body, ctx)

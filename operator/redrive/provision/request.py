@@ -1,9 +1,7 @@
-"""The request of a RetryPolicy, and its priority among rivals.
+"""Request of a RetryPolicy, and its priority among policies that claim the same topic; pure.
 
-How the claim of one policy stands against those of others, as its spec and status show; pure.
-
-Two policies that need the same are ordered by this before their age, so that a claim of which
-nothing comes keeps none from working, and one that is fixed later takes nothing back by itself.
+Priority precedes age. An inactive claim does not block others, and a claim that becomes active
+later does not take topics back.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ from redrive.reasons import Reason
 
 
 class ContestedError(RedriveError):
-    """Another policy, whose claim comes first, has what this one needs.
+    """Another policy with priority claims a resource that this policy needs.
 
     Args:
-        namespace: that of the policy which shows this error.
+        namespace: namespace of the policy that shows this error.
 
     Attributes:
         rival: the other policy.
@@ -46,97 +44,96 @@ class ContestedError(RedriveError):
 
 
 class ResourceConflictError(ContestedError):
-    """Another policy is for the same topic and subscription of the same broker."""
+    """Another policy has the same topic and subscription of the same broker."""
 
     reason = Reason.RESOURCE_CONFLICT
 
 
 class NameCollisionError(ContestedError):
-    """Another policy, for another subscription, derives the name of the same topic."""
+    """Another policy, for another subscription, needs a topic of the same name."""
 
     reason = Reason.NAME_COLLISION
 
 
 ANOTHER_NAMESPACE = "another namespace"
-"""The value of `status.blockedBy` for a policy of another namespace."""
+"""Value of `status.blockedBy` for a policy of another namespace."""
 WAITS = frozenset({ResourceConflictError.reason, NameCollisionError.reason})
-"""Reasons of a policy that waits for a rival to go."""
+"""Reasons of a policy that a rival blocks."""
 BROKER_DIGEST = "brokerDigest"
-"""Field of `INTERNAL` of a policy's status: broker at which it was provisioned last, a `digest_of`.
-"""
+"""Field of `INTERNAL`: `digest_of` the broker at which the policy was last provisioned."""
 
 
 def digest_of(broker: str) -> str:
-    """Write a broker's address, which is for the connection's namespace alone, for all to see."""
+    """Return a digest of a broker's address, which only the connection's namespace may see."""
     return hashlib.sha256(broker.encode()).hexdigest()[:32]
 
 
 def proof_of(body: Body) -> tuple[Any, Any]:
-    """Return through which connection, and at which broker, a RetryPolicy was provisioned last."""
+    """Return the connection and the broker at which a RetryPolicy was provisioned last."""
     return (body.get("status") or {}).get("connection"), internal(body).get(BROKER_DIGEST)
 
 
 def is_proven(body: Body, connection: Key, broker: str) -> bool:
-    """Whether a RetryPolicy was provisioned at *broker*, through *connection*, which it names.
+    """Return True if a RetryPolicy was provisioned at *broker*, through its *connection*.
 
-    That takes rights in the Pulsar namespace of its topics, which never change. Until then its
-    claim is a word of its own namespace, and so is the address of the broker.
+    That requires permissions in the Pulsar namespace of its topics, which never change. A claim
+    without this proof is only asserted by its own namespace, like the address of the broker.
     """
     return proof_of(body) == (str(connection), digest_of(broker))
 
 
-class Standing(enum.Enum):
-    """How a claim stands."""
+class Priority(enum.Enum):
+    """Priority of a claim, from its policy's spec and status."""
 
-    DEAD = enum.auto()
-    """The policy only observes, or was stalled by something else than a rival from the start."""
-    FAULTY = enum.auto()
-    """The policy was provisioned, and is stalled by something else than a rival now."""
+    INACTIVE = enum.auto()
+    """The policy observes, or was stalled from the start by another cause than a rival."""
+    STALLED = enum.auto()
+    """The policy was provisioned, and is now stalled by another cause than a rival."""
     OPEN = enum.auto()
-    """The policy is new, or waits for a rival to go."""
+    """The policy is new, or a rival blocks it."""
     HELD = enum.auto()
-    """The policy was provisioned, and waits for no rival since."""
+    """The policy was provisioned, and no rival has blocked it since."""
 
     @classmethod
-    def of(cls, body: Body) -> Standing:
-        """Return how the claim of *body*, a RetryPolicy, stands."""
+    def of(cls, body: Body) -> Priority:
+        """Return the priority of the claim of *body*, a RetryPolicy."""
         if body["spec"].get("managementPolicy") == ManagementPolicy.OBSERVE:
-            return cls.DEAD
+            return cls.INACTIVE
         written = body.get("status") or {}
         held = "retryTopic" in written and "blockedBy" not in written
-        if "deletionTimestamp" not in body["metadata"]:  # until it is gone, it may delete topics
+        if "deletionTimestamp" not in body["metadata"]:  # a deleting policy may delete topics
             stalled = {c["reason"] for c in written.get("conditions") or () if c["type"] == STALLED}
             if stalled - WAITS:
-                return cls.FAULTY if held else cls.DEAD
+                return cls.STALLED if held else cls.INACTIVE
         return cls.HELD if held else cls.OPEN
 
-    def towards(self, *, a_tenant: bool) -> Standing:
-        """Return how the claim stands towards one of *a_tenant* of another namespace, or not.
+    def towards(self, *, a_tenant: bool) -> Priority:
+        """Return the priority towards a rival of another namespace (*a_tenant*), or of its own.
 
-        What stalls a policy for a moment, such as a token that has expired, must not be what others
-        wait for. Within a namespace it gives way.
+        A temporary stall, such as an expired token, must not give the topics to another tenant.
+        Within a namespace a stalled policy gives way.
         """
-        if self is not Standing.FAULTY:
+        if self is not Priority.STALLED:
             return self
-        return Standing.HELD if a_tenant else Standing.DEAD
+        return Priority.HELD if a_tenant else Priority.INACTIVE
 
-    def precedes(self, other: Standing, *, is_older: bool) -> bool:
-        """Whether a claim that stands so comes before one that stands like *other*."""
-        if self is Standing.DEAD:
+    def precedes(self, other: Priority, *, is_older: bool) -> bool:
+        """Return True if a claim of this priority precedes a claim of priority *other*."""
+        if self is Priority.INACTIVE:
             return False
         if self is other:
             return is_older
-        return self is Standing.HELD
+        return self is Priority.HELD
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a RetryPolicy asks for, and of which connection.
+    """Resolved RetryPolicy and its connection.
 
     Attributes:
-        age: sorts policies, the oldest first: when it was made, then its uid.
-        permissions: what the connection permits to policies of this one's namespace.
-        standing: how its claim on its names stands.
+        age: sort key, oldest first: creation time, then uid.
+        permissions: what the connection permits to the policy's namespace.
+        priority: priority of its claims.
         is_proven: see `redrive.provision.request.is_proven`.
         takes_over: names of policies of its namespace whose topics it may take over.
     """
@@ -147,51 +144,51 @@ class Request:
     policy: Policy
     connection: BrokerConnectionSpec
     permissions: Permissions
-    standing: Standing = Standing.OPEN
+    priority: Priority = Priority.OPEN
     is_proven: bool = False
     takes_over: frozenset[str] = frozenset()
 
     @property
     def through(self) -> Key:
-        """Return the BrokerConnection that leads to its broker."""
+        """Return the name of its BrokerConnection."""
         ref = self.spec.connection_ref
         return Key(ref.namespace or self.key.namespace, ref.name)
 
     @property
     def only_observes(self) -> bool:
-        """Whether nothing may be changed for it."""
+        """Return True if redrive may change nothing for the policy."""
         return self.spec.management_policy is ManagementPolicy.OBSERVE
 
     @property
     def deletion(self) -> DeletionPolicy:
-        """Return what its deletion has to do at the broker."""
+        """Return the effective deletion policy."""
         if self.only_observes:
             return DeletionPolicy.RETAIN
         return self.spec.deletion_policy or DeletionPolicy.RETAIN
 
     @property
     def shortest_delay(self) -> timedelta:
-        """Return the shortest delay that consumers ask for by the policy."""
+        """Return the shortest delay of the policy."""
         levels = () if self.spec.delay_levels is None else self.policy.levels.rungs
         return min((*self.policy.ladder.rungs, *levels))
 
     @property
     def broker(self) -> str:
-        """Return the broker, as `broker_at` names it."""
+        """Return its broker, as `broker_at` names it."""
         return broker_at(self.connection.pulsar.admin_url)
 
     def subscribes_like(self, other: Request) -> bool:
-        """Whether both are for one subscription of one topic."""
+        """Return True if both policies have the same topic and subscription."""
         own = (self.policy.topic, self.policy.subscription)
         return own == (other.policy.topic, other.policy.subscription)
 
     def yields_to(self, other: Request) -> bool:
-        """Whether it has to wait for *other*, a rival at the same broker, to go.
+        """Return True if *other*, a rival at the same broker, has priority.
 
-        A policy whose source topic is a retry or dead-letter topic of an older one has not: whoever
-        consumes dead letters may retry them, and nothing of the topic is changed for that. One that
-        would turn the source topic of an older one into its own has to, however that one stands.
-        A claim of another namespace counts once it is proven.
+        A policy does not yield if its source topic is a retry or dead-letter topic of an older one:
+        consumers of dead letters may retry them, and the topic is not changed for that. A policy
+        that would turn the source topic of an older one into its own always yields. A claim of
+        another namespace counts once it is proven.
         """
         a_tenant = other.key.namespace != self.key.namespace
         if self.broker != other.broker or (a_tenant and not other.is_proven):
@@ -202,7 +199,7 @@ class Request:
         same = self.subscribes_like(other)
         if not same and set(other.spec.own_topics).isdisjoint(self.spec.own_topics):
             return False
-        mine, theirs = (r.standing.towards(a_tenant=same and a_tenant) for r in (self, other))
-        if not same and mine is theirs is Standing.HELD:
+        mine, theirs = (r.priority.towards(a_tenant=same and a_tenant) for r in (self, other))
+        if not same and mine is theirs is Priority.HELD:
             return False  # one of them owns the topic
         return theirs.precedes(mine, is_older=is_older)

@@ -1,6 +1,6 @@
-"""What should be fixed although a policy is ready: named checks on observed facts; pure.
+"""Warnings about a policy that is ready: named checks on the observed state; pure.
 
-Called by `reconcile`, which shows what they find as conditions and Warning events.
+The reconciler publishes them as conditions and Warning Events.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from redrive.reasons import Reason
 
 _KEY_VALUE = "KEY_VALUE"
 _SENT_WITH_SCHEMA = {"STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE"}
-"""What the Python client sends with its schema; of other types, but KeyValue, it sends none."""
+"""Schema types that the Python client uses for sending; KeyValue aside, others are sent without."""
 
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What these checks look at.
+class Evidence:
+    """Input of the warnings.
 
     Attributes:
         rivals: admissible policies that claim one of its names.
-        refused: what could not be done for it, and is not needed for it to work.
+        refused: actions that the broker refused and that the policy does not need.
     """
 
     request: Request
@@ -49,69 +49,74 @@ class Seen:
 
     @property
     def waiting(self) -> list[Request]:
-        """Return the rivals that it keeps from their topics, the oldest first."""
-        found = [rival for rival in self.rivals if rival.yields_to(self.request)]
-        return sorted(found, key=lambda rival: rival.age)
+        """Return the rivals that this policy blocks, the oldest first."""
+        blocked = [rival for rival in self.rivals if rival.yields_to(self.request)]
+        return sorted(blocked, key=lambda rival: rival.age)
 
 
-def ladder_descends(seen: Seen) -> StatusWarning | None:
-    """Find a ladder whose delays get shorter."""
-    if not seen.request.policy.ladder.descends:
+def ladder_descends(evidence: Evidence) -> StatusWarning | None:
+    """Find a ladder whose delays decrease."""
+    if not evidence.request.policy.ladder.descends:
         return None
     return StatusWarning(
         Reason.LADDER_DESCENDS,
-        "the delay ladder descends: a later retry waits a shorter time than one before it; "
-        "sort the delays unless that is meant",
+        "the delay ladder descends: a later retry has a shorter delay than an earlier one; "
+        "sort the delays unless that is intended",
     )
 
 
-def topics_have_too_many_partitions(seen: Seen) -> StatusWarning | None:
-    """Find topics that would have to shrink, which no topic can.
+def topics_have_too_many_partitions(evidence: Evidence) -> StatusWarning | None:
+    """Find topics with more partitions than desired; a topic cannot shrink.
 
-    Of a dead-letter topic only a number that is asked for counts: without one it stays as it is.
+    For a dead-letter topic only a requested number counts: otherwise it is kept as it is.
     """
-    retry = partitions_of_retry(seen.desired, seen.observed.source_partitions)
-    dead_letter = seen.desired.dead_letter_partitions
+    retry = partitions_of_retry(evidence.desired, evidence.observed.source_partitions)
+    dead_letter = evidence.desired.dead_letter_partitions
     compared = (
-        ("retry", seen.desired.retry, seen.observed.retry, retry),
-        ("deadLetter", seen.desired.dead_letter, seen.observed.dead_letter, dead_letter or inf),
+        ("retry", evidence.desired.retry, evidence.observed.retry, retry),
+        (
+            "deadLetter",
+            evidence.desired.dead_letter,
+            evidence.observed.dead_letter,
+            dead_letter or inf,
+        ),
     )
-    found = [
-        f"{topic.name} should have {want} partitions, and no topic can shrink; got "
-        f"{have.partitions}; all of them are consumed, so leave it, or set {part}.partitions to "
+    surplus = [
+        f"{topic.name} should have {want} partitions, and a topic cannot shrink; got "
+        f"{have.partitions}; all partitions are consumed, so leave it, or set {part}.partitions to "
         f"{have.partitions}"
         for part, topic, have, want in compared
         if topic is not None and have is not None and have.partitions > want
     ]
-    return StatusWarning(Reason.PARTITIONS_NEVER_SHRINK, "; ".join(found)) if found else None
+    return StatusWarning(Reason.PARTITIONS_NEVER_SHRINK, "; ".join(surplus)) if surplus else None
 
 
-def delay_is_limited(seen: Seen) -> StatusWarning | None:
-    """Find a limit of the broker that is below the longest delay of the ladder."""
-    limit = delay_limit(_policies_of_retry(seen))
-    longest = max(seen.request.policy.ladder.rungs)
+def delay_is_limited(evidence: Evidence) -> StatusWarning | None:
+    """Find a limit of the broker below the longest delay of the ladder."""
+    limit = delay_limit(_policies_of_retry(evidence))
+    longest = max(evidence.request.policy.ladder.rungs)
     if limit is None or limit >= longest:
         return None
     return StatusWarning(
         Reason.MAX_DELIVERY_DELAY,
-        f"the broker delays messages of {seen.desired.retry.name} for a shorter time than the "
-        f"longest delay of the ladder, {format_duration(longest)}; got a maxDeliveryDelay of "
+        f"the broker limits delays on {evidence.desired.retry.name} to less than the longest delay "
+        f"of the ladder, {format_duration(longest)}; got a maxDeliveryDelay of "
         f"{limit.total_seconds():g} s; shorten the ladder, or raise the limit of the topic: "
         "pulsar-admin topicPolicies set-delayed-delivery --enable --maxDelay "
-        f"{format_duration(longest)} {seen.desired.retry.name}",
+        f"{format_duration(longest)} {evidence.desired.retry.name}",
     )
 
 
-def delayed_delivery_is_refused(seen: Seen) -> StatusWarning | None:
-    """Find a broker that does not let the operator set how exactly it keeps delays."""
-    refused = [each for each in seen.refused if not isinstance(each.action, CopySchema)]
+def delayed_delivery_is_refused(evidence: Evidence) -> StatusWarning | None:
+    """Find a broker that does not let the operator set delayed delivery."""
+    refused = [r for r in evidence.refused if not isinstance(r.action, CopySchema)]
     if not refused:
         return None
-    policies, shortest = _policies_of_retry(seen), seen.request.shortest_delay
+    policies, shortest = _policies_of_retry(evidence), evidence.request.shortest_delay
     if policies.get(DELAYS.read) is None:
-        effect = "retries come as early as the broker is configured to, which it does not tell"
+        effect = "retries are early by the unknown tick of the broker's configuration"
     elif (early := earliness(policies)) is None:
-        effect = "retries come at once, whatever their delay"
+        effect = "retries are delivered immediately, without their delay"
     else:
         effect = (
             f"retries may come {early.total_seconds():g} s early, and the shortest delay is "
@@ -119,111 +124,114 @@ def delayed_delivery_is_refused(seen: Seen) -> StatusWarning | None:
         )
     return StatusWarning(
         Reason.DELAYED_DELIVERY_REFUSED,
-        f"delayed delivery of {seen.desired.retry.name} could not be set, so {effect}: "
+        f"delayed delivery of {evidence.desired.retry.name} could not be set, so {effect}: "
         f"{refused[0].error}; allow the operator's role to set it",
     )
 
 
-def retries_come_early(seen: Seen) -> StatusWarning | None:
-    """Find delays that are over at once: within a tick, at a broker whose tick can't be set."""
-    policies = _policies_of_retry(seen)
-    if seen.desired.sets_tick or policies.get(DELAYS.read) is None:
-        return None  # of a topic that does not exist yet it is not known
-    early, shortest = earliness(policies), seen.request.shortest_delay
+def retries_come_early(evidence: Evidence) -> StatusWarning | None:
+    """Find delays that may end at once: within a tick of a broker whose tick cannot be set."""
+    policies = _policies_of_retry(evidence)
+    if evidence.desired.sets_tick or policies.get(DELAYS.read) is None:
+        return None  # unknown until the topic exists
+    early, shortest = earliness(policies), evidence.request.shortest_delay
     if early is None or early < shortest:
         return None
     return StatusWarning(
         Reason.RETRIES_EARLY,
-        "the broker may deliver each retry a tick early, and so one of "
-        f"{format_duration(shortest)} at once; a topic gets no finer tick, for brokers since 4.1 "
-        "keep delays in buckets of half their own; "
-        f"got a tick of {early.total_seconds():g} s on {seen.desired.retry.name}; set "
-        "delayedDeliveryTickTimeMillis=50 in the configuration of the brokers, or make the "
-        "shortest delay longer",
+        "the broker may deliver each retry one tick early, and so a retry of "
+        f"{format_duration(shortest)} at once; a topic cannot have a finer tick, because brokers "
+        "since 4.1 keep delays in buckets of half their own tick; "
+        f"got a tick of {early.total_seconds():g} s on {evidence.desired.retry.name}; set "
+        "delayedDeliveryTickTimeMillis=50 in the configuration of the brokers, or increase the "
+        "shortest delay",
     )
 
 
-def _policies_of_retry(seen: Seen) -> Mapping[str, Any]:
-    retry = seen.observed.retry
-    return seen.observed.inherited if retry is None else retry.policies or {}
+def _policies_of_retry(evidence: Evidence) -> Mapping[str, Any]:
+    retry = evidence.observed.retry
+    return evidence.observed.inherited if retry is None else retry.policies or {}
 
 
-def topics_are_replicated(seen: Seen) -> StatusWarning | None:
-    """Find own topics that are replicated, so that each cluster would handle what one retries."""
-    found = {
-        want.name: seen.observed.replicated_to if have is None else have.replicated_to
-        for want, have in seen.desired.pairs(seen.observed)
-        if want not in seen.desired.records  # no consumer handles what they hold
+def topics_are_replicated(evidence: Evidence) -> StatusWarning | None:
+    """Find replicated topics of the policy: each cluster would process the same retries."""
+    topics = {
+        want.name: evidence.observed.replicated_to if have is None else have.replicated_to
+        for want, have in evidence.desired.pairs(evidence.observed)
+        if want not in evidence.desired.records  # consumers process no records
     }
-    replicated = {name: clusters for name, clusters in found.items() if len(clusters) > 1}
+    replicated = {name: clusters for name, clusters in topics.items() if len(clusters) > 1}
     if not replicated:
         return None
     listed = ", ".join(f"{name} to {'+'.join(sorted(to))}" for name, to in replicated.items())
     return StatusWarning(
         Reason.GEO_REPLICATED,
-        "the source topic's messages are retried in the cluster where they failed; if that cluster "
-        "replicates retries and dead letters, others handle them a second time; got "
-        f"{listed}; keep each in this cluster: pulsar-admin topics set-replication-clusters "
+        "messages are retried in the cluster where they failed; if that cluster replicates retries "
+        "and dead letters, other clusters process them again; got "
+        f"{listed}; keep each topic in this cluster: pulsar-admin topics set-replication-clusters "
         "--clusters CLUSTER TOPIC",
     )
 
 
-def schema_is_refused(seen: Seen) -> StatusWarning | None:
-    """Find topics that can't have the schema of the source topic."""
-    refused = [each for each in seen.refused if isinstance(each.action, CopySchema)]
+def schema_is_refused(evidence: Evidence) -> StatusWarning | None:
+    """Find topics whose schema the broker refuses to update."""
+    refused = [r for r in evidence.refused if isinstance(r.action, CopySchema)]
     if not refused:
         return None
-    topics = ", ".join(str(each.action.topic) for each in refused)
+    topics = ", ".join(str(r.action.topic) for r in refused)
     return StatusWarning(
         Reason.SCHEMA_REFUSED,
-        f"the schema of {seen.request.policy.topic} could not be copied to {topics}, so consumers "
-        f"of that schema may be refused there: {refused[0].error}; have the Pulsar namespace "
-        "allow the change (schema compatibility strategy), or delete the schema of these topics",
+        f"the schema of {evidence.request.policy.topic} could not be copied to {topics}, so "
+        f"consumers of that schema may be refused there: {refused[0].error}; let the Pulsar "
+        "namespace allow the change (schema compatibility strategy), or delete the schema of "
+        "these topics",
     )
 
 
-def schema_is_not_allowed(seen: Seen) -> StatusWarning | None:
-    """Find topics without the source topic's schema, which roles of the topics may not see."""
-    source, wanted = seen.request.policy.topic, seen.desired
-    names = [topic.name for topic, _ in wanted.pairs(seen.observed) if topic not in wanted.records]
+def schema_is_not_allowed(evidence: Evidence) -> StatusWarning | None:
+    """Find topics without the source topic's schema, which some of their roles may not see."""
+    source, wanted = evidence.request.policy.topic, evidence.desired
+    names = [
+        topic.name for topic, _ in wanted.pairs(evidence.observed) if topic not in wanted.records
+    ]
     withheld = [name for name in names if name not in wanted.schema_topics]
-    if seen.observed.source_schema is None or not withheld:
+    if evidence.observed.source_schema is None or not withheld:
         return None
-    permissions = seen.request.permissions
+    permissions = evidence.request.permissions
     roles = {role for name in withheld for role in permissions.roles_on(name)}
     lacking = ", ".join(sorted(roles.difference(permissions.roles_on(source))))
     return StatusWarning(
         Reason.SCHEMA_NOT_ALLOWED,
         f"the schema of {source} is not copied to {', '.join(map(str, withheld))}: the connection "
         "allows policies of this namespace to grant rights there to roles that no rule allows on "
-        f"{source}, and these would see the schema; consumers of that schema may be refused there; "
-        f"got {lacking}; have a rule of the connection's spec.allow name them together with that "
-        "topic",
+        f"{source}, and these roles would see the schema; consumers of that schema may be refused "
+        f"there; got {lacking}; add these roles to a rule of the connection's spec.allow that "
+        "includes that topic",
     )
 
 
-def schema_is_unsupported(seen: Seen) -> StatusWarning | None:
-    """Find a schema whose messages Python can't send on, so that those that fail stay in hand."""
-    schema = seen.observed.source_schema
+def schema_is_unsupported(evidence: Evidence) -> StatusWarning | None:
+    """Find a schema whose messages Python cannot forward, so that failed ones are not settled."""
+    schema = evidence.observed.source_schema
     if schema is None or schema.type in _SENT_WITH_SCHEMA:
         return None
     if schema.type == _KEY_VALUE:
         remedy = "consume it with Java"
-    elif seen.observed.enforces_schemas:
+    elif evidence.observed.enforces_schemas:
         remedy = "consume it with Java, or do not enforce schemas (schemaValidationEnforced)"
     else:
         return None
     return StatusWarning(
         Reason.SCHEMA_UNSUPPORTED,
-        "the Python client can't send messages of this schema to the retry or the dead-letter "
-        f"topic: those that fail stay with their consumer, unacknowledged; got {schema.type} on "
-        f"{seen.request.policy.topic}; {remedy}",
+        "the Python client cannot send messages of this schema to the retry or the dead-letter "
+        f"topic: failed messages stay unacknowledged at their consumer; got {schema.type} on "
+        f"{evidence.request.policy.topic}; {remedy}",
     )
 
 
-def subscription_type_is_not_allowed(seen: Seen) -> StatusWarning | None:
-    """Find a namespace that refuses the consumers of the source topic or of the retry topic."""
-    policy, allowed = seen.request.policy, seen.observed.subscription_types
+def subscription_type_is_not_allowed(evidence: Evidence) -> StatusWarning | None:
+    """Find a namespace that refuses the subscription type of the policy's consumers."""
+    policy, allowed = evidence.request.policy, evidence.observed.subscription_types
     types = policy.subscription_types
     refused = [
         f"{kind} on {topic.local}" for topic, kind in types.items() if kind.of_broker not in allowed
@@ -232,54 +240,54 @@ def subscription_type_is_not_allowed(seen: Seen) -> StatusWarning | None:
         return None
     return StatusWarning(
         Reason.SUBSCRIPTION_TYPE_NOT_ALLOWED,
-        f"the Pulsar namespace {policy.topic.namespace_name} refuses consumers that need "
-        f"{' and '.join(refused)}, unless these topics have a setting of their own; got "
-        f"{', '.join(sorted(allowed))}; allow it: pulsar-admin namespaces "
+        f"the Pulsar namespace {policy.topic.namespace_name} refuses consumers with the types "
+        f"{' and '.join(refused)}, unless these topics have their own setting; got "
+        f"{', '.join(sorted(allowed))}; allow them: pulsar-admin namespaces "
         f"set-subscription-types-enabled --types "
         f"{','.join(sorted({*allowed, *(kind.of_broker for kind in types.values())}))} "
         f"{policy.topic.namespace_name}",
     )
 
 
-def encryption_is_required(seen: Seen) -> StatusWarning | None:
-    """Find a namespace that refuses the messages of Replays, and of consumers without a key."""
-    policy = seen.request.policy
-    if not seen.observed.requires_encryption:
+def encryption_is_required(evidence: Evidence) -> StatusWarning | None:
+    """Find a namespace that refuses messages of Replays, and of consumers without a key."""
+    policy = evidence.request.policy
+    if not evidence.observed.requires_encryption:
         return None
     return StatusWarning(
         Reason.ENCRYPTION_REQUIRED,
-        f"the Pulsar namespace {policy.topic.namespace_name} takes encrypted messages only: "
-        "consumers need crypto= to retry and dead-letter what fails, and Replays fail, because "
-        "they have no keys; got encryptionRequired=true; to replay, switch it off for that time: "
+        f"the Pulsar namespace {policy.topic.namespace_name} accepts only encrypted messages: "
+        "consumers need crypto= to retry and dead-letter messages, and Replays fail, because "
+        "they have no keys; got encryptionRequired=true; to replay, disable it temporarily: "
         f"pulsar-admin namespaces set-encryption-required --disable {policy.topic.namespace_name}",
     )
 
 
-def subscription_is_contested(seen: Seen) -> StatusWarning | None:
-    """Find other policies for the same topic and subscription."""
-    same = [other for other in seen.waiting if other.subscribes_like(seen.request)]
+def subscription_is_contested(evidence: Evidence) -> StatusWarning | None:
+    """Find other policies with the same topic and subscription."""
+    same = [other for other in evidence.waiting if other.subscribes_like(evidence.request)]
     return _contested(
         ResourceConflictError.reason,
-        "other RetryPolicies are for the same topic and subscription, and wait for this one to go "
-        "or to stall; got {}; delete them, or this one",
+        "other RetryPolicies have the same topic and subscription, and wait until this policy is "
+        "deleted or stalls; got {}; delete them, or this policy",
         same,
-        seen.request.key.namespace,
+        evidence.request.key.namespace,
     )
 
 
-def names_are_contested(seen: Seen) -> StatusWarning | None:
+def names_are_contested(evidence: Evidence) -> StatusWarning | None:
     """Find policies for other subscriptions that need topics of the same names."""
-    others = [other for other in seen.waiting if not other.subscribes_like(seen.request)]
+    others = [other for other in evidence.waiting if not other.subscribes_like(evidence.request)]
     return _contested(
         NameCollisionError.reason,
-        "RetryPolicies for other subscriptions need a topic of a name that this one, or its source "
+        "RetryPolicies for other subscriptions need a topic name that this policy, or its source "
         "topic, has, and are refused; got {}; give their topics other names",
         others,
-        seen.request.key.namespace,
+        evidence.request.key.namespace,
     )
 
 
-CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
+CHECKS: tuple[Callable[[Evidence], StatusWarning | None], ...] = (
     ladder_descends,
     topics_have_too_many_partitions,
     delay_is_limited,
@@ -296,10 +304,10 @@ CHECKS: tuple[Callable[[Seen], StatusWarning | None], ...] = (
 )
 
 
-def warnings(seen: Seen) -> tuple[StatusWarning, ...]:
-    """Return all that is found."""
-    found = (check(seen) for check in CHECKS)
-    return tuple(warning for warning in found if warning is not None)
+def warnings(evidence: Evidence) -> tuple[StatusWarning, ...]:
+    """Return all warnings."""
+    results = (check(evidence) for check in CHECKS)
+    return tuple(warning for warning in results if warning is not None)
 
 
 def _contested(

@@ -13,7 +13,7 @@ import pytest
 from sandbox.pulsar import SUPERUSER, Broker
 from tests.integration.provision.conftest import SECONDS, Shop, keeps_ticks, rest_path
 
-OVER_AT_ONCE = "the broker may deliver each retry a tick early, and so one of 1s at once"
+OVER_AT_ONCE = "the broker may deliver each retry one tick early, and so a retry of 1s at once"
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_delete_removes_only_own_changes_from_adopted_topics(
     rights = policies["destination_auth"]
     assert rights[retry] == {"fulfilment": ["consume"], "somebody": ["produce"]}
     assert rights.get(dead_letter, {}) == {}
-    assert f"{retry} was there before" in doomed.event_message("before", "Retained")
+    assert f"{retry} existed before" in doomed.event_message("before", "Retained")
     for topic in (retry, dead_letter):
         assert set(remaining[topic]["properties"].values()) == {""}
 
@@ -146,7 +146,7 @@ def test_blocked_deletion_shows_reason_and_can_be_skipped(doomed: Shop) -> None:
     doomed.kubectl("annotate", "retrypolicy", "stuck", "redrive.io/skip-cleanup=true")
     doomed.kubectl("wait", "--for=delete", "retrypolicy/stuck", f"--timeout={SECONDS}s")
     assert topics(doomed, "stuck") == {"RETRY", "DLQ"}
-    assert "has it go" in doomed.event_message("stuck", "CleanupAbandoned")
+    assert "skips the cleanup" in doomed.event_message("stuck", "CleanupAbandoned")
 
 
 def test_deleted_namespace_with_its_connection_deletes_topics(

@@ -29,7 +29,7 @@ from redrive.provision import reconciler
 from redrive.provision.claims import Conflicts
 from redrive.provision.health import Health
 from redrive.provision.health_checks import THRESHOLDS, Thresholds
-from redrive.provision.orphans import LostPolicies
+from redrive.provision.orphans import OrphanedPolicies
 from sandbox import installation
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
@@ -126,7 +126,7 @@ async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[War
 
         controller = Controller("RetryPolicy", reconcile)
         claims = Conflicts(ctx.policies, ctx.connections, controller.enqueue)
-        lost = LostPolicies(ctx.policies, ctx.clock)
+        lost = OrphanedPolicies(ctx.policies, ctx.clock)
         health = Health(ctx, controller.enqueue, interval=0.1, limits=limits)
         controller.enqueue(Key(shop.namespace, "orders"))
         watched = Ward(shop, ctx, health)
@@ -247,7 +247,7 @@ async def test_foreign_subscription_is_reported_until_it_is_deleted(
         )
         shop.request("PUT", path, EARLIEST)
         message = await watched.warns("ForeignSubscription")
-        assert "got all-orders on orders-fulfilment-RETRY; have the pattern leave" in message
+        assert "got all-orders on orders-fulfilment-RETRY; exclude these topics from the pattern" in message
         shop.request("DELETE", path)
         await watched.is_over("ForeignSubscription")
         reader.close()
@@ -285,7 +285,7 @@ async def test_ack_holes_are_reported_until_they_are_closed(
             consumer.acknowledge(message)
         message = await watched.warns("AckHoles")
         assert "(managedLedgerMaxUnackedRangesToPersist, the default of its release)" in message
-        assert "got 4; make the delays more alike" in message
+        assert "got 4; make the delays more similar" in message
         for message in messages[0::2]:
             consumer.acknowledge(message)
         await watched.is_over("AckHoles")
@@ -308,7 +308,7 @@ async def test_stranded_chunks_are_reported_until_an_unload(
             remaining = client.subscribe(source, "fulfilment", consumer_type=SHARED)
             departing.close()
             message = await watched.warns("ChunksStranded")
-            assert "got 2 chunks; load the topic again" in message
+            assert "got 2 chunks; reload the topic" in message
             assert message.endswith(f": pulsar-admin topics unload {source}")
             producer.send_chunk("large", b"part", 2, 3, 12)
         shop.request("PUT", f"{path}/unload")
@@ -354,7 +354,7 @@ async def test_paused_consumers_are_reported_until_they_resume(
             for _ in range(2):
                 consumer.reconsume_later(consumer.receive(), cause=ConnectionError())
             message = await watched.warns("OutageSuspected")
-            assert "got ConnectionError; fix what they depend on" in message
+            assert "got ConnectionError; fix the dependency" in message
             consumer.ignore_outages()
             await watched.is_over("OutageSuspected")
 

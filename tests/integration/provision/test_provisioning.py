@@ -119,7 +119,7 @@ def test_retry_topic_partitions_follow_spec_and_never_shrink(shop: Shop) -> None
     shop.policy(retry={})
     shop.ready()
     condition = shop.reaches_condition("orders", "PartitionsNeverShrink")
-    assert "should have 2 partitions, and no topic can shrink; got 5" in condition["message"]
+    assert "should have 2 partitions, and a topic cannot shrink; got 5" in condition["message"]
     assert shop.topics()[retry]["partitions"] == 5
 
 

@@ -17,7 +17,7 @@ from redrive.kube.context import Context, wall_clock
 from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import Key
 from redrive.provision.ownership import named_in
-from redrive.provision.request import Request, Standing, is_proven
+from redrive.provision.request import Priority, Request, is_proven
 from tests.support.connections import changed
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -94,7 +94,7 @@ def requested(connection: dict[str, Any]) -> MakeRequest:
             policy=spec.to_policy(str(key), body["metadata"]["generation"]),
             connection=through,
             permissions=through.permissions(key.namespace, {}, "shop"),
-            standing=Standing.of(body),
+            priority=Priority.of(body),
             is_proven=is_proven(body, connection_of(body), broker_at(through.pulsar.admin_url)),
             takes_over=named_in(body),
         )

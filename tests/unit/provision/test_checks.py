@@ -19,7 +19,7 @@ from redrive.provision.checks import (
     ADMISSION,
     PREFLIGHT,
     PreflightFacts,
-    is_of_the_other_kind,
+    has_other_partitioning,
     namespace_expires_subscriptions,
     prior_claim,
     rights_exceed_record,
@@ -268,7 +268,7 @@ def test_rights_that_fill_the_record_of_a_namespace_are_refused(
     violation = rights_exceed_record(dataclasses.replace(facts, observed=full))
     assert violation is not None
     assert violation.reason == "LimitExceeded"
-    assert "the rights on topics of shop/prod would take more than 524288 bytes" in str(violation)
+    assert "the grants on topics of shop/prod would exceed 524288 bytes" in str(violation)
 
     for grant in facts.desired.grants:
         held.setdefault(str(grant.topic), {})[grant.role] = grant.actions
@@ -391,7 +391,7 @@ def test_existing_topic_of_others_never_becomes_a_ledger(
 @pytest.mark.parametrize(
     ("partitions", "asks", "says", "remedy"),
     [
-        ((4, 0), {}, "4 partitions, as the source topic has; a topic can't change", "is drained"),
+        ((4, 0), {}, "4 partitions, as the source topic has; a broker cannot convert", "is drained"),
         ((0, 4), {}, "no partitions, as the source topic has", "or set retry.partitions to 4"),
         (
             (0, 0),
@@ -441,7 +441,7 @@ def test_dead_letter_topic_of_other_kind_is_refused(
     )
     violation = PREFLIGHT.first_violation(facts)
     assert (violation is not None) is refused
-    assert is_of_the_other_kind(facts.desired, facts.observed) is refused
+    assert has_other_partitioning(facts.desired, facts.observed) is refused
     if violation is not None:
         assert violation.reason == "PartitionsDiffer"
         assert "or leave deadLetter.partitions out" in str(violation)

@@ -35,9 +35,9 @@ from redrive.provision.reconciler import Converged, converge
 from redrive.provision.request import (
     BROKER_DIGEST,
     ContestedError,
+    Priority,
     Request,
     ResourceConflictError,
-    Standing,
     digest_of,
 )
 from redrive.reasons import Reason
@@ -348,9 +348,9 @@ class Rivals:
                 return
         raise AssertionError(f"they never come to rest: {self.bodies}")
 
-    def priorities(self) -> list[Standing]:
+    def priorities(self) -> list[Priority]:
         """Return the priority of each policy."""
-        return [Standing.of(body) for body in self.bodies]
+        return [Priority.of(body) for body in self.bodies]
 
     def move(self, number: int, namespace: str) -> None:
         """Put one into another namespace; all use one connection."""
@@ -413,7 +413,7 @@ def test_rivals_settle_with_one_holder_that_stays(
     for _ in range(4):
         rivals.faulty = data.draw(numbers)
         rivals.settle()
-        holding = [n for n, standing in enumerate(rivals.priorities()) if standing is Standing.HELD]
+        holding = [n for n, priority in enumerate(rivals.priorities()) if priority is Priority.HELD]
         sound = set(range(count)) - rivals.faulty
         assert len(holding) == (1 if sound else 0)
         assert set(holding) <= sound
@@ -426,25 +426,25 @@ def test_observing_policy_yields_to_managed_rival(policy: MakeBody, requested: M
     rivals = Rivals(policy, requested, 2)
     rivals.bodies[0]["spec"]["managementPolicy"] = "Observe"
     rivals._reconcile(1)  # noqa: SLF001
-    assert rivals.priorities() == [Standing.DEAD, Standing.HELD]
+    assert rivals.priorities() == [Priority.INACTIVE, Priority.HELD]
     rivals._reconcile(0)  # noqa: SLF001
     assert rivals.bodies[0]["status"]["blockedBy"] == "shop/p1"
     del rivals.bodies[0]["spec"]["managementPolicy"]
     rivals.settle()
-    assert rivals.priorities() == [Standing.OPEN, Standing.HELD]
+    assert rivals.priorities() == [Priority.OPEN, Priority.HELD]
 
 
 def test_stalled_holder_yields_only_within_its_namespace(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     for namespace, standings in (
-        ("shop", [Standing.OPEN, Standing.HELD]),
-        ("other", [Standing.HELD, Standing.OPEN]),
+        ("shop", [Priority.OPEN, Priority.HELD]),
+        ("other", [Priority.HELD, Priority.OPEN]),
     ):
         rivals = Rivals(policy, requested, 2)
         rivals.move(1, namespace)
         rivals.settle()
-        assert rivals.priorities() == [Standing.HELD, Standing.OPEN]
+        assert rivals.priorities() == [Priority.HELD, Priority.OPEN]
         for faulty in ({0}, set[int]()):
             rivals.faulty = faulty
             rivals.settle()
@@ -463,8 +463,8 @@ def test_holder_of_topics_does_not_yield_to_another_holder(
         assert not requested(mine).yields_to(requested(theirs))
 
 
-@pytest.mark.parametrize(("mine", "theirs"), list(itertools.product(Standing, Standing)))
-def test_claims_never_precede_each_other(mine: Standing, theirs: Standing) -> None:
+@pytest.mark.parametrize(("mine", "theirs"), list(itertools.product(Priority, Priority)))
+def test_claims_never_precede_each_other(mine: Priority, theirs: Priority) -> None:
     for is_older in (False, True):
         before = mine.precedes(theirs, is_older=is_older)
         after = theirs.precedes(mine, is_older=not is_older)
@@ -475,9 +475,9 @@ def test_deleted_policy_keeps_claim_until_it_is_gone(policy: MakeBody) -> None:
     body = policy()
     stalled = [condition("Stalled", "PartitionsDiffer")]
     body["status"] = {"retryTopic": "r", "conditions": stalled}
-    assert Standing.of(body) is Standing.FAULTY
+    assert Priority.of(body) is Priority.STALLED
     body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert Standing.of(body) is Standing.HELD
+    assert Priority.of(body) is Priority.HELD
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -494,22 +494,22 @@ def test_rivals_of_other_namespaces_need_proof_to_block(
     rivals.powerless = set(range(count)) - honest
     for at_once in data.draw(st.lists(st.sets(numbers), max_size=6)):
         priors = {number: rivals.admit(number) for number in at_once}
-        blockers = {str(standing.rival) for standing in priors.values() if standing is not None}
+        blockers = {str(priority.rival) for priority in priors.values() if priority is not None}
         held = rivals.priorities()
         for number, body in enumerate(rivals.bodies):
             if str(Key.of(body)) in blockers:
                 assert number in honest
-                assert held[number] is Standing.HELD
+                assert held[number] is Priority.HELD
         for number, prior in priors.items():
             rivals.end(number, prior)
-    working = [n for n, standing in enumerate(rivals.priorities()) if standing is Standing.HELD]
+    working = [n for n, priority in enumerate(rivals.priorities()) if priority is Priority.HELD]
     rivals.settle()
-    (holder,) = [n for n, standing in enumerate(rivals.priorities()) if standing is Standing.HELD]
+    (holder,) = [n for n, priority in enumerate(rivals.priorities()) if priority is Priority.HELD]
     # The oldest of those that were provisioned at once keeps its topics.
     assert holder == min(working, default=holder)
     rivals.powerless = set(range(count))  # their credentials are gone
     rivals.settle()
-    assert rivals.priorities()[holder] is Standing.HELD
+    assert rivals.priorities()[holder] is Priority.HELD
 
 
 @pytest.mark.parametrize("annotations", [{}, {"redrive.io/paused": "true"}])

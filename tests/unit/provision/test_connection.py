@@ -365,7 +365,7 @@ async def test_recorded_rights_of_replays_block_deletion(lent: Lent, policy: Mak
     topic = "persistent://shop/prod/checked"
     record = {"topic": topic, "role": "replayer", "actions": ["produce"]}
     for rights, message in (
-        ({"uid": [record]}, "the rights of Replays at their targets are taken back"),
+        ({"uid": [record]}, "the grants of Replays at their targets are revoked"),
         ({"uid": None}, ""),
     ):
         status = {"targetRights": rights}

@@ -459,7 +459,7 @@ async def test_refused_delay_policy_warns_and_provisions_the_rest(
     body = await reconcile_with(harness)
     warning = find(body, "DelayedDeliveryRefused")
     assert warning is not None
-    assert "so retries come at once, whatever their delay" in warning.message
+    assert "so retries are delivered immediately, without their delay" in warning.message
     harness.broker.fault = None
     body = await reconcile_with(harness)
     assert find(body, "DelayedDeliveryRefused") is None

@@ -516,7 +516,7 @@ def test_actions_are_described_in_one_line() -> None:
     )
     assert line == (
         f"created {RETRY} with no partitions; marked {RETRY} as kept by here/shop/orders; "
-        "noted on orders-fulfilment-RETRY what redrive added; "
+        "noted on orders-fulfilment-RETRY the additions of redrive; "
         f"created missing partitions of {RETRY} again: 0, 2; "
         f"added partitions to {RETRY}, 4 now; "
         "set deduplication on orders-fulfilment-RETRY; "

@@ -36,7 +36,7 @@ from redrive.provision import actions
 from redrive.provision.claims import Conflicts
 from redrive.provision.finalize import (
     LATE_WRITES,
-    Left,
+    RemainingTopic,
     Removal,
     finalize,
     removal,
@@ -161,8 +161,8 @@ async def test_deletion_without_connection_waits_with_deadline(
     assert ready["reason"] == "ConnectionNotFound"
     message = ready["message"]
     assert message.startswith("being deleted since 2026-01-01T00:00:00Z: no connection; got")
-    assert "at 2026-01-01T00:10:00Z the policy goes all the same" in message
-    assert "with the annotation redrive.io/skip-cleanup=true it goes now" in message
+    assert "at 2026-01-01T00:10:00Z the policy is deleted anyway" in message
+    assert "set the annotation redrive.io/skip-cleanup=true" in message
     assert FINALIZER in stored(api)["metadata"]["finalizers"]
 
 
@@ -173,8 +173,8 @@ async def test_deletion_past_deadline_is_abandoned_with_event(policy: MakeBody) 
     assert stored(api)["metadata"]["finalizers"] == ["others"]
     ((_, reason, message),) = api.announced()
     assert reason == Reason.CLEANUP_ABANDONED
-    assert "waited since 2026-01-01T00:00:00Z: no connection" in message
-    assert message.endswith("what there is of r and d stays at the broker")
+    assert "failed since 2026-01-01T00:00:00Z: no connection" in message
+    assert message.endswith("r and d are retained at the broker, if they exist")
 
 
 async def test_operator_outage_does_not_count_for_deadline(policy: MakeBody) -> None:
@@ -185,7 +185,7 @@ async def test_operator_outage_does_not_count_for_deadline(policy: MakeBody) -> 
     assert await look(api, table, almost, began=began) is Requeue.BACKOFF
     message = ready_condition(api)["message"]
     assert message.startswith("being deleted since 2026-01-01T00:00:00Z: ")
-    assert "at 2026-01-01T01:10:00Z the policy goes all the same" in message
+    assert "at 2026-01-01T01:10:00Z the policy is deleted anyway" in message
     over = began + timedelta(minutes=10)
     assert await look(api, table, over, began=began) is Requeue.ON_CHANGE
 
@@ -223,7 +223,7 @@ async def test_paused_deletion_keeps_topics_and_releases_policy(policy: MakeBody
     assert stored(api)["metadata"]["finalizers"] == ["others"]
     ((_, reason, message),) = api.announced()
     assert reason == Reason.RETAINED
-    assert "it was paused, and nothing was touched" in message
+    assert "the policy was paused, so nothing was changed" in message
 
 
 async def test_deletion_of_a_replaced_policy_touches_no_topic(
@@ -326,7 +326,7 @@ async def test_deletion_without_finalizer_announces_kept_topics(policy: MakeBody
     await events.idle()
     ((_, reason, message),) = api.announced()
     assert reason == Reason.RETAINED
-    assert message.startswith("r and d stay at the broker")
+    assert message.startswith("r and d are retained at the broker")
 
 
 OURS = Owner("here", Key("shop", "orders"), "uid-1", "orders/fulfilment")
@@ -346,7 +346,7 @@ subscriptions = st.dictionaries(
 roles = st.sampled_from(["a", "b"])
 granted = st.dictionaries(roles, st.frozensets(st.sampled_from(["produce", "consume"]), min_size=1))
 topics = st.builds(
-    Left,
+    RemainingTopic,
     name=st.sampled_from([RETRY, DEAD_LETTER]),
     subscription=st.sampled_from(["fulfilment", "redrive"]),
     partitioned=st.booleans(),
@@ -361,14 +361,14 @@ topics = st.builds(
     ).map(OwnershipRecord.to_properties),
     usage=st.builds(TopicUsage, subscriptions, st.integers(0, 1), st.integers(0, 3)),
     permissions=granted,
-    heir=st.none() | st.just(Key("shop", "heir")),
+    successor=st.none() | st.just(Key("shop", "successor")),
     is_of_scheme=st.booleans(),
     is_of_others=st.booleans(),
 )
 left_topics = st.lists(topics, max_size=2, unique_by=lambda topic: topic.name)
 
 
-def planned(policy: DeletionPolicy, topics: list[Left]) -> Removal:
+def planned(policy: DeletionPolicy, topics: list[RemainingTopic]) -> Removal:
     """Return the removal that is planned once all clients have disconnected."""
     try:
         return removal(OURS, policy, topics)
@@ -378,7 +378,7 @@ def planned(policy: DeletionPolicy, topics: list[Left]) -> Removal:
         return removal(OURS, policy, [without_clients(topic) for topic in topics])
 
 
-def without_clients(topic: Left) -> Left:
+def without_clients(topic: RemainingTopic) -> RemainingTopic:
     gone = {name: replace(s, consumers=0) for name, s in topic.usage.subscriptions.items()}
     return replace(topic, usage=replace(topic.usage, subscriptions=gone, producers=0))
 
@@ -398,19 +398,19 @@ def touched(plan: Removal) -> set[TopicName]:
 
 @given(st.sampled_from(WANTED), left_topics)
 def test_removal_touches_only_own_unneeded_topics(
-    policy: DeletionPolicy, topics: list[Left]
+    policy: DeletionPolicy, topics: list[RemainingTopic]
 ) -> None:
     ours = {
         topic.name
         for topic in topics
-        if OwnershipRecord.of(topic.properties).is_of(OURS) and topic.heir is None
+        if OwnershipRecord.of(topic.properties).is_of(OURS) and topic.successor is None
     }
     assert touched(planned(policy, topics)) <= ours
 
 
 @given(st.sampled_from(WANTED), left_topics)
 def test_removal_deletes_only_topics_created_by_redrive(
-    policy: DeletionPolicy, topics: list[Left]
+    policy: DeletionPolicy, topics: list[RemainingTopic]
 ) -> None:
     made = {
         topic.name
@@ -424,7 +424,7 @@ def test_removal_deletes_only_topics_created_by_redrive(
 
 
 @given(left_topics)
-def test_only_delete_policy_removes_stored_messages(topics: list[Left]) -> None:
+def test_only_delete_policy_removes_stored_messages(topics: list[RemainingTopic]) -> None:
     by_name = {topic.name: topic.usage for topic in topics}
     for action in planned(DeletionPolicy.DELETE_IF_EMPTY, topics).actions:
         match action:
@@ -437,7 +437,7 @@ def test_only_delete_policy_removes_stored_messages(topics: list[Left]) -> None:
 
 @given(st.sampled_from(WANTED), left_topics)
 def test_removal_deletes_only_recorded_subscriptions(
-    policy: DeletionPolicy, topics: list[Left]
+    policy: DeletionPolicy, topics: list[RemainingTopic]
 ) -> None:
     recorded = {topic.name: OwnershipRecord.of(topic.properties).subscription for topic in topics}
     for action in planned(policy, topics).actions:
@@ -447,7 +447,9 @@ def test_removal_deletes_only_recorded_subscriptions(
 
 
 @given(st.sampled_from(WANTED), left_topics)
-def test_removal_revokes_only_recorded_rights(policy: DeletionPolicy, topics: list[Left]) -> None:
+def test_removal_revokes_only_recorded_rights(
+    policy: DeletionPolicy, topics: list[RemainingTopic]
+) -> None:
     by_name = {topic.name: topic for topic in topics}
     for action in planned(policy, topics).actions:
         for change in action.changes if isinstance(action, actions.ChangeRights) else ():
@@ -457,7 +459,9 @@ def test_removal_revokes_only_recorded_rights(policy: DeletionPolicy, topics: li
 
 
 @given(st.sampled_from(WANTED), left_topics)
-def test_removal_waits_for_connected_clients(policy: DeletionPolicy, topics: list[Left]) -> None:
+def test_removal_waits_for_connected_clients(
+    policy: DeletionPolicy, topics: list[RemainingTopic]
+) -> None:
     try:
         plan = removal(OURS, policy, topics)
     except RedriveError as error:
@@ -472,18 +476,20 @@ def test_removal_waits_for_connected_clients(policy: DeletionPolicy, topics: lis
 
 
 @given(st.sampled_from(WANTED), left_topics)
-def test_removal_names_every_topic_that_stays(policy: DeletionPolicy, topics: list[Left]) -> None:
+def test_removal_names_every_topic_that_stays(
+    policy: DeletionPolicy, topics: list[RemainingTopic]
+) -> None:
     plan = planned(policy, topics)
     gone = {action.topic for action in plan.actions if isinstance(action, actions.DeleteTopic)}
     for topic in topics:
         assert (topic.name in gone) != any(str(topic.name) in reason for reason in plan.stays)
 
 
-def dead_letters_left(backlog: int, consumers: int = 0, uncounted: int = 0) -> Left:
+def dead_letters_left(backlog: int, consumers: int = 0, uncounted: int = 0) -> RemainingTopic:
     """A dead-letter topic that redrive made."""
     usage = TopicUsage({"redrive": stats(backlog, consumers)}, producers=0, uncounted=uncounted)
     marks = OwnershipRecord(str(OURS), created=True).to_properties()
-    return Left(DEAD_LETTER, "redrive", False, marks, usage, {}, None)  # noqa: FBT003 - not partitioned
+    return RemainingTopic(DEAD_LETTER, "redrive", False, marks, usage, {}, None)  # noqa: FBT003 - not partitioned
 
 
 def test_removal_gives_reason_for_topics_that_stay() -> None:
@@ -491,10 +497,10 @@ def test_removal_gives_reason_for_topics_that_stay() -> None:
     assert kept == Removal((), (f"{DEAD_LETTER} holds messages (41 for redrive)",))
     assert removal(OURS, DeletionPolicy.DELETE, [dead_letters_left(41)]).stays == ()
     kept = removal(OURS, DeletionPolicy.DELETE_IF_EMPTY, [dead_letters_left(0, uncounted=9)])
-    assert kept == Removal((), (f"{DEAD_LETTER} holds 9 bytes without a subscription redrive",))
+    assert kept == Removal((), (f"{DEAD_LETTER} holds 9 bytes and has no subscription redrive",))
     assert removal(OURS, DeletionPolicy.DELETE, [dead_letters_left(0, uncounted=9)]).stays == ()
-    heir = replace(dead_letters_left(0), heir=Key("shop", "next"))
-    assert removal(OURS, DeletionPolicy.DELETE, [heir]).stays == (
+    successor = replace(dead_letters_left(0), successor=Key("shop", "next"))
+    assert removal(OURS, DeletionPolicy.DELETE, [successor]).stays == (
         f"{DEAD_LETTER} is needed by RetryPolicy shop/next",
     )
 
@@ -505,13 +511,13 @@ def test_topic_with_subscription_of_others_is_retained(policy: DeletionPolicy) -
     shared = replace(topic, usage=with_subscriptions(topic, audit=stats()))
     plan = removal(OURS, policy, [shared])
     assert not any(isinstance(action, actions.DeleteTopic) for action in plan.actions)
-    assert plan.stays == (f"{DEAD_LETTER} has subscriptions of others (audit)",)
+    assert plan.stays == (f"{DEAD_LETTER} has other subscriptions (audit)",)
     short_lived = replace(stats(), durable=False)
     own = replace(topic, usage=with_subscriptions(topic, reader=short_lived, __compaction=stats()))
     assert removal(OURS, policy, [own]) == Removal((actions.DeleteTopic(DEAD_LETTER, False),), ())  # noqa: FBT003
 
 
-def with_subscriptions(topic: Left, **more: SubscriptionStats) -> TopicUsage:
+def with_subscriptions(topic: RemainingTopic, **more: SubscriptionStats) -> TopicUsage:
     return replace(topic.usage, subscriptions={**topic.usage.subscriptions, **more})
 
 
@@ -549,7 +555,7 @@ async def test_topic_of_another_with_pre_empted_name_is_retained(
             m for _, reason, m in harness.kubernetes.announced() if reason == Reason.RETAINED
         )
         reason = "has a name of spec.naming, not of its scheme, and is never deleted"
-        assert shown == f"at the broker stays: {PREFIX}/payments {reason}"
+        assert shown == f"retained at the broker: {PREFIX}/payments {reason}"
 
 
 @pytest.mark.parametrize("subscriptions", [["eu-fulfilment"], ["another"], []])

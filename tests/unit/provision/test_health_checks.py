@@ -108,7 +108,7 @@ def test_ack_holes_warning_ends_below_hysteresis() -> None:
     [warning] = warnings
     assert warning.reason == "AckHoles"
     assert "remembers at most 10000 (managedLedgerMaxUnackedRangesToPersist, " in warning.message
-    assert "got 5000; make the delays more alike, " in warning.message
+    assert "got 5000; make the delays more similar, " in warning.message
     assert with_holes(9_000, warnings) == warnings
     assert with_holes(4_500, warnings) == warnings
     assert with_holes(4_499, warnings) == ()
@@ -218,7 +218,7 @@ def dead_letters(size: int) -> dict[str, SubscriptionStats]:
 def test_paused_consumers_are_warned_about_with_causes() -> None:
     [warning] = found(outages=("TimeoutError", "ConnectionError", "ConnectionError"))
     assert warning.reason == "OutageSuspected"
-    assert "got ConnectionError, TimeoutError; fix what they depend on" in warning.message
+    assert "got ConnectionError, TimeoutError; fix the dependency" in warning.message
     assert "`kubectl redrive ignore-outage POLICY --for 1h`" in warning.message
     [hostile] = found(outages=tuple(f"{number}\n" + "x" * 9_999 for number in range(1_000)))
     assert len(hostile.message) < 2_000
@@ -413,7 +413,7 @@ def test_stranded_chunks_are_reported_after_five_readings() -> None:
     findings = following(findings)
     [warning] = findings.warnings
     assert warning.reason == "ChunksStranded"
-    assert "got 18 chunks; load the topic again, which " in warning.message
+    assert "got 18 chunks; reload the topic, which " in warning.message
     assert warning.message.endswith(f": pulsar-admin topics unload {POLICY.topic}")
     assert following(findings, 21).warnings == (warning,)
     assert following(findings, 0).warnings == ()

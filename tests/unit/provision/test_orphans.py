@@ -20,7 +20,7 @@ from redrive.provision import connection, reconciler
 from redrive.provision.claims import Conflicts
 from redrive.provision.finalize import LATE_WRITES
 from redrive.provision.health import Health
-from redrive.provision.orphans import REQUEST, LostPolicies
+from redrive.provision.orphans import REQUEST, OrphanedPolicies
 from redrive.provision.outcome import FINALIZER
 from tests.support.fake_admin import Do, answering
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -84,13 +84,13 @@ async def test_policy_deleted_while_finalizer_is_added_is_cleaned_up(
 async def test_policy_seen_deleted_before_finalizer_creates_nothing(
     connection: Body, policy: MakeBody
 ) -> None:
-    class Seen(Racing):
+    class Evidence(Racing):
         async def patch(self, resource: resources.Resource, key: Key, patch: Body) -> Body:
             after = await super().patch(resource, key, patch)
             seeing.watch_shows_deletion()
             return after
 
-    async with reconcile_harness(connection, policy(deletionPolicy="Delete"), Seen()) as seeing:
+    async with reconcile_harness(connection, policy(deletionPolicy="Delete"), Evidence()) as seeing:
         assert await seeing.reconcile() is Requeue.ON_CHANGE
         assert seeing.topics == {SOURCE}
         assert seeing.broker.writes == []
@@ -234,7 +234,7 @@ async def test_object_gone_without_event_is_dropped(
         Conflicts(policies, connections, lambda _: None),
         Health(emptied, lambda _: None),
     )
-    lost = LostPolicies(policies, emptied.clock)
+    lost = OrphanedPolicies(policies, emptied.clock)
     assert await reconciler.reconcile(key, emptied, conflicts, health, lost) is Requeue.ON_CHANGE
     await health.stop()
     assert await connection.reconcile(key, emptied) is Requeue.ON_CHANGE

@@ -19,7 +19,7 @@ from redrive.kube.resources import TAKE_OVER_FROM, Key
 from redrive.policy.naming import TopicName
 from redrive.provision import reconciler
 from redrive.provision.claims import Conflicts
-from redrive.provision.orphans import LostPolicies
+from redrive.provision.orphans import OrphanedPolicies
 from redrive.provision.outcome import FINALIZER
 from redrive.provision.ownership import (
     Granted,
@@ -168,7 +168,7 @@ class Operator:
         ctx.settings.cluster_id = self.cluster
         health: Any = SimpleNamespace(warnings=lambda _: ())
         conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-        lost = LostPolicies(ctx.policies, ctx.clock)
+        lost = OrphanedPolicies(ctx.policies, ctx.clock)
         await reconciler.reconcile(Key.of(body), ctx, conflicts, health, lost)
         return reason(self.made.stored)
 
@@ -291,14 +291,14 @@ async def test_policy_moved_to_other_broker_is_refused(
         assert await operator.reconcile(connectionRef={"name": "other"}) == "BrokerChanged"
         ready = find(made.stored, "Ready")
         assert ready is not None
-        assert f"{TOPICS[0]} and persistent://shop/prod/{TOPICS[1]} are where" in ready.message
-        assert "BrokerConnection shop/alias leads" in ready.message
+        assert f"{TOPICS[0]} and persistent://shop/prod/{TOPICS[1]} are at the broker of" in ready.message
+        assert "BrokerConnection shop/alias, with" in ready.message
         assert made.topics.keys() == {"orders", "others"}
 
         made.kubernetes.add(resources.POLICIES, deleted(made.stored))
         await made.finalize()
         ((_, _, message),) = [e for e in made.kubernetes.announced() if e[1] == "Retained"]
-        assert message.endswith("where BrokerConnection shop/alias leads")
+        assert message.endswith("where BrokerConnection shop/alias, with")
 
 
 async def test_revoke_grants_takes_back_only_own_grants(

@@ -27,19 +27,19 @@ from redrive.provision.claims import Conflicts, resolve
 from redrive.provision.desired import Desired, desired
 from redrive.provision.diff import config_map_actions
 from redrive.provision.poller import (
-    CALLS_PER_LOOK,
-    CALLS_PER_QUESTION,
+    CALLS_PER_CHECK,
+    CALLS_PER_RECONCILE,
     CALLS_PER_SECOND,
     CALLS_PER_SECOND_IN_ALL,
     FACTS_SECONDS,
     MANY_BEGUN,
     ROTATION_SECONDS,
     NamespaceFacts,
+    PollOrder,
     RateLimit,
     RateLimits,
     Resync,
     StallChecks,
-    Turns,
     has_drifted,
     pause,
 )
@@ -140,7 +140,7 @@ async def test_connections_to_one_broker_share_a_rotation(
     async with asyncio.timeout(HOUR):
         laps = [{await woken.get() for _ in names} for _ in range(2)]
     assert laps == [names, names]
-    turn = CALLS_PER_LOOK / CALLS_PER_SECOND
+    turn = CALLS_PER_RECONCILE / CALLS_PER_SECOND
     assert loop.time() - begun == pytest.approx(2 * len(names) * turn)
     await walk.stop()
 
@@ -320,7 +320,7 @@ async def test_stalled_policies_are_checked_and_enqueued_in_turn(
     await walk.stop()
     assert names == {"owned", "room", "ready"}
     assert set(questions.asked) == {"owned", "surprise", "stands", "room"}
-    assert "RetryPolicy shop/surprise: whether it goes on could not be found out" in caplog.text
+    assert "RetryPolicy shop/surprise: check of a stalled policy failed" in caplog.text
 
 
 @pytest.mark.usefixtures("virtual_time")
@@ -338,7 +338,7 @@ async def test_connections_to_one_broker_share_stall_check_rate(
         await asyncio.sleep(1)
     await walk.stop()
     assert set(questions.asked) == {f"stands-{number}" for number in range(10)}
-    turn = CALLS_PER_QUESTION / CALLS_PER_SECOND
+    turn = CALLS_PER_CHECK / CALLS_PER_SECOND
     between = [after - before for before, after in itertools.pairwise(questions.moments)]
     assert min(between) == pytest.approx(turn)
 
@@ -347,8 +347,8 @@ async def test_connections_to_one_broker_share_stall_check_rate(
 def test_rotation_keeps_to_call_rate_and_15_minutes(
     policies: int,
 ) -> None:
-    between = pause(policies, CALLS_PER_LOOK, of=policies)
-    assert CALLS_PER_LOOK / between <= 20
+    between = pause(policies, CALLS_PER_RECONCILE, total=policies)
+    assert CALLS_PER_RECONCILE / between <= 20
     assert 15 <= policies * between <= 15 * 60
 
 
@@ -356,17 +356,17 @@ def test_rotation_keeps_to_call_rate_and_15_minutes(
 def test_stall_checks_keep_to_call_rate_and_150_seconds(
     policies: int,
 ) -> None:
-    between = pause(policies, CALLS_PER_QUESTION, of=policies)
-    assert CALLS_PER_QUESTION / between <= 20
+    between = pause(policies, CALLS_PER_CHECK, total=policies)
+    assert CALLS_PER_CHECK / between <= 20
     assert 15 <= policies * between <= 150
 
 
 def test_rotations_together_keep_to_total_call_rate() -> None:
-    hundred = pause(100, CALLS_PER_LOOK, of=10_000)
-    calls = 100 * CALLS_PER_LOOK / hundred
+    hundred = pause(100, CALLS_PER_RECONCILE, total=10_000)
+    calls = 100 * CALLS_PER_RECONCILE / hundred
     assert calls <= CALLS_PER_SECOND_IN_ALL + 1e-6
-    assert 100 * hundred == 10 * pause(10, CALLS_PER_LOOK, of=10_000)  # one period for all
-    assert pause(1, CALLS_PER_LOOK, of=1) == ROTATION_SECONDS
+    assert 100 * hundred == 10 * pause(10, CALLS_PER_RECONCILE, total=10_000)  # one period for all
+    assert pause(1, CALLS_PER_RECONCILE, total=1) == ROTATION_SECONDS
 
 
 def longest_gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> dict[Key, float]:
@@ -375,15 +375,15 @@ def longest_gaps(population: Callable[[int], Iterable[Key]], laps: int = 3) -> d
     Args:
         population: the existing policies, by the number of the poll.
     """
-    turns, now, last, longest = Turns(), 0.0, dict[Key, float](), dict[Key, float]()
+    order, now, last, longest = PollOrder(), 0.0, dict[Key, float](), dict[Key, float]()
     for turn in range(laps * 1_000):
         keys = list(population(turn))
         for key in keys:
             last.setdefault(key, now)
         for gone in last.keys() - set(keys):
             del last[gone]
-        (key,) = filter(None, [turns.next(keys)])
-        now += pause(len(keys), CALLS_PER_LOOK, of=len(keys)) + OVERHEAD_SECONDS
+        (key,) = filter(None, [order.next(keys)])
+        now += pause(len(keys), CALLS_PER_RECONCILE, total=len(keys)) + OVERHEAD_SECONDS
         longest[key] = max(longest.get(key, 0.0), now - last[key])
         last[key] = now
     return longest
@@ -409,15 +409,15 @@ def test_changing_policies_do_not_delay_others() -> None:
 def test_first_turns_are_random_and_later_turns_repeat() -> None:
     orders = []
     for _ in range(5):
-        turns = Turns()
-        laps = [[turns.next(HUNDRED) for _ in HUNDRED] for _ in range(2)]
+        order = PollOrder()
+        laps = [[order.next(HUNDRED) for _ in HUNDRED] for _ in range(2)]
         assert laps[0] == laps[1]
         orders.append(tuple(laps[0]))
     assert len(set(orders)) == 5
 
 
 def test_turns_without_policies_have_no_next() -> None:
-    assert Turns().next([]) is None
+    assert PollOrder().next([]) is None
 
 
 @pytest.mark.usefixtures("virtual_time")
@@ -426,7 +426,7 @@ async def test_rate_limit_gives_turns_in_order_and_interval() -> None:
     begun, had = loop.time(), list[tuple[str, float]]()
 
     async def take(who: str) -> None:
-        await pace.turn()
+        await pace.acquire()
         had.append((who, loop.time() - begun))
 
     await asyncio.gather(*(take(who) for who in "abc"))
@@ -437,11 +437,11 @@ async def test_rate_limit_gives_turns_in_order_and_interval() -> None:
 @pytest.mark.usefixtures("virtual_time")
 async def test_rate_limit_saves_up_no_turns() -> None:
     pace, loop = RateLimit(0.02), asyncio.get_running_loop()
-    await pace.turn()
+    await pace.acquire()
     await asyncio.sleep(0.06)
     begun = loop.time()
     for _ in range(3):
-        await pace.turn()
+        await pace.acquire()
     assert loop.time() - begun == pytest.approx(2 * 0.02)
 
 
@@ -451,11 +451,11 @@ async def test_rate_limit_of_broker_is_shared_while_held() -> None:
     held = paces.of("http://first")
     assert paces.of("http://first") is held
     assert paces.of("http://second") is not held
-    await held.turn()
+    await held.acquire()
     del held
     gc.collect()
     async with asyncio.timeout(5):
-        await paces.of("http://first").turn()
+        await paces.of("http://first").acquire()
 
 
 MakeRequest = Callable[..., Request]

@@ -36,9 +36,9 @@ from redrive.provision import outcome, reconciler
 from redrive.provision import reconciler as converging
 from redrive.provision.actions import Action, CreateSubscription, RestorePartitions
 from redrive.provision.claims import Conflicts, resolve
-from redrive.provision.orphans import LostPolicies
+from redrive.provision.orphans import OrphanedPolicies
 from redrive.provision.outcome import describe_changes, observed_conditions, paused_conditions
-from redrive.provision.poller import CALLS_PER_LOOK
+from redrive.provision.poller import CALLS_PER_RECONCILE
 from redrive.provision.reconciler import Converged, converge
 from redrive.provision.request import NameCollisionError
 from redrive.reasons import Reason
@@ -79,7 +79,7 @@ async def test_settled_reconcile_takes_no_more_calls_than_planned(
         assert not (await look()).actions  # reads the namespace
         before = len(broker.calls)
         assert not (await look()).actions
-        assert len(broker.calls) - before == CALLS_PER_LOOK
+        assert len(broker.calls) - before == CALLS_PER_RECONCILE
 
         broker.namespaces["shop/prod"].topics.pop("orders-fulfilment-DLQ")
         assert (await look()).actions
@@ -102,7 +102,7 @@ async def test_observing_reconcile_reads_once_despite_differences(
         body["status"] = {"observedGeneration": 8, "conditions": [READY], **HAS_LEDGER}
         before = len(broker.calls)
         assert len((await look()).planned_changes) == 3
-        assert len(broker.calls) - before == CALLS_PER_LOOK
+        assert len(broker.calls) - before == CALLS_PER_RECONCILE
 
 
 async def test_refused_schema_is_retried_with_one_read(
@@ -122,7 +122,7 @@ async def test_refused_schema_is_retried_with_one_read(
         made = await look()
         assert [caution.reason for caution in made.warnings] == ["SchemaRefused"]
         does = Counter(method for method, _ in broker.calls[before:])
-        assert does == {"GET": CALLS_PER_LOOK + 4, "POST": 2}  # versions there and here
+        assert does == {"GET": CALLS_PER_RECONCILE + 4, "POST": 2}  # versions there and here
 
         retry.schema = dead.schema = None
         assert len((await look()).actions) == 2
@@ -223,7 +223,7 @@ async def test_refusals_without_watch_are_retried(
     ctx.clock = wall_clock
     monkeypatch.setattr(reconciler, "converge", refuse)
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-    lost = LostPolicies(ctx.policies, wall_clock)
+    lost = OrphanedPolicies(ctx.policies, wall_clock)
     assert await reconciler.reconcile(Key.of(body), ctx, conflicts, NOTHING, lost) is again
 
 
@@ -248,7 +248,7 @@ async def test_policy_with_timed_annotation_is_reconciled_again(  # noqa: PLR091
     ctx.kubernetes.add(POLICIES, body)
     ctx.clock = wall_clock
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-    lost = LostPolicies(ctx.policies, wall_clock)
+    lost = OrphanedPolicies(ctx.policies, wall_clock)
     assert await reconciler.reconcile(Key.of(body), ctx, conflicts, NOTHING, lost) is again
 
 
@@ -364,7 +364,7 @@ async def test_single_server_failure_keeps_settled_policy_ready(  # noqa: PLR091
     ctx.clock = wall_clock
     monkeypatch.setattr(reconciler, "converge", fail)
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
-    lost = LostPolicies(ctx.policies, ctx.clock)
+    lost = OrphanedPolicies(ctx.policies, ctx.clock)
     again = await reconciler.reconcile(
         Key.of(body), ctx, conflicts, NOTHING, lost, failures=failures
     )

@@ -23,7 +23,7 @@ from redrive.kube import resources
 from redrive.kube.resources import Key
 from redrive.provision import poller
 from redrive.provision.claims import Conflicts, resolve
-from redrive.provision.poller import CALLS_PER_QUESTION, StallChecks, is_checked
+from redrive.provision.poller import CALLS_PER_CHECK, StallChecks, is_checked
 from redrive.provision.reconciler import converge
 from tests.support.connections import changed
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic, answering, at_call
@@ -72,7 +72,7 @@ class Harness:
         asked = self.broker.calls[before:]
         of_namespace = [call for call in asked if not call[1].startswith("persistent/shop/prod/o")]
         assert len(of_namespace) in {0, CALLS_PER_NAMESPACE}
-        assert len(asked) - len(of_namespace) <= CALLS_PER_QUESTION
+        assert len(asked) - len(of_namespace) <= CALLS_PER_CHECK
         if over:
             await self._look()
         else:

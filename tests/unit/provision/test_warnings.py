@@ -15,7 +15,7 @@ from redrive.provision.actions import CopySchema
 from redrive.provision.apply import Refused
 from redrive.provision.desired import Observed, TopicState, desired
 from redrive.provision.request import Request
-from redrive.provision.warnings import Seen, warnings
+from redrive.provision.warnings import Evidence, warnings
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
@@ -38,7 +38,9 @@ def found(  # noqa: PLR0913 - each is a part of the case
     state = TopicState(retry, NO_SUBSCRIPTIONS, {"delayedDelivery?applied=true": delayed}, {})
     observed = Observed(2, None, state, None, {}, {}, None)
     return warnings(
-        Seen(requested, rivals, desired(requested, body, "here", KEEPS_TICKS), observed, refused)
+        Evidence(
+            requested, rivals, desired(requested, body, "here", KEEPS_TICKS), observed, refused
+        )
     )
 
 
@@ -75,7 +77,7 @@ def test_replicated_topics_are_warned_about(
     )
     observed = Observed(2, None, waits, rests, {}, {}, None, frozenset({"here", "there"}))
     wanted = desired(requested(body), body, "here", KEEPS_TICKS)
-    seen = warnings(Seen(requested(body), (), wanted, observed, ()))
+    seen = warnings(Evidence(requested(body), (), wanted, observed, ()))
     assert [caution.reason for caution in seen] == ["GeoReplicated"] * bool(named)
     for caution in seen:
         assert all(name in caution.message for name in named)
@@ -104,9 +106,9 @@ def test_schema_that_is_not_copied_is_warned_about(
     body = policy()
     request = requested(body, allow=rules)
     wanted = desired(request, body, "here", KEEPS_TICKS)
-    assert warnings(Seen(request, (), wanted, Observed(2), ())) == ()
+    assert warnings(Evidence(request, (), wanted, Observed(2), ())) == ()
     observed = Observed(2, Schema("AVRO", "", {}))
-    [caution] = warnings(Seen(request, (), wanted, observed, ()))
+    [caution] = warnings(Evidence(request, (), wanted, observed, ()))
     assert caution.reason == "SchemaNotAllowed"
     for name in (wanted.policy.retry_topic, wanted.policy.dead_letter_topic):
         assert str(name) in caution.message
@@ -127,7 +129,9 @@ def test_schema_unsupported_by_python_is_warned_about(
     body = policy()
     observed = Observed(2, Schema(kind, "", {}), enforces_schemas=enforced)
     request = requested(body)
-    seen = warnings(Seen(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ()))
+    seen = warnings(
+        Evidence(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ())
+    )
     assert [caution.reason for caution in seen] == ["SchemaUnsupported"] * (remedy is not None)
     for caution in seen:
         assert f"got {kind} on {request.policy.topic}; " in caution.message
@@ -150,13 +154,15 @@ def test_refused_subscription_type_is_warned_about(
 ) -> None:
     body = policy(subscriptionType=kind)
     request, observed = requested(body), Observed(2, subscription_types=frozenset(allowed))
-    seen = warnings(Seen(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ()))
+    seen = warnings(
+        Evidence(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ())
+    )
     assert [caution.reason for caution in seen] == (
         [] if refused is None else ["SubscriptionTypeNotAllowed"]
     )
     for caution in seen:
         assert f"need {refused}, unless" in caution.message
-        assert f"got {allowed[0]}; allow it" in caution.message
+        assert f"got {allowed[0]}; allow them" in caution.message
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -165,10 +171,12 @@ def test_required_encryption_is_warned_about(
 ) -> None:
     body = policy()
     request, observed = requested(body), Observed(2, requires_encryption=required)
-    seen = warnings(Seen(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ()))
+    seen = warnings(
+        Evidence(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ())
+    )
     assert [caution.reason for caution in seen] == ["EncryptionRequired"] * required
     for caution in seen:
-        assert "got encryptionRequired=true; to replay, switch it off" in caution.message
+        assert "got encryptionRequired=true; to replay, disable it" in caution.message
 
 
 @pytest.mark.parametrize(
@@ -185,7 +193,7 @@ def test_shrinking_retry_topic_is_warned_about(
     )
     for caution in cautious:
         assert f"should have {want} partitions" in caution.message
-        assert f"got {have}; all of them are consumed, so leave it, or set" in caution.message
+        assert f"got {have}; all partitions are consumed, so leave it, or set" in caution.message
 
 
 @pytest.mark.parametrize(
@@ -211,7 +219,7 @@ def test_shrinking_dead_letter_topic_is_warned_about(  # noqa: PLR0913
     waits, rests = (TopicState(count, NO_SUBSCRIPTIONS, {}, {}) for count in (retry, have))
     observed = Observed(2, None, waits, rests, {}, {}, None)
     wanted = desired(requested(body), body, "here", KEEPS_TICKS)
-    seen = warnings(Seen(requested(body), (), wanted, observed, ()))
+    seen = warnings(Evidence(requested(body), (), wanted, observed, ()))
     assert [caution.reason for caution in seen] == ["PartitionsNeverShrink"] * (warns or retry == 3)
     message = "".join(caution.message for caution in seen)
     assert ("or set deadLetter.partitions to 3" in message) is warns
