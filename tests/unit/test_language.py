@@ -75,7 +75,6 @@ PENDING = {
     "operator/redrive/delivery/consumers",
     "operator/redrive/delivery/middleware",
     "operator/redrive/kube",
-    "operator/redrive/policy",
     "operator/redrive/reading",
     "operator/redrive/spark",
 }

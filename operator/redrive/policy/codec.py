@@ -1,7 +1,7 @@
-"""The one written form of a `Policy`: the `policy.json` that the operator gives to consumers.
+"""Serialized form of a `Policy`: the `policy.json` that the operator gives to consumers.
 
-Within a version keys are only ever added, and a reader ignores those it does not know. A change
-of meaning takes a new version, which an older reader refuses.
+Within a version keys are only added, and a reader ignores unknown keys. A change of meaning needs a
+new version, which older readers refuse.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def encode(policy: Policy) -> str:
-    """Write *policy* as JSON; equal policies give equal text."""
+    """Encode *policy* as JSON; equal policies give equal text."""
     document: dict[str, Any] = {
         "version": VERSION,
         "name": policy.name,
@@ -39,7 +39,7 @@ def encode(policy: Policy) -> str:
         "deadLetterTopic": str(policy.dead_letter_topic),
         "deadLetterSubscription": policy.dead_letter_subscription,
     }
-    # Only where they say something: else an upgrade would write every ConfigMap again.
+    # Only if set: otherwise an upgrade would rewrite every ConfigMap.
     if policy.outage_breaker is not None:
         document["outageBreaker"] = _outage_breaker(policy.outage_breaker)
     if policy.ignore_outages:
@@ -52,27 +52,27 @@ def encode(policy: Policy) -> str:
 
 
 def decode(text: str) -> Policy:
-    """Read what `encode` wrote.
+    """Decode the text of `encode`.
 
     Raises:
-        InvalidSpecError: *text* is not such a document, is of another version, or a value is out
-            of bounds.
+        InvalidSpecError: *text* is not such a document, has another version, or a value is out of
+            bounds.
     """
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError) as error:  # the latter for lists in lists in lists …
+    except (ValueError, RecursionError) as error:  # RecursionError: deeply nested lists
         raise InvalidSpecError(
-            "a policy file holds JSON", got=str(error), remedy=_REMEDY
+            "a policy file must be JSON", got=str(error), remedy=_REMEDY
         ) from error
-    found = document.get("version") if isinstance(document, dict) else type(document).__name__
-    # Neither JSON's true nor 1.0 is a version, though Python calls them equal to 1.
-    if type(found) is not int or found != VERSION:
+    version = document.get("version") if isinstance(document, dict) else type(document).__name__
+    # JSON's true and 1.0 equal 1 in Python, but are not versions.
+    if type(version) is not int or version != VERSION:
         raise InvalidSpecError(
-            f"a policy file is an object with version {VERSION}",
-            got=found,
-            remedy="upgrade the library that reads it, or the operator that wrote it",
+            f"a policy file must be an object with version {VERSION}",
+            got=version,
+            remedy="upgrade the library that reads the file, or the operator that wrote it",
         )
-    # What may be missing was added to the version later.
+    # Keys that were added to the version later may be missing.
     document = _ADDED | document
     return Policy(
         topic=_topic(document, "topic"),
@@ -95,7 +95,7 @@ def decode(text: str) -> Policy:
     )
 
 
-_REMEDY = "take the file from the ConfigMap that the operator made"
+_REMEDY = "use the file of the ConfigMap that the operator created"
 _ADDED: Mapping[str, Any] = {
     "jitter": 0.0,
     "ordered": False,
@@ -125,7 +125,7 @@ def _read_outage_breaker(document: object) -> OutageLimits | None:
         return None
     if not isinstance(document, dict):
         raise InvalidSpecError(
-            "outageBreaker in a policy file is an object", got=document, remedy=_REMEDY
+            "outageBreaker in a policy file must be an object", got=document, remedy=_REMEDY
         )
     return OutageLimits(
         min_messages=_value(document, "minMessages", int),
@@ -139,10 +139,10 @@ def _read_outage_breaker(document: object) -> OutageLimits | None:
 
 def _value(document: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
     value = document.get(key)
-    # JSON's true is an int in Python, and no count.
+    # JSON's true is an int in Python, but is not a number here.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidSpecError(
-            f"{key} in a policy file is of type {kind.__name__}", got=value, remedy=_REMEDY
+            f"{key} in a policy file must be of type {kind.__name__}", got=value, remedy=_REMEDY
         )
     return value
 
@@ -156,6 +156,6 @@ def _strings(document: Mapping[str, Any], key: str) -> list[str]:
     for value in values:
         if not isinstance(value, str):
             raise InvalidSpecError(
-                f"{key} in a policy file holds strings", got=value, remedy=_REMEDY
+                f"{key} in a policy file must be a list of strings", got=value, remedy=_REMEDY
             )
     return values

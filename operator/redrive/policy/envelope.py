@@ -1,19 +1,14 @@
 """The envelope of a retried or dead-lettered message: its properties and its cause.
 
-The names of all properties that a retried or dead-lettered message carries.
+Property names in capitals without prefix come from Pulsar's Java client, so Java and Python
+consumers can share a subscription. `REDRIVE_…` names are redrive's. docs/reference/properties.md
+documents them for users.
 
-Those in capitals without prefix are of Pulsar's Java client, so that Java and Python consumers can
-share a subscription; `REDRIVE_…` are ours. docs/reference/properties.md tells users of them.
+`Cause` describes a failed attempt: type, text, fingerprint and trace, redacted. `delivery` creates
+it from the exception of a handler. The whole cause stays below 8 KiB, because a broker refuses
+messages that are too large.
 
-Why an attempt failed: type, text, fingerprint and trace, redacted.
-
-Made by `delivery` from the exception of a handler; travels with the message in `properties`. All of
-it together stays below 8 KiB: a broker refuses a message that is too big.
-
-What travels with a message through its hops: properties ⇄ attempt, origin and cause.
-
-Properties are written by whoever may produce, so nothing here decides where a message goes: the
-policy alone does. Their names stand in `properties`.
+Any producer can write properties, so they never decide where a message goes: the policy decides.
 """
 
 from __future__ import annotations
@@ -30,95 +25,96 @@ from redrive.policy.ladder import MAX_DELAY
 from redrive.policy.model import Policy
 from redrive.policy.verdict import Dead, Retry
 
-# Where it is on its way.
+# Progress of the message.
 RECONSUMETIMES = "RECONSUMETIMES"
 """Retries so far; on a dead letter failed attempts, which is one more."""
 DELAY_TIME = "DELAY_TIME"
-"""The delay asked for, in milliseconds."""
+"""Requested delay in milliseconds."""
 DEAD_REASON = "REDRIVE_DEAD_REASON"
-"""Why it is a dead letter: one of `verdict.DeadReason`."""
+"""Reason of the dead letter: a value of `verdict.DeadReason`."""
 
-# Where it comes from.
+# Origin of the message.
 REAL_TOPIC = "REAL_TOPIC"
 REAL_SUBSCRIPTION = "REAL_SUBSCRIPTION"
 RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
-"""The id it was first produced with; each hop gives it a new one."""
+"""Id with which the message was first produced; each hop gives it a new id."""
 FIRST_ID = "REDRIVE_FIRST_ID"
-"""The id it had when a consumer in Python failed it first: tells apart messages that share an
-origin, as those of one batch do for Go's client, and those to which an application has copied the
-properties of another."""
+"""Id of the message when a Python consumer first failed it. It distinguishes messages with the same
+origin: Go's client gives one origin to all messages of a batch, and applications copy the
+properties of other messages."""
 SCHEMA_VERSION = "REDRIVE_SCHEMA_VERSION"
-"""The version of the source topic's schema it was produced with, a number from 0."""
+"""Version of the source topic's schema that the message was produced with, from 0."""
 
-# Of a dead letter that no copy of its message could be: see `copying.encoding`.
+# Of a dead letter whose message could not be copied: see `redrive.messages`.
 NOT_COPIED = "REDRIVE_NOT_COPIED"
-"""Why not: reasons of `NotCopyableError`, separated by commas."""
+"""Reasons of `NotCopyableError`, separated by commas."""
 SOURCE_MESSAGE_ID = "REDRIVE_SOURCE_MESSAGE_ID"
-"""The id that it had where it was consumed."""
+"""Id of the message in the topic where it was consumed."""
 ENCODED = "REDRIVE_ENCODED"
-"""The parts that are no text, as JSON with base64."""
+"""Parts that are not text, as JSON with base64."""
 PAYLOAD_PREFIX = "REDRIVE_PAYLOAD_PREFIX"
-"""So many bytes of JSON precede the payload, in place of `ENCODED`."""
+"""Number of bytes of JSON that precede the payload, in place of `ENCODED`."""
 
-# Why its last attempt failed; replaced at each hop.
+# Cause of the last failure; replaced at each hop.
 MAX_CAUSE = 256
 """Characters of `CAUSE_TYPE` that a plan shows and a selection compares."""
 CAUSE_TYPE = "REDRIVE_CAUSE_TYPE"
-"""The name of the exception's class."""
+"""Class name of the exception."""
 CAUSE_MESSAGE = "REDRIVE_CAUSE_MESSAGE"
-"""The exception's text."""
+"""Text of the exception."""
 CAUSE_FINGERPRINT = "REDRIVE_CAUSE_FINGERPRINT"
-"""The same for failures of one kind: 16 hexadecimal digits."""
+"""Identifier of equal failures: 16 hexadecimal digits."""
 CAUSE_TRACE = "REDRIVE_CAUSE_TRACE"
-"""Where it was raised, the innermost call first, and what it was caused by."""
+"""Calls that led to the exception, the innermost first, and its causes."""
 FAILED_AT = "REDRIVE_FAILED_AT"
-"""When, in ISO 8601 with a time zone."""
+"""Time of the failure, in ISO 8601 with a time zone."""
 FIRST_FAILED_AT = "REDRIVE_FIRST_FAILED_AT"
-"""When the first attempt failed; the only one of these that stays."""
+"""Time of the first failure; the only one of these that is kept."""
 CONSUMER = "REDRIVE_CONSUMER"
-"""The name of the consumer that saw it fail."""
+"""Name of the consumer that reported the failure."""
 ATTEMPT = "REDRIVE_ATTEMPT"
-"""Which attempt it was, from 1."""
+"""Number of the failed attempt, from 1."""
 
-# What replays have done to it.
+# Replays of the message.
 REPLAYS = "REDRIVE_REPLAYS"
-"""How often it has been replayed."""
+"""Number of times that it was replayed."""
 REPLAY = "REDRIVE_REPLAY"
 """The Replay that moved it last, as `namespace/name`."""
 REPLAY_SOURCE = "REDRIVE_REPLAY_SOURCE"
-"""From where it was moved, as `uid@partition:ledger:entry:index` with the uid of that Replay: the
-evidence that it was, with `REPLAY_PROOF`. A hop drops both."""
+"""Position from which it was moved, as `uid@partition:ledger:entry:index` with the uid of that
+Replay. Together with `REPLAY_PROOF` it proves the move. A hop drops both."""
 REPLAY_PROOF = "REDRIVE_REPLAY_PROOF"
-"""The code of `REPLAY_SOURCE`, which only jobs of the policy can compute."""
+"""Authentication code of `REPLAY_SOURCE`, which only jobs of the policy can compute."""
 
 
 MAX_TEXT_BYTES = 1_024
-"""The most that one property of the cause may take, but for the trace."""
+"""Maximum size of a property of the cause, except the trace."""
 MAX_TRACE_BYTES = 4_096
 
 
 @dataclass(frozen=True)
 class Redaction:
-    """Keeps personal data out of causes: their text, trace and fingerprint.
+    """Removes personal data from causes: their text, trace and fingerprint.
 
     Attributes:
-        patterns: regular expressions; what they match is replaced by `[redacted]`.
-        hook: gets each text after that, and returns what may be shown of it. If it raises an
+        patterns: regular expressions; matches are replaced by `[redacted]`.
+        hook: receives each text after that, and returns the text to show. If it raises an
             exception or returns no string, nothing is shown.
 
     Raises:
-        InvalidSpecError: a pattern is no regular expression for text, or the hook no function.
+        InvalidSpecError: a pattern is not a regular expression for text, or the hook is not
+            callable.
     """
 
     patterns: Sequence[str | re.Pattern[str]] = ()
     hook: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what would fail at the first cause, when a message is to be settled."""
+        """Validate at construction: at the first cause a message is already being settled."""
         if isinstance(self.patterns, str):
             raise InvalidSpecError(
-                "patterns is a list: of a string, each character would be a pattern",
+                "patterns must be a list; each character of a string would be a pattern",
                 got=self.patterns,
                 remedy="put it into a list",
             )
@@ -127,19 +123,19 @@ class Redaction:
                 re.sub(pattern, "", "")
             except (re.error, TypeError) as error:
                 raise InvalidSpecError(
-                    f"a pattern of a redaction is no regular expression for text: {error}",
+                    f"a pattern of a redaction must be a regular expression for text: {error}",
                     got=pattern,
-                    remedy="fix it; re.escape makes one of any text",
+                    remedy="correct it; re.escape makes a pattern of any text",
                 ) from error
         if self.hook is not None and not callable(self.hook):
             raise InvalidSpecError(
-                "the hook of a redaction is a function of a text",
+                "hook of a redaction must be a function of a text",
                 got=self.hook,
-                remedy="give a function that returns the text to be shown",
+                remedy="pass a function that returns the text to show",
             )
 
     def __call__(self, text: str) -> str:
-        """Return what may be shown of *text*."""
+        """Return the part of *text* that may be shown."""
         for pattern in self.patterns:
             text = re.sub(pattern, "[redacted]", text)
         if self.hook is None:
@@ -148,26 +144,26 @@ class Redaction:
             shown: object = self.hook(text)
         except PROCESS_ERRORS:
             raise
-        except BaseException as error:  # noqa: BLE001 - a message must not be stuck for it
-            return f"[redacted, for the hook raised {type(error).__name__}]"
+        except BaseException as error:  # noqa: BLE001 - must not block the message
+            return f"[redacted: the hook raised {type(error).__name__}]"
         if not isinstance(shown, str):
-            return f"[redacted, for the hook returned {type(shown).__name__}]"
+            return f"[redacted: the hook returned {type(shown).__name__}]"
         return shown
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an attempt failed.
+    """Cause of a failed attempt.
 
     Attributes:
-        type: the name of the exception's class.
-        message: its text.
-        failed_at: when, with a time zone.
-        consumer: the name of the consumer that saw it fail.
-        attempt: which attempt failed, from 1.
-        fingerprint: the same for failures of one kind, whatever ids and numbers their text holds
-            and on whichever lines their code stands.
-        trace: where it was raised, the innermost call first.
+        type: class name of the exception.
+        message: text of the exception.
+        failed_at: time of the failure, with a time zone.
+        consumer: name of the consumer that reported it.
+        attempt: number of the failed attempt, from 1.
+        fingerprint: equal for failures of one kind, independent of ids and numbers in their text
+            and of line numbers.
+        trace: calls that led to the exception, the innermost first.
     """
 
     type: str
@@ -205,12 +201,12 @@ class Cause:
 
     @classmethod
     def read(cls, properties: Mapping[str, str]) -> Cause | None:
-        """Read what `to_properties` wrote; None if a message carries nothing of the kind."""
+        """Parse the properties of `to_properties`; None if a message has no cause."""
         try:
             return cls(
                 type=properties[CAUSE_TYPE],
                 message=properties.get(CAUSE_MESSAGE, ""),
-                failed_at=_known(parse_moment(properties[FAILED_AT])),
+                failed_at=_required(parse_moment(properties[FAILED_AT])),
                 consumer=properties[CONSUMER],
                 attempt=int(properties[ATTEMPT]),
                 fingerprint=properties.get(CAUSE_FINGERPRINT, ""),
@@ -220,7 +216,7 @@ class Cause:
             return None
 
     def to_properties(self) -> dict[str, str]:
-        """Write the cause, each value cut to its bound."""
+        """Return the cause as properties, each cut to its maximum size."""
         return {
             CAUSE_TYPE: _cut(self.type, MAX_TEXT_BYTES),
             CAUSE_MESSAGE: _cut(self.message, MAX_TEXT_BYTES),
@@ -239,32 +235,32 @@ CAUSE_PROPERTIES = frozenset({
 """The properties that `Cause.to_properties` writes."""
 
 _EDGE = 3_072
-"""So long may a secret be that a pattern has to see as a whole, in a text that is cut."""
+"""Maximum length of a secret that a pattern must match in a text that is cut."""
 
 _MAX_CHAIN = 5
 _MAX_FRAMES = 50
-# A text may be a whole payload: each word is looked at once, from its beginning, and never again.
+# A text may be a whole payload: the pattern reads each word once, without backtracking.
 VARIABLE = re.compile(
     r"""'[^']*'|"[^"]*"|(?<![\w.:/@#-])(?:[^\W\d]|[.:/@#-])*+\d[\w.:/@#-]*"""
     r"""|\b[0-9a-f]{8,}\b""",
     re.IGNORECASE,
 )
-"""Parts in which two texts of one failure differ: ids, quoted values, and words with a digit."""
+"""Parts that differ between texts of one failure: ids, quoted values, and words with a digit."""
 
 
 def parse_moment(written: str) -> datetime | None:
-    """Read a moment with a time zone, as `isoformat` writes it; None if it is none."""
+    """Parse a time with a time zone, as `isoformat` writes it; None if it is invalid."""
     try:
-        read = datetime.fromisoformat(written)
+        moment = datetime.fromisoformat(written)
     except ValueError:
         return None
-    return read if read.tzinfo is not None else None
+    return moment if moment.tzinfo is not None else None
 
 
-def _known(read: datetime | None) -> datetime:
-    if read is None:
+def _required(moment: datetime | None) -> datetime:
+    if moment is None:
         raise ValueError
-    return read
+    return moment
 
 
 def _text(error: BaseException) -> str:
@@ -272,22 +268,21 @@ def _text(error: BaseException) -> str:
         return str(error)
     except PROCESS_ERRORS:
         raise
-    except BaseException:  # noqa: BLE001 - an exception may be broken too
+    except BaseException:  # noqa: BLE001 - the exception itself may be broken
         return ""
 
 
 def _shown(text: str, redact: Callable[[str], str]) -> str:
-    """Redact the beginning of *text*: a pattern may take the square of the length.
+    """Redact the beginning of *text*: the time of a pattern may be quadratic in its length.
 
-    What stands at the end of a text that is cut may be a part of what a pattern would have matched,
-    so it is not shown.
+    The end of a text that is cut may be part of a match, so it is not shown.
     """
     longest = MAX_TEXT_BYTES + _EDGE
     return redact(text) if len(text) <= longest else redact(text[:longest])[:-_EDGE]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Go from *error* to what it was caused by, and on."""
+    """Yield *error* and its causes."""
     following: BaseException | None = error
     for _ in range(_MAX_CHAIN):
         if following is None:
@@ -298,9 +293,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _calls(traceback: TracebackType | None) -> list[tuple[str, int]]:
-    """List function and line of each call outside redrive, innermost first.
+    """Return function and line of each call outside redrive, innermost first.
 
-    Source text is left out: it may be out of date, and reading it is I/O.
+    Source lines are left out: they may be outdated, and reading them is I/O.
     """
     calls = []
     while traceback is not None:
@@ -341,7 +336,7 @@ def _fingerprint(chain: Sequence[_Raised]) -> str:
 
     parts = []
     for error, text, calls in chain:
-        module = str(type(error).__module__)  # a program may set any object
+        module = str(type(error).__module__)  # a program may set any object here
         parts += ["redrive" if _is_own(module) else module, type(error).__qualname__]
         parts.append(VARIABLE.sub("?", text))
         parts += [function for function, _ in calls]
@@ -350,29 +345,29 @@ def _fingerprint(chain: Sequence[_Raised]) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Make *text* fit a property: at most *limit* bytes of valid UTF-8."""
+    """Cut *text* to at most *limit* bytes of valid UTF-8."""
     encoded = text.encode("utf-8", "backslashreplace")[:limit]
     return encoded.decode("utf-8", "ignore")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a message has been through when a consumer gets it.
+    """History of a message when a consumer receives it.
 
     Attributes:
-        reconsume_times: the retries it has had.
-        origin: the id it was first produced with, as `ledger:entry:partition`. Several messages may
-            share one: Go's client leaves out the index in a batch, and applications copy the
-            properties of one message to others.
-        first_failed_at: when its first attempt failed, where that is known.
-        cause: why the attempt before it failed, where a client of ours saw that; for a message
-            that was replayed, why it died.
-        schema_version: of the source topic's schema, which it was produced with; None if it has no
-            schema, or comes from a client that does not set it.
-        first_id: the same for all attempts at one message, and another for each other message: the
-            id it had when a consumer in Python failed it first. Empty stands for the origin.
-        redeliveries: how often it was acknowledged negatively since its last retry, as far as the
-            broker, or this consumer in its place, has counted.
+        reconsume_times: its retries so far.
+        origin: the id with which it was first produced, as `ledger:entry:partition`. Several
+            messages may share one: Go's client omits the index in a batch, and applications copy
+            the properties of other messages.
+        first_failed_at: time of its first failure, if known.
+        cause: cause of the previous failure, if a client of redrive reported it. Of a replayed
+            message, the cause of its death.
+        schema_version: version of the source topic's schema that it was produced with. None if it
+            has no schema, or its client does not set the version.
+        first_id: identifies the message across all its attempts: the id it had when a Python
+            consumer first failed it. Empty stands for the origin.
+        redeliveries: negative acknowledgements since its last retry, as counted by the broker or by
+            this consumer.
     """
 
     reconsume_times: int
@@ -385,7 +380,7 @@ class Attempt:
 
     @property
     def number(self) -> int:
-        """Return which delivery to a handler this is, from 1."""
+        """Return the number of this delivery to a handler, from 1."""
         return self.reconsume_times + self.redeliveries + 1
 
     @classmethod
@@ -398,18 +393,19 @@ class Attempt:
         schema_version: int | None = None,
         sequenced: bool = False,
     ) -> Attempt:
-        """Read the attempt from what a message carries.
+        """Read the attempt from the properties of a message.
 
         Args:
-            message_id: the id it arrived with.
-            retried: whether it comes from the policy's retry topic. A message of the source topic
-                has had no retry, whatever its properties say; a replayed one keeps its origin.
-            schema_version: the version that its topic gives it. The retry topic counts its own.
-            sequenced: whether a dead letter that is replayed, to whichever topic, is known again.
+            message_id: id of the received message.
+            retried: True if it comes from the policy's retry topic. A message of the source
+                topic has had no retry, regardless of its properties; a replayed one keeps its
+                origin.
+            schema_version: version in its topic. The retry topic has its own versions.
+            sequenced: True if a replayed dead letter keeps its identity in any topic.
         """
         origin, first_id = (properties.get(name, "") for name in (ORIGIN_MESSAGE_ID, FIRST_ID))
-        # A copy of another message's properties comes by the source topic.
-        believed = retried or (sequenced and REPLAY in properties)
+        # Properties in the source topic may be copied from another message.
+        is_trusted = retried or (sequenced and REPLAY in properties)
         if retried or schema_version is None:
             schema_version = _number(properties, SCHEMA_VERSION)
         return cls(
@@ -418,26 +414,26 @@ class Attempt:
             first_failed_at=parse_moment(properties.get(FIRST_FAILED_AT, "")) if retried else None,
             cause=Cause.read(properties),
             schema_version=schema_version,
-            first_id=first_id if believed and ORIGIN_FORM.fullmatch(first_id) else message_id,
+            first_id=first_id if is_trusted and ORIGIN_FORM.fullmatch(first_id) else message_id,
         )
 
     def failing_for(self, now: datetime) -> timedelta:
-        """Return the time since the first failure; nothing if there was none, or a clock is off."""
+        """Return the time since the first failure; zero without one, or if a clock is wrong."""
         return max(now - (self.first_failed_at or now), timedelta())
 
 
 def reconsume_times(properties: Mapping[str, str]) -> int:
-    """Return how many retries a message *of the retry topic* has had.
+    """Return the number of retries of a message *of the retry topic*.
 
-    A count that is absent or no number of up to nine digits is 0: such a message gets its retries,
-    never an early end. Any other is trusted: a producer of the retry topic can end a message early.
-    A message of the source topic has had none, whatever its properties say.
+    A missing count, and one that is not a number of up to nine digits, is 0: such a message gets
+    all retries, never an early end. Other counts are trusted: a producer of the retry topic can end
+    a message early. Messages of the source topic have had none, regardless of their properties.
     """
     return _number(properties, RECONSUMETIMES) or 0
 
 
 def replays(properties: Mapping[str, str]) -> int:
-    """Return how often a message has been replayed from the dead-letter topic."""
+    """Return the number of times that a message was replayed."""
     return _number(properties, REPLAYS) or 0
 
 
@@ -451,12 +447,12 @@ def for_hop(
 ) -> dict[str, str]:
     """Return the properties for the next hop of a message, to the retry or dead-letter topic.
 
-    User properties are kept. The cause of an earlier failure is replaced, never added to.
+    User properties are kept. The cause of an earlier failure is replaced.
 
     Args:
-        properties: those the message arrived with.
-        attempt: which of its attempts failed.
-        cause: why it failed, where the caller knows.
+        properties: properties of the received message.
+        attempt: the failed attempt.
+        cause: its cause, if the caller knows it.
     """
     kept = {k: v for k, v in properties.items() if k not in _REPLACED}
     kept |= {
@@ -483,15 +479,15 @@ def for_hop(
 
 
 def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> dict[str, str]:
-    """Return the properties for a dead letter that goes back to be processed.
+    """Return the properties of a dead letter that is replayed.
 
-    Its retries start again from 0; its origin and its cause are kept; the number of its replays
-    rises, so that a message which is dead-lettered again and again can be recognized.
+    Its retries start again from 0. Its origin and its cause are kept. The number of its replays is
+    incremented, so that repeated dead-lettering is recognised.
 
     Args:
-        properties: those of the dead letter.
+        properties: properties of the dead letter.
         replay: identifies the Replay that moves it.
-        source: where it lies, for `REPLAY_SOURCE`.
+        source: its position, for `REPLAY_SOURCE`.
     """
     carried = {**properties, RECONSUMETIMES: "0", REPLAY: replay, REPLAY_SOURCE: source}
     carried[REPLAYS] = str(replays(properties) + 1)
@@ -501,13 +497,13 @@ def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> di
 
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
-# Harmless in a log, whoever wrote it: Java, RocketMQ, we.
+# Harmless in a log, regardless of its writer: Java, RocketMQ, redrive.
 ORIGIN_FORM = re.compile(r"[0-9A-Za-z:,()._-]{1,128}")
-"""Form of `ORIGIN_MESSAGE_ID` that is believed, of clients in all languages."""
+"""Form of a valid `ORIGIN_MESSAGE_ID`, of clients in all languages."""
 
 
 def delay_of(properties: Mapping[str, str]) -> timedelta | None:
-    """Return the delay that a retry asks for; None if it names none that can be."""
+    """Return the requested delay of a retry; None if it is missing or invalid."""
     milliseconds = _number(properties, DELAY_TIME)
     if milliseconds is None or (delay := timedelta(milliseconds=milliseconds)) > MAX_DELAY:
         return None

@@ -1,9 +1,8 @@
-"""Retry number → delay.
+"""Delay of each retry.
 
-A ladder is the list of delays before retry 1, 2, 3 …; past its last rung the last rung repeats.
-Apart from it there are delay *levels*, a ladder too: rung k is what a caller means by `level=k`.
-Both tables come from RocketMQ and its descendants, where level increment and delay levels share
-one list of 18 words.
+A ladder lists the delays before retry 1, 2, 3 …; its last rung repeats. Delay *levels* are a second
+ladder: rung k is the delay of `level=k`. Both tables come from RocketMQ and its descendants, where
+level increment and delay levels share one list of 18 values.
 """
 
 from __future__ import annotations
@@ -24,24 +23,23 @@ MAX_RUNGS = 1_000
 LEVELS: tuple[timedelta, ...] = tuple(
     map(parse_duration, "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h".split())
 )
-"""The 18 delay levels that hold where a policy defines none."""
+"""The 18 default delay levels."""
 
 MAX_LEVELS = 100
 MIN_FACTOR, MAX_FACTOR = 1.1, 100.0
-"""How much an exponential ladder may grow from rung to rung: slower growth takes too many rungs."""
+"""Growth of an exponential ladder from rung to rung; slower growth would need too many rungs."""
 
 
-def check_delay(delay: float | timedelta, what: str) -> timedelta:
-    """Return *delay* if a broker can be asked for it, from 1 s to 864 000 s (10 days).
+def check_delay(delay: float | timedelta, name: str) -> timedelta:
+    """Return *delay* as a timedelta if it is from 1 s to 864 000 s (10 days).
 
     Raises:
-        InvalidSpecError: it is shorter or longer, or no duration; *what* names the delay in the
-            message.
+        InvalidSpecError: it is out of these bounds, or not a duration. The message contains *name*.
     """
-    delay = to_timedelta(delay, what)
+    delay = to_timedelta(delay, name)
     if not MIN_DELAY <= delay <= MAX_DELAY:
         raise InvalidSpecError(
-            f"{what} must be from 1 s to 864000 s (10 days)",
+            f"{name} must be from 1 s to 864000 s (10 days)",
             got=f"{delay.total_seconds():g} s",
             remedy="choose a delay within these bounds",
         )
@@ -51,9 +49,9 @@ def check_delay(delay: float | timedelta, what: str) -> timedelta:
 def _rungs(rungs: Sequence[float | timedelta]) -> tuple[timedelta, ...]:
     if isinstance(rungs, str) or not isinstance(rungs, Sequence):
         raise InvalidSpecError(
-            "the rungs of a delay ladder are a list",
+            "the rungs of a delay ladder must be a list",
             got=rungs,
-            remedy="give a list of seconds or timedeltas, or use Ladder.from_delays for text",
+            remedy="pass a list of seconds or timedeltas, or use Ladder.from_delays for text",
         )
     return tuple(
         check_delay(rung, f"rung {number} of the delay ladder")
@@ -63,40 +61,40 @@ def _rungs(rungs: Sequence[float | timedelta]) -> tuple[timedelta, ...]:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The delays before retry 1, 2, 3 …, each from 1 s to 864 000 s, 1 to 1 000 of them.
+    """The delays before retry 1, 2, 3 …: 1 to 1 000 rungs, each from 1 s to 864 000 s.
 
     Attributes:
-        jitter: up to which share of itself, from 0 to 1, a delay is shortened at random, so that
-            messages which failed together do not come again together.
+        jitter: maximum share of a delay, from 0 to 1, by which it is shortened at random. Messages
+            that failed together then do not return together.
 
     Raises:
-        InvalidSpecError: no rung, too many, or one or the jitter out of bounds.
+        InvalidSpecError: there is no rung, or too many; or a rung or the jitter is out of bounds.
     """
 
     rungs: Converted[Sequence[float | timedelta], tuple[timedelta, ...]] = Converted(_rungs)
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what no consumer could follow."""
+        """Validate the number of rungs and the jitter."""
         if not 1 <= len(self.rungs) <= MAX_RUNGS:
             raise InvalidSpecError(
-                f"a delay ladder has from 1 to {MAX_RUNGS} rungs",
+                f"a delay ladder must have from 1 to {MAX_RUNGS} rungs",
                 got=len(self.rungs),
                 remedy="list at least one delay, or name a preset",
             )
         if not isinstance(self.jitter, (int, float)) or not 0 <= self.jitter <= 1:
             raise InvalidSpecError(
-                "the jitter of a delay ladder is a share from 0 to 1",
+                "the jitter of a delay ladder must be from 0 to 1",
                 got=self.jitter,
-                remedy="choose one within these bounds; 0.5 shortens delays by up to a half",
+                remedy="choose a value within these bounds; 0.5 shortens delays by up to a half",
             )
 
     @classmethod
     def from_preset(cls, name: str) -> Ladder:
-        """Take one of `PRESETS` by name."""
+        """Return one of `PRESETS`."""
         if name not in PRESETS:
             raise InvalidSpecError(
-                "the delay ladder names an unknown preset",
+                "the delay ladder has an unknown preset",
                 got=name[:64],
                 remedy=f"use one of {', '.join(PRESETS)}",
             )
@@ -104,19 +102,19 @@ class Ladder:
 
     @classmethod
     def from_delays(cls, delays: Sequence[str], jitter: float = 0.0) -> Ladder:
-        """Take the rungs as written in a manifest."""
+        """Return a ladder of *delays* in the form of a manifest."""
         return cls(tuple(map(parse_duration, delays)), jitter)
 
     @classmethod
     def from_fixed(cls, delay: str) -> Ladder:
-        """Wait the same time before every retry."""
+        """Return a ladder with one delay for every retry."""
         return cls.from_delays([delay])
 
     @classmethod
     def from_exponential(
         cls, initial: str, factor: float, longest: str, jitter: float = 0.0
     ) -> Ladder:
-        """Wait *initial* at first, then *factor* times as long each time, until it is *longest*.
+        """Return a ladder that starts with *initial* and grows by *factor* up to *longest*.
 
         Raises:
             InvalidSpecError: the factor is not from 1.1 to 100, or a delay is out of bounds.
@@ -125,15 +123,16 @@ class Ladder:
         last = check_delay(parse_duration(longest), "the longest delay")
         if not MIN_FACTOR <= factor <= MAX_FACTOR:
             raise InvalidSpecError(
-                f"the factor of an exponential ladder is from {MIN_FACTOR:g} to {MAX_FACTOR:g}",
+                f"the factor of an exponential ladder must be from {MIN_FACTOR:g} to "
+                f"{MAX_FACTOR:g}",
                 got=factor,
-                remedy="choose one within these bounds; 2 doubles the delay each time",
+                remedy="choose a value within these bounds; 2 doubles the delay each time",
             )
         if last < first:
             raise InvalidSpecError(
-                "the longest delay of an exponential ladder is shorter than its first",
+                "the longest delay of an exponential ladder must not be shorter than its first",
                 got=f"initial {initial}, max {longest}",
-                remedy="raise max, or lower initial",
+                remedy="increase max, or reduce initial",
             )
         rungs = [first]
         while rungs[-1] < last:
@@ -143,15 +142,15 @@ class Ladder:
 
     @property
     def descends(self) -> bool:
-        """Whether some retry waits a shorter time than the one before it: legal, rarely meant."""
+        """Return True if a retry has a shorter delay than the one before it."""
         return any(later < earlier for earlier, later in pairwise(self.rungs))
 
     def delay(self, retry: int, luck: float = 0.0) -> timedelta:
-        """Return the time to wait before retry number *retry*, which counts from 1.
+        """Return the delay before retry number *retry*, which counts from 1.
 
         Args:
-            luck: drawn for each delay, from 0 (the whole delay) to 1 (as short as the jitter
-                lets it be, but never below 1 s).
+            luck: random number for each delay, from 0 (the whole delay) to 1 (shortened by the
+                whole jitter, but never below 1 s).
         """
         if retry < 1:
             msg = f"retries count from 1, got {retry}: a bug in redrive, please report it"
@@ -162,11 +161,11 @@ class Ladder:
 
 PRESETS: Mapping[str, tuple[timedelta, ...]] = MappingProxyType(
     {
-        # TDMQ for Pulsar: level increment begins at level 1.
+        # TDMQ for Pulsar: level increment starts at level 1.
         "TDMQ": LEVELS,
-        # RocketMQ: level 0 means level 3 + reconsume times, clamped to the highest.
+        # RocketMQ: level 0 means level 3 + reconsume times, limited to the highest.
         "RocketMQ": LEVELS[2:],
-        # ApsaraMQ: 16 rungs, 2 h for every further retry.
+        # ApsaraMQ: 16 rungs, and 2 h for every further retry.
         "ApsaraMQ": LEVELS[2:],
     }
 )

@@ -1,13 +1,10 @@
-"""The retry policy as a value, and the limits of an outage.
+"""The retry policy as a value, and the limits of an outage; pure.
 
-`Policy`: what every consumer and every replay of one subscription must know.
+The operator creates a `Policy` from a RetryPolicy resource, and consumers load it with `codec`.
 
-The operator makes it from a RetryPolicy resource and writes it with `codec` for consumers to load.
-
-When failures count as an outage of what handlers depend on: limits, and the window of outcomes.
-
-One message that fails is retried. When most fail for one cause, retries are of no use: the consumer
-pauses instead, and probes. `delivery.middleware.outage_breaker` does that; pure.
+A single failing message is retried. If most messages fail for one cause, retries do not help: the
+consumer pauses and probes. `OutageLimits` and `OutcomeWindow` decide when;
+`delivery.middleware.outage_breaker` acts.
 """
 
 from __future__ import annotations
@@ -29,10 +26,11 @@ MAX_RETRIES_LIMIT = 1_000
 
 
 class SubscriptionType(enum.StrEnum):
-    """How the consumers of the source topic share its messages.
+    """Type of the subscription on the source topic.
 
-    Only Shared and KeyShared subscriptions honour a delay: on the others a broker delivers
-    delayed messages at once. The operator takes no others; a policy in a file may have them.
+    Brokers delay messages only on Shared and KeyShared subscriptions; on others they deliver
+    delayed messages at once. The operator accepts only these two; a policy in a file may have the
+    others.
     """
 
     SHARED = "Shared"
@@ -42,33 +40,33 @@ class SubscriptionType(enum.StrEnum):
 
     @property
     def honours_delays(self) -> bool:
-        """Whether a broker delivers a delayed message when its delay is over."""
+        """Return True if a broker delays messages on such a subscription."""
         return self in {SubscriptionType.SHARED, SubscriptionType.KEY_SHARED}
 
     @property
     def of_broker(self) -> str:
-        """Its name in the API and the statistics of brokers."""
+        """Return the name in the API and the statistics of brokers."""
         return "Key_Shared" if self is SubscriptionType.KEY_SHARED else str(self)
 
     @classmethod
     def parse(cls, text: str) -> SubscriptionType:
-        """Read a subscription type.
+        """Parse a subscription type.
 
         Raises:
-            InvalidSpecError: there is no such type.
+            InvalidSpecError: the type is unknown.
         """
         try:
             return cls(text)
         except ValueError:
             raise InvalidSpecError(
-                "there is no such type of subscription",
+                "the subscription type is unknown",
                 got=text[:64],
                 remedy=f"use one of {', '.join(cls)}",
             ) from None
 
 
 def check_max_retries(count: int) -> int:
-    """Return *count* if a message can be retried that often, from 0 to 1 000 times.
+    """Return *count* if it is a valid number of retries, from 0 to 1 000.
 
     Raises:
         InvalidSpecError: it is out of these bounds.
@@ -83,10 +81,10 @@ def check_max_retries(count: int) -> int:
 
 
 def check_order(kind: SubscriptionType, *, ordered: bool) -> None:
-    """Pass if a policy can be *ordered* with a subscription of *kind*.
+    """Check that a policy can be *ordered* with a subscription of *kind*.
 
     Raises:
-        InvalidSpecError: consumers of a Shared one get messages of the same key.
+        InvalidSpecError: several consumers of a Shared subscription receive messages of one key.
     """
     if ordered and kind is SubscriptionType.SHARED:
         raise InvalidSpecError(
@@ -97,51 +95,51 @@ def check_order(kind: SubscriptionType, *, ordered: bool) -> None:
 
 
 def check_sequenced(sequenced: bool, *, ordered: bool, dead_letters: bool) -> None:  # noqa: FBT001 - a field
-    """Pass if dead letters can be *sequenced*.
+    """Check that dead letters can be *sequenced*.
 
     Raises:
-        InvalidSpecError: there is no order of keys, or there are no dead letters.
+        InvalidSpecError: the policy is not ordered, or keeps no dead letters.
     """
     if sequenced and not (ordered and dead_letters):
         raise InvalidSpecError(
-            "only an ordered policy that keeps dead letters can keep their sequence",
+            "sequenced requires an ordered policy that keeps dead letters",
             got=f"ordered={ordered}, dead letters={dead_letters}",
             remedy="set ordering to PerKey and enable dead letters, or leave sequenced out",
         )
 
 
-def _topic(given: object) -> naming.TopicName:
-    if given is None or isinstance(given, naming.TopicName):
-        return given  # type: ignore[return-value]  # None is derived, once all is there
-    if not isinstance(given, str):
+def _topic(topic: object) -> naming.TopicName:
+    if topic is None or isinstance(topic, naming.TopicName):
+        return topic  # type: ignore[return-value]  # None is derived in `__post_init__`
+    if not isinstance(topic, str):
         raise InvalidSpecError(
-            "a topic is a string, or a TopicName",
-            got=given,
+            "a topic must be a string or a TopicName",
+            got=topic,
             remedy="write it like persistent://tenant/namespace/name",
         )
-    return naming.TopicName.parse_whole(given)
+    return naming.TopicName.parse_whole(topic)
 
 
 _FLAGS = ("ordered", "dead_letters", "ignore_outages", "sequenced")
 _KINDS: dict[str, tuple[type, str]] = {
-    "subscription": (str, "give its name"),
-    "dead_letter_subscription": (str, "give its name"),
-    "name": (str, "give the name of a RetryPolicy as namespace/name, or leave it out"),
-    "subscription_type": (SubscriptionType, "give one such as SubscriptionType.KEY_SHARED"),
-    "max_retries": (int, "give a whole number such as 3"),
-    "generation": (int, "give a whole number, or leave it out"),
-    "ladder": (Ladder, 'give one such as Ladder.from_delays(["10s", "1m"])'),
-    "levels": (Ladder, 'give one such as Ladder.from_delays(["10s", "1m"])'),
-    "dead_letter_now": (frozenset, 'give origins, such as frozenset({"4711:3:0"})'),
-    **dict.fromkeys(_FLAGS, (bool, "give True or False")),
+    "subscription": (str, "pass its name"),
+    "dead_letter_subscription": (str, "pass its name"),
+    "name": (str, "pass the name of a RetryPolicy as namespace/name, or leave it out"),
+    "subscription_type": (SubscriptionType, "pass a value such as SubscriptionType.KEY_SHARED"),
+    "max_retries": (int, "pass a whole number such as 3"),
+    "generation": (int, "pass a whole number, or leave it out"),
+    "ladder": (Ladder, 'pass a value such as Ladder.from_delays(["10s", "1m"])'),
+    "levels": (Ladder, 'pass a value such as Ladder.from_delays(["10s", "1m"])'),
+    "dead_letter_now": (frozenset, 'pass origins, such as frozenset({"4711:3:0"})'),
+    **dict.fromkeys(_FLAGS, (bool, "pass True or False")),
 }
-"""The types of the fields that are not converted, and the remedy for another one."""
+"""Types of the fields that are not converted, and the remedy for another type."""
 
 
 def _check_kinds(policy: Policy) -> None:
     for name, (kind, remedy) in _KINDS.items():
         value = getattr(policy, name)
-        # Python's True is an int, and no count.
+        # Python's True is an int, but is not a number here.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise InvalidSpecError(
                 f"{name} of a policy must be of type {kind.__name__}", got=value, remedy=remedy
@@ -151,7 +149,7 @@ def _check_kinds(policy: Policy) -> None:
         raise InvalidSpecError(
             "outage_breaker of a policy must be of type OutageLimits",
             got=limits,
-            remedy="give OutageLimits(), or leave it out",
+            remedy="pass OutageLimits(), or leave it out",
         )
 
 
@@ -163,36 +161,35 @@ _DERIVED = (
 
 @dataclass(frozen=True)
 class Policy:
-    """How failed messages of one (topic, subscription) are retried and where they end.
+    """Policy for the failed messages of one topic and subscription.
 
     Attributes:
-        name: the RetryPolicy it was made from, as `namespace/name`; for logs.
-        generation: that resource's `metadata.generation`; 0 for a policy made by hand.
-        topic: the source topic; never a single partition. Topics may be given as strings.
+        name: the RetryPolicy that it was created from, as `namespace/name`; for logs.
+        generation: `metadata.generation` of that resource; 0 for a policy created by a program.
+        topic: the source topic, never a single partition. Topics may be given as strings.
         max_retries: retries after the first delivery, 0 … 1 000: N retries make N + 1 attempts.
-        ladder: what "the next delay" means.
-        ordered: whether a failed message is retried in its consumer, before those of its key that
-            came later; else it waits in the retry topic, and they overtake it.
-        levels: what `level=k` means, rung k; a level above the highest means the highest.
-        dead_letters: whether a message that has used up its retries is kept in the dead-letter
-            topic; else it is discarded, and there is no such topic.
-        retry_topic: where messages wait for their next attempt; left out, it is named after
-            topic and subscription by the scheme `pulsar`.
-        dead_letter_subscription: what keeps dead letters in that topic, and what replays read.
-        dead_letter_topic: where messages rest that have used up their attempts, or would if the
-            policy kept them; left out, it is named like the retry topic.
-        outage_breaker: when consumers pause because what they depend on is down; None if they
-            don't.
-        ignore_outages: whether consumers go on all the same: an operator's override.
+        ladder: delays before the retries.
+        ordered: True retries a failed message in its consumer, before later messages of its key.
+            False sends it to the retry topic, and later messages overtake it.
+        levels: rung k is the delay of `level=k`; a higher level means the highest.
+        dead_letters: True keeps messages without remaining retries in the dead-letter topic. False
+            discards them, and there is no such topic.
+        retry_topic: topic where messages wait for their next attempt. Defaults to a name from topic
+            and subscription by the scheme `Pulsar`.
+        dead_letter_subscription: subscription that retains dead letters; Replays read it.
+        dead_letter_topic: topic of messages that used up their attempts, even if the policy
+            discards them. Defaults to a name like that of the retry topic.
+        outage_breaker: limits of an outage, in which consumers pause; None never pauses.
+        ignore_outages: True resumes paused consumers: an operator's override.
         dead_letter_now: origins of messages that are dead-lettered at their next failure: an
-            operator's override. It has no effect where the policy keeps no dead letters.
-        sequenced: whether messages of a key that has a dead letter follow it, unhandled, until a
-            replay has brought all of them back in order.
+            operator's override. It has no effect if the policy discards dead letters.
+        sequenced: True dead-letters messages whose key has a dead letter, without processing them,
+            until a Replay has moved all of them back in order.
 
     Raises:
-        InvalidSpecError: a field is of another type; `max_retries`, `subscription` or `topic` is
-            out of bounds, or the names given or derived from the last two are, or lead to one and
-            the same topic; or it is ordered, and its subscription Shared.
+        InvalidSpecError: a field has a wrong type; `max_retries`, `subscription` or `topic` is out
+            of bounds; a given or derived topic name is invalid, or two are equal; or the policy is
+            ordered and its subscription is Shared.
     """
 
     topic: Converted[naming.TopicName | str, naming.TopicName] = Converted(_topic)
@@ -226,13 +223,13 @@ class Policy:
     def subscription_types(self) -> Mapping[naming.TopicName, SubscriptionType]:
         """Return the types of the subscriptions on the source topic and on the retry topic.
 
-        The retry topic is always Shared: Java consumers do the same, and a broker refuses consumers
-        of different types.
+        The retry topic is always Shared, as for Java consumers: a broker refuses consumers of
+        different types.
         """
         return {self.topic: self.subscription_type, self.retry_topic: SubscriptionType.SHARED}
 
     def __post_init__(self) -> None:
-        """Refuse what no consumer could follow."""
+        """Validate all fields, and derive missing topic names."""
         _check_kinds(self)
         naming.TopicName.parse_whole(str(self.topic))
         naming.check_subscription(self.subscription)
@@ -258,7 +255,8 @@ class Policy:
     def _check_topics(self) -> None:
         if len(self.retry_topic.local) > naming.MAX_NAME:
             raise InvalidSpecError(
-                f"topics named after topic and subscription exceed {naming.MAX_NAME} characters",
+                f"topic names derived from topic and subscription exceed {naming.MAX_NAME} "
+                "characters",
                 got=self.retry_topic.local[:128] + "…",
                 remedy="use a shorter subscription name",
             )
@@ -267,15 +265,15 @@ class Policy:
         four = (self.topic, self.retry_topic, self.dead_letter_topic, self.ledger_topic)
         if len({*four}) < len(four) or (self.sequenced and self.sequences_topic in four):
             raise InvalidSpecError(
-                "source, retry, dead-letter and ledger topic are four topics",
+                "source, retry, dead-letter and ledger topic must be four different topics",
                 got=", ".join(map(str, four)),
-                remedy="use another naming scheme, or give other names",
+                remedy="use another naming scheme, or set other names",
             )
 
 
 BEACON = "redrive.outage"
-"""What the broker's statistics show of a consumer that has paused: a producer on the retry topic
-with this in its metadata, and the cause as the value."""
+"""Metadata key of a producer on the retry topic by which a paused consumer publishes its outage;
+the value is the cause. Statistics of the broker show it."""
 
 MAX_WINDOW = 10_000
 MIN_INTERVAL = timedelta(seconds=1)
@@ -285,42 +283,42 @@ MAX_PAUSE = timedelta(days=7)
 
 @dataclass(frozen=True)
 class OutageLimits:
-    """When a consumer pauses because what its handler depends on is down, and for how long.
+    """Limits of an outage: when a consumer pauses, and for how long.
 
     Attributes:
-        min_messages: so many different messages have failed for the cause, 1 … `window`.
-        failure_percent: and so many of a hundred outcomes in the window are failures for it.
-        window: of so many outcomes, the latest of this consumer, 1 … 10 000.
-        max_probe_interval: one message is tried after 1 s, then with back-off, and at least this
-            often: 1 s … 1 h, in seconds or as a timedelta.
-        max_pause: after this a consumer goes on as if there were no outage, until a message
-            succeeds: 1 s … 7 days, in seconds or as a timedelta.
-        count_not_retryable: whether failures that `FailureRules` dead-letter at once count, too.
+        min_messages: minimum number of different messages that failed for the cause, 1 … `window`.
+        failure_percent: minimum percentage of outcomes in the window that failed for it.
+        window: number of latest outcomes of this consumer, 1 … 10 000.
+        max_probe_interval: maximum interval between probes with one message, after a back-off from
+            1 s: 1 s … 1 h, in seconds or as a timedelta.
+        max_pause: time after which a consumer resumes even in an outage, until a message succeeds:
+            1 s … 7 days, in seconds or as a timedelta.
+        count_not_retryable: True counts failures that `FailureRules` dead-letter at once, too.
 
     Raises:
-        InvalidSpecError: one of them is out of bounds.
+        InvalidSpecError: a value is out of bounds.
     """
 
     min_messages: int = 10
     failure_percent: int = 50
     window: int = 100
     max_probe_interval: Converted[float | timedelta, timedelta] = Converted(
-        functools.partial(to_timedelta, what="maxProbeInterval of an outage breaker"),
+        functools.partial(to_timedelta, name="maxProbeInterval of an outage breaker"),
         timedelta(seconds=30),
     )
     max_pause: Converted[float | timedelta, timedelta] = Converted(
-        functools.partial(to_timedelta, what="maxPause of an outage breaker"),
+        functools.partial(to_timedelta, name="maxPause of an outage breaker"),
         timedelta(hours=6),
     )
     count_not_retryable: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what no consumer could follow."""
+        """Validate all values."""
         if not isinstance(self.count_not_retryable, bool):
             raise InvalidSpecError(
                 "count_not_retryable of an outage breaker must be of type bool",
                 got=self.count_not_retryable,
-                remedy="give True or False, or leave it out",
+                remedy="pass True or False, or leave it out",
             )
         _check("window", self.window, 1, MAX_WINDOW)
         _check("minMessages", self.min_messages, 1, self.window)
@@ -334,30 +332,30 @@ def _check(name: str, value: int | timedelta, least: object, most: object) -> No
         raise InvalidSpecError(
             f"{name} of an outage breaker must be of type {type(least).__name__}",
             got=value,
-            remedy=f"give a value from {least} to {most}, or leave it out",
+            remedy=f"pass a value from {least} to {most}, or leave it out",
         )
     if not least <= value <= most:  # type: ignore[operator]  # each is of one type
         raise InvalidSpecError(
-            f"{name} of an outage breaker is from {least} to {most}",
+            f"{name} of an outage breaker must be from {least} to {most}",
             got=str(value),
             remedy="choose a value within these bounds, or leave it out",
         )
 
 
 class OutcomeWindow:
-    """The latest outcomes of a consumer: for which cause a message failed, or none.
+    """Latest outcomes of a consumer: the cause of each failure, or success.
 
     Args:
-        size: how many are remembered.
+        size: number of outcomes that are remembered.
     """
 
     def __init__(self, size: int) -> None:
         self._outcomes: deque[tuple[str, str] | None] = deque(maxlen=size)
-        # By cause, how often each message has failed for it, as far as the window goes back.
+        # Cause → message → number of its failures within the window.
         self._failures: dict[str, Counter[str]] = {}
 
     def add(self, failure: tuple[str, str] | None) -> None:
-        """Note one outcome: the cause and the first id of a message that failed for it."""
+        """Add an outcome: cause and first id of a failed message; None for a success."""
         if len(self._outcomes) == self._outcomes.maxlen:
             self._forget(self._outcomes[0])
         self._outcomes.append(failure)
@@ -366,9 +364,9 @@ class OutcomeWindow:
             self._failures.setdefault(cause, Counter())[first_id] += 1
 
     def is_outage(self, cause: str, limits: OutageLimits) -> bool:
-        """Whether so many messages have failed for *cause* that single ones are not to blame.
+        """Return True if so many messages failed for *cause* that they are not the problem.
 
-        One message that fails again and again is one message.
+        A message that fails repeatedly counts once.
         """
         failures = self._failures.get(cause, Counter())
         share = failures.total() * 100 >= limits.failure_percent * len(self._outcomes)

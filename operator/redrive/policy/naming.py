@@ -1,8 +1,8 @@
-"""Names of topics: the one place that builds or takes apart any.
+"""Names of topics: the only module that builds or parses them; pure.
 
-Derived names have no inverse: `orders-eu` with subscription `billing` and `orders` with
-`eu-billing` meet in one name. So the origin of a message travels in its envelope and is never
-read back from a name.
+Derived names cannot be reversed: `orders-eu` with subscription `billing` and `orders` with
+`eu-billing` result in one name. So the origin of a message is stored in its envelope and never
+derived from a name.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from types import MappingProxyType
 from redrive.errors import InvalidSpecError
 
 DEAD_LETTER_SUBSCRIPTION = "redrive"
-"""The durable subscription that keeps dead letters: a topic without one keeps nothing."""
+"""Durable subscription of dead letters: a topic without subscription retains nothing."""
 
 LEDGER_SUFFIX = "-LEDGER"
 LEDGER_SUBSCRIPTION = "__compaction"
-"""The broker's own, of a compacted topic: what it has not compacted yet is kept for it."""
+"""Subscription of the broker on compacted topics; it retains messages until their compaction."""
 SEQUENCES_SUFFIX = "-SEQUENCES"
 
 MAX_NAME = 255
-_NO_STEP = r"(?!\.\.?(?:/|\Z))"  # in an address, . and .. lead to another place
-_ENTITY = rf"{_NO_STEP}[-=:.\w]+"  # what Pulsar accepts as the name of a tenant or namespace
+_NO_STEP = r"(?!\.\.?(?:/|\Z))"  # in a URL, . and .. are resolved
+_ENTITY = rf"{_NO_STEP}[-=:.\w]+"  # characters that Pulsar allows in a tenant or namespace
 _LOCAL = rf"{_NO_STEP}[^/\s\x00-\x1f\x7f]+"
 _TOPIC = re.compile(rf"persistent://({_ENTITY})/({_ENTITY})/({_LOCAL})", re.ASCII)
 _SUBSCRIPTION = re.compile(_LOCAL)
 PARTITION_SUFFIX = re.compile(r"-partition-(\d+)\Z")
 
 SYSTEM_PREFIX = "__"
-"""Names that begin with it are Pulsar's own: of topics such as `__change_events`, which holds topic
-policies, and of subscriptions such as `__compaction`."""
+"""Prefix of Pulsar's system names: of topics such as `__change_events`, which holds topic policies,
+and of subscriptions such as `__compaction`."""
 PENDING_ACKS = "__transaction_pending_ack"
-"""Part of the names of topics in which Pulsar keeps acknowledgements within transactions."""
+"""Part of the names of topics in which Pulsar stores acknowledgements within transactions."""
 SYSTEM_NAMESPACE = "pulsar/system"
 HEALTH_CHECK = "healthcheck"
-"""The name of a topic in a namespace of each broker, of the tenant of `SYSTEM_NAMESPACE`."""
+"""Name of a topic in a namespace of each broker, in the tenant of `SYSTEM_NAMESPACE`."""
 _SYSTEM_TENANT = SYSTEM_NAMESPACE.partition("/")[0]
 SYSTEM_TOPIC = (
-    "the topic is one of Pulsar's own, as are all whose names begin with __ or contain "
+    "the topic is a system topic of Pulsar, as are all whose names begin with __ or contain "
     "__transaction_pending_ack: other messages there stop brokers, or change topic policies"
 )
 SYSTEM_SUBSCRIPTION = (
-    "a subscription whose name begins with __ or contains __transaction_pending_ack is one of "
-    "Pulsar's own, or leads to a topic of Pulsar's own"
+    "a subscription whose name begins with __ or contains __transaction_pending_ack belongs to "
+    "Pulsar, or leads to a system topic"
 )
 
 
 class Scheme(enum.StrEnum):
-    """How topics are named after a source topic and a subscription."""
+    """Naming scheme of the topics of a source topic and subscription."""
 
     PULSAR = "Pulsar"
     SUBSCRIPTION_UPPER = "SubscriptionUpper"
@@ -61,16 +61,16 @@ class Scheme(enum.StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> Scheme:
-        """Read the name of a scheme.
+        """Parse the name of a scheme.
 
         Raises:
-            InvalidSpecError: there is none of that name.
+            InvalidSpecError: the scheme is unknown.
         """
         try:
             return cls(text)
         except ValueError:
             raise InvalidSpecError(
-                "the naming scheme is an unknown one",
+                "the naming scheme is unknown",
                 got=text[:64],
                 remedy=f"use one of {', '.join(cls)}",
             ) from None
@@ -80,8 +80,8 @@ _DERIVED = re.compile(
     rf"(?:.*(?:-RETRY|-DLQ|-retry|-dlq)(?:{LEDGER_SUFFIX}|{SEQUENCES_SUFFIX})?|%(?:RETRY|DLQ)%.*)"
 )
 
-# The retry topic and the dead-letter topic. All but the first leave the topic out, so that two
-# topics of a namespace which share a subscription's name share these too: a collision.
+# Names of the retry topic and the dead-letter topic. All schemes but the first leave the topic out:
+# two topics of a namespace that have a subscription of the same name then collide.
 _FORMS: Mapping[Scheme, tuple[str, str]] = MappingProxyType(
     {
         Scheme.PULSAR: ("{topic}-{subscription}-RETRY", "{topic}-{subscription}-DLQ"),
@@ -102,7 +102,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
-        """Read a full topic name, which may name one partition.
+        """Parse a full topic name, possibly of a partition.
 
         Raises:
             InvalidSpecError: it is not `persistent://tenant/namespace/name`.
@@ -110,31 +110,30 @@ class TopicName:
         match = _TOPIC.fullmatch(text)
         if match is None or len(match[3]) > MAX_NAME:
             raise InvalidSpecError(
-                "a topic is written persistent://tenant/namespace/name, the name without "
+                "a topic must be written as persistent://tenant/namespace/name, the name without "
                 f"slashes or white space and of at most {MAX_NAME} characters, no part . or ..",
                 got=text[:128],
-                remedy="give the full name of a persistent topic",
+                remedy="use the full name of a persistent topic",
             )
         return cls(*match.groups())
 
     @classmethod
     def parse_whole(cls, text: str) -> TopicName:
-        """Read the name of a topic that a policy or a Replay may use.
+        """Parse the name of a topic that a policy or a Replay may use.
 
         Raises:
-            InvalidSpecError: it is no topic name, names a partition, or names a topic of Pulsar's
-                own.
+            InvalidSpecError: it is not a topic name, or names a partition or a system topic.
         """
         topic = cls.parse(text)
         if topic.is_system:
             raise InvalidSpecError(
-                SYSTEM_TOPIC, got=text[:128], remedy="name a topic of an application"
+                SYSTEM_TOPIC, got=text[:128], remedy="use a topic of an application"
             )
         if topic.without_partition() != topic:
             raise InvalidSpecError(
-                "a policy is for a whole topic, not for one partition of it",
+                "a policy applies to a whole topic, not to one partition of it",
                 got=text[:128],
-                remedy=f"name the topic itself: {topic.without_partition()}",
+                remedy=f"use the topic itself: {topic.without_partition()}",
             )
         return topic
 
@@ -148,7 +147,7 @@ class TopicName:
 
     @property
     def is_system(self) -> bool:
-        """Return True if Pulsar owns the topic, or a partition of it, however it is encoded."""
+        """Return True if Pulsar owns the topic, or a partition of it, even if URL-encoded."""
         local = _decoded(self.local)
         if local.startswith(SYSTEM_PREFIX) or PENDING_ACKS in local:
             return True
@@ -158,15 +157,15 @@ class TopicName:
         )
 
     def sibling(self, local: str) -> TopicName:
-        """Name another topic of the same namespace."""
+        """Return another topic of the same namespace."""
         return TopicName(self.tenant, self.namespace, local)
 
     def partition(self, index: int) -> TopicName:
-        """Name partition *index* of this partitioned topic."""
+        """Return partition *index* of this partitioned topic."""
         return self.sibling(f"{self.local}-partition-{index}")
 
     def without_partition(self) -> TopicName:
-        """Name the partitioned topic that this is a partition of; itself if it is none."""
+        """Return the topic of this partition; the topic itself if it is not one."""
         return self.sibling(PARTITION_SUFFIX.sub("", self.local))
 
 
@@ -181,16 +180,16 @@ def _decoded(local: str) -> str:
 
 
 def check_subscription(name: str) -> str:
-    """Return *name* if it can be a subscription and part of a topic's name.
+    """Return *name* if it is valid as a subscription and as part of a topic name.
 
     Raises:
-        InvalidSpecError: it is empty, too long, `.` or `..`, holds a slash, white space or control
-            character, or is one of Pulsar's own.
+        InvalidSpecError: it is empty, too long, `.` or `..`, has a slash, white space or control
+            character, or belongs to Pulsar.
     """
     if len(name) > MAX_NAME or not _SUBSCRIPTION.fullmatch(name):
         raise InvalidSpecError(
-            f"a subscription is 1 to {MAX_NAME} characters without slashes or white space, and not "
-            ". or .., because topics and addresses are made of it",
+            f"a subscription must have 1 to {MAX_NAME} characters without slashes or white space, "
+            "and not be . or .., because topic names and URLs contain it",
             got=name[:128],
             remedy="use another subscription name",
         )
@@ -208,57 +207,56 @@ def cursor_name(subscription: str) -> str:
     return quote_plus(subscription, safe="*").replace("~", "%7E")
 
 
-def check_sibling(given: TopicName, source: TopicName) -> TopicName:
-    """Return *given*, the name of a policy's own topic, if it can stand beside its source topic.
+def check_sibling(topic: TopicName, source: TopicName) -> TopicName:
+    """Return *topic*, a retry or dead-letter topic, if its name is valid beside its source topic.
 
     Raises:
-        InvalidSpecError: it names a partition, or lies in another tenant or namespace.
+        InvalidSpecError: it is a partition, or is in another tenant or namespace.
     """
-    TopicName.parse_whole(str(given))
-    if given.namespace_name != source.namespace_name:
+    TopicName.parse_whole(str(topic))
+    if topic.namespace_name != source.namespace_name:
         raise InvalidSpecError(
-            "retry and dead-letter topic lie in the tenant and namespace of their source topic, "
-            f"{source.namespace_name}",
-            got=str(given),
-            remedy="name a topic of that namespace, or leave the name to the scheme",
+            "retry and dead-letter topic must be in the tenant and namespace of their source "
+            f"topic, {source.namespace_name}",
+            got=str(topic),
+            remedy="use a topic of that namespace, or leave the name to the scheme",
         )
-    return given
+    return topic
 
 
 def is_derived(topic: TopicName) -> bool:
-    """Return True if a topic is a retry topic, a dead-letter topic or one beside it, by its name.
+    """Return True if a topic is named like a retry, dead-letter, ledger or sequences topic.
 
-    Names of all schemes count, and those of ledger and sequences topics. Any application can give
-    its own topic such a name: use this to leave topics out of a listing, never to decide about
-    rights or deletion.
+    Names of all schemes count. Applications can give their own topics such a name: use this to
+    filter lists, never to decide about rights or deletion.
     """
     return _DERIVED.fullmatch(topic.without_partition().local) is not None
 
 
 def retry_topic(topic: TopicName, subscription: str, scheme: Scheme = Scheme.PULSAR) -> TopicName:
-    """Name the topic where messages of *subscription* wait for their next attempt."""
+    """Return the topic where messages of *subscription* wait for their next attempt."""
     return _derived(_FORMS[scheme][0], topic.without_partition(), subscription)
 
 
 def dead_letter_topic(
     topic: TopicName, subscription: str, scheme: Scheme = Scheme.PULSAR
 ) -> TopicName:
-    """Name the topic where the dead letters of *subscription* rest."""
+    """Return the topic of the dead letters of *subscription*."""
     return _derived(_FORMS[scheme][1], topic.without_partition(), subscription)
 
 
 def ledger_topic(dead_letter: TopicName) -> TopicName:
-    """Name the topic that records which messages of a dead-letter topic were moved by replays."""
+    """Return the topic that records which messages of a dead-letter topic Replays moved."""
     return _beside(dead_letter, LEDGER_SUFFIX)
 
 
 def sequences_topic(dead_letter: TopicName) -> TopicName:
-    """Name the topic that records which keys have messages in a dead-letter topic."""
+    """Return the topic that records which keys have messages in a dead-letter topic."""
     return _beside(dead_letter, SEQUENCES_SUFFIX)
 
 
 def origins(name: TopicName) -> Iterator[tuple[TopicName, str]]:
-    """Yield each source topic and subscription for which Pulsar's scheme leads to *name*.
+    """Yield each source topic and subscription whose name in the scheme Pulsar is *name*.
 
     Java clients use that scheme by default.
     """
@@ -275,8 +273,8 @@ def partition_of_key(key: str, partitions: int) -> int:
     """Return the index of the partition that Java's producers choose for a key.
 
     Args:
-        key: a text, which may be empty.
-        partitions: their number, at least 1.
+        key: any text, even empty.
+        partitions: number of partitions, at least 1.
     """
     code = 0
     text = key.encode("utf-16-le", "surrogatepass")

@@ -1,15 +1,10 @@
-"""Text forms of values: durations, sizes, patterns, and fields that convert when set.
+"""Text forms of values: durations, sizes, patterns, and fields that convert when set; pure.
 
-Lengths of time as manifests write them: `1s`, `5m`, `2h`, `10d`, or combined as in `1h30m`.
+Durations are written as in manifests: `1s`, `5m`, `2h`, `10d`, or combined as in `1h30m`. Sizes
+have units like Kubernetes quantities.
 
-How a size is written: a whole number of bytes with a unit, as Kubernetes writes quantities.
-
-Names by patterns in which `*` stands for any characters but one: topics, roles, images, hosts.
-
-Not by regular expressions, which try for each `*` what is left for all the others: eight of them,
-against 255 characters, take longer than anything waits.
-
-A field of a dataclass that is read as one type, and may be given as another.
+`Patterns` matches names of topics, roles, images and hosts. It does not use regular expressions:
+they backtrack for each `*`, and eight of them against 255 characters would take too long.
 """
 
 from __future__ import annotations
@@ -23,21 +18,21 @@ from typing import Any, Generic, TypeVar, cast
 from redrive.errors import InvalidSpecError
 
 _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-# Eight digits: more days than that are beyond what a timedelta can hold.
+# Eight digits: a timedelta cannot hold more days.
 DURATION_PATTERN = r"^([0-9]{1,8}d)?([0-9]{1,8}h)?([0-9]{1,8}m)?([0-9]{1,8}s)?$"
 _WRITTEN = re.compile(DURATION_PATTERN)
 
 
 def parse_duration(text: str) -> timedelta:
-    """Read a duration of whole seconds, largest unit first, each unit at most once.
+    """Parse a duration of whole seconds, largest unit first, each unit at most once.
 
     Raises:
-        InvalidSpecError: *text* is not written that way.
+        InvalidSpecError: *text* is not a duration.
     """
     written = _WRITTEN.fullmatch(text) if text.isascii() else None
     if not text or written is None:
         raise InvalidSpecError(
-            "a duration is whole numbers with the units d, h, m, s, largest first",
+            "a duration must be whole numbers with the units d, h, m, s, largest first",
             got=text[:64],
             remedy="write it like 90s, 1m30s, 2h or 10d",
         )
@@ -48,23 +43,23 @@ def check_duration(text: str) -> str:
     """Return *text* if it is a duration of at least 1s.
 
     Raises:
-        InvalidSpecError: it is not written as a duration, or it is 0s.
+        InvalidSpecError: it is not a duration, or it is 0s.
     """
     if not parse_duration(text):
         raise InvalidSpecError(
-            "a duration must be at least 1s", got=text, remedy="raise it, or leave it out"
+            "a duration must be at least 1s", got=text, remedy="increase it, or leave it out"
         )
     return text
 
 
-def to_timedelta(duration: float | timedelta, what: str) -> timedelta:
-    """Return what a program gave as a *duration*, in seconds or as a timedelta.
+def to_timedelta(duration: float | timedelta, name: str) -> timedelta:
+    """Return a *duration* in seconds, or a timedelta, as a timedelta.
 
     Args:
-        what: names it in the message.
+        name: name of the duration for the message.
 
     Raises:
-        InvalidSpecError: it is neither, or no number that a timedelta can hold.
+        InvalidSpecError: it is neither, or exceeds a timedelta.
     """
     if isinstance(duration, timedelta):
         return duration
@@ -74,27 +69,27 @@ def to_timedelta(duration: float | timedelta, what: str) -> timedelta:
     except (TypeError, ValueError, OverflowError):
         pass
     raise InvalidSpecError(
-        f"{what} is a number of seconds, or a timedelta",
+        f"{name} must be a number of seconds, or a timedelta",
         got=duration,
-        remedy="give it like 1.5 or timedelta(minutes=5)",
+        remedy="pass a value such as 1.5 or timedelta(minutes=5)",
     )
 
 
 UNLIMITED = timedelta(days=36_500)
-"""A time-out that no program waits for: a hundred years, within what a thread can wait."""
+"""Time-out that never ends: a hundred years, which a thread can still wait."""
 
 
-def to_limit(duration: float | timedelta | None, what: str) -> timedelta:
+def to_limit(duration: float | timedelta | None, name: str) -> timedelta:
     """Return a time-out as `to_timedelta` does; `UNLIMITED` for None.
 
     Raises:
-        InvalidSpecError: it is neither None nor a duration; *what* names it in the message.
+        InvalidSpecError: it is neither None nor a duration. The message contains *name*.
     """
-    return UNLIMITED if duration is None else to_timedelta(duration, what)
+    return UNLIMITED if duration is None else to_timedelta(duration, name)
 
 
 def format_duration(duration: timedelta) -> str:
-    """Write *duration*, cut to whole seconds, in its shortest form; `parse` reads it back."""
+    """Format *duration*, cut to whole seconds, in its shortest form."""
     seconds = int(duration.total_seconds())
     words = []
     for unit, size in _SECONDS.items():
@@ -105,7 +100,7 @@ def format_duration(duration: timedelta) -> str:
 
 
 SIZE_PATTERN = "^[1-9][0-9]{0,14}(Ki|Mi|Gi|Ti|k|M|G|T)$"
-"""What `parse` reads, for other systems to check: one that RE2 and Python read alike."""
+"""Pattern of `parse_size` for other systems; RE2 and Python interpret it equally."""
 _UNITS: dict[str, int] = {
     unit: base**power
     for base, units in ((1024, ("Ki", "Mi", "Gi", "Ti")), (1000, ("k", "M", "G", "T")))
@@ -114,14 +109,14 @@ _UNITS: dict[str, int] = {
 
 
 def parse_size(text: str) -> int:
-    """Read a size; return bytes.
+    """Parse a size, and return bytes.
 
     Raises:
         InvalidSpecError: it is not written like `512Mi` or `10Gi`.
     """
     if not re.fullmatch(SIZE_PATTERN, text, re.ASCII):
         raise InvalidSpecError(
-            "a size is a whole number with one of the units Ki, Mi, Gi, Ti, k, M, G, T",
+            "a size must be a whole number with one of the units Ki, Mi, Gi, Ti, k, M, G, T",
             got=text[:64],
             remedy="write it like 512Mi or 10Gi",
         )
@@ -134,13 +129,14 @@ _Segments = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Patterns:
-    """Some patterns, taken apart once: what has no `*` is looked up, the others are compared.
+    """Patterns in which `*` stands for any characters but one.
 
-    A comparison takes at most as many steps as the pattern is long, times the name.
+    Patterns without `*` are looked up; others take at most as many steps as the length of the
+    pattern times that of the name.
 
     Attributes:
-        patterns: any of them is enough.
-        but: the character that no `*` stands for.
+        patterns: one of them must match.
+        but: the character that `*` does not match.
     """
 
     patterns: tuple[str, ...]
@@ -150,7 +146,7 @@ class Patterns:
     _segments: tuple[_Segments, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Take the patterns apart."""
+        """Split the patterns."""
         starred = [pattern for pattern in self.patterns if "*" in pattern]
         segments = (
             tuple(tuple(segment.split("*")) for segment in pattern.split(self.but))
@@ -161,7 +157,7 @@ class Patterns:
         object.__setattr__(self, "_segments", tuple(segments))
 
     def match(self, name: str) -> bool:
-        """Whether one of them stands for *name*, as a whole."""
+        """Return True if a pattern matches the whole *name*."""
         if name in self._exact:
             return True
         if not name.startswith(self._begins):
@@ -174,9 +170,9 @@ class Patterns:
 
 
 def _matches(pieces: tuple[str, ...], text: str) -> bool:
-    """Whether *text* is made of *pieces*, with anything between them.
+    """Return True if *text* consists of *pieces* with any text between them.
 
-    The first place where a piece is found leaves most for those after it, so no other is tried.
+    The first match of a piece leaves most text to the later pieces, so no other match is tried.
     """
     if len(pieces) == 1:
         return pieces[0] == text
@@ -185,10 +181,10 @@ def _matches(pieces: tuple[str, ...], text: str) -> bool:
     if at > end or not (text.startswith(first) and text.endswith(last)):
         return False
     for piece in middle:
-        found = text.find(piece, at, end)
-        if found < 0:
+        position = text.find(piece, at, end)
+        if position < 0:
             return False
-        at = found + len(piece)
+        at = position + len(piece)
     return True
 
 
@@ -198,11 +194,11 @@ _NONE_GIVEN = object()
 
 
 class Converted(Generic[_Given_contra, _Read_co]):
-    """The default of such a field, and what converts it: also in a frozen class.
+    """Field of a dataclass that is read as one type and may be set as another, even if frozen.
 
     Args:
-        convert: raises InvalidSpecError for what can't be read.
-        default: is converted too; left out, the field has none.
+        convert: raises InvalidSpecError for an invalid value.
+        default: is converted, too; a field without it is required.
     """
 
     def __init__(self, convert: Callable[[Any], _Read_co], default: object = _NONE_GIVEN) -> None:
@@ -217,8 +213,8 @@ class Converted(Generic[_Given_contra, _Read_co]):
         if instance is not None:
             return cast("_Read_co", instance.__dict__[self._name])
         if self._default is _NONE_GIVEN:
-            raise AttributeError(self._name)  # so dataclasses learn that there is no default
+            raise AttributeError(self._name)  # shows dataclasses that there is no default
         return cast("_Read_co", self._default)
 
-    def __set__(self, instance: object, given: _Given_contra) -> None:
-        instance.__dict__[self._name] = self._convert(given)
+    def __set__(self, instance: object, value: _Given_contra) -> None:
+        instance.__dict__[self._name] = self._convert(value)

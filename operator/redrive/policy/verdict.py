@@ -1,18 +1,13 @@
-"""The decision about a failed attempt, and the rules that classify failures.
+"""The verdict about a failed attempt, and the rules that classify failures; pure.
 
-A failed attempt → what becomes of the message, as a value that `delivery` carries out.
+A verdict is a value, which `delivery` carries out:
 
 receive → handle ─ success ──────────────▶ Done
                  └ failure ─ retries left ▶ Retry(delay)
                            └ none, or level < 0 ▶ Dead(reason), or Discard(reason)
 
-An exception → what becomes of the message it was raised on; obeyed by `delivery`'s `run`.
-
-`verdict` decides by how often a message has failed; the rules here, by *why* it failed.
-
-Which rule speaks for an exception: by its class, by what it was raised from, or by a predicate.
-
-Called by `failure`.
+`after_failure` decides by the number of failures, `FailureRules` by their *cause*: the class of an
+exception, its own cause, or a predicate.
 """
 
 from __future__ import annotations
@@ -31,13 +26,13 @@ from redrive.policy.values import Converted, to_timedelta
 
 
 class HandlerTimeoutError(RedriveError, TimeoutError):
-    """A handler took longer than it may. Rules of failures retry it unless they name it."""
+    """A handler exceeded its time-out. Failure rules retry it unless they contain it."""
 
     reason = "HandlerTimeout"
 
 
 class DeadReason(enum.StrEnum):
-    """Why a message became a dead letter, or was discarded."""
+    """Reason of a dead letter, or of a discarded message."""
 
     RETRIES_EXHAUSTED = "RetriesExhausted"
     REQUESTED = "Requested"
@@ -66,8 +61,8 @@ class Dead:
     """Send the message to the dead-letter topic.
 
     Attributes:
-        reconsume_times: what the dead letter carries: its failed attempts, one more than its
-            retries, as the Java client counts on this hop.
+        reconsume_times: number of failed attempts, one more than the retries, as the Java client
+            counts on this hop.
     """
 
     reason: DeadReason
@@ -76,10 +71,10 @@ class Dead:
 
 @dataclass(frozen=True)
 class Discard:
-    """Acknowledge the message and keep no copy: the policy has dead-lettering switched off.
+    """Acknowledge the message without a copy: the policy keeps no dead letters.
 
     Attributes:
-        reconsume_times: the failed attempts, as of a dead letter.
+        reconsume_times: number of failed attempts, as for a dead letter.
     """
 
     reason: DeadReason
@@ -99,17 +94,17 @@ def after_failure(
 ) -> Retry | Dead | Discard:
     """Decide about a message that failed after *reconsume_times* retries.
 
-    The caller asks for one of: an arbitrary *delay*; a *level*, where k above the highest means
-    the highest, k < 0 means no retry any more and 0 leaves it to the ladder; neither, which is
-    the ladder's next rung (level increment). Retries used up win over any delay asked for.
+    The caller may request a *delay*, or a *level*: k above the highest means the highest, k < 0
+    means no retry, and 0 means the ladder. Without either the next rung of the ladder applies
+    (level increment). A message without remaining retries gets none, regardless of the request.
 
     Args:
-        luck: drawn for this failure, from 0 to 1; see `Ladder.delay`.
+        luck: random number for this failure, from 0 to 1; see `Ladder.delay`.
 
     Raises:
-        InvalidSpecError: both were asked for, or the delay is not from 1 s to 864 000 s.
+        InvalidSpecError: both are given, or the delay is not from 1 s to 864 000 s.
     """
-    check_asked(delay, level)
+    check_request(delay, level)
     retry = reconsume_times + 1
     if level is not None and level < 0:
         return end(policy, DeadReason.REQUESTED, retry)
@@ -120,15 +115,15 @@ def after_failure(
     return Retry(policy.levels.delay(level) if level else policy.ladder.delay(retry, luck), retry)
 
 
-def check_asked(delay: timedelta | None, level: int | None) -> None:
-    """Pass if a retry can be asked for so.
+def check_request(delay: timedelta | None, level: int | None) -> None:
+    """Check the arguments of a requested retry.
 
     Raises:
-        InvalidSpecError: both were asked for, or the delay is not from 1 s to 864 000 s.
+        InvalidSpecError: both are given, or the delay is not from 1 s to 864 000 s.
     """
     if delay is not None and level is not None:
         raise InvalidSpecError(
-            "a retry is asked for by a delay or by a level, not by both",
+            "a retry must have a delay or a level, not both",
             got=f"delay={delay}, level={level}",
             remedy="leave one of them out",
         )
@@ -139,7 +134,7 @@ def check_asked(delay: timedelta | None, level: int | None) -> None:
 def after_expiry(policy: Policy, reconsume_times: int) -> Retry | Dead | Discard:
     """Decide about a message whose invisible duration has ended after *reconsume_times* retries.
 
-    There is no delay: the message turns visible at once, or has used up its retries.
+    There is no delay: the message becomes visible at once, or has used up its retries.
     """
     failed = reconsume_times + 1
     if reconsume_times < policy.max_retries:
@@ -148,23 +143,23 @@ def after_expiry(policy: Policy, reconsume_times: int) -> Retry | Dead | Discard
 
 
 def end(policy: Policy, reason: DeadReason, failed: int) -> Dead | Discard:
-    """Decide about a message that gets no retry any more, after *failed* attempts."""
+    """Return the verdict for a message without further retries, after *failed* attempts."""
     return Dead(reason, failed) if policy.dead_letters else Discard(reason, failed)
 
 
 _Delays = Mapping[Any, float | timedelta]
-"""By rules; a mapping is invariant in the type of its keys, so that one of classes would not do."""
+"""Delays by rule. The key type is Any, because a mapping is invariant in the type of its keys."""
 
 
-class RetryLater(Exception):  # noqa: N818 - what a handler asks for, and no error
-    """Raised by a handler: retry the message, whatever the rules say of other exceptions.
+class RetryLater(Exception):  # noqa: N818 - a request of a handler, not an error
+    """Raised by a handler: retry the message, regardless of the rules for other exceptions.
 
-    The attempt has failed and counts; with no retries left the message is dead-lettered. Raised
-    *from* an exception, that one is the cause.
+    The attempt counts as failed; without remaining retries the message is dead-lettered. If it is
+    raised *from* an exception, that one is the cause.
 
     Args:
-        delay: wait this long, 1 s … 864 000 s, as a server says with Retry-After: in seconds, or a
-            timedelta; None leaves it to the ladder.
+        delay: 1 s … 864 000 s, in seconds or as a timedelta, for example from Retry-After. None
+            means the delay of the ladder.
 
     Raises:
         InvalidSpecError: the delay is out of bounds.
@@ -177,14 +172,14 @@ class RetryLater(Exception):  # noqa: N818 - what a handler asks for, and no err
         self.delay = delay
 
 
-class DeadLetter(Exception):  # noqa: N818 - what a handler asks for, and no error
-    """Raised by a handler: dead-letter the message now; no retry helps.
+class DeadLetter(Exception):  # noqa: N818 - a request of a handler, not an error
+    """Raised by a handler: dead-letter the message now, because no retry helps.
 
-    Raised *from* an exception, that one is the cause. As a part of an `ExceptionGroup`, as a
-    `TaskGroup` raises, it asks for the same; so does `RetryLater` if there is no `DeadLetter`.
+    If it is raised *from* an exception, that one is the cause. Within an `ExceptionGroup`, such as
+    that of a `TaskGroup`, it has the same effect; so does `RetryLater` without a `DeadLetter`.
 
     Args:
-        reason: for people; the text of the cause if there is no other.
+        reason: text for people; it becomes the text of the cause if there is no other.
     """
 
     def __init__(self, reason: str) -> None:
@@ -198,23 +193,23 @@ def _name(rule: ErrorRule) -> str:
 def _check_rules(name: str, rules: Iterable[ErrorRule], kind: type) -> None:
     if not isinstance(rules, kind):
         raise InvalidSpecError(
-            f"{name} is a {kind.__name__.lower()} of classes of exceptions, or of functions of an "
+            f"{name} must be a {kind.__name__.lower()} of exception classes, or of functions of an "
             "exception",
             got=rules,
-            remedy="give one with a single rule as (ValueError,), or {ValueError: 5}",
+            remedy="pass a single rule as (ValueError,), or {ValueError: 5}",
         )
     for rule in rules:
         if not (_is_failure(rule) if isinstance(rule, type) else _is_function(rule)):
             raise InvalidSpecError(
-                f"a rule of {name} is a class of exceptions, or a function of an exception",
+                f"a rule of {name} must be an exception class, or a function of an exception",
                 got=rule,
-                remedy="name the class of a failure, or give a function that returns a bool; "
-                "KeyboardInterrupt, SystemExit and GeneratorExit fail no message",
+                remedy="use the class of a failure, or a function that returns a bool; "
+                "KeyboardInterrupt, SystemExit and GeneratorExit never fail a message",
             )
 
 
 def _is_function(rule: object) -> bool:
-    """Return True for a function whose call gives an answer, as a coroutine would not."""
+    """Return True if *rule* can be called for a result, unlike a coroutine function."""
     return callable(rule) and not inspect.iscoroutinefunction(rule)
 
 
@@ -233,40 +228,39 @@ def _delays(delays: _Delays | None) -> dict[ErrorRule, timedelta]:
 def _deadline(deadline: float | timedelta | None) -> timedelta | None:
     if deadline is None:
         return None
-    found = to_timedelta(deadline, "the deadline of all attempts")
-    if found <= timedelta():
+    limit = to_timedelta(deadline, "the deadline of all attempts")
+    if limit <= timedelta():
         raise InvalidSpecError(
-            "the deadline of all attempts is a positive time",
-            got=str(found),
-            remedy="leave it out to retry for as long as the policy does",
+            "the deadline of all attempts must be positive",
+            got=str(limit),
+            remedy="leave it out to use all retries of the policy",
         )
-    return found
+    return limit
 
 
 @dataclass(frozen=True)
 class FailureRules:
-    """Which exceptions are worth a retry, after how long, and for how long in all.
+    """Rules for exceptions: which are retried, after which delay, and for how long in total.
 
-    A rule is for a class of exceptions, or for those for which a function of it returns true. Where
-    a class and its base are both named, the rule for the class wins, as if the nearest `except` had
-    caught it; a function wins over both, and one that raises an exception leaves the decision to
-    the policy. Where nothing but `Exception` names it, what the exception was raised *from*
-    decides; `Exception` covers failures that are none too, such as `asyncio.CancelledError`. Of a
-    group every part decides: all have to be worth a retry, and the longest delay is waited for.
-    Without any rule every exception is retried as the policy says.
+    A rule is an exception class, or a function of an exception that returns True if it applies. The
+    rule for a class has priority over that for its base, like the nearest `except`. A function has
+    priority over both; if it raises an exception, the policy decides. If only `Exception` applies,
+    the exception's `__cause__` decides. `Exception` also covers failures of other base classes,
+    such as `asyncio.CancelledError`. In a group all exceptions must be retryable, and the longest
+    delay applies. Without rules every exception is retried as the policy defines.
 
     Attributes:
-        dead_letter_on: no retry helps: the message is dead-lettered at its first failure.
-        retry_on: these are retried. An exception that neither tuple covers is dead-lettered,
-            except `HandlerTimeoutError`: that of a handler which exceeded its time-out.
-        delays: wait this long after these, 1 s … 864 000 s, instead of the ladder's next rung: in
-            seconds, or a timedelta.
-        deadline: a retry that would come later than this after the first failure is not made; the
-            message is dead-lettered instead.
+        dead_letter_on: exceptions whose message is dead-lettered at its first failure.
+        retry_on: exceptions to retry. Exceptions in neither tuple are dead-lettered, except
+            `HandlerTimeoutError`, which is raised for a handler that exceeded its time-out.
+        delays: delays after these exceptions, 1 s … 864 000 s, instead of the ladder's next rung:
+            in seconds, or a timedelta.
+        deadline: maximum time from the first failure to a retry. A message whose retry would be
+            later is dead-lettered instead.
 
     Raises:
-        InvalidSpecError: a rule is neither class nor function, is both to be retried and to be
-            dead-lettered, a delay is out of bounds, or the deadline is not positive.
+        InvalidSpecError: a rule is neither class nor function, an exception is in both tuples, a
+            delay is out of bounds, or the deadline is not positive.
     """
 
     dead_letter_on: tuple[ErrorRule, ...] = ()
@@ -275,33 +269,33 @@ class FailureRules:
     deadline: Converted[float | timedelta | None, timedelta | None] = Converted(_deadline, None)
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
+        """Check that the rules are valid and do not contradict each other."""
         for name in ("dead_letter_on", "retry_on"):
             _check_rules(name, getattr(self, name), tuple)
         both = set(self.dead_letter_on) & set(self.retry_on)
         if both:
             raise InvalidSpecError(
-                "an exception is either retried or dead-lettered",
+                "an exception must be either retried or dead-lettered",
                 got=", ".join(sorted(map(_name, both))),
                 remedy="leave it out of retry_on or of dead_letter_on",
             )
 
     def retries(self, error: BaseException) -> bool:
-        """Tell whether *error* is worth a retry."""
-        found = nearest(error, (*self.dead_letter_on, *self.retry_on))
-        if found == (None,) and isinstance(error, HandlerTimeoutError):
-            return True  # the handler raised nothing that a program could have named
-        return all(rule in self.retry_on for rule in found)
+        """Return True if *error* is retried."""
+        applied = nearest(error, (*self.dead_letter_on, *self.retry_on))
+        if applied == (None,) and isinstance(error, HandlerTimeoutError):
+            return True  # the handler raised nothing that a rule could contain
+        return all(rule in self.retry_on for rule in applied)
 
     def delay(self, error: BaseException) -> timedelta | None:
-        """Return how long to wait after *error*; None: the ladder knows."""
+        """Return the delay after *error*; None means the ladder's."""
         if not self.delays:
             return None
-        found = nearest(error, self.delays)
-        return max((self.delays[rule] for rule in found if rule is not None), default=None)
+        applied = nearest(error, self.delays)
+        return max((self.delays[rule] for rule in applied if rule is not None), default=None)
 
 
-def after_error(  # noqa: PLR0913 - all that a verdict depends on
+def after_error(  # noqa: PLR0913 - the inputs of a verdict
     policy: Policy,
     rules: FailureRules,
     error: BaseException,
@@ -313,14 +307,14 @@ def after_error(  # noqa: PLR0913 - all that a verdict depends on
     """Decide about a message whose handler raised *error*.
 
     Args:
-        reconsume_times: the retries it has had.
-        failing_for: the time since its first failure; nothing at the first.
-        luck: drawn for this failure, from 0 to 1; see `Ladder.delay`.
+        reconsume_times: its retries so far.
+        failing_for: time since its first failure; zero at the first.
+        luck: random number for this failure, from 0 to 1; see `Ladder.delay`.
     """
     failures = reconsume_times + 1
-    asked = list(parts(error))
-    later = [part.delay for part in asked if isinstance(part, RetryLater)]
-    if any(isinstance(part, DeadLetter) for part in asked):
+    exceptions = list(parts(error))
+    later = [part.delay for part in exceptions if isinstance(part, RetryLater)]
+    if any(isinstance(part, DeadLetter) for part in exceptions):
         return end(policy, DeadReason.REQUESTED, failures)
     if later:
         delay = max(filter(None, later), default=None)
@@ -337,25 +331,25 @@ def after_error(  # noqa: PLR0913 - all that a verdict depends on
 
 
 ErrorRule = type[BaseException] | Callable[[BaseException], bool]
-"""A class of exceptions, or what tells for an exception whether the rule is for it."""
+"""An exception class, or a function that returns True if the rule applies to an exception."""
 
 _ALL = (Exception, BaseException)
-"""Either stands for all failures: an exception of a handler that is no `Exception` is one too."""
+"""Either covers all failures: a handler's exception need not be an `Exception`."""
 _MAX_CAUSES = 20
 
 
 def nearest(error: BaseException, rules: Collection[ErrorRule]) -> tuple[ErrorRule | None, ...]:
-    """Return the one of *rules* that speaks for *error*; of a group, one for each of its parts.
+    """Return the rule that applies to *error*; of a group, one for each of its exceptions.
 
-    A predicate comes before classes, and a class before its bases. What *error* was raised *from*
-    is asked where no rule names it more closely than `Exception`; None if there is no rule.
+    A function has priority over classes, and a class over its bases. If no rule is more specific
+    than `Exception`, the `__cause__` of *error* decides. None means that no rule applies.
     """
     catch_all = next((kind for kind in _ALL if kind in rules), None)
     return _named(error, rules, _MAX_CAUSES) or (catch_all,)
 
 
 def parts(error: BaseException) -> Iterator[BaseException]:
-    """Go through the exceptions of a group, and of groups in it; else there is *error* alone."""
+    """Yield the exceptions of a group, including nested groups; else *error* itself."""
     if isinstance(error, BaseExceptionGroup):
         for part in error.exceptions:
             yield from parts(part)

@@ -102,7 +102,7 @@ async def finalize(body: Body, ctx: Context, conflicts: Conflicts) -> Outcome:
     if (body["metadata"].get("annotations") or {}).get(SKIP_CLEANUP) == "true":
         return _abandoned(f"annotation {SKIP_CLEANUP} skips the cleanup; {_retained_topics(body)}")
     if is_paused(body):
-        return _retained(f"the policy was paused, so nothing was changed; {_retained_topics(body)}")
+        return _retained(f"it was paused, so nothing was changed; {_retained_topics(body)}")
     try:
         done = await _clean_up(body, ctx, conflicts)
     except Exception as failure:

@@ -118,7 +118,7 @@ def test_a_wrong_way_to_ask_settles_nothing(make_world: MakeWorld) -> None:
     world.send(b"x")
     with world.consumer() as consumer:
         message = consumer.receive(SOON)
-        with pytest.raises(InvalidSpecError, match="not by both"):
+        with pytest.raises(InvalidSpecError, match="not both"):
             consumer.reconsume_later(message, delay=timedelta(seconds=1), level=1)
     assert world.backlog(world.policy.topic) == 1
 

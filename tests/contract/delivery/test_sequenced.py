@@ -150,7 +150,7 @@ def test_refused_records_make_the_key_wait_and_repeat_nothing(
 def test_messages_beyond_the_bound_wait_and_keep_their_order(
     make_sequenced_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequencing, "MAX_LETTERS", 1)
+    monkeypatch.setattr(sequencing, "MAX_ENTRIES", 1)
     world = make_sequenced_world()
     world.send(b"a1", b"a2", partition_key="a")
     world.send(b"b1", b"b2", partition_key="b")

@@ -18,7 +18,7 @@ from redrive.delivery.middleware import sequencing
 from redrive.delivery.middleware.sequencing import SequenceTopic
 from redrive.messages import NotSentError
 from redrive.policy.model import SubscriptionType
-from redrive.policy.sequences import Letter, record_name
+from redrive.policy.sequences import Entry, record_name
 from sandbox.pulsar import SUPERUSER
 from tests.support import compaction
 from tests.support.messages import handle_until_quiet
@@ -272,7 +272,7 @@ def write(topic: SequenceTopic, origins: Iterable[int], content: bytes) -> None:
 
 
 def test_compacted_records_block_no_message(sequenced: ProvisionedPolicy) -> None:
-    name, record = sequenced.policy.sequences_topic, Letter(1, 0).encode()
+    name, record = sequenced.policy.sequences_topic, Entry(1, 0).encode()
     writing = SequenceTopic(sequenced.client(sequenced.role), name)
     write(writing, range(3), record)
     write(writing, [0, 1], b"")
@@ -290,7 +290,7 @@ def test_compacted_records_block_no_message(sequenced: ProvisionedPolicy) -> Non
 def test_removal_compacted_away_meanwhile_is_noticed(
     sequenced: ProvisionedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, record = sequenced.policy.sequences_topic, Letter(1, 0).encode()
+    name, record = sequenced.policy.sequences_topic, Entry(1, 0).encode()
     idle, busy = (SequenceTopic(sequenced.client(sequenced.role), name) for _ in range(2))
     write(busy, [0, 1], record)
     idle.read()

@@ -44,7 +44,7 @@ def test_paused_policy_writes_nothing_until_resumed(calm: Shop) -> None:
     after = calm.dump()
     calm.delete("paused")
     assert calm.dump() == after
-    assert "the policy was paused, so nothing was changed" in calm.event_message("paused", "Retained")
+    assert "it was paused, so nothing was changed" in calm.event_message("paused", "Retained")
 
 
 def test_observing_policy_plans_changes_and_applies_none(calm: Shop) -> None:

@@ -222,7 +222,7 @@ CASES = {
     ),
     "three-topics": Case(
         "InvalidSpec",
-        ("are four topics", "use another naming scheme"),
+        ("must be four different topics", "use another naming scheme"),
         rename_topics,
         stalls=True,
         policy={"naming": {"retryTopic": "persistent://{tenant}/prod/orders"}},

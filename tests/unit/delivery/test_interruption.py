@@ -238,7 +238,7 @@ def test_hook_panic_changes_nothing_about_a_message(caplog: pytest.LogCaptureFix
     assert "the hook for events failed at redrive.dead_lettered" in caplog.text
     (letter,) = consumer.dead_letters
     shown = letter.properties()["REDRIVE_CAUSE_MESSAGE"]
-    assert shown == "[redacted, for the hook raised Panic]"
+    assert shown == "[redacted: the hook raised Panic]"
 
 
 @pytest.mark.parametrize("error", [Panic(), KeyError("region")], ids=name)
@@ -300,7 +300,7 @@ def test_rules_name_failures_that_are_no_exception() -> None:
     (letter,) = consumer.dead_letters
     assert letter.properties()["REDRIVE_DEAD_REASON"] == "NotRetryable"
     for ending in (KeyboardInterrupt, SystemExit, GeneratorExit):
-        with pytest.raises(InvalidSpecError, match="fail no message"):
+        with pytest.raises(InvalidSpecError, match="never fail a message"):
             FailureRules(retry_on=(ending,))
 
 

@@ -60,10 +60,12 @@ def test_missing_policy_file_is_named_with_remedies(mounted: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "holds JSON"),
+        (b"", "must be JSON"),
         (b"\xff", "can't be read"),
-        pytest.param(b"[" * 100_000, "holds JSON", id="deep list"),
-        pytest.param(b'{"version": 1, "x": ' + b'{"a":' * 100_000, "holds JSON", id="deep object"),
+        pytest.param(b"[" * 100_000, "must be JSON", id="deep list"),
+        pytest.param(
+            b'{"version": 1, "x": ' + b'{"a":' * 100_000, "must be JSON", id="deep object"
+        ),
         (b'{"version": 99}', "upgrade the library"),
         (codec.encode(POLICY).replace("1s", "0s").encode(), "from 1 s to 864000 s"),
     ],
@@ -119,8 +121,8 @@ def test_changed_config_map_is_read_at_most_once_a_second(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "holds JSON"),
-        pytest.param("[" * 100_000, "holds JSON", id="deep list"),
+        ("{", "must be JSON"),
+        pytest.param("[" * 100_000, "must be JSON", id="deep list"),
         (None, "No such file"),
         (codec.encode(Policy(POLICY.topic, "other")), "is for other topics now: restart"),
         (codec.encode(Policy(TopicName("a", "b", "c"), "größe")), "for other topics now"),

@@ -112,7 +112,7 @@ def test_missing_policy_value_is_refused(key: str) -> None:
             (key, True, f"{key} in a policy file is of type int; got True")
             for key in ("maxRetries", "generation")
         ),
-        ("delays", ["1s", 5], "delays in a policy file holds strings; got 5"),
+        ("delays", ["1s", 5], "delays in a policy file must be a list of strings; got 5"),
         ("maxRetries", 1_001, "; got "),
         ("delays", [], "; got "),
         ("delays", ["0s"], "; got "),

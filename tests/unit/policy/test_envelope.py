@@ -429,18 +429,18 @@ def test_redaction_hook_runs_after_the_patterns() -> None:
 
 def test_redaction_hook_that_fails_hides_the_text() -> None:
     assert Redaction(hook=lambda text: text[10_000])("secret") == (
-        "[redacted, for the hook raised IndexError]"
+        "[redacted: the hook raised IndexError]"
     )
 
 
 def test_redaction_hook_that_returns_no_text_hides_it() -> None:
     hook: Any = {"secret": None}.get
-    assert Redaction(hook=hook)("secret") == "[redacted, for the hook returned NoneType]"
+    assert Redaction(hook=hook)("secret") == "[redacted: the hook returned NoneType]"
 
 
 @pytest.mark.parametrize("hook", ["upper", 3])
 def test_redaction_hook_that_is_no_function_is_refused(hook: Any) -> None:  # noqa: ANN401
-    with pytest.raises(InvalidSpecError, match="the hook of a redaction is a function"):
+    with pytest.raises(InvalidSpecError, match="hook of a redaction must be a function"):
         Redaction(hook=hook)
 
 
@@ -510,7 +510,7 @@ def test_cut_cause_shows_no_part_of_a_redacted_match(before: int, size: int) -> 
 
 @pytest.mark.parametrize("pattern", ["(", b"x", re.compile(b"x"), 3])
 def test_invalid_redaction_pattern_is_refused(pattern: Any) -> None:  # noqa: ANN401
-    with pytest.raises(InvalidSpecError, match="no regular expression for text"):
+    with pytest.raises(InvalidSpecError, match="must be a regular expression for text"):
         Redaction([r"\d+", pattern])
 
 

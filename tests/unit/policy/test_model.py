@@ -40,9 +40,9 @@ def test_explicit_topic_name_replaces_only_its_default() -> None:
         (TopicName("shop", "test", "again"), "tenant and namespace of their source topic"),
         (TopicName("other", "prod", "again"), "tenant and namespace of their source topic"),
         (ORDERS.partition(3), "not for one partition"),
-        (ORDERS, "are four topics"),
-        (ORDERS.sibling("orders-billing-DLQ"), "are four topics"),
-        (ORDERS.sibling("orders-billing-DLQ-LEDGER"), "are four topics"),
+        (ORDERS, "must be four different topics"),
+        (ORDERS.sibling("orders-billing-DLQ"), "must be four different topics"),
+        (ORDERS.sibling("orders-billing-DLQ-LEDGER"), "must be four different topics"),
     ],
 )
 def test_invalid_retry_topic_is_refused(topic: TopicName, message: str) -> None:
@@ -51,7 +51,7 @@ def test_invalid_retry_topic_is_refused(topic: TopicName, message: str) -> None:
 
 
 def test_source_topic_equal_to_its_ledger_is_refused() -> None:
-    with pytest.raises(InvalidSpecError, match="are four topics"):
+    with pytest.raises(InvalidSpecError, match="must be four different topics"):
         Policy(ORDERS.sibling("dead-LEDGER"), "billing", dead_letter_topic=ORDERS.sibling("dead"))
 
 

@@ -131,7 +131,7 @@ def test_requested_level_below_0_dead_letters_immediately(
 
 
 def test_requested_delay_and_level_together_are_refused() -> None:
-    with pytest.raises(InvalidSpecError, match="not by both; got 'delay=0:00:01, level=0'"):
+    with pytest.raises(InvalidSpecError, match="not both; got 'delay=0:00:01, level=0'"):
         after_failure(POLICY, 0, delay=timedelta(seconds=1), level=0)
 
 

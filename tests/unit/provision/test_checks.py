@@ -391,12 +391,17 @@ def test_existing_topic_of_others_never_becomes_a_ledger(
 @pytest.mark.parametrize(
     ("partitions", "asks", "says", "remedy"),
     [
-        ((4, 0), {}, "4 partitions, as the source topic has; a broker cannot convert", "is drained"),
+        (
+            (4, 0),
+            {},
+            "4 partitions, as the source topic has; a broker cannot convert",
+            "is drained",
+        ),
         ((0, 4), {}, "no partitions, as the source topic has", "or set retry.partitions to 4"),
         (
             (0, 0),
             {"partitions": 2},
-            "2 partitions, as asked for",
+            "2 partitions, as requested",
             "or leave retry.partitions out",
         ),
     ],

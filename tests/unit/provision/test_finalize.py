@@ -223,7 +223,7 @@ async def test_paused_deletion_keeps_topics_and_releases_policy(policy: MakeBody
     assert stored(api)["metadata"]["finalizers"] == ["others"]
     ((_, reason, message),) = api.announced()
     assert reason == Reason.RETAINED
-    assert "the policy was paused, so nothing was changed" in message
+    assert "it was paused, so nothing was changed" in message
 
 
 async def test_deletion_of_a_replaced_policy_touches_no_topic(
@@ -614,7 +614,7 @@ def owned(body: dict[str, Any], actions: list[str]) -> Topic:
 def test_system_topic_rights_are_revoked_and_never_granted(local: str) -> None:
     topic = TopicName("shop", "prod", local)
     RightsChange(topic, "fulfilment", take=frozenset({"produce"}))
-    with pytest.raises(InvalidSpecError, match="one of Pulsar's own"):
+    with pytest.raises(InvalidSpecError, match="a system topic of Pulsar"):
         RightsChange(topic, "fulfilment", give=frozenset({"produce"}))
 
 
@@ -629,7 +629,7 @@ async def test_policy_with_system_topic_is_invalid_without_grants(
         (stored,) = harness.kubernetes.objects[resources.POLICIES].values()
         ready = next(c for c in stored["status"]["conditions"] if c["type"] == "Ready")
         assert ready["reason"] == "InvalidSpec"
-        assert "one of Pulsar's own" in ready["message"]
+        assert "a system topic of Pulsar" in ready["message"]
         assert namespace.grants == {}
         assert harness.broker.writes == []
 

@@ -291,7 +291,10 @@ async def test_policy_moved_to_other_broker_is_refused(
         assert await operator.reconcile(connectionRef={"name": "other"}) == "BrokerChanged"
         ready = find(made.stored, "Ready")
         assert ready is not None
-        assert f"{TOPICS[0]} and persistent://shop/prod/{TOPICS[1]} are at the broker of" in ready.message
+        assert (
+            f"{TOPICS[0]} and persistent://shop/prod/{TOPICS[1]} are at the broker of"
+            in ready.message
+        )
         assert "BrokerConnection shop/alias, with" in ready.message
         assert made.topics.keys() == {"orders", "others"}
 

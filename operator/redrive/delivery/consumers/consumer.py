@@ -53,7 +53,7 @@ from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import Attempt
 from redrive.policy.model import Policy
 from redrive.policy.values import to_limit, to_timedelta
-from redrive.policy.verdict import FailureRules, check_asked
+from redrive.policy.verdict import FailureRules, check_request
 
 
 class PolicyConsumer(Closing):
@@ -259,7 +259,7 @@ class Receiver(PolicyConsumer):
         """
         self._processor.check_own(message)
         delay = None if delay is None else to_timedelta(delay, "the delay of a retry")
-        check_asked(delay, level)
+        check_request(delay, level)
         self._processor.settle(
             self._processor.decisions.asked(message, cause, delay=delay, level=level)
         )

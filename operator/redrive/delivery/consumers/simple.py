@@ -45,7 +45,7 @@ from redrive.errors import InvalidSpecError, RedriveError
 from redrive.messages import id_text
 from redrive.policy.model import Policy
 from redrive.policy.values import to_timedelta
-from redrive.policy.verdict import check_asked
+from redrive.policy.verdict import check_request
 
 _PREFETCH = 1
 
@@ -177,7 +177,7 @@ class SimpleConsumer(PolicyConsumer):
                 Nothing has been settled then.
         """
         delay = None if delay is None else to_timedelta(delay, "the delay of a retry")
-        check_asked(delay, None)
+        check_request(delay, None)
         decisions = self._processor.decisions
         self._settle(
             message,

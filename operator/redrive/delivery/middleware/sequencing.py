@@ -45,7 +45,7 @@ from redrive.messages import NotSentError, id_text, read_properties, sequence_ke
 from redrive.policy import envelope
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
-from redrive.policy.sequences import MAX_LETTERS, Letter, Sequences, record_name
+from redrive.policy.sequences import MAX_ENTRIES, Entry, Sequences, record_name
 from redrive.policy.verdict import Discard, Done
 
 AGAIN_AFTER_SECONDS = 5.0
@@ -87,7 +87,7 @@ class Sequencing(Middleware):
         self._policy = policy
         self._follow = follow
         # By id of letters that came back: the one that goes first, and since when.
-        self._waiting: dict[str, tuple[Letter | None, float]] = {}
+        self._waiting: dict[str, tuple[Entry | None, float]] = {}
         # By id of messages that are handled, and whose record could not be removed.
         self._ended: dict[str, Settlement] = {}
         self._settle: Settle
@@ -192,13 +192,13 @@ class Sequencing(Middleware):
 
     def _is_full(self, key: str, first_id: str) -> bool:
         sequences = self._letters.sequences
-        return len(sequences) >= MAX_LETTERS and sequences.find(key, first_id) is None
+        return len(sequences) >= MAX_ENTRIES and sequences.find(key, first_id) is None
 
 
 def _full() -> SequencesFullError:
     return SequencesFullError(
         "a message can't become a dead letter, and waits in its consumer with its key",
-        got=f"{MAX_LETTERS} dead letters in sequences",
+        got=f"{MAX_ENTRIES} dead letters in sequences",
         remedy="replay them",
     )
 

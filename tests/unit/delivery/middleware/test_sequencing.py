@@ -19,7 +19,7 @@ from redrive.messages import NotSentError
 from redrive.policy.envelope import for_replay
 from redrive.policy.model import SubscriptionType
 from redrive.policy.naming import TopicName
-from redrive.policy.sequences import Letter, Sequences, record_name
+from redrive.policy.sequences import Entry, Sequences, record_name
 from redrive.testing.consumers import InMemoryConsumer
 
 POLICY = Policy(
@@ -63,7 +63,7 @@ def test_replayed_dead_letter_waits_for_its_predecessor() -> None:
 def test_full_sequences_take_only_recorded_dead_letters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sequencing, "MAX_LETTERS", 2)
+    monkeypatch.setattr(sequencing, "MAX_ENTRIES", 2)
     consumer = InMemoryConsumer(POLICY)
 
     def fail(_message: object) -> None:
@@ -171,7 +171,7 @@ def test_dead_letter_that_fails_again_keeps_its_place() -> None:
     for origin in ("1:0:-1", "1:1:-1"):
         add(sequences, "k", origin)
     add(sequences, "k", "1:0:-1", replays=1)
-    assert sequences.find("k", "1:0:-1") == Letter(1, 1)
+    assert sequences.find("k", "1:0:-1") == Entry(1, 1)
     assert not sequences.may_be_handled("k", "1:0:-1", 1)
     assert sequences.may_be_handled("k", "1:0:-1", 2)
 
