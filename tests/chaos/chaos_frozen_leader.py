@@ -82,7 +82,7 @@ def test_leader_frozen_past_its_lease_writes_nothing_and_exits(
     start_replica: StartReplica, shop: Shop, door: Door
 ) -> None:
     leader = start_replica(NAMES[0], "redrive serves")
-    successor = start_replica(NAMES[1], "redrive stands by")
+    successor = start_replica(NAMES[1], "redrive is a standby")
     shop.create_topic(shop.topic("orders"))
     shop.connection(adminURL=f"http://127.0.0.1:{door.server_port}")
     names = [f"p{number}" for number in range(POLICIES)]

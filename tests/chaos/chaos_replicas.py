@@ -133,7 +133,7 @@ class Fight:
 
     def begin(self) -> None:
         self.leads = self._starts(NAMES[0], "redrive serves")
-        self.waits = self._starts(NAMES[1], "redrive stands by")
+        self.waits = self._starts(NAMES[1], "redrive is a standby")
         self.led.append(self.leads.process.pid)
 
     def takes(self, blow: Callable[[Fight], None]) -> None:
@@ -143,7 +143,7 @@ class Fight:
         beaten, self.leads = self.leads, self.waits
         self.led.append(self.leads.process.pid)
         self.harness.sandbox.processes.stop(beaten.name)  # it has ended; this removes its record
-        self.waits = self._starts(beaten.name, "redrive stands by")
+        self.waits = self._starts(beaten.name, "redrive is a standby")
         self.witness.sees(self.leads)
 
     def _starts(self, name: str, until: str) -> OperatorReplica:

@@ -74,7 +74,6 @@ PENDING = {
     "operator/redrive/delivery",
     "operator/redrive/delivery/consumers",
     "operator/redrive/delivery/middleware",
-    "operator/redrive/kube",
     "operator/redrive/reading",
     "operator/redrive/spark",
 }

@@ -1,7 +1,7 @@
-"""Cache of one kind of object, as the informer has last seen it, with listeners and indexes.
+"""Cache of the objects of one kind, filled by the informer, with listeners and indexes.
 
-Listeners enqueue what a change affects. They are attached here and not to the watch, because what
-redrive's own writes return goes into the cache too, before a watch shows it.
+Listeners enqueue the objects that a change affects. They belong to the cache, not to the watch: the
+results of redrive's own writes enter the cache before a watch reports them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from redrive.errors import RedriveError
 from redrive.kube.resources import Keep, Key, of_redrive
 
 Listener = Callable[[Key, Body | None, Body | None], None]
-"""Called with an object's key, its body before and after; None before it came, after it went."""
+"""Called with the key of an object, and its body before and after; None if it did not exist."""
 L = TypeVar("L", bound=Listener)
 T = TypeVar("T")
 
 
 class _Derived(NamedTuple):
-    """What was computed from one generation of an object: a value, or what kept it from being."""
+    """Result computed from one generation of an object: a value or an error."""
 
     generation: tuple[str, int | None]
     others: tuple[object, ...]
@@ -31,18 +31,18 @@ class _Derived(NamedTuple):
     error: RedriveError | None
 
     def is_of(self, generation: tuple[str, int | None], others: tuple[object, ...]) -> bool:
-        """Whether it was computed from these."""
+        """Return True if it was computed from these."""
         # Different lengths are different functions.
         same = all(one is other for one, other in zip(self.others, others, strict=True))
         return same and self.generation == generation
 
 
 class Cache:
-    """The last known body of each object of one kind; calls its listeners with each change.
+    """Latest known body of each object of one kind; calls listeners with each change.
 
     Args:
-        bodies: what is known at first.
-        keep: what is kept of each.
+        bodies: initial objects.
+        keep: reduces each object to the retained fields.
     """
 
     def __init__(self, bodies: Iterable[Body] = (), keep: Keep = of_redrive) -> None:
@@ -54,19 +54,19 @@ class Cache:
         self._threads = FairSlots(1)
 
     def __iter__(self) -> Iterator[Body]:
-        """Go through the bodies as they are now; the cache may change meanwhile."""
+        """Iterate over the current bodies; the cache may change meanwhile."""
         return iter(tuple(self._bodies.values()))
 
     def __len__(self) -> int:
-        """Return how many objects there are."""
+        """Return the number of objects."""
         return len(self._bodies)
 
     def get(self, key: Key) -> Body | None:
-        """Return the body last seen, or None if there is no such object."""
+        """Return the latest body; None if the object does not exist."""
         return self._bodies.get(key)
 
     def put(self, body: Body) -> None:
-        """Store an object as it is now, unless a later state of it is known."""
+        """Store an object, unless a later version is known."""
         key = Key.of(body)
         before = self._bodies.get(key)
         if before is None or version(before) <= version(body):
@@ -74,17 +74,17 @@ class Cache:
             self._notify(key, before, after)
 
     def renew(self, body: Body) -> None:
-        """Store what our own write has made of an object, before a watch shows it.
+        """Store the result of redrive's own write before a watch reports it.
 
-        Without this the next reconcile could start from the state before the write, and skip a
-        status that is not there any more. An object that is gone meanwhile stays gone.
+        Otherwise the next reconcile could start from the state before the write. An object that was
+        deleted meanwhile is not stored again.
         """
-        known = self._bodies.get(Key.of(body))
-        if known is not None and _uid(known) == _uid(body):
+        current = self._bodies.get(Key.of(body))
+        if current is not None and _uid(current) == _uid(body):
             self.put(body)
 
     def drop(self, body: Body) -> None:
-        """Remove an object: this very one, not a new one of the same name."""
+        """Remove an object, but not a new object of the same name."""
         key = Key.of(body)
         before = self._bodies.get(key)
         if before is not None and _uid(before) == _uid(body):
@@ -93,7 +93,7 @@ class Cache:
             self._notify(key, before, None)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Store what a watch shows; events have a `type`, such as `DELETED`, and an `object`."""
+        """Apply a watch event, with a `type` such as `DELETED` and an `object`."""
         if event["type"] == "DELETED":
             self.drop(event["object"])
         else:
@@ -105,45 +105,45 @@ class Cache:
         return listener
 
     def index(self, value_of: Callable[[Body], Hashable]) -> Index:
-        """Return the index of the objects by what *value_of* returns; one for each function."""
+        """Return the index of the objects by *value_of*; one for each function."""
         if value_of not in self._indexes:
             self._indexes[value_of] = Index(self, value_of)
         return self._indexes[value_of]
 
     def derive(self, make: Callable[..., T], body: Body, *others: object) -> T:
-        """Return what *make* makes of *body* and *others*, computed once for each generation.
+        """Return *make* of *body* and *others*, computed once for each generation.
 
-        The last value is kept, for each function and for as long as the object is in the cache.
+        The latest value of each function is kept while the object is in the cache.
 
         Args:
-            make: a pure function at the top of a module; it reads of an object its spec, and what
-                never changes of its metadata.
-            body: an object of this kind, in any state of it.
-            others: what else it reads; each is another one as soon as it is not the same object.
+            make: a pure module-level function. Of an object it reads the spec and immutable
+                metadata only.
+            body: any version of an object of this kind.
+            others: further arguments, compared by identity.
 
         Raises:
-            RedriveError: as *make* does; the same one each time.
+            RedriveError: as *make* does; the same instance each time.
         """
         key, generation = Key.of(body), _generation(body)
-        known = self._derived.get(key, {}).get(make)
-        if known is None or not known.is_of(generation, others):
-            known = _computed(make, body, others)
+        derived = self._derived.get(key, {}).get(make)
+        if derived is None or not derived.is_of(generation, others):
+            derived = _computed(make, body, others)
             if key in self._bodies:
-                self._derived.setdefault(key, {})[make] = known
-        if known.error is not None:
-            # Its traceback would grow with every caller that it is raised to.
-            raise known.error.with_traceback(None)
-        value: T = known.value
+                self._derived.setdefault(key, {})[make] = derived
+        if derived.error is not None:
+            # The traceback of a shared instance would grow with every raise.
+            raise derived.error.with_traceback(None)
+        value: T = derived.value
         return value
 
     async def derive_aside(self, make: Callable[..., T], body: Body, *others: object) -> T:
-        """Return the same as `derive`, computed in a thread where it is not known yet.
+        """Return the result of `derive`, computed in a thread if it is not cached.
 
-        For what takes more than milliseconds, in which the event loop continues. One is computed at
-        a time, and namespaces come round robin.
+        For functions that take more than milliseconds, which would block the event loop. One is
+        computed at a time, and namespaces take turns.
 
         Raises:
-            RedriveError: as *make* does; the same one each time.
+            RedriveError: as *make* does; the same instance each time.
         """
         key = Key.of(body)
         if not self._has_derived(make, body, others):
@@ -161,55 +161,55 @@ class Cache:
         return derived is not None and derived.is_of(_generation(body), others)
 
     def _notify(self, key: Key, before: Body | None, after: Body | None) -> None:
-        for index in self._indexes.values():  # first: listeners read them
+        for index in self._indexes.values():  # first, because listeners read them
             index.note(key, before, after)
         for listener in self._listeners:
             listener(key, before, after)
 
 
 class Index:
-    """The objects of a cache by a value of each, so that finding some does not visit all.
+    """Objects of a cache by a value of each, so that a lookup does not visit all.
 
     Args:
         bodies: the objects.
-        value_of: what an object is found by.
+        value_of: returns the value of an object.
     """
 
     def __init__(self, bodies: Iterable[Body], value_of: Callable[[Body], Hashable]) -> None:
         self._value_of = value_of
-        self._found: dict[Hashable, dict[Key, Body]] = defaultdict(dict)
+        self._by_value: dict[Hashable, dict[Key, Body]] = defaultdict(dict)
         for body in bodies:
             self.note(Key.of(body), None, body)
 
     def get(self, value: Hashable) -> tuple[Body, ...]:
-        """Return the objects that have *value*, as they are now."""
-        return tuple(self._found.get(value, {}).values())
+        """Return the objects that have *value* now."""
+        return tuple(self._by_value.get(value, {}).values())
 
     def keys(self, value: Hashable) -> tuple[Key, ...]:
         """Return the keys of the objects that have *value* now."""
-        return tuple(self._found.get(value, ()))
+        return tuple(self._by_value.get(value, ()))
 
     def count(self, value: Hashable) -> int:
-        """Return how many objects have *value* now."""
-        return len(self._found.get(value, ()))
+        """Return the number of objects that have *value* now."""
+        return len(self._by_value.get(value, ()))
 
     def note(self, key: Key, before: Body | None, after: Body | None) -> None:
-        """Follow a change."""
+        """Apply a change."""
         if before is not None:
             value = self._value_of(before)
-            self._found[value].pop(key, None)
-            if not self._found[value]:
-                del self._found[value]
+            self._by_value[value].pop(key, None)
+            if not self._by_value[value]:
+                del self._by_value[value]
         if after is not None:
-            self._found[self._value_of(after)][key] = after
+            self._by_value[self._value_of(after)][key] = after
 
 
 def needs_reconcile(before: Body | None, after: Body | None) -> bool:
-    """Whether a change of an object asks for a reconcile.
+    """Return True if a change of an object requires a reconcile.
 
-    It was created or deleted, is being deleted, has a new generation, or other annotations of
-    redrive's. A changed status or label asks for none: otherwise an operator would answer each of
-    its own status patches with another reconcile.
+    Such changes are creation, deletion, a new generation and changed annotations of redrive. A
+    changed status or label requires none: otherwise each status patch would cause another
+    reconcile.
     """
     return _intent(before) != _intent(after)
 
@@ -220,7 +220,7 @@ def _uid(body: Body) -> str:
 
 
 def _generation(body: Body) -> tuple[str, int | None]:
-    """Return what is another one when the spec is."""
+    """Return the uid and the generation, which change whenever the spec changes."""
     return _uid(body), body["metadata"].get("generation")
 
 
@@ -232,9 +232,9 @@ def _computed(make: Callable[..., object], body: Body, others: tuple[object, ...
 
 
 def version(body: Body) -> int:
-    """Return what orders the states of the objects of one kind.
+    """Return the sort key of the versions of an object.
 
-    Kubernetes defines `resourceVersion` to be compared so since 1.35; before, it was the same
+    Since 1.35 Kubernetes defines this comparison of `resourceVersion`. Before, it was the same
     number, the revision of etcd, and custom resources never had another.
     """
     return int(body["metadata"]["resourceVersion"])

@@ -1,10 +1,6 @@
-"""The Kubernetes client, and its errors.
+"""Client of the Kubernetes API, with plain objects, and its errors.
 
-Calls to the Kubernetes API: plain objects in and out, failures as errors with a reason.
-
-Called by `provision` and `replay`, in the operator and in the driver of a replay job.
-
-What stands in the way on the side of Kubernetes, each with the reason that conditions show.
+The operator and the driver of a replay job use it. Each failure has a reason that conditions show.
 """
 
 from __future__ import annotations
@@ -35,16 +31,16 @@ from redrive.reasons import Reason
 TIMEOUT_SECONDS = 30.0
 COMPONENT = "redrive"
 PAGE = 500
-"""So many objects come with one answer: a list of ten thousand is never in memory twice."""
+"""Objects in one page: a list of ten thousand is never in memory twice."""
 SMALLER = 5
-"""So many times fewer objects are asked for where an answer is too long."""
+"""Factor by which a page is reduced if its answer is too long."""
 LONGEST_PAGE = 8 * 2**20
-"""In bytes; the rest of a longer answer is not read. Parsed, it may be fifteen times as much.
+"""Maximum bytes of a page; the rest is not read. Parsed, it may take fifteen times as much memory.
 
-An object may have over a mebibyte. Those of redrive have some kilobytes, and come in whole pages.
+Objects may exceed one mebibyte. Those of redrive have some kilobytes, so they come in full pages.
 """
 LONGEST_ANSWER = 32 * 2**20
-"""In bytes, of any other answer: an object of etcd may have 1.5 MiB, and escapes of JSON more."""
+"""Maximum bytes of any other answer. An object in etcd has up to 1.5 MiB, plus escapes of JSON."""
 _MAPPINGS = ("spec", "status", "data")
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
@@ -56,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_in_cluster() -> bool:
-    """Whether to use the account of the pod this runs in: KUBECONFIG, where set, comes first."""
+    """Return True in a pod without KUBECONFIG, which has priority."""
     return "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
 
 
@@ -68,8 +64,8 @@ class Versions(NamedTuple):
     """The `resourceVersion`s of a list.
 
     Attributes:
-        latest: that of the list: no object had a later one when it was made.
-        by_uid: that of each object.
+        latest: version of the list; at that time no object had a later one.
+        by_uid: version of each object.
     """
 
     latest: int
@@ -77,11 +73,11 @@ class Versions(NamedTuple):
 
 
 class Kubernetes:
-    """A client of one API server; made by `connect`."""
+    """Client of one API server; created by `connect`."""
 
     server_time: datetime | None = None
-    """The last answer's time by the clock of the API server, in whole seconds; None where no answer
-    has one."""
+    """Time of the latest answer by the clock of the API server, in whole seconds; None if the
+    answer had none."""
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
@@ -89,17 +85,17 @@ class Kubernetes:
     @classmethod
     @asynccontextmanager
     async def connect(cls, fence: Fence | None = None) -> AsyncIterator[Kubernetes]:
-        """Connect to the cluster this runs in, or to that of a kubeconfig; see `is_in_cluster`.
+        """Connect to the cluster of this pod, or of a kubeconfig; see `is_in_cluster`.
 
         Args:
-            fence: what every write has to pass; None lets all pass.
+            fence: must be open for each write; None allows all writes.
 
         Raises:
             NoCluster: there is neither.
-            ProxyInvalid: the environment names a proxy for it that can't be used.
+            ProxyInvalid: the proxy in the environment cannot be used.
         """
         configuration = client.Configuration()
-        # aiohttp's own look at the environment misses networks, reads a .netrc file, and takes a
+        # aiohttp's own evaluation of the environment ignores networks, reads .netrc, and takes a
         # tenth of the operator's time.
         configuration.client_session_kwargs = {"trust_env": False}
         try:
@@ -108,15 +104,15 @@ class Kubernetes:
                     client_configuration=configuration
                 )
             else:
-                # The library itself looks at the variable only once, when it is imported.
+                # The library evaluates the variable only at its import.
                 await config.load_kube_config(  # type: ignore[no-untyped-call]
                     config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration
                 )
         except config.ConfigException as error:
             raise Reason.NO_CLUSTER.error(
-                "no Kubernetes cluster to talk to",
+                "no Kubernetes cluster is configured",
                 got=str(error),
-                remedy="set KUBECONFIG, or run this in a cluster",
+                remedy="set KUBECONFIG, or run in a cluster",
             ) from error
         configuration.proxy = configuration.proxy or proxy_for(configuration.host)
         if fence is not None:
@@ -126,7 +122,7 @@ class Kubernetes:
             yield cls(api)
 
     async def cluster_id(self) -> str:
-        """Return the uid of the namespace `kube-system`, which is as old as the cluster.
+        """Return the uid of the namespace `kube-system`, which identifies the cluster.
 
         Raises:
             ClusterUnknown: it may not be read.
@@ -135,7 +131,7 @@ class Kubernetes:
             answer = await self.get(resources.NAMESPACES, Key("", "kube-system"))
         except ForbiddenError as error:
             raise Reason.CLUSTER_UNKNOWN.error(
-                "nothing tells this cluster from others that may use the same brokers",
+                "this cluster cannot be distinguished from others that use the same brokers",
                 got=str(error),
                 remedy="start the operator with --cluster-id, clusterId in the Helm chart, and any "
                 "text that no other cluster uses; the uid of the namespace kube-system is usual",
@@ -144,10 +140,11 @@ class Kubernetes:
         return uid
 
     async def list(self, resource: Resource, namespace: str | None = None) -> list[Body]:
-        """Read all objects that redrive reads of a kind, of one namespace or of all.
+        """List the objects of a kind in one namespace or in all.
 
-        Each is reduced to what is kept of it as soon as its page was read.
+        Each page is reduced to the retained fields before the next is read.
         """
+        # Items of a list have no apiVersion and kind.
         # The items of a list leave out what the list itself says.
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}
         keep = keep_of(resource)
@@ -159,24 +156,24 @@ class Kubernetes:
         ]
 
     async def versions(self, resource: Resource, namespace: str | None = None) -> Versions:
-        """Read the versions of the same objects, and nothing else of them."""
-        found, latest = dict[str, int](), 0
+        """Return the versions of the same objects."""
+        by_uid, latest = dict[str, int](), 0
         async for page in self._pages(resource, namespace, accept=_METADATA_OF_LIST):
             latest = _version_of(page, resource.plural)
-            for item in page["items"] or ():  # null where there are none
+            for item in page["items"] or ():  # null if there are none
                 metadata = _object(item, resource.plural)["metadata"]
-                found[metadata["uid"]] = int(metadata["resourceVersion"])
-        return Versions(latest, found)
+                by_uid[metadata["uid"]] = int(metadata["resourceVersion"])
+        return Versions(latest, by_uid)
 
     async def _pages(
         self, resource: Resource, namespace: str | None, accept: str = _JSON
     ) -> AsyncIterator[dict[str, Any]]:
-        """Read page by page; where objects are long, with fewer in each, down to one."""
+        """Yield pages; if objects are long, with fewer objects, down to one."""
         selectors = {"labelSelector": resource.selector, "fieldSelector": resource.fields}
-        chosen = {name: each for name, each in selectors.items() if each}
-        size, going_on = PAGE, dict[str, str]()
+        chosen = {name: selector for name, selector in selectors.items() if selector}
+        size, continuation = PAGE, dict[str, str]()
         while True:
-            query = {"limit": str(size)} | chosen | going_on
+            query = {"limit": str(size)} | chosen | continuation
             try:
                 page = await self._call(
                     "GET",
@@ -192,19 +189,19 @@ class Kubernetes:
             yield page
             if not page["metadata"].get("continue"):
                 return
-            going_on = {"continue": page["metadata"]["continue"]}
-            del page  # before the next one is read
+            continuation = {"continue": page["metadata"]["continue"]}
+            del page  # before the next page is read
 
     async def get(self, resource: Resource, key: Key) -> Body:
         """Read one object.
 
         Raises:
-            NotFoundError: it is not there.
+            NotFoundError: it does not exist.
         """
         return _object(await self._call("GET", resource.path(*key)), resource.plural)
 
     async def annotations(self, resource: Resource, key: Key) -> Mapping[str, str]:
-        """Read the annotations of one object; of a Secret no data is requested.
+        """Read the annotations of one object; the data of a Secret is not requested.
 
         Raises:
             NotFoundError: it does not exist.
@@ -213,10 +210,10 @@ class Kubernetes:
         return answer["metadata"].get("annotations") or {}
 
     async def create(self, resource: Resource, body: Body) -> Body:
-        """Create *body*; a field that the schema does not know is refused, never dropped.
+        """Create *body*; fields that are not in the schema are refused, never dropped.
 
         Raises:
-            ConflictError: an object of that name is there already.
+            ConflictError: an object of that name exists.
         """
         path = resource.path(body["metadata"]["namespace"])
         created = await self._call("POST", path, body, query={"fieldValidation": "Strict"})
@@ -268,18 +265,18 @@ class Kubernetes:
         return bool(status["allowed"])
 
     async def dry_run(self, resource: Resource, body: Body) -> None:
-        """Have the API server admit *body* as `create` would, and persist nothing."""
+        """Validate *body* as `create` would, without storing it."""
         path = resource.path(body["metadata"]["namespace"])
         query = {"fieldValidation": "Strict", "dryRun": "All"}
         await self._call("POST", path, body, query=query)
 
     async def patch(self, resource: Resource, key: Key, patch: Body) -> Body:
-        """Merge *patch* into one object: None removes a field, a list replaces the whole list.
+        """Merge *patch* into one object: None removes a field, and lists are replaced.
 
-        A `metadata.resourceVersion` in it makes the patch fail when the object has changed since.
+        With a `metadata.resourceVersion` the patch fails if the object has changed.
 
         Raises:
-            NotFoundError: it is not there.
+            NotFoundError: it does not exist.
             ConflictError: it has changed.
         """
         query = {"fieldValidation": "Strict"}
@@ -287,11 +284,11 @@ class Kubernetes:
         return _object(patched, resource.plural)
 
     async def delete(self, resource: Resource, body: Body) -> None:
-        """Delete one object if it is still as in *body*; what it owns is deleted after it.
+        """Delete one object if it is unchanged since *body*; its dependents are deleted later.
 
         Raises:
-            NotFoundError: it is not there.
-            ConflictError: it has changed, or another one has its name.
+            NotFoundError: it does not exist.
+            ConflictError: it has changed, or another object has its name.
         """
         metadata = body["metadata"]
         same = {name: metadata[name] for name in ("uid", "resourceVersion")}
@@ -303,11 +300,11 @@ class Kubernetes:
         """Merge *status* into the status of one object, as `patch` does.
 
         Args:
-            version: the `resourceVersion` that the object must have; None accepts any, and then an
-                object that was created again under the same name is written too.
+            version: required `resourceVersion`; None accepts any, even of an object that was
+                recreated under the same name.
 
         Raises:
-            NotFoundError: it is not there.
+            NotFoundError: it does not exist.
             ConflictError: it has another version.
         """
         path = f"{resource.path(*key)}/status"
@@ -319,21 +316,21 @@ class Kubernetes:
     async def apply_status(
         self, resource: Resource, body: Body, status: Body, manager: str
     ) -> Body:
-        """Apply *status* to the status of one object, if it is as in *body* (server-side apply).
+        """Apply *status* to one object if it is unchanged since *body* (server-side apply).
 
-        *manager* owns the fields of *status* from then on, also those of other managers. Fields
-        that it owned before and that *status* lacks are removed.
+        *manager* then owns the fields of *status*, including those of other managers. Fields that
+        it owned before and that are missing in *status* are removed.
 
         Args:
             resource: the kind.
             body: the object as it was read.
-            status: all fields that *manager* shall own; none of them is None.
+            status: all fields that *manager* should own, without None.
             manager: the field manager.
 
         Raises:
-            NotFoundError: it is not there.
+            NotFoundError: it does not exist.
             ConflictError: it has changed since it was read.
-            KubernetesError: the API server refuses, as where another object has its name.
+            KubernetesError: the API server refuses, for example if another object has its name.
         """
         identity = ("name", "namespace", "uid", "resourceVersion")
         applied = {
@@ -352,11 +349,11 @@ class Kubernetes:
         return _object(after, resource.plural)
 
     async def read_secret_key(self, secret: Key, key: str) -> str:
-        """Read the text under *key* of a Secret, without white space around it.
+        """Read the text under *key* of a Secret, without surrounding white space.
 
         Raises:
-            SecretNotFoundError: there is no such Secret.
-            SecretKeyNotFoundError: it has no such key, or no plain text under it.
+            SecretNotFoundError: the Secret does not exist.
+            SecretKeyNotFoundError: the key does not exist, or is not plain text.
             ForbiddenError: the operator may not read it.
         """
         try:
@@ -365,24 +362,24 @@ class Kubernetes:
             text = ""
         if not text.isprintable() or not text:
             raise SecretKeyNotFoundError(
-                f"key {key!r} of the Secret {secret} holds no token: it is empty or not plain text",
+                f"key {key!r} of the Secret {secret} has no token: it is empty or not plain text",
                 remedy="store the token itself under that key",
             )
         return text
 
     async def read_key(self, resource: Resource, where: Key, key: str) -> bytes:
-        """Read what a Secret or a ConfigMap holds under *key*.
+        """Read the value of *key* in a Secret or a ConfigMap.
 
         Raises:
-            SecretNotFoundError: there is no such object.
-            SecretKeyNotFoundError: it has no such key, or something else than base64 under it.
+            SecretNotFoundError: the object does not exist.
+            SecretKeyNotFoundError: the key does not exist.
             ForbiddenError: the operator may not read it.
         """
         try:
             data = (await self.get(resource, where)).get("data") or {}
         except NotFoundError:
             raise SecretNotFoundError(
-                f"a {resource.kind} that the connection names does not exist",
+                f"the {resource.kind} of the connection does not exist",
                 got=str(where),
                 remedy="create it, or correct the reference",
             ) from None
@@ -405,21 +402,21 @@ class Kubernetes:
     async def emit(
         self, about: Body, *, kind: str, reason: str, message: str, now: datetime
     ) -> None:
-        """Record an Event about an object, for `kubectl describe`; a failure is only logged.
+        """Emit an Event about an object; a failure is only logged.
 
-        In a namespace that is being deleted no Event can be made, and work has to go on.
+        Events cannot be created in a namespace that is being deleted, and work must continue there.
 
         Args:
             kind: `Normal` or `Warning`.
             reason: one word for machines.
-            message: a sentence for people; cut to the 1 024 characters that an Event may have.
+            message: text for people, cut to the 1 024 characters that an Event may have.
         """
         try:
             await self.create(resources.EVENTS, _event(about, kind, reason, message, now))
         except KubernetesError as error:
-            logger.warning("no Event %s about %s: %s", reason, Key.of(about), error)
+            logger.warning("Event %s about %s was not created: %s", reason, Key.of(about), error)
 
-    async def _call(  # noqa: PLR0913  what makes a request, and what may come of it
+    async def _call(  # noqa: PLR0913  parts of a request
         self,
         method: str,
         path: str,
@@ -451,20 +448,20 @@ class Kubernetes:
             if longest is not None:
                 raise
             raise _malformed(path, f"more than {LONGEST_ANSWER} bytes") from None
-        if not 200 <= response.status < 300:  # noqa: PLR2004  success, as HTTP has it
+        if not 200 <= response.status < 300:  # noqa: PLR2004  success in HTTP
             text = answer.decode(errors="replace")
             raise kubernetes_error(f"{method} {path}", response.status, text)
         try:
             document = json.loads(answer)
         except (ValueError, RecursionError):
-            raise _malformed(path, f"{len(answer)} bytes that are no JSON") from None
+            raise _malformed(path, f"{len(answer)} bytes that are not JSON") from None
         if not isinstance(document, dict):
             raise _malformed(path, type(document).__name__)
         return document
 
 
 def _time_of(response: aiohttp.ClientResponse) -> datetime | None:
-    """Return the time of an answer by the server's clock; None if the header `Date` is invalid."""
+    """Return the server's time of an answer; None if the header `Date` is invalid."""
     try:
         return parsedate_to_datetime(response.headers.get("Date", "")).astimezone(UTC)
     except ValueError:
@@ -472,10 +469,10 @@ def _time_of(response: aiohttp.ClientResponse) -> datetime | None:
 
 
 async def _whole(response: aiohttp.ClientResponse, longest: int) -> bytes:
-    """Read an answer.
+    """Read the body of an answer.
 
     Raises:
-        _TooLongError: it has more than *longest* bytes; the rest is not read.
+        _TooLongError: it exceeds *longest* bytes; the rest is not read.
     """
     read = bytearray()
     async with response:
@@ -490,30 +487,30 @@ def _unavailable(error: Exception) -> UnavailableError:
     return UnavailableError(
         "the Kubernetes API does not answer",
         got=transport_failure(error),
-        remedy="it is tried again; check the API server and the way to it",
+        remedy="the operator retries; check the API server and the network path to it",
     )
 
 
 def _check_page(page: Body, path: str) -> None:
-    """Check the parts of a list that its readers rely on.
+    """Check the parts of a list that callers rely on.
 
     Raises:
-        UnavailableError: one of them is missing, or of another type.
+        UnavailableError: a part is missing, or has another type.
     """
     items, metadata = page.get("items", ""), page.get("metadata")
     if not isinstance(items, list | None) or not isinstance(metadata, dict):
         raise _malformed(path, "a list without items or metadata")
     if not all(isinstance(item, dict) for item in items or ()):
-        raise _malformed(path, "an item that is no object")
+        raise _malformed(path, "an item that is not an object")
     if not isinstance(metadata.get("continue") or "", str):
-        raise _malformed(path, "a continuation that is no text")
+        raise _malformed(path, "a continuation that is not text")
 
 
 def _object(body: Body, path: str) -> Body:
-    """Return *body*, which has an identity, and mappings where an object has some.
+    """Return *body* if it has an identity, and mappings where an object has mappings.
 
     Raises:
-        UnavailableError: it does not.
+        UnavailableError: it is malformed.
     """
     metadata = body.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("uid"), str):
@@ -521,14 +518,14 @@ def _object(body: Body, path: str) -> Body:
     _version_of(body, path)
     texts = (metadata.get("name", ""), metadata.get("namespace", ""))
     if not all(isinstance(text, str) for text in texts):
-        raise _malformed(path, "a name that is no text")
+        raise _malformed(path, "a name that is not text")
     mappings = [metadata.get("labels"), metadata.get("annotations")]
     mappings += [body.get(name) for name in _MAPPINGS]
     if not all(isinstance(mapping, dict | None) for mapping in mappings):
-        raise _malformed(path, "a field that is no mapping")
+        raise _malformed(path, "a field that is not a mapping")
     owners = metadata.get("ownerReferences") or []
     if not isinstance(owners, list) or not all(isinstance(owner, dict) for owner in owners):
-        raise _malformed(path, "owners that are no mappings")
+        raise _malformed(path, "owners that are not mappings")
     return body
 
 
@@ -541,10 +538,10 @@ def _version_of(body: Body, path: str) -> int:
 
 def _malformed(path: str, got: str) -> UnavailableError:
     return UnavailableError(
-        f"the Kubernetes API gave an answer about {path} that no API server gives",
+        f"the Kubernetes API gave an unexpected answer about {path}",
         got=got[:200],
-        remedy="no action needed if it passes: the operator retries; else check the API server, "
-        "and proxies before it",
+        remedy="No action needed if it does not persist: the operator retries; otherwise check the "
+        "API server and its proxies",
     )
 
 
@@ -577,25 +574,25 @@ def _event(about: Body, kind: str, reason: str, message: str, now: datetime) -> 
 
 
 class KubernetesError(RedriveError):
-    """The Kubernetes API refused a call, or failed at it."""
+    """The Kubernetes API refused a call, or a call failed."""
 
     reason = Reason.KUBERNETES_REFUSED
 
 
 class NotFoundError(KubernetesError):
-    """The object is not there (404)."""
+    """The object does not exist (404)."""
 
     reason = Reason.KUBERNETES_NOT_FOUND
 
 
 class ConflictError(KubernetesError):
-    """The object exists already, or has changed since it was read (409)."""
+    """The object already exists, or has changed since it was read (409)."""
 
     reason = Reason.KUBERNETES_CONFLICT
 
 
 class ForbiddenError(KubernetesError):
-    """The ServiceAccount lacks a right (403)."""
+    """The ServiceAccount has no permission (403)."""
 
     reason = Reason.KUBERNETES_FORBIDDEN
 
@@ -613,25 +610,25 @@ class LeaseLostError(RedriveError):
 
 
 class SecretNotFoundError(RedriveError):
-    """A Secret that a spec refers to is not there."""
+    """A Secret of a spec does not exist."""
 
     reason = Reason.SECRET_NOT_FOUND
 
 
 class SecretKeyNotFoundError(RedriveError):
-    """A Secret lacks the key that a spec refers to, or holds nothing usable there."""
+    """A Secret has no valid value under the key of a spec."""
 
     reason = Reason.SECRET_KEY_NOT_FOUND
 
 
 class ConnectionNotFoundError(RedriveError):
-    """No BrokerConnection has the name that a spec refers to."""
+    """The BrokerConnection of a spec does not exist."""
 
     reason = Reason.CONNECTION_NOT_FOUND
 
 
 class NamespaceUnreadError(RedriveError):
-    """A selector of the BrokerConnection is about the labels of a namespace not yet read."""
+    """The labels of a namespace, which a selector needs, were not read yet."""
 
     reason = Reason.NAMESPACE_UNREAD
 
@@ -645,19 +642,19 @@ _KINDS: dict[int, type[KubernetesError]] = {
 _REMEDIES = {
     403: "grant it to the ServiceAccount, as the Helm chart does",
     404: "create it, or install its CustomResourceDefinition",
-    409: "it is tried again with what is there now",
+    409: "the operator retries with the current object",
 }
 
 
 def kubernetes_error(call: str, status: int, answer: str) -> KubernetesError:
-    """Name the failure of *call* by the HTTP *status* and what the API server says about it."""
+    """Return the error of *call* from the HTTP *status* and the message of the API server."""
     try:
         message = str(json.loads(answer)["message"])[:2000]
     except (ValueError, KeyError, TypeError, RecursionError):
-        message = f"and {len(answer)} characters that are no error of an API server"
+        message = f"and {len(answer)} characters that are not an error of an API server"
     kind = UnavailableError if status >= 500 else KubernetesError  # noqa: PLR2004
     return _KINDS.get(status, kind)(
         f"the Kubernetes API refused to {call}",
         got=f"{status} {message}",
-        remedy=_REMEDIES.get(status, "it is tried again; see the message for what to fix"),
+        remedy=_REMEDIES.get(status, "the operator retries; correct the cause in the message"),
     )

@@ -1,21 +1,15 @@
-"""From a reference to the connection, its permissions, and the effective spec of a policy.
+"""Connections of objects, their permissions and clients, and the effective spec of a policy.
 
-A `connectionRef` → the connection's spec and a client of its broker, or why there is none.
+`Connections` resolves a `connectionRef` to the connection's spec and a client of its broker. There
+is one client for each connection, so that reconciles share batches. `credentials` reads its
+credentials, and follows their rotation.
 
-Called by every reconcile, of policies, replays and connections. Clients are kept, one for each
-connection, so that reconciles share their batches. How credentials change without a restart is
-described in `credentials`.
+`NamespaceLabels` reads the labels of Kubernetes namespaces for connections that select namespaces.
+A watch would need the permission to list all namespaces of the cluster. So each namespace is read
+by name, which a Role can permit: at the first request, and every `READ_SECONDS` from then on.
 
-Labels of Kubernetes namespaces, for connections that choose namespaces by a selector.
-
-Called by `connections`. A watch would need the right to list all namespaces of the cluster. So each
-is read by name, which a Role in it can permit, and only those whose objects use such a connection:
-when they are first asked for, and every `READ_SECONDS` from then on.
-
-A RetryPolicy → its whole spec, with what it leaves to its connection; the one place for that.
-
-Used by all that reads policies, of every journey. Each generation of a policy is read once with
-each generation of its connection.
+`effective_spec` completes the spec of a RetryPolicy with the defaults of its connection. It is
+computed once for each generation of the policy and of the connection.
 """
 
 from __future__ import annotations
@@ -56,14 +50,14 @@ from redrive.policy.model import Policy
 from redrive.reasons import Reason
 
 REMEMBERED = timedelta(minutes=15)
-"""How long a connection that is gone serves what is deleted with it, which waits for less."""
+"""Time for which a deleted connection still serves objects that are deleted together with it."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Connection:
-    """A BrokerConnection that may be used, with a client that holds its token."""
+    """A BrokerConnection that may be used, with an authenticated client."""
 
     key: Key
     spec: BrokerConnectionSpec
@@ -71,7 +65,7 @@ class Connection:
 
 
 def key_of(ref: ConnectionRef, namespace: str) -> Key:
-    """Return which connection *ref* means in an object of *namespace*."""
+    """Return the connection of *ref* in an object of *namespace*."""
     return Key(namespace if ref.namespace is None else ref.namespace, ref.name)
 
 
@@ -81,10 +75,10 @@ def find(
     """Return the spec of the connection that an object of *namespace* refers to.
 
     Raises:
-        ConnectionNotFoundError: there is none of that name.
-        ConnectionInvalid: its spec cannot be read.
-        NamespaceNotAllowed: it is not for that namespace.
-        RedriveError: whether it is can't be found out; see `NamespaceLabels.of`.
+        ConnectionNotFoundError: the connection does not exist.
+        ConnectionInvalid: its spec is invalid.
+        NamespaceNotAllowed: it does not allow that namespace.
+        RedriveError: the labels of the namespace are unknown; see `NamespaceLabels.of`.
     """
     key = key_of(ref, namespace)
     spec = spec_at(key, table)
@@ -98,34 +92,34 @@ def find(
 
 
 def shown_to(body: Body, error: RedriveError) -> RedriveError:
-    """Return *error* as *body*, which refers to a connection, may show it.
+    """Return *error* in the form that *body*, which refers to a connection, may show.
 
-    The Secrets and fields of a connection are for its own namespace alone.
+    Secrets and fields of a connection are visible in its own namespace only.
     """
     connection = connection_of(body)
     if not error.private or connection.namespace == Key.of(body).namespace:
         return error
     return type(error)(
-        f"the BrokerConnection {connection}, of another namespace, can't be used",
+        f"the BrokerConnection {connection} of another namespace cannot be used",
         got=error.reason,
-        remedy="its own conditions say why; this resumes automatically once that is fixed",
+        remedy="its conditions show the cause; this resumes automatically once it is fixed",
     )
 
 
 def permissions(
     spec: BrokerConnectionSpec, connection: Key, namespace: str, labels: NamespaceLabels
 ) -> Permissions:
-    """Return what a connection permits to the objects of *namespace*.
+    """Return the permissions that a connection gives to objects of *namespace*.
 
     Raises:
-        RedriveError: it takes labels to tell, which are not known; see `NamespaceLabels.of`.
+        RedriveError: it needs labels that are unknown; see `NamespaceLabels.of`.
     """
-    known = labels.of(namespace) if spec.selects_namespaces else {}
-    return spec.permissions(namespace, known, connection.namespace)
+    selected = labels.of(namespace) if spec.selects_namespaces else {}
+    return spec.permissions(namespace, selected, connection.namespace)
 
 
 def may_use(connection: Key, namespace: str, table: Cache, labels: NamespaceLabels) -> bool:
-    """Whether a connection is for objects of *namespace*, or that can't be found out."""
+    """Return True if a connection allows objects of *namespace*, or if that is unknown."""
     try:
         return bool(permissions(spec_at(connection, table), connection, namespace, labels).rules)
     except RedriveError:
@@ -135,7 +129,7 @@ def may_use(connection: Key, namespace: str, table: Cache, labels: NamespaceLabe
 def rules_for(
     connection: Key, namespace: str, table: Cache, labels: NamespaceLabels
 ) -> tuple[AllowRule, ...]:
-    """Return the rules of a connection for objects of *namespace*; none if they are unknown."""
+    """Return the rules of a connection for objects of *namespace*; empty if unknown."""
     try:
         return permissions(spec_at(connection, table), connection, namespace, labels).rules
     except RedriveError:
@@ -143,7 +137,7 @@ def rules_for(
 
 
 def selected_namespaces(connections: Cache, policies: Cache) -> set[str]:
-    """Return the namespaces of policies whose connections choose namespaces by their labels."""
+    """Return the namespaces of policies whose connections select namespaces by labels."""
     return {
         Key.of(policy).namespace
         for body in connections
@@ -157,15 +151,15 @@ def _allow(connection: Body) -> Iterable[Body]:
 
 
 def users(connection: Key, objects: Cache) -> tuple[Body, ...]:
-    """Return those of *objects* whose `connectionRef` means *connection*."""
+    """Return the objects among *objects* whose `connectionRef` is *connection*."""
     return objects.index(connection_of).get(connection)
 
 
 def connection_of(body: Body) -> Key:
-    """Return which connection the `connectionRef` of an object means.
+    """Return the connection of an object.
 
-    Its name is empty, as that of no connection is, in an object that is older than the schema that
-    requires it.
+    An object that is older than the required `connectionRef` gets an empty name, which no
+    connection has.
     """
     ref = (body.get("spec") or {}).get("connectionRef") or {}
     return Key(ref.get("namespace", body["metadata"]["namespace"]), ref.get("name", ""))
@@ -178,7 +172,7 @@ def broker_of(connection: Key, connections: Cache) -> str | None:
 
 
 def defaults_of(connection: Key, connections: Cache) -> PolicyDefaults | None:
-    """Return what a connection says of what its policies leave out; None where it can't be read."""
+    """Return the defaults that a connection sets for its policies; None if it is unreadable."""
     try:
         return spec_at(connection, connections).policy_defaults
     except RedriveError:
@@ -186,7 +180,7 @@ def defaults_of(connection: Key, connections: Cache) -> PolicyDefaults | None:
 
 
 class Connections:
-    """The connections that the watches have shown, and a client for each that was used."""
+    """All connections, and a client for each that was used."""
 
     def __init__(
         self,
@@ -210,22 +204,22 @@ class Connections:
         table.listen(self._forget)
 
     def listen(self, listener: Callable[[Key], None]) -> None:
-        """Call *listener* when a connection's broker stops answering, and when it answers again."""
+        """Call *listener* when a connection's breaker opens or closes."""
         self._listeners.append(listener)
 
     async def resolve(self, ref: ConnectionRef, namespace: str) -> Connection:
-        """Return the connection that an object of *namespace* refers to, ready to be used.
+        """Return the connection that an object of *namespace* refers to, ready to use.
 
         Raises:
-            RedriveError: as `find` does; or `SecretNotFoundError`, `SecretKeyNotFoundError`,
-                `ForbiddenError` where its token cannot be read.
+            RedriveError: as `find` does; or `SecretNotFoundError`, `SecretKeyNotFoundError` or
+                `ForbiddenError` if its credentials cannot be read.
         """
         return await self._open(
             key_of(ref, namespace), find(ref, namespace, self._table, self._labels)
         )
 
     async def open(self, key: Key) -> Connection:
-        """Return the connection *key*, ready to be used, for a look at itself.
+        """Return the connection *key*, ready to use, regardless of namespaces.
 
         Raises:
             RedriveError: as `resolve` does.
@@ -233,10 +227,10 @@ class Connections:
         return await self._open(key, spec_at(key, self._table))
 
     def remembered(self, ref: ConnectionRef, namespace: str) -> Connection | None:
-        """Return the connection as it was when it was last used, were it gone since.
+        """Return the connection as it was last used, even if it was deleted since.
 
-        For what is deleted together with its connection, or with the Secret: a namespace is
-        emptied in no order. One that is gone for long, and its credentials, are forgotten.
+        For objects that are deleted together with their connection or its Secret: a namespace is
+        emptied in no particular order. Deleted connections are forgotten after `REMEMBERED`.
         """
         self._forget_long_gone()
         last = self._opened.get(key_of(ref, namespace))
@@ -249,7 +243,7 @@ class Connections:
         await credentials.refresh()
         admin = self._admin(key, spec.pulsar.admin_url, credentials)
         opened = self._opened[key] = Connection(key, spec, admin)
-        if self._table.get(key) is None:  # it went meanwhile
+        if self._table.get(key) is None:  # deleted meanwhile
             self._gone[key] = self._clock()
         else:
             self._gone.pop(key, None)
@@ -257,7 +251,7 @@ class Connections:
         return opened
 
     def _credentials_of(self, key: Key, spec: BrokerConnectionSpec) -> KeptCredentials:
-        """Return what is kept for the connection as it is; other references are other ones."""
+        """Return the cached credentials of a connection; other references are read from scratch."""
         broker = spec.pulsar
         references = broker.authentication, broker.tls, broker.redirect_hosts
         kept = self._credentials.get(key)
@@ -268,7 +262,7 @@ class Connections:
         return kept[1]
 
     def _admin(self, key: Key, admin_url: str, credentials: KeptCredentials) -> Admin:
-        """Return the one client that reconciles share: batches form only within one client."""
+        """Return the client of a connection, which reconciles share for their batches."""
         admin = self._admins.get(key)
         if admin is None or not admin.is_for(admin_url, credentials):
             breaker = self._breaker(key, admin_url)
@@ -278,29 +272,29 @@ class Connections:
         return admin
 
     def _breaker(self, key: Key, admin_url: str) -> Breaker:
-        """Return a connection's breaker, which outlives a token; another broker has another."""
-        known = self._breakers.get(key)
-        if known is None or known[0] != admin_url:
+        """Return the breaker of a connection and broker; it outlives a token."""
+        current = self._breakers.get(key)
+        if current is None or current[0] != admin_url:
 
             def changed() -> None:
                 self._show_breaker(key)
                 logger.warning(
                     "BrokerConnection %s: the broker %s",
                     key,
-                    "does not answer, and is left alone" if breaker.is_open else "answers again",
+                    "does not answer; calls are suspended" if breaker.is_open else "answers again",
                 )
                 for listener in self._listeners:
                     listener(key)
 
             breaker = Breaker(admin_url, self._clock, changed)
-            known = self._breakers[key] = admin_url, breaker
+            current = self._breakers[key] = admin_url, breaker
         self._show_breaker(key)
-        return known[1]
+        return current[1]
 
     def _show_breaker(self, key: Key) -> None:
-        """Show a connection's breaker in the metrics, as long as there is that connection.
+        """Show the breaker of an existing connection in the metrics.
 
-        A call may still be under way from before a connection was deleted or its adminURL changed.
+        A call may have started before a connection was deleted or its adminURL changed.
         """
         if self._table.get(key) is not None and key in self._breakers:
             BREAKER_OPEN.labels(*key).set(self._breakers[key][1].is_open)
@@ -319,7 +313,7 @@ class Connections:
         for key in [key for key, since in self._gone.items() if now - since >= REMEMBERED]:
             del self._gone[key]
             self._opened.pop(key, None)
-            self._admins.pop(key, None)  # made while it went
+            self._admins.pop(key, None)  # created during the deletion
             self._breakers.pop(key, None)
 
 
@@ -342,7 +336,7 @@ def spec_at(key: Key, table: Cache) -> BrokerConnectionSpec:
     except InvalidSpecError as error:
         raise Reason.CONNECTION_INVALID.error(
             f"the BrokerConnection {key} has an invalid spec: {error}",
-            remedy="correct it; what uses it resumes automatically then",
+            remedy="correct it; dependent objects are reconciled automatically",
         ) from error
 
 
@@ -351,23 +345,23 @@ def _parsed(body: Body) -> BrokerConnectionSpec:
 
 
 READ_SECONDS = 30.0
-"""How old labels are at most: a namespace that loses one loses what it permits within that time."""
+"""Maximum age of labels. A namespace that loses a label loses its permissions within that time."""
 
 Labels = Mapping[str, str]
 L = TypeVar("L", bound=Callable[[str], None])
 
 
 class NamespaceLabels:
-    """The labels of the namespaces that were asked for, as last read."""
+    """Labels of the requested namespaces, as last read."""
 
     def __init__(self, kubernetes: Kubernetes) -> None:
         self._kubernetes = kubernetes
-        self._known: dict[str, Labels | RedriveError] = {}
+        self._labels: dict[str, Labels | RedriveError] = {}
         self._asked = asyncio.Event()
         self._listeners: list[Callable[[str], None]] = []
 
     def listen(self, listener: L) -> L:
-        """Call *listener* with each namespace whose labels have changed; usable as a decorator."""
+        """Call *listener* with each namespace whose labels changed; usable as a decorator."""
         self._listeners.append(listener)
         return listener
 
@@ -375,44 +369,44 @@ class NamespaceLabels:
         """Return the labels of a namespace.
 
         Raises:
-            NamespaceUnreadError: they were not read yet; listeners are called once they are.
-            KubernetesError: they can't be read.
+            NamespaceUnreadError: they were not read yet; listeners are called after the read.
+            KubernetesError: they cannot be read.
         """
-        found = self._known.setdefault(namespace, _unread(namespace))
-        if isinstance(found, NamespaceUnreadError):
+        labels = self._labels.setdefault(namespace, _unread(namespace))
+        if isinstance(labels, NamespaceUnreadError):
             self._asked.set()
-        if isinstance(found, RedriveError):
-            raise found
-        return found
+        if isinstance(labels, RedriveError):
+            raise labels
+        return labels
 
     async def read(self, namespaces: Iterable[str]) -> None:
-        """Read the labels of *namespaces*; a failure is for those who ask for them."""
+        """Read the labels of *namespaces*; `of` raises the failures."""
         for namespace in sorted(namespaces):
             try:
                 body = await self._kubernetes.get(resources.NAMESPACES, Key("", namespace))
             except UnavailableError as error:
                 logger.info("labels of the namespace %s: %s", namespace, error)
-                continue  # what was read before stays in use
+                continue  # the earlier labels stay in use
             except NotFoundError:
-                self._known.pop(namespace, None)
+                self._labels.pop(namespace, None)
                 continue
             except RedriveError as error:
                 self._put(namespace, error)
             else:
                 self._put(namespace, body["metadata"].get("labels") or {})
 
-    def _put(self, namespace: str, found: Labels | RedriveError) -> None:
-        before = self._known.get(namespace)
-        self._known[namespace] = found
-        if before != found:
+    def _put(self, namespace: str, labels: Labels | RedriveError) -> None:
+        before = self._labels.get(namespace)
+        self._labels[namespace] = labels
+        if before != labels:
             for listener in self._listeners:
                 listener(namespace)
 
-    async def _read_for_ever(self) -> None:
+    async def _poll(self) -> None:
         while True:
             self._asked.clear()
             try:
-                await self.read(tuple(self._known))
+                await self.read(tuple(self._labels))
             except Exception:
                 logger.exception("labels of namespaces: failed")
             with suppress(TimeoutError):
@@ -421,10 +415,10 @@ class NamespaceLabels:
 
 def _unread(namespace: str) -> NamespaceUnreadError:
     return NamespaceUnreadError(
-        "the labels of this Kubernetes namespace, which a selector of the connection is about, "
-        "were not read yet",
+        "the labels of this Kubernetes namespace, which a selector of the connection needs, were "
+        "not read yet",
         got=namespace,
-        remedy="wait a second: it resumes automatically",
+        remedy="No action needed: labels are read within a second",
     )
 
 
@@ -432,7 +426,7 @@ def _unread(namespace: str) -> NamespaceUnreadError:
 async def following(kubernetes: Kubernetes) -> AsyncIterator[NamespaceLabels]:
     """Keep labels up to date while the block runs."""
     labels = NamespaceLabels(kubernetes)
-    task = asyncio.create_task(labels._read_for_ever(), name="namespaces")  # noqa: SLF001
+    task = asyncio.create_task(labels._poll(), name="namespaces")  # noqa: SLF001
     try:
         yield labels
     finally:
@@ -441,34 +435,34 @@ async def following(kubernetes: Kubernetes) -> AsyncIterator[NamespaceLabels]:
 
 
 def spec_of(body: Body, policies: Cache) -> RetryPolicySpec:
-    """Read the spec of a RetryPolicy as it is written: what it leaves out is left out.
+    """Return the spec of a RetryPolicy as written, without defaults of its connection.
 
     Raises:
-        InvalidSpecError: it can't be obeyed.
+        InvalidSpecError: the spec is invalid.
     """
     return policies.derive(_parsed_policy, body)
 
 
 def effective_spec(body: Body, policies: Cache, defaults: PolicyDefaults | None) -> RetryPolicySpec:
-    """Read the whole spec of a RetryPolicy.
+    """Return the complete spec of a RetryPolicy.
 
     Args:
-        defaults: what its connection says of what it leaves out.
+        defaults: defaults of its connection.
 
     Raises:
-        InvalidSpecError: it can't be obeyed.
+        InvalidSpecError: the spec is invalid.
     """
     return policies.derive(_effective, body, spec_of(body, policies), defaults)
 
 
 def policy_of(body: Body, policies: Cache, spec: RetryPolicySpec) -> Policy:
-    """Return what consumers and replays need of a RetryPolicy.
+    """Return the policy of a RetryPolicy for consumers and Replays.
 
     Args:
-        spec: the whole spec.
+        spec: the complete spec.
 
     Raises:
-        InvalidSpecError: its values can't make a policy together.
+        InvalidSpecError: its values contradict each other.
     """
     return policies.derive(_policy, body, spec)
 

@@ -1,4 +1,4 @@
-"""All that the operator's journeys share: what is known of the cluster, and the ways to it."""
+"""Context of the operator: settings, caches and clients that all journeys share."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ logger = logging.getLogger(__name__)
 
 
 def wall_clock() -> datetime:
-    """Read the clock: the operator's one place to do so."""
-    return datetime.now(UTC)  # noqa: TID251  all others take the moment, or this function
+    """Read the clock; the only place of the operator that does."""
+    return datetime.now(UTC)  # noqa: TID251  others take a time, or this function, as argument
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How this operator was started.
+    """Settings of this operator.
 
     Attributes:
-        cluster_id: what tells this cluster from all others that use the same brokers; empty for
-            what `Kubernetes.cluster_id` reads.
-        namespaces: the Kubernetes namespaces it serves; none means all.
-        replay_template: the PodTemplate whose container has the image of replay jobs; None if
-            Replays are not run. Tools that replace images change fields of containers only.
-        replay_application: where the replay job lies in that image, as a `local://` URL.
-        replay_service_account: which ServiceAccount of the Replay's namespace its driver uses.
-        job_service_account: which ServiceAccount of the Replay's namespace a Job uses.
-        job_max_messages: highest number of dead letters for which engine `Auto` takes a Job.
-        job_templates: the file of job templates; None for the template `default` alone.
-        max_executors: highest number of executors of a Replay, whatever its template permits.
-        replay_launchers: the Spark operators that may be used, if they are installed.
-        credentials: the folder with a folder of files for each namespace; None if there is none.
+        cluster_id: distinguishes this cluster from others that use the same brokers. Empty means
+            the result of `Kubernetes.cluster_id`.
+        namespaces: the Kubernetes namespaces to serve; empty means all.
+        replay_template: the PodTemplate with the image of replay jobs; None runs no Replays. Tools
+            that replace images change container fields only.
+        replay_application: path of the replay job in that image, as a `local://` URL.
+        replay_service_account: ServiceAccount of the driver, in the Replay's namespace.
+        job_service_account: ServiceAccount of a Job, in the Replay's namespace.
+        job_max_messages: maximum number of dead letters for which engine `Auto` uses a Job.
+        job_templates: file of job templates; None means the template `default` only.
+        max_executors: maximum number of executors of a Replay, regardless of its template.
+        replay_launchers: Spark operators that may be used, if they are installed.
+        credentials: folder that has a folder of files for each namespace; None without one.
     """
 
     cluster_id: str
@@ -66,18 +66,18 @@ class Settings:
 
 @dataclass(frozen=True)
 class Context:
-    """What the watches have shown, and the clients to act with.
+    """Caches of the watched objects, and clients.
 
-    The caches are complete from the start: half the policies do not show who owns a topic.
+    The caches are complete from the start: a part of the policies cannot show who owns a topic.
 
     Attributes:
-        applications: Jobs, and the SparkApplications of each Spark operator that may be used; none
-            where replays are off.
-        config_maps: those that redrive made.
-        began: when this operator began to act.
-        namespaces: the labels of Kubernetes namespaces, where a connection selects by them.
-        job_templates: the pods of replay jobs.
-        missing: kinds that are not installed, and are waited for.
+        applications: Jobs, and SparkApplications of each allowed Spark operator; empty without
+            Replays.
+        config_maps: ConfigMaps that redrive created.
+        began: start time of this operator.
+        namespaces: labels of Kubernetes namespaces, for connections that select by them.
+        job_templates: pods of replay jobs.
+        missing: kinds that are not installed yet.
     """
 
     settings: Settings
@@ -96,7 +96,7 @@ class Context:
 
     @property
     def caches(self) -> Mapping[Resource, Cache]:
-        """Return what kopf's watches have shown, by kind."""
+        """Return the caches that kopf's watches fill, by kind."""
         return {
             resources.CONNECTIONS: self.connections,
             resources.POLICIES: self.policies,
@@ -113,18 +113,18 @@ class Context:
         fence: Fence | None = None,
         job_templates: JobTemplates | None = None,
     ) -> AsyncIterator[Context]:
-        """Connect, and list all objects there are.
+        """Connect, and list all objects.
 
-        Of several namespaces to serve, one that may not be read is left out.
+        If several namespaces are served, unreadable ones are skipped.
 
         Args:
-            settings: how this operator was started.
-            fence: what every write has to pass, to brokers and to Kubernetes; None lets all pass.
-            job_templates: those of an earlier context, with their last valid forms.
+            settings: settings of this operator.
+            fence: must be open for each write to brokers and Kubernetes; None allows all writes.
+            job_templates: templates of an earlier context, with their last valid forms.
 
         Raises:
             KubernetesError: redrive's own kinds are not installed, or may not be read.
-            ClusterUnknown: the settings have no id of the cluster, and it may not be read.
+            ClusterUnknown: the settings have no cluster id, and it may not be read.
         """
         async with (
             Kubernetes.connect(fence) as kubernetes,
@@ -133,12 +133,12 @@ class Context:
             AsyncExitStack() as stack,
         ):
             if not settings.cluster_id:
-                found = await when_available(kubernetes.cluster_id)
-                settings = dataclasses.replace(settings, cluster_id=found)
+                cluster_id = await when_available(kubernetes.cluster_id)
+                settings = dataclasses.replace(settings, cluster_id=cluster_id)
             reader = CredentialReader(kubernetes, http, settings.credentials)
             connections = await load(kubernetes, resources.CONNECTIONS, settings.namespaces)
             policies = await load(kubernetes, resources.POLICIES, settings.namespaces)
-            # Before anything asks for them: else all policies there would be reconciled at a start.
+            # Before they are requested: otherwise all such policies would be reconciled at startup.
             await namespaces.read(selected_namespaces(connections, policies))
             applications, missing = await _load_applications(kubernetes, settings)
             templates = job_templates or JobTemplates(settings.job_templates)
@@ -165,7 +165,7 @@ class Context:
 async def _load_applications(
     kubernetes: Kubernetes, settings: Settings
 ) -> tuple[Mapping[Resource, Cache], tuple[Resource, ...]]:
-    """List Jobs and SparkApplications, where replays are on; return missing kinds, too."""
+    """List Jobs and SparkApplications if Replays are enabled; also return missing kinds."""
     if settings.replay_template is None:
         return {}, ()
     jobs = await load(kubernetes, resources.JOBS, settings.namespaces)
@@ -180,8 +180,8 @@ async def _load_applications(
             missing.append(kind)
     if len(missing) == len(settings.replay_launchers):
         logger.warning(
-            "this cluster knows no SparkApplication of %s: Replays run as Jobs, and those with "
-            "engine Spark wait for a Spark operator",
+            "SparkApplication of %s is not installed: Replays run as Jobs, and Replays with engine "
+            "Spark wait for a Spark operator",
             " or ".join(kind.group for kind in missing),
         )
     return applications, tuple(missing)

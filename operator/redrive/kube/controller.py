@@ -1,8 +1,8 @@
-"""Controller: a work queue with one task for each object that has to be reconciled.
+"""Controller: a work queue with one task for each object that must be reconciled.
 
-Watches come through kopf; the work queue is ours. kopf's timers and daemons put a finalizer on each
-object that they serve. An object that waits for something without a watch (a Secret, a broker) has
-to be reconciled again within seconds, with back-off, and a burst of changes has to cost one
+kopf provides the watches, but not the work queue. kopf's timers and daemons put a finalizer on each
+object. redrive must reconcile objects again within seconds, with back-off, if they wait for
+something without a watch, such as a Secret or a broker. And a burst of changes must cost one
 reconcile.
 """
 
@@ -25,46 +25,45 @@ from redrive.kube.observability import (
 )
 from redrive.kube.resources import Key
 
-AT_ONCE = 60
-"""So many objects with one partition key are reconciled at a time; so many of all are marked."""
+MAX_CONCURRENT_RECONCILES = 60
+"""Maximum concurrent reconciles of each partition."""
 STARTS = 2
-"""So many reconciles begin in one round of the event loop: many that never wait would make it late.
-"""
+"""Maximum reconciles that begin in one iteration of the event loop: many that never wait would
+delay it. Also the maximum concurrent writes of `Progressing`."""
 OF_NAMESPACE = 50
-"""So many of those may be of one namespace: another one finds a free slot.
+"""Maximum concurrent reconciles of one namespace in a partition, so that others find a free slot.
 
-What limits the load on a broker are the connections to it; but objects that are reconciled together
-share a call for their grants, which is expensive whatever their number. Each takes about 20 kB, and
-there may be a hundred partitions.
+The number of connections limits the load on a broker. But objects that are reconciled together
+share the call for their grants, which is expensive. Each reconcile takes about 20 kB, and there may
+be a hundred partitions.
 """
 FIRST_BACK_OFF_SECONDS = 1.0
 LAST_BACK_OFF_SECONDS = 15.0
 SLOWEST_BACK_OFF_SECONDS = 300.0
-"""For what a user has to end, or a new version: many such objects must not keep a broker busy."""
+"""For errors that a user or a new version must end: many such objects must not load a broker."""
 
 logger = logging.getLogger(__name__)
 
 
 def _one_partition(_: Key) -> None:
-    """Put all objects into one partition."""
+    """Return the partition of all objects."""
 
 
 class Controller:
     """Work queue of one kind: reconciles each object in one task, never twice at a time.
 
-    Where there are many objects, those with one partition key wait for one another and for no
-    others: what is slow holds up its own partition alone. Within a partition the namespaces of the
-    objects have equal shares, see `FairSlots`.
+    Objects with one partition key wait for each other, but not for other partitions: a slow broker
+    delays only its own. Within a partition all namespaces have equal shares, see `FairSlots`.
 
-    An exception from *reconcile* is logged with the object's identity, and counts as
-    `SLOW_BACKOFF`; a `RedriveError` requeues as it says.
+    An unexpected exception from *reconcile* is logged with the object's identity, and counts as
+    `SLOW_BACKOFF`. A `RedriveError` has its own requeue.
 
     Args:
         kind: for logs.
         reconcile: brings one object to its desired state.
-        mark_progressing: called before that, while the object may have to wait in the queue.
-        partition_key: which partition an object is in; by default all are in the same.
-        longest_back_off: the longest back-off for what passes by itself, in seconds.
+        mark_progressing: called before that, because the object may wait in the queue.
+        partition_key: returns the partition of an object; by default all share one.
+        longest_back_off: maximum back-off in seconds for transient errors.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Controller:
         self._reconcile = reconcile
         self._mark_progressing = mark_progressing
         self._partition_key = partition_key
-        # Each exists for as long as a task holds it or waits for it.
+        # An entry exists while a task holds it or waits for it.
         self._slots = WeakValueDictionary[Hashable, FairSlots]()
         self._marking = FairSlots(STARTS)
         self._starts = FairSlots(STARTS)
@@ -90,18 +89,18 @@ class Controller:
         self._failures: dict[Key, int] = {}
 
     def failures(self, key: Key) -> int:
-        """Return how often in a row an object was requeued with back-off."""
+        """Return the number of consecutive requeues of an object with back-off."""
         return self._failures.get(key, 0)
 
     def enqueue(self, key: Key) -> None:
-        """Reconcile an object now; during its reconcile: once more right after it."""
+        """Reconcile an object now; if it is being reconciled, once more after that."""
         if key not in self._tasks:
             self._changes[key] = asyncio.Event()
             self._tasks[key] = asyncio.create_task(self._work(key), name=f"{self._kind} {key}")
         self._changes[key].set()
 
     async def stop(self) -> None:
-        """Cancel all tasks, those that are reconciling too, and wait for them."""
+        """Cancel all tasks, and wait for their end."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -116,7 +115,7 @@ class Controller:
                 failures = 0
             changed.clear()
             self._failures[key] = failures
-            requeue = await self._try(key)
+            requeue = await self._attempt(key)
             if requeue is Requeue.ON_CHANGE:
                 if not changed.is_set():
                     del self._changes[key], self._tasks[key], self._failures[key]
@@ -129,9 +128,9 @@ class Controller:
                     failures, SLOWEST_BACK_OFF_SECONDS if slow else self._longest_back_off
                 )
 
-    async def _try(self, key: Key) -> Requeue:
+    async def _attempt(self, key: Key) -> Requeue:
         try:
-            requeue = await self._reconcile_in_turn(key)
+            requeue = await self._reconcile_in_slot(key)
         except RedriveError as error:
             logger.warning("%s %s: %s", self._kind, key, error)
             self._count("error")
@@ -144,14 +143,14 @@ class Controller:
         logger.debug("%s %s: reconciled: %s", self._kind, key, requeue.result)
         return requeue
 
-    async def _reconcile_in_turn(self, key: Key) -> Requeue:
+    async def _reconcile_in_slot(self, key: Key) -> Requeue:
         depth, waiting = QUEUE_DEPTH.labels(self._kind), QUEUE_SECONDS.labels(self._kind)
         with depth.track_inprogress(), waiting.time():
             if self._mark_progressing is not None:
                 async with self._marking.slot(key.namespace):
                     await self._mark_progressing(key)
             slots = self._slots.setdefault(
-                self._partition_key(key), FairSlots(AT_ONCE, OF_NAMESPACE)
+                self._partition_key(key), FairSlots(MAX_CONCURRENT_RECONCILES, OF_NAMESPACE)
             )
             await slots.acquire(key.namespace)
         try:
@@ -175,6 +174,6 @@ async def _is_set(changed: asyncio.Event, *, within: float | None) -> bool:
 
 
 def back_off(failures: int, longest: float) -> float:
-    """Return the seconds to wait, at most *longest*, after so many failures in a row."""
+    """Return the seconds to wait, at most *longest*, after consecutive failures."""
     pause = min(FIRST_BACK_OFF_SECONDS * 2.0 ** min(failures - 1, 10), longest)
-    return pause * random.uniform(0.5, 1.0)  # noqa: S311  spreads load, keeps no secret
+    return pause * random.uniform(0.5, 1.0)  # noqa: S311  spreads load, is not a secret

@@ -1,9 +1,9 @@
 """Credentials of a BrokerConnection as an `Access` to its broker, with rotation and token refresh.
 
-Called by `connections` at every reconcile. Secrets are read by name, never listed or watched: a
-watch would need the right to read all of them. They are cached for `KEPT_SECONDS`, and read again
-at once when a broker refuses them. A thousand policies cost one read every 15 s, and a changed
-Secret is in use within that time, or after the first refusal.
+Every reconcile uses them. Secrets are read by name, never listed or watched: a watch would need
+permission to read all Secrets. They are cached for `CACHE_SECONDS`, and read again at once when a
+broker refuses them. A thousand policies cost one read every 15 s. A changed Secret is in use within
+that time, or after the first refusal.
 
 If an issuer or the API server fails, the current credentials stay in use until they expire. A
 deleted Secret is reported at once.
@@ -41,27 +41,27 @@ from redrive.kube.client import (
 from redrive.kube.resources import Key
 from redrive.reasons import Reason
 
-KEPT_SECONDS = 15.0
-"""How long what was read is used without another look."""
+CACHE_SECONDS = 15.0
+"""Seconds that credentials are cached before they are read again."""
 REFUSED_SECONDS = 1.0
-"""How often it is read at most while a broker refuses it, or while it can't be read."""
+"""Minimum interval of reads while a broker refuses them, or while they cannot be read."""
 _EARLY = 0.2
-"""The share of a token's life before whose end another one is fetched."""
-_PASSING = (UnavailableError, AdminError)
-"""What says nothing against what is held: of an issuer all, of Kubernetes that it is away."""
+"""Share of a token's lifetime by which it is renewed before its end."""
+_TRANSIENT = (UnavailableError, AdminError)
+"""Errors that do not invalidate the cached credentials: any of an issuer, or Kubernetes is down."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Material:
-    """What an `Access` is made of; equal where nothing has changed.
+    """Credentials as read; equal if nothing changed.
 
     Attributes:
-        token: to send; None where the certificate says who we are.
-        ca: authorities to trust, in PEM.
-        certificate: in PEM, with its `key`.
-        lifetime: for how many seconds the token is good; None where that isn't known.
+        token: token to send; None with a client certificate.
+        ca: certificate authorities to trust, in PEM.
+        certificate: client certificate in PEM, with its `key`.
+        lifetime: seconds for which the token is valid; None if unknown.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -72,12 +72,12 @@ class Material:
 
 
 class KeptCredentials:
-    """Cached credentials of one connection, shared by all that use it.
+    """Cached credentials of one connection, shared by all its users.
 
     Args:
-        read: reads what they are made of; raises a `RedriveError` where it can't.
+        read: reads them; raises a `RedriveError` on failure.
         clock: monotonic seconds.
-        hosts: where they may go by a redirect, as `Access.hosts`.
+        hosts: allowed hosts of redirects, see `Access.hosts`.
     """
 
     def __init__(
@@ -93,78 +93,78 @@ class KeptCredentials:
         self._held = Access()
         self._material: Material | None = None
         self._failure: RedriveError | None = None
-        self._due = self._looked_at = self._good_until = float("-inf")
+        self._due = self._read_at = self._valid_until = float("-inf")
 
     @property
     def held(self) -> Access:
-        """Return what was read last."""
+        """Return the latest credentials."""
         return self._held
 
     async def refresh(self) -> None:
-        """Read again what was read long ago.
+        """Read the credentials again if they are due.
 
-        One caller reads for all; the others do not wait while what is held is valid.
+        One caller reads for all; the others do not wait while the cached credentials are valid.
 
         Raises:
-            RedriveError: it can't be read, and nothing valid is held. All callers that waited for
+            RedriveError: the read failed, and nothing valid is cached. All callers that waited for
                 the read, or that come within a second after it, get the same error.
         """
-        if self._reading.locked() and self._is_good():
+        if self._reading.locked() and self._is_valid():
             return
         async with self._reading:
             if self._clock() >= self._due:
-                await self._look()
-            if self._failure is not None and not self._is_good():
+                await self._read_now()
+            if self._failure is not None and not self._is_valid():
                 raise self._failure
 
     async def renewed(self, refused: Access) -> Access | None:
-        """Return what to try after a broker has refused *refused*; None if nothing is new.
+        """Return new credentials after a broker refused *refused*; None if there are none.
 
         Raises:
-            RedriveError: it can't be read.
+            RedriveError: the read failed.
         """
         async with self._reading:
-            if self._held is refused and self._clock() >= self._looked_at + REFUSED_SECONDS:
-                await self._look()
-            if self._failure is not None and (self._held is refused or not self._is_good()):
+            if self._held is refused and self._clock() >= self._read_at + REFUSED_SECONDS:
+                await self._read_now()
+            if self._failure is not None and (self._held is refused or not self._is_valid()):
                 raise self._failure
             return None if self._held is refused else self._held
 
-    def _is_good(self) -> bool:
-        """Whether what is held may be used, even if the last look has brought nothing."""
-        passing = self._failure is None or isinstance(self._failure, _PASSING)
-        return passing and self._clock() < self._good_until
+    def _is_valid(self) -> bool:
+        """Return True if the cached credentials may be used, even if the last read failed."""
+        usable = self._failure is None or isinstance(self._failure, _TRANSIENT)
+        return usable and self._clock() < self._valid_until
 
-    async def _look(self) -> None:
+    async def _read_now(self) -> None:
         began = self._clock()
         try:
             material = await self._read()
         except RedriveError as error:
             if self._failure is None:
-                logger.warning("credentials can't be read: %s", error)
+                logger.warning("credentials cannot be read: %s", error)
             self._failure = error
-            # From now on: otherwise each caller that waited for a slow read would read again.
-            self._looked_at = self._clock()
-            self._due = self._looked_at + REFUSED_SECONDS
+            # After the read: otherwise each caller that waited for a slow one would read again.
+            self._read_at = self._clock()
+            self._due = self._read_at + REFUSED_SECONDS
             return
         self._failure = None
-        self._looked_at = self._clock()
+        self._read_at = self._clock()
         lifetime = float("inf") if material.lifetime is None else material.lifetime
-        self._good_until = began + lifetime
-        kept = KEPT_SECONDS if material.lifetime is None else lifetime * (1 - _EARLY)
-        self._due = max(began + kept, self._looked_at + REFUSED_SECONDS)
+        self._valid_until = began + lifetime
+        kept = CACHE_SECONDS if material.lifetime is None else lifetime * (1 - _EARLY)
+        self._due = max(began + kept, self._read_at + REFUSED_SECONDS)
         if material != self._material:
             self._held = _access(material, self._hosts)
             self._material = material
 
 
 class CredentialReader:
-    """Reads credentials from where a spec says that they lie.
+    """Reads credentials from the source that a spec names.
 
     Args:
         kubernetes: reads Secrets and ConfigMaps.
-        http: asks issuers.
-        files: the folder with a folder of files for each namespace; None if there is none.
+        http: requests tokens of issuers.
+        files: folder that has a folder of files for each namespace; None without one.
     """
 
     def __init__(self, kubernetes: Kubernetes, http: Http, files: Path | None) -> None:
@@ -176,7 +176,7 @@ class CredentialReader:
         """Read the credentials of a connection in *namespace*.
 
         Raises:
-            RedriveError: something is missing, or is not what it should be.
+            RedriveError: a part is missing or invalid.
         """
         tls = spec.pulsar.tls
         ca = None if tls is None else await self._ca(namespace, tls.ca_ref)
@@ -187,36 +187,36 @@ class CredentialReader:
                 issued = await self._issued(namespace, client)
                 return Material(token=issued.token, ca=ca, lifetime=issued.lifetime)
             case Authentication(tls=ClientCertificate() as certificate):
-                found = await self._certificate(Key(namespace, certificate.secret_ref.name))
-                return Material(ca=ca, certificate=found[0], key=found[1])
+                pem, key = await self._certificate(Key(namespace, certificate.secret_ref.name))
+                return Material(ca=ca, certificate=pem, key=key)
             case _:
                 return Material(ca=ca)
 
     async def _token(self, namespace: str, origin: TokenOrigin) -> str:
         if origin.file is not None:
             return await asyncio.to_thread(self._from_file, namespace, origin.file)
-        assert origin.secret_ref is not None  # noqa: S101  one of the two
+        assert origin.secret_ref is not None  # noqa: S101  either file or secretRef is set
         secret = Key(namespace, origin.secret_ref.name)
         return await self._kubernetes.read_secret_key(secret, origin.secret_ref.key)
 
     def _from_file(self, namespace: str, name: str) -> str:
         if self._files is None:
             raise Reason.TOKEN_FILE_INVALID.error(
-                "this operator was given no folder of credentials",
-                remedy="start it with --credentials, or name a Secret",
+                "this operator has no folder of credentials",
+                remedy="start it with --credentials, or use a Secret",
             )
         file = self._files / namespace / name
         try:
             text = file.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise Reason.TOKEN_FILE_INVALID.error(
-                f"the file {file} can't be read",
+                f"the file {file} cannot be read",
                 got=type(error).__name__,
                 remedy="mount it into the operator's pod, or correct authentication.token.file",
             ) from None
         if not text or not text.isprintable():
             raise Reason.TOKEN_FILE_INVALID.error(
-                f"the file {file} holds no token: it is empty or not plain text",
+                f"the file {file} has no token: it is empty or not plain text",
                 remedy="store the token itself in it",
             )
         return text
@@ -229,14 +229,14 @@ class CredentialReader:
             tls_context(certificate=certificate, key=key)
         except ValueError as error:
             raise Reason.CERTIFICATE_INVALID.error(
-                f"the Secret {secret} holds no certificate with its key",
+                f"the Secret {secret} has no certificate with its key",
                 got=str(error),
                 remedy="store them under tls.crt and tls.key, in PEM and without a password",
             ) from None
         return certificate, key
 
     async def _ca(self, namespace: str, ref: CaRef) -> str:
-        """Read authorities, and see that they are some."""
+        """Read certificate authorities, and validate them."""
         kind = {r.kind: r for r in (resources.SECRETS, resources.CONFIG_MAPS)}[ref.kind]
         where = f"{ref.kind} {namespace}/{ref.name}"
         try:
@@ -246,7 +246,7 @@ class CredentialReader:
             tls_context(ca=pem)
         except (NotFoundError, SecretNotFoundError, SecretKeyNotFoundError, ValueError) as error:
             raise Reason.CA_INVALID.error(
-                f"no certificate authorities are under {ref.key!r} of the {where}",
+                f"{where} has no certificate authorities under {ref.key!r}",
                 got=str(error),
                 remedy="store them there in PEM, or correct the caRef",
             ) from None

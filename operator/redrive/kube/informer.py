@@ -1,13 +1,13 @@
-"""Informer: list and watch of the kinds that redrive reads, and relists for what a watch missed.
+"""Informer: list and watch of redrive's kinds, and relists for deletions that a watch missed.
 
-1. List: `load` fills a cache, completely, before anything is decided.
-2. Watch: kopf keeps one for each kind and namespace, over the connections of `session`.
+1. List: `load` fills a cache completely, before any decision.
+2. Watch: kopf has one for each kind and namespace, over the connections of `session`.
 3. Relist: `relisting` finds deletions that happened while no watch was open.
-4. Begin again: caches that a relist finds outdated as a whole are loaded again, by the command.
+4. Restart: if a relist finds that caches are outdated as a whole, the command loads them again.
 
-A watch that shows nothing may be a quiet one or a dead one. So the API server is asked to end each
-after `WATCH_SECONDS`, and the next one resumes where it ended; each beginning is a heartbeat.
-While the API server is away it is tried again every few seconds, without end: that is no stall.
+A silent watch may be idle or dead. So the API server is asked to end each watch after
+`WATCH_SECONDS`, and the next one resumes there; each start is a heartbeat. While the API server is
+unavailable, a new attempt follows every few seconds, without limit: that is not a stall.
 """
 
 from __future__ import annotations
@@ -40,47 +40,47 @@ from redrive.kube.resources import Key, Resource, keep_of
 RETRY_SECONDS = 1.0
 RELIST_SECONDS = 300.0
 KINDS_SECONDS = 15.0
-"""How often a kind that was not installed is looked for."""
+"""Interval at which a missing kind is checked."""
 WATCH_SECONDS = 30
-"""How long a watch lasts before the next one resumes; whole seconds."""
+"""Duration of a watch in whole seconds; the next one resumes it."""
 WATCH_PAGE = 10
-"""So many objects come with one answer where a watch begins with a list: each may have mebibytes.
-kopf knows no limit in bytes. This list delays nothing: the caches are loaded before."""
+"""Objects in one page if a watch begins with a list: each may have mebibytes, and kopf has no limit
+in bytes. This list delays nothing, because the caches are loaded before."""
 WATCH_IDLE_SECONDS = 0.1
-"""So long kopf holds the last event of each object in memory, as a whole, for those that follow."""
+"""Time for which kopf holds the latest event of each object in memory."""
 INACTIVITY_SECONDS = 45.0
-"""A watch that brings nothing for longer, not even its end, is closed, and the next one begins."""
+"""A watch without any data for longer, not even its end, is closed and reopened."""
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
 async def load(kubernetes: Kubernetes, resource: Resource, namespaces: Sequence[str] = ()) -> Cache:
-    """List the objects of a kind, of these namespaces or of all.
+    """List the objects of a kind in *namespaces*, or in all.
 
-    A forbidden namespace is left out: deleting a namespace deletes the Role in it too, and the
-    other ones have to be served all the same.
+    A forbidden namespace is skipped: the deletion of a namespace deletes its Role, too, and the
+    other namespaces must be served.
 
     Raises:
-        ForbiddenError: all of them are forbidden.
+        ForbiddenError: all namespaces are forbidden.
         KubernetesError: a list failed otherwise.
     """
     bodies: list[Body] = []
     forbidden: list[ForbiddenError] = []
-    for namespace in _each(namespaces):
+    for namespace in _scopes(namespaces):
         try:
             bodies += await when_available(partial(kubernetes.list, resource, namespace))
         except ForbiddenError as refusal:
             forbidden.append(refusal)
-    if len(forbidden) == len(_each(namespaces)):
+    if len(forbidden) == len(_scopes(namespaces)):
         raise forbidden[0]
     for error in forbidden:
-        logger.warning("left out for now: %s", error)
+        logger.warning("namespace skipped, access is forbidden: %s", error)
     return Cache(bodies, keep_of(resource))
 
 
 async def when_available(read: Callable[[], Awaitable[T]]) -> T:
-    """Read something; retry while the API server is unavailable, for it may be just starting."""
+    """Read, and retry while the API server is unavailable: it may be starting."""
     while True:
         try:
             return await read()
@@ -90,7 +90,7 @@ async def when_available(read: Callable[[], Awaitable[T]]) -> T:
 
 
 class BackOffs:
-    """The back-off between attempts to reach the API server, in seconds, without end."""
+    """Back-off between connection attempts to the API server, in seconds, without end."""
 
     def __iter__(self) -> Iterator[float]:
         """Start over for each request."""
@@ -105,11 +105,10 @@ def session(
     headers: Mapping[str, str],
     proxy: str | None,
 ) -> aiohttp.ClientSession:
-    """Return HTTP connections to the API server whose watches send heartbeats to *health*.
+    """Return an HTTP session to the API server whose watches send heartbeats to *health*.
 
-    A watch that is not found sets *outdated*: the kind was uninstalled, and kopf, which watches the
-    kinds that it found at its start, ends that watch for good. A list whose continuation has
-    expired (410) is begun again.
+    A watch that gets 404 sets *outdated*: the kind was uninstalled, and kopf ends its watch
+    permanently. A list whose continuation expired (410) is restarted.
     """
 
     async def begun(
@@ -132,13 +131,13 @@ def session(
             health.forget(f"watch of {request.url.path}")
             outdated.set()
 
-    async def beginning_again(
+    async def restarting(
         request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
         response = await send(request)
         if response.status == HTTPStatus.GONE and "limit" in request.url.query:
             response.release()
-            # kopf begins a list again after this error, and ends all watches after a status of 410.
+            # kopf restarts a list after this error, but ends all watches after a status of 410.
             raise aiohttp.ClientPayloadError(f"410: the list of {request.url.path} has expired")
         return response
 
@@ -151,7 +150,7 @@ def session(
         headers=headers,
         proxy=proxy,
         trace_configs=[trace],
-        middlewares=(beginning_again,),
+        middlewares=(restarting,),
     )
 
 
@@ -165,15 +164,13 @@ async def relisting(
     """Relist every five minutes while the block runs.
 
     Yields:
-        An event that is set once all caches have to be loaded again, and all watches begun again:
-        the API server's store was restored, or one of the *missing* kinds is installed. `session`
-        sets it when a kind was uninstalled.
+        An event that is set when all caches and watches must be restarted: the API server's store
+        was restored, or one of the *missing* kinds is installed. `session` sets it when a kind was
+        uninstalled.
     """
     outdated = asyncio.Event()
     tasks = [
-        asyncio.create_task(
-            _relist_for_ever(kubernetes, caches, namespaces, outdated), name="relist"
-        ),
+        asyncio.create_task(_poll(kubernetes, caches, namespaces, outdated), name="relist"),
         *(
             asyncio.create_task(
                 _await_kind(kubernetes, kind, namespaces, outdated), name=f"await {kind.kind}"
@@ -192,24 +189,24 @@ async def relisting(
 async def relist(
     kubernetes: Kubernetes, caches: Mapping[Resource, Cache], namespaces: Sequence[str]
 ) -> bool:
-    """Drop from *caches* what does not exist any more; return whether they are of this store.
+    """Drop deleted objects from *caches*; return False if the store was restored.
 
-    A watch that begins with a list, after the API server was away for long, shows all objects that
-    exist and no deletion. Without this, a deleted object would stay in its cache for ever.
+    A watch that begins with a list, after the API server was unavailable for long, reports all
+    existing objects and no deletions. Without a relist, deleted objects would stay in the cache.
 
-    When etcd is restored from a backup, versions go back. Caches would take all that is there for
-    older than what they hold, and watches would wait for versions to come. Then nothing is dropped.
+    When etcd is restored from a backup, versions decrease. Caches would regard all objects as older
+    than their own, and watches would wait for higher versions. Then nothing is dropped.
 
     Raises:
-        KubernetesError: a list failed; of several namespaces, a forbidden one is left out.
+        KubernetesError: a list failed; of several namespaces, a forbidden one is skipped.
     """
     for resource, cache in caches.items():
-        for namespace in _each(namespaces):
+        for namespace in _scopes(namespaces):
             try:
                 if not await _relist(kubernetes, resource, cache, namespace):
                     return False
             except ForbiddenError as error:
-                # One namespace, of a list of them, may have been deleted, and the Role in it too.
+                # One of several namespaces may have been deleted, with its Role.
                 if namespace is None:
                     raise
                 logger.warning("relist: %s", error)
@@ -219,27 +216,27 @@ async def relist(
 async def _relist(
     kubernetes: Kubernetes, resource: Resource, cache: Cache, namespace: str | None
 ) -> bool:
-    # Only what was known before the list was made: what came since isn't in it either.
-    known = [body for body in cache if namespace in {None, body["metadata"]["namespace"]}]
-    if not known:
+    # Only objects known before the list: newer ones are not in it either.
+    cached = [body for body in cache if namespace in {None, body["metadata"]["namespace"]}]
+    if not cached:
         return True
-    there = await kubernetes.versions(resource, namespace)
-    for body in known:
-        if version(body) > there.by_uid.get(body["metadata"]["uid"], there.latest):
+    listed = await kubernetes.versions(resource, namespace)
+    for body in cached:
+        if version(body) > listed.by_uid.get(body["metadata"]["uid"], listed.latest):
             logger.warning(
-                "%s %s: the API server has an older version of it, as after a restore of etcd",
+                "%s %s: the API server has an older version, as after a restore of etcd",
                 resource.kind,
                 Key.of(body),
             )
             return False
-    for body in known:
-        if body["metadata"]["uid"] not in there.by_uid:
-            logger.info("%s %s: no watch has shown its deletion", resource.kind, Key.of(body))
+    for body in cached:
+        if body["metadata"]["uid"] not in listed.by_uid:
+            logger.info("%s %s: no watch reported its deletion", resource.kind, Key.of(body))
             cache.drop(body)
     return True
 
 
-async def _relist_for_ever(
+async def _poll(
     kubernetes: Kubernetes,
     caches: Mapping[Resource, Cache],
     namespaces: Sequence[str],
@@ -261,7 +258,7 @@ async def _await_kind(
 ) -> None:
     while True:
         await asyncio.sleep(KINDS_SECONDS)
-        for namespace in _each(namespaces):
+        for namespace in _scopes(namespaces):
             try:
                 await kubernetes.versions(kind, namespace)
             except NotFoundError:
@@ -274,6 +271,6 @@ async def _await_kind(
             return
 
 
-def _each(namespaces: Sequence[str]) -> Sequence[str | None]:
-    """Return what to list, one after the other; None stands for all namespaces at once."""
+def _scopes(namespaces: Sequence[str]) -> Sequence[str | None]:
+    """Return the namespaces to list; None stands for all namespaces at once."""
     return namespaces or (None,)

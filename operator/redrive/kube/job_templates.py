@@ -1,8 +1,8 @@
 """Job templates of the operator: their file, read again when it changes.
 
-Called by `Context.open`. An API server validates the pods of each template by a dry-run creation of
-a PodTemplate. Where a template is invalid, its last valid form stays in use, and `problem` has the
-error, which objects that use the template show. A wrong file never stops the operator.
+The API server validates the pods of each template by a dry-run creation of a PodTemplate. If a
+template becomes invalid, its last valid form stays in use. `problem` returns the error, and objects
+that use the template show it. An invalid file never stops the operator.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READ_SECONDS = 10.0
 """Interval at which the file is read."""
 VALID = Gauge(
     "redrive_job_template_valid",
-    "1 if the file of job templates has a valid form of a template, else 0.",
+    "1 if the file of job templates has a valid form of a template, otherwise 0.",
     ("template",),
 )
 
@@ -46,12 +46,12 @@ logger = logging.getLogger(__name__)
 
 
 def executor_bound(template: JobTemplate, jobs: ConnectionJobs, operator: int) -> int:
-    """Return the lowest bound of the number of executors.
+    """Return the lowest limit of the number of executors.
 
     Args:
-        template: the template of a Replay.
-        jobs: of its connection.
-        operator: the bound of the operator.
+        template: template of a Replay.
+        jobs: settings of its connection.
+        operator: limit of the operator.
     """
     return min(template.max_executors, operator, jobs.max_executors or operator)
 
@@ -63,10 +63,10 @@ class JobTemplates:
     """
 
     def __init__(self, file: Path | None) -> None:
-        """Begin with the template `default`.
+        """Start with the template `default`.
 
         Args:
-            file: YAML, an object of templates by name; None for none.
+            file: YAML, an object of templates by name; None without a file.
         """
         self._file = file
         self._valid: dict[str, JobTemplate] = {DEFAULT_TEMPLATE: JobTemplate()}
@@ -82,7 +82,7 @@ class JobTemplates:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of all templates, invalid ones too."""
+        """Return the names of all templates, including invalid ones."""
         return tuple(sorted(self._valid.keys() | self._problems.keys()))
 
     def get(self, name: str) -> JobTemplate | None:
@@ -107,11 +107,11 @@ class JobTemplates:
             "the operator has no such job template",
             got=name,
             remedy="add it to jobTemplates of the Helm chart, and this Replay starts automatically "
-            f"within two minutes, or make another Replay with one of {', '.join(self.names)}",
+            f"within two minutes, or create another Replay with one of {', '.join(self.names)}",
         )
 
     def problem(self, name: str) -> StatusWarning | None:
-        """Return the error of the current form of a template; None where it is valid."""
+        """Return the error of the current form of a template; None if it is valid."""
         problem = self._problems.get(name) or self._file_problem
         if not problem:
             return None
@@ -121,10 +121,9 @@ class JobTemplates:
         )
 
     async def read(self, kubernetes: Kubernetes, namespace: str) -> None:
-        """Read the file, if it changed since.
+        """Read the file if it changed.
 
-        A template that can't be validated now, because the API server does not answer, is validated
-        by the next call.
+        If the API server is unavailable, a template is validated by the next call.
 
         Args:
             kubernetes: validates templates.
@@ -140,7 +139,7 @@ class JobTemplates:
             forms = _parsed(text)
         except (OSError, UnicodeDecodeError, yaml.YAMLError, InvalidSpecError) as error:
             self._text = None
-            self._file_problem = f"the file {self._file} can't be read: {error}"
+            self._file_problem = f"the file {self._file} cannot be read: {error}"
             if self._file_problem != before[-1]:
                 logger.warning("job templates: %s", self._file_problem)
         else:
@@ -152,7 +151,7 @@ class JobTemplates:
                 listener()
 
     async def _take(self, forms: Mapping[str, Any], kubernetes: Kubernetes, namespace: str) -> bool:
-        """Validate each template; return False if one could not be validated now."""
+        """Validate each template; return False if one was not validated yet."""
         is_done = True
         for name in (*self._valid.keys() - forms.keys(), *self._problems.keys() - forms.keys()):
             self._valid.pop(name, None)
@@ -181,7 +180,7 @@ class JobTemplates:
 
     @asynccontextmanager
     async def following(self, kubernetes: Kubernetes, namespace: str) -> AsyncIterator[None]:
-        """Read the file now, and again while the block runs; see `read`."""
+        """Read the file now and while the block runs; see `read`."""
         await self.read(kubernetes, namespace)
         task = asyncio.create_task(self._follow(kubernetes, namespace), name="job templates")
         try:
@@ -210,16 +209,16 @@ def _parsed(text: str) -> Mapping[str, Any]:
         raise InvalidSpecError(
             "the file of job templates must be an object of templates by name",
             got=type(forms).__name__,
-            remedy="write one like `default: {executors: 2}`",
+            remedy="write a template like `default: {executors: 2}`",
         )
     return {name: form or {} for name, form in forms.items()}
 
 
 async def _validate(template: JobTemplate, kubernetes: Kubernetes, namespace: str) -> None:
-    """Have the API server admit all pods, without storing them.
+    """Validate all pods by the API server, without storing them.
 
     Raises:
-        KubernetesError: it refuses one, or can't be asked.
+        KubernetesError: it refuses one, or does not answer.
     """
     for role in Role:
         pod = pod_of(template, role).sized()

@@ -1,15 +1,15 @@
 """Leader election: of several operators the holder of a Lease acts, and a fence stops the others.
 
-Called by the operator's command, before it opens the context. A standby only reads the Lease, every
-`RENEW_SECONDS`; it takes over when the record has not changed for as long as a lease lasts, by its
-own clock, so clocks may differ. The leader's writes pass a fence that closes earlier, counted from
-the *beginning* of its last renewal: when another operator takes over, the former leader's own
-process refuses what it has not sent yet. A Lease that is deleted by hand, or whose holder is
-replaced by hand, does not show what the former holder does: a standby waits for as long.
+A standby only reads the Lease, every `RENEW_SECONDS`. It takes over when the record has not changed
+for the duration of a lease by its own clock, so clocks may differ. The leader's writes pass a
+fence, which closes earlier: it counts from the *beginning* of the last renewal. When another
+operator takes over, the former leader's process refuses all writes that it has not sent. If a Lease
+or its holder is changed manually, the state of the former holder is unknown, so a standby waits as
+long.
 
-What remains: a write that was sent before the fence closed and that takes longer than
-`LEASE_SECONDS - FENCE_SECONDS` to arrive. The next reconcile of any operator corrects each write of
-redrive: it can't lose a message. The deletion of a policy waits for such writes, see
+A remaining case is a write that was sent before the fence closed and that arrives more than
+`LEASE_SECONDS - FENCE_SECONDS` later. The next reconcile of any operator corrects every such write;
+it cannot lose a message. The deletion of a policy waits for such writes, see
 `redrive.provision.finalize`.
 """
 
@@ -36,32 +36,32 @@ from redrive.kube.observability import LEASE, LEASE_HELD, Liveness
 from redrive.kube.resources import Key
 
 LEASE_SECONDS = 10
-"""For how long a record that does not change keeps a standby from taking over."""
+"""Time without a change of the record after which a standby takes over."""
 RELEASED_SECONDS = 1
-"""The lease duration in a record that was released, as Kubernetes' own components write it."""
+"""Lease duration in a released record, as Kubernetes components write it."""
 FENCE_SECONDS = 7.0
-"""For how long the holder writes after it began to renew."""
+"""Time for which the holder may write after the beginning of a renewal."""
 RENEW_SECONDS = 2.0
 CALL_SECONDS = 4.0
-"""The timeout of a call about the Lease."""
+"""Time-out of a call about the Lease."""
 PART = "lease"
 
 logger = logging.getLogger(__name__)
 
 
 class LeaderElector:
-    """One operator's part in the election.
+    """Participation of one operator in the election.
 
     Args:
-        kubernetes: connections that pass no fence, and that nothing else uses.
-        key: which Lease.
-        identity: this operator's name. One that restarts under it need not wait for its own lease
-            to expire, so no two may have it at a time: the name of a pod is such a name.
+        kubernetes: a client without a fence that nothing else uses.
+        key: the Lease.
+        identity: unique name of this operator, such as the name of its pod. After a restart under
+            the same name it need not wait for its own lease to expire.
         clock: for the times in the record, which are for people.
         elapsed: monotonic seconds.
     """
 
-    def __init__(  # noqa: PLR0913  what it is made of
+    def __init__(  # noqa: PLR0913  dependencies
         self,
         kubernetes: Kubernetes,
         key: Key,
@@ -79,12 +79,12 @@ class LeaderElector:
         self._elapsed = elapsed
         self._record: Body | None = None
         self._seen_at = 0.0
-        self._writer = ""  # who may still be writing: held the lease and was not seen to release it
+        self._writer = ""  # last holder that has not released the lease, and may be writing
 
     async def try_to_take(self) -> bool:
-        """Take the lease if it is free, has expired, or is ours; return whether it is ours now.
+        """Take the lease if it is free, expired or ours; return True if it is ours now.
 
-        It is free when no holder was seen, or when the last one has released it.
+        It is free if no holder was seen, or the last one released it.
 
         Raises:
             KubernetesError: the API server refuses, or does not answer.
@@ -98,43 +98,44 @@ class LeaderElector:
         try:
             await self._write(taken=self._writer != self._identity)
         except ConflictError:
-            return False  # another was faster
+            return False  # another operator was faster
         return True
 
     async def renew(self) -> None:
-        """Renew the lease that is ours.
+        """Renew our lease.
 
         Raises:
-            LeaseLostError: another holds it; the fence is closed.
-            KubernetesError: it could not be renewed for now.
+            LeaseLostError: another operator holds it; the fence is closed.
+            KubernetesError: the renewal failed for now.
         """
         try:
             await self._write(taken=False)
         except (ConflictError, NotFoundError):
-            # The object was changed or deleted, or the answer to our own write was lost.
+            # The object changed or was deleted, or the answer to our own write was lost.
             if not await self.try_to_take():
                 self._fence.open_until(float("-inf"))
                 raise LeaseLostError(
                     "another operator has taken the lease",
                     got=self._holder(),
-                    remedy="none is needed: this one ends, and stands by when it is started again",
+                    remedy="No action needed: this operator exits, and is a standby after its "
+                    "restart",
                 ) from None
 
     async def release(self) -> None:
         """Release the lease, so that a standby need not wait for it to expire."""
         self._fence.open_until(float("-inf"))
         if self._holder() != self._identity:
-            return  # another has taken it
+            return  # another operator has taken it
         released = {"holderIdentity": "", "leaseDurationSeconds": RELEASED_SECONDS}
         try:
             await self._patch(released)
-        except ConflictError:  # as after a renewal whose answer was not waited for
+        except ConflictError:  # after a renewal whose answer was not awaited
             self._see(await self._kubernetes.get(resources.LEASES, self._key))
             if self._holder() == self._identity:
                 await self._patch(released)
 
     async def _write(self, *, taken: bool) -> None:
-        """Write ourselves into the record, unless it has changed since it was seen."""
+        """Write our identity into the record, unless it has changed since it was read."""
         began = self._elapsed()
         now = self._clock().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec: dict[str, Any] = {
@@ -177,7 +178,7 @@ class LeaderElector:
         if record is not None:
             LEASE.transitions = _transitions(record)
         if holder == self._identity:
-            # Maybe edited by hand: the holder that was seen before may still be writing.
+            # Possibly edited manually: the holder before may still be writing.
             self._writer = self._writer or holder
         elif holder:
             self._writer = holder
@@ -197,7 +198,7 @@ def _spec(record: Body | None) -> Body:
 
 
 def _transitions(record: Body) -> int:
-    """Return how often the leader has changed; 0 if the record, which others may edit, has none."""
+    """Return the number of leader changes; 0 if the record, which others may edit, has none."""
     transitions = _spec(record).get("leaseTransitions")
     return transitions if isinstance(transitions, int) else 0
 
@@ -212,10 +213,10 @@ async def leading(
 ) -> AsyncIterator[Fence]:
     """Wait for the lease, hold it while the block runs, then release it; yield its fence.
 
-    A standby is ready: it needs nothing more to take over.
+    A standby is ready: it can take over at once.
 
     Raises:
-        LeaseLostError: another operator took it; the block was cancelled at any point.
+        LeaseLostError: another operator took the lease; the block was cancelled.
     """
     fence = Fence()
     async with Kubernetes.connect() as kubernetes:
@@ -235,26 +236,26 @@ async def _take(elector: LeaderElector, health: Liveness, key: Key) -> None:
                 if await elector.try_to_take():
                     return
         except (KubernetesError, TimeoutError) as error:
-            logger.warning("the lease %s can't be read: %s", key, error or "no answer in time")
+            logger.warning("the lease %s cannot be read: %s", key, error or "no answer in time")
         else:
             health.ready = True
             if not standing_by:
-                logger.info("redrive stands by: the lease %s is held by another", key)
+                logger.info("redrive is a standby: another operator holds the lease %s", key)
             standing_by = True
         await asyncio.sleep(RENEW_SECONDS)
 
 
 @asynccontextmanager
 async def holding(elector: LeaderElector, health: Liveness) -> AsyncIterator[None]:
-    """Renew the lease while the block runs, then release it; cancel the block when it is lost."""
+    """Renew the lease while the block runs, then release it; cancel the block if it is lost."""
     block = asyncio.current_task()
     assert block is not None  # noqa: S101  every coroutine runs in a task
 
     def end_block(_: object) -> None:
         block.cancel()
 
-    renewal = asyncio.create_task(_renew_for_ever(elector, health), name=PART)
-    # Also where the task is cancelled or fails otherwise: nothing else would renew the lease.
+    renewal = asyncio.create_task(_renew(elector, health), name=PART)
+    # Also if the task is cancelled or fails: otherwise the lease would not be renewed.
     renewal.add_done_callback(end_block)
     try:
         yield
@@ -262,7 +263,7 @@ async def holding(elector: LeaderElector, health: Liveness) -> AsyncIterator[Non
         if not renewal.done():
             raise
         loss = _loss(renewal)
-        logger.error("lease lost: %s", loss)  # noqa: TRY400  no fault of the code
+        logger.error("lease lost: %s", loss)  # noqa: TRY400  not a bug
         raise loss from None
     finally:
         renewal.remove_done_callback(end_block)
@@ -272,18 +273,18 @@ async def holding(elector: LeaderElector, health: Liveness) -> AsyncIterator[Non
 
 
 def _loss(renewal: asyncio.Task[None]) -> LeaseLostError:
-    """Return the reason for which a lease is renewed no more."""
+    """Return the reason for which the renewal ended."""
     error = None if renewal.cancelled() else renewal.exception()
     if isinstance(error, LeaseLostError):
         return error
     return LeaseLostError(
-        "the lease is renewed no more",
+        "the renewal of the lease ended",
         got=error or "a cancellation",
-        remedy="no action needed: this operator exits, and stands by when it is started again",
+        remedy="No action needed: this operator exits, and is a standby after its restart",
     )
 
 
-async def _renew_for_ever(elector: LeaderElector, health: Liveness) -> None:
+async def _renew(elector: LeaderElector, health: Liveness) -> None:
     while True:
         health.beat(PART)
         await asyncio.sleep(RENEW_SECONDS)
@@ -299,4 +300,4 @@ async def _release(elector: LeaderElector) -> None:
         async with asyncio.timeout(CALL_SECONDS):
             await elector.release()
     except (KubernetesError, TimeoutError) as error:
-        logger.warning("the lease runs out by itself: %s", error or "no answer in time")
+        logger.warning("lease was not released and will expire: %s", error or "no answer in time")

@@ -1,6 +1,6 @@
-"""The operator's log: one line for each thing that happened, with the object that it is about.
+"""Log of the operator: one line for each entry, with the object that it is about.
 
-Set up by the operator's command; `Controller`s say about which object their tasks are.
+The operator's command configures it; `Controller`s set the object of their tasks.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ LEVELS = ("debug", "info", "warning", "error")
 TRACEBACK_SECONDS = 60.0
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
-_object: ContextVar[dict[str, str]] = ContextVar("object", default={})  # noqa: B039  never changed
+_object: ContextVar[dict[str, str]] = ContextVar("object", default={})  # noqa: B039  not mutated
 
 
 def about(kind: str, key: Key) -> None:
-    """Have all that this task logs from now on be about one object."""
+    """Set the object of all later log entries of this task."""
     _object.set({"kind": kind, "namespace": key.namespace, "name": key.name})
 
 
 def identify(body: Body) -> None:
-    """Tell which one of all objects that ever had this name it is about."""
+    """Add the uid of the object to later log entries of this task."""
     _object.set({**_object.get(), "uid": body["metadata"]["uid"]})
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object in one line.
+    """Formats an entry as one JSON object in one line.
 
-    It has `time`, `level`, `logger` and `message`; where it is about an object its `kind`,
-    `namespace`, `name` and, once known, `uid`; and `exception` where there is one.
+    Its fields are `time`, `level`, `logger` and `message`; `kind`, `namespace`, `name` and `uid` of
+    its object, if known; and `exception`, if there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write *record*."""
+        """Format *record*."""
         moment = datetime.fromtimestamp(record.created, UTC)
         line = {
             "time": moment.isoformat(timespec="milliseconds"),
@@ -60,21 +60,21 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One line for each entry, and below it an indented traceback where there is one.
+    """Formats an entry as one line, followed by an indented traceback if there is one.
 
-    Characters that can't be printed, line ends among them, are written as escapes: what users wrote
-    can neither pass for another entry nor change how a terminal shows it.
+    Characters that are not printable, including line ends, are escaped. So text of users can
+    neither imitate another entry nor change the terminal.
     """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S%z")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  overrides
-        """Write the line."""
+        """Format the line."""
         return _printable(super().formatMessage(record))
 
     def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802  overrides
-        """Write a traceback."""
+        """Format a traceback."""
         lines = super().formatException(ei).split("\n")
         return "\n".join(f"  {_printable(line)}" for line in lines)
 
@@ -82,8 +82,8 @@ class TextFormatter(logging.Formatter):
 class TracebackLimit(logging.Filter):
     """Logs the traceback of an error once within `TRACEBACK_SECONDS`, for each place in the code.
 
-    Later entries have the error in one line: an API server that gives the same wrong answer to
-    each call must not fill the log.
+    Later entries have the error in one line: repeated wrong answers of an API server must not fill
+    the log.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -92,7 +92,7 @@ class TracebackLimit(logging.Filter):
         self._shown: dict[object, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Reduce *record* where its traceback was logged lately; keep each record."""
+        """Reduce *record* if its traceback was logged recently; keep each record."""
         error = record.exc_info[1] if record.exc_info else None
         if error is None:
             return True
@@ -122,11 +122,11 @@ def to_stderr(form: Format, level: str = "info") -> None:
     """Log to standard error.
 
     Libraries never log below INFO, and kopf never below WARNING: at DEBUG the Kubernetes client
-    logs the answers of the API server, Secrets included.
+    logs answers of the API server, including Secrets.
 
     Args:
-        form: of each entry.
-        level: of `LEVELS`; less severe entries are left out.
+        form: format of each entry.
+        level: one of `LEVELS`; less severe entries are omitted.
     """
     least = logging.getLevelNamesMapping()[level.upper()]
     handler = logging.StreamHandler(sys.stderr)

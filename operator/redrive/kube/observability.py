@@ -1,13 +1,9 @@
-"""Metrics and heartbeats of the operator.
+"""Metrics of work queues, conditions and leader election, and heartbeats of the operator.
 
-Metrics of the work queues and reconciles, of objects' conditions, and of the leader election.
+`docs/reference/metrics.md` lists the metrics.
 
-`docs/reference/metrics.md` lists it.
-
-Liveness: heartbeats of the operator's parts, and whether one of them has stalled.
-
-The event loop and every watch send a heartbeat in each of their rounds. The command's endpoint
-reads them from a thread of its own, so that it answers while the event loop hangs.
+The event loop and every watch send heartbeats to `Liveness`. The endpoint of the command reads them
+in its own thread, so it answers even while the event loop hangs.
 """
 
 from __future__ import annotations
@@ -31,17 +27,17 @@ from redrive.kube.status import STATES
 from redrive.reasons import Reason
 
 LEASE_HELD = Gauge(
-    "redrive_lease_held", "1 while this operator holds the lease and may write, else 0."
+    "redrive_lease_held", "1 while this operator holds the lease and may write, otherwise 0."
 )
 OBJECTS = "redrive_objects"
 OTHER = "Other"
-"""What conditions are counted as that hold what redrive writes in none."""
+"""Label value for texts in conditions that redrive never writes."""
 _STATUSES = frozenset(map(str, ConditionStatus))
 _LABELS = ("kind", "condition", "status", "reason")
 POLICY_READY = "redrive_policy_ready"
 POLICY_CONDITION = "redrive_policy_condition"
 POLICY_LABELS = ("policy", "policy_namespace", "source_topic", "subscription")
-"""The metrics of consumers have the same. Scrapers overwrite a label `namespace`."""
+"""The metrics of consumers have the same labels. Scrapers overwrite a label `namespace`."""
 RECONCILES = Counter(
     "redrive_reconciles_total",
     "Reconciles, by kind and by result: success, requeue or error.",
@@ -71,13 +67,13 @@ LOOP_DELAY = Histogram(
 )
 BREAKER_OPEN = Gauge(
     "redrive_breaker_open",
-    "1 while a connection's broker does not answer and is left alone, else 0.",
+    "1 while the circuit breaker of the connection is open, otherwise 0.",
     ("connection_namespace", "connection"),
 )
 
 
 class LeaseMetrics(Collector):
-    """Changes of the leader, as the Lease records them: the same number at each replica.
+    """Leader changes as recorded in the Lease; equal at each replica.
 
     Attributes:
         transitions: None until the Lease was read.
@@ -86,7 +82,7 @@ class LeaseMetrics(Collector):
     transitions: int | None = None
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Return the number."""
+        """Return the counter."""
         family = CounterMetricFamily(
             "redrive_lease_transitions_total", "Changes of the leader, as the Lease records them."
         )
@@ -100,13 +96,13 @@ REGISTRY.register(LEASE)
 
 
 class ConditionMetrics(Collector):
-    """Conditions of objects: their number by kind, and those of each policy."""
+    """Conditions of objects: their number by kind, and the conditions of each policy."""
 
     def __init__(self, caches: Mapping[Resource, Cache]) -> None:
         self._caches = caches
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Count them, now."""
+        """Count the current conditions."""
         family = GaugeMetricFamily(
             OBJECTS, "Objects of redrive, by each condition in their status.", labels=_LABELS
         )
@@ -149,7 +145,7 @@ class ConditionMetrics(Collector):
 
     def _readiness(self) -> GaugeMetricFamily:
         family = GaugeMetricFamily(
-            POLICY_READY, "1 while a RetryPolicy is Ready, else 0.", labels=POLICY_LABELS
+            POLICY_READY, "1 while a RetryPolicy is Ready, otherwise 0.", labels=POLICY_LABELS
         )
         for body in self._caches.get(resources.POLICIES, ()):
             spec, key = body["spec"], Key.of(body)
@@ -159,19 +155,19 @@ class ConditionMetrics(Collector):
         return family
 
 
-def _known(text: str | None, known: frozenset[str]) -> str:
-    """Return *text* if it is known: each one that a user makes up would be a time series."""
-    return text if text in known else OTHER
+def _known(text: str | None, texts: frozenset[str]) -> str:
+    """Return *text* if it is in *texts*: each text of a user would be a new time series."""
+    return text if text in texts else OTHER
 
 
 def _is_ready(body: Body) -> bool:
     conditions = (body.get("status") or {}).get("conditions") or ()
-    return any((each.get("type"), each.get("status")) == (READY, "True") for each in conditions)
+    return any((c.get("type"), c.get("status")) == (READY, "True") for c in conditions)
 
 
 @contextmanager
 def counting_objects(caches: Mapping[Resource, Cache]) -> Iterator[None]:
-    """Count the conditions of the objects in *caches* while the block runs."""
+    """Export the conditions of the objects in *caches* while the block runs."""
     collector = ConditionMetrics(caches)
     REGISTRY.register(collector)
     try:
@@ -181,15 +177,15 @@ def counting_objects(caches: Mapping[Resource, Cache]) -> Iterator[None]:
 
 
 STALL_SECONDS = 60.0
-"""A part without a heartbeat for longer has stalled."""
+"""A part has stalled if it sent no heartbeat for longer."""
 BEAT_SECONDS = 1.0
 LATE_SECONDS = 5.0
-"""The event loop sends no heartbeat while it is later: it then renews no lease in time."""
+"""Delay from which the event loop sends no heartbeat: it would not renew the lease in time."""
 EVENT_LOOP = "event loop"
 
 
 class Liveness:
-    """The last heartbeat of each part; may be read from any thread.
+    """Latest heartbeat of each part; thread-safe.
 
     Args:
         clock: monotonic seconds.
@@ -201,33 +197,33 @@ class Liveness:
         self.ready = False
 
     def beat(self, part: str) -> None:
-        """Record a heartbeat of *part*, which has to send the next within `STALL_SECONDS`."""
+        """Record a heartbeat of *part*; the next must follow within `STALL_SECONDS`."""
         self._beats[part] = self._clock()
 
     def forget(self, part: str) -> None:
-        """Expect no more heartbeats of *part*."""
+        """Expect no further heartbeats of *part*."""
         self._beats.pop(part, None)
 
     def silent_for(self) -> dict[str, float]:
-        """Return for each part how many seconds ago its last heartbeat was."""
+        """Return the seconds since the latest heartbeat of each part."""
         now = self._clock()
         return {part: now - at for part, at in tuple(self._beats.items())}
 
     def has_stalled(self) -> bool:
-        """Whether a part has sent no heartbeat for longer than it may."""
+        """Return True if a part has stalled."""
         return any(silent > STALL_SECONDS for silent in self.silent_for().values())
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Send heartbeats of the event loop while the block runs, unless it is late."""
-        task = asyncio.create_task(self._beat_for_ever(), name="heartbeat")
+        """Send heartbeats of the event loop while the block runs, unless the loop is late."""
+        task = asyncio.create_task(self._beat_event_loop(), name="heartbeat")
         try:
             yield
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _beat_for_ever(self) -> None:
+    async def _beat_event_loop(self) -> None:
         self.beat(EVENT_LOOP)
         while True:
             due = self._clock() + BEAT_SECONDS

@@ -1,13 +1,9 @@
-"""Kinds of objects, their keys, and the fields of an object that a cache retains.
+"""Kinds of objects, their keys, and the fields of an object that a cache retains; pure.
 
-The kinds of Kubernetes objects that redrive reads or writes, and how one object is named.
-
-What is kept in memory of an object: what redrive reads of it, and no more. Pure.
-
-A label selects ConfigMaps and SparkApplications, and everyone can set it: a namespace may hold a
-thousand ConfigMaps of a mebibyte each that have it. So what is kept of either has a length of its
-own, whatever the object holds. Of redrive's own kinds the spec and the status are kept, whose
-schemas limit them, and of the rest nothing that others write for themselves.
+A label selects ConfigMaps and SparkApplications, and any user can set it: a namespace may have a
+thousand such ConfigMaps of a mebibyte each. So the retained part of either has a maximum length. Of
+redrive's own kinds the spec and the status are retained, which their schemas limit, and no metadata
+that other tools add.
 """
 
 from __future__ import annotations
@@ -21,14 +17,14 @@ from redrive.api import GROUP, VERSION, Body, LauncherName
 
 
 class Key(NamedTuple):
-    """An object of a known kind: its namespace and name."""
+    """Namespace and name of an object of a known kind."""
 
     namespace: str
     name: str
 
     @classmethod
     def of(cls, body: Body) -> Key:
-        """Identify *body*."""
+        """Return the key of *body*."""
         return cls(body["metadata"]["namespace"], body["metadata"]["name"])
 
     def __str__(self) -> str:
@@ -40,9 +36,8 @@ class Resource:
     """A kind of objects; the core group is "".
 
     Attributes:
-        selector: the label selector by which the API server chooses the objects that redrive lists
-            and watches; empty for all.
-        fields: the field selector, likewise.
+        selector: label selector of the objects that redrive lists and watches; empty for all.
+        fields: field selector, likewise.
     """
 
     group: str
@@ -54,18 +49,18 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """Return what a manifest writes as `apiVersion`."""
+        """Return the `apiVersion` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def address(self) -> tuple[str, str, str]:
-        """Return group, version and plural, by which a watch knows it."""
+        """Return group, version and plural for a watch."""
         return self.group, self.version, self.plural
 
     def path(self, namespace: str | None = None, name: str | None = None) -> str:
         """Return the URL path of one object, of a namespace's objects, or of all.
 
-        What lies in no namespace, such as a Namespace, has an empty one.
+        Objects without a namespace, such as a Namespace, have an empty one.
         """
         root = f"/apis/{self.group}" if self.group else "/api"
         within = f"/namespaces/{namespace}" if namespace else ""
@@ -74,42 +69,41 @@ class Resource:
 
 
 MANAGED = ("app.kubernetes.io/managed-by", "redrive")
-"""The label, and its value, of what redrive makes: a cluster may hold thousands of others' objects.
-"""
+"""Label and value of objects that redrive creates: a cluster may have thousands of other
+objects."""
 POLICY_LABEL = "redrive.io/policy"
-"""Label of all objects that the operator creates: the name of their RetryPolicy."""
+"""Label of objects that the operator creates: the name of their RetryPolicy."""
 
 PAUSE = "redrive.io/paused"
-"""Annotation of a RetryPolicy: while it is `true`, nothing is read or written for the policy."""
+"""Annotation of a RetryPolicy: while it is `true`, the policy is not reconciled."""
 IGNORE_OUTAGES_UNTIL = "redrive.io/ignore-outages-until"
-"""Annotation of a RetryPolicy with a time: until then consumers don't pause for outages."""
+"""Annotation of a RetryPolicy with a time: until then consumers do not pause for outages."""
 DEAD_LETTER_NOW = "redrive.io/dead-letter-now"
-"""Annotation of a RetryPolicy: messages that consumers dead-letter at their next failure, as
+"""Annotation of a RetryPolicy: messages that consumers dead-letter at their next failure, each as
 `ORIGIN@TIME`, until that time; separated by spaces."""
 RECONCILE_REQUESTED_AT = "redrive.io/reconcile-requested-at"
-"""Annotation with a time: a change of it has the object reconciled."""
+"""Annotation with a time: a change of it causes a reconcile."""
 UNLOAD_REQUESTED_AT = "redrive.io/unload-requested-at"
-"""Annotation of a RetryPolicy with a time: the operator has the broker load the retry topic again,
-once for each value."""
+"""Annotation of a RetryPolicy with a time: the broker loads the retry topic again, once for each
+value."""
 REQUESTED_BY = "redrive.io/requested-by"
-"""Annotation: the user who created a Replay, or who annotated a RetryPolicy last. The admission
+"""Annotation: the user who created a Replay, or who last annotated a RetryPolicy. The admission
 policy of the chart verifies it."""
 SKIP_CLEANUP = "redrive.io/skip-cleanup"
-"""Annotation of a RetryPolicy: with `true` a deleted policy goes at once, without cleanup."""
+"""Annotation of a RetryPolicy: with `true` a deleted policy is removed at once, without cleanup."""
 HAND_OVER_TO = "redrive.io/hand-over-to"
-"""Annotation of a RetryPolicy: the id of another cluster, whose policy of the same namespace and
-name gets its topics."""
+"""Annotation of a RetryPolicy: id of another cluster, whose policy of the same namespace and name
+gets its topics."""
 TAKE_OVER_FROM = "redrive.io/take-over-from"
-"""Annotation of a RetryPolicy: names of others of its namespace whose topics it may take over,
+"""Annotation of a RetryPolicy: names of policies in its namespace whose topics it may take over,
 separated by commas."""
 USABLE_BY = "redrive.io/usable-by"
-"""Annotation of a Secret, ConfigMap or claim: the BrokerConnections that may have it mounted into
-replay jobs, each as `namespace/name`, separated by commas. On the ServiceAccount of replay jobs it
-is the consent for all objects of the namespace that the operator may not read."""
+"""Annotation of a Secret, ConfigMap or claim: the BrokerConnections whose replay jobs may mount it,
+each as `namespace/name`, separated by commas. On the ServiceAccount of replay jobs it is the
+consent for all objects of the namespace that the operator may not read."""
 
 TOPIC_OWNER = "redrive.io/owner"
-"""A property of a topic: which policy of which Kubernetes cluster keeps it, as
-`cluster/namespace/name`."""
+"""Topic property: the owner of a topic, as `cluster/namespace/name`."""
 
 CONNECTIONS = Resource(GROUP, VERSION, "brokerconnections", "BrokerConnection")
 POLICIES = Resource(GROUP, VERSION, "retrypolicies", "RetryPolicy")
@@ -143,18 +137,17 @@ EVENTS = Resource("", "v1", "events", "Event")
 PODS = Resource("", "v1", "pods", "Pod")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 POD_TEMPLATES = Resource("", "v1", "podtemplates", "PodTemplate")
-CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 APPLICATIONS: Mapping[LauncherName, Resource] = {
     LauncherName.KUBEFLOW: SPARK_APPLICATIONS,
     LauncherName.APACHE: APACHE_SPARK_APPLICATIONS,
 }
-"""What each Spark operator runs. Both kinds have one name: always name the group."""
+"""Kind of each Spark operator. Both have the same name, so the group must always be named."""
 
 
 def owner_reference(resource: Resource, owner: Body) -> dict[str, Any]:
-    """Return the entry that makes *owner* the controller of another object of its namespace."""
+    """Return the owner reference that makes *owner* the controller of another object."""
     return {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
@@ -165,15 +158,15 @@ def owner_reference(resource: Resource, owner: Body) -> dict[str, Any]:
 
 
 def is_owned_by(body: Body, owner: Body) -> bool:
-    """Whether *owner* is among the owners of *body*: the same object, not one of its name."""
+    """Return True if *owner*, and not only an object of its name, is an owner of *body*."""
     owners = body["metadata"].get("ownerReferences", [])
     return any(reference["uid"] == owner["metadata"]["uid"] for reference in owners)
 
 
 CONFIG_MAP_KEY = "policy.json"
-"""Consumers mount the ConfigMap at `/etc/redrive` and find this file there."""
+"""Key of the ConfigMap; consumers mount it at `/etc/redrive` and read this file."""
 Keep = Callable[[Body], Body]
-"""An object → what is kept of it; of what was kept that is all."""
+"""Reduces an object to its retained fields; idempotent."""
 
 _IDENTITY = (
     "name",
@@ -186,28 +179,28 @@ _IDENTITY = (
 )
 _MOST_OWNERS = 16
 _LONGEST_WORD = 253
-"""In characters: a name or a time is not longer."""
+"""Maximum characters of a name or a time."""
 _LONGEST_TEXT = 16_384
-"""In characters: the output of a submission that failed, stack traces included, is as long."""
+"""Maximum characters of the output of a failed submission, with stack traces."""
 _MOST_CONDITIONS = 16
 _LAST_STATES = 4
-"""Of its history: one of the last two says how a run has ended."""
+"""Retained entries of the history; one of the last two shows how a run ended."""
 
 
 def keep_of(resource: Resource) -> Keep:
-    """Return what reduces the objects of a kind."""
+    """Return the function that reduces objects of a kind."""
     return _KEPT.get(resource, of_redrive)
 
 
 def of_redrive(body: Body) -> Body:
-    """Keep an object without what others write into its metadata for themselves.
+    """Retain an object without metadata of other tools.
 
-    Who last wrote which field is half of an object; what `kubectl apply` notes is all of it again.
+    `managedFields` is half of an object, and the annotation of `kubectl apply` repeats all of it.
     """
     metadata = {n: value for n, value in body["metadata"].items() if n != "managedFields"}
     if "annotations" in metadata:
-        found = metadata["annotations"] or {}
-        ours = {name: value for name, value in found.items() if name.startswith(f"{GROUP}/")}
+        annotations = metadata["annotations"] or {}
+        ours = {n: value for n, value in annotations.items() if n.startswith(f"{GROUP}/")}
         metadata["annotations"] = ours
     if "labels" in metadata:
         metadata["labels"] = _own_labels(metadata["labels"])
@@ -215,15 +208,15 @@ def of_redrive(body: Body) -> Body:
 
 
 def retained_config_map(body: Body) -> Body:
-    """Keep of a ConfigMap whose it is, and a digest of the policy in it, which is bytes."""
-    found = (body.get("data") or {}).get(CONFIG_MAP_KEY)
-    if isinstance(found, str):
-        found = hashlib.sha256(found.encode(errors="surrogatepass")).digest()
-    return _reduced(body, {"data": {CONFIG_MAP_KEY: found}} if found is not None else {})
+    """Retain of a ConfigMap its owners, and a digest, in bytes, of the policy in it."""
+    policy = (body.get("data") or {}).get(CONFIG_MAP_KEY)
+    if isinstance(policy, str):
+        policy = hashlib.sha256(policy.encode(errors="surrogatepass")).digest()
+    return _reduced(body, {"data": {CONFIG_MAP_KEY: policy}} if policy is not None else {})
 
 
 def _application(body: Body) -> Body:
-    """Keep of a SparkApplication, of either Spark operator, whose it is, and how it stands."""
+    """Retain of a SparkApplication, of either Spark operator, its owners and its state."""
     status = _mapping(body.get("status"))
     history = _mapping(status.get("stateTransitionHistory"))
     numbers = in_order(number for number in history if len(number) <= _LONGEST_WORD)
@@ -234,12 +227,12 @@ def _application(body: Body) -> Body:
         "currentState": _apache_state(status.get("currentState")),
         "stateTransitionHistory": {n: _apache_state(history[n]) for n in numbers[-_LAST_STATES:]},
     }
-    found = {**states, **dict(_words(status, "lastSubmissionAttemptTime"))}
-    return _reduced(body, {"status": {name: value for name, value in found.items() if value}})
+    kept = {**states, **dict(_words(status, "lastSubmissionAttemptTime"))}
+    return _reduced(body, {"status": {name: value for name, value in kept.items() if value}})
 
 
 def _job(body: Body) -> Body:
-    """Keep of a Job whose it is, and how it stands."""
+    """Retain of a Job its owners and its state."""
     status = _mapping(body.get("status"))
     counts = {name: status[name] for name in ("active", "ready", "failed") if name in status}
     conditions = [
@@ -251,44 +244,45 @@ def _job(body: Body) -> Body:
 
 
 def in_order(numbers: Iterable[str]) -> list[str]:
-    """Sort numbers, as they are written, without reading them: others may write any text."""
+    """Sort decimal numbers without parsing them: other tools may write any text."""
     return sorted(numbers, key=lambda number: (len(number), number))
 
 
-def _retained_state(found: object, *words: str, text: str) -> dict[str, str]:
-    """Keep *words* of a state, and a text.
+def _retained_state(value: object, *words: str, text: str) -> dict[str, str]:
+    """Retain *words* of a state, and a text.
 
-    Of a long one the middle is left out: it begins with what was done, and ends with why not.
+    The middle of a long text is cut: it begins with the action and ends with the error.
     """
-    known, half = _mapping(found), _LONGEST_TEXT // 2
-    state = dict(_words(known, *words))
-    if isinstance(said := known.get(text), str):
-        state[text] = f"{said[:half]}\n{said[-half:]}" if len(said) > _LONGEST_TEXT else said
+    fields, half = _mapping(value), _LONGEST_TEXT // 2
+    state = dict(_words(fields, *words))
+    if isinstance(message := fields.get(text), str):
+        is_long = len(message) > _LONGEST_TEXT
+        state[text] = f"{message[:half]}\n{message[-half:]}" if is_long else message
     return state
 
 
-def _apache_state(found: object) -> dict[str, str]:
-    return _retained_state(found, "currentStateSummary", "lastTransitionTime", text="message")
+def _apache_state(value: object) -> dict[str, str]:
+    return _retained_state(value, "currentStateSummary", "lastTransitionTime", text="message")
 
 
-def _words(found: Mapping[str, Any], *names: str) -> Iterator[tuple[str, str]]:
+def _words(fields: Mapping[str, Any], *names: str) -> Iterator[tuple[str, str]]:
     for name in names:
-        if isinstance(word := found.get(name), str):
+        if isinstance(word := fields.get(name), str):
             yield name, word[:_LONGEST_WORD]
 
 
-def _mapping(found: object) -> Mapping[str, Any]:
-    """Return *found* where it is as it should be: a kind of others may have no schema."""
-    return found if isinstance(found, dict) else {}
+def _mapping(value: object) -> Mapping[str, Any]:
+    """Return *value* if it is a mapping, else an empty one: kinds of others may have no schema."""
+    return value if isinstance(value, dict) else {}
 
 
 def _reduced(body: Body, content: Body) -> Body:
     """Return an object with its identity, its owners and *content*."""
-    found = body["metadata"]
-    metadata = {name: found[name] for name in _IDENTITY if name in found}
-    if "labels" in found:
-        metadata["labels"] = _own_labels(found["labels"])
-    owners = [owner for owner in found.get("ownerReferences") or () if _is_short(owner)]
+    source = body["metadata"]
+    metadata = {name: source[name] for name in _IDENTITY if name in source}
+    if "labels" in source:
+        metadata["labels"] = _own_labels(source["labels"])
+    owners = [owner for owner in source.get("ownerReferences") or () if _is_short(owner)]
     if owners:
         metadata["ownerReferences"] = owners[:_MOST_OWNERS]
     typed = {name: body[name] for name in ("apiVersion", "kind") if name in body}

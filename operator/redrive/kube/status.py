@@ -1,11 +1,7 @@
 """Status, Events and finalizers of an object.
 
-Conditions → the status of an object, written when they changed; what changed is an Event too.
-
-Called at the end of every reconcile, so it has to be silent where nothing is new: a status patch
-or an Event for each reconcile of an object would drown those that matter.
-
-Finalizers: by them the API server keeps a deleted object until its work is done.
+A status is written only if it changed, and the change is an Event, too. Otherwise the patches and
+Events of unchanged objects would hide the relevant ones.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from redrive.kube.resources import Key, Resource
 from redrive.reasons import Reason
 
 STATES = frozenset({READY, RECONCILING, STALLED, COMPLETE, FAILED, Reason.SUSPENDED})
-"""Types of the conditions that are no warnings."""
+"""Types of conditions that are not warnings."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +43,7 @@ class Publisher:
     """Writes the status of objects of one kind, and Events about them.
 
     Attributes:
-        table: what is known of these objects; learns of each write at once.
+        table: cache of these objects; stores each write at once.
     """
 
     kubernetes: Kubernetes
@@ -62,19 +58,19 @@ class Publisher:
         fields: Mapping[str, Any] = MappingProxyType({}),
         version: str | None = None,
     ) -> Body:
-        """Write *conditions*, and *fields* of the status beside them, if they differ from *body*.
+        """Write *conditions* and *fields* to the status of *body* if they differ.
 
-        A changed Ready condition is an Event and a line in the log, unless it says `Progressing`;
-        so is a warning that is new or says something new.
+        A changed Ready condition causes an Event and a log entry, except `Progressing`. So does a
+        new warning, or one with a new message.
 
         Args:
             body: the object as last read.
-            conditions: all of them.
-            fields: None removes one.
+            conditions: all of its conditions.
+            fields: other fields of the status; None removes one.
             version: see `Kubernetes.patch_status`.
 
         Returns:
-            The object as it is then: *body* itself if there was nothing to write.
+            The object after the write; *body* itself if nothing was written.
 
         Raises:
             ConflictError: it has another *version*.
@@ -87,14 +83,15 @@ class Publisher:
         after = await self.kubernetes.patch_status(self.resource, Key.of(body), status, version)
         self.table.renew(after)
         await self._announce(find(body, READY), find(after, READY), after)
-        for each in conditions:
-            known = (_says(find(body, each.type)), _says(find(after, READY)))
-            if each.type not in STATES and _says(each) not in known:
-                await self.emit(after, ObjectEvent(each.reason, each.message, is_warning=True))
+        for condition in conditions:
+            earlier = (_text(find(body, condition.type)), _text(find(after, READY)))
+            if condition.type not in STATES and _text(condition) not in earlier:
+                event = ObjectEvent(condition.reason, condition.message, is_warning=True)
+                await self.emit(after, event)
         return after
 
     async def emit(self, body: Body, event: ObjectEvent) -> None:
-        """Make an Event about *body*, and log it; `KubernetesError`s are logged only."""
+        """Emit an Event about *body*, and log it; `KubernetesError`s are only logged."""
         level = logging.WARNING if event.is_warning else logging.INFO
         who = (self.resource.kind, Key.of(body))
         logger.log(level, "%s %s: %s: %s", *who, event.reason, event.message)
@@ -107,19 +104,19 @@ class Publisher:
         )
 
     async def _announce(self, old: Condition | None, new: Condition | None, body: Body) -> None:
-        if new is None or new.reason == Reason.PROGRESSING or _says(old) == _says(new):
+        if new is None or new.reason == Reason.PROGRESSING or _text(old) == _text(new):
             return
         bad = new.status is not ConditionStatus.TRUE
         await self.emit(body, ObjectEvent(new.reason, new.message, is_warning=bad))
 
 
 def status_of(body: Body, conditions: Sequence[Condition], now: datetime) -> dict[str, Any]:
-    """Return the fields of the status that follow from the *conditions* of *body*.
+    """Return the status fields for the *conditions* of *body*.
 
     Args:
         body: the object as last read.
-        conditions: all of them.
-        now: the transition time of those whose status changed.
+        conditions: all of its conditions.
+        now: transition time of conditions whose status changed.
     """
     generation = body["metadata"]["generation"]
     observed = [c.model_copy(update={"observed_generation": generation}) for c in conditions]
@@ -135,17 +132,17 @@ def _holds(fields: Any, patch: Any) -> bool:  # noqa: ANN401  JSON
     return bool(fields == patch)
 
 
-def _says(condition: Condition | None) -> tuple[str, str] | None:
+def _text(condition: Condition | None) -> tuple[str, str] | None:
     return None if condition is None else (condition.reason, condition.message)
 
 
 def has_finalizer(body: Body, name: str) -> bool:
-    """Whether the API server keeps an object for this finalizer."""
+    """Return True if an object has this finalizer."""
     return name in _finalizers_of(body)
 
 
 async def add_finalizer(body: Body, name: str, out: Publisher) -> Body:
-    """Have a finalizer on an object; return the object as it is then.
+    """Ensure that an object has a finalizer; return the object after the write.
 
     Raises:
         ConflictError: it was changed meanwhile.
@@ -157,10 +154,10 @@ async def add_finalizer(body: Body, name: str, out: Publisher) -> Body:
 
 
 async def remove_finalizer(body: Body, name: str, out: Publisher) -> Body:
-    """Have no such finalizer on an object; return the object as it is then.
+    """Ensure that an object has no such finalizer; return the object after the write.
 
-    The API server takes no new finalizer for one that is being deleted. So where such a one has no
-    others, a change meanwhile, as of its status, does not matter.
+    An object that is being deleted accepts no new finalizers. So if it has no others, a change
+    meanwhile, such as of its status, does not matter.
 
     Raises:
         ConflictError: it was changed meanwhile, and has other finalizers or is not being deleted.
@@ -179,13 +176,13 @@ def _finalizers_of(body: Body) -> Sequence[str]:
 
 
 def _other_finalizers(body: Body, name: str) -> list[str]:
-    return [each for each in _finalizers_of(body) if each != name]
+    return [other for other in _finalizers_of(body) if other != name]
 
 
 async def _set_finalizers(
     body: Body, names: list[str], out: Publisher, only: str = "resourceVersion"
 ) -> Body:
-    # The list is replaced as a whole: only if the object is as it was read, or the same.
+    # The list is replaced as a whole: only if the object is unchanged, or at least the same.
     patch = {"metadata": {"finalizers": names, only: body["metadata"][only]}}
     after = await out.kubernetes.patch(out.resource, Key.of(body), patch)
     out.table.renew(after)

@@ -21,7 +21,7 @@ def shop(make_shop: MakeShop) -> Shop:
 
 def test_killed_leader_is_replaced_within_20_s(start_replica: StartReplica, shop: Shop) -> None:
     leader = start_replica(NAMES[0], "redrive serves")
-    successor = start_replica(NAMES[1], "redrive stands by")
+    successor = start_replica(NAMES[1], "redrive is a standby")
     shop.create_topic(shop.topic("orders"))
     shop.connection()
 

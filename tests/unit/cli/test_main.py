@@ -30,8 +30,8 @@ def test_user_error_prints_one_line_and_exits_with_1(tmp_path: Path) -> None:
     process = run("operator", KUBECONFIG=str(tmp_path / "absent"))
     assert process.returncode == 1
     line = process.stderr.splitlines()[-1]
-    assert line.startswith("redrive: NoCluster: no Kubernetes cluster to talk to; got ")
-    assert line.endswith("; set KUBECONFIG, or run this in a cluster")
+    assert line.startswith("redrive: NoCluster: no Kubernetes cluster is configured; got ")
+    assert line.endswith("; set KUBECONFIG, or run in a cluster")
     assert "Traceback" not in process.stderr
 
 

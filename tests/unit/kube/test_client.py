@@ -64,7 +64,7 @@ async def api_server(answer: bytes, asked: list[str] | None = None) -> AsyncIter
         b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhidden",
         b"HTTP/1.1 503 X\r\nContent-Length: 6\r\n\r\nhidden",
     ],
-    ids=["disconnected", "cut off", "garbled", "no JSON", "no error of an API server"],
+    ids=["disconnected", "cut off", "garbled", "no JSON", "not an error of an API server"],
 )
 async def test_server_without_valid_answer_is_unavailable(answer: bytes, kubeconfig: Path) -> None:
     async with api_server(answer) as port:
@@ -367,7 +367,7 @@ async def test_forbidden_namespace_does_not_block_others_at_start(
     async with asyncio.timeout(60), Context.open(settings_for("deleted", "shop")) as ctx:
         for cache in ctx.caches.values():
             assert [Key.of(body) for body in cache] == [Key("shop", "a")]
-    assert caplog.text.count("left out for now: may not list") == 6
+    assert caplog.text.count("namespace skipped, access is forbidden: may not list") == 6
 
 
 async def test_namespace_labels_are_read_at_start(

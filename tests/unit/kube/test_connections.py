@@ -233,8 +233,8 @@ def test_private_errors_are_shown_in_own_namespace_only(
     shown = shown_to(policy("other"), error)
     assert type(shown) is type(error)
     assert str(shown) == (
-        "the BrokerConnection shop/main, of another namespace, can't be used; "
-        f"got '{error.reason}'; its own conditions say why; this resumes automatically once that "
+        "the BrokerConnection shop/main of another namespace cannot be used; "
+        f"got '{error.reason}'; its conditions show the cause; this resumes automatically once it "
         "is fixed"
     )
     harmless = Reason.NAMESPACE_NOT_ALLOWED.error("no", remedy="ask")

@@ -150,7 +150,7 @@ async def test_reconciles_are_counted_by_result_and_timed() -> None:
 async def test_queue_depth_counts_waiting_objects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller, "AT_ONCE", 1)
+    monkeypatch.setattr(controller, "MAX_CONCURRENT_RECONCILES", 1)
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def look(_: Key) -> Requeue:
@@ -173,7 +173,7 @@ async def test_queue_depth_counts_waiting_objects(
 async def test_waiting_objects_are_marked_progressing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller, "AT_ONCE", 1)
+    monkeypatch.setattr(controller, "MAX_CONCURRENT_RECONCILES", 1)
     marked: list[str] = []
     go_on = asyncio.Event()
 
@@ -245,7 +245,7 @@ async def test_lasting_failures_back_off_to_minutes(
 async def test_concurrent_reconciles_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller, "AT_ONCE", 3)
+    monkeypatch.setattr(controller, "MAX_CONCURRENT_RECONCILES", 3)
     now = most = done = 0
 
     async def look(_: Key) -> Requeue:

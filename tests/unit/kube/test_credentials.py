@@ -15,7 +15,7 @@ from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import SecretNotFoundError, UnavailableError
 from redrive.kube.credentials import (
-    KEPT_SECONDS,
+    CACHE_SECONDS,
     REFUSED_SECONDS,
     CredentialReader,
     KeptCredentials,
@@ -85,7 +85,7 @@ async def test_thousand_users_cost_one_read_per_interval(
     for round_ in range(3):
         await asyncio.gather(*(kept.refresh() for _ in range(1000)))
         assert secret.reads == round_ + 1
-        clock.now += KEPT_SECONDS
+        clock.now += CACHE_SECONDS
 
 
 async def test_changed_secret_is_in_use_after_next_read(
@@ -93,11 +93,11 @@ async def test_changed_secret_is_in_use_after_next_read(
 ) -> None:
     await kept.refresh()
     first = kept.held
-    clock.now += KEPT_SECONDS
+    clock.now += CACHE_SECONDS
     await kept.refresh()
     assert kept.held is first
     secret.material = Material(token="two")  # noqa: S106
-    clock.now += KEPT_SECONDS
+    clock.now += CACHE_SECONDS
     await kept.refresh()
     assert token(kept) == "Bearer two"
 
@@ -177,7 +177,7 @@ async def test_slow_read_after_refusal_is_shared_by_all_waiters(
 async def test_read_slower_than_its_lifetime_is_shared(
     kept: KeptCredentials, secret: Secret
 ) -> None:
-    secret.slow = KEPT_SECONDS + 1
+    secret.slow = CACHE_SECONDS + 1
     await asyncio.gather(*(kept.refresh() for _ in range(50)))
     assert secret.reads == 1
 
@@ -205,7 +205,7 @@ async def test_secret_stays_in_use_only_while_api_is_unavailable(
 ) -> None:
     await kept.refresh()
     secret.material = AWAY
-    clock.now += 10 * KEPT_SECONDS
+    clock.now += 10 * CACHE_SECONDS
     await kept.refresh()
     assert token(kept) == "Bearer one"
     secret.material = GONE
@@ -262,7 +262,7 @@ async def test_token_file_is_read_in_folder_of_namespace_only(
     ):
         await reader.read("billing", spec(FILE))
     (tmp_path / "shop" / "admin.token").write_text("two\nlines")
-    with raises(Reason.TOKEN_FILE_INVALID, match="holds no token"):
+    with raises(Reason.TOKEN_FILE_INVALID, match="has no token"):
         await reader.read("shop", spec(FILE))
 
 
