@@ -258,7 +258,7 @@ async def test_token_file_is_read_in_folder_of_namespace_only(
     (tmp_path / "shop" / "admin.token").write_text("the-token\n")
     assert await reader.read("shop", spec(FILE)) == Material(token="the-token")  # noqa: S106
     with raises(
-        Reason.TOKEN_FILE_INVALID, match="can't be read; got 'FileNotFoundError'; mount it"
+        Reason.TOKEN_FILE_INVALID, match="cannot be read; got 'FileNotFoundError'; mount it"
     ):
         await reader.read("billing", spec(FILE))
     (tmp_path / "shop" / "admin.token").write_text("two\nlines")

@@ -128,7 +128,7 @@ async def test_wrong_file_stops_nothing(operator: Operator, text: str) -> None:
     assert operator.templates.find("large") == JobTemplate()
     problem = operator.templates.problem("large")
     assert problem is not None
-    assert "templates.yaml can't be read" in problem.message
+    assert "templates.yaml cannot be read" in problem.message
     assert metric("large") == 0
     await operator.write("large: {}")
     assert operator.templates.problem("large") is None
