@@ -105,7 +105,7 @@ def test_leader_frozen_past_its_lease_writes_nothing_and_exits(
     assert (door.writes[writes:], objects_of(shop)) == ([], objects)
     successor.process.resume()
     # It had more to write, and was prevented.
-    assert "nothing is written, for the lease was not renewed in time" in leader.logged()
+    assert "write refused: the lease of this operator expired" in leader.logged()
     assert "lease lost: another operator has taken the lease" in leader.logged()
 
 

@@ -1,27 +1,18 @@
-"""The Pulsar admin client: one method for each call.
+"""The Pulsar admin client: one method for each call of redrive to a broker.
 
-How a call to a broker is made: with credentials in force, and not where no answer will come.
-
-Read statistics and subscriptions of each partition of a topic, as a broker keeps them.
-
-Called by `client`. A broker's answer for a partitioned topic as a whole is only a union: a
-subscription that one partition lacks, so that what is published there is lost, looks as if it were
-there. So all partitions are read, in one call.
-
-The calls about one topic, one method each; `client.Admin` has them.
-
-`Admin`: the calls of redrive to a broker, one method each; those about a topic are inherited.
-
-Called by `provision` to observe and apply, and by `replay` to learn where a topic ends.
+A call uses the current credentials, and fails at once while the circuit breaker is open. Statistics
+and subscriptions are read for each partition of a topic, in one call. A broker's answer for a
+partitioned topic as a whole is a union: a subscription that one partition lacks, which loses
+messages there, would appear to exist.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from redrive.admin.errors import (
     AdminForbiddenError,
@@ -36,10 +27,10 @@ from redrive.admin.http import (
     LONG_ANSWER,
     USUAL_ANSWER,
     Call,
-    CallTurns,
+    CallSlots,
     Credentials,
+    Endpoint,
     Http,
-    Way,
     quoted,
     schema_path,
     schemas_path,
@@ -84,7 +75,7 @@ T = TypeVar("T")
 
 
 class Calls:
-    """Makes calls to one broker; see `client.Admin` for the arguments."""
+    """Calls to one broker; see `Admin` for the arguments."""
 
     def __init__(
         self,
@@ -99,145 +90,51 @@ class Calls:
         self._breaker = breaker
         self._admin_url = admin_url
         self._credentials = credentials
-        self._turns = CallTurns(CALLS_AT_A_TIME, namespace)
+        self._slots = CallSlots(CALLS_AT_A_TIME, namespace)
 
     def is_for(self, admin_url: str, credentials: Credentials) -> bool:
-        """Whether this client calls that broker with those credentials."""
+        """Return True if this client calls that broker with those credentials."""
         return admin_url == self._admin_url and credentials is self._credentials
 
     async def _get(
         self, does: str, path: str, read: Callable[[Any], T], longest: int = USUAL_ANSWER
     ) -> T:
-        return await self._ask(Call(does, "GET", path, longest=longest), read)
+        return await self._read(Call(does, "GET", path, longest=longest), read)
 
-    async def _ask(self, call: Call, read: Callable[[Any], T], *, probe: bool = False) -> T:
-        """Send *call* and *read* the answer; one of another form is not a broker's."""
+    async def _read(self, call: Call, read: Callable[[Any], T], *, probe: bool = False) -> T:
+        """Send *call* and parse the answer with *read*."""
         value: T = await self._send(replace(call, read=read), probe=probe)
         return value
 
     async def _send(self, call: Call, *, probe: bool = False) -> Any:  # noqa: ANN401  JSON
-        """Make *call*, once more if the broker refuses credentials that have changed since."""
+        """Send *call*; once more if the broker refuses credentials that were renewed since."""
 
         async def send() -> Any:  # noqa: ANN401  JSON
             access = self._credentials.held
             try:
-                return await self._http.send(call, Way(self._admin_url, access, self._turns))
+                return await self._http.send(call, Endpoint(self._admin_url, access, self._slots))
             except AuthenticationFailedError:
                 renewed = await self._credentials.renewed(access)
                 if renewed is None:
                     raise
-            return await self._http.send(call, Way(self._admin_url, renewed, self._turns))
+            return await self._http.send(call, Endpoint(self._admin_url, renewed, self._slots))
 
         return await (send() if self._breaker is None else self._breaker.guard(send, probe=probe))
 
 
-class Get(Protocol):
-    """Reads from a broker: what the call does in words, its path, and what reads the answer."""
-
-    def __call__(
-        self, does: str, path: str, read: Callable[[Any], T], longest: int = ..., /
-    ) -> Awaitable[T]:
-        """Return what was read, if it has at most *longest* bytes.
-
-        Raises:
-            AdminError: the broker gave no answer, or refused.
-        """
-
-
-async def read_subscriptions(
-    get: Get, topic: TopicName, *, partitioned: bool
-) -> TopicSubscriptions:
-    """See `Admin.subscriptions`."""
-    does = f"read the subscriptions of {topic}"
-    if not partitioned:
-        return TopicSubscriptions(
-            (await get(does, f"{topic_path(topic)}/subscriptions", frozenset),)
-        )
-    query = "excludePublishers=true&excludeConsumers=true&subscriptionBacklogSize=false"
-    return TopicSubscriptions(await _of_each_partition(get, does, topic, query, read_names))
-
-
-async def receivers(get: Get, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
-    """See `Admin.receivers`."""
-    does = f"read the subscriptions of {topic}"
-    query = "excludePublishers=true&excludeConsumers=true&subscriptionBacklogSize=false"
-    if not partitioned:
-        path = f"{topic_path(topic)}/stats?{query}"
-        return TopicSubscriptions((await get(does, path, read_receivers, LONG_ANSWER),))
-    return TopicSubscriptions(await _of_each_partition(get, does, topic, query, read_receivers))
-
-
-async def read_topic_usage(
-    get: Get, topic: TopicName, *, partitioned: bool, subscription: str
-) -> TopicUsage:
-    """See `Admin.usage`."""
-    does = f"read the use of {topic}"
-    # A count that is not precise may be 0 where messages are left.
-    query = "getPreciseBacklog=true&subscriptionBacklogSize=false"
-
-    def read(part: Mapping[str, Any]) -> TopicUsage:
-        return read_usage(part, subscription)
-
-    if not partitioned:
-        return await get(does, f"{topic_path(topic)}/stats?{query}", read, LONG_ANSWER)
-    parts = await _of_each_partition(get, does, topic, query, read)
-    return combine_partitions(part for part in parts if part is not None)
-
-
-async def read_acknowledged(
-    get: Get, topic: TopicName, *, partitioned: bool, subscription: str
-) -> int:
-    """See `Admin.acknowledged`."""
-
-    def read(answer: Mapping[str, Any]) -> int:
-        parts = answer["partitions"].values() if partitioned else [answer]
-        return max((acknowledged_behind(part, subscription) for part in parts), default=0)
-
-    kind = "partitioned-internalStats" if partitioned else "internalStats"
-    path = f"{topic_path(topic)}/{kind}"
-    return await get(f"read what is acknowledged of {topic}", path, read, LONG_ANSWER)
-
-
-async def _of_each_partition(
-    get: Get, does: str, topic: TopicName, query: str, read: Callable[[Mapping[str, Any]], T]
-) -> tuple[T | None, ...]:
-    """Read the statistics of each partition, in order; None stands for one that is not there."""
-
-    def read_all(answer: Mapping[str, Any]) -> list[T | None]:
-        parts, count = answer["partitions"], read_partitions(answer["metadata"])
-        names = (str(topic.partition(number)) for number in range(count))
-        return [read(parts[name]) if name in parts else None for name in names]
-
-    path = f"{topic_path(topic)}/partitioned-stats?perPartition=true&{query}"
-    found = await get(does, path, read_all, LONG_ANSWER)
-    for number, part in enumerate(found):
-        if part is None:
-            found[number] = await _of_partition(get, does, topic.partition(number), query, read)
-    return tuple(found)
-
-
-async def _of_partition(
-    get: Get, does: str, part: TopicName, query: str, read: Callable[[Mapping[str, Any]], T]
-) -> T | None:
-    """Read a partition that was left out: it is missing, or could not be read just then."""
-    try:
-        return await get(does, f"{topic_path(part)}/stats?{query}", read, LONG_ANSWER)
-    except AdminNotFoundError:
-        return None
-
-
 _WITH_PROPERTIES = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+_NAMES_ONLY = "excludePublishers=true&excludeConsumers=true&subscriptionBacklogSize=false"
 
 
 class TopicCalls(Calls):
-    """What is read of a topic, and changed on it."""
+    """Calls about one topic."""
 
     async def partitions(self, topic: TopicName) -> int:
-        """Return how many partitions a topic has; 0 if it is not partitioned.
+        """Return the number of partitions of a topic; 0 if it is not partitioned.
 
         Raises:
-            AdminNotFoundError: there is no such topic.
+            AdminNotFoundError: the topic does not exist.
         """
         path = f"{topic_path(topic)}/partitions"
         return await self._get(f"read the partitions of {topic}", path, read_partitions)
@@ -247,23 +144,23 @@ class TopicCalls(Calls):
 
         Args:
             topic: the topic.
-            partitioned: whether it has partitions; without, its properties are read and no count.
+            partitioned: True if it is partitioned; otherwise only its properties are read.
 
         Raises:
-            AdminNotFoundError: there is no such topic.
+            AdminNotFoundError: the topic does not exist.
         """
-        # The first call returns all of a topic with partitions, and nothing of one without.
+        # The first call has all metadata of a partitioned topic, and none of any other.
         path = f"{topic_path(topic)}/{'partitions' if partitioned else 'properties'}"
         read = read_metadata if partitioned else read_unpartitioned_metadata
         return await self._get(f"read the properties of {topic}", path, read)
 
     async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
-        """Set properties of a topic; those that are not named stay as they are."""
+        """Set properties of a topic; its other properties are kept."""
         call = Call(f"mark {topic}", "PUT", f"{topic_path(topic)}/properties", dict(properties))
         await self._send(call)
 
     async def schema(self, topic: TopicName) -> Schema | None:
-        """Return the newest schema of a topic; None if it has none."""
+        """Return the latest schema of a topic; None if it has none."""
         try:
             return await self._get(
                 f"read the schema of {topic}", schema_path(topic), read_schema, LONG_ANSWER
@@ -281,10 +178,10 @@ class TopicCalls(Calls):
             return ()
 
     async def put_schema(self, topic: TopicName, schema: Schema) -> None:
-        """Set the newest schema of a topic; nothing changes if it has that already.
+        """Set the latest schema of a topic; no change if it has that schema.
 
         Raises:
-            ConflictError: its namespace allows no such change.
+            ConflictError: its namespace does not allow the change.
             BrokerRefusedError: it is not a schema.
         """
         body = {
@@ -294,59 +191,68 @@ class TopicCalls(Calls):
         await self._send(call)
 
     async def replicated_to(self, topic: TopicName) -> frozenset[str]:
-        """Return the clusters that a topic is replicated to, its own among them."""
+        """Return the clusters that have a topic, its own included."""
         path = f"{topic_path(topic)}/replication?applied=true"
         return await self._get(
-            f"read the clusters of {topic}", path, lambda found: frozenset(found or ())
+            f"read the clusters of {topic}", path, lambda answer: frozenset(answer or ())
         )
 
     async def deduplicates(self, topic: TopicName) -> bool:
-        """Whether the broker drops what a producer sends to *topic* twice, for whatever reason.
+        """Return True if the broker deduplicates messages of *topic*, by any setting.
 
         Raises:
-            AdminNotFoundError: there is no such topic.
+            AdminNotFoundError: the topic does not exist.
         """
         path = f"{topic_path(topic)}/deduplicationEnabled?applied=true"
-        does = f"read whether {topic} deduplicates"
-        return await self._get(does, path, lambda found: found is True)
+        does = f"read deduplication of {topic}"
+        return await self._get(does, path, lambda answer: answer is True)
 
     async def subscriptions(self, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
-        """Return the names of a topic's subscriptions, in one call where no partition is missing.
+        """Return the names of a topic's subscriptions, in one call unless a partition is missing.
 
         Raises:
             AdminNotFoundError: as for `stats`.
         """
-        return await read_subscriptions(self._get, topic, partitioned=partitioned)
+        does = f"read the subscriptions of {topic}"
+        if not partitioned:
+            path = f"{topic_path(topic)}/subscriptions"
+            return TopicSubscriptions((await self._get(does, path, frozenset),))
+        return TopicSubscriptions(await self._partition_stats(does, topic, _NAMES_ONLY, read_names))
 
     async def receivers(self, topic: TopicName, *, partitioned: bool) -> TopicSubscriptions:
-        """Return the names of the subscriptions that keep the messages of a topic for consumers.
+        """Return the names of the subscriptions that retain messages of a topic for consumers.
 
-        These are the durable ones. Those of readers end with them, and Pulsar's own, such as
-        `__compaction`, keep no message for anybody. Any right on the topic is enough.
+        These are the durable ones, except Pulsar's own, such as `__compaction`. The call needs any
+        permission on the topic.
 
         Raises:
             AdminNotFoundError: as for `stats`.
         """
-        return await receivers(self._get, topic, partitioned=partitioned)
+        does = f"read the subscriptions of {topic}"
+        if partitioned:
+            parts = await self._partition_stats(does, topic, _NAMES_ONLY, read_receivers)
+            return TopicSubscriptions(parts)
+        path = f"{topic_path(topic)}/stats?{_NAMES_ONLY}"
+        return TopicSubscriptions((await self._get(does, path, read_receivers, LONG_ANSWER),))
 
     async def ttl_in_force(self, topic: TopicName) -> int:
-        """Return after how many seconds a message of a topic expires unread; 0 is never.
+        """Return the seconds after which unread messages of a topic expire; 0 means never.
 
-        Be that set on the topic, its namespace or at the broker.
+        The value of the topic, its namespace or the broker applies.
 
         Raises:
-            AdminNotFoundError: there is no such topic.
+            AdminNotFoundError: the topic does not exist.
         """
         path = f"{topic_path(topic)}/messageTTL?applied=true"
-        return await self._get(f"read the TTL of {topic}", path, lambda found: int(found or 0))
+        return await self._get(f"read the TTL of {topic}", path, lambda answer: int(answer or 0))
 
     async def topic_policy(
         self, topic: TopicName, policy: TopicPolicy, *, own: bool = False
     ) -> Any:  # noqa: ANN401
-        """Return what the broker has of a policy of *topic*, as its JSON; None for nothing.
+        """Return a policy of *topic* as the broker's JSON; None if there is none.
 
         Args:
-            own: read what is set on the topic itself, not what is in force there.
+            own: True reads the value of the topic itself, False the value in force.
         """
         path = f"{topic_path(topic)}/{policy.own if own else policy.read}"
         return await self._get(f"read {policy} of {topic}", path, as_is)
@@ -354,14 +260,14 @@ class TopicCalls(Calls):
     async def set_topic_policy(
         self, topic: TopicName, policy: TopicPolicy | str, write: Write
     ) -> None:
-        """Make one write of those that *policy* needs."""
+        """Perform one write that *policy* needs."""
         path = f"{topic_path(topic)}/{write.path}"
         await self._send(Call(f"set {policy} of {topic}", write.method, path, write.body))
 
     async def internal_stats(self, topic: TopicName) -> dict[str, Any]:
-        """Return ledgers and cursors of one topic, or of one partition, as the broker gives them.
+        """Return ledgers and cursors of a topic or of one partition, as the broker's JSON.
 
-        Any right on the topic is enough.
+        The call needs any permission on the topic.
         """
         path = f"{topic_path(topic)}/internalStats"
         return await self._get(
@@ -375,12 +281,12 @@ class TopicCalls(Calls):
 
         Args:
             topic: the whole topic, never one partition.
-            partitioned: whether it is; a broker has two calls for this.
-            oldest: read the oldest message of each backlog too, which costs the broker a read, and
-                how many bytes it has.
+            partitioned: True if it is partitioned; a broker has two calls.
+            oldest: True reads the oldest message and the bytes of each backlog, too; the broker
+                reads a message for that.
 
         Raises:
-            AdminNotFoundError: there is no such topic, or *partitioned* is wrong about it.
+            AdminNotFoundError: the topic does not exist, or *partitioned* is wrong.
         """
         kind = "partitioned-stats?perPartition=true" if partitioned else "stats?"
         query = f"&getEarliestTimeInBacklog={str(oldest).lower()}&excludePublishers=true"
@@ -388,20 +294,25 @@ class TopicCalls(Calls):
         return await self._get(f"read the statistics of {topic}", path, read_stats, LONG_ANSWER)
 
     async def acknowledged(self, topic: TopicName, *, partitioned: bool, subscription: str) -> int:
-        """Return how many messages are acknowledged behind one that is not, over several ledgers.
+        """Return the number of messages acknowledged out of order, across ledgers.
 
-        Of a partitioned topic, where most are. The broker's answer lists all ranges of them: it is
-        long where there are many.
+        Of a partitioned topic it is the maximum of a partition. The answer lists all ranges, so it
+        may be long.
 
         Raises:
             AdminNotFoundError: as for `stats`.
         """
-        return await read_acknowledged(
-            self._get, topic, partitioned=partitioned, subscription=subscription
-        )
+
+        def read(answer: Mapping[str, Any]) -> int:
+            parts = answer["partitions"].values() if partitioned else [answer]
+            return max((acknowledged_behind(part, subscription) for part in parts), default=0)
+
+        kind = "partitioned-internalStats" if partitioned else "internalStats"
+        does, path = f"read acknowledgements of {topic}", f"{topic_path(topic)}/{kind}"
+        return await self._get(does, path, read, LONG_ANSWER)
 
     async def producers(self, topic: TopicName, *, partitioned: bool) -> list[Mapping[str, str]]:
-        """Return the metadata of each producer of a topic, of each of its partitions.
+        """Return the metadata of each producer of a topic and of its partitions.
 
         Raises:
             AdminNotFoundError: as for `stats`.
@@ -411,21 +322,49 @@ class TopicCalls(Calls):
         return await self._get(f"read the producers of {topic}", path, read_producers, LONG_ANSWER)
 
     async def usage(self, topic: TopicName, *, partitioned: bool, subscription: str) -> TopicUsage:
-        """Return the users of a topic, and the exact backlogs of *subscription* and others.
+        """Return the clients of a topic, and the exact backlogs of its subscriptions.
 
         Raises:
             AdminNotFoundError: as for `stats`.
         """
-        return await read_topic_usage(
-            self._get, topic, partitioned=partitioned, subscription=subscription
-        )
+        does = f"read the use of {topic}"
+        # An imprecise count may be 0 although messages remain.
+        query = "getPreciseBacklog=true&subscriptionBacklogSize=false"
+
+        def read(part: Mapping[str, Any]) -> TopicUsage:
+            return read_usage(part, subscription)
+
+        if not partitioned:
+            path = f"{topic_path(topic)}/stats?{query}"
+            return await self._get(does, path, read, LONG_ANSWER)
+        parts = await self._partition_stats(does, topic, query, read)
+        return combine_partitions(part for part in parts if part is not None)
+
+    async def _partition_stats(
+        self, does: str, topic: TopicName, query: str, read: Callable[[Mapping[str, Any]], T]
+    ) -> tuple[T | None, ...]:
+        """Read the statistics of each partition, in order; None stands for a missing partition."""
+
+        def read_all(answer: Mapping[str, Any]) -> list[T | None]:
+            parts, count = answer["partitions"], read_partitions(answer["metadata"])
+            names = (str(topic.partition(number)) for number in range(count))
+            return [read(parts[name]) if name in parts else None for name in names]
+
+        path = f"{topic_path(topic)}/partitioned-stats?perPartition=true&{query}"
+        results = await self._get(does, path, read_all, LONG_ANSWER)
+        for number, result in enumerate(results):
+            if result is None:  # missing, or not readable at that moment
+                part = f"{topic_path(topic.partition(number))}/stats?{query}"
+                with suppress(AdminNotFoundError):
+                    results[number] = await self._get(does, part, read, LONG_ANSWER)
+        return tuple(results)
 
     async def delete_topic(self, topic: TopicName, *, partitioned: bool) -> None:
-        """Delete a topic with its messages, subscriptions and grants; never against its clients.
+        """Delete a topic with its messages, subscriptions and grants, unless clients are connected.
 
         Raises:
-            AdminNotFoundError: there is no such topic.
-            BrokerRefusedError: clients are connected. Those partitions that none uses may be gone.
+            AdminNotFoundError: the topic does not exist.
+            BrokerRefusedError: clients are connected. Partitions without clients may be deleted.
         """
         kind = "/partitions" if partitioned else ""
         await self._send(Call(f"delete {topic}", "DELETE", f"{topic_path(topic)}{kind}"))
@@ -442,10 +381,10 @@ class TopicCalls(Calls):
         await self._send(Call(f"unload {topic}", "PUT", f"{topic_path(topic)}/unload"))
 
     async def delete_subscription(self, topic: TopicName, name: str) -> None:
-        """Delete a subscription with its backlog; never against its consumers.
+        """Delete a subscription with its backlog, unless consumers are connected.
 
         Raises:
-            AdminNotFoundError: there is no such subscription.
+            AdminNotFoundError: the subscription does not exist.
             BrokerRefusedError: consumers are connected.
         """
         path = subscription_path(topic, name)
@@ -454,12 +393,12 @@ class TopicCalls(Calls):
     async def create_topic(
         self, topic: TopicName, partitions: int, properties: Mapping[str, str]
     ) -> None:
-        """Create a topic with *properties*, without partitions where *partitions* is 0.
+        """Create a topic with *properties*; 0 *partitions* means not partitioned.
 
-        In a namespace that is replicated, it is created in this cluster alone.
+        In a replicated namespace, it is created in this cluster only.
 
         Raises:
-            ConflictError: it exists already, with however many partitions.
+            ConflictError: the topic exists, with any number of partitions.
         """
         if partitions:
             does = f"create {topic} with {partitions} partitions"
@@ -470,10 +409,10 @@ class TopicCalls(Calls):
             await self._send(Call(f"create {topic}", "PUT", topic_path(topic), dict(properties)))
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
-        """Grow a partitioned topic to *partitions*, with its subscriptions on the new ones.
+        """Increase the number of partitions of a topic to *partitions*, with its subscriptions.
 
         Raises:
-            BrokerRefusedError: it has as many already, or more.
+            BrokerRefusedError: it has as many, or more.
         """
         does = f"add partitions to {topic}, up to {partitions}"
         await self._send(Call(does, "POST", f"{topic_path(topic)}/partitions", partitions))
@@ -482,44 +421,44 @@ class TopicCalls(Calls):
         """Create the missing partitions of a topic, empty and without subscriptions.
 
         Raises:
-            AdminNotFoundError: there is no such topic, or it is not partitioned.
+            AdminNotFoundError: the topic does not exist, or is not partitioned.
         """
         path = f"{topic_path(topic)}/createMissedPartitions"
         await self._send(Call(f"create missing partitions of {topic}", "POST", path))
 
     async def create_subscription(self, topic: TopicName, name: str) -> None:
-        """Create a subscription that begins with the topic's first message.
+        """Create a subscription that starts at the earliest message.
 
-        Of a partitioned topic, on those partitions that lack it. A broker makes it on each by
-        itself: when this fails, some may have it and others not.
+        On a partitioned topic, it is created on each partition that lacks it. The broker does that
+        for each partition separately, so after a failure some may have it.
 
         Raises:
-            ConflictError: it exists already, on every partition.
+            ConflictError: it exists on every partition.
         """
         path = subscription_path(topic, name)
         await self._send(Call(f"create subscription {name} on {topic}", "PUT", path, _EARLIEST))
 
 
 PROBE_SECONDS = 10.0
-"""How long a probe waits for its answer: a broker that is back is found by the next one."""
+"""Time-out of a probe: the next probe detects a broker that is available again."""
 VERSION_SECONDS = 60.0
-"""How old what is known of a broker's release may be."""
+"""Maximum age of the cached release of a broker."""
 CONFIGURATION_SECONDS = 3_600.0
-"""How old what is known of a broker's configuration may be: it changes with a restart."""
+"""Maximum age of the cached configuration of a broker; a restart changes it."""
 
 
 class Admin(TopicCalls):
-    """A client of one broker, acting as the role of its token.
+    """Client of one broker, acting as the role of its credentials.
 
-    Reads of a namespace and grants in it are batched: concurrent callers share one call. So share
-    the client too.
+    Reads of a namespace and grants in it are batched: concurrent callers share one call. So they
+    must share the client.
 
     Args:
-        http: makes the calls.
-        admin_url: where the broker's admin API answers.
-        credentials: of the role to act as.
-        breaker: fails calls at once while the broker does not answer; None lets all pass.
-        namespace: of the connection, whose calls have a share of those of all connections.
+        http: sends the calls.
+        admin_url: URL of the broker's admin API.
+        credentials: credentials of the role.
+        breaker: fails calls at once while the broker does not answer; None allows all.
+        namespace: namespace of the connection, which has a share of all calls.
     """
 
     def __init__(
@@ -541,21 +480,21 @@ class Admin(TopicCalls):
     async def clusters(self) -> frozenset[str]:
         """Return the names of the broker's clusters, which any role may read.
 
-        This call is the probe: it goes out even where the broker has been silent.
+        This call is the probe: it is sent even while the breaker is open.
 
         Raises:
-            AuthenticationFailedError: the broker rejects the token.
+            AuthenticationFailedError: the broker rejects the credentials.
         """
         call = Call("list the clusters", "GET", "clusters", seconds=PROBE_SECONDS)
-        return await self._ask(call, frozenset[str], probe=True)
+        return await self._read(call, frozenset[str], probe=True)
 
     async def version(self) -> tuple[int, ...]:
-        """Return the broker's release as numbers, such as (4, 0, 8), read once in a minute.
+        """Return the broker's release as numbers, such as (4, 0, 8); read once a minute.
 
-        Empty where it does not tell, as behind some proxies, or is none of Pulsar's.
+        It is empty if the broker does not return it, as behind some proxies.
 
         Raises:
-            AdminError: it does not answer, or rejects the token.
+            AdminError: the broker does not answer, or rejects the credentials.
         """
         return await self._version.get(max_age=VERSION_SECONDS)
 
@@ -567,24 +506,24 @@ class Admin(TopicCalls):
             return ()
 
     async def ack_persistence(self) -> AckPersistence:
-        """Return what the broker remembers of acknowledgements, read once in an hour.
+        """Return the limit of acknowledgements that the broker persists; read once an hour.
 
-        By its configuration, which a super-user may read, else by the defaults of its release. Of
-        several brokers it is that of the one which answers.
+        It comes from the configuration, which a super-user may read, else from the defaults of the
+        release. Of several brokers any one may answer.
 
         Raises:
-            AdminError: it does not answer, or rejects the token.
+            AdminError: the broker does not answer, or rejects the credentials.
         """
-        found, _ = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
-        return found
+        persistence, _ = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
+        return persistence
 
     async def default_backlog_quota(self) -> int | None:
-        """Return the bytes of backlog that the broker permits a topic without a quota.
+        """Return the broker's default backlog quota in bytes, read like `ack_persistence`.
 
-        Read as `ack_persistence` is; None where it sets no limit, or the role may not read it.
+        None means that it has no limit, or that the role may not read it.
 
         Raises:
-            AdminError: it does not answer, or rejects the token.
+            AdminError: the broker does not answer, or rejects the credentials.
         """
         _, quotas = await self._configuration.get(max_age=CONFIGURATION_SECONDS)
         return size_limit(quotas)
@@ -592,11 +531,11 @@ class Admin(TopicCalls):
     async def quotas_in_force(self, topic: TopicName) -> Quotas:
         """Return the backlog quotas of a topic: its own, its namespace's or the broker's default.
 
-        The default is known to super-users alone. For others it is left out: what a topic's quotas
-        read with `applied=true` return would have the broker write it into the namespace.
+        Only super-users can read the default; for others it is left out. A read of the topic's
+        quotas with `applied=true` would make the broker write the default into the namespace.
 
         Raises:
-            AdminNotFoundError: there is no such topic.
+            AdminNotFoundError: the topic does not exist.
         """
         own = await self.topic_policy(topic, KeepsBacklog())
         inherited = (await self.namespace(topic.namespace_name)).backlog_quotas
@@ -610,18 +549,18 @@ class Admin(TopicCalls):
             return await self._get(
                 "read the configuration",
                 path,
-                lambda found: (AckPersistence.of(found, release), default_quotas(found)),
+                lambda answer: (AckPersistence.of(answer, release), default_quotas(answer)),
             )
         except (
             AdminForbiddenError,
             AdminNotFoundError,
-            AuthenticationFailedError,  # so a broker says that the role is no super-user
+            AuthenticationFailedError,  # the broker's answer to a role that is not a super-user
             UnsupportedError,
         ):
             return AckPersistence.of({}, release), {}
 
     async def tenant_exists(self, tenant: str, *, max_age: float = 0.0) -> bool:
-        """Whether there is such a tenant, or was at most so many seconds ago."""
+        """Return True if a tenant exists, or existed at most *max_age* seconds ago."""
         if tenant not in self._tenants:
             self._tenants[tenant] = CachedRead(lambda: self._namespaces_of(tenant))
         try:
@@ -634,19 +573,19 @@ class Admin(TopicCalls):
         """Read the topics and permissions of a Pulsar namespace, `tenant/namespace`: three calls.
 
         Args:
-            max_age: what was read so many seconds ago, or later, is not read again.
+            max_age: maximum age of cached data in seconds.
 
         Raises:
             AdminNotFoundError: the tenant or the namespace does not exist, or did not then.
         """
         if namespace not in self._namespaces:
-            self._namespaces[namespace] = CachedRead(lambda: self._read(namespace))
+            self._namespaces[namespace] = CachedRead(lambda: self._read_namespace(namespace))
         return await self._namespaces[namespace].get(max_age=max_age)
 
     async def topics(self, namespace: str) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the topics of a Pulsar namespace without partitions, and those with any.
+        """Return the names of topics without partitions, and of partitioned topics: two calls.
 
-        Among the first are the single partitions of the second. It takes two calls.
+        The first include the single partitions of the second.
 
         Raises:
             AdminNotFoundError: the tenant or the namespace does not exist.
@@ -660,11 +599,11 @@ class Admin(TopicCalls):
 
     @contextmanager
     def granting(self, namespace: str) -> Iterator[Granter]:
-        """Announce that rights on topics of one namespace may be changed within the block.
+        """Announce that grants on topics of one namespace may be changed within the block.
 
-        What this yields changes rights, once. It waits for others that are announced, while they
-        keep coming, and goes out with them in one call. It raises an `AdminError` if one of its
-        changes was refused; the others may have been made.
+        The yielded function changes them, once. It waits for other announced changes, while they
+        keep coming, and all are sent in one call. It raises an `AdminError` if one of its changes
+        was refused; the others may be performed.
         """
         if namespace not in self._grantings:
             self._grantings[namespace] = Granting(
@@ -681,12 +620,12 @@ class Admin(TopicCalls):
         return await self._get(does, f"namespaces/{quoted(tenant)}", frozenset[str])
 
     async def _permissions(self, namespace: str) -> Permissions:
-        does, path = f"read the rights in {namespace}", f"namespaces/{quoted(namespace)}"
+        does, path = f"read the grants in {namespace}", f"namespaces/{quoted(namespace)}"
         return await self._get(
-            does, path, lambda found: read_namespace_policies(found)["permissions"], LONG_ANSWER
+            does, path, lambda answer: read_namespace_policies(answer)["permissions"], LONG_ANSWER
         )
 
-    async def _read(self, namespace: str) -> NamespaceState:
+    async def _read_namespace(self, namespace: str) -> NamespaceState:
         does = f"read namespace {namespace}"
         topics, policies = await asyncio.gather(
             self.topics(namespace),

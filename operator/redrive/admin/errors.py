@@ -1,4 +1,4 @@
-"""How a call to a broker can fail, each way with its condition reason."""
+"""Errors of calls to a broker, each with its condition reason."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from redrive.reasons import Reason
 
 
 class AdminError(RedriveError):
-    """The broker failed at, or refused, a call to its admin API.
+    """The broker refused a call to its admin API, or the call failed.
 
     Attributes:
-        may_be_done: whether the broker may have done what it was asked, or be doing it.
-        meets_all: whether other calls to this broker, with the same credentials, would meet it too.
+        may_be_done: True if the broker may have executed the call, or may still be executing it.
+        meets_all: True if other calls to this broker with the same credentials would fail, too.
     """
 
     may_be_done: ClassVar[bool] = False
@@ -22,16 +22,13 @@ class AdminError(RedriveError):
 
 
 class BrokerRefusedError(AdminError):
-    """The broker does not do what was asked, for a reason that only its answer tells.
-
-    Asked again it will say the same, in most cases.
-    """
+    """The broker refused a call, for a reason in its answer; mostly permanent."""
 
     reason = Reason.BROKER_REFUSED
 
 
 class BrokerUnreachableError(AdminError):
-    """Nothing answers at the admin URL, or not in time."""
+    """The admin URL does not answer, or not in time."""
 
     reason = Reason.BROKER_UNREACHABLE
     may_be_done = True
@@ -39,68 +36,68 @@ class BrokerUnreachableError(AdminError):
 
 
 class BrokerDownError(BrokerUnreachableError):
-    """The broker did not answer for a while; only probes are sent until one is answered."""
+    """The broker did not answer for some time; only probes are sent until one is answered."""
 
     @property
     def requeue(self) -> Requeue:
-        """Return the time at which an object is reconciled again: after a successful probe."""
+        """Return the time of the next reconcile: after a successful probe."""
         return Requeue.ON_CHANGE
 
 
 class AdminUrlInvalidError(AdminError):
-    """The admin URL, or one that the broker redirects to, can't be called."""
+    """The admin URL, or the target of a redirect, is not a valid address."""
 
     reason = Reason.ADMIN_URL_INVALID
 
 
 class RedirectRefusedError(AdminError):
-    """The broker redirects to an address that the connection does not name."""
+    """The broker redirects to a host that the connection does not allow."""
 
     reason = Reason.REDIRECT_REFUSED
 
 
 class UnexpectedAnswerError(AdminError):
-    """Something answers, but not as Pulsar's admin API does."""
+    """The answer is not one of Pulsar's admin API."""
 
     reason = Reason.UNEXPECTED_ANSWER
     may_be_done = True
 
 
 class AuthenticationFailedError(AdminError):
-    """The broker does not accept the token (401)."""
+    """The broker rejects the credentials (401)."""
 
     reason = Reason.AUTHENTICATION_FAILED
     meets_all = True
 
 
 class CertificateRefusedError(AdminError):
-    """The broker, or an issuer, shows a certificate that is not trusted or is for another host."""
+    """The certificate of the broker or issuer is not trusted, or is for another host."""
 
     reason = Reason.CERTIFICATE_REFUSED
 
 
 class IssuerFailedError(AdminError):
-    """The issuer of OAuth 2.0 tokens gives none, for now or because it was asked wrongly."""
+    """The issuer of OAuth 2.0 tokens gave no token, for now or because of a wrong request."""
 
     reason = Reason.ISSUER_FAILED
 
 
 class AdminForbiddenError(AdminError):
-    """The token is good, but its role lacks a right (403)."""
+    """The credentials are valid, but the role lacks a permission (403)."""
 
     reason = Reason.FORBIDDEN
 
 
 class AdminNotFoundError(AdminError):
-    """What the call is about does not exist (404)."""
+    """The object of the call does not exist (404)."""
 
     reason = Reason.NOT_FOUND
 
 
 class AdminConflictError(AdminError):
-    """It exists already, or is being changed by another client (409).
+    """The object already exists, or another client is changing it (409).
 
-    The first is the answer to a call that was sent again on another connection, too.
+    The former may also be the answer to a call that was sent again on another connection.
     """
 
     reason = Reason.BROKER_CONFLICT
@@ -108,7 +105,7 @@ class AdminConflictError(AdminError):
 
 
 class BrokerFailedError(AdminError):
-    """The broker itself failed (5xx), or limits the rate of calls (429)."""
+    """The broker failed (5xx), or limits the rate of calls (429)."""
 
     reason = Reason.BROKER_FAILED
     may_be_done = True
@@ -116,7 +113,7 @@ class BrokerFailedError(AdminError):
 
 
 class UnsupportedError(AdminError):
-    """This broker does not know the call (405)."""
+    """The broker does not support the call (405)."""
 
     reason = Reason.UNSUPPORTED
 
@@ -134,27 +131,27 @@ _BY_SETTING: tuple[tuple[str, Reason, str], ...] = (
     (
         "Encryption is required",
         Reason.ENCRYPTION_REQUIRED,
-        "switch encryptionRequired of the Pulsar namespace off: a Replay has no keys",
+        "disable encryptionRequired of the Pulsar namespace: a Replay has no keys",
     ),
     (
         "already terminated",
         Reason.TOPIC_TERMINATED,
-        "handle its messages, then delete it; the operator creates its own topics again",
+        "process its messages, then delete it; the operator recreates its own topics",
     ),
 )
-"""Words of the broker, and the setting that they are about."""
+"""Words in the broker's answer, and the setting that causes them."""
 
 
-def refused_by_setting(problem: str, said: str) -> AdminError | None:
+def refused_by_setting(problem: str, answer: str) -> AdminError | None:
     """Return the error of a refusal that a setting causes; None for any other.
 
     Args:
-        problem: what is wrong, in words.
-        said: the words of the broker.
+        problem: the problem, for the message.
+        answer: reason in the broker's answer.
     """
     for words, reason, remedy in _BY_SETTING:
-        if words in said:
-            return AdminError(problem, got=_one_line(said), remedy=remedy, reason=reason)
+        if words in answer:
+            return AdminError(problem, got=_one_line(answer), remedy=remedy, reason=reason)
     return None
 
 
@@ -167,10 +164,10 @@ _KINDS: dict[int, type[AdminError]] = {
     429: BrokerFailedError,
 }
 _REMEDIES = {
-    AuthenticationFailedError: "give the connection credentials that are valid and not expired",
+    AuthenticationFailedError: "use credentials that are valid and not expired",
     AdminForbiddenError: "use the token of a role that administers the tenant",
     AdminNotFoundError: "create it, or correct the name",
-    BrokerFailedError: "it is tried again; look into the broker's log if it stays",
+    BrokerFailedError: "the operator retries; if it persists, check the broker's log",
 }
 
 
@@ -179,59 +176,59 @@ _LACKS_RIGHT = ("Unauthorized to ", "Don't have permission to ")
 
 
 def error_for(call: str, status: int, answer: str) -> AdminError:
-    """Name the failure of *call* by its HTTP *status* and the body of the broker's *answer*."""
-    said = _reason(answer)
-    found = f"{status} {_size(answer) if said is None else _one_line(said)}".rstrip()
-    if status in _OF_GATEWAYS and said is None:
+    """Return the error of *call* from its HTTP *status* and the body of the broker's *answer*."""
+    reason = _reason(answer)
+    got = f"{status} {_size(answer) if reason is None else _one_line(reason)}".rstrip()
+    if status in _OF_GATEWAYS and reason is None:
         return BrokerUnreachableError(
-            f"the broker did not answer to {call}, says what stands before it",
-            got=found,
-            remedy="check that the broker runs, and that its gateway or load balancer finds it",
+            f"gateway or load balancer reports that the broker did not answer: {call}",
+            got=got,
+            remedy="check that the broker runs, and that its gateway or load balancer reaches it",
         )
     problem = f"the broker refused to {call}"
-    if said is not None and (by_setting := refused_by_setting(problem, f"{status} {said}")):
+    if reason is not None and (by_setting := refused_by_setting(problem, f"{status} {reason}")):
         return by_setting
     kind = _KINDS.get(status, BrokerFailedError if status >= 500 else BrokerRefusedError)  # noqa: PLR2004
-    if said is not None and said.lstrip().startswith(_LACKS_RIGHT):
-        # Some calls answer 401 where others answer 403: the token is good, a right is missing.
+    if reason is not None and reason.lstrip().startswith(_LACKS_RIGHT):
+        # Some calls answer 401 for a missing permission, where others answer 403.
         kind = AdminForbiddenError
     return kind(
         problem,
-        got=found,
-        remedy=_REMEDIES.get(kind, "it is tried again; see the answer for what to fix"),
+        got=got,
+        remedy=_REMEDIES.get(kind, "the operator retries; correct the cause in the answer"),
     )
 
 
 def unexpected(call: str, got: str) -> UnexpectedAnswerError:
-    """Name an answer to *call*, given as a success, that Pulsar would not give: *got* tells of it.
+    """Return the error of an answer to *call* that Pulsar would not give; *got* describes it.
 
-    It never repeats the answer: the owner of `adminURL` could else read, in a status, what only the
-    operator can reach.
+    It never repeats the answer: otherwise the owner of `adminURL` could read, in a status, data
+    that only the operator can reach.
     """
     return UnexpectedAnswerError(
-        f"what answers when asked to {call} is not Pulsar's admin API",
+        f'adminURL does not lead to a Pulsar admin API: unexpected response to "{call}"',
         got=got,
-        remedy="check adminURL: it is where the admin REST API answers, without /admin/v2",
+        remedy="correct adminURL: the address of the admin REST API, without /admin/v2",
     )
 
 
-def _one_line(said: str) -> str:
-    words = " ".join(said.split())[:300]
-    # Whatever answers there may say anything, and this ends up in logs and conditions.
+def _one_line(reason: str) -> str:
+    words = " ".join(reason.split())[:300]
+    # Any text may come from there, and it ends up in logs and conditions.
     return "".join(c if c.isprintable() else "\ufffd" for c in words)
 
 
 def _size(answer: str) -> str:
-    return f"and {len(answer)} characters that are no error of Pulsar's" if answer else ""
+    return f"and {len(answer)} characters that are not an error of Pulsar" if answer else ""
 
 
 def _reason(answer: str) -> str | None:
-    """Return the reason of an error as Pulsar writes it, `{"reason": …}`; None for all else."""
+    """Return the reason of an error as Pulsar writes it, `{"reason": …}`; None for others."""
     try:
         document = json.loads(answer)
     except (ValueError, RecursionError):
         return None
     match document:
-        case {"reason": str(said)} if len(document) == 1:
-            return said
+        case {"reason": str(reason)} if len(document) == 1:
+            return reason
     return None

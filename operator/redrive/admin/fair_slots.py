@@ -1,7 +1,7 @@
-"""Slots that namespaces share fairly: the objects of one cannot keep those of another waiting.
+"""Slots that namespaces share fairly: objects of one namespace cannot delay those of another.
 
-Used for calls to brokers and their answers, by the work queues, for reconciles at one broker, and
-by caches, for slow computations.
+They limit calls to brokers and their answers, reconciles of a work queue, and slow computations of
+a cache.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import asynccontextmanager
 class FairSlots:
     """A semaphore that serves waiting namespaces round robin.
 
-    Each free slot goes to another waiting namespace, whatever the number of its tasks. So the first
-    task of a namespace waits for at most one task of each other namespace.
+    A free slot goes to the next waiting namespace, regardless of the number of its tasks. So the
+    first task of a namespace waits for at most one task of each other namespace.
 
     Args:
-        count: the number of slots.
-        of_namespace: the number that one namespace may hold, less than *count* so that another one
-            finds a free slot; defaults to *count*.
+        count: number of slots.
+        of_namespace: maximum slots of one namespace, less than *count* so that others find a free
+            one; defaults to *count*.
     """
 
     def __init__(self, count: int, of_namespace: int | None = None) -> None:
@@ -49,12 +49,12 @@ class FairSlots:
         try:
             await granted
         except asyncio.CancelledError:
-            if not granted.cancelled():  # it was granted at the same time
+            if not granted.cancelled():  # granted at the same time
                 self.release(namespace)
             raise
 
     def release(self, namespace: str) -> None:
-        """Give back a slot of *namespace*, to the next one that waits."""
+        """Release a slot of *namespace* to the next waiting task."""
         self._free += 1
         self._held[namespace] -= 1
         if not self._held[namespace]:
@@ -74,7 +74,7 @@ class FairSlots:
                 granted = queue.popleft()
                 del self._waiting[namespace]
                 if queue:
-                    self._waiting[namespace] = queue  # behind all others
+                    self._waiting[namespace] = queue  # last in the order
                 self._take(namespace)
                 return granted
         return None

@@ -1,22 +1,15 @@
-"""Calls that serve many requests at once: batches, cached reads, grants.
+"""Batches, cached reads, and changes of grants: calls that serve many callers at once.
 
-Change rights of roles in one Pulsar namespace, for many policies in one call.
+A broker keeps all grants of a namespace in one record. Every loaded topic reads it again after each
+change, so a call for each topic costs the square of their number. `Granting` changes the grants of
+many policies in one call. A grant replaces all actions of a role on a topic. So the record is read
+immediately before the write, and grants that others added meanwhile are kept. A broker has no
+conditional write: grants that another client adds to the same role and topic between the two calls
+are lost.
 
-Called by `client`. A broker keeps all rights of a namespace in one record, and every topic that is
-loaded reads it again after each change: a call for each topic costs the square of their number.
-
-A grant replaces all that the role could do on the topic. So the record is read right before it is
-written, and what others gave since a policy was looked at stays. A broker has no conditional write:
-what another client gives to the same role on the same topic between these two calls is lost.
-
-Batches requests that are made at the same time into one call.
-
-A broker keeps the permissions of a namespace in one record, and every write to it costs each
-loaded topic a read; listing a namespace costs the same for one topic as for a thousand. So
-requests that are made while a call is under way wait for its end, and then go out together.
-Requests that may be made soon are announced; a call waits for them while they keep coming.
-
-One read at a broker for all that want to know the same, now or a little later; see `Admin`.
+`Batcher` combines requests: those that come while a call is under way wait for its end, and are
+then sent together. A call also waits for announced requests while they keep coming. `CachedRead`
+shares one read, and its result, among all callers.
 """
 
 from __future__ import annotations
@@ -40,20 +33,20 @@ Granter = Callable[[Changes], Awaitable[None]]
 Permissions = Mapping[str, Mapping[str, frozenset[str]]]
 """Topic → role → actions."""
 Place = tuple[TopicName, str]
-"""A topic, and a role that has rights on it."""
+"""A topic, and a role that has grants on it."""
 Refusals = Mapping[Place, AdminError]
 
 MAX_GAP_SECONDS = 2.0
 
 
 class Granting:
-    """Changes rights in one namespace, in one call for all that are announced together.
+    """Changes grants in one namespace, in one call for all changes announced together.
 
     Args:
         namespace: `tenant/namespace`.
-        send: makes a call.
-        permissions: reads all rights on topics of the namespace.
-        read: reads what is in the namespace now.
+        send: sends a call.
+        permissions: reads all grants on topics of the namespace.
+        read: reads the topics of the namespace.
     """
 
     def __init__(
@@ -71,7 +64,7 @@ class Granting:
 
     @contextmanager
     def announced(self) -> Iterator[Granter]:
-        """Announce that rights may be set within the block; see `Admin.granting`."""
+        """Announce a possible change within the block; see `Admin.granting`."""
         with self._batcher.announced() as submit:
 
             async def grant(changes: Changes) -> None:
@@ -85,29 +78,29 @@ class Granting:
     async def _set(self, requests: Sequence[Changes]) -> Refusals:
         changes = [change for request in requests for change in request]
         grants = _merged(changes, await self._permissions())
-        given = [grant for grant in grants if grant.actions]
-        taken = [grant for grant in grants if not grant.actions]
+        granted = [grant for grant in grants if grant.actions]
+        revoked = [grant for grant in grants if not grant.actions]
         refused = {
-            **await self._together("grant", given),
-            **await self._together("revoke", taken),
+            **await self._together("grant", granted),
+            **await self._together("revoke", revoked),
         }
         policies = len(requests)
-        logger.info("%d rights in %s: set for %d policies", len(grants), self._namespace, policies)
+        logger.info("%d grants in %s: set for %d policies", len(grants), self._namespace, policies)
         return refused
 
     async def _together(self, verb: str, grants: Sequence[Grant]) -> Refusals:
-        """Set *grants* in one call; again without those whose topics are gone, if it is refused."""
+        """Set *grants* in one call; if topics are missing, again without them."""
         refused: dict[Place, AdminError] = {}
         while grants:
             try:
                 await self._in_one_call(verb, grants)
             except UnsupportedError as error:
-                logger.info("rights in %s: one by one, because: %s", self._namespace, error)
+                logger.info("grants in %s: one by one, because: %s", self._namespace, error)
                 return {**refused, **await self._one_by_one(grants)}
             except AdminNotFoundError:
-                # One missing topic refuses the whole batch, and only one of them is named.
-                there = await self._read()
-                missing = [grant for grant in grants if not there.exists(grant.topic)]
+                # One missing topic refuses the whole batch, and the answer names only one.
+                namespace = await self._read()
+                missing = [grant for grant in grants if not namespace.exists(grant.topic)]
                 if not missing:
                     raise
                 refused.update((_place(grant), _is_missing(verb, grant)) for grant in missing)
@@ -121,16 +114,16 @@ class Granting:
             {"topic": str(grant.topic), "role": grant.role, "actions": sorted(grant.actions)}
             for grant in grants
         ]
-        does = f"{verb} {len(grants)} rights in {self._namespace}"
+        does = f"{verb} {len(grants)} permissions in {self._namespace}"
         await self._send(Call(does, "POST", f"namespaces/{verb}PermissionsOnTopics", body))
 
     async def _one_by_one(self, grants: Sequence[Grant]) -> Refusals:
-        """Set in sequence: a broker answers parallel changes in one namespace with 409."""
+        """Set them in sequence: a broker answers parallel changes in one namespace with 409."""
         refusals = {}
         for grant in grants:
             path = permission_path(grant.topic, grant.role)
             on = f"on {grant.topic} to {grant.role}"
-            call = Call(f"revoke all rights {on}", "DELETE", path)
+            call = Call(f"revoke all permissions {on}", "DELETE", path)
             if grant.actions:
                 actions = sorted(grant.actions)
                 call = Call(f"grant {', '.join(actions)} {on}", "POST", path, actions)
@@ -142,7 +135,7 @@ class Granting:
 
 
 def _merged(changes: Changes, permissions: Permissions) -> tuple[Grant, ...]:
-    """Return what has to be written so that *changes* are in force beside all other rights."""
+    """Return the grants to write for *changes*, with all other actions kept."""
     after: dict[Place, frozenset[str]] = {}
     for change in changes:
         place = change.topic, change.role
@@ -164,7 +157,7 @@ def _place(grant: Grant) -> Place:
 
 def _is_missing(verb: str, grant: Grant) -> AdminNotFoundError:
     return AdminNotFoundError(
-        f"the topic is gone on which to {verb} rights of {grant.role}",
+        f"cannot {verb} permissions of {grant.role}: the topic does not exist",
         got=str(grant.topic),
         remedy="create it",
     )
@@ -177,15 +170,14 @@ Result = TypeVar("Result")
 class Batcher(Generic[Request, Result]):
     """Collects requests while a call is under way, then makes one call for all of them.
 
-    A request gets the result of a call that began after the request was made, so a result is never
-    older than its request. At most one call is under way. When a call fails, all of its requests
-    get its error; a request that is cancelled does not disturb the others.
+    A request gets the result of a call that began after the request, so a result is never older
+    than its request. At most one call is under way. A failed call fails all of its requests; a
+    cancelled request does not affect the others.
 
     Args:
         call: makes the call for a list of requests.
-        max_gap: the seconds that a call waits for the next of the requests that are announced. It
-            waits for those alone that were announced before its turn: later announcements, however
-            many, never delay it.
+        max_gap: maximum seconds that a call waits for the next announced request. It waits only
+            for requests announced before its start: later announcements never delay it.
     """
 
     def __init__(
@@ -195,21 +187,21 @@ class Batcher(Generic[Request, Result]):
         self._max_gap = max_gap
         self._requests: list[Request] = []
         self._next: asyncio.Task[Result] | None = None
-        self._turn = asyncio.Lock()
+        self._running = asyncio.Lock()
         self._announced: set[object] = set()
         self._one_came = asyncio.Event()
 
     async def submit(self, request: Request) -> Result:
-        """Return the result of the call that *request* is part of."""
+        """Return the result of the call that includes *request*."""
         self._requests.append(request)
         if self._next is None:
-            # In an empty context: what it logs is about none of the objects that wait for it.
+            # In an empty context: its log entries belong to none of the waiting objects.
             self._next = asyncio.create_task(self._run(), context=contextvars.Context())
         return await asyncio.shield(self._next)
 
     @contextmanager
     def announced(self) -> Iterator[Callable[[Request], Awaitable[Result]]]:
-        """Announce one request, to be made within the block by what this yields, or not at all."""
+        """Announce one request within the block, to be made by the yielded function, or not."""
         announcement = object()
         self._announced.add(announcement)
 
@@ -227,13 +219,13 @@ class Batcher(Generic[Request, Result]):
             came()
 
     async def _run(self) -> Result:
-        async with self._turn:
+        async with self._running:
             await self._collect(frozenset(self._announced))
             requests, self._requests, self._next = self._requests, [], None
             return await self._call(requests)
 
     async def _collect(self, announced: frozenset[object]) -> None:
-        """Return once all of *announced* came, or none of them came for `max_gap`."""
+        """Return when all of *announced* came, or none of them came for `max_gap`."""
         with suppress(TimeoutError):
             while waited_for := announced & self._announced:
                 async with asyncio.timeout(self._max_gap):
@@ -246,37 +238,36 @@ Answer = TypeVar("Answer")
 
 
 class CachedRead(Generic[Answer]):
-    """A read that is shared by all callers at the same time, and its last answer.
+    """A read that concurrent callers share, and its latest answer.
 
-    That something does not exist is cached too: many policies may wait for the same missing topic.
-    Any other failure is not.
+    Absence is cached, too: many policies may wait for one missing topic. Other failures are not.
 
     Args:
-        read: reads it from the broker.
+        read: reads from the broker.
     """
 
     def __init__(self, read: Callable[[], Awaitable[Answer]]) -> None:
         self._read = read
         self._reads = Batcher[None, Answer | AdminNotFoundError](lambda _: self._outcome())
-        self._known: tuple[float, Answer | AdminNotFoundError] | None = None
+        self._cached: tuple[float, Answer | AdminNotFoundError] | None = None
 
     async def get(self, *, max_age: float) -> Answer:
-        """Return what was read less than *max_age* seconds ago, or read it now.
+        """Return the answer of a read at most *max_age* seconds ago, or read now.
 
         Raises:
             AdminNotFoundError: it does not exist, or did not then.
             AdminError: the read failed.
         """
         asked = asyncio.get_running_loop().time()
-        if self._known is not None and asked - self._known[0] < max_age:
-            found = self._known[1]
+        if self._cached is not None and asked - self._cached[0] < max_age:
+            answer = self._cached[1]
         else:
-            found = await self._reads.submit(None)
-            self._known = asked, found
-        if isinstance(found, AdminNotFoundError):
-            # Its traceback would grow with every caller that it is raised to.
-            raise found.with_traceback(None)
-        return found
+            answer = await self._reads.submit(None)
+            self._cached = asked, answer
+        if isinstance(answer, AdminNotFoundError):
+            # The traceback of a shared instance would grow with every raise.
+            raise answer.with_traceback(None)
+        return answer
 
     async def _outcome(self) -> Answer | AdminNotFoundError:
         try:

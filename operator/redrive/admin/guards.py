@@ -1,18 +1,15 @@
 """Conditions for sending a call: the fence of the lease, and a circuit breaker.
 
-Whether this process may still write: checked right before each write is sent.
+`Fence` is checked before each write. Of several operators one holds a Lease (see
+`leader_election`). An operator that was stopped for longer than its lease, by a debugger, an
+overloaded machine or a frozen virtual machine, does not notice that another has taken over. Its
+fence is open until a time that only a renewal extends, and that precedes any takeover.
 
-Where several operators run, one of them holds a Lease (see `leader_election`). One that
-was stopped for longer than its lease, by a debugger, a full machine or a frozen virtual one, has
-no sign that another has taken over, and would continue. The fence stops it: it is open until a
-moment that only a renewed lease moves on, and that lies before another may take over.
-
-A circuit breaker for each connection: a broker that does not answer gets no calls until it does.
-
-With a thousand policies, each retrying on its own, a broker that comes back would get the calls of
-all of them at once, and until then every reconcile would wait for a time-out, deletions behind it.
-So after a few calls in a row without an answer the breaker opens: calls fail at once, except the
-*probe*, by which the reconciler of the connection finds, with back-off, that the broker is back.
+`Breaker` suspends the calls of a connection to a broker that does not answer. With a thousand
+policies, each retrying separately, a broker that restarts would get all their calls at once. Until
+then every reconcile, deletions included, would wait for a time-out. So after some calls in a row
+without an answer calls fail at once. Only the *probe* of the connection's reconciler is sent, with
+back-off.
 """
 
 from __future__ import annotations
@@ -37,16 +34,16 @@ class FenceClosedError(RedriveError):
 
 
 def elapsed() -> float:
-    """Read the seconds since the machine started, those it slept through included where known."""
+    """Return the seconds since the start of the machine, including sleep if possible."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
 
 class Fence:
-    """Open until a moment, then closed; both for `clock`.
+    """Allows writes until a time by `clock`.
 
     Args:
-        clock: seconds that only ever rise, also while this process is stopped.
+        clock: monotonic seconds that continue while this process is stopped.
     """
 
     def __init__(self, clock: Callable[[], float] = elapsed) -> None:
@@ -54,33 +51,33 @@ class Fence:
         self._until = float("-inf")
 
     def open_until(self, moment: float) -> None:
-        """Let writes pass until *moment*."""
+        """Allow writes until *moment*."""
         self._until = moment
 
     def is_open(self) -> bool:
-        """Whether a write would pass now."""
+        """Return True if a write is allowed now."""
         return self._clock() < self._until
 
     def check(self) -> None:
-        """Let a write pass.
+        """Check that a write is allowed.
 
         Raises:
-            FenceClosedError: it must not be made.
+            FenceClosedError: it is not.
         """
         if not self.is_open():
             raise FenceClosedError(
-                "nothing is written, for the lease was not renewed in time",
+                "write refused: the lease of this operator expired",
                 got=f"{self._clock() - self._until:.1f} s too late",
-                remedy="it is tried again once the lease is renewed; if another operator has "
-                "taken it, this one ends",
+                remedy="No action needed: writes resume when the lease is renewed; if another "
+                "operator holds it, this one exits",
             )
 
 
 def guarding(fence: Fence) -> aiohttp.TraceConfig:
-    """Return what has an HTTP session check *fence* before each request that is not a GET.
+    """Return a trace that checks *fence* before each request of a session that is not a GET.
 
-    It is checked when the request has its connection, with only the sending left to do, and again
-    for the body, which goes out with the headers.
+    It checks when the connection is established, immediately before the headers are sent, and again
+    before the body.
     """
 
     async def check(
@@ -98,16 +95,16 @@ def guarding(fence: Fence) -> aiohttp.TraceConfig:
 
 
 FAILURES = 3
-"""So many calls in a row without an answer open a breaker."""
+"""Consecutive calls without an answer that open a breaker."""
 
 
 class Breaker:
-    """Lets calls to one broker pass while it answers, whatever it answers.
+    """Allows calls to one broker while it answers, with any answer.
 
     Args:
-        admin_url: where the broker should answer.
-        clock: for since when it has not answered.
-        changed: called when it has opened, and when it has closed.
+        admin_url: URL of the broker's admin API.
+        clock: for the time of the last answer.
+        changed: called when the breaker has opened or closed.
     """
 
     def __init__(
@@ -121,18 +118,18 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing but probes goes out."""
+        """Return True if only probes are sent."""
         return self._failures >= FAILURES
 
     async def guard(self, call: Callable[[], Awaitable[Any]], *, probe: bool) -> Any:  # noqa: ANN401
-        """Return what *call* answers, if it may go out.
+        """Return the answer of *call* if it may be sent.
 
         Args:
-            call: makes the call.
-            probe: whether it may go out in any case.
+            call: sends the call.
+            probe: True sends it even if the breaker is open.
 
         Raises:
-            BrokerDownError: the breaker is open, and *call* was not made, or not answered either.
+            BrokerDownError: the breaker is open, and *call* was not sent or not answered.
             AdminError: as *call* raises.
         """
         if self.is_open and not probe:
@@ -164,10 +161,10 @@ class Breaker:
             self._changed()
 
     def _down(self) -> BrokerDownError:
-        # The same text for as long as it lasts: each change of a condition is a write and an Event.
+        # A constant text while it lasts: each change of a condition is a write and an Event.
         since = f"{self._silent_since:%Y-%m-%dT%H:%M:%SZ}"
         return BrokerDownError(
             f"the broker's admin API at {self._admin_url} has not answered since {since}",
-            remedy="check adminURL, and that the broker runs and can be reached from here; once it "
-            "answers, all resumes automatically",
+            remedy="check adminURL, and that the broker runs and can be reached from here; calls "
+            "resume automatically once it answers",
         )

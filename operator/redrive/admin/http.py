@@ -1,28 +1,15 @@
 """HTTP calls to a broker: credentials, addresses, bounded responses, metrics.
 
-Number, outcome and duration of calls to brokers; counted by `http`.
+The owner of a BrokerConnection chooses the server, and one operator process serves all connections.
+So answers are bounded. Parsed, an answer takes far more memory than its bytes: `[[],[],…]` twenty
+times as much. Only calls whose answers grow with a namespace or a topic may have a long one. Few
+long answers are in memory at a time, and one of each connection. An answer with too many values is
+not parsed.
 
-Credentials of a call to a broker, and how its certificate is verified.
-
-Made where credentials are read (`redrive.kube.credentials`, the replay job); used by `client` for
-each call.
-
-How long a broker's answer may be, how many long ones are read at a time, and what is parsed.
-
-The owner of a BrokerConnection says what answers, and the operator is one process for all of them.
-Parsed, an answer takes far more memory than its bytes: `[[],[],…]` twenty times as much. So only
-calls whose answers grow with a namespace or a topic may have a long one, few of those are in memory
-at a time and one of each connection, and what would be parsed to too many values is not parsed.
-
-Where a broker's admin API answers, and where things lie below it, their names quoted.
-
-One call to a broker's admin API, and its outcome: a value, or an `AdminError`.
-
-Called by `client` alone. Neither the token nor a URL that the broker redirects to is ever part
-of an error, nor what answers at any address, unless it answers with an error as a broker does: the
-owner of `adminURL` could else read, in a status, what only the operator can reach. Credentials go
-to the origin (scheme, host and port) of `adminURL`, and by redirects to the hosts that the
-connection names.
+Errors contain neither the token nor the URL of a redirect. They contain an answer only if it has
+the form of a broker's error. Otherwise the owner of `adminURL` could read, in a status, data that
+only the operator can reach. Credentials are sent to the origin (scheme, host and port) of
+`adminURL`, and by redirects to the hosts that the connection allows.
 """
 
 from __future__ import annotations
@@ -73,12 +60,12 @@ logger = logging.getLogger(__name__)
 
 ADMIN_CALLS = Counter(
     "redrive_admin_calls",
-    "Calls to brokers' admin APIs, by HTTP method and by what they were answered.",
+    "Calls to brokers' admin APIs, by HTTP method and result.",
     ["verb", "status"],
 )
 ADMIN_SECONDS = Histogram(
     "redrive_admin_call_duration_seconds",
-    "Duration of calls to brokers' admin APIs, redirects included.",
+    "Duration of calls to brokers' admin APIs, including redirects.",
     ["verb"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
@@ -86,14 +73,14 @@ ADMIN_SECONDS = Histogram(
 
 @dataclass(frozen=True)
 class Access:
-    """Credentials as they go out; never shown.
+    """Credentials as they are sent; never shown.
 
     Attributes:
         headers: sent with every call.
-        tls: how to speak TLS; None trusts the certificate authorities of this machine.
-        hosts: hosts that they may be redirected to, beside the origin of the call's URL, as
-            patterns in which `*` stands for any characters but a dot. Without a port, a pattern is
-            for the port of the call's URL.
+        tls: TLS settings; None trusts the certificate authorities of this machine.
+        hosts: allowed hosts of redirects, beside the origin of the call's URL, as patterns in
+            which `*` stands for any characters but a dot. A pattern without a port has the port
+            of the call's URL.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -107,13 +94,13 @@ class Access:
         tls: ssl.SSLContext | None = None,
         hosts: tuple[str, ...] = (),
     ) -> Access:
-        """Act as the role of *token*."""
+        """Return credentials of the role of *token*."""
         return cls({"Authorization": f"Bearer {token}"}, tls, hosts)
 
     def may_go_to(self, target: URL, asked: URL) -> bool:
         """Return True if a call to *asked* may be redirected to *target* with these credentials.
 
-        The scheme never changes, so what was sent over TLS is not sent without.
+        The scheme must be the same, so data sent over TLS is never sent without it.
         """
         if same_origin(target, asked):
             return True
@@ -128,44 +115,44 @@ class Access:
 
     @property
     def held(self) -> Access:
-        """Return this: these credentials never change."""
+        """Return these credentials, which never change."""
         return self
 
     async def renewed(self, refused: Access) -> Access | None:  # noqa: ARG002  of the protocol
-        """Return None: there are no others."""
+        """Return None: there are no other credentials."""
         return None
 
 
 class Credentials(Protocol):
-    """Credentials that may change while they are in use."""
+    """Credentials that may be renewed."""
 
     @property
     def held(self) -> Access:
-        """What to call with."""
+        """Return the current credentials."""
 
     async def renewed(self, refused: Access) -> Access | None:
-        """Return what to try after a broker has refused *refused* (401); None if nothing is new.
+        """Return new credentials after a broker refused *refused* (401); None if there are none.
 
         Raises:
-            RedriveError: they can't be read.
+            RedriveError: they cannot be read.
         """
 
 
 def tls_context(
     *, ca: str | None = None, certificate: bytes | None = None, key: bytes | None = None
 ) -> ssl.SSLContext:
-    """Return how to speak TLS; host names are verified, and nothing older than TLS 1.2 is spoken.
+    """Return TLS settings that verify host names and require TLS 1.2 or newer.
 
     Args:
-        ca: certificates in PEM that are trusted in place of this machine's.
-        certificate: of the client, in PEM, with its chain; with its *key*.
+        ca: trusted certificates in PEM, in place of this machine's.
+        certificate: client certificate in PEM with its chain; requires *key*.
         key: in PEM, without a password.
 
     Raises:
-        ValueError: one of them is no PEM, or the key is not that of the certificate.
+        ValueError: a value is not PEM, or the key does not belong to the certificate.
     """
     if ca is not None and not ca.strip():
-        raise ValueError("it is empty")  # the library would take this machine's
+        raise ValueError("it is empty")  # the library would trust this machine's authorities
     try:
         made = ssl.create_default_context(cadata=ca)
         if certificate is not None and key is not None:
@@ -182,7 +169,7 @@ def _no_password() -> str:
 
 @contextmanager
 def _file(content: bytes) -> Iterator[str]:
-    """Give *content* a path, for a library that reads files only: in memory where that is known."""
+    """Yield the path of a file with *content*, in memory if possible: the library needs a file."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("tls")
         try:
@@ -211,34 +198,34 @@ def same_origin(one: URL, other: URL) -> bool:
 
 
 SHORT_ANSWER = 64 * 2**10
-"""In bytes: what is longer is read in turn. Of an error, the rest is not read."""
+"""Bytes of an answer that is read without waiting for a slot. Of an error only these are read."""
 USUAL_ANSWER = 2**20
-"""In bytes: the longest answer about one thing."""
+"""Maximum bytes of an answer about one object."""
 LONG_ANSWER = 24 * 2**20
-"""In bytes: the longest answer of all. Permissions on a hundred thousand topics take 15 MiB."""
+"""Maximum bytes of any answer. Permissions on a hundred thousand topics take 15 MiB."""
 LONG_ANSWERS_AT_A_TIME = 3
-"""Answers of all connections that are longer than `SHORT_ANSWER` and are being read."""
+"""Maximum concurrent answers longer than `SHORT_ANSWER`, of all connections."""
 LONG_ANSWERS_OF_NAMESPACE = 2
-"""So many of those may be of connections of one namespace: another one finds room."""
+"""Maximum of those for connections of one namespace, so that others find a free slot."""
 LONG_ANSWER_SECONDS = 10.0
-"""How long such an answer may take from there on, so that others get their turn."""
+"""Maximum time for the rest of a long answer, because others wait for the slot."""
 MOST_VALUES = 1_000_000
-"""An answer with more values is not parsed: each takes about a hundred bytes."""
+"""Maximum values of an answer that is parsed: each takes about a hundred bytes."""
 MOST_DIGITS = 20
-"""A number of a broker has at most 64 bits."""
+"""A broker's numbers have at most 64 bits."""
 
 
 class AnswerTooLongError(Exception):
-    """An answer is longer than that of a broker to the call."""
+    """An answer exceeds the maximum of its call."""
 
 
-class CallTurns:
-    """What the calls of one connection wait for.
+class CallSlots:
+    """Slots of one connection.
 
     Attributes:
-        calls: limits how many are made at a time, wherever they are redirected.
-        long: limits how many have a long answer at a time.
-        namespace: of the connection; those of each get an equal share of what all connections have.
+        calls: limits concurrent calls, including redirected ones.
+        long: limits concurrent long answers.
+        namespace: of the connection; each namespace has an equal share of the slots of all.
     """
 
     def __init__(self, calls: int, namespace: str = "") -> None:
@@ -248,60 +235,60 @@ class CallTurns:
 
 
 async def read_bounded(
-    parts: AsyncIterator[bytes], longest: int, *turns: AbstractAsyncContextManager[object]
+    parts: AsyncIterator[bytes], longest: int, *slots: AbstractAsyncContextManager[object]
 ) -> bytes:
-    """Read an answer; one that is longer than `SHORT` waits for all *turns*.
+    """Read an answer; one that is longer than `SHORT_ANSWER` waits for all *slots*.
 
     Raises:
-        AnswerTooLongError: it has more than *longest* bytes; the rest is not read.
-        TimeoutError: it is long, and took too long from its turn on.
+        AnswerTooLongError: it exceeds *longest* bytes; the rest is not read.
+        TimeoutError: it is long, and took too long after it got its slots.
     """
-    found = bytearray()
+    answer = bytearray()
     try:
         async with asyncio.timeout(None) as limit, AsyncExitStack() as held:
             async for part in parts:
-                found += part
-                if len(found) > longest:
+                answer += part
+                if len(answer) > longest:
                     raise AnswerTooLongError(f"an answer of more than {_size(longest)}")
-                if turns and len(found) > SHORT_ANSWER:
-                    for turn in turns:
-                        await held.enter_async_context(turn)
-                    turns = ()
+                if slots and len(answer) > SHORT_ANSWER:
+                    for slot in slots:
+                        await held.enter_async_context(slot)
+                    slots = ()
                     limit.reschedule(asyncio.get_running_loop().time() + LONG_ANSWER_SECONDS)
     except TimeoutError as error:
         if not limit.expired():
             raise
-        said = (
+        message = (
             f"no whole answer of more than {_size(SHORT_ANSWER)} within {LONG_ANSWER_SECONDS:g} s"
         )
-        raise TimeoutError(said) from error
-    return bytes(found)
+        raise TimeoutError(message) from error
+    return bytes(answer)
 
 
 async def read_beginning(parts: AsyncIterator[bytes]) -> bytes:
-    """Read the first `SHORT` bytes of an answer, or a little more."""
-    found = bytearray()
+    """Read about the first `SHORT_ANSWER` bytes of an answer."""
+    answer = bytearray()
     async for part in parts:
-        found += part
-        if len(found) > SHORT_ANSWER:
+        answer += part
+        if len(answer) > SHORT_ANSWER:
             break
-    return bytes(found)
+    return bytes(answer)
 
 
 def parse_answer(answer: bytes) -> Any:  # noqa: ANN401  JSON
-    """Return the value of an answer that is JSON.
+    """Return the value of a JSON answer.
 
     Raises:
-        ValueError: it is none, or of more values, longer numbers, or nested deeper, than any of a
-            broker.
+        ValueError: it is not JSON, or has more values, longer numbers or deeper nesting than an
+            answer of a broker.
     """
-    if sum(map(answer.count, (b",", b"[", b"{"))) > MOST_VALUES:  # those in texts count too
+    if sum(map(answer.count, (b",", b"[", b"{"))) > MOST_VALUES:  # counts those in texts, too
         raise ValueError(f"JSON of more than {MOST_VALUES} values")
     text = answer.decode(errors="replace")
     try:
         return json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except ValueError:
-        raise ValueError(f"{len(text)} characters that are no JSON") from None
+        raise ValueError(f"{len(text)} characters that are not JSON") from None
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
 
@@ -324,51 +311,52 @@ def _size(count: int) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote *text* as one or more whole parts of a path: slashes stay."""
+    """Quote *text* as parts of a path; slashes are kept."""
     return quote(text, safe="/")
 
 
 def topic_path(topic: TopicName) -> str:
-    """Return where a topic lies."""
+    """Return the path of a topic."""
     return f"persistent/{quoted(topic.namespace_name)}/{quote(topic.local, safe='')}"
 
 
 def schema_path(topic: TopicName) -> str:
-    """Return where the newest schema of a topic lies."""
+    """Return the path of the latest schema of a topic."""
     # The broker decodes the name twice.
     name = quote(quote(topic.local, safe=""), safe="")
     return f"schemas/{quoted(topic.namespace_name)}/{name}/schema"
 
 
 def schemas_path(topic: TopicName) -> str:
-    """Return where all versions of a topic's schema lie."""
+    """Return the path of all versions of a topic's schema."""
     return f"{schema_path(topic)}s"
 
 
 def subscription_path(topic: TopicName, name: str) -> str:
-    """Return where a subscription of a topic lies."""
+    """Return the path of a subscription of a topic."""
     # The broker decodes this part of the path twice.
     return f"{topic_path(topic)}/subscription/{quoted(quoted(name))}"
 
 
 def permission_path(topic: TopicName, role: str) -> str:
-    """Return where the rights of a role on a topic lie."""
+    """Return the path of the grants of a role on a topic."""
     return f"{topic_path(topic)}/permissions/{quote(role, safe='')}"
 
 
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
 WHOLE_SECONDS = 60.0
-"""The longest that a call may take to connect, to send and to read the answer to its last byte.
+"""Maximum time of a call to connect, to send and to read the whole answer.
 
-The time that a call waits for its turn is not counted: with many policies and a slow broker it may
-be long, and would be taken for a broker that is silent.
+Waiting for a slot does not count. With many policies and a slow broker that may take long, and the
+broker would be regarded as silent.
 """
 CALLS_AT_A_TIME = 20
-"""Of one connection; its other calls wait for their turn, and no other connection for them."""
+"""Maximum concurrent calls of one connection; further calls wait, and no other connection."""
 CALLS_OF_ALL = 100
-"""Of all connections, as far as they are quick: the answers to more would keep the event loop busy
-for seconds, and calls would count as unanswered whose answers have come."""
+"""Maximum concurrent quick calls of all connections. The answers to more would block the event loop
+for seconds, and answered calls would time out."""
 SLOW_SECONDS = 1.0
+"""A slower call releases its slot among all: a broker that hangs delays no other."""
 """A call that takes longer counts no more among those: a broker that hangs delays no other."""
 MAX_REDIRECTS = 5
 _REDIRECTS = {301, 302, 307, 308}
@@ -377,18 +365,18 @@ _SUCCESS = range(200, 300)
 
 @dataclass(frozen=True)
 class Call:
-    """A call to be made.
+    """A call to the admin API.
 
     Attributes:
-        does: what it does, in words: "create the topic …".
-        path: below `/admin/v2/`, its parts already quoted.
+        does: the action in words: "create the topic …".
+        path: path below `/admin/v2/`, already quoted.
         body: sent as JSON; None sends nothing.
-        content_type: where a path takes more than one form of JSON, which one *body* has.
-        seconds: how long it may take at most, as `WHOLE_SECONDS` says.
-        as_text: whether the answer is no JSON, and is returned as it is.
-        longest: how many bytes its answer may have.
-        read: makes a value of the answer's JSON, in a thread if that is long; its exceptions mean
-            that the answer is not a broker's. None returns the JSON.
+        content_type: form of *body*, for paths that accept several forms of JSON.
+        seconds: time-out, as `WHOLE_SECONDS`.
+        as_text: True returns the answer as text; it is not JSON.
+        longest: maximum bytes of the answer.
+        read: parses the JSON of the answer, in a thread if it is long. An exception means that the
+            answer is not a broker's. None returns the JSON.
     """
 
     does: str
@@ -402,38 +390,38 @@ class Call:
     read: Callable[[Any], Any] | None = None
 
 
-class Way(NamedTuple):
-    """How a connection reaches its broker.
+class Endpoint(NamedTuple):
+    """Address, credentials and call slots of one connection.
 
     Attributes:
-        admin_url: where the broker's admin API answers.
-        access: the credentials to show.
-        turns: what its calls, and those of them with long answers, wait for.
+        admin_url: URL of the broker's admin API.
+        access: credentials to send.
+        slots: slots of its calls and of their long answers.
     """
 
     admin_url: str
     access: Access
-    turns: CallTurns
+    slots: CallSlots
 
 
 class _Reply(NamedTuple):
-    """A broker's answer."""
+    """Answer of a broker."""
 
     status: int
     body: bytes
 
     @property
     def text(self) -> str:
-        """Return what it says."""
+        """Return the answer as text."""
         return self.body.decode(errors="replace")
 
 
 class Http:
-    """HTTP connections to brokers, shared by all clients; made by `open`."""
+    """HTTP connections to brokers, shared by all clients; created by `open`."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        # Reading the environment takes half a millisecond in a pod of many Services.
+        # Reading the environment takes half a millisecond in a pod with many Services.
         self._proxy_for = functools.lru_cache(maxsize=1_024)(proxy_for)
         self._free = FairSlots(CALLS_OF_ALL)
         self._long = FairSlots(LONG_ANSWERS_AT_A_TIME, LONG_ANSWERS_OF_NAMESPACE)
@@ -445,13 +433,13 @@ class Http:
         """Open a pool of connections.
 
         Args:
-            fence: what every write has to pass; None lets all pass.
+            fence: must be open for each write; None allows all writes.
         """
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
-            # What one connection's broker sets would be sent to another's.
+            # Cookies of one connection's broker would be sent to another's.
             cookie_jar=aiohttp.DummyCookieJar(),
-            # A few bytes may be compressed gigabytes.
+            # A few bytes may decompress to gigabytes.
             auto_decompress=False,
             headers={"Accept-Encoding": "identity"},
             timeout=TIMEOUT,
@@ -459,36 +447,36 @@ class Http:
         ) as session:
             yield cls(session)
 
-    async def send(self, call: Call, way: Way) -> Any:  # noqa: ANN401  JSON
-        """Make *call* and return what it reads of the answer, or its JSON or text.
+    async def send(self, call: Call, endpoint: Endpoint) -> Any:  # noqa: ANN401  JSON
+        """Send *call*, and return the parsed answer, its JSON or its text.
 
         Raises:
-            AdminError: the call failed; the subclass says how.
+            AdminError: the call failed; the subclass has the cause.
         """
-        answer = await self._answer(call, way)
+        answer = await self._answer(call, endpoint)
         if answer.status not in _SUCCESS:
             raise error_for(call.does, answer.status, answer.text)
         if call.as_text:
             return answer.text
         if len(answer.body) <= SHORT_ANSWER:
             return _value(call, answer.body)
-        async with self._parsing.slot(way.turns.namespace):
+        async with self._parsing.slot(endpoint.slots.namespace):
             return await asyncio.to_thread(_value, call, answer.body)
 
-    async def _answer(self, call: Call, way: Way) -> _Reply:
-        """Return the broker's answer, and count it."""
-        outcome, admin_url = "uncallable", way.admin_url
+    async def _answer(self, call: Call, endpoint: Endpoint) -> _Reply:
+        """Return the answer of the broker, and record metrics."""
+        outcome, admin_url = "uncallable", endpoint.admin_url
         try:
             with ADMIN_SECONDS.labels(call.method).time():
                 url = URL(f"{admin_url.rstrip('/')}/admin/v2/{call.path}", encoded=True)
-                answer = await self._follow(call, url, way)
+                answer = await self._follow(call, url, endpoint)
             outcome = str(answer.status)
-        except aiohttp.ClientConnectorCertificateError as error:  # a ValueError too
+        except aiohttp.ClientConnectorCertificateError as error:  # also a ValueError
             outcome = "certificate refused"
             raise _refused(admin_url, error) from error
-        except ValueError as error:  # some parts of an address are looked at only when it is called
+        except ValueError as error:  # parts of an address are validated only by the call
             raise AdminUrlInvalidError(
-                "adminURL, or an address that the broker redirects to, is none that can be called",
+                "adminURL or a redirect of the broker is not a valid address",
                 got=admin_url,
                 remedy="correct its host and port, or those that the broker advertises",
             ) from error
@@ -525,17 +513,17 @@ class Http:
         *,
         issuer: str,
     ) -> tuple[int, str]:
-        """Return status and text of the answer of an issuer of tokens; redirects are not followed.
+        """Return status and text of a token issuer's answer; redirects are not followed.
 
         Args:
             method: the HTTP method.
-            url: the address; errors don't show it, as another service may have sent it.
-            form: the fields to send; None sends nothing.
-            tls: the TLS settings; None trusts the authorities of this machine.
-            issuer: the URL of the issuer, as errors name it.
+            url: the address. Errors do not show it, because another service may have sent it.
+            form: fields to send; None sends nothing.
+            tls: TLS settings; None trusts the authorities of this machine.
+            issuer: URL of the issuer for errors.
 
         Raises:
-            CertificateRefusedError: it shows a certificate that is not trusted.
+            CertificateRefusedError: its certificate is not trusted.
             IssuerFailedError: it does not answer.
         """
         try:
@@ -555,39 +543,41 @@ class Http:
                 remedy="check oauth2.issuerURL, and that it can be reached from here",
             ) from error
 
-    async def _follow(self, call: Call, url: URL, way: Way) -> _Reply:
-        """Make *call*, following redirects to the broker that serves the namespace.
+    async def _follow(self, call: Call, url: URL, endpoint: Endpoint) -> _Reply:
+        """Send *call*, and follow redirects to the broker that serves the namespace.
 
-        The HTTP library would drop the token on the way to another host.
+        The HTTP library would drop the token at a redirect to another host.
         """
-        # Without a content type a broker answers 415 to a PUT, even to one without a body.
-        headers = {**way.access.headers, "Content-Type": call.content_type}
+        # Without a content type a broker answers 415 to any PUT, even without a body.
+        headers = {**endpoint.access.headers, "Content-Type": call.content_type}
         body = None if call.body is None else json.dumps(call.body)
         asked = url
         for _ in range(MAX_REDIRECTS):
             async with self._request(
                 call.method,
                 url,
-                way.turns.namespace,
+                endpoint.slots.namespace,
                 seconds=call.seconds,
                 data=body,
                 headers=headers,
-                ssl=way.access.tls or True,
-                turns=way.turns.calls,
+                ssl=endpoint.access.tls or True,
+                slot=endpoint.slots.calls,
             ) as response:
                 if response.status not in _REDIRECTS or "Location" not in response.headers:
-                    return await self._reply(response, call, way)
+                    return await self._reply(response, call, endpoint)
                 target = url.join(URL(response.headers["Location"], encoded=True))
-                if not way.access.may_go_to(target, asked):
-                    raise _not_followed(call, "one to an address that the connection does not name")
+                if not endpoint.access.may_go_to(target, asked):
+                    raise _not_followed(call, "an address that the connection does not allow")
                 url = target
         raise _not_followed(call, f"more than {MAX_REDIRECTS} redirects")
 
-    async def _reply(self, response: aiohttp.ClientResponse, call: Call, way: Way) -> _Reply:
+    async def _reply(
+        self, response: aiohttp.ClientResponse, call: Call, endpoint: Endpoint
+    ) -> _Reply:
         parts = response.content.iter_any()
         if response.status in _SUCCESS:
-            room = self._long.slot(way.turns.namespace)
-            body = await read_bounded(parts, call.longest, way.turns.long, room)
+            shared = self._long.slot(endpoint.slots.namespace)
+            body = await read_bounded(parts, call.longest, endpoint.slots.long, shared)
         else:
             body = await read_beginning(parts)
         return _Reply(response.status, body)
@@ -600,18 +590,18 @@ class Http:
         sharer: str,
         *,
         seconds: float = WHOLE_SECONDS,
-        turns: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008  it never changes
+        slot: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008  never changes
         **options: Any,  # noqa: ANN401  as the session takes them
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Wait for a turn, then send; yield the answer, to be read within the same *seconds*.
+        """Wait for a slot, then send; yield the response, to be read within *seconds*.
 
         Args:
-            sharer: the namespace, or issuer, that the call counts for among all.
+            sharer: namespace or issuer that the call counts for among all.
 
         Raises:
-            TimeoutError: the time is over.
+            TimeoutError: the call timed out.
         """
-        async with turns, self._room(sharer), _within(seconds):
+        async with slot, self._shared_slot(sharer), _within(seconds):
             proxy = self._proxy_for(str(url.origin()))
             request = self._session.request(
                 method, url, allow_redirects=False, proxy=proxy, **options
@@ -620,8 +610,8 @@ class Http:
                 yield response
 
     @asynccontextmanager
-    async def _room(self, sharer: str) -> AsyncIterator[None]:
-        """Wait until there is room among the calls of all connections."""
+    async def _shared_slot(self, sharer: str) -> AsyncIterator[None]:
+        """Hold one of the slots of all connections, for at most `SLOW_SECONDS`."""
         await self._free.acquire(sharer)
         with ExitStack() as held:
             held.callback(self._free.release, sharer)
@@ -633,10 +623,10 @@ class Http:
 
 
 def _value(call: Call, body: bytes) -> Any:  # noqa: ANN401  JSON
-    """Return what *call* reads of an answer.
+    """Return the parsed answer of *call*.
 
     Raises:
-        AdminError: it is not a broker's.
+        AdminError: it is not an answer of a broker.
     """
     try:
         document = parse_answer(body) if body else None
@@ -647,13 +637,13 @@ def _value(call: Call, body: bytes) -> Any:  # noqa: ANN401  JSON
     try:
         return call.read(document)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Not its content: another host may have given it, see the top.
+        # Without its content: it may come from another host, see the top.
         raise unexpected(call.does, "JSON of another form") from error
 
 
 @asynccontextmanager
 async def _within(seconds: float) -> AsyncIterator[None]:
-    """End the block after *seconds*, with an error that names them."""
+    """Cancel the block after *seconds*, with an error that names them."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
@@ -663,21 +653,21 @@ async def _within(seconds: float) -> AsyncIterator[None]:
         raise TimeoutError(f"no whole answer within {seconds:g} s") from error
 
 
-def _not_followed(call: Call, why: str) -> RedirectRefusedError:
+def _not_followed(call: Call, got: str) -> RedirectRefusedError:
     return RedirectRefusedError(
-        f"a redirect was not followed when asked to {call.does}",
-        got=why,
-        remedy="name the hosts of the cluster's brokers in the connection's redirectHosts, with "
-        "their port if it is not that of adminURL, and use their scheme in adminURL; or give the "
-        "address of a Pulsar proxy as adminURL",
+        f"a redirect was not followed: {call.does}",
+        got=got,
+        remedy="add the hosts of the cluster's brokers to the connection's redirectHosts, with "
+        "their port if it differs from that of adminURL, and use their scheme in adminURL; or use "
+        "the address of a Pulsar proxy as adminURL",
     )
 
 
 _FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (aiohttp.ServerTimeoutError, "no answer in time"),
-    (aiohttp.ClientConnectorDNSError, "the host name is not known"),
-    (aiohttp.ClientProxyConnectionError, "the proxy that the environment names does not answer"),
-    (aiohttp.ClientHttpProxyError, "the proxy that the environment names refuses the connection"),
+    (aiohttp.ClientConnectorDNSError, "the host name is unknown"),
+    (aiohttp.ClientProxyConnectionError, "the proxy of the environment does not answer"),
+    (aiohttp.ClientHttpProxyError, "the proxy of the environment refuses the connection"),
     (aiohttp.ClientSSLError, "a connection without valid TLS"),
     (ssl.SSLError, "a connection without valid TLS"),
     (aiohttp.ServerDisconnectedError, "the connection was closed without an answer"),
@@ -687,23 +677,23 @@ _FAILURES: tuple[tuple[type[Exception], str], ...] = (
 
 
 def transport_failure(error: Exception) -> str:
-    """Name the kind of failure of a connection, without any text that the other side sent.
+    """Return the kind of a connection failure, without any text from the other side.
 
-    Errors of the HTTP library repeat what they can't read: the owner of an address could read, in
-    a status, the answer of a service that only the operator can reach.
+    Errors of the HTTP library repeat unreadable input: the owner of an address could read, in a
+    status, the answer of a service that only the operator can reach.
     """
     for kind, name in _FAILURES:
         if isinstance(error, kind):
             return name
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
-    # The message of a time-out without a number is one of this module.
+    # The message of a time-out without a number comes from this module.
     return (isinstance(error, TimeoutError) and str(error)) or type(error).__name__
 
 
 def _refused(url: str, error: aiohttp.ClientConnectorCertificateError) -> CertificateRefusedError:
     return CertificateRefusedError(
-        f"the certificate shown at {url} is not trusted",
+        f"the certificate of {url} is not trusted",
         got=str(error.certificate_error),
-        remedy="give its authority in caRef, or the address that the certificate is for",
+        remedy="set its authority in caRef, or use the address of the certificate",
     )

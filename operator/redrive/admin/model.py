@@ -1,20 +1,10 @@
-"""Values that the admin API returns or accepts, and the parsers of its responses.
+"""Values that the admin API returns or accepts, and the parsers of its responses; pure.
 
-What is read from a broker and written to it, as values.
+An answer of another form raises Python's own errors, and the client turns them into an
+`AdminError`.
 
-A broker's answers, as JSON → values; called by `client`. Statistics are read by `stats`.
-
-An answer of another form raises what Python raises then; `client` makes an `AdminError` of it.
-
-A broker's statistics of a topic, as JSON → statistics of its subscriptions; pure.
-
-Partitions are combined here: a broker's own sum of all of them adds up what belongs to each, and
-has no oldest message where one partition has none.
-
-What a broker remembers of acknowledgements when it unloads a topic; pure.
-
-Of a subscription it stores up to where all is acknowledged, and what is acknowledged behind that as
-far as its settings go: so many ranges, or whole ledgers until they hold so many messages.
+Statistics are combined from partitions here: a broker's own sum adds values that belong to each
+partition, and has no oldest message if one partition has none.
 """
 
 from __future__ import annotations
@@ -31,24 +21,24 @@ from redrive.errors import InvalidSpecError
 from redrive.policy.naming import SYSTEM_PREFIX, SYSTEM_TOPIC, TopicName, cursor_name
 
 MOST_PARTITIONS = 10_000
-"""An answer with more partitions of a topic is not a broker's: each costs memory and calls."""
+"""Maximum partitions of a topic in an answer: each costs memory and calls."""
 
 
 def broker_at(admin_url: str) -> str:
-    """Name a broker by its admin URL, for lack of anything that a tenant admin may read.
+    """Return the name of a broker, by its admin URL: a tenant admin may read no other identity.
 
-    Two connections to one broker name it alike, unless they call it by different addresses.
+    Two connections to one broker have the same name, unless their addresses differ.
     """
     return admin_url.rstrip("/").lower()
 
 
 @dataclass(frozen=True)
 class Grant:
-    """All rights of a role on a topic from then on: a broker replaces those before.
+    """All actions of a role on a topic; a grant replaces the earlier one.
 
     Attributes:
-        actions: of `produce` and `consume`, the two that redrive grants, and whatever else the
-            role had; an empty set revokes the role's rights there.
+        actions: `produce` and `consume`, which redrive grants, and any others that the role had.
+            An empty set revokes all.
     """
 
     topic: TopicName
@@ -58,11 +48,11 @@ class Grant:
 
 @dataclass(frozen=True)
 class RightsChange:
-    """What is added to the rights of a role on a topic, and what is taken; all else stays.
+    """Change of the actions of a role on a topic; other actions are kept.
 
     Raises:
-        InvalidSpecError: it gives rights on a topic of Pulsar's own. Whoever may write there can
-            stop a namespace. Taking rights back is always possible.
+        InvalidSpecError: it grants actions on a system topic of Pulsar. Producers there could stop
+            a namespace. Revocation is always possible.
     """
 
     topic: TopicName
@@ -71,20 +61,20 @@ class RightsChange:
     take: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Refuse rights that no role may have."""
+        """Check that no action on a system topic is granted."""
         if self.give and self.topic.is_system:
             raise InvalidSpecError(
-                SYSTEM_TOPIC, got=str(self.topic), remedy="name a topic of an application"
+                SYSTEM_TOPIC, got=str(self.topic), remedy="use a topic of an application"
             )
 
     def on(self, actions: frozenset[str]) -> frozenset[str]:
-        """Return what the role may do then, if it may do *actions* now."""
+        """Return the actions of the role after the change, from its current *actions*."""
         return (actions | self.give) - self.take
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The schema of a topic's messages, as the broker reads and writes it."""
+    """Schema of a topic's messages, as the broker reads and writes it."""
 
     type: str
     data: str
@@ -99,11 +89,11 @@ class Schema:
 
 @dataclass(frozen=True)
 class TopicMetadata:
-    """What a broker keeps of a topic as a whole.
+    """Metadata of a topic.
 
     Attributes:
-        partitions: 0 where it is not partitioned.
-        properties: as any administrator of the tenant has set them.
+        partitions: 0 if it is not partitioned.
+        properties: may be set by any administrator of the tenant.
     """
 
     partitions: int
@@ -111,10 +101,10 @@ class TopicMetadata:
 
 
 class TopicPermissions(Mapping[str, Mapping[str, frozenset[str]]]):
-    """Topic → role → actions, each read when it is asked for.
+    """Topic → role → actions, parsed on access.
 
-    A namespace is read again and again while policies are provisioned there, and each time few of
-    its topics matter.
+    A namespace is read repeatedly while policies are provisioned, and each time few of its topics
+    are needed.
 
     Args:
         written: the same as the broker's JSON.
@@ -130,36 +120,36 @@ class TopicPermissions(Mapping[str, Mapping[str, frozenset[str]]]):
         self._written = written
 
     def __getitem__(self, topic: str) -> Mapping[str, frozenset[str]]:
-        """Return who may do what on a topic."""
+        """Return the actions of each role on a topic."""
         return {role: frozenset(actions) for role, actions in self._written[topic].items()}
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the topics on which rights were granted."""
+        """Iterate over the topics that have grants."""
         return iter(self._written)
 
     def __len__(self) -> int:
-        """Return how many these are."""
+        """Return the number of these topics."""
         return len(self._written)
 
 
 @dataclass(frozen=True)
 class NamespaceState:
-    """The topics of a Pulsar namespace, and the rights on them.
+    """Topics of a Pulsar namespace, grants on them, and policies of the namespace.
 
     Attributes:
-        unpartitioned: the topics without partitions, and the single partitions of the others.
-        partitioned: the partitioned topics.
-        permissions: topic → role → actions, as granted on topics (not on the namespace).
-        subscription_expiry_minutes: after how long the broker deletes an idle subscription, with
-            all that it keeps; 0 is never.
+        unpartitioned: topics without partitions, and the single partitions of the others.
+        partitioned: partitioned topics.
+        permissions: topic → role → actions, as granted on topics, not on the namespace.
+        subscription_expiry_minutes: time after which the broker deletes an idle subscription with
+            its backlog; 0 means never.
         backlog_quotas: by type, as the broker writes them.
-        delayed_delivery: as the broker writes it; None where the namespace sets nothing.
-        replicated_to: the clusters that its topics are replicated to, this one among them, unless
-            a topic has its own.
-        enforces_schemas: whether a producer without a schema is refused by a topic that has one.
-        subscription_types: those that consumers may have, as the broker writes them; none for what
-            the broker is configured to allow.
-        requires_encryption: whether messages that are not encrypted are refused.
+        delayed_delivery: as the broker writes it; None if the namespace sets nothing.
+        replicated_to: clusters that have its topics, this one included, unless a topic has its own
+            setting.
+        enforces_schemas: True if a topic with a schema refuses producers without one.
+        subscription_types: allowed types as the broker writes them; empty means the configuration
+            of the broker.
+        requires_encryption: True if unencrypted messages are refused.
     """
 
     unpartitioned: frozenset[str]
@@ -174,13 +164,13 @@ class NamespaceState:
     requires_encryption: bool = False
 
     def exists(self, topic: TopicName) -> bool:
-        """Whether there is such a topic, partitioned or not."""
+        """Return True if a topic exists, partitioned or not."""
         return str(topic) in self.unpartitioned or str(topic) in self.partitioned
 
     def partitions(self, topic: TopicName) -> int:
-        """Return how many partitions of *topic* are there; 0 if it is not partitioned.
+        """Return the number of existing partitions of *topic*; 0 if it is not partitioned.
 
-        For a moment, while they are being made, that is fewer than the topic has.
+        While partitions are being created, that is fewer than the topic has.
         """
         if str(topic) not in self.partitioned:
             return 0
@@ -192,43 +182,43 @@ class NamespaceState:
 
 @dataclass(frozen=True)
 class TopicSubscriptions:
-    """The names of a topic's subscriptions: a partition keeps messages only for those on itself.
+    """Names of a topic's subscriptions; a partition retains messages only for its own.
 
     Attributes:
-        parts: what is on each partition, in order, or on the one topic without any; None where a
-            partition is not there, though the topic has it.
+        parts: subscriptions of each partition in order, or of the topic without partitions; None
+            for a missing partition.
     """
 
     parts: tuple[frozenset[str] | None, ...]
 
     def has(self, name: str) -> bool:
-        """Whether a subscription is on every partition, so that no message is lost to it."""
+        """Return True if a subscription exists on every partition, so it misses no message."""
         return all(names is not None and name in names for names in self.parts)
 
     def has_some_of(self, name: str) -> bool:
-        """Whether a subscription is on some partition, if not on all."""
+        """Return True if a subscription exists on any partition."""
         return any(names is not None and name in names for names in self.parts)
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the names of all that are on some partition."""
+        """Return the names of all subscriptions on any partition."""
         return frozenset(name for names in self.parts if names is not None for name in names)
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Return the numbers of the partitions that are not there."""
+        """Return the numbers of the missing partitions."""
         return tuple(number for number, names in enumerate(self.parts) if names is None)
 
 
 @dataclass(frozen=True)
 class TopicUsage:
-    """Who uses a topic, and what it holds for one subscription.
+    """Clients of a topic, and its content for one subscription.
 
     Attributes:
-        producers: how many are connected; of a partitioned topic, where most are.
-        uncounted: bytes stored where that subscription is not (in the topic, or in partitions of
-            it): it is unknown how many messages it would have kept there. Acknowledged messages
-            that are not trimmed yet are among them.
+        producers: connected producers, of a partitioned topic the maximum of a partition.
+        uncounted: bytes stored in the topic or in partitions that lack the subscription. The
+            number of messages that it would have there is unknown. Acknowledged messages that are
+            not trimmed yet are included.
     """
 
     subscriptions: Mapping[str, SubscriptionStats]
@@ -238,25 +228,25 @@ class TopicUsage:
 
 @dataclass(frozen=True)
 class SubscriptionStats:
-    """How a subscription stands; of a partitioned topic, over all its partitions.
+    """Statistics of a subscription; of a partitioned topic, of all its partitions.
 
     Attributes:
-        backlog: messages that are not acknowledged, those that wait for their time among them.
-        delivered: messages sent to consumers, also again; a broker counts from 0 whenever it loads
-            the topic.
-        consumers: how many are connected, where most are.
-        durable: whether it outlives its consumers; that of a reader does not.
-        ack_holes: ranges of acknowledged messages behind one that is not, where most are: a broker
-            persists so many of each partition, and forgets the others when it unloads it.
-        oldest: when the oldest message of the backlog was published; None if there is none, or if
-            that was not asked for.
-        unacknowledged: messages that consumers have.
-        stranded: unacknowledged messages that no connected consumer has, while consumers are
-            connected. A broker that is delivering counts some for a moment.
-        bytes: of the backlog, about, in the partition where most are; 0 if not asked for.
-        delayed: messages of the backlog that wait for their time. A broker counts those that it has
-            read for connected consumers, so none for a subscription without consumers.
-        type: of the connected consumers, as the broker writes it; empty without any.
+        backlog: unacknowledged messages, including delayed ones.
+        delivered: deliveries to consumers, including redeliveries; a broker counts from 0 when it
+            loads the topic.
+        consumers: connected consumers, the maximum of a partition.
+        durable: True if it exists without consumers; False for a reader.
+        ack_holes: ranges of messages acknowledged out of order, the maximum of a partition. A
+            broker persists a limited number for each partition.
+        oldest: publish time of the oldest message of the backlog; None if there is none, or if it
+            was not requested.
+        unacknowledged: messages held by consumers.
+        stranded: unacknowledged messages of no connected consumer, while consumers are connected.
+            A broker that is delivering counts some for a moment.
+        bytes: approximate size of the backlog, the maximum of a partition; 0 if not requested.
+        delayed: delayed messages of the backlog. A broker counts those that it has read for
+            connected consumers, so none for a subscription without consumers.
+        type: type of the connected consumers, as the broker writes it; empty without any.
     """
 
     backlog: int
@@ -273,7 +263,7 @@ class SubscriptionStats:
 
     @property
     def due(self) -> int:
-        """Return how many messages of the backlog can be processed now, or are in-flight."""
+        """Return the number of messages that can be processed now, or are in-flight."""
         return max(0, self.backlog - self.delayed)
 
 
@@ -281,8 +271,8 @@ class TopicStats(Mapping[str, SubscriptionStats]):
     """Statistics of a topic: those of its subscriptions, by name.
 
     Attributes:
-        published: how many messages were stored, by partition. A broker counts from 0 whenever it
-            loads the partition.
+        published: number of stored messages, by partition. A broker counts from 0 when it loads
+            the partition.
     """
 
     def __init__(
@@ -296,24 +286,24 @@ class TopicStats(Mapping[str, SubscriptionStats]):
         return self._subscriptions[subscription]
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names of the subscriptions."""
+        """Iterate over the names of the subscriptions."""
         return iter(self._subscriptions)
 
     def __len__(self) -> int:
-        """Return how many subscriptions the topic has."""
+        """Return the number of subscriptions."""
         return len(self._subscriptions)
 
 
 def as_is(answer: Any) -> Any:  # noqa: ANN401  JSON
-    """Return the answer itself."""
+    """Return the answer unchanged."""
     return answer
 
 
 def read_partitions(answer: Any) -> int:  # noqa: ANN401  JSON
-    """Read the number of a topic's partitions.
+    """Parse the number of a topic's partitions.
 
     Raises:
-        ValueError: it is more than `MOST_PARTITIONS`, or negative.
+        ValueError: it is negative, or exceeds `MOST_PARTITIONS`.
     """
     partitions = int(answer["partitions"])
     if not 0 <= partitions <= MOST_PARTITIONS:
@@ -322,17 +312,17 @@ def read_partitions(answer: Any) -> int:  # noqa: ANN401  JSON
 
 
 def read_metadata(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
-    """Read the metadata of a topic with partitions."""
+    """Parse the metadata of a partitioned topic."""
     return TopicMetadata(read_partitions(answer), dict(answer.get("properties") or {}))
 
 
 def read_unpartitioned_metadata(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
-    """Read the properties of a topic without partitions, which are all of its metadata."""
+    """Parse the properties of a topic without partitions, which are all of its metadata."""
     return TopicMetadata(0, dict(answer or {}))
 
 
 def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
-    """Read what a `NamespaceState` holds of the policies of a namespace."""
+    """Parse the policies of a namespace for a `NamespaceState`."""
     return {
         "permissions": TopicPermissions(answer["auth_policies"]["destination_auth"]),
         "subscription_expiry_minutes": int(answer.get("subscription_expiration_time_minutes") or 0),
@@ -346,29 +336,29 @@ def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSO
 
 
 def read_schema(answer: Any) -> Schema | None:  # noqa: ANN401  JSON
-    """Read a schema; one of plain bytes is none."""
+    """Parse a schema; None for plain bytes."""
     if answer["type"] in {"NONE", "BYTES"}:
         return None
     return Schema(str(answer["type"]), str(answer["data"]), dict(answer.get("properties") or {}))
 
 
 def read_schemas(answer: Any) -> tuple[Schema, ...]:  # noqa: ANN401  JSON
-    """Read all versions of a schema, the oldest first; what is none is left out."""
-    found = sorted(answer["getSchemaResponses"], key=lambda each: int(each["version"]))
-    return tuple(version for version in map(read_schema, found) if version is not None)
+    """Parse all versions of a schema, the oldest first, without plain bytes."""
+    versions = sorted(answer["getSchemaResponses"], key=lambda version: int(version["version"]))
+    return tuple(schema for schema in map(read_schema, versions) if schema is not None)
 
 
 def read_version(answer: str) -> tuple[int, ...]:
-    """Read a release such as `4.0.8` or `4.2.0-SNAPSHOT`; empty for anything else."""
-    found = re.match(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?![.\d])", answer)
-    return () if found is None else tuple(int(part) for part in found.groups() if part)
+    """Parse a release such as `4.0.8` or `4.2.0-SNAPSHOT`; empty for other texts."""
+    match = re.match(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?![.\d])", answer)
+    return () if match is None else tuple(int(part) for part in match.groups() if part)
 
 
 def read_stats(answer: Mapping[str, Any]) -> TopicStats:
-    """Read the answer for a topic without partitions, or for a partitioned one with each of them.
+    """Parse the statistics of a topic without partitions, or of each partition.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError: it is no broker's answer.
+        AttributeError, KeyError, TypeError, ValueError: it is not an answer of a broker.
     """
     parts = answer.get("partitions") or {"": answer}
     published = {name: int(part.get("msgInCounter", 0)) for name, part in parts.items()}
@@ -376,29 +366,29 @@ def read_stats(answer: Mapping[str, Any]) -> TopicStats:
 
 
 def read_producers(answer: Mapping[str, Any]) -> list[Mapping[str, str]]:
-    """Read the metadata of the producers, from an answer as for `read_stats` that has them.
+    """Parse the metadata of the producers in statistics as for `read_stats`.
 
     Raises:
-        AttributeError, KeyError, TypeError: it is no broker's answer.
+        AttributeError, KeyError, TypeError: it is not an answer of a broker.
     """
     parts = (answer.get("partitions") or {"": answer}).values()
-    return [dict(each.get("metadata") or {}) for part in parts for each in part["publishers"]]
+    return [dict(p.get("metadata") or {}) for part in parts for p in part["publishers"]]
 
 
 def read_names(part: Mapping[str, Any]) -> frozenset[str]:
-    """Read the names of the subscriptions of one partition.
+    """Parse the names of the subscriptions of one partition.
 
     Raises:
-        KeyError, TypeError: it is no broker's answer.
+        KeyError, TypeError: it is not an answer of a broker.
     """
     return frozenset(part["subscriptions"])
 
 
 def read_receivers(part: Mapping[str, Any]) -> frozenset[str]:
-    """Read the names of the durable subscriptions of one partition that are not Pulsar's own.
+    """Parse the names of the durable subscriptions of one partition that are not Pulsar's own.
 
     Raises:
-        AttributeError, KeyError, TypeError: it is no broker's answer.
+        AttributeError, KeyError, TypeError: it is not an answer of a broker.
     """
     return frozenset(
         name
@@ -408,21 +398,21 @@ def read_receivers(part: Mapping[str, Any]) -> frozenset[str]:
 
 
 def read_usage(part: Mapping[str, Any], subscription: str) -> TopicUsage:
-    """Read who uses one partition, or a topic without any.
+    """Parse the usage of one partition, or of a topic without partitions.
 
     Args:
-        part: its statistics, those of producers included.
+        part: its statistics, including producers.
         subscription: see `TopicUsage`.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError: it is no broker's answer.
+        AttributeError, KeyError, TypeError, ValueError: it is not an answer of a broker.
     """
-    found, stored = _subscriptions(part), int(part["storageSize"])
-    return TopicUsage(found, len(part["publishers"]), 0 if subscription in found else stored)
+    by_name, stored = _subscriptions(part), int(part["storageSize"])
+    return TopicUsage(by_name, len(part["publishers"]), 0 if subscription in by_name else stored)
 
 
 def combine_partitions(parts: Iterable[TopicUsage]) -> TopicUsage:
-    """Put the partitions of a topic together; of none of them there is nothing."""
+    """Combine the usage of the partitions of a topic."""
     parts = list(parts)
     return TopicUsage(
         subscriptions=_by_name(part.subscriptions for part in parts),
@@ -432,33 +422,33 @@ def combine_partitions(parts: Iterable[TopicUsage]) -> TopicUsage:
 
 
 def _subscriptions(part: Mapping[str, Any]) -> dict[str, SubscriptionStats]:
-    return {name: _read_subscription(found) for name, found in part["subscriptions"].items()}
+    return {name: _read_subscription(stats) for name, stats in part["subscriptions"].items()}
 
 
 def _by_name(parts: Iterable[Mapping[str, SubscriptionStats]]) -> dict[str, SubscriptionStats]:
-    found: dict[str, list[SubscriptionStats]] = {}
+    by_name: dict[str, list[SubscriptionStats]] = {}
     for part in parts:
-        for name, stands in part.items():
-            found.setdefault(name, []).append(stands)
-    return {name: _combine(each) for name, each in found.items()}
+        for name, stats in part.items():
+            by_name.setdefault(name, []).append(stats)
+    return {name: _combine(stats) for name, stats in by_name.items()}
 
 
-def _read_subscription(found: Mapping[str, Any]) -> SubscriptionStats:
-    oldest = int(found.get("earliestMsgPublishTimeInBacklog", 0))
-    unacknowledged = int(found.get("unackedMessages", 0))
-    held = [int(consumer.get("unackedMessages", 0)) for consumer in found["consumers"]]
+def _read_subscription(stats: Mapping[str, Any]) -> SubscriptionStats:
+    oldest = int(stats.get("earliestMsgPublishTimeInBacklog", 0))
+    unacknowledged = int(stats.get("unackedMessages", 0))
+    held = [int(consumer.get("unackedMessages", 0)) for consumer in stats["consumers"]]
     return SubscriptionStats(
-        backlog=int(found["msgBacklog"]),
-        delivered=int(found["msgOutCounter"]),
-        consumers=len(found["consumers"]),
-        durable=bool(found.get("isDurable", True)),
-        ack_holes=int(found.get("nonContiguousDeletedMessagesRanges", 0)),
+        backlog=int(stats["msgBacklog"]),
+        delivered=int(stats["msgOutCounter"]),
+        consumers=len(stats["consumers"]),
+        durable=bool(stats.get("isDurable", True)),
+        ack_holes=int(stats.get("nonContiguousDeletedMessagesRanges", 0)),
         oldest=datetime.fromtimestamp(oldest / 1_000, UTC) if oldest > 0 else None,
         unacknowledged=unacknowledged,
         stranded=max(0, unacknowledged - sum(held)) if held else 0,
-        bytes=max(0, int(found.get("backlogSize", 0))),  # -1 where it was not asked for
-        delayed=int(found.get("msgDelayed", 0)),
-        type=str(found.get("type", "")) if found["consumers"] else "",
+        bytes=max(0, int(stats.get("backlogSize", 0))),  # -1 if not requested
+        delayed=int(stats.get("msgDelayed", 0)),
+        type=str(stats.get("type", "")) if stats["consumers"] else "",
     )
 
 
@@ -482,20 +472,23 @@ def _combine(parts: Iterable[SubscriptionStats]) -> SubscriptionStats:
 RANGES = "managedLedgerMaxUnackedRangesToPersist"
 AS_ARRAYS = "managedLedgerPersistIndividualAckAsLongArray"
 _IN_ARRAYS = "managedLedgerUnackedRangesOpenCacheSetEnabled"
-"""Without which `AS_ARRAYS` has no effect; brokers after 4.2 always have it."""
+"""Setting without which `AS_ARRAYS` has no effect; always on in brokers after 4.2."""
 _DEFAULT_RANGES = 10_000
 _ARRAYS_SINCE = (4, 1)
 
 
 @dataclass(frozen=True)
 class AckPersistence:
-    """How far acknowledgements behind a message that is not acknowledged are stored.
+    """Limit up to which the broker persists acknowledgements out of order.
+
+    A broker persists the position up to which a subscription is acknowledged, and acknowledgements
+    behind it as configured: a number of ranges, or whole ledgers.
 
     Attributes:
-        limit: so many ranges of them; of *whole_ledgers*, those of each ledger until the ledgers
-            before it have more acknowledged messages than this.
-        whole_ledgers: whether they are stored as a bitmap for each ledger.
-        configured: whether the broker's configuration says so; else its release does.
+        limit: number of ranges. With *whole_ledgers*, ledgers are persisted until those before
+            have more acknowledged messages than this.
+        whole_ledgers: True if they are stored as a bitmap for each ledger.
+        configured: True if it comes from the broker's configuration, False from its release.
     """
 
     limit: int = _DEFAULT_RANGES
@@ -504,14 +497,14 @@ class AckPersistence:
 
     @classmethod
     def of(cls, settings: Mapping[str, str], release: tuple[int, ...]) -> AckPersistence:
-        """Read the configuration of a broker.
+        """Parse the configuration of a broker.
 
         Args:
-            settings: by name; none where it may not be read.
-            release: of the broker, whose defaults stand for what is not there.
+            settings: by name; empty if it may not be read.
+            release: release of the broker, for the defaults of missing settings.
 
         Raises:
-            ValueError: a setting has no value of its kind.
+            ValueError: a setting has an invalid value.
         """
         arrays = settings.get(AS_ARRAYS, str(release >= _ARRAYS_SINCE))
         return cls(
@@ -522,28 +515,28 @@ class AckPersistence:
 
 
 BY_DEFAULT = AckPersistence()
-"""That of brokers before 4.1."""
+"""The limit of brokers before 4.1."""
 
 
 def acknowledged_behind(part: Mapping[str, Any], subscription: str) -> int:
-    """Count what is acknowledged behind a message that is not, where it lies in several ledgers.
+    """Count messages acknowledged out of order, if they are in several ledgers.
 
-    In a single one it is stored, however much it is.
+    In a single ledger they are always persisted.
 
     Args:
-        part: the internal statistics of a topic without partitions, or of one partition.
-        subscription: of which; 0 where there is none.
+        part: internal statistics of a topic without partitions, or of one partition.
+        subscription: a subscription; the count is 0 if it does not exist.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError: it is no broker's answer.
+        AttributeError, KeyError, TypeError, ValueError: it is not an answer of a broker.
     """
     cursor = part["cursors"].get(cursor_name(subscription))
     if cursor is None:
         return 0
-    through, after = (int(each) for each in cursor["markDeletePosition"].split(":"))
-    newest, last = (int(each) for each in part["lastConfirmedEntry"].split(":"))
-    entries = {int(each["ledgerId"]): int(each["entries"]) for each in part["ledgers"]}
-    if newest in entries:  # of the ledger being written the list does not tell the number
+    through, after = (int(part) for part in cursor["markDeletePosition"].split(":"))
+    newest, last = (int(number) for number in part["lastConfirmedEntry"].split(":"))
+    entries = {int(ledger["ledgerId"]): int(ledger["entries"]) for ledger in part["ledgers"]}
+    if newest in entries:  # the list has no count of the open ledger
         entries[newest] = last + 1
     behind = {ledger: count for ledger, count in entries.items() if ledger >= through}
     if through in behind:

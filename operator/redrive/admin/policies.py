@@ -1,7 +1,7 @@
-"""Topic policies: how each is read and written, and whether what is there is enough.
+"""Topic policies: how each is read and written, and which values are sufficient; pure.
 
-Pure values; `Admin.topic_policy` reads them and `Admin.set_topic_policy` writes. A policy set on a
-topic wins over that of its namespace, and that over the broker's.
+`Admin.topic_policy` reads and `Admin.set_topic_policy` writes them. A policy of a topic has
+priority over that of its namespace, and that over the broker's.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 EVICTS = "consumer_backlog_eviction"
-"""The backlog quota that drops the oldest messages unread once it is reached."""
+"""Backlog quota that deletes the oldest messages unread when it is reached."""
 REFUSES = "producer_exception"
-"""The backlog quota that refuses new messages: their producers get an error, and keep them."""
+"""Backlog quota that refuses new messages: their producers get an error, and keep them."""
 DELAYED_DELIVERY = "delayedDelivery"
-"""The policy by which a topic holds delayed messages back, how exactly, and for how long."""
+"""Policy of delayed delivery: its precision and its maximum delay."""
 
 
 class Write(NamedTuple):
-    """One write: the part of the path below the topic, with its query, and the body if any."""
+    """One write: path below the topic with its query, and the body."""
 
     path: str
     body: Any
@@ -27,42 +27,41 @@ class Write(NamedTuple):
 
 
 class TopicPolicy(Protocol):
-    """A policy as a topic needs it; as a string, for messages.
+    """A policy that a topic needs; `str` names it in messages.
 
-    Values that do not matter to redrive stay as they are in force. They are read from the broker,
-    and never assumed: its configuration can't be read by most roles, and defaults differ between
-    releases. So what is in force for a topic is known once the topic exists.
+    Values that redrive does not need are kept as they are in force. They are read from the broker,
+    never assumed: most roles cannot read its configuration, and defaults differ between releases.
+    So the values in force are known once the topic exists.
     """
 
     @property
     def read(self) -> str:
-        """Return the part of the path below the topic that reads it.
+        """Return the path below the topic of the value to compare.
 
-        It is `own` where only the value that is set on the topic itself matters, else what is in
-        force.
+        It is `own` if only the value of the topic itself counts, else the value in force.
         """
 
     @property
     def own(self) -> str:
-        """Return the part of the path that reads what is set on the topic itself."""
+        """Return the path below the topic of the topic's own value."""
 
     @property
     def name(self) -> str:
-        """Return what names it in the record of what was set on a topic before."""
+        """Return the name of the policy in the record of original values."""
 
-    def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
-        """Yield what has to be written where *found* was read; nothing where that is enough."""
+    def writes(self, value: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
+        """Yield the writes that are needed after *value* was read."""
 
 
 @dataclass(frozen=True)
 class Deduplicates:
-    """The broker drops what a producer sends twice; set on this very topic."""
+    """The broker deduplicates messages; set on the topic itself."""
 
     read = own = name = "deduplicationEnabled"
 
-    def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
-        """Switch it on where it is not, whatever the namespace has: that may change."""
-        if found is not True:
+    def writes(self, value: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
+        """Enable it on the topic: the setting of the namespace may change."""
+        if value is not True:
             yield Write(self.read, body=True)
 
     def __str__(self) -> str:
@@ -71,17 +70,17 @@ class Deduplicates:
 
 @dataclass(frozen=True)
 class CompactsAbove:
-    """The broker keeps of each key the last message alone, once so many bytes are more than that.
+    """The broker retains the latest message of each key, from a minimum size in bytes.
 
-    Set on this very topic: a namespace's changes without notice.
+    Set on the topic itself: the value of the namespace may change.
     """
 
     size: int
     read = own = name = "compactionThreshold"
 
-    def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
-        """Set it where it is not set, or otherwise."""
-        if found != self.size:
+    def writes(self, value: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
+        """Set the size if it differs."""
+        if value != self.size:
             yield Write(self.read, self.size)
 
     def __str__(self) -> str:
@@ -90,17 +89,17 @@ class CompactsAbove:
 
 @dataclass(frozen=True)
 class Ttl:
-    """How long an unacknowledged message lives, counted from its publication; 0 is for ever.
+    """Time to live of unacknowledged messages from their publication; 0 means permanent.
 
-    Set on this very topic: a namespace's changes without notice.
+    Set on the topic itself: the value of the namespace may change.
     """
 
     seconds: int
     read = own = name = "messageTTL"
 
-    def writes(self, found: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
-        """Set it where it is not set, or otherwise."""
-        if found != self.seconds:
+    def writes(self, value: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
+        """Set the time if it differs."""
+        if value != self.seconds:
             yield Write(f"{self.read}?messageTTL={self.seconds}", None)
 
     def __str__(self) -> str:
@@ -109,10 +108,10 @@ class Ttl:
 
 @dataclass(frozen=True)
 class Holds:
-    """A policy that is an object, some fields of which matter; the others stay as in force.
+    """A policy that is an object with required fields; its other fields are kept.
 
     Attributes:
-        fields: those that matter.
+        fields: the required fields.
     """
 
     name: str
@@ -120,17 +119,17 @@ class Holds:
 
     @property
     def read(self) -> str:
-        """Read what is in force, be it set on the topic, its namespace or the broker."""
+        """Return the path of the value in force, of topic, namespace or broker."""
         return f"{self.name}?applied=true"
 
     @property
     def own(self) -> str:
-        """Read what is set on the topic."""
+        """Return the path of the topic's own value."""
         return self.name
 
-    def writes(self, found: Mapping[str, Any] | None) -> Iterator[Write]:
-        """Set the fields that matter, and keep the others."""
-        before = dict(found or {})
+    def writes(self, value: Mapping[str, Any] | None) -> Iterator[Write]:
+        """Set the required fields, and keep the others."""
+        before = dict(value or {})
         if not dict(self.fields).items() <= before.items():
             yield Write(self.name, before | dict(self.fields))
 
@@ -140,9 +139,9 @@ class Holds:
 
 @dataclass(frozen=True)
 class DelaysWithin:
-    """Messages are delayed, and come early by so many milliseconds at most.
+    """Delayed delivery that is early by a maximum of milliseconds.
 
-    The longest delay stays as in force when this is set.
+    The maximum delay is kept as in force when this is set.
     """
 
     tick: int
@@ -150,9 +149,9 @@ class DelaysWithin:
     own = DELAYED_DELIVERY
     name = "delayedDeliveryTick"
 
-    def writes(self, found: Mapping[str, Any] | None) -> Iterator[Write]:
-        """Set the tick where it is another one, be it finer: that costs the broker."""
-        before = dict(found or {})
+    def writes(self, value: Mapping[str, Any] | None) -> Iterator[Write]:
+        """Set the tick if it differs, even if it is finer: that costs the broker."""
+        before = dict(value or {})
         after = before | {"active": True, "tickTime": self.tick}
         if after != before:
             yield Write(self.own, after)
@@ -163,30 +162,30 @@ class DelaysWithin:
 
 _QUOTA_MAP = "backlogQuotaMap"
 BY_SIZE = "destination_storage"
-"""The type of a backlog quota in bytes."""
+"""Type of a backlog quota in bytes."""
 BY_AGE = "message_age"
-"""The type of a backlog quota in seconds."""
+"""Type of a backlog quota in seconds."""
 _LIMITS = {BY_SIZE: "limitSize", BY_AGE: "limitTime"}
 _QUOTAS = tuple(_LIMITS)
 Quotas = Mapping[str, Mapping[str, Any]]
-"""The backlog quotas of a topic or a namespace, by their type."""
+"""Backlog quotas of a topic or a namespace, by type."""
 
 
 _GIGABYTE = 2**30
 
 
 def size_limit(quotas: Quotas) -> int | None:
-    """Return the bytes of backlog that *quotas* permit; None where they limit no size."""
-    found = quotas.get(BY_SIZE) or {}
-    limit = found.get("limitSize") or found.get("limit") or 0
+    """Return the backlog limit of *quotas* in bytes; None without one."""
+    quota = quotas.get(BY_SIZE) or {}
+    limit = quota.get("limitSize") or quota.get("limit") or 0
     return limit if limit > 0 else None
 
 
 def default_quotas(settings: Mapping[str, str]) -> Quotas:
-    """Return the backlog quotas of a topic that has none, nor its namespace, by their type.
+    """Return the broker's default backlog quotas, by type.
 
     Args:
-        settings: the configuration of the broker, by name; what is no number sets no limit.
+        settings: configuration of the broker; a value that is not a number sets no limit.
     """
     gigabytes = _number(settings, "backlogQuotaDefaultLimitGB")
     size = _number(settings, "backlogQuotaDefaultLimitBytes")
@@ -210,9 +209,9 @@ def _number(settings: Mapping[str, str], name: str) -> float:
 
 
 def evicting(quotas: Quotas) -> str:
-    """Return the type of the quota that drops messages unread; empty where none does.
+    """Return the type of the quota that deletes unread messages; empty if there is none.
 
-    One without a limit never drops any.
+    A quota without a limit never deletes any.
     """
     for kind, quota in quotas.items():
         limits = (quota.get(_LIMITS.get(kind, "")), quota.get("limit"))
@@ -223,15 +222,15 @@ def evicting(quotas: Quotas) -> str:
 
 @dataclass(frozen=True)
 class KeepsBacklog:
-    """No quota evicts messages: those that would refuse them instead, at the same limit."""
+    """No quota deletes unread messages: such a quota refuses new ones, at the same limit."""
 
-    # Never with applied=true: where neither topic nor namespace has a quota, that has the broker
-    # write its own default into the namespace, for good with the namespace's next change.
+    # Never with applied=true: if neither topic nor namespace has a quota, the broker would write
+    # its default into the namespace, where the next change makes it permanent.
     read = own = name = _QUOTA_MAP
 
-    def writes(self, found: Quotas | None) -> Iterator[Write]:
-        """Turn quotas that evict into such that refuse."""
-        for kind, before in (found or {}).items():
+    def writes(self, value: Quotas | None) -> Iterator[Write]:
+        """Replace quotas that delete messages by quotas that refuse them."""
+        for kind, before in (value or {}).items():
             if (after := _refusing(before)) != before:
                 yield _set_quota(kind, after)
 
@@ -241,17 +240,17 @@ class KeepsBacklog:
 
 @dataclass(frozen=True)
 class LimitsBacklog:
-    """More than so many bytes of backlog are refused; set on this very topic."""
+    """Backlog above a size in bytes is refused; set on the topic itself."""
 
     size: int
     read = own = _QUOTA_MAP
     name = "backlogQuotaSize"
 
-    def writes(self, found: Quotas | None) -> Iterator[Write]:
-        """Set the size where it is another one, or what is more is not refused."""
-        before = (found or {}).get(BY_SIZE, {})
+    def writes(self, value: Quotas | None) -> Iterator[Write]:
+        """Set the size if it differs, or if exceeding messages are not refused."""
+        before = (value or {}).get(BY_SIZE, {})
         after = {**_refusing(before), "limitSize": self.size}
-        after.pop("limit", None)  # an old name of the same, which would win
+        after.pop("limit", None)  # an older name of the limit, which has priority
         if any(before.get(name) != value for name, value in after.items()):
             yield _set_quota(BY_SIZE, after)
 
@@ -260,11 +259,11 @@ class LimitsBacklog:
 
 
 def restoring(name: str, before: Any) -> Iterator[Write]:  # noqa: ANN401  the broker's JSON
-    """Yield what has to be written for a topic to have *before* as its own policy again.
+    """Yield the writes that restore a topic's own policy to *before*.
 
     Args:
-        name: of the policy, as `TopicPolicy.name`.
-        before: what was read there; None where nothing was set on the topic.
+        name: `TopicPolicy.name` of the policy.
+        before: value that was read; None if the topic had none.
     """
     if name == KeepsBacklog.name:
         for kind in _QUOTAS:
@@ -286,12 +285,12 @@ def withdrawing(
     before: Any,  # noqa: ANN401  the broker's JSON
     inherited: Mapping[str, Any],
 ) -> Iterator[Write]:
-    """Yield what `restoring` does, but for a topic that goes on to lose no messages.
+    """Yield the writes of `restoring`, for a topic that must still lose no messages.
 
     Args:
         name: as for `restoring`.
-        before: likewise.
-        inherited: what its namespace has of topic policies, by how each is read.
+        before: as for `restoring`.
+        inherited: topic policies of the namespace, by their read name.
     """
     if name != LimitsBacklog.name:
         yield from restoring(name, before)

@@ -1,11 +1,10 @@
-"""Proxies of HTTP connections, by the environment.
+"""Proxies of HTTP connections, from the environment.
 
-One rule for all HTTP connections of redrive: calls to the Kubernetes API and its watches, calls to
-brokers' admin APIs and to issuers of tokens. The variables are those of curl and kubectl, in upper
-or lower case: `HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY` have the address of a proxy, and
-`NO_PROXY` excludes hosts, domains with what is below them, IPv4 addresses and IPv4 networks. The
-`proxy-url` of a kubeconfig file comes first. A `.netrc` file is never read: it would add
-credentials to calls that have their own.
+One rule applies to all HTTP connections of redrive: to the Kubernetes API, brokers' admin APIs and
+token issuers. The variables are those of curl and kubectl, in upper or lower case: `HTTPS_PROXY`,
+`HTTP_PROXY` and `ALL_PROXY` have the address of a proxy. `NO_PROXY` excludes hosts, domains with
+their subdomains, IPv4 addresses and IPv4 networks. The `proxy-url` of a kubeconfig file has
+priority. A `.netrc` file is never read: it would add credentials to calls that have their own.
 
 Connections by Pulsar's binary protocol use no proxy.
 """
@@ -19,7 +18,7 @@ from redrive.reasons import Reason
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the address of the proxy for *url*, with its credentials; None for no proxy.
+    """Return the address of the proxy for *url*, with its credentials; None without a proxy.
 
     Raises:
         ProxyInvalid: it is not an HTTP proxy, or has no host.
@@ -35,7 +34,7 @@ def proxy_for(url: str) -> str | None:
     parts = urlsplit(address)
     if parts.scheme != "http" or not parts.hostname:
         raise Reason.PROXY_INVALID.error(
-            "the environment names a proxy that is not an HTTP proxy",
+            "the proxy of the environment is not an HTTP proxy",
             got=f"{parts.scheme}://{parts.hostname or ''}",
             remedy="set HTTPS_PROXY, HTTP_PROXY or ALL_PROXY to http://HOST:PORT, or exclude "
             f"{urlsplit(url).hostname} in NO_PROXY",

@@ -240,7 +240,7 @@ def subscription_type_is_not_allowed(evidence: Evidence) -> StatusWarning | None
         return None
     return StatusWarning(
         Reason.SUBSCRIPTION_TYPE_NOT_ALLOWED,
-        f"the Pulsar namespace {policy.topic.namespace_name} refuses consumers with the types "
+        f"the Pulsar namespace {policy.topic.namespace_name} refuses consumers of type "
         f"{' and '.join(refused)}, unless these topics have their own setting; got "
         f"{', '.join(sorted(allowed))}; allow them: pulsar-admin namespaces "
         f"set-subscription-types-enabled --types "

@@ -11,7 +11,7 @@ from typing import Protocol
 import pytest
 
 from redrive.admin.client import Admin
-from redrive.admin.http import Access, Call, CallTurns, Http, Way
+from redrive.admin.http import Access, Call, CallSlots, Endpoint, Http
 from sandbox.pulsar import Broker
 from tests.support.fake_admin import SUPERUSER, FakeBroker
 
@@ -53,7 +53,7 @@ class World:
         """Return the broker's answer to the administrator of the tenant."""
         token = self.tokens.token(f"{self.tenant}-admin")
         call = Call("try", method, path, body)
-        return await self.http.send(call, Way(self.url, Access.bearer(token), CallTurns(1)))
+        return await self.http.send(call, Endpoint(self.url, Access.bearer(token), CallSlots(1)))
 
 
 @pytest.fixture(params=["fake", "broker"])
@@ -71,5 +71,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         admins = {"adminRoles": [f"{tenant}-admin"], "allowedClusters": ["standalone"]}
         for path, body in ((f"tenants/{tenant}", admins), (f"namespaces/{tenant}/prod", None)):
             call = Call("make a tenant", "PUT", path, body)
-            await http.send(call, Way(url, Access.bearer(tokens.token(SUPERUSER)), CallTurns(1)))
+            await http.send(
+                call, Endpoint(url, Access.bearer(tokens.token(SUPERUSER)), CallSlots(1))
+            )
         yield World(http, url, tokens, tenant)

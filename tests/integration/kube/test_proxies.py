@@ -80,7 +80,7 @@ async def test_refusal_of_the_proxy_is_named(
     proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace(LOGIN, "bob:wrong"))
-    with pytest.raises(UnavailableError, match="the proxy that the environment names refuses"):
+    with pytest.raises(UnavailableError, match="the proxy of the environment refuses"):
         async with Kubernetes.connect() as kubernetes:
             await kubernetes.list(resources.CONNECTIONS, "default")
 

@@ -87,7 +87,7 @@ def test_broker_with_few_stored_ack_ranges_causes_warning(shop: Shop, other: Bro
     wait_until(lambda: warnings(shop, "orders"))
     [message] = warnings(shop, "orders")
     assert "(managedLedgerPersistIndividualAckAsLongArray=true)" in message
-    assert "until there are 20 (managedLedgerMaxUnackedRangesToPersist, as it is conf" in message
+    assert "until there are 20 (managedLedgerMaxUnackedRangesToPersist, configured" in message
     assert f"got {MESSAGES - 1};" in message
     poll_topics(shop, "returns")
     time.sleep(1)  # for the reconcile that would set the condition

@@ -82,7 +82,7 @@ def test_client_certificate_and_own_authority_connect(shop: Shop, operator_proce
     config_map(shop, "stranger", **{"ca.crt": stranger})
     shop.connection(**mutual | {"tls": {"caRef": {"name": "stranger", "key": "ca.crt"}}})
     refused = shop.reaches("main", "CertificateRefused", "brokerconnection")
-    assert "give its authority in caRef" in json.dumps(refused["status"])
+    assert "set its authority in caRef" in json.dumps(refused["status"])
     shop.connection(**mutual | {"tls": {"caRef": {"name": "nobody", "key": "ca.crt"}}})
     shop.reaches("main", "CaInvalid", "brokerconnection")
     shop.secret("broken-tls", **{"tls.crt": certificate, "tls.key": "no key"})

@@ -113,7 +113,7 @@ def test_deletion_waits_until_consumers_disconnect(doomed: Shop) -> None:
         opened.subscribe(retry, "fulfilment", consumer_type=pulsar.ConsumerType.Shared)
         doomed.kubectl("delete", "retrypolicy", "used", "--wait=false")
         waits = ready_condition(doomed, "used", "InUse")
-        assert f"got '{retry}: 1 consumers, 0 producers'; stop them" in waits["message"]
+        assert f"got '{retry}: 1 consumers, 0 producers'; stop these clients" in waits["message"]
         assert topics(doomed, "used") == {"RETRY", "DLQ"}
     doomed.kubectl("wait", "--for=delete", "retrypolicy/used", f"--timeout={SECONDS}s")
     assert topics(doomed, "used") == set()

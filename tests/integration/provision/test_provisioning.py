@@ -188,7 +188,7 @@ def test_deleted_partition_and_its_subscription_are_restored(
     )
     shop.request("DELETE", f"{path}-partition-2")
     wait_until(lambda: shop.topics() == before, every=READ_SECONDS)
-    event = f"created missing partitions of {shop.topic('orders-fulfilment-RETRY')} again: 2; "
+    event = f"recreated missing partitions of {shop.topic('orders-fulfilment-RETRY')}: 2; "
     wait_until(lambda: any(text.startswith(event) for _, _, text in shop.events("orders")))
     after = repairs(installed)
     assert after["CreateSubscription"] >= counted.get("CreateSubscription", 0) + 2
@@ -437,7 +437,7 @@ def test_rights_of_many_policies_are_granted_in_few_calls(
     shop.policies({name: {"topic": shop.topic(name)} for name in names})
     shop.connection()  # now all of them can be provisioned
     shop.kubectl("wait", "retrypolicy", "--all", "--for=condition=Ready", f"--timeout={SECONDS}s")
-    pattern = rf"rights in {shop.tenant}/prod: set for (\d+) policies"
+    pattern = rf"grants in {shop.tenant}/prod: set for (\d+) policies"
     calls = [int(policies) for policies in re.findall(pattern, operator_process.read_text())]
     assert sum(calls) == len(names)
     assert len(calls) < len(names) / 2

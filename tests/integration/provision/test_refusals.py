@@ -126,7 +126,7 @@ CASES = {
     ),
     "token-refused": Case(
         "AuthenticationFailed",
-        ("401 and ", "give the connection credentials that are valid"),
+        ("401 and ", "use credentials that are valid"),
         lambda shop: shop.secret("refused", token=shop.token(shop.role)),
         stalls=True,
         connection=token_of("refused"),

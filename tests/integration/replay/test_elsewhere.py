@@ -28,7 +28,7 @@ def rights(shop: Shop, topic: str) -> dict[str, Any]:
     """Return the rights of each role on a topic."""
     path = f"/admin/v2/persistent/{shop.name}/prod/{topic}/permissions"
     answer = shop.sandbox.pulsar.request("GET", path)
-    answer.check("read the rights")
+    answer.check("read the grants")
     actions: dict[str, Any] = json.loads(answer.body)
     return actions
 

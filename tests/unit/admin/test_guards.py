@@ -13,7 +13,7 @@ import pytest
 
 from redrive.admin.errors import BrokerDownError, BrokerFailedError, BrokerUnreachableError
 from redrive.admin.guards import FAILURES, Breaker, Fence, FenceClosedError, elapsed
-from redrive.admin.http import Access, Call, CallTurns, Http, Way
+from redrive.admin.http import Access, Call, CallSlots, Endpoint, Http
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SILENT = BrokerUnreachableError("no answer", remedy="wait")
@@ -148,10 +148,10 @@ async def a_broker() -> AsyncIterator[BusyBroker]:
 async def test_write_queued_beyond_the_fence_is_not_sent() -> None:
     clock = Clock()
     fence = Fence(clock)
-    turns = CallTurns(CONNECTIONS)
+    turns = CallSlots(CONNECTIONS)
 
     async def send(method: str, body: object = None) -> object:
-        way = Way(broker.url, Access.bearer("t"), turns)
+        way = Endpoint(broker.url, Access.bearer("t"), turns)
         return await http.send(Call("do it", method, "x", body), way)
 
     async with a_broker() as broker, Http.open(fence) as http, asyncio.TaskGroup() as group:
@@ -162,7 +162,7 @@ async def test_write_queued_beyond_the_fence_is_not_sent() -> None:
         await asyncio.sleep(0)
         clock.now += 10
         broker.answering.set()
-        assert "was not renewed in time; got '3.0 s too late'" in await write
+        assert "this operator expired; got '3.0 s too late'" in await write
         assert set(broker.arrived) == {"GET"}
         await send("GET")
         fence.open_until(clock.now + 7)

@@ -31,9 +31,9 @@ from redrive.admin.http import (
     LONG_ANSWERS_AT_A_TIME,
     Access,
     Call,
-    CallTurns,
+    CallSlots,
+    Endpoint,
     Http,
-    Way,
     tls_context,
 )
 from redrive.policy.naming import TopicName
@@ -62,7 +62,7 @@ async def test_endless_slow_answer_times_out() -> None:
     call = Call("ask", "GET", "x", seconds=0.1)
     async with asyncio.timeout(60), asking(trickle) as (opened, url):
         with pytest.raises(BrokerUnreachableError, match=r"got 'no whole answer within 0\.1 s'"):
-            await opened.send(call, Way(url, Access.bearer("x"), CallTurns(1)))
+            await opened.send(call, Endpoint(url, Access.bearer("x"), CallSlots(1)))
 
 
 def test_call_has_a_default_timeout() -> None:
@@ -90,7 +90,7 @@ async def test_timeout_of_call_starts_with_its_slot(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(http, "_within", begin)
     async with asyncio.timeout(60), asking(answer) as (opened, url), asyncio.TaskGroup() as tasks:
         call = Call("ask", "GET", "x")
-        way = Way(url, Access.bearer("x"), CallTurns(http.CALLS_AT_A_TIME))
+        way = Endpoint(url, Access.bearer("x"), CallSlots(http.CALLS_AT_A_TIME))
         sent = [tasks.create_task(opened.send(call, way)) for _ in range(waiting)]
         await full.wait()
         assert begun == http.CALLS_AT_A_TIME
@@ -273,7 +273,7 @@ def test_transport_failure_names_its_kind(error: Exception, shown: str) -> None:
 
 async def test_unknown_host_is_named_as_unknown() -> None:
     async with Http.open() as opened:
-        with pytest.raises(BrokerUnreachableError, match="the host name is not known"):
+        with pytest.raises(BrokerUnreachableError, match="the host name is unknown"):
             await Admin(opened, "http://host.invalid:1", Access.bearer("x")).clusters()
 
 
@@ -295,7 +295,7 @@ async def test_answer_of_maximum_length_is_read(monkeypatch: pytest.MonkeyPatch)
 
     call = Call("ask", "GET", "x", longest=len('["here"]'))
     async with asking(answer) as (opened, url):
-        way = Way(url, Access.bearer("x"), CallTurns(1))
+        way = Endpoint(url, Access.bearer("x"), CallSlots(1))
         assert await opened.send(call, way) == ["here"]
         # In turn, too.
         monkeypatch.setattr(http, "SHORT_ANSWER", 1)
@@ -336,8 +336,9 @@ async def test_json_that_would_exhaust_memory_is_not_parsed(bomb: bytes, shown: 
         finally:
             tracemalloc.stop()
     assert str(caught.value) == (
-        "what answers when asked to read the internal state of persistent://t/n/a is not Pulsar's "
-        f"admin API; got {shown!r}; check adminURL: it is where the admin REST API answers, "
+        "adminURL does not lead to a Pulsar admin API: unexpected response to "
+        f'"read the internal state of persistent://t/n/a"; got {shown!r}; correct adminURL: the '
+        "address of the admin REST API, "
         "without /admin/v2"
     )
     assert peak < 100 * 2**20
@@ -409,7 +410,7 @@ async def test_long_answer_is_read_in_a_thread() -> None:
 
     async with asyncio.timeout(30), asking(answer) as (opened, url):
         read = Call("ask", "GET", "x", read=lambda _: threading.current_thread())
-        thread = await opened.send(read, Way(url, Access.bearer("x"), CallTurns(1)))
+        thread = await opened.send(read, Endpoint(url, Access.bearer("x"), CallSlots(1)))
     assert thread is not threading.main_thread()
 
 
@@ -613,7 +614,7 @@ def test_error_message_is_one_line_with_call_and_remedy() -> None:
     error = errors.error_for("read namespace a/b", 500, '{"reason":"\\n --- broken\\n\\n  here"}')
     assert str(error) == (
         "the broker refused to read namespace a/b; got '500 --- broken here'; "
-        "it is tried again; look into the broker's log if it stays"
+        "the operator retries; if it persists, check the broker's log"
     )
 
 

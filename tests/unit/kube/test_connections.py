@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminUrlInvalidError, BrokerUnreachableError
 from redrive.admin.guards import FAILURES
-from redrive.admin.http import Way
+from redrive.admin.http import Endpoint
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError
 from redrive.kube import resources
@@ -80,7 +80,7 @@ class Brokers:
 
     silent: frozenset[str] = frozenset()
 
-    async def send(self, _call: object, way: Way) -> list[str]:
+    async def send(self, _call: object, way: Endpoint) -> list[str]:
         if way.admin_url in self.silent:
             raise BrokerUnreachableError("no answer", remedy="wait")
         return []

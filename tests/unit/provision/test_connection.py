@@ -336,7 +336,7 @@ async def test_deletion_in_use_names_policies_and_waits(lent: Lent, policy: Make
     lent.delete()
     message = await lent.reconcile(*own, *others)
     named = ", ".join(f"RetryPolicy own-{number}" for number in range(5))
-    assert f"got {named}, 1 more, 2 of other namespaces; delete them, or have them use" in message
+    assert f"got {named}, 1 more, 2 of other namespaces; delete them, or let them use" in message
     stored = lent.stored
     assert stored is not None
     assert reason(stored) == "Connected"  # its policies continue to work

@@ -474,7 +474,7 @@ async def test_early_delay_without_settable_tick_is_warned_about(
     body = await reconcile_with(harness)
     warning = find(body, "RetriesEarly")
     assert warning is not None
-    assert "so one of 1s at once" in warning.message
+    assert "so a retry of 1s at once" in warning.message
     assert "got a tick of 1 s on persistent://shop/prod/orders-fulfilment-RETRY" in warning.message
     assert "set delayedDeliveryTickTimeMillis=50 in the configuration" in warning.message
     assert is_ready(body)

@@ -515,10 +515,10 @@ def test_actions_are_described_in_one_line() -> None:
         )
     )
     assert line == (
-        f"created {RETRY} with no partitions; marked {RETRY} as kept by here/shop/orders; "
-        "noted on orders-fulfilment-RETRY the additions of redrive; "
-        f"created missing partitions of {RETRY} again: 0, 2; "
-        f"added partitions to {RETRY}, 4 now; "
+        f"created {RETRY} with no partitions; recorded here/shop/orders as owner of {RETRY}; "
+        "recorded on orders-fulfilment-RETRY the additions of redrive; "
+        f"recreated missing partitions of {RETRY}: 0, 2; "
+        f"added partitions to {RETRY}: 4 in total; "
         "set deduplication on orders-fulfilment-RETRY; "
         "copied the source topic's JSON schema to orders-fulfilment-RETRY; "
         "granted consume+produce on orders-fulfilment-RETRY to a, "

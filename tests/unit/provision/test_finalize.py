@@ -203,7 +203,7 @@ async def test_internal_error_past_deadline_releases_policy(
     assert stored(api)["metadata"]["finalizers"] == ["others"]
     ((_, reason, message),) = api.announced()
     assert reason == Reason.CLEANUP_ABANDONED
-    assert "2026-01-01T00:00:00Z: KeyError, see the operator's log; what there" in message
+    assert "2026-01-01T00:00:00Z: KeyError, see the operator's log; r and d" in message
     assert "KeyError: 'partitions'" in caplog.text
 
 
@@ -577,7 +577,9 @@ async def test_topic_whose_name_others_derive_too_is_retained(
 
 
 def test_removal_error_names_connected_clients() -> None:
-    with raises(Reason.IN_USE, match=f"{DEAD_LETTER}: 2 consumers, 0 producers'; stop them"):
+    with raises(
+        Reason.IN_USE, match=f"{DEAD_LETTER}: 2 consumers, 0 producers'; stop these clients"
+    ):
         removal(OURS, DeletionPolicy.DELETE, [dead_letters_left(0, consumers=2)])
 
 

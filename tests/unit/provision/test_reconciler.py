@@ -451,7 +451,7 @@ async def test_deleted_partition_is_restored_with_subscription(
         del made.retry.parts["-partition-0"], made.retry.parts["-partition-1"]
         actions = (await made.look()).actions
         assert list(map(type, actions)) == [RestorePartitions, CreateSubscription]
-        assert str(actions[0]).endswith("orders-fulfilment-RETRY again: 0, 1")
+        assert str(actions[0]).endswith("orders-fulfilment-RETRY: 0, 1")
         assert made.retry.parts == WHOLE
         assert not (await made.look()).actions
 

@@ -15,7 +15,7 @@ import pytest
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import error_for
-from redrive.admin.http import Access, Call, Http, Way
+from redrive.admin.http import Access, Call, Endpoint, Http
 from redrive.api import Body
 from redrive.api.conditions import find, is_ready, reason
 from redrive.errors import RedriveError, Requeue
@@ -262,7 +262,7 @@ class Refusing(Http):
     def __init__(self) -> None:
         self.calls = Counter[str]()
 
-    async def send(self, call: Call, way: Way) -> Any:  # noqa: ARG002, ANN401
+    async def send(self, call: Call, way: Endpoint) -> Any:  # noqa: ARG002, ANN401
         self.calls[f"{call.method} {call.path.rsplit('/', 1)[-1]}"] += 1
         if call.method != "GET":
             raise error_for(call.does, 412, '{"reason": "not here"}')

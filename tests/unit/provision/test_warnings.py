@@ -161,7 +161,7 @@ def test_refused_subscription_type_is_warned_about(
         [] if refused is None else ["SubscriptionTypeNotAllowed"]
     )
     for caution in seen:
-        assert f"need {refused}, unless" in caution.message
+        assert f"of type {refused}, unless" in caution.message
         assert f"got {allowed[0]}; allow them" in caution.message
 
 
