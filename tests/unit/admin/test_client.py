@@ -226,8 +226,8 @@ async def test_answer_not_of_a_broker_is_refused_and_hidden(answer_text: str, sh
         with pytest.raises(UnexpectedAnswerError) as caught:
             await Admin(http, url, Access.bearer("x")).namespace("t/n")
     assert str(caught.value) == (
-        'adminURL does not lead to a Pulsar admin API: unexpected response to "read namespace t/n"; '
-        f"got {shown}; correct adminURL: the address of the admin REST API, without /admin/v2"
+        'adminURL does not lead to a Pulsar admin API: unexpected response to "read namespace t/n"'
+        f"; got {shown}; correct adminURL: the address of the admin REST API, without /admin/v2"
     )
 
 
