@@ -7,7 +7,7 @@ older than the rule.
 
 Reading order: `model` (base of all models, rules, field types, parsing), `policy_defaults`,
 `topology`, `permissions`; `connection`, `retrypolicy`, `job`, `replay`; `conditions`; `crds`
-(models → CRDs). Names in this file need no pydantic, so `redrive --help` needs no extra.
+(models → CRDs). This file does not import pydantic, so `redrive --help` needs no extra.
 """
 
 from __future__ import annotations
@@ -29,4 +29,4 @@ class LauncherName(enum.StrEnum):
 
 
 Body = Mapping[str, Any]
-"""A Kubernetes object as the API server gives it."""
+"""A Kubernetes object as the API server returns it."""

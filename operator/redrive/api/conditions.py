@@ -1,10 +1,9 @@
 """Conditions: the state of an object, in the form that is standard in Kubernetes.
 
-`Ready` is there once an object was reconciled. `Reconciling` and `Stalled` follow kstatus: they are
-there only while true, the first while redrive works on the object or waits for something, the
-second while a user has to act. What needs attention although the object is ready is a condition
-of its own type, there only while true. An object that runs once and ends has `Complete` or `Failed`
-from its end on.
+`Ready` is present once an object was reconciled. `Reconciling` and `Stalled` follow kstatus and are
+present only while true: the first while redrive works on the object or waits, the second while a
+user has to act. A warning about an object that is ready is a condition of its own type, present
+only while true. An object that runs once has `Complete` or `Failed` after its end.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ FAILED = "Failed"
 
 
 class ConditionStatus(enum.StrEnum):
-    """Whether a condition holds."""
+    """Status of a condition."""
 
     TRUE = "True"
     FALSE = "False"
@@ -51,12 +50,12 @@ def _in_utc(moment: datetime) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError as error:
-        message = "the moment lies outside of the years 1 to 9999 in UTC"
+        message = "the time is outside of the years 1 to 9999 in UTC"
         raise ValueError(message) from error
 
 
 def written(moment: datetime) -> str:
-    """Write a moment as Kubernetes does: in UTC and whole seconds."""
+    """Format a time as Kubernetes does: in UTC and whole seconds."""
     # Unlike strftime, it writes all four digits of a year before 1000.
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='seconds')}Z"
 
@@ -64,17 +63,17 @@ def written(moment: datetime) -> str:
 Timestamp = Annotated[
     datetime, AfterValidator(_in_utc), PlainSerializer(written, when_used="json-unless-none")
 ]
-"""A moment with a time zone, written in UTC and whole seconds as Kubernetes does."""
+"""A time with a time zone, written in UTC and whole seconds as Kubernetes does."""
 _MOMENT = TypeAdapter[datetime](Timestamp)
 
 
-def moment_of(found: object) -> datetime | None:
-    """Read a moment that others may have written; None for what is none.
+def moment_of(value: object) -> datetime | None:
+    """Parse a time that others may have written; None if it is invalid.
 
-    The API server lets more pass than can be read, such as times in the year 0.
+    The API server accepts times that cannot be parsed, such as those in the year 0.
     """
     try:
-        return _MOMENT.validate_python(found)
+        return _MOMENT.validate_python(value)
     except ValidationError:
         return None
 
@@ -97,11 +96,11 @@ class Condition(StatusModel):
     )
 
     type: Annotated[str, Field(max_length=316, json_schema_extra={"pattern": _TYPE_PATTERN})]
-    """Aspect of the object: Ready, Reconciling, Stalled, Complete, Failed, Suspended, or what needs
-    attention although the object is ready, such as `NameCollision`."""
+    """Aspect of the object: Ready, Reconciling, Stalled, Complete, Failed, Suspended, or a warning
+    about an object that is ready, such as `NameCollision`."""
 
     status: ConditionStatus
-    """Whether it holds: True, False or Unknown."""
+    """Status of the condition: True, False or Unknown."""
 
     reason: Annotated[
         str,
@@ -110,17 +109,17 @@ class Condition(StatusModel):
     """Reason, as one word for programs. Example: `TopicNotFound`."""
 
     message: Annotated[str, Field(max_length=MAX_MESSAGE)]
-    """Explanation for people: the problem, the value that was found, the remedy."""
+    """Explanation for people: the problem, the value, the remedy."""
 
     last_transition_time: Timestamp | None = None
-    """When `status` last changed."""
+    """Time at which `status` last changed."""
 
     observed_generation: int | None = None
-    """The `metadata.generation` that this condition is about."""
+    """The `metadata.generation` that this condition describes."""
 
 
 MAX_CONDITIONS = 32
-"""Conditions of an object: the API server refuses a status with more."""
+"""Maximum conditions of an object: the API server refuses a status with more."""
 
 Conditions = Annotated[
     tuple[Condition, ...],
@@ -144,15 +143,15 @@ WarningTypes = Annotated[
 def merge(
     previous: Iterable[Condition], new: Iterable[Condition], now: datetime
 ) -> tuple[Condition, ...]:
-    """Return *new* with transition times: the previous one where `status` has not changed.
+    """Return *new* with transition times; the previous time if `status` has not changed.
 
-    A condition of *previous* that *new* does not name is gone. Of more than `MAX_CONDITIONS` the
-    last ones are left out, which are the least important warnings.
+    Conditions of *previous* that *new* lacks are removed. If there are more than `MAX_CONDITIONS`,
+    the last ones are left out, which are the least important warnings.
 
     Args:
-        previous: what the status held.
-        new: what it shall hold; their transition times are not read.
-        now: the time of those that changed.
+        previous: conditions of the current status.
+        new: conditions of the next status, without transition times.
+        now: transition time of conditions whose status changed.
     """
     before = {condition.type: condition for condition in previous}
 
@@ -171,10 +170,10 @@ _CUT = " …"
 
 @dataclass(frozen=True)
 class StatusWarning:
-    """What should be fixed, although the object is ready.
+    """Warning about an object that is ready.
 
     Attributes:
-        reason: the type of the condition too, which is there only while true.
+        reason: also the type of its condition, which is present only while true.
     """
 
     reason: str
@@ -191,7 +190,7 @@ class ObjectEvent:
 
 
 def progressing(message: str) -> tuple[Condition, ...]:
-    """Say that the object is being worked on, and nothing is known about it yet."""
+    """Return the conditions of an object whose first reconcile has not ended."""
     return (
         _condition(READY, ConditionStatus.UNKNOWN, Reason.PROGRESSING, message),
         _condition(RECONCILING, ConditionStatus.TRUE, Reason.PROGRESSING, message),
@@ -201,20 +200,22 @@ def progressing(message: str) -> tuple[Condition, ...]:
 def ready(
     reason: str, message: str, warnings: Iterable[StatusWarning] = ()
 ) -> tuple[Condition, ...]:
-    """Say that the object is as it should be, and what should be seen to all the same."""
+    """Return the conditions of an object that is ready, with *warnings*."""
     return (
         _condition(READY, ConditionStatus.TRUE, reason, message),
         *map(warning, warnings),
     )
 
 
-def warning(found: StatusWarning) -> Condition:
-    """Return the condition that shows a warning."""
-    return _condition(found.reason, ConditionStatus.TRUE, found.reason, found.message)
+def warning(status_warning: StatusWarning) -> Condition:
+    """Return the condition of a warning."""
+    return _condition(
+        status_warning.reason, ConditionStatus.TRUE, status_warning.reason, status_warning.message
+    )
 
 
 def paused(reason: str, message: str) -> tuple[Condition, ...]:
-    """Say that nothing is done for the object, and nothing is known about it as it is asked for."""
+    """Return the conditions of a paused object whose current spec was not reconciled."""
     return (
         _condition(READY, ConditionStatus.UNKNOWN, reason, message),
         _condition(reason, ConditionStatus.TRUE, reason, message),
@@ -239,41 +240,41 @@ def unchanged(body: Body, without: str) -> tuple[Condition, ...]:
 
 
 def waiting(error: RedriveError, message: str = "") -> tuple[Condition, ...]:
-    """Say that *error* keeps the object from being ready, and that it may pass by itself.
+    """Return the conditions for *error*, which may be transient.
 
     Args:
-        error: its reason is that of the conditions.
-        message: what they say where *error* alone does not say all.
+        error: the reason of the conditions.
+        message: their message, if it differs from that of *error*.
     """
     return _not_ready(RECONCILING, error, message)
 
 
 def failed(error: RedriveError) -> tuple[Condition, ...]:
-    """Say that *error* keeps the object from being ready: until it is fixed, or for now."""
+    """Return the conditions for *error*, which keeps the object from being ready."""
     return _not_ready(STALLED, error) if error.stalls else waiting(error)
 
 
 def is_new(body: Body) -> bool:
-    """Whether the status says nothing yet about the spec as it is."""
+    """Return True if the status does not describe the current spec yet."""
     status = body.get("status") or {}
     return bool(status.get("observedGeneration") != body["metadata"]["generation"])
 
 
 def is_progressing(body: Body) -> bool:
-    """Whether the first reconcile of a new spec is under way, or waits for its turn."""
+    """Return True while the first reconcile of a new spec is pending or under way."""
     return reason(body) == Reason.PROGRESSING
 
 
 def is_settled(body: Body) -> bool:
-    """Whether the object was found as it should be, for the spec as it is, and is not going."""
-    ready = find(body, READY)  # read whole: one that can't be is written again
+    """Return True if the object is ready with its current spec, and is not being deleted."""
+    ready = find(body, READY)  # parsed: an invalid condition must be written again
     return ready is not None and is_ready(body) and not is_new(body)
 
 
 def is_ready(body: Body) -> bool:
-    """Whether the object was found as it should be, maybe for an older spec, and is not going.
+    """Return True if the object was ready, even with an older spec, and is not being deleted.
 
-    Cheap enough to ask it of every object again and again, as `reason` is.
+    It is cheap, like `reason`, because it is called for every object repeatedly.
     """
     ready = _written_ready(body).get("status") == ConditionStatus.TRUE
     return ready and "deletionTimestamp" not in body.get("metadata", {})
@@ -290,15 +291,15 @@ def reason(body: Body) -> str:
 
 
 def _not_ready(kind: str, error: RedriveError, message: str = "") -> tuple[Condition, ...]:
-    said = message or str(error)
+    text = message or str(error)
     return (
-        _condition(READY, ConditionStatus.FALSE, error.reason, said),
-        _condition(kind, ConditionStatus.TRUE, error.reason, said),
+        _condition(READY, ConditionStatus.FALSE, error.reason, text),
+        _condition(kind, ConditionStatus.TRUE, error.reason, text),
     )
 
 
 def _condition(kind: str, status: ConditionStatus, reason: str, message: str) -> Condition:
-    """Make a condition; of a message that has no room in one, it shows as much as has."""
+    """Return a condition; a message that is too long is cut."""
     shown = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - len(_CUT)] + _CUT
     return Condition(type=kind, status=status, reason=reason, message=shown)
 
@@ -309,10 +310,10 @@ def _written_ready(body: Body) -> Mapping[str, Any]:
 
 
 def read_conditions(body: Body) -> list[Condition]:
-    """Read the conditions of *body*, but those that hold what none of ours does.
+    """Parse the conditions of *body*, and skip invalid ones.
 
-    The API server lets more pass than can be read, such as times in the year 0. Whoever may write a
-    status must not stop the operator with it: what is left out here is written again.
+    The API server accepts values that cannot be parsed, such as times in the year 0. Users who may
+    write a status must not stop the operator: skipped conditions are written again.
     """
     written = (body.get("status") or {}).get("conditions") or []
     return list(filter(None, map(_read_condition, written)))

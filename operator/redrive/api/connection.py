@@ -1,10 +1,11 @@
 """The kind BrokerConnection: a broker, its credentials, and the permissions of its users.
 
-Each Secret and ConfigMap lies where it is read: what the operator uses in the namespace of the
-BrokerConnection, what replay jobs use in that of the Replay, whose pods can mount no others.
+Secrets and ConfigMaps are in the namespace where they are used: those of the operator in the
+namespace of the BrokerConnection, those of replay jobs in the namespace of the Replay, whose pods
+mount them.
 
-All about a Pulsar cluster lies under `spec.pulsar`, so that a broker of another kind can be a
-member beside it.
+All settings of a Pulsar cluster are under `spec.pulsar`, so that other brokers can be added beside
+it.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ Url = Annotated[
     Field(max_length=1_024),
     Form(
         r"https?://[^\s/@?#]+(/[^\s@?#]*)?",
-        "the URL of an issuer is written https://host or https://host/path, without password",
-        "give the address below which .well-known/openid-configuration lies",
+        "the URL of an issuer must be https://host or https://host/path, without password",
+        "use the address above .well-known/openid-configuration",
         hides="[@?#]",
     ),
 ]
 Word = Annotated[
     str,
     Field(max_length=1_024),
-    Form(r"[^\x00-\x1f\x7f]+", "this is one line of text and not empty", "write it in one line"),
+    Form(r"[^\x00-\x1f\x7f]+", "the text must be one line and not empty", "write it in one line"),
 ]
 
 
@@ -62,14 +63,14 @@ FileName = Annotated[
     Field(max_length=253),
     Form(
         r"[a-zA-Z0-9][-._a-zA-Z0-9]*",
-        "the name of a file is letters, digits, '-', '_' and '.', the first a letter or digit",
-        "give the name alone: the folder is that of the namespace",
+        "the name of a file must be letters, digits, '-', '_' and '.', the first a letter or digit",
+        "use the name only: the folder is that of the namespace",
     ),
 ]
 
 
 class CaKind(enum.StrEnum):
-    """Where certificate authorities may lie."""
+    """Kind of object with certificate authorities."""
 
     CONFIG_MAP = "ConfigMap"
     SECRET = "Secret"  # noqa: S105  a kind of object
@@ -79,8 +80,8 @@ class CaRef(ApiModel):
     """Certificate authorities, as PEM under a key of a ConfigMap or Secret."""
 
     kind: CaKind = CaKind.CONFIG_MAP
-    """Kind of the object, which lies in the namespace of the BrokerConnection for the operator, and
-    in that of the Replay for replay jobs. Defaults to ConfigMap."""
+    """Kind of the object. For the operator it must be in the namespace of the BrokerConnection, for
+    replay jobs in that of the Replay. Defaults to ConfigMap."""
 
     name: ObjectName
     """Name of the object."""
@@ -93,20 +94,20 @@ class Tls(ApiModel):
     """Verification of the broker's certificate. Its host name is always verified."""
 
     ca_ref: CaRef
-    """The certificate authorities to trust, in place of those that the image trusts."""
+    """Certificate authorities to trust, in place of those of the image."""
 
 
 class TokenOrigin(OneOf):
-    """Where a token (a JWT) lies; a token itself never stands in a manifest."""
+    """Source of a token (a JWT); the token itself is never in a manifest."""
 
     ONE = at_most_one("token", "secretRef", "file")
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
 
     secret_ref: SecretKeyRef | None = None
-    """The Secret and the key in it that hold the token, as text."""
+    """The Secret and its key that contain the token, as text."""
 
     file: FileName | None = None
-    """The name of a file that holds the token, as text, in the operator's pod: in the folder named
+    """Name of a file that contains the token, as text, in the operator's pod. Its folder is named
     after the namespace of the BrokerConnection, below the operator's `--credentials`."""
 
 
@@ -118,47 +119,46 @@ class SecretName(ApiModel):
 
 
 class ClientCertificate(ApiModel):
-    """Where a client certificate lies."""
+    """Source of a client certificate."""
 
     secret_ref: SecretName
-    """A Secret of type `kubernetes.io/tls`: the certificate with its chain under `tls.crt`, its key
-    under `tls.key`."""
+    """A Secret of type `kubernetes.io/tls`, with the certificate and its chain under `tls.crt` and
+    the key under `tls.key`."""
 
 
 class SecretText(ApiModel):
-    """Where a password lies; it never stands in a manifest."""
+    """Source of a password; the password itself is never in a manifest."""
 
     secret_ref: SecretKeyRef
-    """The Secret and the key in it that hold it, as text."""
+    """The Secret and its key that contain the password, as text."""
 
 
 class OAuth2(ApiModel):
     """Client credentials (RFC 6749, section 4.4)."""
 
     issuer_url: Annotated[Url, Field(alias="issuerURL")]
-    """The issuer: below it lies `.well-known/openid-configuration`, whose token endpoint must have
-    the same scheme, host and port."""
+    """URL of the issuer. The token endpoint in its `.well-known/openid-configuration` must have the
+    same scheme, host and port."""
 
     client_id: Annotated[Word, Field(alias="clientID")]
-    """The id of the client at the issuer."""
+    """Id of the client at the issuer."""
 
     client_secret: SecretText
-    """The secret of that id."""
+    """Secret of that client."""
 
     audience: Word | None = None
-    """Audience of the token, where the issuer requires it. Defaults to none. Example:
+    """Audience of the token, if the issuer requires it. Defaults to none. Example:
     `urn:pulsar:main`."""
 
     scope: Word | None = None
     """Scopes to request, separated by blanks. Defaults to none. Example: `pulsar admin`."""
 
     ca_ref: CaRef | None = None
-    """The certificate authorities to trust for the issuer, in place of those that the image
-    trusts."""
+    """Certificate authorities to trust for the issuer, in place of those of the image."""
 
 
 class AuthenticationType(enum.StrEnum):
-    """A kind of credentials."""
+    """Kind of credentials."""
 
     TOKEN = "Token"  # noqa: S105  a kind of credentials
     TLS = "TLS"
@@ -186,25 +186,25 @@ class Authentication(TypedUnion):
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
 
     type: Annotated[AuthenticationType, *_TYPE]
-    """The kind of credentials: `Token`, `TLS` or `OAuth2`, each with the field of that name; or
-    `None`, for development brokers without authentication."""
+    """Kind of credentials: `Token`, `TLS` or `OAuth2`, each with the field of that name. `None` is
+    for development brokers without authentication."""
 
     token: TokenOrigin | None = None
-    """A token (a JWT) of a role that administers the tenants concerned; a super-user is not
-    needed. A Secret lies in the namespace of the BrokerConnection."""
+    """A token (a JWT) of a role that administers the tenants; it need not be a super-user. Its
+    Secret must be in the namespace of the BrokerConnection."""
 
     tls: ClientCertificate | None = None
-    """A client certificate (mutual TLS); `adminURL` is one of https then."""
+    """A client certificate (mutual TLS). It requires an `adminURL` of https."""
 
     oauth2: OAuth2 | None = None
-    """A token that an issuer of OAuth 2.0 gives for client credentials."""
+    """A token from an issuer of OAuth 2.0 for client credentials."""
 
 
 class ReplayAuthentication(TypedUnion):
-    """The credentials of replay jobs at the broker.
+    """Credentials of replay jobs at the broker.
 
-    Their Secrets lie in the namespaces of the Replays, whose pods mount them; the operator never
-    reads them.
+    Their Secrets must be in the namespaces of the Replays, whose pods mount them. The operator
+    never reads them.
     """
 
     MEMBERS = _MEMBERS
@@ -212,22 +212,22 @@ class ReplayAuthentication(TypedUnion):
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [RULE.to_schema()]})
 
     type: Annotated[AuthenticationType, *_TYPE]
-    """The kind of credentials: `Token`, `TLS` or `OAuth2`, each with the field of that name; or
-    `None`, for development brokers without authentication."""
+    """Kind of credentials: `Token`, `TLS` or `OAuth2`, each with the field of that name. `None` is
+    for development brokers without authentication."""
 
     token: TokenSource | None = None
     """A token (a JWT) of the role."""
 
     tls: ClientCertificate | None = None
-    """A client certificate (mutual TLS) of the role; `serviceURL` is one of pulsar+ssl then, and
-    `adminURL` one of https."""
+    """A client certificate (mutual TLS) of the role. It requires a `serviceURL` of pulsar+ssl and
+    an `adminURL` of https."""
 
     oauth2: OAuth2 | None = None
-    """A token of the role that an issuer of OAuth 2.0 gives for client credentials."""
+    """A token of the role from an issuer of OAuth 2.0 for client credentials."""
 
 
 _MORE_THAN_AN_ADDRESS = "[@?#]"
-"""What begins a password, or a query that may hold one, in a URL."""
+"""Characters in a URL that may precede a secret: a password or a query."""
 
 ServiceUrl = Annotated[
     str,
@@ -235,7 +235,7 @@ ServiceUrl = Annotated[
     Form(
         r"pulsar(\+ssl)?://[^\s/@?#]+/?",
         "`serviceURL` must be pulsar://host:port or pulsar+ssl://host:port",
-        "give the address that Pulsar clients connect to",
+        "use the address that Pulsar clients connect to",
         hides=_MORE_THAN_AN_ADDRESS,
     ),
 ]
@@ -246,7 +246,7 @@ AdminUrl = Annotated[
     Form(
         r"https?://[^\s/@?#]+(/[^\s@?#]*)?",
         "`adminURL` must be http://host:port or https://host:port, without user or password",
-        "give the address of Pulsar's admin REST API, without /admin/v2",
+        "use the address of Pulsar's admin REST API, without /admin/v2",
         hides=_MORE_THAN_AN_ADDRESS,
     ),
 ]
@@ -256,60 +256,59 @@ HostPattern = Annotated[
     Field(max_length=253),
     Form(
         r"([-.*_a-zA-Z0-9]+|\[[.*:a-fA-F0-9]+\])(:[0-9]{1,5})?",
-        "a pattern of hosts is a host name or address, with a port or without, where * stands for "
-        "any characters but a dot",
-        "write one like broker-*.pulsar.svc or broker-*.pulsar.svc:8080",
+        "a host pattern must be a host name or address, optionally with a port; * stands for any "
+        "characters but a dot",
+        "write it like broker-*.pulsar.svc or broker-*.pulsar.svc:8080",
     ),
 ]
 
 
 class ReplayIdentity(ApiModel):
-    """The Pulsar role of replay jobs, and their credentials: never those of the operator."""
+    """Pulsar role of replay jobs, and their credentials, which differ from the operator's."""
 
     role: Role
     """The Pulsar role of the credentials. Each policy grants it `consume` on its dead-letter topic,
     and `produce` and `consume` on its retry topic and its ledger. A Replay with another target
-    grants it both rights there until it ends; a rule of `allow` for that topic and the namespace of
-    the Replay has to name the role. Example: `replayer`."""
+    grants it both actions there until it ends; a rule of `allow` for that topic and the namespace
+    of the Replay must include the role. Example: `replayer`."""
 
     authentication: ReplayAuthentication
-    """The role's credentials."""
+    """Credentials of the role."""
 
     tls: Tls | None = None
-    """Verification of the broker's certificates by jobs. Defaults to the certificate authorities
-    that the image of jobs trusts. Required where `spec.pulsar.tls` is given."""
+    """Verification of the broker's certificates by jobs. Defaults to the certificate authorities of
+    the image of jobs. Required if `spec.pulsar.tls` is set."""
 
     approval_above: ApprovalAbove | None = None
     """Number of messages that a Replay may move without approval, even if its RetryPolicy permits
     more. A Replay of more messages waits for a ReplayApproval. Defaults to
-    the policy's `replay.approvalAbove`."""
+    `replay.approvalAbove` of the policy."""
 
 
 class PulsarBroker(ApiModel):
     """A Pulsar cluster: its addresses, and the operator's credentials there."""
 
     service_url: Annotated[ServiceUrl, Field(alias="serviceURL")]
-    """Where Pulsar clients connect: `pulsar://host:port`, or `pulsar+ssl://host:port` with TLS."""
+    """Address for Pulsar clients: `pulsar://host:port`, or `pulsar+ssl://host:port` with TLS."""
 
     admin_url: Annotated[AdminUrl, Field(alias="adminURL")]
-    """Where the admin REST API answers: `http://host:port` or `https://host:port`."""
+    """Address of the admin REST API: `http://host:port` or `https://host:port`."""
 
     redirect_hosts: Annotated[
         tuple[HostPattern, ...], Field(max_length=64, json_schema_extra=SET)
     ] = ()
-    """Hosts, beside that of `adminURL`, to which the brokers of the cluster may redirect calls with
-    the operator's credentials, as patterns: `*` stands for any characters but a dot. A pattern
-    without a port is for the port of `adminURL`; the scheme is always that of `adminURL`. Defaults
-    to none, which is right for one broker and for a Pulsar proxy. Example:
+    """Hosts, beside that of `adminURL`, to which the brokers may redirect calls with the operator's
+    credentials, as patterns: `*` stands for any characters but a dot. A pattern without a port has
+    the port of `adminURL`; the scheme is always that of `adminURL`. Defaults to none, which is
+    sufficient for one broker and for a Pulsar proxy. Example:
     `pulsar-broker-*.pulsar-broker.pulsar.svc.cluster.local:8443`."""
 
     authentication: Authentication
-    """The operator's credentials at the broker."""
+    """Credentials of the operator at the broker."""
 
     tls: Tls | None = None
-    """Verification of the broker's certificate, at an `adminURL` of https. Defaults to the
-    certificate authorities that the operator's image trusts. Replay jobs have authorities of their
-    own (`replay.tls`)."""
+    """Verification of the broker's certificate, for an `adminURL` of https. Defaults to the
+    certificate authorities of the operator's image. Replay jobs have their own (`replay.tls`)."""
 
 
 class BrokerConnectionSpec(ApiModel):
@@ -325,21 +324,21 @@ class BrokerConnectionSpec(ApiModel):
             json_schema_extra=BY_NAME,
         ),
     ] = ()
-    """Which Kubernetes namespaces may use which topics and roles, as rules that add up: the topics
-    of a rule go with its own namespaces and roles, and with no other rule's. Everything else is
-    refused. Defaults to none: nothing is allowed."""
+    """Kubernetes namespaces that may use the connection, with their topics and roles, as additive
+    rules: the topics of a rule are combined with its own namespaces and roles only. Defaults to
+    none: nothing is allowed."""
 
     replay: ReplayIdentity | None = None
-    """The Pulsar role and credentials of replay jobs. Defaults to none: policies of this connection
-    can't be replayed."""
+    """Pulsar role and credentials of replay jobs. Defaults to none: policies of this connection
+    cannot be replayed."""
 
     jobs: ConnectionJobs | None = None
-    """Job templates and numbers of executors that Replays may use. Defaults to all templates, with
-    their own bounds."""
+    """Job templates and number of executors that Replays may use. Defaults to all templates, with
+    their own limits."""
 
     policy_defaults: PolicyDefaults | None = None
-    """Values for fields that policies of this connection leave out. A change reaches them at once.
-    Defaults to none."""
+    """Values for fields that policies of this connection leave out. A change applies to them at
+    once. Defaults to none."""
 
     @property
     def selects_namespaces(self) -> bool:
@@ -347,12 +346,12 @@ class BrokerConnectionSpec(ApiModel):
         return any(rule.namespaces and rule.namespaces.selector for rule in self.allow)
 
     def permissions(self, namespace: str, labels: Mapping[str, str], own: str) -> Permissions:
-        """Return what is permitted to the objects of a Kubernetes namespace.
+        """Return the permissions of objects in a Kubernetes namespace.
 
         Args:
             namespace: its name.
-            labels: its labels; read only where `selects_namespaces`.
-            own: the namespace that this connection lies in.
+            labels: its labels; used only if `selects_namespaces`.
+            own: the namespace of this connection.
         """
         return Permissions(
             tuple(
@@ -368,14 +367,14 @@ class RuleUsage(StatusModel):
     """Name of the rule."""
 
     namespaces: int
-    """Number of namespaces with policies that the rule is for."""
+    """Number of namespaces with policies that the rule applies to."""
 
     policies: int
     """Number of RetryPolicies in them that use the connection."""
 
 
 class TargetRights(StatusModel):
-    """Rights that the operator granted to the replay role at a target."""
+    """Grants that the operator made to the replay role at a target."""
 
     topic: Annotated[str, Field(max_length=MAX_TOPIC, pattern="^persistent://[^/]+/[^/]+/[^/]+$")]
     """Full name of the topic."""
@@ -384,34 +383,32 @@ class TargetRights(StatusModel):
     """The role."""
 
     actions: Annotated[tuple[Annotated[str, Field(max_length=32)], ...], Field(max_length=2)]
-    """Those of `produce` and `consume` that are taken back at the end of the Replay."""
+    """The actions among `produce` and `consume` that are revoked at the end of the Replay."""
 
 
 class BrokerConnectionStatus(StatusModel):
-    """State of the connection, as the operator found it at the broker."""
+    """State of the connection, as observed at the broker."""
 
     observed_generation: int | None = None
-    """The `metadata.generation` that this status is about."""
+    """The `metadata.generation` that this status describes."""
 
     conditions: Conditions = ()
-    """Ready: the broker answers and the token has rights. Reconciling and Stalled are there only
-    while true."""
+    """Ready: the broker accepts the credentials. Reconciling and Stalled are present only while
+    true."""
 
     warnings: WarningTypes | None = None
-    """Types of the conditions that need attention although the object is ready. Absent without
-    any."""
+    """Types of the conditions that warn although the object is ready. Absent without any."""
 
     operator_version: Annotated[str, Field(max_length=64)] | None = None
     """Release of the operator that wrote this status. Example: `0.1.0`."""
 
     broker_version: Annotated[str, Field(max_length=64)] | None = None
-    """The release of the broker, read every minute. Example: `4.0.8`. Not there where a proxy hides
-    it."""
+    """Release of the broker, read every minute. Absent if a proxy hides it. Example: `4.0.8`."""
 
     policies: int | None = None
-    """How many RetryPolicies use it, of all namespaces that it is for, counted every minute. Those
-    that are being deleted count: their deletion needs the connection, which is not deleted before
-    them."""
+    """Number of RetryPolicies that use it, in all namespaces that it allows, counted every minute.
+    Policies that are being deleted are included: their deletion needs the connection, which is
+    deleted after them."""
 
     allow: Annotated[
         tuple[RuleUsage, ...],
@@ -420,8 +417,8 @@ class BrokerConnectionStatus(StatusModel):
             json_schema_extra=BY_NAME,
         ),
     ] = ()
-    """Use of each rule of `spec.allow`, counted every minute. A policy counts for each rule that is
-    for its namespace."""
+    """Use of each rule of `spec.allow`, counted every minute. A policy counts for each rule that
+    applies to its namespace."""
     job_templates: (
         Annotated[
             tuple[AvailableTemplate, ...],
@@ -432,8 +429,8 @@ class BrokerConnectionStatus(StatusModel):
         ]
         | None
     ) = None
-    """The first 64 job templates that Replays of the connection may use, each in the namespaces
-    that it is for. Absent where the operator runs no Replays."""
+    """The first 64 job templates that Replays of the connection may use, each in its namespaces.
+    Absent if the operator runs no Replays."""
 
     target_rights: (
         Annotated[
@@ -442,6 +439,6 @@ class BrokerConnectionStatus(StatusModel):
         ]
         | None
     ) = None
-    """Rights at targets of Replays, by the uid of the Replay with which they end. A connection with
-    such rights is not deleted. Only the operator may write it: jobs may write the status of
+    """Grants at targets of Replays, by the uid of the Replay; they end with it. A connection with
+    such grants is not deleted. Only the operator may write this field: jobs may write the status of
     Replays. Absent without any."""

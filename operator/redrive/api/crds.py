@@ -1,7 +1,7 @@
 """CustomResourceDefinitions: kinds, printer columns, structural schemas, and their generator.
 
-`python -m redrive.api.crds DIRECTORY` writes them; a test fails when `crds/` differs. A structural
-schema is the part of JSON Schema that a CRD may be written in.
+`python -m redrive.api.crds DIRECTORY` writes them; a test compares them with `crds/`. A structural
+schema is the subset of JSON Schema that a CRD may use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from redrive.api.retrypolicy import RetryPolicySpec, RetryPolicyStatus
 
 @dataclass(frozen=True)
 class Column:
-    """A column of `kubectl get`; one that is *wide* shows with `-o wide` only."""
+    """A column of `kubectl get`; a *wide* one is shown with `-o wide` only."""
 
     name: str
     path: str
@@ -41,8 +41,8 @@ class Kind:
 
     Attributes:
         status: None for a kind without status.
-        selectable: paths of fields that field selectors may name.
-        rules: rules on the whole object, which may read `metadata.name`.
+        selectable: paths of fields for field selectors.
+        rules: rules on the whole object, which may use `metadata.name`.
     """
 
     kind: str
@@ -57,25 +57,23 @@ class Kind:
 
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
-_AGE = Column("Age", ".metadata.creationTimestamp", "When the object was created.", type="date")
+_AGE = Column("Age", ".metadata.creationTimestamp", "Time since the creation.", type="date")
 
 BROKER_CONNECTION = Kind(
     kind="BrokerConnection",
     plural="brokerconnections",
     short_names=("bconn",),
-    description="A Pulsar cluster, its credentials, and which namespaces may use it for what.",
+    description="A Pulsar cluster, its credentials, and the namespaces that may use it.",
     spec=BrokerConnectionSpec,
     status=BrokerConnectionStatus,
     columns=(
-        Column("Ready", f"{_READY}.status", "Whether the broker answers and the token has rights."),
-        Column("Reason", f"{_READY}.reason", "Why, in one word."),
+        Column("Ready", f"{_READY}.status", "Status of the condition Ready."),
+        Column("Reason", f"{_READY}.reason", "Reason of the condition Ready."),
         Column("Policies", ".status.policies", "RetryPolicies that use it.", "integer"),
         Column("Version", ".status.brokerVersion", "Release of the broker."),
-        Column("Warnings", ".status.warnings", "Conditions that need attention.", wide=True),
-        Column("URL", ".spec.pulsar.serviceURL", "Where Pulsar clients connect.", wide=True),
-        Column(
-            "Admin URL", ".spec.pulsar.adminURL", "Where the admin REST API answers.", wide=True
-        ),
+        Column("Warnings", ".status.warnings", "Types of the warning conditions.", wide=True),
+        Column("URL", ".spec.pulsar.serviceURL", "Address for Pulsar clients.", wide=True),
+        Column("Admin URL", ".spec.pulsar.adminURL", "Address of the admin REST API.", wide=True),
         _AGE,
     ),
 )
@@ -84,7 +82,7 @@ RETRY_POLICY = Kind(
     kind="RetryPolicy",
     plural="retrypolicies",
     short_names=("rpol",),
-    description="How failed messages of one Pulsar subscription are retried, and where they end.",
+    description="Retries of failed messages of one Pulsar subscription, and their dead letters.",
     spec=RetryPolicySpec,
     status=RetryPolicyStatus,
     columns=(
@@ -142,7 +140,7 @@ REPLAY = Kind(
         Column("Policy", ".spec.policyRef.name", "RetryPolicy whose dead letters are moved."),
         Column("Phase", ".status.phase", "Phase of the run."),
         Column("Moved", f"{_COUNTS}.moved", "Messages stored in the target.", "integer"),
-        Column("Refused", f"{_COUNTS}.refused", "Messages that can't be moved.", "integer"),
+        Column("Refused", f"{_COUNTS}.refused", "Messages that cannot be moved.", "integer"),
         Column("Reason", f"{_READY}.reason", "Reason of the condition Ready."),
         Column(
             "Dead Again",
@@ -185,7 +183,7 @@ REPLAY_APPROVAL = Kind(
         Rule(
             "self.metadata.name == self.spec.replayRef.name",
             "a ReplayApproval must have the name of its Replay",
-            "give both the name of the Replay",
+            "use the name of the Replay for both",
         ),
     ),
 )
@@ -210,10 +208,10 @@ def write(directory: Path) -> None:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes no anchors, which some readers of CRDs don't know."""
+    """Writes no anchors, which some readers of CRDs do not support."""
 
     def ignore_aliases(self, _data: object) -> bool:
-        """Write a value again wherever it recurs."""
+        """Write repeated values in full."""
         return True
 
 
@@ -282,19 +280,19 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 _DROPPED = {"title", "$defs", "additionalProperties", "default"}
-# A default, once stored, looks like a choice of the user.
+# A stored default would look like a choice of the user.
 _INT32 = 2**31 - 1
 _PRESENT = re.compile(r"present\((self|oldSelf)((?:[.]\w+)+)\)")
 
 
 def structural(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema of *model*: no references or titles, every field described.
+    """Return the schema of *model*, without references and titles, and with all descriptions.
 
-    Optional objects and lists are nullable, and may be empty (see `redrive.api.model`): a field
-    that an optional object requires is required beside its other fields only, by a rule.
+    Optional objects and lists are nullable, and may be empty (see `redrive.api.model`). So a field
+    that an optional object requires is required only beside its other fields, by a rule.
 
     Raises:
-        TypeError: a field has no docstring: a mistake in the model.
+        TypeError: a field has no docstring, which is a bug in the model.
     """
     schema = model.model_json_schema(by_alias=True)
     return _flat(schema, schema.get("$defs", {}))
@@ -303,10 +301,10 @@ def structural(model: type[BaseModel]) -> dict[str, Any]:
 def _flat(
     node: Mapping[str, Any], definitions: Mapping[str, Any], *, optional: bool = False
 ) -> dict[str, Any]:
-    """Write *node* without references.
+    """Return *node* without references.
 
     Args:
-        optional: whether it may be empty, because it may be left out.
+        optional: True if it may be left out, and so may be empty.
     """
     node = _resolved(node, definitions)
     required = () if optional else node.get("required", ())
@@ -320,13 +318,13 @@ def _flat(
                 }
             case "items":
                 flat[key] = _flat(value, definitions)
-            case "additionalProperties" if value is not False:  # the API server prunes unknown ones
+            case "additionalProperties" if value is not False:  # the API server prunes unknown keys
                 flat[key] = _flat(value, definitions)
             case "description":
                 flat[key] = " ".join(value.split())
             case _ if key not in _DROPPED:
                 flat[key] = value
-    rules = _rules(flat, optional=optional)  # they take the place of others in it
+    rules = _rules(flat, optional=optional)  # they replace those of *flat*
     return {
         **_list_type(flat),
         **flat,
@@ -337,7 +335,7 @@ def _flat(
 
 
 def _list_type(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the type of a list that has none of its own: order has a meaning."""
+    """Return the default type of a list: its order has a meaning."""
     return {"x-kubernetes-list-type": "atomic"} if flat.get("type") == "array" else {}
 
 
@@ -361,7 +359,7 @@ def _rules(flat: dict[str, Any], *, optional: bool) -> dict[str, Any]:
 
 
 def _required_beside(name: str, properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rule that an object which is not empty has the field *name*."""
+    """Return the rule that an object that is not empty has the field *name*."""
     others = " || ".join(f"present(self.{other})" for other in properties if other != name)
     return Rule(
         f"present(self.{name}) || !({others})",
@@ -371,7 +369,7 @@ def _required_beside(name: str, properties: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _expanded(rule: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `present(self.a.b)` in CEL: the field is there, and is not empty."""
+    """Expand `present(self.a.b)` to CEL: the field exists, and is not empty."""
 
     def write(match: re.Match[str]) -> str:
         path, schema, terms = match[1], {"properties": properties}, []
@@ -400,13 +398,13 @@ def _field(
 ) -> dict[str, Any]:
     field = _flat(node, definitions, optional=optional)
     if "description" not in field:
-        msg = f"the field {name} has no docstring: give it one"
+        msg = f"the field {name} has no docstring: add one"
         raise TypeError(msg)
     return field
 
 
 def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Put what *node* refers to in its place; what stands beside the reference wins."""
+    """Resolve references of *node*; its own keys have priority."""
     own = {k: v for k, v in node.items() if k not in {"$ref", "anyOf"}}
     if "$ref" in node:
         target = definitions[node["$ref"].removeprefix("#/$defs/")]
@@ -419,7 +417,7 @@ def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[s
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the CRDs into the directory that the one argument names."""
+    """Write the CRDs into the directory of the argument."""
     (directory,) = arguments
     write(Path(directory))
 

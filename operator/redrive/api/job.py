@@ -1,10 +1,11 @@
-"""Job templates: the pods of replay jobs, as administrators write them. Pure.
+"""Job templates: the pods of replay jobs, as administrators write them; pure.
 
-An administrator owns the shape of job pods: a `JobTemplate` holds a PodTemplateSpec of the driver
-and one of the executors. A BrokerConnection names the templates that its Replays may use
-(`ConnectionJobs`), and a Replay names one of them and a number of executors (`ReplayJobTemplate`).
+Administrators define job pods: a `JobTemplate` has a PodTemplateSpec of the driver and one of the
+executors. A BrokerConnection has the names of templates that its Replays may use
+(`ConnectionJobs`). A Replay has the name of one of them and a number of executors
+(`ReplayJobTemplate`).
 
-A template may set all of a pod except the fields by which redrive runs a job: see `pod_of`. Spark
+A template may set all fields of a pod except those by which redrive runs a job: see `pod_of`. Spark
 takes sizes, image and pull policy from properties, and overwrites those of a template, so `pod_of`
 translates them.
 """
@@ -35,9 +36,9 @@ from redrive.errors import InvalidSpecError
 
 MAX_EXECUTORS = 1_000
 MAX_TEMPLATES = 64
-"""Job templates that a connection names, or shows."""
+"""Maximum job templates of a connection, in its spec and in its status."""
 DEFAULT_TEMPLATE = "default"
-"""Name of the template of Replays whose connection and author name none."""
+"""Default name of the job template, if neither connection nor Replay has one."""
 ACCESS_FOLDER = "/etc/redrive/access"
 """Folder of the credentials of a job, in each of its pods."""
 
@@ -47,7 +48,7 @@ TemplateName = Annotated[
     Form(
         r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",
         "the name of a job template must be lower-case letters, digits and '-'",
-        "name a template of the operator, such as default",
+        "use a template of the operator, such as default",
     ),
 ]
 Executors = Annotated[int, Strict(), Field(ge=1, le=MAX_EXECUTORS)]
@@ -64,14 +65,14 @@ class ReplayJobTemplate(ApiModel):
     `jobs.defaultTemplate` of the BrokerConnection. Example: `large`."""
 
     executors: Executors | None = None
-    """Number of executors, 1 to 1000, at most the bound of the template. Defaults to the number of
+    """Number of executors, 1 to 1000, at most the limit of the template. Defaults to the number of
     the template. Example: `8`."""
 
 
 _DEFAULT_LISTED = Rule(
     "!has(self.templates) || !has(self.defaultTemplate) || self.defaultTemplate in self.templates",
     "`defaultTemplate` must be one of `templates`",
-    "add it to them, or choose one of them",
+    "add it to them, or use one of them",
 )
 
 
@@ -83,16 +84,16 @@ class ConnectionJobs(ApiModel):
     templates: (
         Annotated[tuple[TemplateName, ...], Field(min_length=1, max_length=MAX_TEMPLATES)] | None
     ) = None
-    """Names of job templates of the operator. A Replay may use those of them that are for its
-    namespace. 1 to 64 names. Defaults to all templates. Example: `[default, large]`."""
+    """Names of job templates of the operator, 1 to 64. A Replay may use those that allow its
+    namespace. Defaults to all templates. Example: `[default, large]`."""
 
     default_template: TemplateName | None = None
-    """Job template of Replays that name none. Defaults to the first of `templates`, else to
+    """Job template of Replays without one. Defaults to the first of `templates`, else to
     `default`."""
 
     max_executors: Executors | None = None
-    """Highest number of executors of a Replay, 1 to 1000. The lowest bound applies: this one, that
-    of the template, or that of the operator. Defaults to these two. Example: `20`."""
+    """Maximum number of executors of a Replay, 1 to 1000. The lowest limit applies: this one, that
+    of the template, or that of the operator. Defaults to the latter two. Example: `20`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -106,7 +107,7 @@ class ConnectionJobs(ApiModel):
 
     @property
     def default(self) -> str:
-        """Return the name of the template of Replays that name none."""
+        """Return the name of the template of Replays without one."""
         return self.default_template or (self.templates or (DEFAULT_TEMPLATE,))[0]
 
     def permits(self, name: str) -> bool:
@@ -121,7 +122,7 @@ class AvailableTemplate(StatusModel):
     """Name of the template."""
 
     max_executors: int
-    """Highest number of executors of a Replay with this template."""
+    """Maximum number of executors of a Replay with this template."""
 
 
 class JobMetadata(ApiModel):
@@ -148,30 +149,29 @@ class JobTemplate(ApiModel):
         Field(max_length=512),
         Form(
             r"([a-zA-Z0-9][-._:/@a-zA-Z0-9]*)?",
-            "`image` must be the whole name of an image, such as registry.example/redrive-replay:1",
+            "`image` must be the full name of an image, such as registry.example/redrive-replay:1",
             "correct it, or leave it out",
         ),
     ] = ""
-    """Image of all pods. Defaults to the image that belongs to the operator."""
+    """Image of all pods. Defaults to the replay image of the operator's release."""
 
     job: _PodTemplate = Field(default_factory=dict)
-    """PodTemplateSpec of the one pod of engine Job."""
+    """PodTemplateSpec of the single pod of engine Job."""
 
     driver: _PodTemplate = Field(default_factory=dict)
-    """PodTemplateSpec of the driver, which plans and keeps the account."""
+    """PodTemplateSpec of the driver, which plans the run and records its progress."""
 
     executor: _PodTemplate = Field(default_factory=dict)
-    """PodTemplateSpec of each executor; executors move the messages."""
+    """PodTemplateSpec of each executor, which moves messages."""
 
     spark_conf: Mapping[str, str] = Field(default_factory=dict)
-    """Spark properties. Properties that redrive sets, and properties that shape a pod, are
-    refused."""
+    """Spark properties. Those that redrive sets, and those of pods, are refused."""
 
     executors: Executors = 1
-    """Number of executors of Replays that ask for none. Defaults to 1."""
+    """Number of executors of Replays without a number. Defaults to 1."""
 
     max_executors: Executors = 4
-    """Highest number of executors of a Replay. Defaults to 4."""
+    """Maximum number of executors of a Replay. Defaults to 4."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -183,7 +183,7 @@ class JobTemplate(ApiModel):
             raise InvalidSpecError(
                 "`executors` must be at most `maxExecutors`",
                 got=f"{self.executors} and {self.max_executors}",
-                remedy="lower it, or raise maxExecutors",
+                remedy="reduce it, or increase maxExecutors",
             )
         _check_labels("metadata", self.metadata.labels)
         for name in self.spark_conf:
@@ -203,7 +203,7 @@ class JobTemplate(ApiModel):
 
         Args:
             namespace: its name.
-            labels: its labels; read only where `selects_namespaces`.
+            labels: its labels; used only if `selects_namespaces`.
         """
         match self.namespaces:
             case None:
@@ -215,12 +215,12 @@ class JobTemplate(ApiModel):
 
     @property
     def selects_namespaces(self) -> bool:
-        """Return True if `is_for` reads labels of namespaces."""
+        """Return True if `is_for` uses labels of namespaces."""
         return self.namespaces is not None and self.namespaces.selector is not None
 
 
 class Role(enum.StrEnum):
-    """A kind of pod: of a Spark application, or the one pod of engine Job."""
+    """Kind of pod: of a Spark application, or the single pod of engine Job."""
 
     DRIVER = "driver"
     EXECUTOR = "executor"
@@ -236,8 +236,8 @@ RESTRICTED: Mapping[str, Any] = {
     "runAsNonRoot": True,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-"""Fields of the security context of containers, where a template leaves them out: a namespace with
-the restricted pod security admits the pods."""
+"""Defaults of the security context of containers, so that a namespace with the restricted pod
+security admits the pods."""
 
 
 @dataclass(frozen=True)
@@ -245,13 +245,13 @@ class JobPod:
     """One kind of pod of a job, without credentials, image and labels of redrive.
 
     Attributes:
-        template: the PodTemplateSpec. Its first container is the job's.
-        pull_policy: `imagePullPolicy` of that container; empty for Spark's default.
-        cores: number of tasks at a time.
-        memory: heap of the JVM, as Spark writes it.
-        memory_overhead: memory of the pod beyond the heap, likewise.
-        core_request: CPU request, as Kubernetes writes it.
-        core_limit: CPU limit, likewise; empty for none.
+        template: the PodTemplateSpec; its first container is the job's.
+        pull_policy: `imagePullPolicy` of that container; empty means Spark's default.
+        cores: number of concurrent tasks.
+        memory: heap of the JVM, in Spark's notation.
+        memory_overhead: memory of the pod beyond the heap, in Spark's notation.
+        core_request: CPU request, in Kubernetes notation.
+        core_limit: CPU limit, in Kubernetes notation; empty means none.
     """
 
     template: Body
@@ -264,11 +264,11 @@ class JobPod:
 
     @property
     def mebibytes(self) -> int:
-        """Return the memory of the pod, in MiB."""
+        """Return the memory of the pod in MiB."""
         return int(self.memory.rstrip("m")) + int(self.memory_overhead.rstrip("m"))
 
     def sized(self) -> Body:
-        """Return the template with the size and the pull policy, which Spark takes elsewhere."""
+        """Return the template with size and pull policy, which Spark takes from properties."""
         spec = self.template["spec"]
         own, *others = spec["containers"]
         resources = own.get("resources", {})
@@ -286,7 +286,7 @@ class JobPod:
         return {**self.template, "spec": {**spec, "containers": [own, *others]}}
 
     def properties(self, role: Role) -> dict[str, str]:
-        """Return the Spark properties of the pod: fields of the template that Spark overwrites."""
+        """Return the Spark properties of the pod, for fields that Spark overwrites."""
         limit = {f"spark.kubernetes.{role}.limit.cores": self.core_limit}
         grace = self.template["spec"].get(_GRACE)
         is_overwritten = role is Role.EXECUTOR and grace is not None
@@ -305,15 +305,15 @@ _GRACE = "terminationGracePeriodSeconds"
 
 
 def container_name(role: Role) -> str:
-    """Return the name of the container of a job; of Spark the one that both operators expect."""
+    """Return the name of the job's container; for Spark the one that both operators expect."""
     return "redrive" if role is Role.JOB else f"spark-kubernetes-{role}"
 
 
 def pod_of(template: JobTemplate, role: Role) -> JobPod:
-    """Return a kind of pod of *template*, with the settings that redrive makes in each.
+    """Return one kind of pod of *template*, with the settings of redrive.
 
-    The job's container is the one named `redrive`, else the first one. Each container gets the
-    fields of `RESTRICTED` that neither it nor the pod sets.
+    The job's container is the one named `redrive`, else the first. Each container gets the fields
+    of `RESTRICTED` that neither it nor the pod sets.
 
     Raises:
         InvalidSpecError: the template sets a field that redrive sets.
@@ -389,7 +389,7 @@ def _check_pod(
 ) -> None:
     for field in written:
         if field not in {"metadata", "spec"}:
-            raise _not_yours(f"{role}.{field}", "a PodTemplateSpec has `metadata` and `spec`")
+            raise _not_yours(f"{role}.{field}", "use `metadata` and `spec` of a PodTemplateSpec")
     for field in metadata:
         if field not in {"labels", "annotations"}:
             raise _not_yours(f"{role}.metadata.{field}")
@@ -435,7 +435,7 @@ _CONF = re.compile(
     r"|kubernetes[.](namespace|memoryOverheadFactor|authenticate[.].*|container[.].*"
     r"|driver[.]pod[.]name|executor[.](podNamePrefix|disableConfigMap)"
     r"|executor[.]terminationGracePeriodSeconds"
-    # All settings of pods belong into the templates of pods.
+    # Settings of pods belong in the pod templates.
     r"|driverEnv[.].*|(driver|executor)[.](request[.]cores|limit[.]cores|podTemplate.*"
     r"|container[.].*|(label|annotation|volumes|secrets|secretKeyRef|node[.]selector)[.].*)"
     r"|node[.]selector[.].*)"
@@ -457,15 +457,15 @@ def _check_property(name: str) -> None:
 
 
 _DEFAULT_CPU, _DEFAULT_MEMORY = "1", "1434Mi"
-"""Size of a pod whose template leaves it out: a heap of 1 GiB, as Spark's own default."""
+"""Default size of a pod: a heap of 1 GiB, as Spark's own default."""
 _LEAST_MEMORY = 896
-"""In MiB: Spark refuses a heap below 450 MiB, and adds at least 384 MiB."""
+"""Minimum in MiB: Spark refuses a heap below 450 MiB, and adds at least 384 MiB."""
 _LEAST_OVERHEAD = 384
 _SUFFIXES = {
     "": Decimal(1),
     "m": Decimal("0.001"),
-    **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", start=1)},
-    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
+    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", start=1)},
+    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", start=1)},
 }
 _QUANTITY = re.compile(r"([0-9]+(?:[.][0-9]*)?|[.][0-9]+)(m|[kMGTPE]|[KMGTPE]i|e[0-9]{1,2})?")
 
@@ -479,9 +479,9 @@ def _quantity(role: Role, name: str, value: object) -> Decimal:
     amount = number * (1 if exponent else _SUFFIXES[suffix])
     if amount <= 0:
         raise InvalidSpecError(
-            f"`{name}` of {role} must be an amount, as in a pod",
+            f"`{name}` of {role} must be a positive amount, as in a pod",
             got=str(value),
-            remedy="write one like 500m for CPU, or 2Gi for memory",
+            remedy="write it like 500m for CPU, or 2Gi for memory",
         )
     return amount
 
@@ -489,8 +489,8 @@ def _quantity(role: Role, name: str, value: object) -> Decimal:
 def _size(role: Role, resources: Mapping[str, Any]) -> dict[str, Any]:
     """Return the size of a pod as attributes of a `JobPod`.
 
-    Spark requests as much memory as it limits. It needs at least 384 MiB beyond the heap; redrive
-    leaves two sevenths, so that the whole is 1.4 times the heap, as Spark does for Python.
+    Spark sets the memory request to the limit, and needs at least 384 MiB beyond the heap. redrive
+    leaves two sevenths, so that the total is 1.4 times the heap, as Spark does for Python.
     """
     requests, limits = (_object(resources, field, role) for field in ("requests", "limits"))
     sizes = [source["memory"] for source in (requests, limits) if "memory" in source]
@@ -507,7 +507,7 @@ def _size(role: Role, resources: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidSpecError(
             f"`memory` of {role} must be at least {_LEAST_MEMORY}Mi",
             got=str(sizes[0]),
-            remedy="raise it",
+            remedy="increase it",
         )
     overhead = max(_LEAST_OVERHEAD, memory - memory * 5 // 7)
     limit = str(limits.get("cpu", ""))
@@ -516,7 +516,7 @@ def _size(role: Role, resources: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidSpecError(
             f"the CPU limit of {role} must be at least its request",
             got=f"{limit} and {request}",
-            remedy="raise the limit, or lower the request",
+            remedy="increase the limit, or reduce the request",
         )
     return {
         "cores": math.ceil(_quantity(role, "cpu", limit or request)),
@@ -528,7 +528,7 @@ def _size(role: Role, resources: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_size(resources: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out CPU and memory, which Spark sets; other resources stay."""
+    """Return *resources* without CPU and memory, which Spark sets."""
     others = {
         field: {n: v for n, v in amounts.items() if n not in {"cpu", "memory"}}
         if isinstance(amounts, Mapping)

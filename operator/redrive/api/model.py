@@ -1,13 +1,13 @@
 """Base of all models of the API: rules, unions, enum fields, shared field types, parsing.
 
 A rule on a field is an annotation of its type. The API server checks it at admission, in CEL, and
-the model checks it again when an object is read. Messages have the three parts that
-`redrive.errors` gives to all of them: the problem, the value, the remedy.
+the model checks it again when an object is read. Messages have the three parts of `redrive.errors`:
+the problem, the value, the remedy.
 
-Absent, `null` and `{}` mean the same. Server-side apply turns an object that loses its last field
-into `null`, or into `{}` from Kubernetes 1.36 on, so no object has a meaning by its presence. The
-models drop empty objects before they validate; rules write `present(self.field)` in place of
-`has(self.field)`, which `redrive.api.crds` expands by the schema of the field.
+Absent, `null` and `{}` are equivalent. Server-side apply turns an object that loses its last field
+into `null`, or into `{}` since Kubernetes 1.36, so the presence of an object has no meaning. Models
+drop empty objects before validation. Rules use `present(self.field)` in place of `has(self.field)`,
+which `redrive.api.crds` expands by the schema of the field.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from redrive.policy import naming
 
 
 class ApiModel(BaseModel):
-    """A part of a manifest as an immutable value; its keys are written in camelCase."""
+    """Part of a manifest as an immutable value, with keys in camelCase."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -59,17 +59,17 @@ class ApiModel(BaseModel):
         return {k: v for k, v in data.items() if not is_empty(v)}
 
     def to_manifest(self) -> dict[str, Any]:
-        """Write the value as it stands in a manifest; what is None is left out."""
+        """Return the value in the form of a manifest, without None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def is_empty(value: object) -> bool:
-    """Return True for None, and for an object that holds nothing else, at any depth."""
+    """Return True for None, and for an object without values at any depth."""
     return value is None or (isinstance(value, Mapping) and all(map(is_empty, value.values())))
 
 
 class StatusModel(ApiModel):
-    """A status: written by operators only, maybe by a newer one, so unknown keys are ignored."""
+    """Status, written by operators only. A newer one may add keys, so unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -81,14 +81,14 @@ _U = TypeVar("_U")
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that the API server checks an object against.
+    """A rule that the API server checks at admission.
 
     Attributes:
-        holds: a CEL expression over `self`, and over `oldSelf` where it is about a change. It may
-            use `present` (see the module).
-        problem: what is wrong where it does not hold.
-        remedy: what to do about it.
-        got: a CEL expression for what was found, as a string; empty where nothing can be shown.
+        holds: CEL expression over `self`, and over `oldSelf` for a rule about changes. It may use
+            `present` (see the module).
+        problem: the problem if it does not hold.
+        remedy: the remedy.
+        got: CEL expression of the value as a string; empty shows no value.
     """
 
     holds: str
@@ -97,12 +97,12 @@ class Rule:
     got: str = ""
 
     def to_schema(self) -> dict[str, Any]:
-        """Write the rule as an entry of `x-kubernetes-validations`."""
+        """Return the rule as an entry of `x-kubernetes-validations`."""
         written = {"rule": self.holds, "message": f"{self.problem}; {self.remedy}"}
         if self.got:
             before, after = json.dumps(f"{self.problem}; got "), json.dumps(f"; {self.remedy}")
-            # Literals side by side become one. Where the message can't be made, because what was
-            # found holds a line break, the API server takes the one above.
+            # Adjacent literals are joined. If the expression fails, because the value has a line
+            # break, the API server shows the message above.
             message = f"{before} + {self.got} + {after}".replace('" + "', "")
             written["messageExpression"] = message
         return written
@@ -117,14 +117,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a string, by a regular expression that RE2 and Python read alike.
+    """The form of a string, as a regular expression that RE2 and Python interpret equally.
 
-    The expression has to match the whole string: the schema's `pattern`, or a CEL rule where what
-    was found may have to be hidden.
+    It must match the whole string. It becomes the schema's `pattern`, or a CEL rule if the value
+    may have to be hidden.
 
     Attributes:
-        hides: an expression for what is not shown if it is found anywhere in the string: it may
-            hold a secret. Empty shows whatever was found.
+        hides: regular expression of a part that may be a secret; a value that contains it is not
+            shown. Empty shows every value.
     """
 
     regex: str
@@ -143,7 +143,7 @@ class Form:
         whole = f"^(?:{self.regex})$"
         if not self.hides:
             return handler(schema) | {"pattern": whole}
-        # The API server repeats what does not match a pattern.
+        # With a pattern the API server would show the value.
         got = f"(self.matches({json.dumps(self.hides)}) ? {json.dumps(_HIDDEN)} : {QUOTED})"
         rule = Rule(f"self.matches({json.dumps(whole)})", self.problem, self.remedy, got=got)
         return rule.__get_pydantic_json_schema__(schema, handler)
@@ -156,13 +156,13 @@ class Form:
         raise InvalidSpecError(self.problem, got=text[:128], remedy=self.remedy)
 
 
-_HIDDEN = "what may hold a secret, so it is not shown"
+_HIDDEN = "a hidden value, which may contain a secret"
 QUOTED = '"\'" + self + "\'"'
-"""The CEL expression that shows a string as Python would."""
+"""CEL expression that quotes a string as Python does."""
 
 
 def refusing(check: Callable[[_T], _U]) -> Callable[[_T], _U]:
-    """Make *check*, which raises one of our errors, a validator that pydantic can place."""
+    """Return *check*, which raises errors of redrive, as a validator for pydantic."""
 
     def validator(value: _T) -> _U:
         try:
@@ -173,24 +173,24 @@ def refusing(check: Callable[[_T], _U]) -> Callable[[_T], _U]:
     return validator
 
 
-def at_most_one(what: str, *fields: str) -> Rule:
-    """Return the rule that at most one of *fields* is given; none of them is the default.
+def at_most_one(name: str, *fields: str) -> Rule:
+    """Return the rule that at most one of *fields* is set; setting none means the default.
 
     Args:
-        what: the field, as the message names it.
+        name: the union, for the message.
         fields: names as in a manifest.
     """
     fields_present = ", ".join(f"present(self.{field})" for field in fields)
     return Rule(
         f"[{fields_present}].filter(given, given).size() <= 1",
-        f"`{what}` must be at most one of {', '.join(fields)}",
+        f"`{name}` must be at most one of {', '.join(fields)}",
         "keep one of them",
         got="'more than one of them'",
     )
 
 
 class OneOf(ApiModel):
-    """A union of which one field is given. Without any it is empty, as if it were left out."""
+    """A union with at most one field. Without any it is empty, as if it were left out."""
 
     ONE: ClassVar[Rule]
 
@@ -206,28 +206,28 @@ class OneOf(ApiModel):
             )
 
 
-def of_its_type(what: str, members: Mapping[str, str]) -> Rule:
+def of_its_type(name: str, members: Mapping[str, str]) -> Rule:
     """Return the rule that a typed union has the field of its `type`, and no other.
 
     Args:
-        what: the field, as the message names it.
-        members: value of `type` → the field that goes with it; other values have no field.
+        name: the union, for the message.
+        members: value of `type` → its field; other values have no field.
     """
-    pairs = [f"(self.type == '{word}') == present(self.{name})" for word, name in members.items()]
-    fields = ", ".join(f"{name} with type {word}" for word, name in members.items())
+    pairs = [f"(self.type == '{word}') == present(self.{field})" for word, field in members.items()]
+    fields = ", ".join(f"{field} with type {word}" for word, field in members.items())
     return Rule(
         f"!has(self.type) || {' && '.join(pairs)}",
-        f"`{what}` must have the field of its type and no other",
-        f"give {fields}",
+        f"`{name}` must have the field of its type and no other",
+        f"set {fields}",
         got='"\'" + self.type + "\'"',
     )
 
 
 class TypedUnion(ApiModel):
-    """A union whose field `type` selects which of its other fields is given."""
+    """A union whose field `type` selects its other field."""
 
     MEMBERS: ClassVar[Mapping[str, str]]
-    """Value of `type` → the field that goes with it."""
+    """Value of `type` → its field."""
 
     RULE: ClassVar[Rule]
 
@@ -237,7 +237,7 @@ class TypedUnion(ApiModel):
         return self
 
     def _check_members(self) -> None:
-        word = self.type  # type: ignore[attr-defined]  # each union has values of its own
+        word = self.type  # type: ignore[attr-defined]  # each union has its own values
         for value, field in self.MEMBERS.items():
             if (word == value) != (getattr(self, field) is not None):
                 raise InvalidSpecError(self.RULE.problem, got=str(word), remedy=self.RULE.remedy)
@@ -247,13 +247,13 @@ E = TypeVar("E", bound=enum.StrEnum)
 
 
 def one_of(kind: type[E], problem: str, remedy: str) -> tuple[object, ...]:
-    """Return the annotations of a field that holds one of the words of *kind*."""
+    """Return the annotations of a field with the values of *kind*."""
 
     def parse(value: object) -> E:
-        found = next((word for word in kind if word == value), None)
-        if found is None:
+        member = next((word for word in kind if word == value), None)
+        if member is None:
             raise InvalidSpecError(problem, got=str(value)[:64], remedy=remedy)
-        return found
+        return member
 
     schema = WithJsonSchema({"type": "string", "enum": [word.value for word in kind]})
     return schema, BeforeValidator(refusing(parse)), PlainSerializer(str)
@@ -263,26 +263,26 @@ _M = TypeVar("_M", bound=ApiModel)
 
 
 class InvalidFieldsError(InvalidSpecError):
-    """Fields of a spec hold what they can't; the message names each by its path."""
+    """Fields of a spec are invalid; the message has the path of each."""
 
     def __init__(self, problems: list[str]) -> None:
         Exception.__init__(self, " | ".join(problems))
 
 
 def parse_spec(model: type[_M], body: Mapping[str, Any]) -> _M:
-    """Read the spec of *body*, a whole object of the API.
+    """Parse the spec of *body*, an object of the API.
 
-    Admission has refused nearly all that this refuses; an object may be older than the rule.
+    Admission refuses nearly all invalid objects, but an object may be older than a rule.
 
     Raises:
-        InvalidFieldsError: a field is missing, unknown, or holds what it can't. A value found is
-            shown only where a rule of ours was broken: anything else might be a misplaced secret.
+        InvalidFieldsError: a field is missing, unknown or invalid. A value is shown only if it
+            violates a rule of redrive: other values might be misplaced secrets.
     """
     return parse(model, body.get("spec") or {}, "spec")
 
 
 def parse(model: type[_M], fields: Mapping[str, Any], root: str) -> _M:
-    """Read *fields*, which messages name by their path from *root*.
+    """Parse *fields*; messages have their path from *root*.
 
     Raises:
         InvalidFieldsError: see `parse_spec`.
@@ -304,8 +304,8 @@ class FieldProblem(NamedTuple):
 
     Attributes:
         path: its steps from the spec, names as in a manifest.
-        type: of the error, as pydantic names it: `missing`, `extra_forbidden`, `value_error` for a
-            rule of ours, or another.
+        type: type of the error in pydantic: `missing`, `extra_forbidden`, `value_error` for a rule
+            of redrive, or another.
         text: problem, value and remedy.
     """
 
@@ -315,7 +315,7 @@ class FieldProblem(NamedTuple):
 
 
 def field_problems(model: type[ApiModel], fields: Mapping[str, Any]) -> list[FieldProblem]:
-    """Return the problem of each field that `parse` would refuse; none where it reads *fields*."""
+    """Return the problems of all fields that `parse` would refuse."""
     try:
         model.model_validate(dict(fields))
     except ValidationError as error:
@@ -333,7 +333,7 @@ def _problem(details: ErrorDetails) -> FieldProblem:
             text = "is not a known field; remove it, or correct its name"
         case _:
             expected = details["msg"][:1].lower() + details["msg"][1:]
-            # Lists are read as tuples.
+            # Lists are parsed as tuples.
             expected = expected.replace("tuple ", "list ").replace(" after validation", "")
             kind = type(details["input"]).__name__
             text = f"{expected}; got a value of type {kind}; correct it"
@@ -342,17 +342,17 @@ def _problem(details: ErrorDetails) -> FieldProblem:
 
 MAX_TOPIC = 1_024
 SET = {"x-kubernetes-list-type": "set"}
-"""Schema of a list in which order says nothing, and nothing stands twice."""
+"""Schema of a list without order and duplicates."""
 BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-"""Schema of a list of objects with different names, each of which server-side apply merges."""
+"""Schema of a list of objects with unique names; server-side apply merges them by name."""
 
 ObjectName = Annotated[
     str,
     Field(max_length=253),
     Form(
         r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?",
-        "the name of a Kubernetes object is lower-case letters, digits, '-' and '.'",
-        "give the name as kubectl shows it",
+        "the name of a Kubernetes object must be lower-case letters, digits, '-' and '.'",
+        "use the name that kubectl shows",
     ),
 ]
 
@@ -361,8 +361,8 @@ LabelKey = Annotated[
     Field(max_length=317),
     Form(
         r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[a-zA-Z0-9]([-_.a-zA-Z0-9]{0,61}[a-zA-Z0-9])?",
-        "a key is letters, digits, '-', '_' and '.', which may follow the name of a domain and '/'",
-        "give the key as kubectl shows it",
+        "a label key must be letters, digits, '-', '_' and '.', optionally after a domain and '/'",
+        "use the key that kubectl shows",
     ),
 ]
 
@@ -371,16 +371,16 @@ Role = Annotated[
     Field(max_length=255),
     Form(
         r"[^*\x00-\x1f\x7f]+",
-        "a role is one name, not a pattern and not empty",
-        "name each role",
+        "a role must be one name, neither a pattern nor empty",
+        "list each role",
     ),
 ]
 
 
 def _short_together(field: str, most: int) -> tuple[object, ...]:
-    """Return the annotations of a list of roles with at most *most* characters in all of them.
+    """Return the annotations of a list of roles with at most *most* characters in total.
 
-    The broker keeps the rights of a whole Pulsar namespace in one record, repeated for each topic.
+    The broker stores the grants of a Pulsar namespace in one record, repeated for each topic.
     """
     rule = Rule(
         f"self.map(role, role.size()).sum() <= {most}",
@@ -426,15 +426,15 @@ TopicField = Annotated[
     ),
     Rule(
         r"!self.matches('/[.][.]?(/|$)')",
-        "a topic is written persistent://tenant/namespace/name, the name without slashes or "
-        f"white space and of at most {naming.MAX_NAME} characters, no part . or ..",
-        "give the full name of a persistent topic",
+        "a topic must be written as persistent://tenant/namespace/name, the name without slashes "
+        f"or white space and of at most {naming.MAX_NAME} characters, no part . or ..",
+        "use the full name of a persistent topic",
         got=QUOTED,
     ),
     Rule(
         r"!self.matches('-partition-\\p{Nd}+$')",
-        "a policy is for a whole topic, not for one partition of it",
-        "name the topic without the -partition-N at its end",
+        "a policy applies to a whole topic, not to one partition of it",
+        "use the topic without the -partition-N at its end",
         got=QUOTED,
     ),
     Rule(
@@ -443,7 +443,7 @@ TopicField = Annotated[
         f" && !self.startsWith('persistent://{naming.SYSTEM_NAMESPACE}/')"
         f" && !self.matches('^persistent://pulsar/[^/]+/{naming.HEALTH_CHECK}$')",
         naming.SYSTEM_TOPIC,
-        "name a topic of an application",
+        "use a topic of an application",
         got=QUOTED,
     ),
     BeforeValidator(refusing(_topic)),
@@ -459,8 +459,8 @@ Subscription = Annotated[
     ),
     Rule(
         r"!self.matches('[\\p{Z}\\x85]') && !(self in ['.', '..'])",
-        f"a subscription is 1 to {naming.MAX_NAME} characters without slashes or white space, and "
-        "not . or .., because topics and addresses are made of it",
+        f"a subscription must have 1 to {naming.MAX_NAME} characters without slashes or white "
+        "space, and not be . or .., because topic names and URLs contain it",
         "use another subscription name",
         got=QUOTED,
     ),
@@ -479,8 +479,8 @@ ObjectKey = Annotated[
     Field(max_length=253),
     Form(
         r"[-._a-zA-Z0-9]+",
-        "a key of a Secret is letters, digits, '-', '_' and '.'",
-        "give the key, not what the Secret holds under it",
+        "a key of a Secret must be letters, digits, '-', '_' and '.'",
+        "use the key, not its value",
     ),
 ]
 
@@ -500,7 +500,7 @@ class SecretKeyRef(ApiModel):
 
 
 class TokenSource(ApiModel):
-    """Where a token (a JWT) lies; a token itself never stands in a manifest."""
+    """Source of a token (a JWT); the token itself is never in a manifest."""
 
     secret_ref: SecretKeyRef
-    """The Secret and the key in it that hold the token, as text."""
+    """The Secret and its key that contain the token, as text."""

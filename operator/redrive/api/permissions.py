@@ -1,7 +1,7 @@
-"""What a BrokerConnection permits: rules, each for some Kubernetes namespaces.
+"""Permissions of a BrokerConnection: rules, each for some Kubernetes namespaces.
 
-A rule's topics go with *its* namespaces and *its* roles. What several rules permit adds up, but no
-two of them mix: a role of one rule gets no rights on a topic of another.
+A rule combines its own topics, namespaces and roles. Rules are additive, but do not mix: a role of
+one rule gets no grants on a topic of another.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ TopicPattern = Annotated[
     Field(max_length=MAX_TOPIC),
     Form(
         r"persistent://[^/\s]+/[^/\s]+/[^/\s]+",
-        "a pattern of topics is written persistent://tenant/namespace/name, "
-        "where * stands for any characters but a slash",
-        "write one like persistent://shop/prod/*",
+        "a topic pattern must be written as persistent://tenant/namespace/name; "
+        "* stands for any characters but a slash",
+        "write it like persistent://shop/prod/*",
     ),
 ]
 
@@ -51,8 +51,8 @@ RolePattern = Annotated[
     Field(max_length=255),
     Form(
         r"[^\x00-\x1f\x7f]+",
-        "a pattern of roles is not empty; * in it stands for any characters",
-        "write a role's name, or one like shop-*",
+        "a role pattern must not be empty; * stands for any characters",
+        "use the name of a role, or a pattern like shop-*",
     ),
 ]
 
@@ -62,18 +62,18 @@ RuleName = Annotated[
     Form(
         r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",
         "`name` must be lower-case letters, digits and '-'",
-        "give the rule a name like shop",
+        "use a name like shop",
     ),
 ]
 
 NAMESPACE = "{namespace}"
-"""Stands in a pattern for the Kubernetes namespace of the object that uses the connection."""
+"""Placeholder in a pattern for the Kubernetes namespace of the object that uses the connection."""
 
 LabelValue = Annotated[str, Field(max_length=63)]
 
 
 class LabelOperator(enum.StrEnum):
-    """How a label relates to the values of an expression."""
+    """Relation of a label to the values of an expression."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -83,8 +83,8 @@ class LabelOperator(enum.StrEnum):
 
 _VALUES = Rule(
     "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
-    "In and NotIn compare with values, Exists and DoesNotExist with none",
-    "give values, or take them away",
+    "In and NotIn require values, Exists and DoesNotExist allow none",
+    "add values, or remove them",
     got="self.operator",
 )
 
@@ -95,14 +95,14 @@ class LabelExpression(ApiModel):
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_VALUES.to_schema()]})
 
     key: LabelKey
-    """The label's key."""
+    """Key of the label."""
 
     operator: LabelOperator
-    """`In`: the label has one of the values. `NotIn`: it has none of them, or is not there.
-    `Exists`, `DoesNotExist`: it is there, or is not."""
+    """`In`: the label has one of the values. `NotIn`: it has none of them, or is absent. `Exists`,
+    `DoesNotExist`: it is present, or absent."""
 
     values: Annotated[tuple[LabelValue, ...], Field(max_length=64, json_schema_extra=SET)] = ()
-    """Values that `In` and `NotIn` compare with, required beside these. Defaults to none."""
+    """Values of `In` and `NotIn`, which require them. Defaults to none."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -115,7 +115,7 @@ class LabelExpression(ApiModel):
             raise InvalidSpecError(_VALUES.problem, got=self.operator.value, remedy=_VALUES.remedy)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether *labels* meet the requirement."""
+        """Return True if *labels* meet the requirement."""
         match self.operator:
             case LabelOperator.IN:
                 return labels.get(self.key) in self.values
@@ -131,10 +131,10 @@ class LabelSelector(ApiModel):
     """Selects objects by their labels. A selector without requirements selects none."""
 
     match_labels: Annotated[Mapping[str, LabelValue], Field(max_length=64)] | None = None
-    """Labels that all have to be there, with these values."""
+    """Required labels with their values."""
 
     match_expressions: Annotated[tuple[LabelExpression, ...], Field(max_length=64)] = ()
-    """Requirements that all have to be met."""
+    """Requirements that must all be met."""
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return True if there are requirements and *labels* meet all of them."""
@@ -154,11 +154,11 @@ class Namespaces(OneOf):
     names: (
         Annotated[tuple[ObjectName, ...], Field(max_length=256, json_schema_extra=SET)] | None
     ) = None
-    """Their exact names. The connection's own namespace is included only if the list has it."""
+    """Exact names. The namespace of the connection is included only if it is in the list."""
 
     selector: LabelSelector | None = None
-    """Their labels, which only those who administer the cluster should be able to change. The
-    label `kubernetes.io/metadata.name` is a namespace's name."""
+    """Labels of namespaces. Only cluster administrators should be able to change them. The label
+    `kubernetes.io/metadata.name` is the name of a namespace."""
 
 
 class Consent(enum.StrEnum):
@@ -173,20 +173,20 @@ def _consent(field: str) -> tuple[object, ...]:
 
 
 class NamespaceLimits(ApiModel):
-    """Bounds for the objects of one Kubernetes namespace that use a connection."""
+    """Limits for the objects of one Kubernetes namespace that use a connection."""
 
     policies: Annotated[int, Strict(), Field(ge=1, le=10_000)] = 100
-    """Number of RetryPolicies, 1 to 10000. Those beyond it, the newest, are Stalled with reason
-    `LimitExceeded` and change nothing at the broker; policies that were provisioned come first.
-    Defaults to 100."""
+    """Number of RetryPolicies, 1 to 10000. Further ones, the newest, are Stalled with reason
+    `LimitExceeded` and change nothing at the broker; provisioned policies come first. Defaults to
+    100."""
 
     partitions: Annotated[int, Strict(), Field(ge=1, le=256)] = 64
     """Number of partitions of one retry or dead-letter topic, 1 to 256. A policy that needs more is
     Stalled with reason `LimitExceeded`. Defaults to 64."""
 
     runs: Annotated[int, Strict(), Field(ge=1, le=100)] = 4
-    """Number of Replays that run at the same time, plans and suspended runs included, 1 to 100.
-    Others wait with reason `TooManyRuns`. Defaults to 4."""
+    """Number of concurrent Replays, including plans and suspended runs, 1 to 100. Further ones wait
+    with reason `TooManyRuns`. Defaults to 4."""
 
 
 class AllowRule(ApiModel):
@@ -197,23 +197,23 @@ class AllowRule(ApiModel):
     Example: `shop`."""
 
     namespaces: Namespaces | None = None
-    """The Kubernetes namespaces whose policies and Replays the rule is for. Defaults to the
-    connection's own namespace only."""
+    """Kubernetes namespaces of the policies and Replays that the rule applies to. Defaults to the
+    namespace of the connection only."""
 
     topics: Annotated[
         tuple[TopicPattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
     ]
-    """The topics that policies may name, and those that retry and dead-letter topics may be, as
-    patterns on the full name: `*` stands for any characters but a slash, `{namespace}` for the
-    Kubernetes namespace of the object, so that one rule can serve many teams. Examples:
-    `persistent://shop/*/*`; `persistent://{namespace}/*/*`; `persistent://shop/prod/orders`
-    together with `persistent://shop/prod/orders-billing-*`."""
+    """Topics that policies may use as source, retry and dead-letter topics, as patterns of full
+    names. `*` stands for any characters but a slash, `{namespace}` for the Kubernetes namespace of
+    the object, so that one rule can serve many teams. Examples: `persistent://shop/*/*`;
+    `persistent://{namespace}/*/*`; `persistent://shop/prod/orders` together with
+    `persistent://shop/prod/orders-billing-*`."""
 
     roles: Annotated[
         tuple[RolePattern, ...], Field(max_length=MAX_PATTERNS, json_schema_extra=SET)
     ] = ()
-    """The Pulsar roles that policies may grant rights to on these topics, as patterns: `*` stands
-    for any characters, `{namespace}` for the Kubernetes namespace of the object. Defaults to none.
+    """Pulsar roles that policies may grant permissions on these topics, as patterns. `*` stands for
+    any characters, `{namespace}` for the Kubernetes namespace of the object. Defaults to none.
     Examples: `shop-*`; `{namespace}.*`."""
 
     adoption: Annotated[Consent, *_consent("adoption")] = Consent.NEVER
@@ -221,16 +221,15 @@ class AllowRule(ApiModel):
     did not create. Defaults to Never."""
 
     deletion: Annotated[Consent, *_consent("deletion")] = Consent.NEVER
-    """`Allowed`: policies may have topics, among these, deleted with them (`deletionPolicy`).
-    Defaults to Never."""
+    """`Allowed`: a `deletionPolicy` may delete topics among these. Defaults to Never."""
 
     limits: NamespaceLimits | None = None
-    """Bounds for each namespace of the rule. Where several rules are for a namespace, the highest
-    value of each bound is in effect. Defaults to 100 policies, 64 partitions and 4 runs. Example:
+    """Limits for each namespace of the rule. If several rules apply to a namespace, the highest
+    value of each limit applies. Defaults to 100 policies, 64 partitions and 4 runs. Example:
     `{policies: 20, runs: 2}`."""
 
     def within(self, namespace: str) -> AllowRule:
-        """Return the rule with *namespace* in place of `{namespace}` in its patterns."""
+        """Return the rule with *namespace* in place of `{namespace}`."""
         if not any(NAMESPACE in pattern for pattern in (*self.topics, *self.roles)):
             return self
         topics, roles = (
@@ -240,7 +239,7 @@ class AllowRule(ApiModel):
         return AllowRule.model_construct(**{**dict(self), "topics": topics, "roles": roles})
 
     def is_for(self, namespace: str, labels: Mapping[str, str], own: str) -> bool:
-        """Whether the rule is for *namespace*, which has *labels*, of a connection in *own*."""
+        """Return True if the rule applies to *namespace*; *own* is that of the connection."""
         match self.namespaces:
             case None:
                 return namespace == own
@@ -250,11 +249,11 @@ class AllowRule(ApiModel):
                 return namespace in (names or ())
 
     def covers(self, topic: TopicName) -> bool:
-        """Return True if *topic* is one of the rule's; a topic of Pulsar's own never is."""
+        """Return True if *topic* matches the rule; a system topic never does."""
         return not topic.is_system and self._topics.match(str(topic))
 
     def names(self, role: str) -> bool:
-        """Whether *role* is one of the rule's."""
+        """Return True if *role* matches the rule."""
         return self._roles.match(role)
 
     @cached_property
@@ -268,17 +267,17 @@ class AllowRule(ApiModel):
 
 @dataclass(frozen=True)
 class Permissions:
-    """What a connection permits to the objects of one Kubernetes namespace.
+    """Permissions of the objects of one Kubernetes namespace through a connection.
 
     Attributes:
-        rules: those that are for the namespace; without any it may not use the connection.
+        rules: rules that apply to the namespace; without any it may not use the connection.
     """
 
     rules: tuple[AllowRule, ...]
 
     @property
     def limits(self) -> NamespaceLimits:
-        """Return the bounds in effect for the namespace."""
+        """Return the limits in effect for the namespace."""
         limits = [dict(rule.limits or NamespaceLimits()) for rule in self.rules]
         highest = {
             name: max((bounds[name] for bounds in limits), default=default)
@@ -288,26 +287,26 @@ class Permissions:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Return the patterns of the topics that are permitted."""
+        """Return the patterns of the permitted topics."""
         return tuple(dict.fromkeys(pattern for rule in self.rules for pattern in rule.topics))
 
     def roles_on(self, topic: TopicName) -> tuple[str, ...]:
-        """Return the patterns of the roles that may be granted rights on *topic*."""
+        """Return the patterns of the roles that may get grants on *topic*."""
         rules = self._on(topic)
         return tuple(dict.fromkeys(pattern for rule in rules for pattern in rule.roles))
 
     def allows_topic(self, topic: TopicName) -> bool:
-        """Whether a policy may name *topic*, or derive its name."""
+        """Return True if a policy may use *topic*."""
         return bool(self._on(topic))
 
     def allows_role(self, role: str, topic: TopicName) -> bool:
-        """Whether a policy may grant *role* rights on *topic*."""
+        """Return True if a policy may grant *role* actions on *topic*."""
         return self.first_refused([role], [topic]) is None
 
     def first_refused(
         self, roles: Iterable[str], topics: Iterable[TopicName]
     ) -> tuple[str, TopicName] | None:
-        """Return the first of *roles* that may not be granted rights, and on which of *topics*."""
+        """Return the first of *roles* that may not get grants, with the topic."""
         on = [(topic, self._on(topic)) for topic in topics]
         for role in roles:
             for topic, rules in on:
@@ -318,18 +317,18 @@ class Permissions:
     def allows_schema_copy(self, source: TopicName, topic: TopicName) -> bool:
         """Return True if the schema of *source* may be copied to *topic*.
 
-        Whoever gets rights on *topic* can read its schema, also later and by another policy. So the
-        rules must let all roles that policies may grant rights on *topic* have them on *source*.
-        Patterns are compared as they are written.
+        Roles with grants on *topic* can read its schema, even by a later policy. So all roles that
+        policies may grant actions on *topic* must be allowed on *source*. Patterns are compared as
+        text.
         """
         return set(self.roles_on(topic)) <= set(self.roles_on(source))
 
     def allows_adoption(self, topic: TopicName) -> bool:
-        """Whether a policy may adopt *topic*, which redrive did not create."""
+        """Return True if a policy may adopt *topic*, which redrive did not create."""
         return any(rule.adoption is Consent.ALLOWED for rule in self._on(topic))
 
     def allows_deletion(self, topic: TopicName) -> bool:
-        """Whether a policy may have *topic* deleted with it."""
+        """Return True if a policy may delete *topic* with it."""
         return any(rule.deletion is Consent.ALLOWED for rule in self._on(topic))
 
     def _on(self, topic: TopicName) -> tuple[AllowRule, ...]:

@@ -1,7 +1,7 @@
 """Fields that a RetryPolicy shares with the defaults of its connection, and the naming of topics.
 
-A policy takes a field that it leaves out from `policyDefaults` of its connection, else from the
-defaults here. Naming is none of these fields: the name of a topic where messages wait must not
+A field that a policy leaves out comes from `policyDefaults` of its connection, else from the
+defaults here. Naming is not among these fields: the name of a topic with waiting messages must not
 depend on another object, nor on a status that can be lost.
 """
 
@@ -55,7 +55,7 @@ from redrive.policy.naming import Scheme
 from redrive.policy.values import DURATION_PATTERN, parse_duration
 
 WRITTEN = f"self != '' && self.matches('{DURATION_PATTERN}')"
-# CEL's own duration() knows no days.
+# CEL's own duration() does not support days.
 SECONDS = (
     "self.findAll('[0-9]+[dhms]').map(part, int(part.substring(0, part.size() - 1)) * "
     "(part.endsWith('d') ? 86400 : part.endsWith('h') ? 3600 : part.endsWith('m') ? 60 : 1)).sum()"
@@ -65,7 +65,7 @@ SECONDS = (
 def within(least: int, most: int) -> str:
     """Return the CEL expression that a duration has from *least* to *most* seconds.
 
-    It is true for what is not written as a duration, which another rule refuses.
+    It is true for an invalid duration, which another rule refuses.
     """
     return f"!({WRITTEN}) || [{SECONDS}].all(s, {least} <= s && s <= {most})"
 
@@ -76,11 +76,11 @@ def bounded_duration(
     """Return the annotations of a duration within bounds.
 
     Args:
-        least: seconds that it must have.
-        most: seconds that it may have.
-        problem: about a duration out of these bounds.
-        remedy: likewise.
-        word: a value that stands for no duration; empty for none.
+        least: minimum in seconds.
+        most: maximum in seconds.
+        problem: problem of a duration out of these bounds.
+        remedy: its remedy.
+        word: a value that is not a duration; empty for none.
     """
 
     def check(text: str) -> str:
@@ -139,9 +139,9 @@ Rungs = Annotated[
 def _check_levels(levels: tuple[str, ...]) -> tuple[str, ...]:
     if not levels:
         raise InvalidSpecError(
-            f"there are from 1 to {MAX_LEVELS} delay levels",
+            f"`delayLevels` must have from 1 to {MAX_LEVELS} delays",
             got=0,
-            remedy="list at least one delay, or leave delayLevels out for the default",
+            remedy="list at least one delay, or leave it out for the default",
         )
     return levels
 
@@ -158,8 +158,8 @@ JitterPercent = Annotated[int, Strict(), Field(ge=0, le=100)]
 _INITIAL, _MAX = (SECONDS.replace("self", f"self.{field}") for field in ("initial", "max"))
 _RISES = Rule(
     f"!present(self.initial) || !present(self.max) || {_INITIAL} <= {_MAX}",
-    "the longest delay of an exponential ladder is shorter than its first",
-    "raise max, or lower initial",
+    "the longest delay of an exponential ladder must not be shorter than its first",
+    "increase max, or reduce initial",
     got="'initial ' + self.initial + ', max ' + self.max",
 )
 
@@ -173,15 +173,15 @@ class Exponential(ApiModel):
     """The delay before the first retry, from 1s to 10d. Example: `1s`."""
 
     factor_percent: FactorPercent = 200
-    """Length of each delay in percent of the one before it, 110 to 10000. Defaults to 200: each
-    delay is twice as long."""
+    """Length of each delay in percent of the one before, 110 to 10000. Defaults to 200: each delay
+    is twice as long."""
 
     max: Delay
-    """The longest delay, from 1s to 10d; once reached, it repeats. Example: `10m`."""
+    """The longest delay, from 1s to 10d, which then repeats. Example: `10m`."""
 
     jitter_percent: JitterPercent = 0
-    """Percentage of each delay, 0 to 100, by which it is shortened at most, at random, so that
-    messages that failed together do not come again together. Defaults to 0."""
+    """Maximum percentage of each delay, 0 to 100, by which it is shortened at random, so that
+    messages that failed together do not return together. Defaults to 0."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -189,7 +189,7 @@ class Exponential(ApiModel):
         return self
 
     def to_ladder(self) -> Ladder:
-        """Return the ladder that is asked for.
+        """Return the ladder.
 
         Raises:
             InvalidSpecError: a value is out of bounds, or max is shorter than initial.
@@ -200,7 +200,7 @@ class Exponential(ApiModel):
 
 
 class DelayLadder(OneOf):
-    """The delay before retry 1, 2, 3 …; past its end the last delay repeats."""
+    """Delays before retry 1, 2, 3 …; the last delay repeats."""
 
     ONE = at_most_one("delayLadder", "preset", "delays", "fixed", "exponential")
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [ONE.to_schema()]})
@@ -210,14 +210,14 @@ class DelayLadder(OneOf):
     `RocketMQ` and `ApsaraMQ`: the same from 10s on (16 rungs)."""
 
     delays: Rungs | None = None
-    """The delays themselves, one per retry, 1 to 1000 of them, each from 1s to 10d (864000 s),
-    written like `90s`, `1m30s`, `2h` or `10d`. Example: `[10s, 1m, 30m]`."""
+    """One delay for each retry, 1 to 1000 of them, each from 1s to 10d (864000 s), written like
+    `90s`, `1m30s`, `2h` or `10d`. Example: `[10s, 1m, 30m]`."""
 
     fixed: Delay | None = None
     """The same delay before every retry, from 1s to 10d (864000 s). Example: `30s`."""
 
     exponential: Exponential | None = None
-    """Delays that grow by a factor from retry to retry, with jitter if wanted."""
+    """Delays that grow by a factor from retry to retry, optionally with jitter."""
 
     @model_validator(mode="after")
     def _check_ladder(self) -> Self:
@@ -225,7 +225,7 @@ class DelayLadder(OneOf):
         return self
 
     def to_ladder(self) -> Ladder:
-        """Return the ladder; the default where it is empty.
+        """Return the ladder; the default if it is empty.
 
         Raises:
             InvalidSpecError: it is out of bounds.
@@ -252,34 +252,34 @@ SchemeField = Annotated[
 
 
 class Naming(ApiModel):
-    """Names of retry topic, dead-letter topic and ConfigMap: derived, or each as given."""
+    """Names of retry topic, dead-letter topic and ConfigMap: derived, or set one by one."""
 
     scheme: SchemeField = Scheme.PULSAR
-    """Names of topics without a field. `Pulsar`: `<topic>-<subscription>-RETRY` and `…-DLQ`.
+    """Scheme of names that are not set. `Pulsar`: `<topic>-<subscription>-RETRY` and `…-DLQ`.
     `SubscriptionUpper` (TDMQ 2.7.2): `<subscription>-RETRY` and `…-DLQ`. `SubscriptionLower` (TDMQ
     2.6.1): `<subscription>-retry` and `…-dlq`. `RocketMQ`: `%RETRY%<subscription>` and
-    `%DLQ%<subscription>`. With all but the first, a subscription's name can be used for one topic
-    of a Pulsar namespace only. Defaults to Pulsar."""
+    `%DLQ%<subscription>`. With all but the first, a subscription name can be used for one topic of
+    a Pulsar namespace only. Defaults to Pulsar."""
 
     retry_topic: TopicField | None = None
-    """Full name of the retry topic, in the tenant and namespace of the source topic; the
-    connection has to allow it. No `deletionPolicy` deletes a topic with another name than that by
-    the scheme. Defaults to the name by the scheme."""
+    """Full name of the retry topic, in the tenant and namespace of the source topic; the connection
+    must allow it. No `deletionPolicy` deletes a topic whose name is not that of the scheme.
+    Defaults to the name of the scheme."""
 
     dead_letter_topic: TopicField | None = None
     """Full name of the dead-letter topic, in the tenant and namespace of the source topic; the
-    connection has to allow it. No `deletionPolicy` deletes a topic with another name than that by
-    the scheme. Defaults to the name by the scheme."""
+    connection must allow it. No `deletionPolicy` deletes a topic whose name is not that of the
+    scheme. Defaults to the name of the scheme."""
 
     config_map: ObjectName | None = None
-    """Name of the ConfigMap for consumers, in the namespace of the policy. Tools that change the
-    names of objects, such as kustomize, can't change a derived name. Defaults to the name of the
-    policy and `-redrive`."""
+    """Name of the ConfigMap for consumers, in the namespace of the policy. Set it if tools such as
+    kustomize change the names of objects, because they cannot change a derived name. Defaults to
+    the name of the policy and `-redrive`."""
 
 
-def _name(field: str, of: str, default: str = "") -> str:
-    """Return the CEL expression for a field of `naming`; *default* where it is not given."""
-    return f"(present({of}.naming.{field}) ? {of}.naming.{field} : '{default}')"
+def _name(field: str, root: str, default: str = "") -> str:
+    """Return the CEL expression of a field of `naming`; *default* if it is not set."""
+    return f"(present({root}.naming.{field}) ? {root}.naming.{field} : '{default}')"
 
 
 _FIELDS = ("retryTopic", "deadLetterTopic")
@@ -290,8 +290,8 @@ def _beside(field: str) -> Rule:
     namespace = "self.topic.substring(0, self.topic.lastIndexOf('/') + 1)"
     return Rule(
         f"{name} == '' || {name}.startsWith({namespace})",
-        "retry and dead-letter topic must lie in the tenant and namespace of their source topic",
-        "name a topic of that namespace, or leave the name to the scheme",
+        "retry and dead-letter topic must be in the tenant and namespace of their source topic",
+        "use a topic of that namespace, or leave the name to the scheme",
         got=f'"\'" + {name} + "\'"',
     )
 
@@ -306,8 +306,8 @@ NAMING_RULES = (
                 *((name, "") for name in (*_FIELDS, "configMap")),
             )
         ),
-        "the naming of a policy can't change: messages wait under the old names",
-        "make another RetryPolicy with the other names once this one's topics are drained",
+        "`naming` of a policy is immutable: messages wait under the old names",
+        "create another RetryPolicy with the other names once the topics of this one are drained",
     ),
 )
 """Rules on the spec of a policy."""
@@ -326,7 +326,7 @@ def _check_pause(text: str) -> str:
 def _within(name: str, most: int, words: str) -> Rule:
     return Rule(
         within(1, most),
-        f"{name} of an outage breaker is from 1s to {words}",
+        f"{name} of an outage breaker must be from 1s to {words}",
         "choose a value within these bounds, or leave it out",
         got=QUOTED,
     )
@@ -350,12 +350,12 @@ Pause = Annotated[
 _FITS = Rule(
     "(has(self.minMessages) ? self.minMessages : 10) <= (has(self.window) ? self.window : 100)",
     "`minMessages` of an outage breaker must be at most its `window`",
-    "lower it, or raise the window",
+    "reduce it, or increase the window",
 )
 
 
 class OutageMode(enum.StrEnum):
-    """Whether consumers pause."""
+    """Reaction of consumers to an outage."""
 
     PAUSE = "Pause"
     NEVER = "Never"
@@ -381,29 +381,29 @@ class OutageBreakerSpec(ApiModel):
             "use one of Pause, Never",
         ),
     ]
-    """`Pause`: consumers pause in an outage. `Never`: they don't, even if the connection's
-    `policyDefaults` have it otherwise. Required beside the other fields."""
+    """`Pause`: consumers pause in an outage. `Never`: they do not, even if `policyDefaults` of the
+    connection enable it. Required beside the other fields."""
 
     min_messages: Annotated[int, Strict(), Field(ge=1, le=MAX_WINDOW)] = 10
-    """Number of different messages that must have failed for one cause before a consumer pauses;
-    their share of its latest outcomes must be `failurePercent` as well. 1 to 10000. Defaults to
+    """Minimum number of different messages that failed for one cause before a consumer pauses.
+    Their share of its latest outcomes must also reach `failurePercent`. 1 to 10000. Defaults to
     10."""
 
     failure_percent: Annotated[int, Strict(), Field(ge=1, le=100)] = 50
-    """Share of failures for one cause in the latest outcomes that is an outage, in percent, 1 to
-    100. Defaults to 50."""
+    """Percentage of failures for one cause among the latest outcomes from which a consumer pauses,
+    1 to 100. Defaults to 50."""
 
     window: Annotated[int, Strict(), Field(ge=1, le=MAX_WINDOW)] = 100
     """Number of the latest outcomes that a consumer counts, 1 to 10000. Defaults to 100."""
 
     max_probe_interval: ProbeInterval = "30s"
-    """Longest time between two messages that a paused consumer handles as a probe, 1s to 1h. The
-    first probe comes after 1s, later ones with back-off; the first success ends the outage.
+    """Maximum interval between two messages that a paused consumer handles as probes, 1s to 1h. The
+    first probe follows after 1s, later ones with back-off; the first success ends the outage.
     Defaults to 30s."""
 
     max_pause: Pause = "6h"
-    """Time after which a consumer resumes even if the outage continues, 1s to 7d. Failures use up
-    retries then, until a message succeeds. Defaults to 6h."""
+    """Time after which a consumer resumes even if the outage continues, 1s to 7d. Failures then use
+    up retries, until a message succeeds. Defaults to 6h."""
 
     not_retryable: Annotated[
         NotRetryable,
@@ -413,9 +413,9 @@ class OutageBreakerSpec(ApiModel):
             "use one of Count, Ignore",
         ),
     ] = NotRetryable.COUNT
-    """`Count`: failures that the rules of a consumer dead-letter at once (`dead_letter_on`) count
+    """`Count`: failures that the rules of a consumer dead-letter at once (`dead_letter_on`) count,
     too, so that a faulty release pauses instead of dead-lettering a whole backlog. `Ignore`: they
-    are dead-lettered, however many there are. Defaults to `Count`."""
+    are always dead-lettered. Defaults to `Count`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -423,10 +423,10 @@ class OutageBreakerSpec(ApiModel):
         return self
 
     def to_limits(self) -> OutageLimits | None:
-        """Return what consumers go by; None if they never pause.
+        """Return the limits for consumers; None if they never pause.
 
         Raises:
-            InvalidSpecError: the values don't go together.
+            InvalidSpecError: the values contradict each other.
         """
         limits = OutageLimits(
             min_messages=self.min_messages,
@@ -439,7 +439,7 @@ class OutageBreakerSpec(ApiModel):
         return limits if self.mode is OutageMode.PAUSE else None
 
 
-# Bounds rather than a rule: only so does the API server show the number it refuses.
+# Bounds rather than a rule: only then the API server shows the refused number.
 MaxRetries = Annotated[
     int,
     Strict(),
@@ -449,7 +449,7 @@ MaxRetries = Annotated[
 
 
 class DeletionPolicy(enum.StrEnum):
-    """What becomes of what redrive made at the broker when a policy is deleted."""
+    """Effect of a deletion of the policy on its topics."""
 
     RETAIN = "Retain"
     REVOKE_GRANTS = "RevokeGrants"
@@ -458,25 +458,25 @@ class DeletionPolicy(enum.StrEnum):
 
     @property
     def deletes_topics(self) -> bool:
-        """Whether topics go, with what they hold or if they are empty."""
+        """Return True if topics may be deleted."""
         return self in {DeletionPolicy.DELETE_IF_EMPTY, DeletionPolicy.DELETE}
 
 
 class Choices(ApiModel):
-    """How policies treat failed messages where they leave it out."""
+    """Treatment of failed messages; a policy may leave these fields to its connection."""
 
     max_retries: MaxRetries | None = None
     """Number of retries of a failed message after its first delivery, 0 to 1000. With 3, a message
-    is handled at most 4 times, then it is a dead letter. Defaults to the connection's
+    is handled at most 4 times, and then dead-lettered. Defaults to the connection's
     `policyDefaults`, else 16."""
 
-    # No default in the schema: a default choice would stay beside the one a user makes later.
+    # No default in the schema: a default member would remain beside the one that a user sets later.
     delay_ladder: DelayLadder | None = None
     """The delay before each retry: exactly one of `preset`, `delays`, `fixed` and `exponential`.
     Defaults to the connection's `policyDefaults`, else the preset `TDMQ`."""
 
     delay_levels: Levels | None = None
-    """Delays that consumers ask for by `level=k`, the k-th of them from 1; a higher level is the
+    """Delays that consumers request by `level=k`, the k-th of them from 1; a higher level means the
     last. 1 to 100 delays, each from 1s to 10d. Defaults to the connection's `policyDefaults`, else
     to the 18 levels `1s 5s 10s 30s`, 1m to 10m by the minute, `20m 30m 1h 2h`. Example:
     `[1s, 5s, 10s]`."""
@@ -486,31 +486,31 @@ class Choices(ApiModel):
             DeletionPolicy,
             *one_of(
                 DeletionPolicy,
-                "deletionPolicy says what becomes of topics when a policy is deleted",
+                "`deletionPolicy` must be Retain, RevokeGrants, DeleteIfEmpty or Delete",
                 "use one of Retain, RevokeGrants, DeleteIfEmpty, Delete",
             ),
         ]
         | None
     ) = None
     """Effect of a deletion of the policy at the broker. `Retain`: none. `RevokeGrants`: it revokes
-    the rights that redrive granted, and changes nothing else. `Delete`: it deletes the topics that
-    redrive created with all their messages, and restores adopted ones. Those with a name of
-    `naming` other than that of its scheme stay, and those with durable subscriptions of others.
-    `DeleteIfEmpty`: the same, and topics with messages stay unchanged. While clients are connected
-    the last two wait, at most 10 minutes. Defaults to the connection's `policyDefaults`, else
+    the grants of redrive, and changes nothing else. `Delete`: it deletes the topics that redrive
+    created with all their messages, and restores adopted ones. It retains topics that `naming`
+    gives another name than the scheme, and topics with other durable subscriptions.
+    `DeleteIfEmpty`: the same, but topics with messages are unchanged. The last two wait while
+    clients are connected, at most 10 minutes. Defaults to the connection's `policyDefaults`, else
     Retain."""
 
     outage_breaker: OutageBreakerSpec | None = None
-    """Pauses consumers in Python while a dependency of them is down, so that an outage uses up no
-    retries. The annotation `redrive.io/ignore-outages-until` has them resume until a time. Defaults
-    to the connection's `policyDefaults`, else consumers don't pause. Example: `{mode: Pause}`."""
+    """Pause of Python consumers while one of their dependencies is down, so that an outage uses up
+    no retries. The annotation `redrive.io/ignore-outages-until` resumes them until a time. Defaults
+    to the connection's `policyDefaults`, else consumers do not pause. Example: `{mode: Pause}`."""
 
     def completed(self, defaults: Choices | None) -> Self:
-        """Return this with what it leaves out taken from *defaults*."""
+        """Return this with missing fields from *defaults*."""
         if defaults is None:
             return self
-        left_out = (name for name in Choices.model_fields if getattr(self, name) is None)
-        return self.model_copy(update={name: getattr(defaults, name) for name in left_out})
+        missing = (name for name in Choices.model_fields if getattr(self, name) is None)
+        return self.model_copy(update={name: getattr(defaults, name) for name in missing})
 
 
 class PolicyDefaults(Choices):

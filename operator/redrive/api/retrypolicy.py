@@ -48,21 +48,21 @@ from redrive.policy.model import (
 
 
 class ManagementPolicy(enum.StrEnum):
-    """Whether redrive brings about what a policy asks for."""
+    """Permission of redrive to change the broker for a policy."""
 
     MANAGE = "Manage"
     OBSERVE = "Observe"
 
 
 class Ordering(enum.StrEnum):
-    """Which order retries keep."""
+    """Order that retries keep."""
 
     NONE = "None"
     PER_KEY = "PerKey"
 
 
 class ReplaySafety(enum.StrEnum):
-    """What a handler makes of a message that comes again."""
+    """Effect of handling a message again."""
 
     IDEMPOTENT = "Idempotent"
     RECONCILE_FIRST = "ReconcileFirst"
@@ -73,8 +73,8 @@ _CHANGE = '"\'" + self + "\' where it was \'" + oldSelf + "\'"'
 
 _DELAYED = [kind.value for kind in SubscriptionType if kind.honours_delays]
 _NOT_DELAYED = (
-    "retries with a delay need a Shared or KeyShared subscription: "
-    "on the others the broker delivers a delayed message at once"
+    "`subscriptionType` must be Shared or KeyShared: with other types the broker delivers a "
+    "delayed message at once"
 )
 _DELAYED_REMEDY = "use Shared, or KeyShared to keep the order of first deliveries per key"
 
@@ -106,7 +106,7 @@ _KEPT_TOGETHER = Rule(
 _IN_SEQUENCE = Rule(
     "!present(self.deadLetter.sequenced) || !self.deadLetter.sequenced || "
     f"!{_NOT_ORDERED} && (!present(self.deadLetter.mode) || self.deadLetter.mode != 'Discard')",
-    "only an ordered policy that keeps dead letters can keep their sequence",
+    "`deadLetter.sequenced` requires an ordered policy that keeps dead letters",
     "set ordering to PerKey and deadLetter.mode to Keep, or leave deadLetter.sequenced out",
 )
 
@@ -136,7 +136,7 @@ class ReplayRules(ApiModel):
             "use one of Idempotent, ReconcileFirst, Never",
         ),
     ] = ReplaySafety.IDEMPOTENT
-    """Whether dead letters may be handled again. `Idempotent`: always. `ReconcileFirst`: once the
+    """Permission to handle dead letters again. `Idempotent`: always. `ReconcileFirst`: after the
     effects of their first handling were reconciled, which a Replay confirms by `confirmations:
     [Reconciled]`. `Never`: each Replay of this policy is refused, except plans. Defaults to
     Idempotent."""
@@ -148,18 +148,18 @@ class ReplayRules(ApiModel):
 
 
 class ConnectionRef(ApiModel):
-    """Names a BrokerConnection."""
+    """Reference to a BrokerConnection."""
 
     name: ObjectName
     """Name of the BrokerConnection."""
 
     namespace: ObjectName | None = None
-    """Its namespace; a rule of its `allow` must then be for the policy's. Defaults to that
-    of the policy."""
+    """Namespace of the BrokerConnection. A rule of its `allow` must apply to the namespace of the
+    policy. Defaults to that namespace."""
 
 
 class RetryPolicySpec(Choices):
-    """How failed messages of one subscription are retried, and where they end."""
+    """Retries of failed messages of one subscription, and their dead letters."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -170,40 +170,40 @@ class RetryPolicySpec(Choices):
     )
 
     connection_ref: ConnectionRef
-    """The BrokerConnection that leads to the broker."""
+    """The BrokerConnection of the broker."""
 
     topic: Annotated[
         TopicField,
         Rule(
             "self == oldSelf",
-            "the topic of a policy can't change",
-            "make another RetryPolicy for the other topic",
+            "`topic` of a policy is immutable",
+            "create another RetryPolicy for the other topic",
             got=_CHANGE,
         ),
     ]
-    """The source topic, `persistent://tenant/namespace/name`, never one partition of it. It has to
-    exist, and the connection has to allow it. Immutable."""
+    """The source topic, `persistent://tenant/namespace/name`, never one partition of it. It must
+    exist, and the connection must allow it. Immutable."""
 
     subscription: Annotated[
         Subscription,
         Rule(
             "self == oldSelf",
-            "the subscription of a policy can't change",
-            "make another RetryPolicy for the other subscription",
+            "`subscription` of a policy is immutable",
+            "create another RetryPolicy for the other subscription",
             got=_CHANGE,
         ),
     ]
-    """The subscription whose failed messages are retried, 1 to 255 characters without slashes or
-    white space, and not `.` or `..`. Topics are named after it. Immutable."""
+    """Subscription whose failed messages are retried, 1 to 255 characters without slashes or white
+    space, and not `.` or `..`. Topic names are derived from it. Immutable."""
 
     subscription_type: SharedType = SubscriptionType.SHARED
-    """How consumers share the source topic: `Shared` or `KeyShared`. Exclusive and Failover are
-    refused: there the broker ignores delays. Defaults to Shared."""
+    """Type of the subscription on the source topic: `Shared` or `KeyShared`. Exclusive and Failover
+    are refused, because the broker ignores delays there. Defaults to Shared."""
 
     ordering: Ordering = Ordering.NONE
     """`None`: a failed message waits in the retry topic, and later ones overtake it. `PerKey`: it
-    waits in its consumer, and so do later messages of its key; other keys are not held up. PerKey
-    needs `KeyShared`, and any ladder may be used. Defaults to None."""
+    waits in its consumer, and so do later messages of its key; other keys are not delayed. PerKey
+    requires `KeyShared`, and allows any ladder. Defaults to None."""
 
     naming: Naming = Naming()
     """Names of retry topic, dead-letter topic and ConfigMap. Defaults to derived names.
@@ -214,9 +214,9 @@ class RetryPolicySpec(Choices):
         *one_of(Adoption, "`adoption` must be Never or IfPresent", "use one of Never, IfPresent"),
     ] = Adoption.NEVER
     """`IfPresent`: the retry and the dead-letter topic may be existing topics that redrive did not
-    create. They get the rights, topic policies and subscriptions that the policy needs; with
-    `deletionPolicy: Delete` they get back what they had before, and are never deleted. The
-    connection has to allow it. `Never`: a policy that needs such a topic is refused. Defaults to
+    create. They get the grants, topic policies and subscriptions that the policy needs. With
+    `deletionPolicy: Delete` their original settings are restored, and they are never deleted. The
+    connection must allow it. `Never`: a policy that needs such a topic is refused. Defaults to
     Never."""
 
     chaining: Annotated[
@@ -225,8 +225,8 @@ class RetryPolicySpec(Choices):
             Chaining, "`chaining` must be Forbidden or Allowed", "use one of Forbidden, Allowed"
         ),
     ] = Chaining.FORBIDDEN
-    """`Allowed`: the source topic may be a retry or dead-letter topic of redrive, as for a service
-    that consumes dead letters. `Forbidden`: such a policy is refused, because in most cases it
+    """`Allowed`: the source topic may be a retry or dead-letter topic of redrive, for example of a
+    service that consumes dead letters. `Forbidden`: such a policy is refused, because mostly it
     would retry the same messages twice. Defaults to Forbidden."""
 
     retry: RetryTopic = RetryTopic()
@@ -236,9 +236,9 @@ class RetryPolicySpec(Choices):
     """Treatment of messages that have used up their retries. Defaults to `mode: Keep`."""
 
     consumer_roles: ConsumerRoles = ()
-    """The Pulsar roles that consume the subscription. Each is granted `produce` and `consume` on
-    the retry topic and `produce` on the dead-letter topic; the connection has to allow it. At most
-    32 roles, with 2048 characters in all of them. Defaults to none. Example: `[fulfilment]`."""
+    """Pulsar roles that consume the subscription. Each gets `produce` and `consume` on the retry
+    topic and `produce` on the dead-letter topic; the connection must allow it. At most 32 roles,
+    with 2048 characters in total. Defaults to none. Example: `[fulfilment]`."""
 
     replay: ReplayRules = ReplayRules()
     """Rules for Replays of this policy. Defaults to none: any Replay may run."""
@@ -247,11 +247,11 @@ class RetryPolicySpec(Choices):
         ManagementPolicy,
         *one_of(
             ManagementPolicy,
-            "managementPolicy says whether redrive does what the policy asks for",
+            "`managementPolicy` must be Manage or Observe",
             "use one of Manage, Observe",
         ),
     ] = ManagementPolicy.MANAGE
-    """`Manage`: redrive creates and repairs all that the policy needs. `Observe`: it changes
+    """`Manage`: redrive creates and repairs everything that the policy needs. `Observe`: it changes
     nothing, at the broker or in Kubernetes; the condition `DriftDetected` and
     `status.plannedChanges` show the changes that it would make. Defaults to Manage."""
 
@@ -262,9 +262,9 @@ class RetryPolicySpec(Choices):
         return self
 
     def _check_names(self) -> None:
-        for given in (self.naming.retry_topic, self.naming.dead_letter_topic):
-            if given is not None:
-                names.check_sibling(given, self.topic)
+        for topic in (self.naming.retry_topic, self.naming.dead_letter_topic):
+            if topic is not None:
+                names.check_sibling(topic, self.topic)
 
     def _check_order(self) -> None:
         check_order(self.subscription_type, ordered=self.is_ordered)
@@ -281,33 +281,31 @@ class RetryPolicySpec(Choices):
 
     @property
     def scheme_topics(self) -> tuple[names.TopicName, names.TopicName]:
-        """Return retry and dead-letter topic as the scheme names them, without given names."""
+        """Return retry and dead-letter topic by the scheme, without names that are set."""
         origin = (self.topic, self.subscription, self.naming.scheme)
         return names.retry_topic(*origin), names.dead_letter_topic(*origin)
 
     @property
     def retry_topic(self) -> names.TopicName:
-        """Return where messages wait for their next attempt."""
+        """Return the topic where messages wait for their next attempt."""
         return self.naming.retry_topic or self.scheme_topics[0]
 
     @property
     def dead_letter_topic(self) -> names.TopicName:
-        """Return where messages rest that have used up their attempts, if they are kept."""
+        """Return the topic of dead letters, even if the policy keeps none."""
         return self.naming.dead_letter_topic or self.scheme_topics[1]
 
     @property
     def all_topics(self) -> tuple[names.TopicName, ...]:
-        """Return the topics that may be this policy's, from before a change of its spec too."""
-        letters = self.dead_letter_topic
-        return (
-            self.retry_topic, letters, names.ledger_topic(letters), names.sequences_topic(letters)
-        )  # fmt: skip
+        """Return the topics that may be this policy's, including those of an earlier spec."""
+        dead = self.dead_letter_topic
+        return (self.retry_topic, dead, names.ledger_topic(dead), names.sequences_topic(dead))
 
     @property
     def own_topics(self) -> tuple[names.TopicName, ...]:
-        """Return the topics that are for this policy alone, the first always its retry topic.
+        """Return the topics that belong to this policy only; the first is its retry topic.
 
-        A ledger is, from when there is its dead-letter topic: replays may come later.
+        The ledger is included with the dead-letter topic, because Replays may be enabled later.
         """
         if not self.dead_letter.keeps:
             return (self.retry_topic,)
@@ -315,18 +313,18 @@ class RetryPolicySpec(Choices):
 
     @property
     def permitted_topics(self) -> tuple[names.TopicName, ...]:
-        """Return those of them that a connection has to permit; a ledger goes with its topic."""
+        """Return the topics among them that a connection must permit, without the ledger."""
         return self.own_topics[:2]
 
     def to_policy(self, name: str, generation: int) -> Policy:
-        """Return what consumers and replays must know.
+        """Return the policy for consumers and Replays.
 
         Args:
             name: the RetryPolicy, as `namespace/name`.
             generation: its `metadata.generation`.
 
         Raises:
-            InvalidSpecError: the values can't make a policy together.
+            InvalidSpecError: the values contradict each other.
         """
         ladder, levels, breaker = self.delay_ladder, self.delay_levels, self.outage_breaker
         return Policy(
@@ -351,7 +349,7 @@ class RetryPolicySpec(Choices):
 
 
 class Backlog(StatusModel):
-    """Messages that the policy's subscriptions have not acknowledged."""
+    """Backlog of the policy's own subscriptions."""
 
     retry: Annotated[int, Field(ge=0)]
     """Number of messages that wait in the retry topic for their next attempt, due or not."""
@@ -361,7 +359,7 @@ class Backlog(StatusModel):
     delayed only after they have read it for a consumer."""
 
     dead_letter: Annotated[int, Field(ge=0)] | None = None
-    """Number of messages in the dead-letter topic. Absent where they are discarded."""
+    """Number of messages in the dead-letter topic. Absent if they are discarded."""
 
     oldest_dead_letter_time: Timestamp | None = None
     """Time at which the oldest dead letter was stored. Absent without dead letters."""
@@ -371,7 +369,7 @@ class Backlog(StatusModel):
 
 
 class EffectiveFields(StatusModel):
-    """Values in effect of fields that the policy may take from its connection."""
+    """Effective values of fields that the policy may take from its connection."""
 
     max_retries: int | None = None
     """Retries of a failed message."""
@@ -385,7 +383,7 @@ MAX_SHOWN_REASON = 256
 
 
 class ReplayResult(StatusModel):
-    """Result of an ended Replay of the policy that was no plan. It outlives the Replay."""
+    """Result of an ended Replay of the policy, except plans. It outlives the Replay."""
 
     name: Annotated[str, Field(max_length=63)]
     """Name of the Replay."""
@@ -423,7 +421,7 @@ Internal = Annotated[
     Mapping[str, Any],
     WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
 ]
-"""Fields that only the operator knows, those of newer ones included."""
+"""Fields for the operator only, including those of newer operators."""
 
 
 class UnloadResult(StatusModel):
@@ -440,15 +438,14 @@ class RetryPolicyStatus(StatusModel):
     """State of the policy. The operator writes it."""
 
     observed_generation: int | None = None
-    """The `metadata.generation` that this status is about."""
+    """The `metadata.generation` that this status describes."""
 
     conditions: Conditions = ()
-    """Ready: topics, subscriptions, grants and the ConfigMap are as the policy asks. Reconciling
-    and Stalled are there only while true."""
+    """Ready: topics, subscriptions, grants and the ConfigMap are as specified. Reconciling and
+    Stalled are present only while true."""
 
     warnings: WarningTypes | None = None
-    """Types of the conditions that need attention although the object is ready. Absent without
-    any."""
+    """Types of the conditions that warn although the object is ready. Absent without any."""
 
     topic: str | None = None
     """Local name of the source topic. Example: `orders`."""
@@ -457,49 +454,48 @@ class RetryPolicyStatus(StatusModel):
     """Full name of the topic where messages wait for their next attempt."""
 
     dead_letter_topic: str | None = None
-    """Full name of the topic of messages that have used up their attempts. Absent where they are
+    """Full name of the topic of messages that used up their attempts. Absent if they are
     discarded."""
 
     ledger_topic: str | None = None
-    """Full name of the topic that records which dead letters replays have moved; not there where
-    no replay can run."""
+    """Full name of the topic that records which dead letters Replays moved. Absent if no Replay can
+    run."""
 
     sequences_topic: str | None = None
-    """Full name of the topic that records which keys have dead letters; not there where their
-    sequence is not kept."""
+    """Full name of the topic that records which keys have dead letters. Absent if sequences are not
+    kept."""
 
     config_map: str | None = None
-    """The ConfigMap, in the policy's namespace, that consumers mount; its key is `policy.json`."""
+    """ConfigMap for consumers, in the policy's namespace; its key is `policy.json`."""
 
     effective: EffectiveFields | None = None
-    """Values in effect of fields that the policy, or `policyDefaults` of its connection, or neither
-    may set."""
+    """Effective values of fields that the policy, or `policyDefaults` of its connection, may
+    set."""
 
     blocked_by: str | None = None
-    """The RetryPolicy, as `namespace/name`, whose topics this one needs and waits for;
+    """RetryPolicy, as `namespace/name`, that has priority on a topic that this one needs;
     `another namespace` for a policy of another namespace. Absent without one."""
 
     connection: str | None = None
-    """The BrokerConnection, as `namespace/name`, through which the topics were last found as the
-    policy asks."""
+    """BrokerConnection, as `namespace/name`, through which the policy was last provisioned."""
 
     planned_changes: (
         Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
     ) = None
-    """Steps that redrive would take, the first 32 of them, with `managementPolicy: Observe`."""
+    """Changes that redrive would make, the first 32, with `managementPolicy: Observe`."""
 
     backlog: Backlog | None = None
-    """Messages in the topics of the policy; `observedTime` is the age of the figures. They are read
-    about once a minute, and at once when a Replay of the policy ends, the policy becomes Ready or a
-    reconcile is requested. Small changes are written every ten minutes, unchanged figures every
-    hour."""
+    """Messages in the topics of the policy; `observedTime` is the time of the figures. They are
+    read about once a minute, and at once when a Replay of the policy ends, the policy becomes Ready
+    or a reconcile is requested. Small changes are written every ten minutes, unchanged figures
+    every hour."""
 
     replays: Annotated[tuple[ReplayResult, ...], Field(max_length=MAX_RESULTS)] | None = None
-    """Results of the last ten Replays of the policy, the last one first. Absent without any."""
+    """Results of the last ten Replays of the policy, latest first. Absent without any."""
 
     unload: UnloadResult | None = None
     """Result of the last requested unload of the retry topic. Absent without any."""
 
     internal: Internal | None = None
-    """Bookkeeping of the operator, which is no part of the API: other programs must not read it.
-    Losing it costs the operator work. Absent before the first reconcile."""
+    """Internal data of the operator, not a part of the API: other programs must not read it. Its
+    loss costs the operator work. Absent before the first reconcile."""

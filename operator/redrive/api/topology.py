@@ -36,7 +36,7 @@ MAX_TTL = timedelta(days=3_650)
 MAX_MEGABYTES = 2**30
 MIB = 2**20
 UNLIMITED = "Unlimited"
-"""Value of a limit that is lifted, which differs from one that is left out."""
+"""Value of a disabled limit, which differs from a missing one."""
 
 
 def _check_partitions(count: int) -> int:
@@ -58,12 +58,12 @@ Partitions = Annotated[
 
 
 def _limit(text: str) -> timedelta | None:
-    """Read a limit of time; None for one that is lifted."""
+    """Parse a time limit; None if it is unlimited."""
     return None if text == UNLIMITED else parse_duration(text)
 
 
 def _time(least: int, problem: str, remedy: str) -> tuple[object, ...]:
-    """Return the annotations of a limit of time, from *least* seconds to `MAX_TTL`."""
+    """Return the annotations of a time limit, from *least* seconds to `MAX_TTL`."""
     most = int(MAX_TTL.total_seconds())
     return bounded_duration(least, most, problem, remedy, word=UNLIMITED)
 
@@ -106,7 +106,7 @@ _IN_BOUNDS = Rule(
     f"!isQuantity(self) || ({_BYTES}.compareTo(quantity('1Mi')) >= 0"
     f" && {_BYTES}.compareTo(quantity('1024Ti')) <= 0)",
     "a size must be from 1Mi to 1024Ti",
-    "choose one within these bounds",
+    "choose a size within these bounds",
     got=QUOTED,
 )
 Size = Annotated[
@@ -129,7 +129,7 @@ class _Expiring(ApiModel):
     @property
     def ttl_seconds(self) -> int:
         """Return `messageTTL` in seconds, 0 for unlimited, as the broker writes it."""
-        limit = _limit(self.message_ttl)  # type: ignore[attr-defined]  # with bounds of its own
+        limit = _limit(self.message_ttl)  # type: ignore[attr-defined]  # of each subclass
         return 0 if limit is None else int(limit.total_seconds())
 
 
@@ -137,32 +137,32 @@ class RetryTopic(_Expiring):
     """The retry topic."""
 
     partitions: Partitions | None = None
-    """Number of partitions, 1 to 256. Defaults to that of the source topic, even if that grows
-    later. Partitions are only ever added."""
+    """Number of partitions, 1 to 256; it never shrinks. Defaults to that of the source topic, and
+    grows with it."""
 
     message_ttl: Annotated[RetryTtl, Field(alias="messageTTL")] = UNLIMITED
-    """Time after its publication when the broker drops a message that waits: more than 10d, the
+    """Time after its publication when the broker drops a waiting message: more than 10d, the
     longest delay of a retry, and at most 3650d; or `Unlimited`. Defaults to Unlimited."""
 
 
 class Retention(ApiModel):
-    """Limits of acknowledged messages, which are kept until the first limit is reached."""
+    """Retention of acknowledged messages. The first limit that is reached applies."""
 
     time: RetentionTime | None = None
     """Time after their acknowledgement, 1m to 3650d, or `Unlimited`; brokers round it up to
-    minutes. Defaults to Unlimited, where `size` is given."""
+    minutes. Defaults to Unlimited if `size` is set."""
 
     size: SizeOrUnlimited | None = None
-    """Size of the messages that are kept, `1Mi` to `1024Ti`, or `Unlimited`; brokers round it up to
-    MiB. Defaults to Unlimited, where `time` is given. Example: `10Gi`."""
+    """Size of the retained messages, `1Mi` to `1024Ti`, or `Unlimited`; brokers round it up to MiB.
+    Defaults to Unlimited if `time` is set. Example: `10Gi`."""
 
     @property
     def bytes(self) -> int | None:
-        """Return the limit of size; None for none."""
+        """Return the size limit; None if it is unlimited."""
         return None if self.size in {None, UNLIMITED} else parse_size(str(self.size))
 
     def to_broker(self) -> dict[str, int]:
-        """Write it as the broker does, in minutes and MB; -1 is no limit."""
+        """Return the broker's form, in minutes and MB; -1 means unlimited."""
         limit = None if self.time is None else _limit(self.time)
         minutes = -1 if limit is None else math.ceil(limit.total_seconds() / 60)
         return {
@@ -172,13 +172,12 @@ class Retention(ApiModel):
 
 
 class BacklogQuota(ApiModel):
-    """The most that the topic holds. Once it is full, it refuses messages and drops none."""
+    """Maximum backlog of the topic. A full topic refuses messages and drops none."""
 
     size: Size
-    """Size of the backlog, `1Mi` to `1024Ti`. A message that can't be dead-lettered because of it
-    stays in its consumer, unacknowledged and without another attempt, and is sent again with
-    back-off until there is room. A consumer with 1000 such messages receives no more. Example:
-    `10Gi`."""
+    """Size of the backlog, `1Mi` to `1024Ti`. A message that the full topic refuses remains in its
+    consumer, unacknowledged and without another attempt. It is sent again with back-off until there
+    is room. A consumer with 1000 such messages receives no more. Example: `10Gi`."""
 
     @property
     def bytes(self) -> int:
@@ -198,7 +197,7 @@ _MORE_THAN_THE_QUOTA = Rule(
     " || !isQuantity(self.retention.size) || !isQuantity(self.backlogQuota.size)"
     " || quantity(self.retention.size).isGreaterThan(quantity(self.backlogQuota.size))",
     "`retention.size` must be more than `backlogQuota.size`, or the broker refuses both",
-    "raise retention.size, or lower backlogQuota.size",
+    "increase retention.size, or reduce backlogQuota.size",
     got="'retention ' + self.retention.size + ', quota ' + self.backlogQuota.size",
 )
 
@@ -213,39 +212,39 @@ class DeadLetterTopic(_Expiring):
         *one_of(DeadLetterMode, "`mode` must be Keep or Discard", "use one of Keep, Discard"),
     ] = DeadLetterMode.KEEP
     """`Keep`: they are kept in the dead-letter topic. `Discard`: there is no such topic, and
-    consumers acknowledge a message for good once its retries are used up. Java consumers can't
+    consumers acknowledge a message permanently once its retries are used up. Java consumers cannot
     discard: without a dead-letter topic they retry permanently. Defaults to Keep."""
 
     partitions: Partitions | None = None
-    """Number of partitions of the topic, 1 to 256, where redrive makes it; they are only ever
-    added. Defaults to none, which keeps dead letters in the order in which they came."""
+    """Number of partitions of the topic, 1 to 256, if redrive creates it; it never shrinks.
+    Defaults to none, which keeps dead letters in their order."""
 
     subscription: Subscription | None = None
-    """The durable subscription that keeps dead letters, and that replays read. Name that of a
-    consumer of your own here, if one acknowledges dead letters. Defaults to `redrive`."""
+    """Durable subscription that retains dead letters; Replays read it. If your own consumer
+    acknowledges dead letters, use its subscription. Defaults to `redrive`."""
 
     message_ttl: Annotated[Ttl, Field(alias="messageTTL")] = UNLIMITED
     """Time after which the broker drops a dead letter, 1s to 3650d, or `Unlimited`. Defaults to
     Unlimited."""
 
     retention: Retention | None = None
-    """Limits of dead letters that were acknowledged, by a replay for example. Defaults to the
-    retention of the Pulsar namespace."""
+    """Retention of acknowledged dead letters, for example after a Replay. Defaults to the retention
+    of the Pulsar namespace."""
 
     backlog_quota: BacklogQuota | None = None
-    """The most that the dead-letter topic holds. Defaults to the quota of the Pulsar namespace, but
-    one that drops dead letters is replaced by one that refuses them."""
+    """Maximum backlog of the dead-letter topic. Defaults to the quota of the Pulsar namespace; a
+    quota that drops dead letters is replaced by one that refuses them."""
 
     sequenced: Annotated[bool, Strict()] = False
-    """Whether later messages of a key that has a dead letter follow it, unhandled, until a replay
-    has brought all of them back in order. Needs `ordering: PerKey`, and consumers in Python, which
-    are restarted for a change. Defaults to false: they are handled."""
+    """True dead-letters later messages of a key that has a dead letter, without handling them,
+    until a Replay has moved all of them back in order. Requires `ordering: PerKey` and Python
+    consumers, which must be restarted after a change. Defaults to false: they are handled."""
 
     reader_roles: ReaderRoles = ()
-    """The Pulsar roles of people and tools that read dead letters. Each is granted `consume` on the
-    dead-letter topic; the connection has to allow it. This right includes skipping messages and
-    resetting the cursor: whoever may read dead letters may also delete them. At most 16 roles, with
-    1024 characters in all of them. Defaults to none. Example: `[oncall]`."""
+    """Pulsar roles of people and tools that read dead letters. Each gets `consume` on the
+    dead-letter topic; the connection must allow it. This permission includes skipping messages and
+    resetting the cursor: readers of dead letters can also delete them. At most 16 roles, with 1024
+    characters in total. Defaults to none. Example: `[oncall]`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -189,7 +189,7 @@ def test_identity_of_policy_cannot_change(
     new = f"persistent://shop/prod/{word}" if field == "topic" else word
     message = refusal(cluster, manifest("RetryPolicy", **{field: new}), kube_namespace)
     assert f"the {field} of a policy can't change; got '{new}' where it was '{old}'" in message
-    assert "make another RetryPolicy" in message
+    assert "create another RetryPolicy" in message
 
 
 def test_other_fields_of_policy_can_change(cluster: Cluster, kube_namespace: str) -> None:
@@ -284,7 +284,7 @@ def test_object_emptied_by_server_side_apply_means_left_out(
         assert parse_spec(KIND[kind].spec, stored) == expected
 
 
-CANT_CHANGE = "the naming of a policy can't change"
+CANT_CHANGE = "`naming` of a policy is immutable"
 
 
 @pytest.mark.parametrize("field", ["retryTopic", "deadLetterTopic"])
@@ -342,7 +342,7 @@ def test_spec_of_replay_cannot_change(
     cluster.objects.put(manifest("Replay", select={"where": "true"}), kube_namespace)
     message = refusal(cluster, manifest("Replay", **select), kube_namespace)
     assert (
-        "the spec of a Replay can't change, except suspend, cancel, rateLimit, deadline, "
+        "the spec of a Replay is immutable, except suspend, cancel, rateLimit, deadline, "
         "ttlAfterFinished and mode Review" in message
     )
     assert "make another Replay" in message
@@ -359,7 +359,7 @@ def test_spec_of_replay_cannot_change(
     assert cluster.objects.put(same, kube_namespace)["spec"]["cancel"] is True
     for taken_back in (may_change, may_change | {"cancel": False}):
         same = manifest("Replay", select={"where": "true"}, **taken_back)
-        assert "`cancel` can't change back to false" in refusal(cluster, same, kube_namespace)
+        assert "`cancel` must not change back to false" in refusal(cluster, same, kube_namespace)
 
 
 @pytest.mark.parametrize("before", ["Run", "Plan", "Review", None])
@@ -375,7 +375,7 @@ def test_mode_changes_from_review_to_run_only(
         cluster.objects.put(with_mode(after), kube_namespace)
     else:
         message = refusal(cluster, with_mode(after), kube_namespace)
-        assert "`mode` can't change, except from Review to Run" in message
+        assert "`mode` is immutable, except from Review to Run" in message
 
 
 def fields(schema: dict[str, Any]) -> Iterator[str]:
@@ -542,7 +542,7 @@ def test_approval_has_the_name_of_its_replay_and_does_not_change(
     assert "a ReplayApproval must have the name of its Replay" in other
     cluster.objects.put(manifest("ReplayApproval"), kube_namespace)
     changed = refusal(cluster, manifest("ReplayApproval", messages=1201), kube_namespace)
-    assert "the spec of a ReplayApproval can't change" in changed
+    assert "the spec of a ReplayApproval is immutable" in changed
 
 
 def test_short_names_and_the_category_lead_to_the_kinds(

@@ -95,7 +95,7 @@ def test_replay_to_a_foreign_topic_is_refused(shop: Shop) -> None:
         assert topic in refused["Stalled"]["message"]
         shop.kubectl("delete", "replay", name)
     assert shop.applications() == []
-    with pytest.raises(Exception, match="not for one partition of it"):
+    with pytest.raises(Exception, match="not to one partition of it"):
         shop.replay("part", target={"type": "Topic", "topic": f"{own.retry_topic}-partition-0"})
 
 

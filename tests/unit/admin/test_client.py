@@ -209,8 +209,8 @@ async def test_redirect_to_invalid_url_is_refused_and_hidden() -> None:
 @pytest.mark.parametrize(
     ("answer_text", "shown"),
     [
-        ("<html><title>Our\nportal</title>…</html>", "'39 characters that are no JSON'"),
-        ("\udcff", "'1 characters that are no JSON'"),
+        ("<html><title>Our\nportal</title>…</html>", "'39 characters that are not JSON'"),
+        ("\udcff", "'1 characters that are not JSON'"),
         ("3", "'JSON of another form'"),
         ('{"auth_policies": {}}', "'JSON of another form'"),
     ],
@@ -319,7 +319,8 @@ async def test_missing_topics_cost_one_listing_and_one_more_batch() -> None:
         with (
             admin.granting("t/n") as grant,
             pytest.raises(
-                AdminNotFoundError, match="grant rights of r; got 'persistent://t/n/missing"
+                AdminNotFoundError,
+                match="grant permissions of r: the topic does not exist; got 'persistent://t/n/missing",
             ),
         ):
             await grant(changes)
@@ -349,7 +350,7 @@ async def test_batch_with_all_topics_missing_is_not_repeated() -> None:
     async with namespace(batches=lambda _: 404) as (admin, calls):
         with (
             admin.granting("t/n") as grant,
-            pytest.raises(AdminNotFoundError, match="revoke rights"),
+            pytest.raises(AdminNotFoundError, match="revoke permissions"),
         ):
             await grant([RightsChange(TOPIC.sibling("gone"), "r", take=frozenset({"consume"}))])
         assert len(calls) == 5

@@ -254,7 +254,7 @@ def test_expression_with_wrong_number_of_values_is_refused(
     operator: str, values: list[str]
 ) -> None:
     expression = {"key": "team", "operator": operator, "values": values}
-    with pytest.raises(InvalidFieldsError, match="give values, or take them away"):
+    with pytest.raises(InvalidFieldsError, match="add values, or remove them"):
         parse_spec(LabelSelector, {"spec": {"matchExpressions": [expression]}})
 
 

@@ -255,7 +255,9 @@ async def test_cancelled_renewal_ends_the_block_and_releases(one: Operator, two:
             renewal.cancel()
             await asyncio.sleep(60)
 
-    with pytest.raises(LeaseLostError, match="renewed no more; got 'a cancellation'"):
+    with pytest.raises(
+        LeaseLostError, match="the renewal of the lease ended; got 'a cancellation'"
+    ):
         await lead()
     assert not one.fence.is_open()
     assert await two.lease.try_to_take()

@@ -109,7 +109,7 @@ def test_missing_policy_value_is_refused(key: str) -> None:
             for version in (True, 1.0, "1", None, 2, 0)
         ),
         *(
-            (key, True, f"{key} in a policy file is of type int; got True")
+            (key, True, f"{key} in a policy file must be of type int; got True")
             for key in ("maxRetries", "generation")
         ),
         ("delays", ["1s", 5], "delays in a policy file must be a list of strings; got 5"),

@@ -515,7 +515,7 @@ def test_invalid_redaction_pattern_is_refused(pattern: Any) -> None:  # noqa: AN
 
 
 def test_redaction_of_a_plain_string_is_refused() -> None:
-    with pytest.raises(InvalidSpecError, match="each character would be a pattern"):
+    with pytest.raises(InvalidSpecError, match="would be a pattern"):
         Redaction("secret")
 
 

@@ -65,7 +65,7 @@ def test_jitter_shortens_delay_by_at_most_its_share(
 
 @pytest.mark.parametrize("jitter", [-0.1, 1.1, float("nan")])
 def test_jitter_outside_0_to_1_is_refused(jitter: float) -> None:
-    with pytest.raises(InvalidSpecError, match=rf"a share from 0 to 1; got {jitter}; choose"):
+    with pytest.raises(InvalidSpecError, match=rf"must be from 0 to 1; got {jitter}; choose"):
         Ladder((SECOND,), jitter)
 
 
@@ -94,7 +94,7 @@ def test_exponential_ladder_rises_from_initial_to_maximum(
         ("1s", 1.0, "1m", "from 1.1 to 100; got 1.0"),
         ("1s", 101, "1m", "from 1.1 to 100; got 101"),
         ("1s", float("nan"), "1m", "from 1.1 to 100; got nan"),
-        ("2m", 2, "1m", "got 'initial 2m, max 1m'; raise max"),
+        ("2m", 2, "1m", "got 'initial 2m, max 1m'; increase max"),
         ("0s", 2, "1m", "the initial delay must be from 1 s"),
         ("1s", 2, "11d", "the longest delay must be from 1 s"),
     ],

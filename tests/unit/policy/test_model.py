@@ -39,7 +39,7 @@ def test_explicit_topic_name_replaces_only_its_default() -> None:
     [
         (TopicName("shop", "test", "again"), "tenant and namespace of their source topic"),
         (TopicName("other", "prod", "again"), "tenant and namespace of their source topic"),
-        (ORDERS.partition(3), "not for one partition"),
+        (ORDERS.partition(3), "not to one partition"),
         (ORDERS, "must be four different topics"),
         (ORDERS.sibling("orders-billing-DLQ"), "must be four different topics"),
         (ORDERS.sibling("orders-billing-DLQ-LEDGER"), "must be four different topics"),
@@ -112,9 +112,9 @@ def test_outage_limit_of_another_type_is_refused(field: str, value: Any) -> None
 
 @pytest.mark.parametrize("rungs", ["10s", 10, None])
 def test_ladder_that_is_no_list_is_refused(rungs: Any) -> None:  # noqa: ANN401
-    with pytest.raises(InvalidSpecError, match=r"are a list; got .*Ladder\.from_delays"):
+    with pytest.raises(InvalidSpecError, match=r"must be a list; got .*Ladder\.from_delays"):
         Ladder(rungs)
-    with pytest.raises(InvalidSpecError, match="a share from 0 to 1; got"):
+    with pytest.raises(InvalidSpecError, match="must be from 0 to 1; got"):
         Ladder([1], jitter="0.5")  # type: ignore[arg-type]
 
 
@@ -131,12 +131,12 @@ def test_ordered_policy_needs_a_key_shared_subscription() -> None:
 
 
 def test_policy_of_a_single_partition_is_refused() -> None:
-    with pytest.raises(InvalidSpecError, match="not for one partition"):
+    with pytest.raises(InvalidSpecError, match="not to one partition"):
         Policy(ORDERS.partition(0), "billing")
 
 
 def test_topic_object_is_validated_by_the_policy() -> None:
-    with pytest.raises(InvalidSpecError, match="a topic is written"):
+    with pytest.raises(InvalidSpecError, match="a topic must be written"):
         Policy(TopicName("shop", "prod/orders", "x"), "billing")
 
 
@@ -176,7 +176,7 @@ def test_sequenced_policy_must_be_ordered_and_keep_dead_letters(
     kind = SubscriptionType.KEY_SHARED
     whole = {"ordered": True, "sequenced": True}
     assert Policy(ORDERS, "billing", subscription_type=kind, **whole).sequenced  # type: ignore[arg-type]
-    with pytest.raises(InvalidSpecError, match="only an ordered policy"):
+    with pytest.raises(InvalidSpecError, match="requires an ordered policy"):
         Policy(ORDERS, "billing", subscription_type=kind, **whole | change)  # type: ignore[arg-type]
 
 

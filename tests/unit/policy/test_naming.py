@@ -93,7 +93,7 @@ def test_partition_is_refused_as_a_whole_topic(topic: TopicName, index: int) -> 
     partition = topic.partition(index)
     assert partition.without_partition() == topic
     assert TopicName.parse(str(partition)) == partition
-    with pytest.raises(InvalidSpecError, match="not for one partition"):
+    with pytest.raises(InvalidSpecError, match="not to one partition"):
         TopicName.parse_whole(str(partition))
 
 
@@ -143,7 +143,7 @@ def test_invalid_topic_name_is_refused_with_its_value(text: str) -> None:
     with pytest.raises(InvalidSpecError) as refusal:
         TopicName.parse(text)
     assert f"got {text[:128]!r}" in str(refusal.value)
-    assert "give the full name of a persistent topic" in str(refusal.value)
+    assert "use the full name of a persistent topic" in str(refusal.value)
 
 
 def test_partition_refusal_names_its_topic() -> None:
@@ -155,7 +155,7 @@ def test_partition_refusal_names_its_topic() -> None:
     "name", ["", "a/b", "a b", "a\tb", "a\u00a0b", "a\x7fb", "a\n", "s" * 256, ".", ".."]
 )
 def test_invalid_subscription_name_is_refused(name: str) -> None:
-    with pytest.raises(InvalidSpecError, match="a subscription is 1 to 255 characters"):
+    with pytest.raises(InvalidSpecError, match="a subscription must have 1 to 255 characters"):
         naming.check_subscription(name)
 
 

@@ -381,9 +381,9 @@ OUT_OF_RANGE = "the delay after KeyError must be from 1 s"
         ({"retry_on": (asyncio.sleep,)}, "a function of an exception"),
         ({"deadline": float("inf")}, "; got .+; "),
         ({"deadline": "1h"}, "; got .+; "),
-        ({"deadline": 0}, "a positive time.*; got .+; "),
-        ({"deadline": timedelta(0)}, "a positive time"),
-        ({"deadline": timedelta(seconds=-1)}, "a positive time"),
+        ({"deadline": 0}, "must be positive.*; got .+; "),
+        ({"deadline": timedelta(0)}, "must be positive"),
+        ({"deadline": timedelta(seconds=-1)}, "must be positive"),
     ],
 )
 def test_invalid_rule_is_refused(wrong: dict[str, Any], message: str) -> None:

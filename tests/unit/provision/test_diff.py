@@ -522,7 +522,7 @@ def test_actions_are_described_in_one_line() -> None:
         "set deduplication on orders-fulfilment-RETRY; "
         "copied the source topic's JSON schema to orders-fulfilment-RETRY; "
         "granted consume+produce on orders-fulfilment-RETRY to a, "
-        "revoked produce on orders-fulfilment-RETRY of b; "
+        "revoked produce on orders-fulfilment-RETRY from b; "
         "created subscription fulfilment on orders-fulfilment-RETRY; "
         "created ConfigMap orders-redrive; updated ConfigMap orders-redrive"
     )
