@@ -69,7 +69,6 @@ PRIVATE = {
 }
 PENDING = {
     "operator/redrive",
-    "operator/redrive/api",
     "operator/redrive/delivery",
     "operator/redrive/delivery/consumers",
     "operator/redrive/delivery/middleware",
