@@ -1,7 +1,7 @@
-"""Retry and dead-letter topics for Apache Pulsar: what a consumer in Python needs.
+"""Retry and dead-letter topics for Apache Pulsar: the library for Python consumers.
 
-Importing this costs next to nothing until a name is used: the operator and the replay job import
-the same package and have no need of what consumers need.
+Names are imported at their first use, so the package itself imports almost nothing: the operator
+and the replay job import it, too, and do not need the library.
 """
 
 from __future__ import annotations
@@ -127,12 +127,12 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """Import a public name when it is first used."""
+        """Import a public name at its first use."""
         if name not in _HOMES:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
         return getattr(importlib.import_module(_HOMES[name]), name)
 
     def __dir__() -> list[str]:
-        """List the public names, imported or not."""
+        """Return the public names, imported or not."""
         return sorted({*__all__, *globals()})

@@ -7,11 +7,11 @@ from redrive.reasons import Reason, RedriveError, Requeue
 __all__ = ["PROCESS_ERRORS", "InvalidSpecError", "OwnerConflictError", "RedriveError", "Requeue"]
 
 PROCESS_ERRORS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Exceptions that concern the process, or the generator that runs, and never a single message."""
+"""Exceptions that concern the process or the running generator, never a single message."""
 
 
 class InvalidSpecError(RedriveError):
-    """A value that no broker state can make right: the manifest or the call has to change."""
+    """An invalid value: the manifest or the call must change."""
 
     reason = Reason.INVALID_SPEC
 
@@ -20,7 +20,7 @@ class OwnerConflictError(RedriveError):
     """A topic belongs to another policy, which may be deleted.
 
     Args:
-        owner: that policy, for the log of the operator; objects of other namespaces hide it.
+        owner: that policy, for the log of the operator; it is hidden from other namespaces.
     """
 
     reason = Reason.OWNER_CONFLICT

@@ -1,24 +1,19 @@
 """Fields of a message, its schema, and errors of copying it.
 
-Why a message was not sent on; raised by `writer_schemas` and by whatever sends copies.
+The client decodes keys and properties as UTF-8, and raises an error for other bytes. Producers in
+other languages may send such bytes, and no message may end a consumer or a replay. `partition_key`,
+`read_properties` and others read a message safely.
 
-What a message carries, whatever its producer wrote; called wherever a message is looked at.
+`WriterSchemas` reads the schemas with which messages were written. A producer that is opened with
+such a schema sends its version with each message, and adds the schema to its topic if it is
+missing. So a consumer of any version decodes a copy as it decodes the message. Contents are not
+decoded.
 
-The client takes every key and property for UTF-8 and raises where it is none. Producers in other
-languages may send such bytes, and no message may end a consumer or a replay.
-
-The schemas that messages were written with; called by whatever sends copies.
-
-A producer that is opened with such a schema stamps its messages with the version that the schema
-has on its topic, and adds the schema there where it is missing. So a consumer of any version
-decodes a copy as it decodes the message. Contents pass as the bytes they are.
-
-Encode the parts of a message that its copy can't carry: JSON beside it, or before its payload.
+`encode` encodes the parts of a message that its copy cannot contain, as JSON in a property or
+before the payload. Names, values and keys are base64 of the producer's bytes. `delivery` uses it
+for dead letters; docs/reference/properties.md documents the form for users:
 
     {"properties": [[name, value], …], "key": …, "orderingKey": …, "null": true}
-
-Names, values and keys are base64 of the bytes that the producer wrote. Called by `delivery` for
-dead letters; docs/reference/properties.md tells users how to read one.
 """
 
 from __future__ import annotations
@@ -41,96 +36,96 @@ from redrive.policy.naming import TopicName
 
 
 class NotSentError(RedriveError):
-    """There is no receipt for a message: whether it was stored is not known."""
+    """A message has no receipt: whether it was stored is unknown."""
 
     reason = "NotSent"
 
 
 class NotCopyableError(NotSentError):
-    """A message can't be copied as it is, however often that is tried; none was stored."""
+    """A message can never be copied as it is; it was not stored."""
 
     reason = "NotCopyable"
 
 
 class TooBigError(NotCopyableError):
-    """A message, or its properties alone, is bigger than the broker takes; it was not stored."""
+    """A message, or its properties alone, exceeds the limit of the broker; it was not stored."""
 
     reason = "TooBig"
 
 
 class UnreadableError(NotCopyableError):
-    """A message carries what the client can't read, so there is no copy of it; none was stored."""
+    """A message has parts that the client cannot read; it was not stored."""
 
     reason = "Unreadable"
 
 
 class SchemaError(NotSentError):
-    """A message can't be sent with the schema that it was written with; none was stored."""
+    """A message cannot be sent with its schema; it was not stored."""
 
     reason = "Schema"
 
 
 class SchemaNotFoundError(SchemaError, NotCopyableError):
-    """The broker does not have the schema that a message was written with; none was stored."""
+    """The broker does not have the schema of a message; it was not stored."""
 
     reason = "SchemaNotFound"
 
 
 class SchemaUnsupportedError(SchemaError, NotCopyableError):
-    """The client can't send messages with the schema that one has; none was stored."""
+    """The client cannot send messages with such a schema; it was not stored."""
 
     reason = "SchemaUnsupported"
 
 
 class SchemaRefusedError(SchemaError):
-    """The topic that a message goes to does not take the schema that it was written with."""
+    """The target topic refuses the schema of a message."""
 
     reason = "SchemaRefused"
 
 
 def partition_key(message: pulsar.Message) -> str:
-    """Return the key of *message*, in base64 if it is no text; empty if it has none."""
+    """Return the key of *message*, in base64 if it is not text; empty if it has none."""
     return _text(message.partition_key)
 
 
 def ordering_key(message: pulsar.Message) -> str:
-    """Return the ordering key of *message*, in base64 if it is no text; empty if it has none."""
+    """Return the ordering key of *message*, in base64 if it is not text; empty if it has none."""
     return _text(message.ordering_key)
 
 
 def read_properties(message: pulsar.Message) -> dict[str, str] | None:
-    """Return the properties of *message*; None if one is no text: the client then shows none."""
+    """Return the properties of *message*; None if one is not text: the client then shows none."""
     try:
-        found: dict[str, str] = message.properties()
+        properties: dict[str, str] = message.properties()
     except UnicodeDecodeError:
         return None
-    return found
+    return properties
 
 
 NO_VERSION = 2**63 - 1
-"""The version of a message whose metadata names none that a topic can have."""
+"""Version of a message whose metadata has a version that is invalid for a topic."""
 
 
 def schema_version(message: pulsar.Message) -> int | None:
     """Return the version of its topic's schema that *message* was produced with; None if none.
 
-    The producer writes it, in any number of bytes. One that does not fit the 8 bytes of a broker's
-    versions is `NO_VERSION`: every look-up of it ends as one of a version that was deleted.
+    The producer writes it, in any number of bytes. A version that exceeds the 8 bytes of a broker's
+    is `NO_VERSION`, which is never found, like a deleted version.
     """
     try:
         written = message.schema_version().encode()
-    except UnicodeDecodeError as error:  # the client takes the bytes of the number for text
+    except UnicodeDecodeError as error:  # the client decodes the bytes of the number as text
         written = error.object
     return min(int.from_bytes(written, "big"), NO_VERSION) if written else None
 
 
 def size(message: pulsar.Message) -> int:
-    """Return how many bytes the payload of *message* has, without a copy of it."""
-    return int(message._message.length())  # noqa: SLF001 - the client shows it nowhere else
+    """Return the size of the payload of *message* in bytes, without copying it."""
+    return int(message._message.length())  # noqa: SLF001 - not available elsewhere
 
 
 def id_text(message_id: pulsar.MessageId) -> str:
-    """Write an id as the Java client does: ledger, entry, partition, and the index in a batch."""
+    """Format an id as the Java client does: ledger, entry, partition, and the index in a batch."""
     index = message_id.batch_index()
     entry = f"{message_id.ledger_id()}:{message_id.entry_id()}:{message_id.partition()}"
     return entry if index < 0 else f"{entry}:{index}"
@@ -144,7 +139,7 @@ def _text(read: Callable[[], str]) -> str:
 
 
 def sequence_key(message: pulsar.Message) -> str:
-    """Return the key within which messages have an order; empty if it has none."""
+    """Return the key within which messages are ordered; empty if there is none."""
     return ordering_key(message) or partition_key(message)
 
 
@@ -154,8 +149,8 @@ _reading_raw = threading.Lock()
 def raw_properties(message: pulsar.Message) -> dict[bytes, bytes]:
     """Return the properties of *message* as the bytes that its producer wrote.
 
-    The client decodes them as UTF-8, with the error handler that Python has for `strict`. In this
-    call and thread that one keeps the bytes that are no text.
+    The client decodes them as UTF-8 with Python's error handler `strict`. During this call, and in
+    this thread only, that handler keeps bytes that are not text.
     """
     strict, lossless = codecs.lookup_error("strict"), codecs.lookup_error("surrogateescape")
     here = threading.get_ident()
@@ -177,18 +172,18 @@ def _raw(text: str) -> bytes:
 
 
 BYTES = pulsar.schema.BytesSchema()
-"""The schema of messages that are not decoded."""
+"""Schema of messages that are not decoded."""
 LATEST = -1
-"""Stands for the version that a topic's schema has now."""
+"""Stands for the current version of a topic's schema."""
 
 _KEY_VALUE = 15
 _Ask = Callable[[Callable[[], Any]], Any]  # the client has no types
 
 
 class WriterSchema(pulsar.schema.Schema):  # type: ignore[misc]  # the client has no types
-    """A schema as its topic has it, for contents that are encoded already.
+    """Schema of a topic, for contents that are encoded already.
 
-    Equal to another of the same type and definition, whatever their versions and topics.
+    Equal to another of the same type and definition, regardless of version and topic.
     """
 
     def __init__(self, info: pulsar.schema.SchemaInfo) -> None:
@@ -196,7 +191,7 @@ class WriterSchema(pulsar.schema.Schema):  # type: ignore[misc]  # the client ha
         self._identity = (int(info.schema_type()), info.schema())
 
     def encode(self, content: bytes) -> bytes:
-        """Return *content*."""
+        """Return *content* unchanged."""
         return content
 
     def __eq__(self, other: object) -> bool:
@@ -207,44 +202,44 @@ class WriterSchema(pulsar.schema.Schema):  # type: ignore[misc]  # the client ha
 
 
 class WriterSchemas:
-    """Finds the schema of each message, and asks the broker once for each version.
+    """Finds the schema of each message, and reads each version once from the broker; thread-safe.
 
-    May be used by several threads. Any role may read schemas.
+    Any role may read schemas.
 
     Args:
-        client: asks the broker.
-        ask: makes such a call, and may raise TimeoutError; by default it is waited for as long as
-            the client does.
+        client: reads from the broker.
+        ask: performs such a read, and may raise TimeoutError; by default it waits as long as the
+            client does.
     """
 
     def __init__(self, client: pulsar.Client, ask: _Ask = lambda read: read()) -> None:
         self._client = client
         self._ask = ask
-        self._found: dict[tuple[TopicName, int], WriterSchema] = {}
+        self._schemas: dict[tuple[TopicName, int], WriterSchema] = {}
 
     def get(self, topic: TopicName, version: int) -> WriterSchema:
         """Return one version of the schema of *topic*, such as its `LATEST`.
 
         Raises:
-            SchemaNotFoundError: the topic has no such version: it was deleted.
-            SchemaUnsupportedError: it is one of keys and values.
+            SchemaNotFoundError: the topic has no such version, because it was deleted.
+            SchemaUnsupportedError: it is a schema of keys and values.
             NotSentError: the broker did not answer.
         """
-        found = self._found.get((topic, version))
-        if found is None:
-            found = self._found[topic, version] = self._read(topic, version)
-        return found
+        schema = self._schemas.get((topic, version))
+        if schema is None:
+            schema = self._schemas[topic, version] = self._read(topic, version)
+        return schema
 
     def _read(self, topic: TopicName, version: int) -> WriterSchema:
         try:
-            # The client has it for consumers with an Avro schema, and nowhere else.
+            # The client offers this call for consumers with an Avro schema only.
             read = functools.partial(self._client._client.get_schema_info, str(topic), version)  # noqa: SLF001
             info = self._ask(read)
         except pulsar.Interrupted:
-            raise  # the client's word for KeyboardInterrupt
+            raise  # the client's form of KeyboardInterrupt
         except pulsar.TopicNotFound as error:
             raise SchemaNotFoundError(
-                "a message can't be sent on without the schema it was written with",
+                "a message cannot be forwarded without the schema that it was written with",
                 got=f"no version {version} of the schema of {topic}",
                 remedy="restore the schema; without it no consumer can decode the message",
             ) from error
@@ -255,9 +250,9 @@ class WriterSchemas:
                 remedy="check that the broker answers",
             ) from error
         if int(info.schema_type()) == _KEY_VALUE:
-            # The client crashes the process at such a send, and has no way to send a binary key.
+            # The client crashes the process at such a send, and cannot send a binary key.
             raise SchemaUnsupportedError(
-                "the Python client can't send messages with a KeyValue schema",
+                "the Python client cannot send messages with a KeyValue schema",
                 got=f"version {version} of the schema of {topic}",
                 remedy="consume this topic with Java, or handle these messages without failing",
             )
@@ -265,11 +260,11 @@ class WriterSchemas:
 
 
 MAX_PROPERTY = 16_384
-"""So many characters of JSON are a property; more precede the payload."""
+"""Maximum characters of JSON in a property; longer JSON precedes the payload."""
 
 
 class Encoded(NamedTuple):
-    """The parts of a copy.
+    """Parts of a copy.
 
     Attributes:
         properties: all texts, with the JSON, or the length of the prefix.
@@ -283,13 +278,13 @@ class Encoded(NamedTuple):
 def encode(
     properties: Mapping[bytes, bytes], keys: Mapping[str, str], *, everything: bool, null: bool
 ) -> Encoded:
-    """Encode what is no text.
+    """Encode parts that are not text.
 
     Args:
-        properties: as the producer wrote them.
-        keys: those to encode, by `key` and `orderingKey`.
-        everything: encode all properties, which are too big together.
-        null: whether the message has no payload.
+        properties: properties as the producer wrote them.
+        keys: keys to encode, by `key` and `orderingKey`.
+        everything: True encodes all properties, which are too large together.
+        null: True if the message has no payload.
     """
     texts: dict[str, str] = {}
     parts: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Middleware of one's own: what a program adds around each message of a consumer.
+"""Base of your own middleware: code around each message of a consumer.
 
     from redrive.middleware import Middleware
 
@@ -8,7 +8,7 @@
     with RetryConsumer(client, PolicyFile(), middleware=[Timing()]) as consumer:
         consumer.run(handle)
 
-The stages are described at `Middleware`; docs/howto/handle.md shows how to use them.
+The stages are documented at `Middleware`; docs/howto/handle.md shows how to use them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One trace for all attempts at a message; for programs that ask for it, nothing imports it else.
+"""One trace for all attempts of a message; redrive imports this module nowhere else.
 
     from redrive import opentelemetry
 
@@ -6,8 +6,8 @@
         opentelemetry.follow(consumer)
         consumer.run(handle)
 
-Needs the extra `opentelemetry`; the program's OpenTelemetry SDK exports spans and metrics. All of
-them, and the way of one trace through retries, are in docs/reference/consumer-metrics.md.
+Needs the extra `opentelemetry`; the program's OpenTelemetry SDK exports spans and metrics. They are
+documented in docs/reference/consumer-metrics.md, with the path of one trace through retries.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from redrive.messages import id_text, read_properties
 
 
 class Tracing(Middleware):
-    """Makes a span of each attempt, and one of each send to the retry or dead-letter topic.
+    """Creates a span for each attempt, and one for each send to the retry or dead-letter topic.
 
-    May be shared by consumers. Of an exception the class is shown, and never the text: that may
-    hold what `Redaction` keeps out of causes.
+    Consumers may share it. Spans have the class of an exception, and never its text, which may
+    contain data that `Redaction` removes from causes.
 
     Args:
-        tracer: makes the spans; by default one of the program's tracer provider.
+        tracer: creates the spans; by default one of the program's tracer provider.
     """
 
     def __init__(self, tracer: Tracer | None = None) -> None:
@@ -55,10 +55,10 @@ class Tracing(Middleware):
 
     @contextlib.contextmanager
     def attempt(self, consumer: BoundConsumer, *messages: pulsar.Message) -> Iterator[Span]:
-        """Make a span of what is done inside; for programs that call `receive` themselves.
+        """Create a span for the block; for programs that call `receive` themselves.
 
-        One message continues the trace that it carries; with several there is a new trace, linked
-        to those of all. Settle the messages inside, so that their retries belong to this attempt.
+        One message continues its own trace; several messages begin a new trace, linked to theirs.
+        Settle the messages in the block, so that their retries belong to this attempt.
         """
         carried = [propagate.extract(read_properties(message) or {}) for message in messages]
         alone = len(messages) == 1
@@ -73,10 +73,10 @@ class Tracing(Middleware):
 
     @contextlib.contextmanager
     def sending(self, hop: Hop) -> Iterator[Span]:
-        """Make a span of what is done inside, which sends *hop*.
+        """Create a span for the block, which sends *hop*.
 
-        Outside of any span, as where an invisible duration has ended, it goes on from what came
-        with the message.
+        Outside of any span, for example after an invisible duration ended, it continues the trace
+        of the message.
         """
         name = str(hop.topic)
         attributes = {**_COMMON, **_operation("send"), "messaging.destination.name": name}
@@ -104,7 +104,7 @@ class Tracing(Middleware):
             kind,
             attributes,
             links,
-            record_exception=False,  # with its text
+            record_exception=False,  # it would include the text
             set_status_on_exception=False,
         ) as span:
             try:
@@ -115,16 +115,16 @@ class Tracing(Middleware):
 
 
 class _ConsumerTracing(Middleware):
-    """The spans of one consumer."""
+    """Spans of one consumer."""
 
     def __init__(self, tracing: Tracing, consumer: BoundConsumer) -> None:
         self._tracing = tracing
         self._consumer = consumer
-        # Of attempts that are not settled yet, by the identity of the message object.
+        # Contexts of unsettled attempts, by the identity of the message object.
         self._attempts: dict[int, Context] = {}
 
     def handle(self, handle: Handle) -> Handle:
-        """Make a span of each call of the handler."""
+        """Create a span for each call of the handler."""
 
         def handle_traced(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
             with self._tracing.attempt(self._consumer, *messages) as span:
@@ -133,7 +133,7 @@ class _ConsumerTracing(Middleware):
                 try:
                     outcomes = handle(messages)
                 except BaseException as error:
-                    if ends_run(error):  # else it is a failure, which will be settled
+                    if ends_run(error):  # otherwise it is a failure, and will be settled
                         self._forget(messages)
                     raise
                 for failure in filter(None, outcomes):
@@ -143,7 +143,7 @@ class _ConsumerTracing(Middleware):
         return handle_traced
 
     def settle(self, settle: Settle) -> Settle:
-        """Make the end a part of the attempt, also in another thread when time is out."""
+        """Settle within the attempt's context, even in another thread after a time-out."""
 
         def settle_traced(settlement: Settlement) -> pulsar.MessageId | None:
             attempt = self._attempts.pop(id(settlement.message), None)
@@ -158,7 +158,7 @@ class _ConsumerTracing(Middleware):
         return settle_traced
 
     def forward(self, forward: Forward) -> Forward:
-        """Make a span of each send; the copy carries it on."""
+        """Create a span for each send; the copy continues it."""
 
         def forward_traced(hop: Hop) -> pulsar.MessageId | None:
             with self._tracing.sending(hop):
@@ -172,7 +172,7 @@ class _ConsumerTracing(Middleware):
 
 
 class ObservedConsumer(Protocol):
-    """The state of a consumer, for gauges; each kind of consumer has it."""
+    """State of a consumer for gauges; each kind of consumer has it."""
 
     @property
     def name(self) -> str:
@@ -184,7 +184,7 @@ class ObservedConsumer(Protocol):
 
 
 class _Observed:
-    """The gauges of one meter, of consumers for as long as they exist."""
+    """Gauges of one meter, for consumers while they exist."""
 
     def __init__(self, meter: Meter) -> None:
         self.consumers: weakref.WeakSet[ObservedConsumer] = weakref.WeakSet()
@@ -199,7 +199,7 @@ class _Observed:
             try:
                 name, connected = consumer.name, consumer.connected
             except (InvalidSpecError, InheritedError):
-                # Asynchronous, and not entered yet, or the parent's of this forked process.
+                # An asynchronous consumer that is not entered yet, or one of the parent process.
                 continue
             yield Observation(int(connected), {**_COMMON, "messaging.client.id": name})
 
@@ -211,7 +211,7 @@ def follow(consumer: ObservedConsumer, meter: Meter | None = None) -> None:
     """Observe the gauge `redrive.consumer.connected` of *consumer*, while it exists.
 
     Args:
-        meter: makes the gauge; by default one of the program's meter provider.
+        meter: creates the gauge; by default one of the program's meter provider.
     """
     if meter not in _observed:
         _observed[meter] = _Observed(meter or metrics.get_meter("redrive"))
@@ -246,15 +246,15 @@ def _attributes(
 
 
 def _links(carried: Sequence[Context]) -> list[Link]:
-    found = [trace.get_current_span(context).get_span_context() for context in carried]
-    return [Link(context) for context in found if context.is_valid]
+    spans = [trace.get_current_span(context).get_span_context() for context in carried]
+    return [Link(context) for context in spans if context.is_valid]
 
 
 def _carrying(properties: Mapping[str, str]) -> Mapping[str, str]:
-    """Return *properties* with the current span in place of what came with the message."""
+    """Return *properties* with the current span in place of the received one."""
     carried: dict[str, str] = {}
     propagate.inject(carried)
-    if not carried:  # nothing is traced here: the next attempt goes on where this one did
+    if not carried:  # nothing is traced here: the next attempt continues the received trace
         return properties
     stale = propagate.get_global_textmap().fields
     return {name: value for name, value in properties.items() if name not in stale} | carried

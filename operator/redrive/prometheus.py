@@ -1,4 +1,4 @@
-"""What becomes of messages, in numbers; for programs that ask for it, none imports it else.
+"""Metrics of consumers for Prometheus; redrive imports this module nowhere else.
 
     from redrive import prometheus
 
@@ -8,9 +8,8 @@
         prometheus.follow(consumer)
         consumer.run(handle)
 
-Needs the extra `prometheus`. The metrics are those of the process: they sum up its consumers, told
-apart by policy, topic and subscription, and lie in the default registry. All of them are in
-docs/reference/consumer-metrics.md.
+Needs the extra `prometheus`. The metrics are process-wide sums over consumers, by policy, topic and
+subscription, in the default registry. docs/reference/consumer-metrics.md documents them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from redrive.policy.model import Policy
 from redrive.policy.verdict import Done
 
 _WHERE = ("policy", "policy_namespace", "source_topic", "subscription")
-"""As on the series of the operator, so that the two join."""
+"""The same labels as on the series of the operator, so that both can be joined."""
 
 _COUNTERS = {
     Name.RETRIED: Counter(
@@ -65,12 +64,12 @@ _COUNTERS = {
     ),
     Name.TAKING_STOPPED: Counter(
         "redrive_consumer_taking_stopped",
-        "How often a consumer stopped to take messages, as too many waited to be sent on.",
+        "How often a consumer stopped to take messages, because too many waited to be sent.",
         _WHERE,
     ),
     Name.TAKING_RESUMED: Counter(
         "redrive_consumer_taking_resumed",
-        "How often it went on after that.",
+        "How often it resumed after that.",
         _WHERE,
     ),
     Name.DISCONNECTED: Counter(
@@ -85,12 +84,12 @@ _COUNTERS = {
     ),
     Name.RECOVERED: Counter(
         "redrive_consumer_recoveries",
-        "How often messages came again whose chunks the client had dropped.",
+        "How often messages were redelivered whose chunks the client had dropped.",
         _WHERE,
     ),
     Name.LEFT_UNSETTLED: Counter(
         "redrive_consumer_left_unsettled_messages",
-        "Messages in hand when their consumer was closed; the broker delivers them again.",
+        "In-flight messages when their consumer was closed; the broker delivers them again.",
         _WHERE,
     ),
 }
@@ -118,7 +117,7 @@ _COUNTERS_BY_REASON = {
     ),
     Name.DISCARDED: Counter(
         "redrive_consumer_discarded_messages",
-        "Messages given up without a dead letter, as the policy asks.",
+        "Messages discarded without a dead letter, as the policy defines.",
         (*_WHERE, "reason"),
     ),
     Name.DROPPED: Counter(
@@ -133,34 +132,34 @@ _COUNTERS_BY_REASON = {
     ),
     Name.OUTAGE_BEGAN: Counter(
         "redrive_consumer_outages_begun",
-        "Outages for which a consumer has paused; the reason is what most messages failed with.",
+        "Outages for which a consumer has paused; the reason is the cause of most failures.",
         (*_WHERE, "reason"),
     ),
     Name.OUTAGE_ENDED: Counter(
         "redrive_consumer_outages_ended",
-        "Outages that have ended: a message was handled.",
+        "Outages that have ended, because a message was handled.",
         (*_WHERE, "reason"),
     ),
     Name.OUTAGE_IGNORED: Counter(
         "redrive_consumer_outages_ignored",
-        "Outages in spite of which a consumer goes on: too long, or overridden.",
+        "Outages during which a consumer resumes: they last too long, or are overridden.",
         (*_WHERE, "reason"),
     ),
     Name.NEGATIVELY_ACKNOWLEDGED: Counter(
         "redrive_consumer_negatively_acknowledged_messages",
-        "Messages given back to the broker; the reason is the class of the cause, or empty.",
+        "Messages returned to the broker; the reason is the class of the cause, or empty.",
         (*_WHERE, "reason"),
     ),
     Name.UNSENT: Counter(
         "redrive_consumer_unsent_messages",
-        "Sends without a receipt from the next topic, which are tried again.",
+        "Sends without a receipt from the next topic, which are repeated.",
         (*_WHERE, "reason"),
     ),
 }
 
 
 def count(event: Event) -> None:
-    """Count *event*: the hook to be given as `on_event`."""
+    """Count *event*: pass this function as `on_event`."""
     where = _where(event.policy, event.source, event.subscription)
     if event.event in _COUNTERS:
         _COUNTERS[event.event].labels(*where).inc(event.count)
@@ -169,7 +168,7 @@ def count(event: Event) -> None:
 
 
 def _where(policy: str, source: str, subscription: str) -> tuple[str, str, str, str]:
-    """Return the values of `_WHERE`; a *policy* made by hand may name no resource."""
+    """Return the values of `_WHERE`; a *policy* of a program may name no resource."""
     namespace, _, name = policy.partition("/")
     if not (namespace and name) or "/" in name:
         namespace = name = ""
@@ -177,18 +176,18 @@ def _where(policy: str, source: str, subscription: str) -> tuple[str, str, str, 
 
 
 class HandlerMetrics(Middleware):
-    """Counts attempts that succeeded, and measures calls of handlers; may be shared by consumers.
+    """Counts successful attempts, and measures calls of handlers; consumers may share it.
 
-    With the failed attempts that `count` counts, this is the failure rate.
+    Together with the failed attempts of `count`, this gives the failure rate.
     """
 
     def bind(self, consumer: BoundConsumer) -> Middleware:
-        """Return what measures *consumer*."""
+        """Return the middleware of *consumer*."""
         return _ConsumerMetrics(consumer)
 
 
 class _ConsumerMetrics(Middleware):
-    """The measurements of one consumer, whose policy keeps its name and topics."""
+    """Measurements of one consumer, whose policy keeps its name and topics."""
 
     def __init__(self, consumer: BoundConsumer) -> None:
         self._consumer = consumer
@@ -203,7 +202,7 @@ class _ConsumerMetrics(Middleware):
         return handle_measured
 
     def settle(self, settle: Settle) -> Settle:
-        """Count what is acknowledged as handled."""
+        """Count messages that are acknowledged as handled."""
 
         def settle_counted(settlement: Settlement) -> pulsar.MessageId | None:
             receipt = settle(settlement)
@@ -229,7 +228,7 @@ class _ConsumerMetrics(Middleware):
 
 @runtime_checkable
 class FollowedReader(Protocol):
-    """The state of a consumer that broadcasts, for gauges."""
+    """State of a broadcasting consumer for gauges."""
 
     @property
     def name(self) -> str:
@@ -245,7 +244,7 @@ class FollowedReader(Protocol):
 
 
 class FollowedConsumer(Protocol):
-    """The state of a consumer of a policy, for gauges."""
+    """State of a consumer of a policy for gauges."""
 
     @property
     def name(self) -> str:
@@ -261,21 +260,21 @@ class FollowedConsumer(Protocol):
 
     @property
     def outages(self) -> Sized:
-        """Return what it has paused for by itself."""
+        """Return the outages for which it has paused automatically."""
 
     @property
     def dead_keys(self) -> int:
-        """Return how many keys' messages follow a dead letter."""
+        """Return the number of keys whose messages follow a dead letter."""
 
     @property
-    def in_hand(self) -> int:
-        """Return how many messages it has in hand."""
+    def in_flight(self) -> int:
+        """Return the number of its in-flight messages."""
 
 
 class _Followed(Collector):
-    """What consumers are like, looked up when it is asked for.
+    """Gauges of consumers, read at each scrape.
 
-    A changed policy file is read then, as it would be when the next message fails.
+    A scrape also reads a changed policy file, as the next failing message would.
     """
 
     def __init__(self) -> None:
@@ -284,12 +283,12 @@ class _Followed(Collector):
     def describe(self) -> Iterable[GaugeMetricFamily]:
         yield GaugeMetricFamily(
             "redrive_consumer_policy_generation",
-            "Generation of the RetryPolicy in force; 0 if the policy was made by hand.",
+            "Generation of the RetryPolicy in force; 0 if a program created the policy.",
             labels=(*_WHERE, "consumer"),
         )
         yield GaugeMetricFamily(
             "redrive_consumer_outages",
-            "For how many outages the consumer has paused; 0 if it has not.",
+            "Number of outages for which the consumer has paused; 0 if it has not.",
             labels=(*_WHERE, "consumer"),
         )
         yield GaugeMetricFamily(
@@ -299,7 +298,7 @@ class _Followed(Collector):
         )
         yield GaugeMetricFamily(
             "redrive_consumer_connected",
-            "1 if the consumer has a connection to the broker for each of its topics, else 0.",
+            "1 if the consumer has a connection to the broker for each of its topics, otherwise 0.",
             labels=(*_WHERE, "consumer"),
         )
         yield GaugeMetricFamily(
@@ -309,7 +308,7 @@ class _Followed(Collector):
         )
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        generations, outages, in_hand, connected, dead_keys = self.describe()
+        generations, outages, in_flight, connected, dead_keys = self.describe()
         for consumer in list(self.consumers):
             try:
                 name, is_connected = consumer.name, consumer.connected
@@ -317,17 +316,17 @@ class _Followed(Collector):
                     connected.add_metric((*_where("", consumer.topic, ""), name), is_connected)
                     continue
             except (InvalidSpecError, InheritedError):
-                # Asynchronous, and not entered yet, or the parent's of this forked process.
+                # An asynchronous consumer that is not entered yet, or one of the parent process.
                 continue
             policy = consumer.policy
             labels = (*_where(policy.name, str(policy.topic), policy.subscription), name)
             connected.add_metric(labels, is_connected)
             generations.add_metric(labels, policy.generation)
             outages.add_metric(labels, len(consumer.outages))
-            in_hand.add_metric(labels, consumer.in_hand)
+            in_flight.add_metric(labels, consumer.in_flight)
             if policy.sequenced:
                 dead_keys.add_metric(labels, consumer.dead_keys)
-        yield from (generations, outages, in_hand, connected, dead_keys)
+        yield from (generations, outages, in_flight, connected, dead_keys)
 
 
 _followed = _Followed()
@@ -335,10 +334,9 @@ REGISTRY.register(_followed)
 
 
 def follow(consumer: FollowedConsumer | FollowedReader) -> None:
-    """Have the metrics show *consumer*'s connection, messages, outages and policy, while it exists.
+    """Export *consumer*'s connection, messages, outages and policy as metrics, while it exists.
 
-    Of one that broadcasts the connection alone; its labels but for the topic are empty.
-
-    One that is asynchronous may be followed before it is entered, and shows from then on.
+    Of a broadcasting consumer only the connection is exported; its labels except the topic are
+    empty. An asynchronous consumer may be followed before it is entered, and is exported from then.
     """
     _followed.consumers.add(consumer)

@@ -117,7 +117,7 @@ class Processor:
         parts.incoming.recover(self._may_recover, reporting.recovered)
 
     @property
-    def in_hand(self) -> int:
+    def in_flight(self) -> int:
         """Return how many messages were taken and are not settled."""
         return len(self._in_hand)
 

@@ -8,8 +8,8 @@
 
 Needs the extra `spark`, on driver and executors. The how-to is docs/howto/spark.md.
 
-`datasource`, the spine, is the class that Spark calls. `options` and `slices`, which cuts a read
-into tasks, are pure. `topics` asks the broker, `rows` turns messages into batches of columns.
+`datasource` has the classes that Spark calls. `options` parses options, and `slices` splits a read
+into tasks; both are pure. `topics` reads from the broker, `rows` converts messages and columns.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """The data source `pulsar`: batches, streams, and writes.
 
-What Spark calls: the data source `pulsar`.
+A read acknowledges nothing and needs no subscription: permission to consume is sufficient. The end
+of a read is fixed when it is planned.
 
-Reading takes nothing away and asks for no subscription: the right to consume is enough. Where a
-read ends is fixed when it is planned.
-
-A batch: all that the topics hold when a query is planned, or what lies between positions.
-
-A stream of the topics: what has been read is in the query's checkpoint, nowhere else.
-
-A batch is bounded by positions that Spark records before it reads. So a batch that is repeated,
-after a crash, has the same messages, as long as the broker holds them.
+A batch reads everything that the topics hold when a query is planned, or a range of positions. The
+progress of a stream is stored only in the query's checkpoint. A batch of a stream is bounded by
+positions that Spark records before it reads. So a batch that is repeated after a crash has the same
+messages, as long as the broker retains them.
 """
 
 from __future__ import annotations
@@ -62,10 +58,10 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("pulsar")` known to a session.
+    """Register `format("pulsar")` in a session.
 
-    It also turns on that Python data sources see the conditions of a query, which Spark has off:
-    without, Spark refuses to read from those that make use of them.
+    It also enables pushdown of filters to Python data sources, which Spark disables by default:
+    without it, Spark refuses to read from sources that support filters.
     """
     spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(PulsarSource)
@@ -76,74 +72,74 @@ class PulsarSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in `format(…)`."""
+        """Return the name of the source in `format(…)`."""
         return "pulsar"
 
     def schema(self) -> str:
-        """Return the columns that the options ask for.
+        """Return the columns of the options.
 
         Raises:
-            RedriveError: they are not in order.
+            RedriveError: an option is invalid.
         """
-        known = {*BATCH_OPTIONS, *STREAM_OPTIONS}  # which of both it is shows later
-        return ddl(options.read_options(self.options, known).columns)
+        names = {*BATCH_OPTIONS, *STREAM_OPTIONS}  # batch or stream is not known yet
+        return ddl(options.read_options(self.options, names).columns)
 
     def reader(self, schema: StructType) -> BatchReader:
-        """Read in a batch query."""
+        """Return the reader of a batch query."""
         return BatchReader(_checked(options.read_options(self.options, BATCH_OPTIONS), schema))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  Spark's name
-        """Read in a streaming query."""
+        """Return the reader of a streaming query."""
         return StreamReader(_checked(options.read_options(self.options, STREAM_OPTIONS), schema))
 
-    def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:  # noqa: FBT001  as Spark has it
-        """Write in a batch query."""
+    def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:  # noqa: FBT001  Spark's signature
+        """Return the writer of a batch query."""
         if overwrite:
             raise InvalidOptionError(
-                "a topic can't be overwritten", got="overwrite", remedy='use mode("append")'
+                "a topic cannot be overwritten", got="overwrite", remedy='use mode("append")'
             )
         return TopicWriter(options.write_options(self.options), schema)
 
 
-def _checked(of: ReadOptions, schema: StructType) -> ReadOptions:
-    if tuple(schema.fieldNames()) != of.columns:
+def _checked(read: ReadOptions, schema: StructType) -> ReadOptions:
+    if tuple(schema.fieldNames()) != read.columns:
         raise InvalidOptionError(
-            "the schema of a read is not its caller's to choose",
+            "schema(…) is not supported by this source",
             got=schema.fieldNames(),
-            remedy=f"leave out schema(…); the option columns chooses among {', '.join(of.columns)}",
+            remedy=f"leave it out; option columns selects from {', '.join(read.columns)}",
         )
-    return of
+    return read
 
 
 @dataclass
 class SlicePartition(InputPartition):
-    """What one task reads."""
+    """Partition of a read: the slice of one task."""
 
     slice: Slice
 
 
 class BatchReader(DataSourceReader):
-    """Reads what the topics hold when a query is planned."""
+    """Reads messages that the topics hold when a query is planned."""
 
-    def __init__(self, of: ReadOptions) -> None:
-        self._options = of
-        self._starting = starting_offsets(of.starting or "earliest")
-        self._ending = ending_offsets(of.ending or "latest")
+    def __init__(self, read: ReadOptions) -> None:
+        self._options = read
+        self._starting = starting_offsets(read.starting or "earliest")
+        self._ending = ending_offsets(read.ending or "latest")
         self._filters = Filters()
         if self._starting.otherwise == END:
             raise InvalidOptionError(
-                "startingOffsets of a batch can't be latest, behind which there is nothing",
-                got=of.starting,
-                remedy="write earliest or positions, or read a stream",
+                "startingOffsets of a batch must not be latest: no messages follow",
+                got=read.starting,
+                remedy="use earliest or positions, or read a stream",
             )
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        """Take note of what the query needs; Spark goes on to evaluate all of it."""
+        """Store the filters of the query; Spark still evaluates all of them."""
         self._filters = Filters(map(_condition, filters))
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Decide what each task reads."""
+        """Return the slices of all tasks."""
         extents = TopicReader(self._options.connection).extents(self._options.topics)
         topics = [extent.topic for extent in extents]
         self._starting.check("startingOffsets", topics)
@@ -151,8 +147,8 @@ class BatchReader(DataSourceReader):
         return [SlicePartition(piece) for extent in extents for piece in self._cut(extent)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one slice; see `reading.read`."""
-        if isinstance(partition, SlicePartition):  # Spark makes one up where there is none
+        """Read one slice."""
+        if isinstance(partition, SlicePartition):  # without slices Spark passes an empty partition
             yield from read_slice(partition.slice, self._options, self._filters)
 
     def _cut(self, extent: Extent) -> Iterator[Slice]:
@@ -165,49 +161,49 @@ class BatchReader(DataSourceReader):
         return slices.cut(extent, behind, self._ending.of(extent.topic), self._filters)
 
 
-def _condition(of: Filter) -> PushedFilter:
-    path: Sequence[str] = getattr(of, "attribute", ())
-    return PushedFilter(".".join(path), type(of).__name__, getattr(of, "value", None))
+def _condition(pushed: Filter) -> PushedFilter:
+    path: Sequence[str] = getattr(pushed, "attribute", ())
+    return PushedFilter(".".join(path), type(pushed).__name__, getattr(pushed, "value", None))
 
 
 _NO_FILTERS = Filters()
-"""Spark pushes none into a stream."""
+"""Filters of a stream: Spark pushes none."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what comes into the topics, batch by batch."""
+    """Reads new messages of the topics, batch by batch."""
 
-    def __init__(self, of: ReadOptions) -> None:
-        self._options = of
-        self._starting = starting_offsets(of.starting or "latest")
+    def __init__(self, read: ReadOptions) -> None:
+        self._options = read
+        self._starting = starting_offsets(read.starting or "latest")
         self._target: Mapping[TopicName, Position] | None = None
         self._progress: FollowingSubscription | None = None
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802  Spark's names, here and below
-        """Return where a new query begins; what follows is kept by the subscription, if any."""
+        """Return the start of a new query; a subscription retains the messages from there."""
         extents = self._extents()
-        self._starting.check("startingOffsets", [each.topic for each in extents])
-        start = {each.topic: self._start(each) for each in extents}
+        self._starting.check("startingOffsets", [extent.topic for extent in extents])
+        start = {extent.topic: self._start(extent) for extent in extents}
         if (progress := self._opened()) is not None:
-            for each in extents:
-                passed = each.partition.acknowledged.through
-                progress.keep(each.topic, passed, start[each.topic].entry_id)
+            for extent in extents:
+                passed = extent.partition.acknowledged.through
+                progress.keep(extent.topic, passed, start[extent.topic].entry_id)
         return offset_to_json(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return how much to read at a time, if the trigger leaves that to the options."""
+        """Return the default size of a batch, from the options."""
         most = self._options.max_bytes
         return ReadAllAvailable() if most is None else ReadMaxBytes(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Let the query end where the topics end now."""
-        self._target = {each.topic: each.tail for each in self._extents()}
+        """Let the query end at the current ends of the topics."""
+        self._target = {extent.topic: extent.tail for extent in self._extents()}
 
     def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802
-        """Return up to where the next batch reads.
+        """Return the end of the next batch.
 
         Raises:
-            DataLossError: what it would read is gone.
+            DataLossError: messages of the batch were deleted.
         """
         read, extents = offset_from_json(start), self._extents()
         if self._options.fail_on_data_loss:
@@ -222,37 +218,37 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset_to_json(ahead)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """Decide what each task of a batch reads.
+        """Return the slices of a batch.
 
         Raises:
-            DataLossError: it is gone.
+            DataLossError: messages of the batch were deleted.
         """
         read, through = offset_from_json(start), offset_from_json(end)
-        extents = [each for each in self._extents() if each.topic in through]
+        extents = [extent for extent in self._extents() if extent.topic in through]
         if self._options.fail_on_data_loss:
             check_unread(extents, read)
         return [
             SlicePartition(piece)
-            for each in extents
-            for piece in _cut(each, read.get(each.topic, BEGINNING), through[each.topic])
+            for extent in extents
+            for piece in _cut(extent, read.get(extent.topic, BEGINNING), through[extent.topic])
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one slice; see `reading.read`."""
+        """Read one slice."""
         if isinstance(partition, SlicePartition):
             yield from read_slice(partition.slice, self._options, _NO_FILTERS)
 
     def commit(self, end: dict[str, str]) -> None:
-        """Acknowledge what has been processed, where a subscription follows the stream."""
+        """Acknowledge processed messages, if a subscription follows the stream."""
         if (progress := self._opened()) is not None:
             progress.acknowledge(offset_from_json(end))
 
     def stop(self) -> None:
-        """Close what is open."""
+        """Close the subscription."""
         if self._progress is not None:
             self._progress.close()
 
-    @functools.cached_property  # Spark pickles what has not been used yet
+    @functools.cached_property  # Spark pickles the reader before its first use
     def _broker(self) -> TopicReader:
         return TopicReader(self._options.connection)
 
@@ -273,6 +269,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _cut(extent: Extent, behind: Position, through: Position) -> Iterator[Slice]:
-    if behind > through:  # it is another topic of this name
+    if behind > through:  # another topic of the same name
         behind = BEGINNING
     return slices.cut(extent, behind, through, _NO_FILTERS)

@@ -1,8 +1,6 @@
-"""Options of the data source, in the words of Pulsar's client.
+"""Options of a read or a write, as in the JVM connector for Pulsar; pure.
 
-The options of a read or a write, as users of the JVM connector for Pulsar know them. Pure.
-
-Spark hands over names in lower case, and compares them without regard to it.
+Spark passes names in lower case, and compares them case-insensitively.
 """
 
 from __future__ import annotations
@@ -24,28 +22,28 @@ TRUSTED = "pulsar.client.tlsTrustCertsFilePath"
 
 
 class InvalidAuthenticationError(RedriveError):
-    """The options do not say how to authenticate; what they say is never shown."""
+    """The authentication options are invalid; their values are never shown."""
 
     reason = "InvalidAuthentication"
 
 
 def authentication_of_options(options: Mapping[str, str]) -> SourceAuthentication:
-    """Read the options that are about it.
+    """Parse the authentication options.
 
     Raises:
-        InvalidAuthenticationError: they don't fit together.
+        InvalidAuthenticationError: they are invalid or contradict each other.
     """
     trusted, text = options.get(TRUSTED), options.get(PARAMETERS, "")
     written = options.get(PLUGIN)
     if written is None:
         if text:
-            raise _invalid(f"{PARAMETERS} is given without {PLUGIN}", f"give {PLUGIN} too")
+            raise _invalid(f"{PARAMETERS} requires {PLUGIN}", f"set {PLUGIN}, too")
         return SourceAuthentication(trusted=trusted)
     try:
         plugin = Plugin(written.rpartition(".")[2])
     except ValueError:
         raise InvalidAuthenticationError(
-            f"{PLUGIN} is an unknown one", got=written, remedy=f"use one of {', '.join(Plugin)}"
+            f"{PLUGIN} is unknown", got=written, remedy=f"use one of {', '.join(Plugin)}"
         ) from None
     if plugin is Plugin.TOKEN:
         return _token(text, trusted)
@@ -67,8 +65,8 @@ def _token(text: str, trusted: str | None) -> SourceAuthentication:
         or not token.strip()
     ):
         raise _invalid(
-            f"{PARAMETERS} of a token is neither token:… nor file:///…",
-            "write token: before the token, by which Spark redacts it; better, name a file",
+            f"{PARAMETERS} of a token must be token:… or file:///…",
+            "write token: before the token, so that Spark redacts it; or better, use a file",
         )
     return SourceAuthentication(Plugin.TOKEN, token, {}, {}, trusted)
 
@@ -78,8 +76,8 @@ def _tls(text: str, trusted: str | None) -> SourceAuthentication:
     parts = dict(part.strip().partition(":")[::2] for part in text.split(","))
     if set(parts) != set(names) or not all(parts.values()):
         raise _invalid(
-            f"{PARAMETERS} of TLS is not tlsCertFile:PATH,tlsKeyFile:PATH",
-            "name the files of the certificate and of its key",
+            f"{PARAMETERS} of TLS must be tlsCertFile:PATH,tlsKeyFile:PATH",
+            "set the files of the certificate and of its key",
         )
     files = {names[name]: path.removeprefix("//") for name, path in parts.items()}
     return SourceAuthentication(Plugin.TLS, None, files, {}, trusted)
@@ -95,10 +93,10 @@ def _oauth2(text: str, trusted: str | None) -> SourceAuthentication:
         fits = False
     if not fits:
         raise _invalid(
-            f"{PARAMETERS} of OAuth 2.0 is not JSON with issuerUrl and privateKey, and if needed "
+            f"{PARAMETERS} of OAuth 2.0 must be JSON with issuerUrl and privateKey, and optionally "
             "type, audience and scope",
             'write {"issuerUrl": "https://…", "privateKey": "file:///…"}: the client\'s secret '
-            "stands in a file only",
+            "must be in a file",
         )
     issuer = {name: str(value) for name, value in parts.items()}
     return SourceAuthentication(Plugin.OAUTH2, None, {"client": _path(str(key))}, issuer, trusted)
@@ -116,9 +114,9 @@ COLUMN_NAMES = (
     "value", "__key", "__topic", "__messageId", "__publishTime", "__eventTime",
     "__messageProperties",
 )  # fmt: skip
-"""The columns of a read that names none."""
+"""Default columns of a read."""
 MORE_COLUMN_NAMES = ("__partition", "__ledger", "__entry", "__batchIndex", "__encrypted")
-"""Columns to be named in `columns`."""
+"""Columns that must be listed in `columns`."""
 
 _CONNECTION = (
     "service.url",
@@ -137,17 +135,17 @@ _SHORT = re.compile(r"[^/]+")
 
 
 class InvalidOptionError(RedriveError):
-    """An option of the data source is not what it can be."""
+    """An option of the data source is invalid."""
 
     reason = "InvalidOption"
 
 
 @dataclass(frozen=True)
 class SourceConnection:
-    """The broker, and who to be there.
+    """Addresses of the broker, and authentication.
 
     Attributes:
-        admin_url: None where only the binary protocol is to be used.
+        admin_url: None uses the binary protocol only.
     """
 
     service_url: str
@@ -157,13 +155,13 @@ class SourceConnection:
 
 @dataclass(frozen=True)
 class TopicSelection:
-    """Which topics to read.
+    """Selection of topics to read.
 
     Attributes:
-        names: each may be one partition.
-        pattern: of topics without their partitions, in one namespace; None for *names* alone.
-        namespace: that of the pattern, `tenant/namespace`.
-        derived: the pattern matches retry topics, dead-letter topics and those beside them, too.
+        names: topics, or single partitions.
+        pattern: pattern of topics in one namespace, without partitions; None uses *names*.
+        namespace: namespace of the pattern, `tenant/namespace`.
+        derived: True includes retry topics, dead-letter topics and topics beside them.
     """
 
     names: tuple[TopicName, ...] = ()
@@ -174,12 +172,13 @@ class TopicSelection:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """All that is said about a read.
+    """Options of a read.
 
     Attributes:
-        starting: as written, see `offsets`; None where it was left out. Likewise *ending*.
-        max_bytes: about how many a batch of a stream reads; None for all there is.
-        subscription: what has been processed is acknowledged there; None for nowhere.
+        starting: text of `startingOffsets`, see `slices`; None if it was left out.
+        ending: text of `endingOffsets`, likewise.
+        max_bytes: approximate maximum bytes of a batch of a stream; None for no limit.
+        subscription: subscription that acknowledges processed messages; None for none.
     """
 
     connection: SourceConnection
@@ -194,41 +193,41 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """All that is said about a write.
+    """Options of a write.
 
     Attributes:
-        topic: None where each row names its own.
+        topic: None if each row has its own.
     """
 
     connection: SourceConnection
     topic: TopicName | None
 
 
-def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Read the options of a write.
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Parse the options of a write.
 
     Raises:
-        RedriveError: one is unknown, missing, or not what it can be.
+        RedriveError: an option is unknown, missing or invalid.
     """
-    options = _named(given, WRITE_OPTIONS)
+    options = _named(options, WRITE_OPTIONS)
     topic = options.get("topic")
     return WriteOptions(_connection(options), None if topic is None else written_topic(topic))
 
 
-def read_options(given: Mapping[str, str], known: Collection[str]) -> ReadOptions:
-    """Read the options of a read, of which those in *known* exist.
+def read_options(options: Mapping[str, str], names: Collection[str]) -> ReadOptions:
+    """Parse the options of a read; *names* are the allowed ones.
 
     Raises:
-        InvalidOptionError: one is unknown, missing, or not what it can be.
+        InvalidOptionError: an option is unknown, missing or invalid.
     """
-    options = _named(given, known)
+    options = _named(options, names)
     connection = _connection(options)
     topics = _topics(options)
     if topics.pattern is not None and connection.admin_url is None:
         raise InvalidOptionError(
-            "topicsPattern needs admin.url, as only the admin API lists topics",
+            "topicsPattern requires admin.url, because only the admin API lists topics",
             got=topics.pattern.pattern,
-            remedy="give admin.url, or name the topics in `topics`",
+            remedy="set admin.url, or list the topics in `topics`",
         )
     subscription = options.get("predefinedSubscription")
     return ReadOptions(
@@ -243,81 +242,79 @@ def read_options(given: Mapping[str, str], known: Collection[str]) -> ReadOption
     )
 
 
-def _named(given: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
-    """Return the options under the names that the documentation has for them."""
-    names = {name.lower(): name for name in known}
-    for name in given:
+def _named(options: Mapping[str, str], allowed: Collection[str]) -> dict[str, str]:
+    """Return the options under their documented names."""
+    names = {name.lower(): name for name in allowed}
+    for name in options:
         if name.lower() not in names:
             near = difflib.get_close_matches(name.lower(), names, n=1)
             hint = f"did you mean {names[near[0]]}? " if near else ""
             raise InvalidOptionError(
-                "the data source pulsar has no such option here",
+                "unknown option of the data source pulsar",
                 got=name,  # not its value, which may be a secret
-                remedy=f"{hint}Known are {', '.join(sorted(known))}",
+                remedy=f"{hint}Known are {', '.join(sorted(allowed))}",
             )
-    return {names[name.lower()]: value for name, value in given.items()}
+    return {names[name.lower()]: value for name, value in options.items()}
 
 
 def _connection(options: Mapping[str, str]) -> SourceConnection:
     url = options.get("service.url", "")
     if not re.match(r"pulsar(\+ssl)?://.", url):
         raise InvalidOptionError(
-            "service.url is missing, or not one of Pulsar",
+            "service.url must be an address of Pulsar",
             got=url,
-            remedy="give the broker's, such as pulsar://pulsar:6650 or pulsar+ssl://pulsar:6651",
+            remedy="set it to an address such as pulsar://pulsar:6650 or pulsar+ssl://pulsar:6651",
         )
     admin = options.get("admin.url")
     if admin is not None and not re.match(r"https?://.", admin):
         raise InvalidOptionError(
-            "admin.url is not one of HTTP",
+            "admin.url must be an HTTP address",
             got=admin,
-            remedy="give the address of the admin API, such as http://pulsar:8080, or leave it out",
+            remedy="set it to an address such as http://pulsar:8080, or leave it out",
         )
     return SourceConnection(url, admin, authentication_of_options(options))
 
 
 def _topics(options: Mapping[str, str]) -> TopicSelection:
-    given = [name for name in _TOPICS if name in options]
-    if len(given) != 1:
+    present = [name for name in _TOPICS if name in options]
+    if len(present) != 1:
         raise InvalidOptionError(
-            "exactly one of topic, topics and topicsPattern says what to read",
-            got=given,
-            remedy="give one of them",
+            "exactly one of topic, topics and topicsPattern must be set",
+            got=present,
+            remedy="set one of them",
         )
-    text = options[given[0]]
+    text = options[present[0]]
     derived = options.get(_DERIVED)
-    if given[0] == "topicsPattern":
+    if present[0] == "topicsPattern":
         return _pattern(text, derived=_boolean(_DERIVED, derived or "false"))
     if derived is not None:
         raise InvalidOptionError(
-            f"{_DERIVED} concerns topicsPattern only; {given[0]} reads each topic that it names",
+            f"{_DERIVED} applies to topicsPattern only; {present[0]} reads each of its topics",
             got=derived,
             remedy="leave it out",
         )
-    names = [text] if given[0] == "topic" else text.split(",")
+    names = [text] if present[0] == "topic" else text.split(",")
     return TopicSelection(tuple(dict.fromkeys(topic_name(name.strip()) for name in names)))
 
 
 def topic_name(text: str) -> TopicName:
-    """Read the name of a topic; a short one, as clients take it, is of `public/default`.
+    """Parse the name of a topic; a short name is in `public/default`, as in clients.
 
     Raises:
-        InvalidSpecError: it is none.
+        InvalidSpecError: it is invalid.
     """
     return TopicName.parse(f"persistent://public/default/{text}" if _is_short(text) else text)
 
 
 def written_topic(text: str) -> TopicName:
-    """Read the name of a topic to write to, which may name one partition.
+    """Parse the name of a topic, or partition, to write to.
 
     Raises:
-        InvalidSpecError: it is none, or is a topic of Pulsar's own.
+        InvalidSpecError: it is invalid, or a system topic.
     """
     topic = topic_name(text)
     if topic.is_system:
-        raise InvalidSpecError(
-            SYSTEM_TOPIC, got=text[:128], remedy="name a topic of an application"
-        )
+        raise InvalidSpecError(SYSTEM_TOPIC, got=text[:128], remedy="use a topic of an application")
     return topic
 
 
@@ -326,7 +323,7 @@ def _is_short(text: str) -> bool:
 
 
 def _pattern(text: str, *, derived: bool) -> TopicSelection:
-    """Read a pattern; its tenant and namespace are no patterns, as the broker lists one."""
+    """Parse a pattern; tenant and namespace are literal, because the broker lists one namespace."""
     whole = text if "://" in text else f"persistent://public/default/{text}"
     parts = whole.split("/", 4)
     try:
@@ -334,7 +331,7 @@ def _pattern(text: str, *, derived: bool) -> TopicSelection:
         return TopicSelection((), re.compile(whole), namespace, derived)
     except (RedriveError, re.error) as error:
         raise InvalidOptionError(
-            "topicsPattern is persistent://tenant/namespace/ and a regular expression for the rest",
+            "topicsPattern must be persistent://tenant/namespace/ and a regular expression",
             got=text,
             remedy=f"correct it ({error})",
         ) from None
@@ -343,16 +340,16 @@ def _pattern(text: str, *, derived: bool) -> TopicSelection:
 def _columns(text: str | None) -> tuple[str, ...]:
     if text is None:
         return COLUMN_NAMES
-    known = {name.lower(): name for name in (*COLUMN_NAMES, *MORE_COLUMN_NAMES)}
-    asked = [name.strip() for name in text.split(",")]
-    unknown = [name for name in asked if name.lower() not in known]
-    if unknown or len(set(map(str.lower, asked))) < len(asked):
+    names = {name.lower(): name for name in (*COLUMN_NAMES, *MORE_COLUMN_NAMES)}
+    columns = [name.strip() for name in text.split(",")]
+    unknown = [name for name in columns if name.lower() not in names]
+    if unknown or len(set(map(str.lower, columns))) < len(columns):
         raise InvalidOptionError(
-            "columns names columns that there are not, or one twice",
-            got=unknown or asked,
-            remedy=f"choose from {', '.join(known.values())}",
+            "option columns has an unknown or duplicate column",
+            got=unknown or columns,
+            remedy=f"choose from {', '.join(names.values())}",
         )
-    return tuple(known[name.lower()] for name in asked)
+    return tuple(names[name.lower()] for name in columns)
 
 
 def _max_bytes(text: str | None, connection: SourceConnection) -> int | None:
@@ -360,15 +357,15 @@ def _max_bytes(text: str | None, connection: SourceConnection) -> int | None:
         return None
     if not text.isdecimal() or int(text) == 0 or connection.admin_url is None:
         raise InvalidOptionError(
-            "maxBytesPerTrigger is a number of bytes, and needs admin.url: only the admin API "
-            "tells how many bytes wait",
+            "maxBytesPerTrigger must be a positive number of bytes, and requires admin.url: only "
+            "the admin API returns the backlog",
             got=text,
-            remedy="give a positive number, and admin.url",
+            remedy="set a positive number, and admin.url",
         )
     return int(text)
 
 
 def _boolean(name: str, text: str) -> bool:
     if text.lower() not in {"true", "false"}:
-        raise InvalidOptionError(f"{name} is neither true nor false", got=text, remedy="give one")
+        raise InvalidOptionError(f"{name} must be true or false", got=text, remedy="correct it")
     return text.lower() == "true"

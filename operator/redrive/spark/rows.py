@@ -1,17 +1,13 @@
-"""Messages ⇄ rows of a DataFrame.
+"""Messages as rows of a DataFrame: columns of a read, and the writer of rows.
 
-Messages as the columns that a read has; each named as the JVM connector for Pulsar names it.
+A column has the name that it has in the JVM connector for Pulsar. `read_slice` is the work of one
+reading task. `TopicWriter` sends rows as messages, at least once: a task that fails is run again
+and sends its messages again, because Spark cannot undo sends.
 
-What one task does: a slice of a partition → batches of columns.
-
-Rows → messages of a topic, at least once.
-
-A task that fails is run again, and sends again what it had sent: Spark can't take that back.
-
-A receipt without an entry (`-1:-1`) is no proof: a topic that deduplicates answers so to a message
-that it has dropped, and the client numbers messages from the start again when it reconnects before
-a first receipt. So producers have names and sequence ids of their own, and a message with such a
-receipt is sent again under a higher id.
+A receipt without an entry (`-1:-1`) is no proof. A topic that deduplicates gives it for a message
+that it dropped, and the client restarts its numbers when it reconnects before the first receipt. So
+producers have unique names and their own sequence ids, and a message with such a receipt is sent
+again under a higher id.
 """
 
 from __future__ import annotations
@@ -49,7 +45,8 @@ from redrive.spark.topics import TopicReader, failures
 
 _MOMENT = pa.timestamp("us", tz="UTC")
 _END = 253_402_214_400_000
-"""9999-12-31 in UTC, in milliseconds since 1970: Python has no later moment in each time zone."""
+"""9999-12-31 in UTC, in milliseconds since 1970: the last time that Python has in each time
+zone."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +54,14 @@ class MessageColumn:
     """A column.
 
     Attributes:
-        type: in Spark's words.
-        arrow: the same in those of Arrow.
-        of: what a message of a partition has there.
+        type: type in Spark.
+        arrow: type in Arrow.
+        value: returns the value of a message of a partition.
     """
 
     type: str
     arrow: pa.DataType
-    of: Callable[[DeadLetterRow, TopicName], object]
+    value: Callable[[DeadLetterRow, TopicName], object]
 
 
 COLUMNS: Mapping[str, MessageColumn] = MappingProxyType(
@@ -96,31 +93,31 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType(
 
 
 def moment(milliseconds: int | None) -> int | None:
-    """Return microseconds since 1970, None for a time on 9999-12-31 or later.
+    """Return microseconds since 1970; None for a time on 9999-12-31 or later.
 
-    Whoever sends a message sets its times, and Python can't read rows of Spark with later ones.
+    Senders choose the times of a message, and Python cannot read rows of Spark with later ones.
     """
     return None if milliseconds is None or milliseconds >= _END else rows.moment(milliseconds)
 
 
 def ddl(names: Sequence[str]) -> str:
-    """Return the schema of some columns in Spark's words."""
+    """Return the schema of columns in Spark's notation."""
     return ", ".join(f"`{name}` {COLUMNS[name].type}" for name in names)
 
 
 def to_batch(
     messages: Sequence[DeadLetterRow], names: Sequence[str], topic: TopicName
 ) -> pa.RecordBatch:
-    """Write messages of a partition as columns, in their order."""
+    """Return messages of a partition as columns, in their order."""
     columns = [COLUMNS[name] for name in names]
     return pa.RecordBatch.from_arrays(
-        [pa.array([column.of(row, topic) for row in messages], column.arrow) for column in columns],
+        [pa.array([c.value(row, topic) for row in messages], c.arrow) for c in columns],
         schema=pa.schema(zip(names, (column.arrow for column in columns), strict=True)),
     )
 
 
 class EncryptedMessageError(RedriveError):
-    """A message is encrypted, and the query does not ask whether messages are."""
+    """A message is encrypted, and the query has no column for encrypted messages."""
 
     reason = "EncryptedMessage"
 
@@ -129,10 +126,10 @@ def read_slice(piece: Slice, options: ReadOptions, filters: Filters) -> Iterator
     """Read a slice, in batches of bounded size.
 
     Raises:
-        DataLossError: the broker has deleted part of it since the query was planned.
+        DataLossError: the broker deleted a part of it since the query was planned.
         EncryptedMessageError: see there.
-        PulsarFailedError: the broker does not let it be read.
-        SourceSilentError: it stops delivering before the end.
+        PulsarFailedError: the broker refuses the read.
+        SourceSilentError: deliveries stop before the end.
     """
     messages = _messages(piece, options)
     kept = (row for row in messages if filters.keep_times(row.publish_time, row.event_time))
@@ -144,7 +141,7 @@ def _messages(piece: Slice, options: ReadOptions) -> Iterator[DeadLetterRow]:
     broker = TopicReader(options.connection)
     entries, last = 0, None
     with broker.client() as client:
-        # Spark tries a task again by itself.
+        # Without a time limit: Spark repeats a failed task.
         read_through = None if options.connection.admin_url is None else broker.read_through
         topic = ReadableTopic(client, "", piece.topic, read_through, open_seconds=0)
         ahead = reader.prefetch(piece.entry_bytes)
@@ -157,15 +154,15 @@ def _messages(piece: Slice, options: ReadOptions) -> Iterator[DeadLetterRow]:
                     entries += row.position.entry_id != last
                     last = row.position.entry_id
                     yield _readable(row, piece, options)
-    there = sum(span.size for span in piece.spans)
-    if read_through and options.fail_on_data_loss and entries < there:
-        # Entries without a message of their own are usual: chunks, and markers of transactions.
+    planned = sum(span.size for span in piece.spans)
+    if read_through and options.fail_on_data_loss and entries < planned:
+        # Entries without a message are usual: chunks, and markers of transactions.
         gone = {span.ledger for span in piece.spans} - broker.held(piece.topic)
         if gone:
             raise DataLossError(
-                f"the broker has deleted a part of {piece.topic} while it was read",
-                got=f"{entries} of {there} entries, and no ledgers {sorted(gone)} any more",
-                remedy="keep messages longer, by a subscription or by retention; to do without "
+                f"the broker deleted a part of {piece.topic} during the read",
+                got=f"{entries} of {planned} entries; ledgers {sorted(gone)} are deleted",
+                remedy="retain messages longer, by a subscription or by retention; to read without "
                 "them, set failOnDataLoss to false",
             )
 
@@ -173,9 +170,9 @@ def _messages(piece: Slice, options: ReadOptions) -> Iterator[DeadLetterRow]:
 def _readable(row: DeadLetterRow, piece: Slice, options: ReadOptions) -> DeadLetterRow:
     if row.encrypted and "__encrypted" not in options.columns:
         raise EncryptedMessageError(
-            f"a message of {piece.topic} is encrypted, and its value would be what is stored",
+            f"a message of {piece.topic} is encrypted, so its value cannot be read",
             got=":".join(map(str, row.position)),
-            remedy="name __encrypted among the columns to get such messages as they are stored",
+            remedy="add __encrypted to the columns to read such messages as they are stored",
         )
     return row
 
@@ -204,20 +201,20 @@ _MAX_SENDS = 5
 
 
 class UnwritableError(RedriveError):
-    """Rows are not what messages can be made of."""
+    """Rows cannot be written as messages."""
 
     reason = "Unwritable"
 
 
 class NotWrittenError(RedriveError):
-    """There is no receipt for a message; others of the query may have been stored."""
+    """A message has no receipt; others of the query may be stored."""
 
     reason = "NotWritten"
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """How many messages a task has sent, each with a receipt."""
+    """Number of messages that a task sent with receipts."""
 
     messages: int
 
@@ -226,26 +223,27 @@ class TopicWriter(DataSourceArrowWriter):
     """Sends a message for each row.
 
     Raises:
-        UnwritableError: the columns are others than those of messages, or the topic is not said.
+        UnwritableError: a column is not one of a message, or no topic is set.
     """
 
-    def __init__(self, of: WriteOptions, schema: StructType) -> None:
-        self._options = of
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._options = options
         for column in schema.fields:
-            of_map = isinstance(column.dataType, MapType)
+            is_map = isinstance(column.dataType, MapType)
             if not isinstance(column.dataType, _TYPES.get(column.name, ())) or (
-                of_map and column.dataType.simpleString() != _PROPERTIES
+                is_map and column.dataType.simpleString() != _PROPERTIES
             ):
                 raise UnwritableError(
-                    f"there is no way to write the column {column.name}",
+                    f"the column {column.name} cannot be written",
                     got=column.dataType.simpleString(),
                     remedy="write value and __key (binary or string), __topic, __eventTime "
                     "(timestamp) and __messageProperties (map of strings), and no other",
                 )
         names = schema.fieldNames()
-        if "value" not in names or ("__topic" in names) == (of.topic is not None):
+        if "value" not in names or ("__topic" in names) == (options.topic is not None):
             raise UnwritableError(
-                "rows need a value, and either the option topic or a column __topic",
+                "rows must have a value, and either the option topic or a column __topic must "
+                "exist",
                 got=names,
                 remedy="add what is missing, or leave one out",
             )
@@ -254,7 +252,7 @@ class TopicWriter(DataSourceArrowWriter):
         """Send the rows of one task, and wait for all receipts.
 
         Raises:
-            NotWrittenError: one is refused, or does not come.
+            NotWrittenError: a message was refused, or has no receipt.
         """
         with TopicReader(self._options.connection).client() as client:
             sending = _Sending(client, self._options)
@@ -264,14 +262,14 @@ class TopicWriter(DataSourceArrowWriter):
 
 
 class _Sending:
-    """The producers of one task, each opened when it is first needed."""
+    """Producers of one task, each opened at its first use."""
 
     def __init__(self, client: pulsar.Client, options: WriteOptions) -> None:
         self.messages = 0
         self._client = client
         self._options = options
         self._producers: dict[str, pulsar.Producer] = {}
-        self._sequence_ids = itertools.count(1)  # the client takes 0 for none
+        self._sequence_ids = itertools.count(1)  # the client regards 0 as none
         self._failed: list[pulsar.Result] = []
         self._dropped: list[dict[str, Any]] = []
 
@@ -287,7 +285,7 @@ class _Sending:
             raise NotWrittenError(
                 f"{len(self._failed) + len(rows)} of {batch.num_rows} messages were not stored",
                 got=str(self._failed[0]) if self._failed else "receipts without an entry",
-                remedy="remove the cause and write again; readers then find twice what was stored",
+                remedy="remove the cause and write again; readers then receive duplicates",
             )
         self.messages += batch.num_rows
 
@@ -295,7 +293,7 @@ class _Sending:
         for row in rows:
             topic = self._topic(row.get("__topic"))
             fields = {name: row[name] for name in row.keys() - {"__topic", "value"}}
-            with failures(f"take a message on {topic}", "produce"):
+            with failures(f"send a message to {topic}", "produce"):
                 self._producer(topic).send_async(
                     row["value"],
                     functools.partial(self._receipt, row),
@@ -310,7 +308,9 @@ class _Sending:
         topic = named or self._options.topic
         if topic is None:
             raise UnwritableError(
-                "a row names no topic, and no option does", got=named, remedy="fill in __topic"
+                "a row has no topic, and the option topic is not set",
+                got=named,
+                remedy="fill in __topic",
             )
         return str(topic)
 
@@ -330,17 +330,17 @@ class _Sending:
                     producer_name=identity(),
                     block_if_queue_full=True,
                     batching_enabled=True,
-                    # So a KeyShared subscription gets each batch whole.
+                    # Then a KeyShared subscription gets each batch as a whole.
                     batching_type=pulsar.BatchingType.KeyBased,
                 )
         return self._producers[topic]
 
 
 def messages_of_batch(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Return what the client takes for each row, with `value` and `__topic`.
+    """Yield the client's arguments for each row, with `value` and `__topic`.
 
     Raises:
-        UnwritableError: a row holds something that no message of Pulsar's Python client can carry.
+        UnwritableError: a value cannot be sent by Pulsar's Python client.
     """
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -350,7 +350,7 @@ def messages_of_batch(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
             raise UnwritableError(
                 f"a text of the column {name} is not UTF-8",
                 got=error.object[:64],
-                remedy="encode it, such as with base64(…)",
+                remedy="encode it, for example with base64(…)",
             ) from None
     for values in zip(*columns.values(), strict=True):
         yield _message(dict(zip(columns, values, strict=True)))
@@ -378,8 +378,7 @@ def _message(row: dict[str, Any]) -> dict[str, Any]:
 def _event_time(microseconds: int | None) -> int | None:
     if microseconds is not None and microseconds < _MILLISECOND:
         raise UnwritableError(
-            "__eventTime is before 1970-01-01 00:00:00.001 UTC, the first event time that a "
-            "message can have: Pulsar takes 0 for none",
+            "__eventTime must be at least 1970-01-01 00:00:00.001 UTC: Pulsar regards 0 as none",
             got=f"{microseconds} µs since 1970",
             remedy="write a later time, or NULL for none",
         )
@@ -391,9 +390,9 @@ def _properties(items: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     for name, text in items:
         if text is None:
             raise UnwritableError(
-                "a property of a message can't be NULL",
+                "a property of a message must not be NULL",
                 got=name,
-                remedy="write a text, or leave it out, such as with "
+                remedy="write a text, or leave it out, for example with "
                 "map_filter(properties, (name, text) -> text IS NOT NULL)",
             )
         properties[name] = text
@@ -405,7 +404,7 @@ def _text(key: bytes) -> str:
         return key.decode()
     except UnicodeDecodeError:
         raise UnwritableError(
-            "the Python client sends keys of text only",
+            "a key must be text, because the Python client sends no other",
             got=key[:64],
-            remedy="write keys as text, such as with base64(__key)",
+            remedy="write keys as text, for example with base64(__key)",
         ) from None

@@ -1,19 +1,11 @@
-"""Offsets, pushed filters, slices, and the rate of a stream.
+"""Offsets, pushed filters, slices, and the rate of a stream; pure.
 
-What a read covers → the slices that tasks read. Pure.
+Positions have two forms. In options a position identifies a message, the first or the last to read:
+`ledger:entry`, `ledger:entry:index` within a batch, or the bytes of a message id, as in the JVM
+connector. In checkpoints of a stream it is the last position that was read, inclusive.
 
-Where a read begins and ends in each partition, as text. Pure.
-
-Two forms. In options a position names a message, the first or the last to be read: as
-`ledger:entry`, `ledger:entry:index` within a batch, or the bytes of a message id, as the JVM
-connector has it. In checkpoints of a stream it is what has been read: all up to it, inclusive.
-
-Conditions of a query that say what need not be read. Pure.
-
-They narrow only: Spark evaluates each of them again, so one that is not understood costs time and
-no message. `AND` joins all of them.
-
-How far a stream reads in its next batch. Pure.
+Filters only narrow a read: Spark evaluates each of them again, so an unsupported one costs time but
+loses no message. Filters are combined with `AND`.
 """
 
 from __future__ import annotations
@@ -35,23 +27,23 @@ from redrive.reading.ranges import Partition, Span
 from redrive.spark.options import InvalidOptionError, topic_name
 
 SLICE_ENTRIES = 10_000
-"""About so many entries make up a task, where the broker says how many there are."""
+"""Approximate entries of one task, if the broker returns their number."""
 
 
 class DataLossError(RedriveError):
-    """The broker does not have all that was to be read."""
+    """The broker has deleted messages that should be read."""
 
     reason = "DataLoss"
 
 
 @dataclass(frozen=True)
 class Extent:
-    """What one partition holds when a read is planned.
+    """Content of one partition when a read is planned.
 
     Attributes:
-        topic: the partition, or a topic without any.
-        partition: what is known of it; without `admin.url` only where it ends.
-        complete: whether it has all ledgers, with their entries.
+        topic: the partition, or a topic without partitions.
+        partition: its ledgers; without `admin.url` only its end.
+        complete: True if all ledgers and their entries are known.
     """
 
     topic: TopicName
@@ -60,10 +52,10 @@ class Extent:
 
     @property
     def begin(self) -> Position:
-        """Return the position behind which lies all there is.
+        """Return the position before all messages.
 
-        It names the first ledger, if that is known and has entries: so it is found out when that
-        is deleted before it was read. One without entries may be, whenever the topic is loaded.
+        It contains the first ledger, if that is known and has entries. So its deletion before the
+        read is detected. A ledger without entries may be deleted whenever the topic is loaded.
         """
         if not self.complete or not self.partition.ledgers:
             return BEGINNING
@@ -72,25 +64,25 @@ class Extent:
 
     @property
     def end(self) -> Position:
-        """Return the position up to which it reaches."""
+        """Return the position of the last message."""
         return Position(*self.partition.end, WHOLE)
 
     @property
     def tail(self) -> Position:
-        """Return the position behind which lies all that is written from now on."""
+        """Return the position before all later messages."""
         return max(self.end, Position(*self.partition.tail, WHOLE))
 
 
 class Slice(NamedTuple):
-    """What one task reads of one partition: from behind a position up to another, inclusive.
+    """Work of one task: messages of one partition from behind a position up to another, inclusive.
 
     Attributes:
-        topic: the partition, or a topic without any.
-        partition: its index; -1 without.
-        begin: behind which entry to begin reading, for the chunks of the first messages.
-        spans: the entries of which it has messages, in order; where the broker does not tell of
-            ledgers, those in the last one alone.
-        entry_bytes: their average size.
+        topic: the partition, or a topic without partitions.
+        partition: its index; -1 without partitions.
+        begin: entry behind which the read begins, for the chunks of the first messages.
+        spans: entries with its messages, in order; if ledgers are unknown, only those of the last
+            ledger.
+        entry_bytes: average size of the entries.
     """
 
     topic: TopicName
@@ -102,12 +94,12 @@ class Slice(NamedTuple):
     entry_bytes: float
 
     def holds(self, position: Position) -> bool:
-        """Whether a message belongs to it."""
+        """Return True if a message belongs to the slice."""
         return self.behind < position <= self.through
 
 
 def cut(extent: Extent, behind: Position, through: Position, filters: Filters) -> Iterator[Slice]:
-    """Cut what lies behind one position, up to another inclusive, as far as *filters* keep it."""
+    """Yield slices between two positions, the second inclusive, as *filters* allow."""
     through = min(through, extent.end)
     if behind >= through or not filters.keep_partition(extent.topic, extent.partition.index):
         return
@@ -128,38 +120,38 @@ def cut(extent: Extent, behind: Position, through: Position, filters: Filters) -
 
 
 def check_held(extent: Extent, behind: Position) -> None:
-    """Check that nothing is gone between what was read and what the broker holds.
+    """Check that no messages behind a position were deleted.
 
-    Without knowing the ledgers nothing is found.
+    Without known ledgers it finds nothing.
 
     Raises:
-        DataLossError: the ledger is gone, in which the reading would go on, or it ends before that.
+        DataLossError: the next ledger was deleted, or the topic ends before the position.
     """
     if not extent.complete or behind == BEGINNING:
         return
     held = extent.partition.held
     if (behind.ledger not in held and not _is_kept(extent, behind)) or behind > extent.tail:
         raise DataLossError(
-            f"{extent.topic} does not hold what follows on {behind.entry_id} any more, "
+            f"{extent.topic} no longer has the messages after {behind.entry_id}, "
             "or it is another topic of this name",
             got=f"ledgers {min(held, default=None)} to {max(held, default=None)}",
-            remedy="keep what is not read yet by a subscription (predefinedSubscription) or by "
-            "retention; to go on with what there is, set failOnDataLoss to false",
+            remedy="retain unread messages by a subscription (predefinedSubscription) or by "
+            "retention; to continue with the existing ones, set failOnDataLoss to false",
         )
 
 
 def _is_kept(extent: Extent, behind: Position) -> bool:
-    """Whether a subscription has kept all that follows: ledgers go when it has passed them."""
+    """Return True if a subscription retained all later messages: ledgers it passed are deleted."""
     return NOWHERE < extent.partition.acknowledged.through <= behind.entry_id
 
 
 def first_unread(behind: Position) -> int:
-    """Return the first entry, in its ledger, of which something lies behind a position."""
+    """Return the first entry, in its ledger, with messages behind a position."""
     return behind.entry + (behind.batch_index == WHOLE)
 
 
 def _spans(extent: Extent, behind: Position, through: Position, filters: Filters) -> Iterator[Span]:
-    """Return what is to be read of each ledger, in parts of bounded size."""
+    """Yield the entries to read of each ledger, in parts of bounded size."""
     for ledger, entries in extent.partition.ledgers:
         low, high = filters.entries(ledger)
         high = min(high, entries - 1)
@@ -173,7 +165,7 @@ def _spans(extent: Extent, behind: Position, through: Position, filters: Filters
 
 
 def _follows(partition: Partition, one: Span, other: Span) -> bool:
-    """Whether nothing lies between two spans."""
+    """Return True if *other* follows *one* directly."""
     if one.ledger == other.ledger:
         return one.last + 1 == other.first
     ledgers = partition.ledgers
@@ -202,37 +194,38 @@ def _unknown(extent: Extent, behind: Position, through: Position) -> Slice:
     back = EntryId(behind.ledger, max(-1, behind.entry - ranges.LOOK_BACK))
     begin = NOWHERE if behind == BEGINNING else back
     partition = extent.partition
-    there = first_unread(behind) if through.ledger == behind.ledger else 0
-    span = Span(through.ledger, there, through.entry)
+    first = first_unread(behind) if through.ledger == behind.ledger else 0
+    span = Span(through.ledger, first, through.entry)
     return Slice(
         extent.topic, partition.index, begin, behind, through, (span,), partition.entry_bytes
     )
 
 
 WHOLE = 2**31 - 1
-"""The index behind all messages of an entry."""
+"""Index behind all messages of an entry."""
 _LAST = 2**63 - 1
 BEGINNING = Position(*NOWHERE, WHOLE)
-"""Before all that a partition holds."""
+"""Position before all messages of a partition."""
 END = Position(_LAST, _LAST, WHOLE)
-"""Behind all that a partition holds, and will."""
+"""Position behind all present and future messages of a partition."""
 
 _TEXT = re.compile(r"(\d{1,19}):(\d{1,19})(?::(\d{1,9}))?", re.ASCII)
 _READ_SO_FAR = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(\d{1,10}))?", re.ASCII)
 
 
 class InvalidCheckpointError(RedriveError):
-    """The offset of a stream is none that this data source has written."""
+    """The offset of a stream was not written by this data source."""
 
     reason = "InvalidCheckpoint"
 
 
 @dataclass(frozen=True)
 class Offsets:
-    """A position in each partition, or in all that are not named.
+    """Position in each partition, with a default for partitions that are not listed.
 
     Attributes:
-        named: by partition, or by a topic that has none.
+        otherwise: the default.
+        named: by partition, or by a topic without partitions.
     """
 
     otherwise: Position
@@ -243,50 +236,50 @@ class Offsets:
         return self.named.get(partition, self.otherwise)
 
     def check(self, option: str, partitions: Iterable[TopicName]) -> None:
-        """Check that each name is one of *partitions*, those that are read.
+        """Check that only *partitions*, which are read, are listed.
 
         Raises:
-            InvalidOptionError: *option* names something else, so a position would be ignored.
+            InvalidOptionError: *option* lists another name, whose position would be ignored.
         """
         unknown = sorted(map(str, self.named.keys() - set(partitions)))
         if unknown:
             raise InvalidOptionError(
-                f"{option} names what is no partition of the topics that are read",
+                f"{option} must list only partitions of the topics that are read",
                 got=", ".join(unknown),
-                remedy="name each partition, such as persistent://shop/prod/orders-partition-0; "
-                "or the topic itself where it has no partitions",
+                remedy="list partitions, such as persistent://shop/prod/orders-partition-0, or the "
+                "topic itself if it has no partitions",
             )
 
 
 def starting_offsets(text: str) -> Offsets:
-    """Read `startingOffsets`: behind what a read begins. `latest` gives `END`.
+    """Parse `startingOffsets`, as positions behind which a read begins; `latest` gives `END`.
 
     Raises:
-        InvalidOptionError: it is something else.
+        InvalidOptionError: it is invalid.
     """
     words = {"earliest": BEGINNING, "latest": END}
     return _offsets("startingOffsets", text, words, BEGINNING, _before)
 
 
 def ending_offsets(text: str) -> Offsets:
-    """Read `endingOffsets`: up to what is read, inclusive.
+    """Parse `endingOffsets`, as inclusive ends of a read.
 
     Raises:
-        InvalidOptionError: it is something else.
+        InvalidOptionError: it is invalid.
     """
     return _offsets("endingOffsets", text, {"latest": END}, END, _through)
 
 
 def offset_to_json(read: Mapping[TopicName, Position]) -> dict[str, str]:
-    """Write what has been read of each partition."""
+    """Return the progress of each partition as text."""
     return {str(partition): _written(position) for partition, position in read.items()}
 
 
 def offset_from_json(written: Mapping[str, str]) -> dict[TopicName, Position]:
-    """Read what `to_json` wrote.
+    """Parse the texts of `offset_to_json`.
 
     Raises:
-        InvalidCheckpointError: it is something else.
+        InvalidCheckpointError: a text is invalid.
     """
     return {TopicName.parse(partition): _read(text) for partition, text in written.items()}
 
@@ -300,9 +293,9 @@ def _read(text: str) -> Position:
     match = _READ_SO_FAR.fullmatch(text)
     if match is None:
         raise InvalidCheckpointError(
-            "an offset of the stream is not ledger:entry, or ledger:entry:index",
+            "an offset of the stream must be ledger:entry, or ledger:entry:index",
             got=text,
-            remedy="start the query with a checkpoint of its own, or a new one",
+            remedy="start the query with its own checkpoint, or a new one",
         )
     return Position(int(match[1]), int(match[2]), WHOLE if match[3] is None else int(match[3]))
 
@@ -332,27 +325,27 @@ def _offsets(
         return bound(*_message(written))
 
     try:
-        given: Mapping[str, object] = json.loads(text)
-        named = {topic_name(topic): position(written) for topic, written in given.items()}
+        positions: Mapping[str, object] = json.loads(text)
+        named = {topic_name(topic): position(written) for topic, written in positions.items()}
     except (ValueError, TypeError, AttributeError, RedriveError) as error:
         raise InvalidOptionError(
-            f"{option} is neither {' nor '.join(words)}, nor JSON with a position for partitions",
+            f"{option} must be {' or '.join(words)}, or JSON with a position for partitions",
             got=text,
-            remedy='write such as {"persistent://shop/prod/orders-partition-0": "12:0"}, '
+            remedy='write it like {"persistent://shop/prod/orders-partition-0": "12:0"}, '
             f"with ledger:entry, ledger:entry:index or the bytes of a message id ({error})",
         ) from None
     return Offsets(otherwise, named)
 
 
 def _message(written: object) -> tuple[EntryId, int]:
-    """Return the entry of a message, and its index; -1 for the whole entry."""
+    """Parse a position: the entry of a message, and its index; -1 for the whole entry."""
     if isinstance(written, list):
         entry, index = place_of(bytes(number & 0xFF for number in written))
         if NOWHERE < entry < EntryId(_LAST, _LAST):
             return entry, index
     match = _TEXT.fullmatch(written) if isinstance(written, str) else None
     if match is None:
-        msg = f"no position of a message: {written!r}"
+        msg = f"not a position of a message: {written!r}"
         raise ValueError(msg)
     return EntryId(int(match[1]), int(match[2])), -1 if match[3] is None else int(match[3])
 
@@ -382,10 +375,10 @@ _TYPES: dict[str, type] = {
 
 
 class PushedFilter(NamedTuple):
-    """A comparison of a column with a value, or for `In` with a tuple of values.
+    """Comparison of a column with a value, or for `In` with a tuple of values.
 
     Attributes:
-        kind: the name of a class of filters in PySpark.
+        kind: class name of the filter in PySpark.
     """
 
     column: str
@@ -394,21 +387,21 @@ class PushedFilter(NamedTuple):
 
 
 class Filters:
-    """What some conditions leave over.
+    """Filters of a query, applied before messages are read.
 
     Args:
-        conditions: those of other kinds, or of other columns, are passed over.
+        conditions: conditions of unsupported kinds or columns are ignored.
     """
 
     def __init__(self, conditions: Iterable[PushedFilter] = ()) -> None:
-        self._conditions = tuple(filter(_is_understood, conditions))
+        self._conditions = tuple(filter(_is_supported, conditions))
 
     def keep_partition(self, topic: TopicName, index: int) -> bool:
-        """Whether messages of a partition may be asked for."""
+        """Return True if messages of a partition may match."""
         return self._hold("__topic", str(topic)) and self._hold("__partition", index)
 
     def entries(self, ledger: int) -> tuple[int, int]:
-        """Return the first and the last entry of a ledger that may be asked for."""
+        """Return the first and the last entry of a ledger that may match."""
         low, high = 0, _NO_LIMIT if self._hold("__ledger", ledger) else -1
         for condition in self._of("__entry"):
             first, last = _span(condition)
@@ -421,37 +414,37 @@ class Filters:
         return low, high
 
     def keep_times(self, published: int, event: int | None) -> bool:
-        """Whether a message of these times may be asked for, in milliseconds since 1970."""
+        """Return True if a message with these times, in milliseconds since 1970, may match."""
         return self._at("__publishTime", published) and self._at("__eventTime", event)
 
     def _at(self, column: str, milliseconds: int | None) -> bool:
         if not any(self._of(column)):
             return True
-        # Where there is no time, the column is NULL, which no comparison is true of.
+        # Without a time the column is NULL, and no comparison is true.
         if milliseconds is None:
             return False
         try:
             return self._hold(column, _EPOCH + milliseconds * _MILLISECOND)
-        except OverflowError:  # whoever sends a message sets it
+        except OverflowError:  # senders choose the time
             return True
 
     def _hold(self, column: str, value: object) -> bool:
-        return all(_COMPARE[each.kind](value, each.value) for each in self._of(column))
+        return all(_COMPARE[c.kind](value, c.value) for c in self._of(column))
 
     def _of(self, column: str) -> Iterator[PushedFilter]:
-        return (each for each in self._conditions if each.column == column)
+        return (condition for condition in self._conditions if condition.column == column)
 
 
-def _is_understood(condition: PushedFilter) -> bool:
+def _is_supported(condition: PushedFilter) -> bool:
     column, kind, value = condition
     if kind not in _COMPARE or column not in _TYPES:
         return False
     values = value if kind == "In" else (value,)
     return all(
-        isinstance(each, _TYPES[column])
-        and not (isinstance(each, datetime) and each.tzinfo is None)
-        and not (column == "__messageId" and not _is_id(each))
-        for each in values
+        isinstance(item, _TYPES[column])
+        and not (isinstance(item, datetime) and item.tzinfo is None)
+        and not (column == "__messageId" and not _is_id(item))
+        for item in values
     )
 
 
@@ -473,51 +466,50 @@ def _span(condition: PushedFilter) -> tuple[int, int]:
 
 
 Offset = Mapping[TopicName, Position]
-"""What has been read of each partition: all up to a position, inclusive."""
+"""Progress of each partition: the last position that was read, inclusive."""
 
 
 def advance_offset(
     extents: Sequence[Extent], read: Offset, limit: int | None = None
 ) -> dict[TopicName, Position]:
-    """Return up to where to read, of each partition.
+    """Return the end of the next batch in each partition.
 
-    Partitions that are new are read from their beginning.
+    New partitions are read from their beginning.
 
     Args:
         extents: all partitions.
-        read: what has been read.
-        limit: how many bytes, about, by the average size of a partition's entries: each partition
-            that has anything new advances by its share of them, and by one entry at least. None
-            for all there is.
+        read: progress so far.
+        limit: approximate maximum bytes, by the average entry size of each partition. Each
+            partition with new messages advances by its share, at least by one entry. None for no
+            limit.
     """
-    waiting = {each.topic: _waiting(each, read.get(each.topic, BEGINNING)) for each in extents}
-    total = sum(sum(waiting[each.topic].values()) * each.partition.entry_bytes for each in extents)
+    waiting = {e.topic: _waiting(e, read.get(e.topic, BEGINNING)) for e in extents}
+    total = sum(sum(waiting[e.topic].values()) * e.partition.entry_bytes for e in extents)
     share = 1.0 if limit is None or total <= limit else limit / total
     return {
-        each.topic: _ahead(each, read.get(each.topic, BEGINNING), waiting[each.topic], share)
-        for each in extents
+        e.topic: _ahead(e, read.get(e.topic, BEGINNING), waiting[e.topic], share) for e in extents
     }
 
 
 def check_unread(extents: Sequence[Extent], read: Offset) -> None:
-    """Check that all is there that has not been read.
+    """Check that no unread messages were deleted.
 
     Raises:
-        DataLossError: a partition is gone, or see `slices.check_held`.
+        DataLossError: a partition was deleted, or see `check_held`.
     """
-    gone = read.keys() - {each.topic for each in extents}
+    gone = read.keys() - {extent.topic for extent in extents}
     if gone:
         raise DataLossError(
-            "topics that the stream has been reading are not there any more",
+            "topics of the stream no longer exist",
             got=sorted(map(str, gone)),
-            remedy="create them again; to go on without them, set failOnDataLoss to false",
+            remedy="create them again; to continue without them, set failOnDataLoss to false",
         )
-    for each in extents:
-        check_held(each, read.get(each.topic, BEGINNING))
+    for extent in extents:
+        check_held(extent, read.get(extent.topic, BEGINNING))
 
 
 def _waiting(extent: Extent, behind: Position) -> dict[int, int]:
-    """Return how many entries of each ledger have not been read."""
+    """Return the number of unread entries of each ledger."""
     return {ledger: last - first + 1 for ledger, first, last in _unread(extent, behind)}
 
 
@@ -531,10 +523,10 @@ def _unread(extent: Extent, behind: Position) -> Iterator[tuple[int, int, int]]:
 
 def _ahead(extent: Extent, behind: Position, waiting: Mapping[int, int], share: float) -> Position:
     if extent.complete and behind > extent.tail:
-        return extent.end  # another topic of this name, which is read from its beginning
-    left = max(1, int(sum(waiting.values()) * share))
+        return extent.end  # another topic of the same name, which is read from its beginning
+    remaining = max(1, int(sum(waiting.values()) * share))
     for ledger, first, last in _unread(extent, behind):
-        if left <= last - first + 1:
-            return Position(ledger, first + left - 1, WHOLE)
-        left -= last - first + 1
+        if remaining <= last - first + 1:
+            return Position(ledger, first + remaining - 1, WHOLE)
+        remaining -= last - first + 1
     return max(behind, extent.end)

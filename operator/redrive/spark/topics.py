@@ -1,14 +1,11 @@
-"""Contents of topics, and the subscription that follows a stream.
+"""Content of topics, and the subscription that follows a stream.
 
-What the topics of a read hold now, as the broker tells.
+With `admin.url` the broker returns the ledgers of each partition; otherwise a reader finds its end.
 
-With `admin.url` it tells each ledger; else a reader finds where each partition ends.
-
-The subscription that follows a stream: it keeps what has not been processed, and shows it.
-
-What has been read is in the query's checkpoint; nothing is read by the subscription. Of each
-partition it keeps the last entry that was processed, too. As long as it stands before that, the
-broker has deleted nothing of what follows; once it does not, as when messages expired, it may have.
+The progress of a stream is in the query's checkpoint; the subscription reads nothing. It retains
+unprocessed messages, and shows the progress. Of each partition it also retains the last processed
+entry. While it is before that entry, the broker has deleted no later messages; otherwise, for
+example after expiry, it may have.
 """
 
 from __future__ import annotations
@@ -35,30 +32,30 @@ from redrive.spark.slices import Extent, Offset
 
 
 class PulsarFailedError(RedriveError):
-    """The broker refused what the data source asks of it, or can't be reached."""
+    """The broker refused a call of the data source, or cannot be reached."""
 
     reason = "PulsarFailed"
 
 
 @contextmanager
 def failures(doing: str, right: str) -> Iterator[None]:
-    """Name what failed: *doing*, for which the broker asks for *right*."""
+    """Turn errors of the client into one about *doing*, which needs the permission *right*."""
     try:
         yield
     except pulsar.PulsarException as error:
         raise PulsarFailedError(
             f"the broker refused to {doing}, or did not answer",
             got=str(error) or type(error).__name__,
-            remedy=f"check service.url and the credentials, whose role may {right} there if it is "
-            "granted that; the client says of a refused token that it has timed out",
+            remedy=f"check service.url and the credentials: their role must have permission to "
+            f"{right} there; the client reports a refused token as a time-out",
         ) from error
 
 
 class TopicReader:
-    """Asks the broker of a connection about topics; opens what it needs for each question.
+    """Reads about topics from the broker of a connection; opens clients for each call.
 
     Raises:
-        RedriveError: from each method: a credential, the broker, or the topic is not there.
+        RedriveError: from each method: a credential, the broker or the topic is not available.
     """
 
     def __init__(self, connection: SourceConnection) -> None:
@@ -66,31 +63,31 @@ class TopicReader:
         self._credentials = source_credentials(connection.authentication)
 
     def extents(self, selection: TopicSelection, subscription: str = "") -> list[Extent]:
-        """Return what each partition of the topics holds, each once, in order of their names.
+        """Return the content of each partition of the topics, once, sorted by name.
 
         Args:
             selection: the topics.
-            subscription: of which the broker tells how far it has come, if it is there.
+            subscription: its progress is included, if it exists.
         """
         if self._connection.admin_url is None:
             with self.client() as client:
-                found = list(_by_readers(client, selection))
+                extents = list(_by_readers(client, selection))
         else:
-            found = asyncio.run(self._by_admin(selection, subscription))
-        once = {each.topic: each for each in found}.values()
-        return sorted(once, key=lambda of: (of.topic.without_partition(), of.partition.index))
+            extents = asyncio.run(self._by_admin(selection, subscription))
+        unique = {extent.topic: extent for extent in extents}.values()
+        return sorted(unique, key=lambda e: (e.topic.without_partition(), e.partition.index))
 
     def held(self, topic: TopicName) -> frozenset[int]:
-        """Return the ledgers of a partition, of which the admin API tells."""
+        """Return the ledgers of a partition, from the admin API."""
         stats = asyncio.run(self._internal_stats(topic))
         return Partition.from_stats(UNPARTITIONED, stats, "").held
 
     def read_through(self, _admin_url: str, topic: TopicName, reader: str) -> EntryId | None:
-        """Do what `snapshot.read_through` does."""
+        """Return the position up to which the broker has served *reader*; None if unknown."""
         return broker.served(asyncio.run(self._internal_stats(topic)), reader)
 
     def client(self) -> AbstractContextManager[broker.ReadingClient]:
-        """Open a client, and close it with all it has opened."""
+        """Open a client; closing it closes all that it opened."""
         return broker.connect(self._connection.service_url, self._credentials)
 
     async def _internal_stats(self, topic: TopicName) -> dict[str, Any]:
@@ -175,17 +172,17 @@ def _last_entry(client: pulsar.Client, topic: TopicName) -> EntryId:
 
 
 class FollowingSubscription:
-    """Acknowledges what a stream has processed; keeps a consumer open for each partition.
+    """Acknowledges messages that a stream processed; keeps a consumer open for each partition.
 
     Args:
-        of: the broker.
-        subscription: its name. Where it is missing, it is created with all that the topic holds,
-            if the broker creates subscriptions by itself.
+        topics: reader of the broker's topics.
+        subscription: its name. If it is missing, it is created with all messages of the topic,
+            provided that the broker creates subscriptions automatically.
     """
 
-    def __init__(self, of: TopicReader, subscription: str) -> None:
+    def __init__(self, topics: TopicReader, subscription: str) -> None:
         self._opened = ExitStack()
-        self._client = self._opened.enter_context(of.client())
+        self._client = self._opened.enter_context(topics.client())
         self._subscription = subscription
         self._consumers: dict[TopicName, pulsar.Consumer] = {}
 
@@ -197,17 +194,17 @@ class FollowingSubscription:
                     str(topic),
                     self._subscription,
                     initial_position=pulsar.InitialPosition.Earliest,
-                    receiver_queue_size=0,  # it receives nothing
+                    receiver_queue_size=0,  # it receives no messages
                 )
         return self._consumers[topic]
 
     def keep(self, topic: TopicName, passed: EntryId, processed: EntryId) -> None:
-        """Have the subscription keep what follows on *processed*, and that itself.
+        """Let the subscription retain *processed* and all later messages.
 
         Args:
             topic: a partition.
-            passed: up to where it has acknowledged.
-            processed: where the stream begins.
+            passed: last acknowledged entry.
+            processed: start of the stream.
         """
         consumer = self.open(topic)
         if passed >= processed:
@@ -217,7 +214,7 @@ class FollowingSubscription:
                 consumer.seek(first if entry >= 0 else pulsar.MessageId.earliest)
 
     def acknowledge(self, processed: Offset) -> None:
-        """Acknowledge all before some entries; see above."""
+        """Acknowledge all messages before the entries of *processed*."""
         for topic, position in processed.items():
             ledger, entry = position.entry_id
             if entry > 0:
@@ -228,5 +225,5 @@ class FollowingSubscription:
                     )
 
     def close(self) -> None:
-        """Close all that is open; acknowledgements go out before."""
+        """Close all consumers, after their acknowledgements are sent."""
         self._opened.close()

@@ -206,7 +206,7 @@ def receive_simply(world: Any, sent: Sent) -> None:  # noqa: ANN401
                 except LookupError:
                     continue  # its invisible duration ends
                 consumer.acknowledge(message)
-        wait_until(lambda: consumer.in_hand <= len(unsent))
+        wait_until(lambda: consumer.in_flight <= len(unsent))
 
 
 @pytest.mark.parametrize(

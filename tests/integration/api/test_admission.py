@@ -188,7 +188,7 @@ def test_identity_of_policy_cannot_change(
     old = VALID["RetryPolicy"][field]
     new = f"persistent://shop/prod/{word}" if field == "topic" else word
     message = refusal(cluster, manifest("RetryPolicy", **{field: new}), kube_namespace)
-    assert f"the {field} of a policy can't change; got '{new}' where it was '{old}'" in message
+    assert f"`{field}` of a policy is immutable; got '{new}' where it was '{old}'" in message
     assert "create another RetryPolicy" in message
 
 

@@ -100,7 +100,7 @@ def run_through_an_outage(
         during()
         time.sleep(OUTAGE_SECONDS)
         warehouse.is_down = False
-        assert warehouse.done.wait(180), (len(warehouse.handled), [c.in_hand for c in consumers])
+        assert warehouse.done.wait(180), (len(warehouse.handled), [c.in_flight for c in consumers])
         wait_until(lambda: paused_causes(provisioned) == [])
         wait_until(lambda: provisioned.backlog(policy.retry_topic) == 0)
         for consumer in consumers:

@@ -169,7 +169,7 @@ def test_lost_entries_are_detected() -> None:
     for ledger, entry in [NOWHERE, (3, -1), (3, 4), (4, -1)]:
         slices.check_held(extent, Position(ledger, entry, WHOLE))
     for ledger, entry in [(2, 7), (4, 0), (5, 0)]:
-        with pytest.raises(DataLossError, match="does not hold what follows on"):
+        with pytest.raises(DataLossError, match="no longer has the messages after"):
             slices.check_held(extent, Position(ledger, entry, WHOLE))
     slices.check_held(extent_of((3, 5), complete=False), Position(2, 7, WHOLE))
 
@@ -273,7 +273,7 @@ def test_offset_of_unread_topic_is_refused() -> None:
 
 
 def test_ending_offset_earliest_is_refused() -> None:
-    with pytest.raises(InvalidOptionError, match="endingOffsets is neither latest, nor"):
+    with pytest.raises(InvalidOptionError, match="endingOffsets must be latest, or"):
         ending_offsets("earliest")
 
 
@@ -360,7 +360,7 @@ def test_recreated_topic_is_read_from_its_beginning() -> None:
 def test_missing_topic_of_stream_is_a_loss() -> None:
     extent = partition_extent(0, (4, 3))
     check_unread([extent], {extent.topic: Position(4, 2, WHOLE)})
-    with pytest.raises(DataLossError, match="not there any more"):
+    with pytest.raises(DataLossError, match="no longer exist"):
         check_unread([extent], {ORDERS.partition(1): BEGINNING})
-    with pytest.raises(DataLossError, match="does not hold"):
+    with pytest.raises(DataLossError, match="no longer has"):
         check_unread([extent], {extent.topic: Position(3, 2, WHOLE)})

@@ -195,9 +195,9 @@ class AsyncPolicyConsumer(AsyncBase[_PolicyConsumer]):
         return self._opened.connected
 
     @property
-    def in_hand(self) -> int:
-        """Return how many messages were taken and are not settled; see `RetryConsumer.in_hand`."""
-        return self._opened.in_hand
+    def in_flight(self) -> int:
+        """Return the number of in-flight messages; see `RetryConsumer.in_flight`."""
+        return self._opened.in_flight
 
     @property
     def outages(self) -> tuple[Outage, ...]:

@@ -116,9 +116,9 @@ class PolicyConsumer(Closing):
         return self._processor.connected
 
     @property
-    def in_hand(self) -> int:
+    def in_flight(self) -> int:
         """Return how many messages were taken and are not settled: handled now, or kept here."""
-        return self._processor.in_hand
+        return self._processor.in_flight
 
     @property
     def outages(self) -> tuple[Outage, ...]:
