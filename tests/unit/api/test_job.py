@@ -209,7 +209,7 @@ def test_other_resources_stay_in_the_template() -> None:
             {"requests": {"memory": "1Gi"}, "limits": {"memory": "2Gi"}},
             "the same in requests and limits.*got '1Gi and 2Gi'",
         ),
-        ({"requests": {"cpu": "some"}}, "`cpu` of executor must be an amount.*got 'some'"),
+        ({"requests": {"cpu": "some"}}, "`cpu` of executor must be a positive amount.*got 'some'"),
         ({"requests": {"cpu": 0}}, "must be a positive amount.*got '0'"),
         ({"requests": {"cpu": 2}, "limits": {"cpu": 1}}, "limit .* at least its request"),
         ({"requests": ["cpu"]}, "`requests` of executor must be an object; got 'list'"),
