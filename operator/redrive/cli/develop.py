@@ -37,7 +37,7 @@ from redrive.policy.model import Policy
 from redrive.policy.values import format_duration
 from redrive.provision.actions import Action, CreateConfigMap, PatchConfigMap
 from redrive.provision.apply import apply
-from redrive.provision.checks import PREFLIGHT, PreflightFacts
+from redrive.provision.checks import PREFLIGHT, Evidence
 from redrive.provision.desired import Desired, config_map_of, desired
 from redrive.provision.diff import diff
 from redrive.provision.observe import around, observe_broker
@@ -383,7 +383,7 @@ async def provision_topics(claim: Claim, admin: Admin, *, dry_run: bool) -> Sequ
     request = replace(claim.request, permissions=Permissions((_ALL,)))
     with admin.granting(request.policy.topic.namespace_name) as grant:
         observed = await observe_broker(wanted, admin)
-        PREFLIGHT.check(PreflightFacts(_body(claim), wanted, observed, request))
+        PREFLIGHT.check(Evidence(_body(claim), wanted, observed, request))
         actions = [
             action
             for action in diff(wanted, observed)

@@ -25,6 +25,7 @@ from redrive.errors import RedriveError
 from redrive.kube.resources import CONFIG_MAP_KEY, Key
 from redrive.lint.manifests import Manifests
 from redrive.lint.references import Claim, resolve
+from redrive.provision.desired import TopicRole
 
 DIFFERENT = 1
 FAILED = 2
@@ -100,7 +101,7 @@ def _completed(claim: Claim, cluster: Cluster) -> Claim:
 def _state(claim: Claim) -> Iterator[str]:
     """Yield the desired state of a policy, one fact in each line."""
     wanted, spec = desired_of(claim), claim.request.spec
-    topics = {"retry topic": wanted.retry, "dead-letter topic": wanted.dead_letter}
+    topics = {"retry topic": wanted.retry, "dead-letter topic": wanted.topic(TopicRole.DEAD_LETTER)}
     partitions = {
         "retry topic": spec.retry.partitions,
         "dead-letter topic": spec.dead_letter.partitions,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from redrive.admin.errors import AdminError
 from redrive.admin.model import RightsChange, Schema
 from redrive.admin.policies import DELAYED_DELIVERY, TopicPolicy, Write
 from redrive.api import Body
@@ -190,6 +191,14 @@ Action = OnTopic | CopySchema | ChangeRights | CreateConfigMap | PatchConfigMap
 
 
 Refusable = CopySchema | SetTopicPolicy
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Action that the broker refused and without which the policy still works."""
+
+    action: Refusable
+    error: AdminError
 
 
 def is_refusable(action: Action) -> TypeGuard[Refusable]:

@@ -27,14 +27,6 @@ from redrive.provision import actions, ownership
 from redrive.reasons import Reason
 
 
-@dataclass(frozen=True)
-class Refused:
-    """Action that the broker refused and without which the policy still works."""
-
-    action: actions.Refusable
-    error: AdminError
-
-
 @dataclass
 class Applied:
     """Results of actions.
@@ -47,7 +39,7 @@ class Applied:
     """
 
     done: list[actions.Action] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[actions.Refused] = field(default_factory=list)
     in_force: dict[str, Any] = field(default_factory=dict)
 
 
@@ -69,7 +61,7 @@ async def apply(
         match action:
             case actions.CopySchema():
                 if (error := await _copy_schema(action, admin)) is not None:
-                    applied.refused.append(Refused(action, error))
+                    applied.refused.append(actions.Refused(action, error))
                     continue
             case actions.SetTopicPolicy():
                 await _set_topic_policy(action, admin, applied)
@@ -134,7 +126,7 @@ async def _set_topic_policy(action: actions.SetTopicPolicy, admin: Admin, applie
     except (AdminForbiddenError, BrokerRefusedError, UnsupportedError) as error:
         if not actions.is_refusable(action):
             raise
-        applied.refused.append(Refused(action, error))
+        applied.refused.append(actions.Refused(action, error))
     else:
         applied.done.append(action)
 

@@ -21,11 +21,13 @@ from redrive.errors import (
 from redrive.kube.resources import TAKE_OVER_FROM, TOPIC_OWNER, is_owned_by
 from redrive.policy.naming import TopicName
 from redrive.provision import ownership
+from redrive.provision.actions import Refused
 from redrive.provision.desired import (
     Desired,
+    DesiredTopic,
     Observed,
+    TopicRole,
     TopicState,
-    partitions_of_retry,
 )
 from redrive.provision.ownership import Owner, OwnershipRecord, shown_owner
 from redrive.provision.request import (
@@ -45,17 +47,17 @@ class Checks(Generic[F]):
     def __init__(self, *checks: Callable[[F], RedriveError | None]) -> None:
         self._checks = checks
 
-    def violations(self, facts: F) -> Iterator[RedriveError]:
+    def violations(self, evidence: F) -> Iterator[RedriveError]:
         """Yield the error of each check that fails."""
-        return (error for check in self._checks if (error := check(facts)) is not None)
+        return (error for check in self._checks if (error := check(evidence)) is not None)
 
-    def first_violation(self, facts: F) -> RedriveError | None:
+    def first_violation(self, evidence: F) -> RedriveError | None:
         """Return the error of the first check that fails, or None."""
-        return next(self.violations(facts), None)
+        return next(self.violations(evidence), None)
 
-    def check(self, facts: F) -> None:
+    def check(self, evidence: F) -> None:
         """Raise the error of the first check that fails."""
-        error = self.first_violation(facts)
+        error = self.first_violation(evidence)
         if error is not None:
             raise error
 
@@ -226,17 +228,26 @@ def prior_claim(request: Request, winner: Request) -> ContestedError | None:
 
 
 @dataclass(frozen=True)
-class PreflightFacts:
-    """Input of `PREFLIGHT`: the request, and the desired and the observed state.
+class Evidence:
+    """Input of `PREFLIGHT` and of warnings: a policy, its desired state and the observed one.
 
     Attributes:
-        request: the resolved policy.
+        rivals: admissible policies that claim one of its names.
+        refused: actions that the broker refused and that the policy does not need.
     """
 
     body: Body
     desired: Desired
     observed: Observed
     request: Request
+    rivals: Sequence[Request] = ()
+    refused: Sequence[Refused] = ()
+
+    @property
+    def blocked(self) -> list[Request]:
+        """Return the rivals that this policy blocks, the oldest first."""
+        blocked = [rival for rival in self.rivals if rival.yields_to(self.request)]
+        return sorted(blocked, key=lambda rival: rival.age)
 
 
 def has_other_partitioning(want: Desired, have: Observed) -> bool:
@@ -244,50 +255,56 @@ def has_other_partitioning(want: Desired, have: Observed) -> bool:
 
     Also if the dead-letter topic is not partitioned and should be.
     """
-    should = partitions_of_retry(want, have.source_partitions)
-    differs = have.retry is not None and bool(have.retry.partitions) != bool(should)
-    return differs or _lacks_partitions(want, have)
+    pairs = want.pairs(have)
+    return any(_has_other_partitioning(topic, state, have) for topic, state in pairs)
 
 
-def _lacks_partitions(want: Desired, have: Observed) -> bool:
-    dead_letter = have.dead_letter
-    lacks = dead_letter is not None and not dead_letter.partitions
-    return lacks and want.dead_letter_partitions > 0
+def _has_other_partitioning(
+    want: DesiredTopic, have: TopicState | None, observed: Observed
+) -> bool:
+    if have is None or want.role.holds_records:
+        return False
+    count = want.count_partitions(observed.source_partitions)
+    if want.role is TopicRole.DEAD_LETTER and not count:
+        return False  # an existing topic with partitions is kept
+    return bool(have.partitions) != bool(count)
 
 
-def retry_topic_has_other_partitioning(facts: PreflightFacts) -> RedriveError | None:
+def retry_topic_has_other_partitioning(evidence: Evidence) -> RedriveError | None:
     """Find a retry topic that is partitioned and should not be, or the reverse.
 
     A broker cannot convert one into the other, and the topic holds waiting messages.
     """
-    retry, source = facts.observed.retry, facts.observed.source_partitions
-    want = partitions_of_retry(facts.desired, source)
-    if retry is None or bool(retry.partitions) == bool(want):
+    want, retry = evidence.desired.retry, evidence.observed.retry
+    source = evidence.observed.source_partitions
+    if retry is None or not _has_other_partitioning(want, retry, evidence.observed):
         return None
     ways = ["delete it once it is drained, then it is created again"]
     if retry.partitions:
         ways.append(f"set retry.partitions to {retry.partitions}")
     elif not source:
         ways.append("leave retry.partitions out")
-    why = "as the source topic has" if facts.desired.retry_partitions is None else "as requested"
+    why = "as the source topic has" if want.partitions is None else "as requested"
     return Reason.PARTITIONS_DIFFER.error(
-        f"the retry topic {facts.desired.retry.name} already exists and should have "
-        f"{_partitions(want)}, {why}; a broker cannot convert a topic",
+        f"the retry topic {want.name} already exists and should have "
+        f"{_partitions(want.count_partitions(source))}, {why}; a broker cannot convert a topic",
         got=_partitions(retry.partitions),
         remedy=", or ".join(ways),
     )
 
 
-def dead_letter_topic_lacks_partitions(facts: PreflightFacts) -> RedriveError | None:
+def dead_letter_topic_lacks_partitions(evidence: Evidence) -> RedriveError | None:
     """Find a dead-letter topic without partitions that should have some.
 
     A broker cannot convert it, and it may hold dead letters.
     """
-    if facts.desired.dead_letter is None or not _lacks_partitions(facts.desired, facts.observed):
+    want = evidence.desired.topic(TopicRole.DEAD_LETTER)
+    have = evidence.observed.topics.get(TopicRole.DEAD_LETTER)
+    if want is None or not _has_other_partitioning(want, have, evidence.observed):
         return None
     return Reason.PARTITIONS_DIFFER.error(
-        f"the dead-letter topic {facts.desired.dead_letter.name} already exists and should have "
-        f"{_partitions(facts.desired.dead_letter_partitions)}, as requested; a broker cannot "
+        f"the dead-letter topic {want.name} already exists and should have "
+        f"{_partitions(want.partitions or 0)}, as requested; a broker cannot "
         "convert a topic",
         got=_partitions(0),
         remedy="delete it once it is empty, then it is created again, or leave "
@@ -295,31 +312,31 @@ def dead_letter_topic_lacks_partitions(facts: PreflightFacts) -> RedriveError | 
     )
 
 
-def topic_has_another_owner(facts: PreflightFacts) -> RedriveError | None:
+def topic_has_another_owner(evidence: Evidence) -> RedriveError | None:
     """Find a topic of another policy, even of a deleted one, that may not be taken over."""
-    for want, have in facts.desired.pairs(facts.observed):
+    for want, have in evidence.desired.pairs(evidence.observed):
         record = OwnershipRecord.of({} if have is None else have.properties or {})
-        if not record.may_pass_to(facts.desired.owner, facts.request.takes_over):
-            return _owner_conflict(want.name, record, facts.desired.owner)
+        if not record.may_pass_to(evidence.desired.owner, evidence.request.takes_over):
+            return _owner_conflict(want.name, record, evidence.desired.owner)
     return None
 
 
-def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
+def topic_is_not_redrives(evidence: Evidence) -> RedriveError | None:
     """Find a topic that others created and that may not be adopted.
 
     A topic of records is never adopted: compaction would delete messages of others.
     """
-    want = facts.desired
-    for topic, have in want.pairs(facts.observed):
+    want = evidence.desired
+    for topic, have in want.pairs(evidence.observed):
         if have is None or not _is_free(have, about_to=str(topic.name) in want.creating):
             continue
-        if topic in want.records:
+        if topic.role.holds_records:
             return Reason.TOPIC_EXISTS.error(
                 f"the topic {topic.name} exists, and redrive did not create it: the records of the "
                 "dead-letter topic need this name",
                 remedy="delete the topic, or use another name for the dead-letter topic",
             )
-        if facts.request.spec.adoption is Adoption.NEVER:
+        if evidence.request.spec.adoption is Adoption.NEVER:
             return Reason.TOPIC_EXISTS.error(
                 f"the topic {topic.name} exists, and redrive did not create it: adoption would "
                 "change its grants and topic policies, and add a subscription",
@@ -327,10 +344,10 @@ def topic_is_not_redrives(facts: PreflightFacts) -> RedriveError | None:
                 remedy="use other names for this policy's topics, delete the topic, or set "
                 "spec.adoption to IfPresent",
             )
-        if not facts.request.permissions.allows_adoption(topic.name):
+        if not evidence.request.permissions.allows_adoption(topic.name):
             return Reason.ADOPTION_NOT_ALLOWED.error(
                 "the connection does not allow policies of namespace "
-                f"{facts.request.key.namespace} to adopt a topic that redrive did not create",
+                f"{evidence.request.key.namespace} to adopt a topic that redrive did not create",
                 got=str(topic.name),
                 remedy="set adoption to Allowed in a rule for that topic in the connection's "
                 "spec.allow, or use other names for this policy's topics",
@@ -347,13 +364,13 @@ def _is_free(have: TopicState, *, about_to: bool) -> bool:
     return OwnershipRecord.of(have.properties).is_free and not unmarked
 
 
-def source_is_of_redrive(facts: PreflightFacts) -> RedriveError | None:
+def source_is_of_redrive(evidence: Evidence) -> RedriveError | None:
     """Find a source topic that is a retry, dead-letter or ledger topic of another policy."""
-    record = OwnershipRecord.of(facts.observed.source_properties or {})
-    is_allowed = facts.request.spec.chaining is Chaining.ALLOWED
-    if not record.owner or is_allowed or "retryTopic" in _status(facts.body):
+    record = OwnershipRecord.of(evidence.observed.source_properties or {})
+    is_allowed = evidence.request.spec.chaining is Chaining.ALLOWED
+    if not record.owner or is_allowed or "retryTopic" in _status(evidence.body):
         return None
-    return chained(shown_owner(record.owner, facts.request.key.namespace))
+    return chained(shown_owner(record.owner, evidence.request.key.namespace))
 
 
 def chained(owner: str) -> RedriveError:
@@ -367,12 +384,12 @@ def chained(owner: str) -> RedriveError:
     )
 
 
-def topics_are_elsewhere(facts: PreflightFacts) -> RedriveError | None:
+def topics_are_elsewhere(evidence: Evidence) -> RedriveError | None:
     """Find a policy whose connectionRef changed to a broker without its topics."""
-    status, have = _status(facts.body), facts.observed.retry
-    former, now = status.get("connection"), str(facts.request.through)
+    status, have = _status(evidence.body), evidence.observed.retry
+    former, now = status.get("connection"), str(evidence.request.through)
     record = OwnershipRecord.of({} if have is None else have.properties or {})
-    if former in {None, now} or record.is_of(facts.desired.owner):
+    if former in {None, now} or record.is_of(evidence.desired.owner):
         return None
     topics = " and ".join(status[key] for key in ("retryTopic", "deadLetterTopic") if key in status)
     return Reason.BROKER_CHANGED.error(
@@ -424,10 +441,10 @@ def namespace_expires_subscriptions(
     )
 
 
-def config_map_is_not_ours(facts: PreflightFacts) -> RedriveError | None:
+def config_map_is_not_ours(evidence: Evidence) -> RedriveError | None:
     """Find a ConfigMap with the name of the policy's that the policy does not own."""
-    config_map = facts.observed.config_map
-    if config_map is None or is_owned_by(config_map, facts.body):
+    config_map = evidence.observed.config_map
+    if config_map is None or is_owned_by(config_map, evidence.body):
         return None
     return foreign_config_map(config_map["metadata"]["name"])
 
@@ -455,25 +472,25 @@ _PER_ROLE = 32
 """Bytes of the actions and the punctuation of one role in the record."""
 
 
-def source_has_too_many_partitions(facts: PreflightFacts) -> RedriveError | None:
+def source_has_too_many_partitions(evidence: Evidence) -> RedriveError | None:
     """Find a source topic with more partitions than the retry topic may get."""
-    request, retry = facts.request, facts.observed.retry
-    count = partitions_of_retry(facts.desired, facts.observed.source_partitions)
+    request, retry = evidence.request, evidence.observed.retry
+    count = evidence.desired.retry.count_partitions(evidence.observed.source_partitions)
     existing = 0 if retry is None else retry.partitions
     if count <= max(request.permissions.limits.partitions, existing):
         return None
     return _too_many_partitions(f"{request.policy.topic} has", count, request)
 
 
-def rights_exceed_record(facts: PreflightFacts) -> RedriveError | None:
+def rights_exceed_record(evidence: Evidence) -> RedriveError | None:
     """Find grants that would exceed the record of the Pulsar namespace.
 
     Existing grants are kept, and can be revoked.
     """
-    held = facts.observed.permissions
+    held = evidence.observed.permissions
     missing = [
         grant
-        for grant in facts.desired.grants
+        for grant in evidence.desired.grants
         if not grant.actions <= held.get(str(grant.topic), {}).get(grant.role, frozenset())
     ]
     if not missing:
@@ -483,7 +500,7 @@ def rights_exceed_record(facts: PreflightFacts) -> RedriveError | None:
     if size <= MAX_RECORD:
         return None
     return Reason.LIMIT_EXCEEDED.error(
-        f"the grants on topics of {facts.request.policy.topic.namespace_name} would exceed "
+        f"the grants on topics of {evidence.request.policy.topic.namespace_name} would exceed "
         f"{MAX_RECORD} bytes, the limit of the record in which the broker stores them",
         got=size,
         remedy="revoke unused grants, use fewer or shorter roles, or move topics to another Pulsar "

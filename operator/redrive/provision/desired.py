@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -40,6 +41,61 @@ _CONSUME: frozenset[str] = frozenset({"consume"})
 _PRODUCE: frozenset[str] = frozenset({"produce"})
 
 
+class TopicRole(enum.StrEnum):
+    """Role of a topic for its policy."""
+
+    RETRY = "retry"
+    DEAD_LETTER = "dead-letter"
+    LEDGER = "ledger"
+    """Records which messages Replays moved."""
+    SEQUENCES = "sequences"
+    """Records which keys have dead letters."""
+
+    @property
+    def holds_records(self) -> bool:
+        """Return True if its messages are records of redrive: compacted, ordered, never adopted."""
+        return self in {TopicRole.LEDGER, TopicRole.SEQUENCES}
+
+    @property
+    def status_field(self) -> str:
+        """Return the field of the policy's status with the name of the topic."""
+        return _STATUS_FIELDS[self]
+
+
+_STATUS_FIELDS = {
+    TopicRole.RETRY: "retryTopic",
+    TopicRole.DEAD_LETTER: "deadLetterTopic",
+    TopicRole.LEDGER: "ledgerTopic",
+    TopicRole.SEQUENCES: "sequencesTopic",
+}
+
+
+class Grantee(enum.Enum):
+    """Pulsar roles that get grants on topics of a policy."""
+
+    CONSUMERS = enum.auto()
+    READERS = enum.auto()
+    """People and tools that read dead letters."""
+    REPLAYS = enum.auto()
+
+
+GRANTS: Mapping[TopicRole, Mapping[Grantee, frozenset[str]]] = {
+    TopicRole.RETRY: {
+        Grantee.CONSUMERS: _PRODUCE | _CONSUME,
+        # A Replay also searches this topic for messages that it moved earlier.
+        Grantee.REPLAYS: _PRODUCE | _CONSUME,
+    },
+    TopicRole.DEAD_LETTER: {
+        Grantee.CONSUMERS: _PRODUCE,
+        Grantee.READERS: _CONSUME,
+        Grantee.REPLAYS: _CONSUME,
+    },
+    TopicRole.LEDGER: {Grantee.REPLAYS: _PRODUCE | _CONSUME},
+    TopicRole.SEQUENCES: {Grantee.CONSUMERS: _PRODUCE | _CONSUME},
+}
+"""Actions that a policy grants on each of its topics."""
+
+
 @dataclass(frozen=True)
 class DesiredTopic:
     """A topic that must exist.
@@ -47,12 +103,21 @@ class DesiredTopic:
     Attributes:
         subscription: must exist before the first message, because a topic without a subscription
             retains nothing.
+        partitions: 0 means not partitioned, None as many as the source topic has.
         policies: topic policies that the topic must have.
+        is_recorded: True if the status of the policy names the topic.
     """
 
+    role: TopicRole
     name: TopicName
     subscription: str
+    partitions: int | None
     policies: tuple[TopicPolicy, ...]
+    is_recorded: bool = False
+
+    def count_partitions(self, source: int) -> int:
+        """Return the number of its partitions; *source* is that of the source topic."""
+        return source if self.partitions is None else self.partitions
 
 
 @dataclass(frozen=True)
@@ -61,65 +126,43 @@ class Desired:
 
     Attributes:
         owner: the recorded owner of its topics.
-        retry_partitions: of the retry topic; None means as many as the source topic has.
-        dead_letter: None if the policy discards.
-        ledger: record of the messages that Replays moved; None if no Replay can run.
-        dead_letter_partitions: of the dead-letter topic; 0 means not partitioned.
+        topics: in the order of `TopicRole`, the retry topic first. A policy that discards has no
+            dead-letter topic, one without Replays no ledger.
         grants: the actions that roles need; further grants are kept.
         unused: dead-letter topic of a policy that discards, which may exist from before.
         tolerated: grants on *unused* that are kept if they exist.
         config_map: the ConfigMap of the consumers.
         creating: topics whose creation was recorded, which may exist without an owner.
-        had_ledger: True if the status names the ledger.
-        sequences: keys that have dead letters; None if sequences are not kept.
-        had_sequences: True if the status names that topic.
         schema_topics: topics that may have the schema of the source topic.
     """
 
     policy: Policy
     owner: Owner
-    retry: DesiredTopic
-    retry_partitions: int | None
-    dead_letter: DesiredTopic | None
+    topics: tuple[DesiredTopic, ...]
     grants: tuple[Grant, ...]
     config_map: Body
     creating: frozenset[str] = frozenset()
-    dead_letter_partitions: int = 0
     unused: TopicName | None = None
     tolerated: tuple[Grant, ...] = ()
-    ledger: DesiredTopic | None = None
-    had_ledger: bool = False
-    sequences: DesiredTopic | None = None
-    had_sequences: bool = False
     schema_topics: frozenset[TopicName] = frozenset()
+
+    def topic(self, role: TopicRole) -> DesiredTopic | None:
+        """Return the topic of a role; None if the policy needs none."""
+        return next((topic for topic in self.topics if topic.role is role), None)
+
+    @property
+    def retry(self) -> DesiredTopic:
+        """Return the retry topic, which every policy needs."""
+        return self.topics[0]
 
     @property
     def sets_tick(self) -> bool:
         """Return True if the retry topic gets a tick of its own."""
         return any(isinstance(policy, DelaysWithin) for policy in self.retry.policies)
 
-    @property
-    def records(self) -> tuple[DesiredTopic, ...]:
-        """Return the topics whose messages are records of redrive."""
-        return tuple(filter(None, (self.ledger, self.sequences)))
-
     def pairs(self, have: Observed) -> Iterator[tuple[DesiredTopic, TopicState | None]]:
         """Yield the desired and the observed state of each topic of the policy."""
-        yield self.retry, have.retry
-        if self.dead_letter is not None:
-            yield self.dead_letter, have.dead_letter
-        if self.ledger is not None:
-            yield self.ledger, have.ledger
-        if self.sequences is not None:
-            yield self.sequences, have.sequences
-
-
-def partitions_of_retry(wanted: Desired, source: int) -> int:
-    """Return the number of partitions of the retry topic; *source* is that of the source topic.
-
-    0 means that a topic is not partitioned.
-    """
-    return source if wanted.retry_partitions is None else wanted.retry_partitions
+        return ((topic, have.topics.get(topic.role)) for topic in self.topics)
 
 
 def desired(request: Request, body: Body, cluster: str, release: tuple[int, ...] = ()) -> Desired:
@@ -132,29 +175,17 @@ def desired(request: Request, body: Body, cluster: str, release: tuple[int, ...]
         release: version of the broker; empty if unknown.
     """
     policy, keeps = request.policy, request.policy.dead_letters
-    status = body.get("status") or {}
-    on_dead_letter = _united(_dead_letter_grants(request))
+    topics = tuple(_topics(request, body.get("status") or {}, release))
+    unused = None if keeps else request.spec.dead_letter_topic
     return Desired(
         policy=policy,
         owner=owner_of(request, cluster),
-        retry=_retry(request, release),
-        retry_partitions=request.spec.retry.partitions,
-        dead_letter=_dead_letter(request),
-        ledger=_ledger(request),
-        had_ledger=status.get("ledgerTopic") == str(policy.ledger_topic),
-        sequences=_sequences(policy),
-        had_sequences=status.get("sequencesTopic") == str(policy.sequences_topic),
-        grants=(
-            *_united(_retry_grants(request)),
-            *(on_dead_letter if keeps else ()),
-            *_ledger_grants(request),
-            *_sequences_grants(request),
-        ),
+        topics=topics,
+        grants=tuple(grant for t in topics for grant in _grants(t.role, t.name, request)),
         config_map=_config_map(policy, body),
         creating=creating(body),
-        dead_letter_partitions=request.spec.dead_letter.partitions or 0,
-        unused=None if keeps else request.spec.dead_letter_topic,
-        tolerated=() if keeps else on_dead_letter,
+        unused=unused,
+        tolerated=() if unused is None else _grants(TopicRole.DEAD_LETTER, unused, request),
         schema_topics=frozenset(
             topic
             for topic in request.spec.permitted_topics
@@ -175,33 +206,36 @@ def owner_of(request: Request, cluster: str) -> Owner:
     return Owner(cluster, request.key, uid, f"{policy.topic}/{policy.subscription}")
 
 
-def _retry(request: Request, release: tuple[int, ...]) -> DesiredTopic:
+def _topics(
+    request: Request, status: Mapping[str, Any], release: tuple[int, ...]
+) -> Iterator[DesiredTopic]:
     policy, spec = request.policy, request.spec
+
+    def topic(
+        role: TopicRole,
+        name: TopicName,
+        subscription: str,
+        partitions: int | None,
+        policies: tuple[TopicPolicy, ...],
+    ) -> DesiredTopic:
+        is_recorded = status.get(role.status_field) == str(name)
+        return DesiredTopic(role, name, subscription, partitions, policies, is_recorded)
+
     delays = delay_policy(request.shortest_delay, release)
     policies = retry_topic_policies(spec.retry, delays)
-    return DesiredTopic(policy.retry_topic, policy.subscription, policies)
-
-
-def _dead_letter(request: Request) -> DesiredTopic | None:
-    if not request.policy.dead_letters:
-        return None
-    policies = dead_letter_topic_policies(request.spec.dead_letter)
-    policy = request.policy
-    return DesiredTopic(policy.dead_letter_topic, policy.dead_letter_subscription, policies)
-
-
-def _ledger(request: Request) -> DesiredTopic | None:
-    if not request.policy.dead_letters or request.connection.replay is None:
-        return None
-    return _of_records(request.policy.ledger_topic)
-
-
-def _sequences(policy: Policy) -> DesiredTopic | None:
-    return _of_records(policy.sequences_topic) if policy.sequenced else None
-
-
-def _of_records(name: TopicName) -> DesiredTopic:
-    return DesiredTopic(name, naming.LEDGER_SUBSCRIPTION, record_topic_policies())
+    yield topic(
+        TopicRole.RETRY, policy.retry_topic, policy.subscription, spec.retry.partitions, policies
+    )
+    if policy.dead_letters:
+        name, subscription = policy.dead_letter_topic, policy.dead_letter_subscription
+        policies = dead_letter_topic_policies(spec.dead_letter)
+        partitions = spec.dead_letter.partitions or 0
+        yield topic(TopicRole.DEAD_LETTER, name, subscription, partitions, policies)
+    records = (naming.LEDGER_SUBSCRIPTION, 0, record_topic_policies())
+    if policy.dead_letters and request.connection.replay is not None:
+        yield topic(TopicRole.LEDGER, policy.ledger_topic, *records)
+    if policy.sequenced:
+        yield topic(TopicRole.SEQUENCES, policy.sequences_topic, *records)
 
 
 def config_map_of(policy: Body) -> Key:
@@ -211,45 +245,20 @@ def config_map_of(policy: Body) -> Key:
     return Key(key.namespace, name or f"{key.name}{CONFIG_MAP_SUFFIX}")
 
 
-def _retry_grants(request: Request) -> Iterator[Grant]:
-    topic, replay = request.policy.retry_topic, request.connection.replay
-    for role in request.spec.consumer_roles:
-        yield Grant(topic, role, _PRODUCE | _CONSUME)
-    if request.policy.dead_letters and replay is not None:
-        # A Replay searches this topic for messages that it moved earlier.
-        yield Grant(topic, replay.role, _PRODUCE | _CONSUME)
-
-
-def _dead_letter_grants(request: Request) -> Iterator[Grant]:
-    """Yield the grants on the dead-letter topic: consumers write, readers and Replays read."""
-    topic, replay = request.spec.dead_letter_topic, request.connection.replay
-    for role in request.spec.consumer_roles:
-        yield Grant(topic, role, _PRODUCE)
-    for role in request.spec.dead_letter.reader_roles:
-        yield Grant(topic, role, _CONSUME)
-    if replay is not None:
-        yield Grant(topic, replay.role, _CONSUME)
-
-
-def _ledger_grants(request: Request) -> Iterator[Grant]:
-    if request.policy.dead_letters and request.connection.replay is not None:
-        topic, role = request.policy.ledger_topic, request.connection.replay.role
-        yield Grant(topic, role, _PRODUCE | _CONSUME)
-
-
-def _sequences_grants(request: Request) -> Iterator[Grant]:
-    if request.policy.sequenced:
-        for role in request.spec.consumer_roles:
-            yield Grant(request.policy.sequences_topic, role, _PRODUCE | _CONSUME)
-
-
-def _united(grants: Iterator[Grant]) -> tuple[Grant, ...]:
-    """Merge the grants of each role and topic: a broker would keep only the last of two."""
-    united: dict[tuple[TopicName, str], frozenset[str]] = {}
-    for grant in grants:
-        before = united.get((grant.topic, grant.role), frozenset())
-        united[grant.topic, grant.role] = before | grant.actions
-    return tuple(Grant(topic, role, actions) for (topic, role), actions in united.items())
+def _grants(role: TopicRole, topic: TopicName, request: Request) -> tuple[Grant, ...]:
+    """Return the grants on a topic, one for each role: a broker would keep only the last of two."""
+    replay = request.connection.replay
+    keeps = request.policy.dead_letters or role is TopicRole.DEAD_LETTER
+    grantees = {
+        Grantee.CONSUMERS: request.spec.consumer_roles,
+        Grantee.READERS: request.spec.dead_letter.reader_roles,
+        Grantee.REPLAYS: (replay.role,) if replay is not None and keeps else (),
+    }
+    merged: dict[str, frozenset[str]] = {}
+    for grantee, actions in GRANTS[role].items():
+        for name in grantees[grantee]:
+            merged[name] = merged.get(name, frozenset()) | actions
+    return tuple(Grant(topic, name, actions) for name, actions in merged.items())
 
 
 def _config_map(policy: Policy, owner: Body) -> dict[str, Any]:
@@ -409,9 +418,7 @@ class Observed:
         source_schema: None if messages are plain bytes.
         enforces_schemas: see `NamespaceState`, likewise *subscription_types* and
             *requires_encryption*.
-        dead_letter: also None if the policy discards.
-        ledger: also None if the policy discards or no Replay can run.
-        sequences: also None if sequences are not kept.
+        topics: existing topics of the policy by their role.
         permissions: topic → role → actions, for all topics of the Pulsar namespace.
         replicated_to: clusters that a new topic of the namespace is replicated to.
         inherited: topic policies that a new topic gets from the namespace, by their read name.
@@ -422,8 +429,7 @@ class Observed:
 
     source_partitions: int = 0
     source_schema: Schema | None = None
-    retry: TopicState | None = None
-    dead_letter: TopicState | None = None
+    topics: Mapping[TopicRole, TopicState] = field(default_factory=dict)
     permissions: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     inherited: Mapping[str, Any] = field(default_factory=dict)
     config_map: Body | None = None
@@ -433,5 +439,8 @@ class Observed:
     requires_encryption: bool = False
     source_properties: Mapping[str, str] | None = None
     unused: TopicState | None = None
-    ledger: TopicState | None = None
-    sequences: TopicState | None = None
+
+    @property
+    def retry(self) -> TopicState | None:
+        """Return the retry topic, if it exists."""
+        return self.topics.get(TopicRole.RETRY)

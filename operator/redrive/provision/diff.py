@@ -49,7 +49,6 @@ from redrive.provision.desired import (
     DesiredTopic,
     Observed,
     TopicState,
-    partitions_of_retry,
 )
 from redrive.provision.ownership import NOTHING, Granted, Owner, OwnershipRecord, Rights
 
@@ -144,7 +143,7 @@ def diff(desired: Desired, observed: Observed) -> tuple[Action, ...]:
     """Return the missing actions in order; empty if the observed state is as desired."""
     pairs, unused = tuple(_pairs(desired, observed)), _unused(desired, observed)
     return (
-        *_topics(pairs, desired, observed),
+        *_topics(pairs, observed),
         *_rights(pairs, unused),
         *(
             CreateSubscription(pair.want.name, pair.want.subscription)
@@ -187,12 +186,12 @@ def _inherited(have: TopicState, needed: Granted, owner: Owner) -> Granted:
 
 
 def _topics(
-    pairs: Sequence[_Pair], desired: Desired, observed: Observed
+    pairs: Sequence[_Pair], observed: Observed
 ) -> Iterator[CreateTopic | Mark | RestorePartitions | AddPartitions]:
-    partitions = partitions_of_retry(desired, observed.source_partitions)
+    source = observed.source_partitions
     for pair in pairs:
         if pair.have is None:
-            count = _partitions(pair, desired, partitions)
+            count = pair.want.count_partitions(source)
             yield CreateTopic(pair.want.name, count, pair.record_before.to_properties())
         elif pair.has_record and (changes := pair.record_before.changes(pair.properties)):
             yield Mark(pair.want.name, changes)
@@ -201,16 +200,9 @@ def _topics(
         if subscriptions is not None and subscriptions.missing:
             yield RestorePartitions(pair.want.name, subscriptions.missing)
     for pair in pairs:
-        count = _partitions(pair, desired, partitions)
+        count = pair.want.count_partitions(source)
         if pair.have is not None and 0 < pair.have.partitions < count:
             yield AddPartitions(pair.want.name, count)
-
-
-def _partitions(pair: _Pair, desired: Desired, retry: int) -> int:
-    """Return the desired number of partitions; topics of records have none, to keep order."""
-    if pair.want is desired.retry:
-        return retry
-    return 0 if pair.want in desired.records else desired.dead_letter_partitions
 
 
 def _topic_policies(pair: _Pair, observed: Observed) -> Iterator[SetTopicPolicy]:

@@ -65,7 +65,7 @@ from redrive.provision.actions import (
 from redrive.provision.apply import apply
 from redrive.provision.checks import ADMISSION, own_topic_is_not_allowed
 from redrive.provision.claims import Conflicts, resolve_through, rivals
-from redrive.provision.desired import owner_of
+from redrive.provision.desired import TopicRole, owner_of
 from redrive.provision.outcome import Outcome, has_cleanup_finalizer, is_paused
 from redrive.provision.ownership import (
     Granted,
@@ -83,9 +83,6 @@ LATE_WRITES = timedelta(seconds=30)
 CLEANUP_DEADLINE = timedelta(minutes=10)
 """A cleanup is abandoned after this time: the policy is deleted, its topics are retained."""
 
-
-_TOPIC_FIELDS = ("retryTopic", "deadLetterTopic", "ledgerTopic", "sequencesTopic")
-"""Status fields of a policy that name its topics."""
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +189,8 @@ async def revoke_on_system_topics(body: Body, ctx: Context) -> None:
 def _recorded_topics(body: Body) -> list[TopicName]:
     """Return the topics that the status of a policy names."""
     recorded = body.get("status") or {}
-    return [TopicName.parse(recorded[field]) for field in _TOPIC_FIELDS if field in recorded]
+    fields = (role.status_field for role in TopicRole)
+    return [TopicName.parse(recorded[field]) for field in fields if field in recorded]
 
 
 async def _revoke_recorded(body: Body, topics: Sequence[TopicName], ctx: Context) -> Removal:

@@ -67,22 +67,16 @@ async def observe_broker(desired: Desired, admin: Admin, *, recent: bool = False
     _check_expiry(desired.policy.topic, namespace)
     # A recent read never leads to an action, so it may leave properties out.
     source = await _source(desired.policy.topic, namespace, admin, whole=not recent)
+    schema = await admin.schema(desired.policy.topic)
+    states = [
+        (topic.role, await _topic(topic, namespace, admin, recent=recent))
+        for topic in desired.topics
+    ]
     return Observed(
         source_partitions=source.partitions,
         source_properties=source.properties,
-        source_schema=await admin.schema(desired.policy.topic),
-        retry=await _topic(desired.retry, namespace, admin),
-        dead_letter=(
-            None
-            if desired.dead_letter is None
-            else await _topic(desired.dead_letter, namespace, admin)
-        ),
-        ledger=await _records(
-            desired.ledger, namespace, admin, is_recorded=desired.had_ledger, recent=recent
-        ),
-        sequences=await _records(
-            desired.sequences, namespace, admin, is_recorded=desired.had_sequences, recent=recent
-        ),
+        source_schema=schema,
+        topics={role: state for role, state in states if state is not None},
         unused=await _unused(desired.unused, namespace, admin),
         permissions=namespace.permissions,
         inherited=inherited_policies(namespace),
@@ -125,12 +119,10 @@ def in_namespace(want: Desired, namespace: NamespaceState, config_map: Body | No
     source = want.policy.topic
     _check_exists(source, namespace)
     _check_expiry(source, namespace)
+    states = [(topic.role, _listed(topic, namespace)) for topic in want.topics]
     return Observed(
         source_partitions=max(namespace.partitions(source), str(source) in namespace.partitioned),
-        retry=_listed(want.retry, namespace),
-        dead_letter=None if want.dead_letter is None else _listed(want.dead_letter, namespace),
-        ledger=None if want.ledger is None else _listed(want.ledger, namespace),
-        sequences=None if want.sequences is None else _listed(want.sequences, namespace),
+        topics={role: state for role, state in states if state is not None},
         permissions=namespace.permissions,
         inherited=inherited_policies(namespace),
         replicated_to=namespace.replicated_to,
@@ -177,6 +169,22 @@ async def _namespace(source: TopicName, admin: Admin, *, max_age: float) -> Name
 
 
 async def _topic(
+    want: DesiredTopic, namespace: NamespaceState, admin: Admin, *, recent: bool
+) -> TopicState | None:
+    """Read a topic; of settled records only the existence, and the owner once.
+
+    The calls for each topic limit how often a policy is polled, and a topic of records never
+    changes after its creation. If Replays are enabled for a connection later, settled policies need
+    ledgers.
+    """
+    if not (recent and want.role.holds_records):
+        return await _whole(want, namespace, admin)
+    if want.is_recorded or not namespace.exists(want.name):
+        return _listed(want, namespace)
+    return await _marked(want.name, namespace, admin)
+
+
+async def _whole(
     wanted: DesiredTopic, namespace: NamespaceState, admin: Admin
 ) -> TopicState | None:
     name = wanted.name
@@ -209,27 +217,6 @@ async def _topic(
             else namespace.replicated_to
         ),
     )
-
-
-async def _records(
-    wanted: DesiredTopic | None,
-    namespace: NamespaceState,
-    admin: Admin,
-    *,
-    is_recorded: bool,
-    recent: bool,
-) -> TopicState | None:
-    """Read a topic of records; of a settled policy only its existence, and its owner once.
-
-    The calls for each topic limit how often a policy is polled, and such a topic never changes
-    after its creation. If Replays are enabled for a connection later, settled policies need
-    ledgers.
-    """
-    if wanted is None or not recent:
-        return None if wanted is None else await _topic(wanted, namespace, admin)
-    if is_recorded or not namespace.exists(wanted.name):
-        return _listed(wanted, namespace)
-    return await _marked(wanted.name, namespace, admin)
 
 
 async def _source(

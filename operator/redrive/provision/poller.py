@@ -46,7 +46,7 @@ from redrive.policy.naming import TopicName
 from redrive.provision import observe
 from redrive.provision.checks import (
     Checks,
-    PreflightFacts,
+    Evidence,
     config_map_is_not_ours,
     dead_letter_topic_lacks_partitions,
     has_other_partitioning,
@@ -57,7 +57,7 @@ from redrive.provision.checks import (
     topics_are_elsewhere,
 )
 from redrive.provision.claims import Conflicts, admit, resolve
-from redrive.provision.desired import Desired, DesiredTopic, Observed, TopicState, desired
+from redrive.provision.desired import Desired, Observed, TopicState, desired
 from redrive.provision.diff import config_map_actions, diff
 from redrive.provision.request import Request
 from redrive.reasons import Reason
@@ -383,15 +383,8 @@ Read = Callable[[Desired, Body, Context], Awaitable[Observed]]
 async def _owners(want: Desired, body: Body, ctx: Context) -> Observed:
     admin = await _admin(body, ctx)
 
-    async def marked(topic: DesiredTopic | None) -> TopicState | None:
-        return None if topic is None else await _marked(topic.name, admin)
-
-    return Observed(
-        retry=await marked(want.retry),
-        dead_letter=await marked(want.dead_letter),
-        ledger=await marked(want.ledger),
-        sequences=await marked(want.sequences),
-    )
+    states = [(topic.role, await _marked(topic.name, admin)) for topic in want.topics]
+    return Observed(topics={role: state for role, state in states if state is not None})
 
 
 async def _source(want: Desired, body: Body, ctx: Context) -> Observed:
@@ -422,7 +415,7 @@ async def _admin(body: Body, ctx: Context) -> Admin:
     return (await ctx.brokers.open(connection_of(body))).admin
 
 
-CHECKS: Mapping[str, tuple[Read, Checks[PreflightFacts]]] = {
+CHECKS: Mapping[str, tuple[Read, Checks[Evidence]]] = {
     errors.OwnerConflictError.reason: (_owners, Checks(topic_has_another_owner)),
     Reason.BROKER_CHANGED: (_owners, Checks(topics_are_elsewhere)),
     Reason.CHAINED_POLICY: (_source, Checks(source_is_of_redrive)),
@@ -469,7 +462,7 @@ class StallChecks:
             request = resolve(body, self.ctx)
             want = desired(request, body, self.ctx.settings.cluster_id)
             have = await read(want, body, self.ctx)
-            checks.check(PreflightFacts(body, want, have, request))
+            checks.check(Evidence(body, want, have, request))
         except RedriveError as error:
             return error.reason != reason
         return True

@@ -44,9 +44,9 @@ from redrive.kube.status import Publisher
 from redrive.policy.naming import TopicName
 from redrive.provision.actions import Action, CreateTopic, in_words, is_refusable
 from redrive.provision.apply import apply
-from redrive.provision.checks import PREFLIGHT, PreflightFacts
+from redrive.provision.checks import PREFLIGHT, Evidence
 from redrive.provision.claims import Conflicts, admit, resolve
-from redrive.provision.desired import Desired, Observed, desired
+from redrive.provision.desired import Desired, Observed, TopicRole, desired
 from redrive.provision.diff import diff
 from redrive.provision.finalize import finalize, hand_over, receiver_of, revoke_on_system_topics
 from redrive.provision.health import Health
@@ -66,7 +66,7 @@ from redrive.provision.outcome import (
 )
 from redrive.provision.ownership import CREATING, INTERNAL, creating
 from redrive.provision.request import BROKER_DIGEST, Request, digest_of
-from redrive.provision.warnings import Evidence, warnings
+from redrive.provision.warnings import warnings
 from redrive.reasons import Reason
 
 
@@ -229,10 +229,11 @@ def _observed(made: Converged, warnings: Sequence[StatusWarning]) -> Outcome:
 
 def _ready(body: Body, made: Converged, warnings: Sequence[StatusWarning]) -> Outcome:
     wanted = made.desired
-    if wanted.dead_letter is None:
+    dead_letter = wanted.topic(TopicRole.DEAD_LETTER)
+    if dead_letter is None:
         topics = f"{wanted.retry.name} is ready, and dead letters are discarded"
     else:
-        topics = f"{wanted.retry.name} and {wanted.dead_letter.name} are ready"
+        topics = f"{wanted.retry.name} and {dead_letter.name} are ready"
     config_map = wanted.config_map["metadata"]["name"]
     message = f"{topics}; consumers find their policy in ConfigMap {config_map}"
     conditions = ready(Reason.PROVISIONED, message, warnings)
@@ -260,11 +261,9 @@ def _fields(made: Converged) -> dict[str, Any]:
         INTERNAL: {BROKER_DIGEST: digest_of(made.broker), CREATING: None},
         "plannedChanges": None,
         "topic": wanted.policy.topic.local,
-        "retryTopic": str(wanted.retry.name),
         # In a merge patch None removes the field.
-        "deadLetterTopic": None if wanted.dead_letter is None else str(wanted.dead_letter.name),
-        "ledgerTopic": None if wanted.ledger is None else str(wanted.ledger.name),
-        "sequencesTopic": None if wanted.sequences is None else str(wanted.sequences.name),
+        **dict.fromkeys((role.status_field for role in TopicRole), None),
+        **{topic.role.status_field: str(topic.name) for topic in wanted.topics},
         "configMap": wanted.config_map["metadata"]["name"],
         **({} if made.unload is None else {"unload": made.unload}),
     }
@@ -312,10 +311,9 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
     want = desired(request, body, ctx.settings.cluster_id, release)
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         have = await _observe(request, body, want, connection.admin, ctx)
-        PREFLIGHT.check(PreflightFacts(body, want, have, request))
-        rivals = admit(
-            request, ctx, conflicts
-        )  # again: a rival may have been provisioned meanwhile
+        PREFLIGHT.check(Evidence(body, want, have, request))
+        # Again: a rival may have been provisioned meanwhile.
+        rivals = admit(request, ctx, conflicts)
         out = Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
         body = await ensure_cleanup_finalizer(body, request.deletion, out)
         planned = diff(want, have)
@@ -330,9 +328,8 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
         logger.info("RetryPolicy %s: %s", request.key, in_words(applied.done))
     have = replace(have, inherited={**have.inherited, **applied.in_force})
     # The cached status may not contain the proof yet.
-    evidence = Evidence(
-        replace(request, is_proven=True), rivals, want, have, tuple(applied.refused)
-    )
+    proven = replace(request, is_proven=True)
+    evidence = Evidence(body, want, have, proven, rivals, tuple(applied.refused))
     # The connection may have changed since the request was resolved.
     broker = broker_at(connection.spec.pulsar.admin_url)
     unload = None

@@ -6,21 +6,17 @@ The reconciler publishes them as conditions and Warning Events.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from redrive.api.conditions import StatusWarning
 from redrive.policy.values import format_duration
 from redrive.provision.actions import CopySchema
-from redrive.provision.apply import Refused
+from redrive.provision.checks import Evidence
 from redrive.provision.desired import (
     DELAYS,
-    Desired,
-    Observed,
+    TopicRole,
     delay_limit,
     earliness,
-    partitions_of_retry,
 )
 from redrive.provision.request import NameCollisionError, Request, ResourceConflictError
 from redrive.reasons import Reason
@@ -30,28 +26,6 @@ _SENT_WITH_SCHEMA = {"STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE"}
 """Schema types that the Python client uses for sending; KeyValue aside, others are sent without."""
 
 _SHOWN = 5
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Input of the warnings.
-
-    Attributes:
-        rivals: admissible policies that claim one of its names.
-        refused: actions that the broker refused and that the policy does not need.
-    """
-
-    request: Request
-    rivals: Sequence[Request]
-    desired: Desired
-    observed: Observed
-    refused: Sequence[Refused]
-
-    @property
-    def waiting(self) -> list[Request]:
-        """Return the rivals that this policy blocks, the oldest first."""
-        blocked = [rival for rival in self.rivals if rival.yields_to(self.request)]
-        return sorted(blocked, key=lambda rival: rival.age)
 
 
 def ladder_descends(evidence: Evidence) -> StatusWarning | None:
@@ -70,24 +44,17 @@ def topics_have_too_many_partitions(evidence: Evidence) -> StatusWarning | None:
 
     For a dead-letter topic only a requested number counts: otherwise it is kept as it is.
     """
-    retry = partitions_of_retry(evidence.desired, evidence.observed.source_partitions)
-    dead_letter = evidence.desired.dead_letter_partitions
-    compared = (
-        ("retry", evidence.desired.retry, evidence.observed.retry, retry),
-        (
-            "deadLetter",
-            evidence.desired.dead_letter,
-            evidence.observed.dead_letter,
-            dead_letter or inf,
-        ),
-    )
-    surplus = [
-        f"{topic.name} should have {want} partitions, and a topic cannot shrink; got "
-        f"{have.partitions}; all partitions are consumed, so leave it, or set {part}.partitions to "
-        f"{have.partitions}"
-        for part, topic, have, want in compared
-        if topic is not None and have is not None and have.partitions > want
-    ]
+    fields = {TopicRole.RETRY: "retry", TopicRole.DEAD_LETTER: "deadLetter"}
+    surplus = []
+    for topic, have in evidence.desired.pairs(evidence.observed):
+        want = topic.count_partitions(evidence.observed.source_partitions)
+        is_fixed = want > 0 or topic.role is TopicRole.RETRY
+        if have is not None and topic.role in fields and is_fixed and have.partitions > want:
+            surplus.append(
+                f"{topic.name} should have {want} partitions, and a topic cannot shrink; got "
+                f"{have.partitions}; all partitions are consumed, so leave it, or set "
+                f"{fields[topic.role]}.partitions to {have.partitions}"
+            )
     return StatusWarning(Reason.PARTITIONS_NEVER_SHRINK, "; ".join(surplus)) if surplus else None
 
 
@@ -158,7 +125,7 @@ def topics_are_replicated(evidence: Evidence) -> StatusWarning | None:
     topics = {
         want.name: evidence.observed.replicated_to if have is None else have.replicated_to
         for want, have in evidence.desired.pairs(evidence.observed)
-        if want not in evidence.desired.records  # consumers process no records
+        if not want.role.holds_records  # consumers process no records
     }
     replicated = {name: clusters for name, clusters in topics.items() if len(clusters) > 1}
     if not replicated:
@@ -191,9 +158,7 @@ def schema_is_refused(evidence: Evidence) -> StatusWarning | None:
 def schema_is_not_allowed(evidence: Evidence) -> StatusWarning | None:
     """Find topics without the source topic's schema, which some of their roles may not see."""
     source, wanted = evidence.request.policy.topic, evidence.desired
-    names = [
-        topic.name for topic, _ in wanted.pairs(evidence.observed) if topic not in wanted.records
-    ]
+    names = [topic.name for topic in wanted.topics if not topic.role.holds_records]
     withheld = [name for name in names if name not in wanted.schema_topics]
     if evidence.observed.source_schema is None or not withheld:
         return None
@@ -265,7 +230,7 @@ def encryption_is_required(evidence: Evidence) -> StatusWarning | None:
 
 def subscription_is_contested(evidence: Evidence) -> StatusWarning | None:
     """Find other policies with the same topic and subscription."""
-    same = [other for other in evidence.waiting if other.subscribes_like(evidence.request)]
+    same = [other for other in evidence.blocked if other.subscribes_like(evidence.request)]
     return _contested(
         ResourceConflictError.reason,
         "other RetryPolicies have the same topic and subscription, and wait until this policy is "
@@ -277,7 +242,7 @@ def subscription_is_contested(evidence: Evidence) -> StatusWarning | None:
 
 def names_are_contested(evidence: Evidence) -> StatusWarning | None:
     """Find policies for other subscriptions that need topics of the same names."""
-    others = [other for other in evidence.waiting if not other.subscribes_like(evidence.request)]
+    others = [other for other in evidence.blocked if not other.subscribes_like(evidence.request)]
     return _contested(
         NameCollisionError.reason,
         "RetryPolicies for other subscriptions need a topic name that this policy, or its source "

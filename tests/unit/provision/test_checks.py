@@ -1,4 +1,4 @@
-"""Checks of a policy: admission, facts of the broker, and claims of older policies."""
+"""Checks of a policy: admission, evidence of the broker, and claims of older policies."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from redrive.policy.naming import TopicName
 from redrive.provision.checks import (
     ADMISSION,
     PREFLIGHT,
-    PreflightFacts,
+    Evidence,
     has_other_partitioning,
     namespace_expires_subscriptions,
     prior_claim,
     rights_exceed_record,
     source_has_too_many_partitions,
 )
-from redrive.provision.desired import Observed, TopicState, desired
+from redrive.provision.desired import Observed, TopicRole, TopicState, desired
 from redrive.provision.outcome import Outcome
 from redrive.provision.request import Request
 
@@ -235,10 +235,11 @@ def buildable(
     source: int,
     retry: int | None,
     config_map: Body | None = None,
-) -> PreflightFacts:
+) -> Evidence:
     state = None if retry is None else TopicState(retry, NO_SUBSCRIPTIONS, {}, {})
-    observed = Observed(source, None, state, None, {}, {}, config_map)
-    return PreflightFacts(body, desired(requested, body, "here"), observed, requested)
+    topics = {} if state is None else {TopicRole.RETRY: state}
+    observed = Observed(source, topics=topics, config_map=config_map)
+    return Evidence(body, desired(requested, body, "here"), observed, requested)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +249,8 @@ def test_source_with_more_partitions_than_limit_is_refused(
     policy: MakeBody, requested: MakeRequest, source: int, retry: int | None, *, refused: bool
 ) -> None:
     body = policy()
-    facts = buildable(body, requested(body), source=source, retry=retry)
-    violation = source_has_too_many_partitions(facts)
+    evidence = buildable(body, requested(body), source=source, retry=retry)
+    violation = source_has_too_many_partitions(evidence)
     assert (violation is not None) is refused
     if violation is not None:
         assert f"{SOURCE} has more than the 64 partitions" in str(violation)
@@ -262,21 +263,21 @@ def test_rights_that_fill_the_record_of_a_namespace_are_refused(
     body = policy()
     request = requested(body)
     roles = {f"{n:0255}": frozenset({"produce"}) for n in range(256)}
-    facts = buildable(body, request, source=0, retry=None)
+    evidence = buildable(body, request, source=0, retry=None)
     held = {f"{SOURCE}-{n}-RETRY": dict(roles) for n in range(8)}
-    full = dataclasses.replace(facts.observed, permissions=held)
-    violation = rights_exceed_record(dataclasses.replace(facts, observed=full))
+    full = dataclasses.replace(evidence.observed, permissions=held)
+    violation = rights_exceed_record(dataclasses.replace(evidence, observed=full))
     assert violation is not None
     assert violation.reason == "LimitExceeded"
     assert "the grants on topics of shop/prod would exceed 524288 bytes" in str(violation)
 
-    for grant in facts.desired.grants:
+    for grant in evidence.desired.grants:
         held.setdefault(str(grant.topic), {})[grant.role] = grant.actions
     has_all = dataclasses.replace(full, permissions=held)
-    assert rights_exceed_record(dataclasses.replace(facts, observed=has_all)) is None
+    assert rights_exceed_record(dataclasses.replace(evidence, observed=has_all)) is None
 
 
-@pytest.mark.parametrize("topic", ["retry", "dead_letter", "ledger"])
+@pytest.mark.parametrize("role", [TopicRole.RETRY, TopicRole.DEAD_LETTER, TopicRole.LEDGER])
 @pytest.mark.parametrize(
     ("mark", "allowed"),
     [
@@ -293,18 +294,17 @@ def test_rights_that_fill_the_record_of_a_namespace_are_refused(
     ],
 )
 def test_topic_of_other_owner_is_refused_unless_named(
-    policy: MakeBody, requested: MakeRequest, topic: str, mark: str | None, *, allowed: bool
+    policy: MakeBody, requested: MakeRequest, role: TopicRole, mark: str | None, *, allowed: bool
 ) -> None:
     body = policy(adoption="IfPresent")
     body["metadata"]["annotations"] = {"redrive.io/take-over-from": "named"}
-    facts = buildable(body, requested(body), source=0, retry=None)
+    evidence = buildable(body, requested(body), source=0, retry=None)
     created = {"redrive.io/created": "true"}
     marks = created if mark is None else created | {"redrive.io/owner": mark}
     marked = TopicState(0, NO_SUBSCRIPTIONS, {}, marks)
-    states: dict[str, Any] = {topic: marked}
-    observed = dataclasses.replace(facts.observed, **states)
-    facts = dataclasses.replace(facts, observed=observed)
-    violation = PREFLIGHT.first_violation(facts)
+    observed = dataclasses.replace(evidence.observed, topics={role: marked})
+    evidence = dataclasses.replace(evidence, observed=observed)
+    violation = PREFLIGHT.first_violation(evidence)
     assert (violation is None) is allowed
     if violation is not None:
         assert violation.reason == "OwnerConflict"
@@ -330,8 +330,8 @@ def test_retry_topic_of_same_kind_is_adopted(
     policy: MakeBody, requested: MakeRequest, source: int, retry: int | None
 ) -> None:
     body = policy(adoption="IfPresent")
-    facts = buildable(body, requested(body), source=source, retry=retry)
-    assert PREFLIGHT.first_violation(facts) is None
+    evidence = buildable(body, requested(body), source=source, retry=retry)
+    assert PREFLIGHT.first_violation(evidence) is None
 
 
 @pytest.mark.parametrize(
@@ -363,10 +363,10 @@ def test_existing_topic_is_adopted_only_if_permitted(  # noqa: PLR0913
         "adoption": "Allowed" if allowed else "Never",
     }
     request = requested(body, allow=[rule])
-    facts = buildable(body, request, source=0, retry=None)
+    evidence = buildable(body, request, source=0, retry=None)
     state = TopicState(0, NO_SUBSCRIPTIONS, {}, properties)
-    observed = dataclasses.replace(facts.observed, dead_letter=state)
-    violation = PREFLIGHT.first_violation(dataclasses.replace(facts, observed=observed))
+    observed = dataclasses.replace(evidence.observed, topics={TopicRole.DEAD_LETTER: state})
+    violation = PREFLIGHT.first_violation(dataclasses.replace(evidence, observed=observed))
     assert (violation and violation.reason) == reason
 
 
@@ -374,18 +374,19 @@ def test_existing_topic_of_others_never_becomes_a_ledger(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(adoption="IfPresent")
-    facts = buildable(body, requested(body), source=0, retry=None)
+    evidence = buildable(body, requested(body), source=0, retry=None)
     state = TopicState(0, NO_SUBSCRIPTIONS, {}, {"team": "a"})
-    observed = dataclasses.replace(facts.observed, ledger=state)
-    violation = PREFLIGHT.first_violation(dataclasses.replace(facts, observed=observed))
+    observed = dataclasses.replace(evidence.observed, topics={TopicRole.LEDGER: state})
+    violation = PREFLIGHT.first_violation(dataclasses.replace(evidence, observed=observed))
     assert violation is not None
     assert violation.reason == "TopicExists"
     assert "orders-fulfilment-DLQ-LEDGER exists" in str(violation)
-    ledger = facts.desired.policy.ledger_topic
-    begun = dataclasses.replace(facts.desired, creating=frozenset({str(ledger)}))
-    unmarked = dataclasses.replace(facts.observed, ledger=dataclasses.replace(state, properties={}))
-    facts = dataclasses.replace(facts, desired=begun, observed=unmarked)
-    assert PREFLIGHT.first_violation(facts) is None
+    ledger = evidence.desired.policy.ledger_topic
+    begun = dataclasses.replace(evidence.desired, creating=frozenset({str(ledger)}))
+    bare = dataclasses.replace(state, properties={})
+    unmarked = dataclasses.replace(evidence.observed, topics={TopicRole.LEDGER: bare})
+    evidence = dataclasses.replace(evidence, desired=begun, observed=unmarked)
+    assert PREFLIGHT.first_violation(evidence) is None
 
 
 @pytest.mark.parametrize(
@@ -417,8 +418,8 @@ def test_retry_topic_of_other_kind_is_refused(  # noqa: PLR0913 - each is a part
 ) -> None:
     source, retry = partitions
     body = policy(retry=asks)
-    facts = buildable(body, requested(body), source=source, retry=retry)
-    violation = PREFLIGHT.first_violation(facts)
+    evidence = buildable(body, requested(body), source=source, retry=retry)
+    violation = PREFLIGHT.first_violation(evidence)
     assert violation is not None
     assert violation.reason == "PartitionsDiffer"
     assert says in str(violation)
@@ -439,14 +440,15 @@ def test_dead_letter_topic_of_other_kind_is_refused(
     refused: bool,
 ) -> None:
     body = policy(deadLetter=asks, adoption="IfPresent")
-    facts = buildable(body, requested(body), source=0, retry=None)
+    evidence = buildable(body, requested(body), source=0, retry=None)
     state = TopicState(partitions, NO_SUBSCRIPTIONS, {}, {})
-    facts = dataclasses.replace(
-        facts, observed=dataclasses.replace(facts.observed, dead_letter=state)
+    evidence = dataclasses.replace(
+        evidence,
+        observed=dataclasses.replace(evidence.observed, topics={TopicRole.DEAD_LETTER: state}),
     )
-    violation = PREFLIGHT.first_violation(facts)
+    violation = PREFLIGHT.first_violation(evidence)
     assert (violation is not None) is refused
-    assert has_other_partitioning(facts.desired, facts.observed) is refused
+    assert has_other_partitioning(evidence.desired, evidence.observed) is refused
     if violation is not None:
         assert violation.reason == "PartitionsDiffer"
         assert "or leave deadLetter.partitions out" in str(violation)
@@ -475,8 +477,8 @@ def test_foreign_config_map_is_refused(policy: MakeBody, requested: MakeRequest)
         (body, theirs, False),
         (reborn, ours, False),
     ):
-        facts = buildable(owner, read, source=0, retry=None, config_map=config_map)
-        violation = PREFLIGHT.first_violation(facts)
+        evidence = buildable(owner, read, source=0, retry=None, config_map=config_map)
+        violation = PREFLIGHT.first_violation(evidence)
         assert (violation is None) is allowed
         assert violation is None or violation.reason == "ConfigMapNotOurs"
 

@@ -21,7 +21,10 @@ from redrive.policy import codec
 from redrive.policy.naming import TopicName
 from redrive.provision.actions import CreateTopic
 from redrive.provision.desired import (
+    Desired,
+    DesiredTopic,
     Observed,
+    TopicRole,
     config_map_of,
     delay_policy,
     desired,
@@ -38,6 +41,12 @@ MakeRequest = Callable[..., Request]
 RETRY = "persistent://shop/prod/orders-fulfilment-RETRY"
 DEAD_LETTER = "persistent://shop/prod/orders-fulfilment-DLQ"
 LEDGER = "persistent://shop/prod/orders-fulfilment-DLQ-LEDGER"
+
+
+def topic_of(wanted: Desired, role: TopicRole) -> DesiredTopic:
+    topic = wanted.topic(role)
+    assert topic is not None
+    return topic
 
 
 def granted(requested: Request, body: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
@@ -57,20 +66,19 @@ def test_policy_gets_topics_subscriptions_and_policies(
         "backlog quota",
         "inactiveTopicPolicies deleteWhileInactive False",
     ]
-    assert wanted.dead_letter is not None
-    assert (str(wanted.dead_letter.name), wanted.dead_letter.subscription) == (
-        DEAD_LETTER,
-        "redrive",
+    dead_letter, ledger = (
+        topic_of(wanted, TopicRole.DEAD_LETTER),
+        topic_of(wanted, TopicRole.LEDGER),
     )
-    assert [str(p) for p in wanted.dead_letter.policies] == [
+    assert (str(dead_letter.name), dead_letter.subscription) == (DEAD_LETTER, "redrive")
+    assert [str(p) for p in dead_letter.policies] == [
         "deduplication",
         "messageTTL 0 s",
         "backlog quota",
         "inactiveTopicPolicies deleteWhileInactive False",
     ]
-    assert wanted.ledger is not None
-    assert (str(wanted.ledger.name), wanted.ledger.subscription) == (LEDGER, "__compaction")
-    assert [str(p) for p in wanted.ledger.policies] == [
+    assert (str(ledger.name), ledger.subscription) == (LEDGER, "__compaction")
+    assert [str(p) for p in ledger.policies] == [
         "messageTTL 0 s",
         "backlog quota",
         "compaction above 10485760 bytes",
@@ -89,10 +97,10 @@ def test_ttl_retention_and_quota_follow_the_spec(policy: MakeBody, requested: Ma
     )
     wanted = desired(requested(body), body, "here")
     assert Ttl(11 * 86_400) in wanted.retry.policies
-    assert wanted.dead_letter is not None
-    assert {Ttl(30 * 86_400), LimitsBacklog(3 * 2**20)} <= set(wanted.dead_letter.policies)
+    dead_letter = topic_of(wanted, TopicRole.DEAD_LETTER)
+    assert {Ttl(30 * 86_400), LimitsBacklog(3 * 2**20)} <= set(dead_letter.policies)
     retention = (("retentionTimeInMinutes", 7 * 1_440), ("retentionSizeInMB", -1))
-    assert Holds("retention", retention) in wanted.dead_letter.policies
+    assert Holds("retention", retention) in dead_letter.policies
 
 
 def test_dead_letter_partitions_and_subscription_follow_spec(
@@ -100,8 +108,8 @@ def test_dead_letter_partitions_and_subscription_follow_spec(
 ) -> None:
     body = policy(deadLetter={"partitions": 3, "subscription": "triage"})
     wanted = desired(requested(body), body, "here")
-    assert wanted.dead_letter is not None
-    assert (wanted.dead_letter_partitions, wanted.dead_letter.subscription) == (3, "triage")
+    topic = topic_of(wanted, TopicRole.DEAD_LETTER)
+    assert (topic.partitions, topic.subscription) == (3, "triage")
     written = codec.decode(wanted.config_map["data"]["policy.json"])
     assert written.dead_letter_subscription == "triage"
 
@@ -122,7 +130,7 @@ def test_discarding_policy_needs_no_dead_letter_topic(
     policy: MakeBody, requested: MakeRequest
 ) -> None:
     body = policy(deadLetter={"mode": "Discard"})
-    assert desired(requested(body), body, "here").dead_letter is None
+    assert desired(requested(body), body, "here").topic(TopicRole.DEAD_LETTER) is None
     assert granted(requested(body), body) == {(RETRY, "fulfilment"): {"produce", "consume"}}
     written = desired(requested(body), body, "here").config_map["data"]["policy.json"]
     assert not codec.decode(written).dead_letters
@@ -147,7 +155,7 @@ def test_replay_role_gets_ledger_and_dead_letter_rights(
         (LEDGER, "replayer"): {"produce", "consume"},
     }
     without = desired(requested(body, replay=None), body, "here")
-    assert without.ledger is None
+    assert without.topic(TopicRole.LEDGER) is None
     assert without.grants == ()
 
 
@@ -210,7 +218,6 @@ def test_config_map_has_the_name_of_the_spec(policy: MakeBody, requested: MakeRe
 def test_ledger_has_no_partitions(policy: MakeBody, requested: MakeRequest) -> None:
     body = policy(deadLetter={"partitions": 3})
     wanted = desired(requested(body), body, "here")
-    assert wanted.ledger is not None
     created = {
         action.topic: action.partitions
         for action in diff(wanted, Observed(source_partitions=2))
@@ -219,7 +226,7 @@ def test_ledger_has_no_partitions(policy: MakeBody, requested: MakeRequest) -> N
     assert created == {
         TopicName.parse(RETRY): 2,
         TopicName.parse(DEAD_LETTER): 3,
-        wanted.ledger.name: 0,
+        topic_of(wanted, TopicRole.LEDGER).name: 0,
     }
 
 
@@ -231,11 +238,10 @@ def test_sequence_records_get_topic_like_a_ledger(policy: MakeBody, requested: M
         deadLetter={"sequenced": True, "partitions": 3},
     )
     wanted = desired(requested(body), body, "here")
-    assert wanted.ledger is not None
-    assert wanted.sequences is not None
-    assert str(wanted.sequences.name) == f"{DEAD_LETTER}-SEQUENCES"
-    assert wanted.sequences.subscription == wanted.ledger.subscription
-    assert wanted.sequences.policies == wanted.ledger.policies
+    ledger, sequences = topic_of(wanted, TopicRole.LEDGER), topic_of(wanted, TopicRole.SEQUENCES)
+    assert str(sequences.name) == f"{DEAD_LETTER}-SEQUENCES"
+    assert sequences.subscription == ledger.subscription
+    assert sequences.policies == ledger.policies
     may = {(str(g.topic), g.role): set(g.actions) for g in wanted.grants}
     assert may[f"{DEAD_LETTER}-SEQUENCES", "fulfilment"] == {"produce", "consume"}
     assert (f"{DEAD_LETTER}-SEQUENCES", "replayer") not in may
@@ -244,7 +250,7 @@ def test_sequence_records_get_topic_like_a_ledger(policy: MakeBody, requested: M
         for action in diff(wanted, Observed(source_partitions=2))
         if isinstance(action, CreateTopic)
     }
-    assert created[wanted.sequences.name] == 0
+    assert created[sequences.name] == 0
     assert codec.decode(codec.encode(wanted.policy)).sequenced
 
 

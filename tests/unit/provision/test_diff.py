@@ -23,7 +23,7 @@ from redrive.kube.resources import Key
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.provision import actions
-from redrive.provision.desired import Desired, DesiredTopic, Observed, TopicState
+from redrive.provision.desired import Desired, DesiredTopic, Observed, TopicRole, TopicState
 from redrive.provision.diff import diff
 from redrive.provision.ownership import Owner, OwnershipRecord
 
@@ -92,17 +92,33 @@ def with_partitions(count: int) -> st.SearchStrategy[TopicState]:
     )
 
 
+def retry_topic(partitions: int | None) -> DesiredTopic:
+    policies = (DEDUPLICATES, TTL, STAYS, KEEPS)
+    return DesiredTopic(TopicRole.RETRY, RETRY, "fulfilment", partitions, policies)
+
+
+def dead_letter_topic(partitions: int, asked: tuple[TopicPolicy, ...]) -> DesiredTopic:
+    policies = (TTL, STAYS, KEEPS, *asked)
+    return DesiredTopic(TopicRole.DEAD_LETTER, DEAD_LETTER, "redrive", partitions, policies)
+
+
 states = st.none() | st.integers(0, 4).flatmap(with_partitions)
+
+
+def existing(
+    retry: TopicState | None, dead_letter: TopicState | None
+) -> dict[TopicRole, TopicState]:
+    both = {TopicRole.RETRY: retry, TopicRole.DEAD_LETTER: dead_letter}
+    return {role: state for role, state in both.items() if state is not None}
+
+
 wanted = st.builds(
     lambda grants, partitions, asked, schema_topics: Desired(
         policy=POLICY,
         owner=OWNER,
-        retry=DesiredTopic(RETRY, "fulfilment", (DEDUPLICATES, TTL, STAYS, KEEPS)),
-        retry_partitions=None,
-        dead_letter=DesiredTopic(DEAD_LETTER, "redrive", (TTL, STAYS, KEEPS, *asked)),
+        topics=(retry_topic(None), dead_letter_topic(partitions, asked)),
         grants=tuple(Grant(topic, role, may) for (topic, role), may in grants.items()),
         config_map=CONFIG_MAP,
-        dead_letter_partitions=partitions,
         schema_topics=schema_topics,
     ),
     st.dictionaries(st.tuples(st.sampled_from([RETRY, DEAD_LETTER]), roles), rights, max_size=4),
@@ -132,8 +148,7 @@ observed = st.builds(
     Observed,
     source_partitions=st.integers(0, 4),
     source_schema=st.sampled_from([None, SCHEMA, Schema("STRING", "", {})]),
-    retry=states,
-    dead_letter=states,
+    topics=st.builds(existing, retry=states, dead_letter=states),
     permissions=permissions,
     inherited=of_namespace,
     config_map=config_maps,
@@ -154,7 +169,7 @@ def done(  # noqa: C901 - a case for each action
     planned: Iterable[actions.Action], before: Observed
 ) -> Observed:
     """Return the state after a broker and an API server have applied *planned*."""
-    topics = {RETRY: before.retry, DEAD_LETTER: before.dead_letter}
+    topics = {RETRY: before.retry, DEAD_LETTER: before.topics.get(TopicRole.DEAD_LETTER)}
     granted: dict[str, dict[str, frozenset[str]]] = {
         topic: dict(by_role) for topic, by_role in before.permissions.items()
     }
@@ -211,8 +226,7 @@ def done(  # noqa: C901 - a case for each action
                 config_map = {**config_map, "metadata": metadata, "data": merged}
     return dataclasses.replace(
         before,
-        retry=topics[RETRY],
-        dead_letter=topics[DEAD_LETTER],
+        topics=existing(topics[RETRY], topics[DEAD_LETTER]),
         permissions=granted,
         config_map=config_map,
     )
@@ -278,13 +292,9 @@ def change(state: TopicState | None, **fields: Any) -> TopicState:  # noqa: ANN4
 
 @given(wanted, observed)
 def test_partly_read_topic_needs_no_action(desired: Desired, before: Observed) -> None:
-    states = [
-        None if s is None else TopicState(s.partitions) for s in (before.retry, before.dead_letter)
-    ]
-    partial = dataclasses.replace(
-        before, retry=states[0], dead_letter=states[1], source_schema=None
-    )
-    existing = {topic for topic, state in zip((RETRY, DEAD_LETTER), states, strict=True) if state}
+    states = {role: TopicState(state.partitions) for role, state in before.topics.items()}
+    partial = dataclasses.replace(before, topics=states, source_schema=None)
+    present = {topic.name for topic in desired.topics if topic.role in states}
     for action in diff(desired, partial):
         if isinstance(
             action,
@@ -296,7 +306,7 @@ def test_partly_read_topic_needs_no_action(desired: Desired, before: Observed) -
                 actions.CreateSubscription,
             ),
         ):
-            assert action.topic not in existing
+            assert action.topic not in present
 
 
 @given(wanted, observed)
@@ -316,8 +326,8 @@ def test_foreign_data_in_config_map_is_kept(desired: Desired, before: Observed) 
 def test_only_recorded_rights_are_revoked(desired: Desired, before: Observed) -> None:
     lost = flat(before.permissions) - flat(done(diff(desired, before), before).permissions)
     ours = {
-        (str(topic), role, action)
-        for topic, state in ((RETRY, before.retry), (DEAD_LETTER, before.dead_letter))
+        (str(topic.name), role, action)
+        for topic, state in desired.pairs(before)
         if state is not None and OwnershipRecord.of(properties_of(state)).is_of(OWNER)
         for role, may in OwnershipRecord.of(properties_of(state)).granted.items()
         for action in may
@@ -329,9 +339,7 @@ def test_only_recorded_rights_are_revoked(desired: Desired, before: Observed) ->
 def test_grants_taken_back_restore_original_rights(
     first: Desired, second: Desired, before: Observed
 ) -> None:
-    fresh = dataclasses.replace(
-        before, retry=unmarked(before.retry), dead_letter=unmarked(before.dead_letter)
-    )
+    fresh = unmarked_topics(before)
     state = fresh
     for desired in (first, second, dataclasses.replace(first, grants=())):
         state = done(diff(desired, state), state)
@@ -341,19 +349,18 @@ def test_grants_taken_back_restore_original_rights(
 @given(wanted, observed)
 def test_removed_field_restores_original_policy(desired: Desired, before: Observed) -> None:
     def asking(asked: tuple[TopicPolicy, ...]) -> Desired:
-        topic = DesiredTopic(DEAD_LETTER, "redrive", (TTL, STAYS, KEEPS, *asked))
-        return dataclasses.replace(desired, dead_letter=topic)
+        topic = desired.topic(TopicRole.DEAD_LETTER)
+        assert topic is not None
+        topic = dead_letter_topic(topic.partitions or 0, asked)
+        return dataclasses.replace(desired, topics=(desired.retry, topic))
 
-    state = new = dataclasses.replace(before, dead_letter=None)
+    state = new = dataclasses.replace(before, topics=existing(before.retry, None))
     for asked in (ASKED, ()):
         state = done(diff(asking(asked), state), state)
-    expected = done(diff(asking(()), new), new).dead_letter
-    assert state.dead_letter is not None
-    assert expected is not None
-    assert state.dead_letter.policies == expected.policies
-    record, expected_record = (
-        OwnershipRecord.of(properties_of(s)) for s in (state.dead_letter, expected)
-    )
+    expected = done(diff(asking(()), new), new).topics[TopicRole.DEAD_LETTER]
+    after = state.topics[TopicRole.DEAD_LETTER]
+    assert after.policies == expected.policies
+    record, expected_record = (OwnershipRecord.of(properties_of(s)) for s in (after, expected))
     assert record == expected_record
 
 
@@ -361,9 +368,7 @@ def test_removed_field_restores_original_policy(desired: Desired, before: Observ
 def test_crash_between_actions_restores_original_rights(
     desired: Desired, before: Observed, data: st.DataObject
 ) -> None:
-    fresh = dataclasses.replace(
-        before, retry=unmarked(before.retry), dead_letter=unmarked(before.dead_letter)
-    )
+    fresh = unmarked_topics(before)
     state = fresh
     for wish in (desired, desired, dataclasses.replace(desired, grants=())):
         planned = diff(wish, state)
@@ -375,8 +380,8 @@ def test_crash_between_actions_restores_original_rights(
 @given(wanted, observed)
 def test_topic_record_has_owner_and_created_mark(desired: Desired, before: Observed) -> None:
     after = done(diff(desired, before), before)
-    for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
-        assert now is not None
+    for role in (TopicRole.RETRY, TopicRole.DEAD_LETTER):
+        was, now = before.topics.get(role), after.topics[role]
         record = OwnershipRecord.of(properties_of(now))
         assert (record.owner, record.uid, record.source) == (
             str(OWNER),
@@ -391,11 +396,8 @@ def test_subscription_is_recorded_only_if_redrive_added_it(
     desired: Desired, before: Observed
 ) -> None:
     after = done(diff(desired, before), before)
-    for was, now, name in (
-        (before.retry, after.retry, "fulfilment"),
-        (before.dead_letter, after.dead_letter, "redrive"),
-    ):
-        assert now is not None
+    for role, name in ((TopicRole.RETRY, "fulfilment"), (TopicRole.DEAD_LETTER, "redrive")):
+        was, now = before.topics.get(role), after.topics[role]
         record = OwnershipRecord() if was is None else OwnershipRecord.of(properties_of(was))
         added = (
             was is not None and not subscriptions_of(was).has_some_of(name) and not record.created
@@ -423,8 +425,8 @@ def test_schema_of_source_is_copied_to_topics(desired: Desired, before: Observed
 @given(wanted, observed)
 def test_foreign_properties_are_kept(desired: Desired, before: Observed) -> None:
     after = done(diff(desired, before), before)
-    for was, now in ((before.retry, after.retry), (before.dead_letter, after.dead_letter)):
-        assert now is not None
+    for role in (TopicRole.RETRY, TopicRole.DEAD_LETTER):
+        was, now = before.topics.get(role), after.topics[role]
         assert was is None or properties_of(now).get("x") == properties_of(was).get("x")
 
 
@@ -475,7 +477,7 @@ def test_rights_of_namespace_are_one_action(desired: Desired, before: Observed) 
 @given(wanted, observed.filter(lambda before: before.retry is None))
 def test_new_retry_topic_has_partitions_of_its_source(desired: Desired, before: Observed) -> None:
     assert created(diff(desired, before))[RETRY] == before.source_partitions
-    other = dataclasses.replace(desired, retry_partitions=7)
+    other = with_retry_partitions(desired, 7)
     assert created(diff(other, before))[RETRY] == 7
 
 
@@ -483,7 +485,7 @@ def test_new_retry_topic_has_partitions_of_its_source(desired: Desired, before: 
 def test_partitions_are_added_and_never_removed(
     desired: Desired, before: Observed, asked: int | None
 ) -> None:
-    desired = dataclasses.replace(desired, retry_partitions=asked)
+    desired = with_retry_partitions(desired, asked)
     after = done(diff(desired, before), before)
     assert after.retry is not None
     if before.retry is not None and before.retry.partitions:
@@ -491,6 +493,10 @@ def test_partitions_are_added_and_never_removed(
         assert after.retry.partitions == max(before.retry.partitions, enough)
     elif before.retry is not None:
         assert after.retry.partitions == 0
+
+
+def with_retry_partitions(desired: Desired, count: int | None) -> Desired:
+    return dataclasses.replace(desired, topics=(retry_topic(count), *desired.topics[1:]))
 
 
 def test_actions_are_described_in_one_line() -> None:
@@ -528,8 +534,9 @@ def test_actions_are_described_in_one_line() -> None:
     )
 
 
-def unmarked(state: TopicState | None) -> TopicState | None:
-    return None if state is None else change(state, properties={})
+def unmarked_topics(before: Observed) -> Observed:
+    topics = {role: change(state, properties={}) for role, state in before.topics.items()}
+    return dataclasses.replace(before, topics=topics)
 
 
 def created(planned: Iterable[actions.Action]) -> dict[TopicName, int]:

@@ -24,7 +24,7 @@ from redrive.kube.resources import Key
 from redrive.policy.naming import TopicName
 from redrive.provision import poller
 from redrive.provision.claims import Conflicts, resolve
-from redrive.provision.desired import Desired, desired
+from redrive.provision.desired import Desired, TopicRole, desired
 from redrive.provision.diff import config_map_actions
 from redrive.provision.poller import (
     CALLS_PER_CHECK,
@@ -498,10 +498,10 @@ async def thirty_policies(
                 {**wanted.config_map, "metadata": {**wanted.config_map["metadata"], **NEW}}
             )
             namespace = broker.namespaces[wanted.policy.topic.namespace_name]
-            assert wanted.dead_letter is not None
-            assert wanted.ledger is not None
-            own = (wanted.retry.name, wanted.dead_letter.name, wanted.ledger.name)
-            for name in (wanted.policy.topic, *own):
+            assert len(wanted.topics) == len(
+                {TopicRole.RETRY, TopicRole.DEAD_LETTER, TopicRole.LEDGER}
+            )
+            for name in (wanted.policy.topic, *(topic.name for topic in wanted.topics)):
                 namespace.topics[name.local] = Topic(0, {})
             for grant in wanted.grants:
                 roles = namespace.grants.setdefault(str(grant.topic), {})

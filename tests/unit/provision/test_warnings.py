@@ -11,11 +11,11 @@ import pytest
 from redrive.admin.errors import AdminConflictError
 from redrive.admin.model import Schema, TopicSubscriptions
 from redrive.api.conditions import StatusWarning
-from redrive.provision.actions import CopySchema
-from redrive.provision.apply import Refused
-from redrive.provision.desired import Observed, TopicState, desired
+from redrive.provision.actions import CopySchema, Refused
+from redrive.provision.checks import Evidence
+from redrive.provision.desired import Observed, TopicRole, TopicState, desired
 from redrive.provision.request import Request
-from redrive.provision.warnings import Evidence, warnings
+from redrive.provision.warnings import warnings
 
 MakeBody = Callable[..., dict[str, Any]]
 MakeRequest = Callable[..., Request]
@@ -36,12 +36,9 @@ def found(  # noqa: PLR0913 - each is a part of the case
 ) -> tuple[StatusWarning, ...]:
     """Return the warnings for a source topic of two and a retry topic of *retry* partitions."""
     state = TopicState(retry, NO_SUBSCRIPTIONS, {"delayedDelivery?applied=true": delayed}, {})
-    observed = Observed(2, None, state, None, {}, {}, None)
-    return warnings(
-        Evidence(
-            requested, rivals, desired(requested, body, "here", KEEPS_TICKS), observed, refused
-        )
-    )
+    observed = Observed(2, topics={TopicRole.RETRY: state})
+    wanted = desired(requested, body, "here", KEEPS_TICKS)
+    return warnings(Evidence(body, wanted, observed, requested, rivals, refused))
 
 
 def test_uncontested_policy_has_no_warnings(policy: MakeBody, requested: MakeRequest) -> None:
@@ -75,9 +72,10 @@ def test_replicated_topics_are_warned_about(
         TopicState(2, NO_SUBSCRIPTIONS, {}, {}, frozenset(clusters))
         for clusters in (retry, dead_letter)
     )
-    observed = Observed(2, None, waits, rests, {}, {}, None, frozenset({"here", "there"}))
+    topics = {TopicRole.RETRY: waits, TopicRole.DEAD_LETTER: rests}
+    observed = Observed(2, topics=topics, replicated_to=frozenset({"here", "there"}))
     wanted = desired(requested(body), body, "here", KEEPS_TICKS)
-    seen = warnings(Evidence(requested(body), (), wanted, observed, ()))
+    seen = warnings(Evidence(body, wanted, observed, requested(body)))
     assert [caution.reason for caution in seen] == ["GeoReplicated"] * bool(named)
     for caution in seen:
         assert all(name in caution.message for name in named)
@@ -106,9 +104,9 @@ def test_schema_that_is_not_copied_is_warned_about(
     body = policy()
     request = requested(body, allow=rules)
     wanted = desired(request, body, "here", KEEPS_TICKS)
-    assert warnings(Evidence(request, (), wanted, Observed(2), ())) == ()
+    assert warnings(Evidence(body, wanted, Observed(2), request)) == ()
     observed = Observed(2, Schema("AVRO", "", {}))
-    [caution] = warnings(Evidence(request, (), wanted, observed, ()))
+    [caution] = warnings(Evidence(body, wanted, observed, request))
     assert caution.reason == "SchemaNotAllowed"
     for name in (wanted.policy.retry_topic, wanted.policy.dead_letter_topic):
         assert str(name) in caution.message
@@ -129,9 +127,8 @@ def test_schema_unsupported_by_python_is_warned_about(
     body = policy()
     observed = Observed(2, Schema(kind, "", {}), enforces_schemas=enforced)
     request = requested(body)
-    seen = warnings(
-        Evidence(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ())
-    )
+    wanted = desired(request, body, "here", KEEPS_TICKS)
+    seen = warnings(Evidence(body, wanted, observed, request))
     assert [caution.reason for caution in seen] == ["SchemaUnsupported"] * (remedy is not None)
     for caution in seen:
         assert f"got {kind} on {request.policy.topic}; " in caution.message
@@ -154,9 +151,8 @@ def test_refused_subscription_type_is_warned_about(
 ) -> None:
     body = policy(subscriptionType=kind)
     request, observed = requested(body), Observed(2, subscription_types=frozenset(allowed))
-    seen = warnings(
-        Evidence(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ())
-    )
+    wanted = desired(request, body, "here", KEEPS_TICKS)
+    seen = warnings(Evidence(body, wanted, observed, request))
     assert [caution.reason for caution in seen] == (
         [] if refused is None else ["SubscriptionTypeNotAllowed"]
     )
@@ -171,9 +167,8 @@ def test_required_encryption_is_warned_about(
 ) -> None:
     body = policy()
     request, observed = requested(body), Observed(2, requires_encryption=required)
-    seen = warnings(
-        Evidence(request, (), desired(request, body, "here", KEEPS_TICKS), observed, ())
-    )
+    wanted = desired(request, body, "here", KEEPS_TICKS)
+    seen = warnings(Evidence(body, wanted, observed, request))
     assert [caution.reason for caution in seen] == ["EncryptionRequired"] * required
     for caution in seen:
         assert "got encryptionRequired=true; to replay, disable it" in caution.message
@@ -217,9 +212,9 @@ def test_shrinking_dead_letter_topic_is_warned_about(  # noqa: PLR0913
 ) -> None:
     body = policy(deadLetter=asks)
     waits, rests = (TopicState(count, NO_SUBSCRIPTIONS, {}, {}) for count in (retry, have))
-    observed = Observed(2, None, waits, rests, {}, {}, None)
+    observed = Observed(2, topics={TopicRole.RETRY: waits, TopicRole.DEAD_LETTER: rests})
     wanted = desired(requested(body), body, "here", KEEPS_TICKS)
-    seen = warnings(Evidence(requested(body), (), wanted, observed, ()))
+    seen = warnings(Evidence(body, wanted, observed, requested(body)))
     assert [caution.reason for caution in seen] == ["PartitionsNeverShrink"] * (warns or retry == 3)
     message = "".join(caution.message for caution in seen)
     assert ("or set deadLetter.partitions to 3" in message) is warns
