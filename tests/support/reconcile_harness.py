@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import aiohttp
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Access, Http
+from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from redrive.admin.access import Credentials
 from redrive.admin.errors import (
     AdminForbiddenError,
     AdminNotFoundError,
@@ -28,7 +29,6 @@ from redrive.admin.http import (
     USUAL_ANSWER,
     Call,
     CallSlots,
-    Credentials,
     Endpoint,
     Http,
     quoted,

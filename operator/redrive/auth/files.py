@@ -23,8 +23,9 @@ from typing import Any
 
 import pulsar
 
+from redrive.admin.access import Access, tls_context
 from redrive.admin.errors import AdminError
-from redrive.admin.http import Access, Http, tls_context
+from redrive.admin.http import Http
 from redrive.auth import oauth2
 from redrive.auth.method import (
     ACCESS_VARIABLE,

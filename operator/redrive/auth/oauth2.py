@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from yarl import URL
 
+from redrive.admin.access import same_origin
 from redrive.admin.errors import AuthenticationFailedError, IssuerFailedError
-from redrive.admin.http import Http, same_origin
+from redrive.admin.http import Http
 
 _DISCOVERY = "/.well-known/openid-configuration"
 _DEFAULT_LIFETIME_SECONDS = 300.0

@@ -11,8 +11,8 @@ from typing import Any
 import click
 import yaml
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Access
 from redrive.admin.model import NamespaceState
 from redrive.api import API_VERSION
 from redrive.cli.develop import broker_options, open_admin

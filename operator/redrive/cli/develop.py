@@ -19,8 +19,9 @@ from uuid import NAMESPACE_URL, uuid5
 
 import click
 
+from redrive.admin.access import Access, tls_context
 from redrive.admin.client import Admin
-from redrive.admin.http import Access, Http, tls_context
+from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.permissions import AllowRule, Consent, Permissions
 from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError

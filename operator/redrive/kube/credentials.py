@@ -18,8 +18,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from redrive.admin.access import Access, tls_context
 from redrive.admin.errors import AdminError
-from redrive.admin.http import Access, Http, tls_context
+from redrive.admin.http import Http
 from redrive.api.connection import (
     Authentication,
     BrokerConnectionSpec,

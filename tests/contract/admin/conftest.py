@@ -10,8 +10,9 @@ from typing import Protocol
 
 import pytest
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Access, Call, CallSlots, Endpoint, Http
+from redrive.admin.http import Call, CallSlots, Endpoint, Http
 from sandbox.pulsar import Broker
 from tests.support.fake_admin import SUPERUSER, FakeBroker
 

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Access, Http
+from redrive.admin.http import Http
 from redrive.kube import resources
 from redrive.kube.client import Kubernetes, UnavailableError
 from sandbox.pulsar import SUPERUSER, Broker

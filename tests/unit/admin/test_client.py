@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
     AdminError,
@@ -23,7 +24,7 @@ from redrive.admin.errors import (
     RedirectRefusedError,
     UnexpectedAnswerError,
 )
-from redrive.admin.http import Access, Http
+from redrive.admin.http import Http
 from redrive.admin.model import RightsChange, TopicSubscriptions
 from redrive.policy.naming import TopicName
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace

@@ -11,9 +11,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from redrive.admin.access import Access
 from redrive.admin.errors import BrokerDownError, BrokerFailedError, BrokerUnreachableError
 from redrive.admin.guards import FAILURES, Breaker, Fence, FenceClosedError, elapsed
-from redrive.admin.http import Access, Call, CallSlots, Endpoint, Http
+from redrive.admin.http import Call, CallSlots, Endpoint, Http
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SILENT = BrokerUnreachableError("no answer", remedy="wait")

@@ -20,6 +20,7 @@ from prometheus_client import REGISTRY
 from yarl import URL
 
 from redrive.admin import client, errors, http
+from redrive.admin.access import Access, tls_context
 from redrive.admin.client import Admin
 from redrive.admin.errors import (
     BrokerFailedError,
@@ -27,15 +28,7 @@ from redrive.admin.errors import (
     IssuerFailedError,
     UnexpectedAnswerError,
 )
-from redrive.admin.http import (
-    LONG_ANSWERS_AT_A_TIME,
-    Access,
-    Call,
-    CallSlots,
-    Endpoint,
-    Http,
-    tls_context,
-)
+from redrive.admin.http import LONG_ANSWERS_AT_A_TIME, Call, CallSlots, Endpoint, Http
 from redrive.policy.naming import TopicName
 from tests.support.http_server import Answer, serving
 

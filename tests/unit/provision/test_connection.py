@@ -15,8 +15,9 @@ import aiohttp
 import pytest
 
 from redrive import __version__
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Access, Http
+from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.conditions import find, reason
 from redrive.api.connection import BrokerConnectionSpec

@@ -19,9 +19,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminConflictError, AdminError
-from redrive.admin.http import Access, Http
+from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.retrypolicy import ConnectionRef

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerUnreachableError
 from redrive.admin.guards import FAILURES, Breaker
-from redrive.admin.http import Access, Http
+from redrive.admin.http import Http
 from redrive.admin.model import RightsChange, SubscriptionStats, TopicUsage
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec

@@ -14,9 +14,10 @@ import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, AdminNotFoundError
-from redrive.admin.http import Access, Http
+from redrive.admin.http import Http
 from redrive.admin.model import AckPersistence, SubscriptionStats, TopicStats
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning

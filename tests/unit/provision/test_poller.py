@@ -13,9 +13,10 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import BrokerUnreachableError
-from redrive.admin.http import Access, Http
+from redrive.admin.http import Http
 from redrive.admin.model import NamespaceState
 from redrive.api import Body
 from redrive.kube.cache import Cache

@@ -14,9 +14,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminForbiddenError, BrokerFailedError, BrokerUnreachableError
-from redrive.admin.http import Access, Http
+from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.conditions import ConditionStatus, StatusWarning, written
 from redrive.api.connection import BrokerConnectionSpec

@@ -13,9 +13,10 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
 from redrive.admin.errors import error_for
-from redrive.admin.http import Access, Call, Endpoint, Http
+from redrive.admin.http import Call, Endpoint, Http
 from redrive.api import Body
 from redrive.api.conditions import find, is_ready, reason
 from redrive.errors import RedriveError, Requeue

@@ -12,8 +12,9 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Access, Http
+from redrive.admin.http import Http
 from redrive.admin.policies import Quotas
 from redrive.api.conditions import ObjectEvent
 from redrive.api.replay_status import ReplayStatus

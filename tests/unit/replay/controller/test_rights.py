@@ -14,8 +14,9 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from redrive.admin.access import Access
 from redrive.admin.client import Admin
-from redrive.admin.http import Access, Http
+from redrive.admin.http import Http
 from redrive.api import Body
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.crds import REPLAY, structural
