@@ -260,7 +260,7 @@ def test_named_offsets_and_unnamed_topics_have_defaults() -> None:
     ],
 )
 def test_invalid_offset_is_refused(text: str) -> None:
-    with pytest.raises(InvalidOptionError, match="startingOffsets is neither"):
+    with pytest.raises(InvalidOptionError, match="startingOffsets must be earliest or latest"):
         starting_offsets(text)
 
 
@@ -268,7 +268,7 @@ def test_offset_of_unread_topic_is_refused() -> None:
     """Else its position would be ignored, and all of the topic be read."""
     offsets = starting_offsets(json.dumps({str(ORDERS): "12:0"}))
     offsets.check("startingOffsets", [ORDERS])
-    with pytest.raises(InvalidOptionError, match=r"startingOffsets names .*got '.*/orders'"):
+    with pytest.raises(InvalidOptionError, match=r"startingOffsets must list .*got '.*/orders'"):
         offsets.check("startingOffsets", [ORDERS.partition(0), ORDERS.partition(1)])
 
 
