@@ -98,7 +98,7 @@ def retry_topic(partitions: int | None) -> DesiredTopic:
 
 
 def dead_letter_topic(partitions: int, asked: tuple[TopicPolicy, ...]) -> DesiredTopic:
-    policies = (TTL, STAYS, KEEPS, *asked)
+    policies: tuple[TopicPolicy, ...] = (TTL, STAYS, KEEPS, *asked)
     return DesiredTopic(TopicRole.DEAD_LETTER, DEAD_LETTER, "redrive", partitions, policies)
 
 
