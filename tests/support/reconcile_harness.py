@@ -24,7 +24,7 @@ from redrive.kube.connections import Connection
 from redrive.kube.resources import Key
 from redrive.provision.claims import Conflicts
 from redrive.provision.orphans import OrphanedPolicies
-from redrive.provision.reconciler import reconcile
+from redrive.provision.reconciler import PolicyReconciler
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -49,7 +49,8 @@ class ReconcileHarness:
 
     async def reconcile(self) -> Requeue:
         health = cast("Any", SimpleNamespace(warnings=lambda _: ()))
-        return await reconcile(KEY, self.ctx, self.conflicts, health, self.lost)
+        reconciler = PolicyReconciler(self.ctx, self.conflicts, health, self.lost)
+        return await reconciler.reconcile(KEY)
 
     def watch_shows_deletion(self) -> None:
         """Deliver the deletion of the policy to the cache."""

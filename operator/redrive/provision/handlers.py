@@ -21,13 +21,14 @@ from redrive.kube.context import Context
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
 from redrive.kube.status import Publisher
-from redrive.provision import connection, reconciler
+from redrive.provision import connection
 from redrive.provision.claims import Conflicts
 from redrive.provision.connection import has_target_rights, is_protection_due
 from redrive.provision.desired import config_map_of
 from redrive.provision.health import Health
 from redrive.provision.orphans import DeletionEvents, OrphanedPolicies
 from redrive.provision.poller import NamespaceFacts, Resync, StallChecks
+from redrive.provision.reconciler import PolicyReconciler
 from redrive.reasons import Reason
 
 
@@ -77,15 +78,8 @@ class Queues:
         self._ctx = ctx
         self.policies = Controller(
             "RetryPolicy",
-            lambda key: reconciler.reconcile(
-                key,
-                ctx,
-                self._conflicts,
-                self.health,
-                self._orphans,
-                failures=self.policies.failures(key),
-            ),
-            mark_progressing=lambda key: reconciler.mark_progressing(key, ctx),
+            lambda key: self._reconciler.reconcile(key, failures=self.policies.failures(key)),
+            mark_progressing=lambda key: self._reconciler.mark_progressing(key),  # noqa: PLW0108  set below
             partition_key=self._connection_of,
         )
         self.connections = Controller(
@@ -99,6 +93,7 @@ class Queues:
         self.facts = NamespaceFacts(ctx, self._conflicts)
         self.stalls = StallChecks(ctx)
         self.health = Health(ctx, self.policies.enqueue)
+        self._reconciler = PolicyReconciler(ctx, self._conflicts, self.health, self._orphans)
         self.deletion_events = DeletionEvents(
             Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
         )

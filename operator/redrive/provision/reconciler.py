@@ -70,140 +70,143 @@ from redrive.provision.warnings import warnings
 from redrive.reasons import Reason
 
 
-async def mark_progressing(key: Key, ctx: Context) -> None:
-    """Set the Progressing condition of a RetryPolicy whose current spec has no status yet.
-
-    With many policies the first reconcile may begin minutes later. Tools such as kstatus read a
-    status without conditions as ready.
-
-    Raises:
-        KubernetesError: the status could not be written.
-    """
-    body = ctx.policies.get(key)
-    if body is None or "deletionTimestamp" in body["metadata"] or is_paused(body):
-        return
-    if is_new(body):
-        with suppress(NotFoundError):  # the reconcile handles a deleted policy
-            await _publisher(ctx).publish(body, progressing("reconciling the policy"))
-
-
-async def reconcile(  # noqa: PLR0913  dependencies of a reconcile
-    key: Key,
-    ctx: Context,
-    conflicts: Conflicts,
-    health: Health,
-    orphans: OrphanedPolicies,
-    *,
-    failures: int = 0,
-) -> Requeue:
-    """Bring the broker to the state that one RetryPolicy requests, and publish the result.
-
-    A settled policy stays Ready after the first failure that may be transient. The next attempt,
-    one second later, decides.
+class PolicyReconciler:
+    """Reconciles RetryPolicies.
 
     Args:
-        key: the policy.
         ctx: caches and clients of the operator.
         conflicts: index of the names that policies claim.
-        health: warnings about the topics of the policy.
+        health: warnings about the topics of policies.
         orphans: policies that were deleted without their cleanup.
-        failures: consecutive failed reconciles of this policy.
     """
-    body = ctx.policies.get(key)
-    if body is None:
-        return await _clean_up_orphan(key, ctx, conflicts, orphans)
-    orphans.forget(key)
-    logs.identify(body)
-    try:
-        if "deletionTimestamp" in body["metadata"]:
-            await _ensure_exists(body, ctx)
-            outcome = await finalize(body, ctx, conflicts)
-        else:
-            outcome = await provision(body, ctx, conflicts, health)
-            if not failures and is_settled(body):
-                outcome = outcome.unless_transient()
-        await publish(body, outcome, _publisher(ctx))
-    except NotFoundError:
-        ctx.policies.drop(body)  # the watch has not reported the deletion yet
-        return Requeue.ON_CHANGE
-    if outcome.requeue is Requeue.ON_CHANGE and has_override(body, ctx.clock()):
-        return Requeue.SLOW_BACKOFF  # no watch reports when the annotation expires
-    return outcome.requeue
 
+    def __init__(
+        self, ctx: Context, conflicts: Conflicts, health: Health, orphans: OrphanedPolicies
+    ) -> None:
+        self._ctx = ctx
+        self._conflicts = conflicts
+        self._health = health
+        self._orphans = orphans
 
-async def _ensure_exists(body: Body, ctx: Context) -> None:
-    """Raise an error if a policy that the cache shows as being deleted no longer exists.
+    async def mark_progressing(self, key: Key) -> None:
+        """Set the Progressing condition of a RetryPolicy whose current spec has no status yet.
 
-    A cleanup cannot be undone, and a new policy of the same name uses the same topics.
+        With many policies the first reconcile may begin minutes later. Tools such as kstatus read a
+        status without conditions as ready.
 
-    Raises:
-        NotFoundError: the policy is gone.
-        KubernetesError: the API server could not be read.
-    """
-    if not has_cleanup_finalizer(body):
-        return
-    current = await ctx.kubernetes.get(resources.POLICIES, Key.of(body))
-    if current["metadata"]["uid"] != body["metadata"]["uid"]:
-        raise NotFoundError(
-            f"RetryPolicy {Key.of(body)} is gone, and another policy has its name",
-            remedy="No action needed: the other policy is reconciled",
-        )
+        Raises:
+            KubernetesError: the status could not be written.
+        """
+        body = self._ctx.policies.get(key)
+        if body is None or "deletionTimestamp" in body["metadata"] or is_paused(body):
+            return
+        if is_new(body):
+            with suppress(NotFoundError):  # the reconcile handles a deleted policy
+                await _publisher(self._ctx).publish(body, progressing("reconciling the policy"))
 
+    async def reconcile(self, key: Key, *, failures: int = 0) -> Requeue:
+        """Bring the broker to the state that one RetryPolicy requests, and publish the result.
 
-async def _clean_up_orphan(
-    key: Key, ctx: Context, conflicts: Conflicts, orphans: OrphanedPolicies
-) -> Requeue:
-    """Run the cleanup of a policy that was deleted without it; do nothing for any other.
+        A settled policy stays Ready after the first failure that may be transient. The next
+        attempt, one second later, decides.
 
-    Raises:
-        KubernetesError: the API server could not be read.
-    """
-    body = orphans.get(key)
-    if body is None:
-        return Requeue.ON_CHANGE
-    logs.identify(body)
-    # A list, not a get: an API server that starts answers 404 for kinds that it does not serve yet.
-    for listed in await ctx.kubernetes.list(resources.POLICIES, key.namespace):
-        if Key.of(listed) == key:  # the same policy, or a new one with the same topics
-            orphans.forget(key)
-            ctx.policies.put(listed)
+        Args:
+            key: the policy.
+            failures: consecutive failed reconciles of this policy.
+        """
+        body = self._ctx.policies.get(key)
+        if body is None:
+            return await self._clean_up_orphan(key)
+        self._orphans.forget(key)
+        logs.identify(body)
+        try:
+            if "deletionTimestamp" in body["metadata"]:
+                await self._ensure_exists(body)
+                outcome = await finalize(body, self._ctx, self._conflicts)
+            else:
+                outcome = await self._provision(body)
+                if not failures and is_settled(body):
+                    outcome = outcome.unless_transient()
+            await publish(body, outcome, _publisher(self._ctx))
+        except NotFoundError:
+            self._ctx.policies.drop(body)  # the watch has not reported the deletion yet
             return Requeue.ON_CHANGE
-    outcome = await finalize(body, ctx, conflicts)
-    await publish(body, outcome.of_gone(), _publisher(ctx))
-    if not outcome.finalized:
+        if outcome.requeue is Requeue.ON_CHANGE and has_override(body, self._ctx.clock()):
+            return Requeue.SLOW_BACKOFF  # no watch reports when the annotation expires
         return outcome.requeue
-    orphans.forget(key)
-    return Requeue.ON_CHANGE
 
+    async def _ensure_exists(self, body: Body) -> None:
+        """Raise an error if a policy that the cache shows as being deleted no longer exists.
 
-async def provision(body: Body, ctx: Context, conflicts: Conflicts, health: Health) -> Outcome:
-    """Provision one RetryPolicy and return the result; change nothing if it is paused.
+        A cleanup cannot be undone, and a new policy of the same name uses the same topics.
 
-    Raises:
-        NotFoundError: the policy is gone.
-        KubernetesError: the finalizer could not be set, so nothing was created.
-    """
-    if is_paused(body):
-        return Outcome(paused_conditions(body))
-    try:
-        request = await _resolve(body, ctx)
-    except RedriveError as error:
-        return Outcome.failed(shown_to(body, error))
-    if "retryTopic" in (body.get("status") or {}):  # a new policy gets it after all checks
-        body = await ensure_cleanup_finalizer(body, request.deletion, _publisher(ctx))
-    try:
-        if (cluster := receiver_of(body, ctx.settings.cluster_id)) and not request.only_observes:
-            return await hand_over(cluster, request, ctx)
-        made = await converge(request, body, ctx, conflicts)
-    except NotFoundError:
-        raise  # the policy was deleted, and another may have its name
-    except OwnerConflictError as error:
-        logger.info("RetryPolicy %s: its topics belong to %s", Key.of(body), error.owner)
-        return Outcome.failed(error)
-    except RedriveError as error:
-        return Outcome.failed(shown_to(body, error))
-    warnings = (*made.warnings, *health.warnings(body))
-    return _observed(made, warnings) if request.only_observes else _ready(body, made, warnings)
+        Raises:
+            NotFoundError: the policy is gone.
+            KubernetesError: the API server could not be read.
+        """
+        if not has_cleanup_finalizer(body):
+            return
+        current = await self._ctx.kubernetes.get(resources.POLICIES, Key.of(body))
+        if current["metadata"]["uid"] != body["metadata"]["uid"]:
+            raise NotFoundError(
+                f"RetryPolicy {Key.of(body)} is gone, and another policy has its name",
+                remedy="No action needed: the other policy is reconciled",
+            )
+
+    async def _clean_up_orphan(self, key: Key) -> Requeue:
+        """Run the cleanup of a policy that was deleted without it; do nothing for any other.
+
+        Raises:
+            KubernetesError: the API server could not be read.
+        """
+        body = self._orphans.get(key)
+        if body is None:
+            return Requeue.ON_CHANGE
+        logs.identify(body)
+        # A list, not a get: an API server that starts answers 404 for kinds that it does not serve
+        # yet.
+        for listed in await self._ctx.kubernetes.list(resources.POLICIES, key.namespace):
+            if Key.of(listed) == key:  # the same policy, or a new one with the same topics
+                self._orphans.forget(key)
+                self._ctx.policies.put(listed)
+                return Requeue.ON_CHANGE
+        outcome = await finalize(body, self._ctx, self._conflicts)
+        await publish(body, outcome.of_gone(), _publisher(self._ctx))
+        if not outcome.finalized:
+            return outcome.requeue
+        self._orphans.forget(key)
+        return Requeue.ON_CHANGE
+
+    async def _provision(self, body: Body) -> Outcome:
+        """Provision one RetryPolicy and return the result; change nothing if it is paused.
+
+        Raises:
+            NotFoundError: the policy is gone.
+            KubernetesError: the finalizer could not be set, so nothing was created.
+        """
+        if is_paused(body):
+            return Outcome(paused_conditions(body))
+        try:
+            request = await _resolve(body, self._ctx)
+        except RedriveError as error:
+            return Outcome.failed(shown_to(body, error))
+        if "retryTopic" in (body.get("status") or {}):  # a new policy gets it after all checks
+            body = await ensure_cleanup_finalizer(body, request.deletion, _publisher(self._ctx))
+        try:
+            if (
+                cluster := receiver_of(body, self._ctx.settings.cluster_id)
+            ) and not request.only_observes:
+                return await hand_over(cluster, request, self._ctx)
+            made = await converge(request, body, self._ctx, self._conflicts)
+        except NotFoundError:
+            raise  # the policy was deleted, and another may have its name
+        except OwnerConflictError as error:
+            logger.info("RetryPolicy %s: its topics belong to %s", Key.of(body), error.owner)
+            return Outcome.failed(error)
+        except RedriveError as error:
+            return Outcome.failed(shown_to(body, error))
+        warnings = (*made.warnings, *self._health.warnings(body))
+        return _observed(made, warnings) if request.only_observes else _ready(body, made, warnings)
 
 
 async def _resolve(body: Body, ctx: Context) -> Request:
@@ -314,8 +317,7 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
         PREFLIGHT.check(Evidence(body, want, have, request))
         # Again: a rival may have been provisioned meanwhile.
         rivals = admit(request, ctx, conflicts)
-        out = Publisher(ctx.kubernetes, resources.POLICIES, ctx.policies, ctx.clock)
-        body = await ensure_cleanup_finalizer(body, request.deletion, out)
+        body = await ensure_cleanup_finalizer(body, request.deletion, _publisher(ctx))
         planned = diff(want, have)
         actions, planned_changes = ((), planned) if request.only_observes else (planned, ())
         body = await record_intent(actions, body, ctx)

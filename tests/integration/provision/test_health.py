@@ -25,11 +25,11 @@ from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
 from redrive.policy import codec
 from redrive.policy.model import OutageLimits
-from redrive.provision import reconciler
 from redrive.provision.claims import Conflicts
 from redrive.provision.health import Health
 from redrive.provision.health_checks import THRESHOLDS, Thresholds
 from redrive.provision.orphans import OrphanedPolicies
+from redrive.provision.reconciler import PolicyReconciler
 from sandbox import installation
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox
@@ -122,7 +122,7 @@ async def ward(shop: Shop, limits: Thresholds = THRESHOLDS) -> AsyncIterator[War
     async with Context.open(Settings("here", (shop.namespace,), None, "", "")) as ctx:
 
         async def reconcile(key: Key) -> Any:  # noqa: ANN401 - passed on
-            return await reconciler.reconcile(key, ctx, claims, health, lost)
+            return await PolicyReconciler(ctx, claims, health, lost).reconcile(key)
 
         controller = Controller("RetryPolicy", reconcile)
         claims = Conflicts(ctx.policies, ctx.connections, controller.enqueue)

@@ -21,7 +21,8 @@ from redrive.kube.controller import OF_NAMESPACE
 from redrive.kube.job_templates import JobTemplates
 from redrive.kube.resources import POLICIES, Key
 from redrive.provision import connection as connections
-from redrive.provision import handlers, reconciler
+from redrive.provision import handlers
+from redrive.provision.reconciler import PolicyReconciler
 from tests.support.fake_kubernetes import FakeKubernetes
 
 MakeBody = Callable[..., dict[str, Any]]
@@ -57,8 +58,8 @@ async def _mark_progressing(*_: object) -> None:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     made = Looks()
-    monkeypatch.setattr(reconciler, "mark_progressing", _mark_progressing)
-    monkeypatch.setattr(reconciler, "reconcile", made)
+    monkeypatch.setattr(PolicyReconciler, "mark_progressing", _mark_progressing)
+    monkeypatch.setattr(PolicyReconciler, "reconcile", made)
     monkeypatch.setattr(connections, "reconcile", made)
     return made
 

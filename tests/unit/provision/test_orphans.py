@@ -16,12 +16,13 @@ from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import NotFoundError
 from redrive.kube.resources import Key
-from redrive.provision import connection, reconciler
+from redrive.provision import connection
 from redrive.provision.claims import Conflicts
 from redrive.provision.finalize import LATE_WRITES
 from redrive.provision.health import Health
 from redrive.provision.orphans import REQUEST, OrphanedPolicies
 from redrive.provision.outcome import FINALIZER
+from redrive.provision.reconciler import PolicyReconciler
 from tests.support.fake_admin import Do, answering
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reconcile_harness import KEY, NOW, SOURCE, ReconcileHarness, reconcile_harness
@@ -235,7 +236,8 @@ async def test_object_gone_without_event_is_dropped(
         Health(emptied, lambda _: None),
     )
     lost = OrphanedPolicies(policies, emptied.clock)
-    assert await reconciler.reconcile(key, emptied, conflicts, health, lost) is Requeue.ON_CHANGE
+    reconciler = PolicyReconciler(emptied, conflicts, health, lost)
+    assert await reconciler.reconcile(key) is Requeue.ON_CHANGE
     await health.stop()
     assert await connection.reconcile(key, emptied) is Requeue.ON_CHANGE
     assert policies.get(key) is None

@@ -17,7 +17,6 @@ from redrive.api.conditions import find, reason
 from redrive.kube import resources
 from redrive.kube.resources import TAKE_OVER_FROM, Key
 from redrive.policy.naming import TopicName
-from redrive.provision import reconciler
 from redrive.provision.claims import Conflicts
 from redrive.provision.orphans import OrphanedPolicies
 from redrive.provision.outcome import FINALIZER
@@ -28,6 +27,7 @@ from redrive.provision.ownership import (
     named_in,
     rights,
 )
+from redrive.provision.reconciler import PolicyReconciler
 from redrive.reasons import Reason
 from tests.support.fake_admin import Topic
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -169,7 +169,7 @@ class Operator:
         health: Any = SimpleNamespace(warnings=lambda _: ())
         conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
         lost = OrphanedPolicies(ctx.policies, ctx.clock)
-        await reconciler.reconcile(Key.of(body), ctx, conflicts, health, lost)
+        await PolicyReconciler(ctx, conflicts, health, lost).reconcile(Key.of(body))
         return reason(self.made.stored)
 
     def annotate(self, name: str, value: str) -> None:

@@ -40,7 +40,7 @@ from redrive.provision.claims import Conflicts, resolve
 from redrive.provision.orphans import OrphanedPolicies
 from redrive.provision.outcome import describe_changes, observed_conditions, paused_conditions
 from redrive.provision.poller import CALLS_PER_RECONCILE
-from redrive.provision.reconciler import Converged, converge
+from redrive.provision.reconciler import Converged, PolicyReconciler, converge
 from redrive.provision.request import NameCollisionError
 from redrive.reasons import Reason
 from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
@@ -225,7 +225,8 @@ async def test_refusals_without_watch_are_retried(
     monkeypatch.setattr(reconciler, "converge", refuse)
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
     lost = OrphanedPolicies(ctx.policies, wall_clock)
-    assert await reconciler.reconcile(Key.of(body), ctx, conflicts, NOTHING, lost) is again
+    policies = PolicyReconciler(ctx, conflicts, NOTHING, lost)
+    assert await policies.reconcile(Key.of(body)) is again
 
 
 @pytest.mark.parametrize(("minutes", "again"), [(5, Requeue.SLOW_BACKOFF), (-5, Requeue.ON_CHANGE)])
@@ -250,7 +251,8 @@ async def test_policy_with_timed_annotation_is_reconciled_again(  # noqa: PLR091
     ctx.clock = wall_clock
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
     lost = OrphanedPolicies(ctx.policies, wall_clock)
-    assert await reconciler.reconcile(Key.of(body), ctx, conflicts, NOTHING, lost) is again
+    policies = PolicyReconciler(ctx, conflicts, NOTHING, lost)
+    assert await policies.reconcile(Key.of(body)) is again
 
 
 @asynccontextmanager
@@ -366,9 +368,8 @@ async def test_single_server_failure_keeps_settled_policy_ready(  # noqa: PLR091
     monkeypatch.setattr(reconciler, "converge", fail)
     conflicts = Conflicts(ctx.policies, ctx.connections, lambda _: None)
     lost = OrphanedPolicies(ctx.policies, ctx.clock)
-    again = await reconciler.reconcile(
-        Key.of(body), ctx, conflicts, NOTHING, lost, failures=failures
-    )
+    policies = PolicyReconciler(ctx, conflicts, NOTHING, lost)
+    again = await policies.reconcile(Key.of(body), failures=failures)
     assert again is error.requeue
     (written,) = ctx.kubernetes.objects[POLICIES].values()
     assert [c["status"] for c in written["status"]["conditions"] if c["type"] == "Ready"] == [ready]
