@@ -444,7 +444,7 @@ async def test_handler_leaves_no_context_variable_to_the_next() -> None:
     async with AsyncRetryConsumer(client.as_pulsar(), POLICY) as consumer:
         client.deliver(POLICY.topic, *BURST)
         await consumer.run(handle)
-        assert consumer.in_hand == 0
+        assert consumer.in_flight == 0
     assert seen == [""] * len(BURST)
 
 
@@ -522,7 +522,7 @@ async def test_failed_and_late_handlers_of_a_burst_are_settled() -> None:
     async with consumer:
         client.deliver(POLICY.topic, *BURST)
         await consumer.run(handle, workers=3, timeout=0.3)
-        assert consumer.in_hand == 0
+        assert consumer.in_flight == 0
     assert cancelled == 1
 
 
