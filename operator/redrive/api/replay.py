@@ -35,7 +35,7 @@ from redrive.policy.envelope import MAX_CAUSE
 from redrive.policy.naming import TopicName
 from redrive.policy.values import check_duration, parse_duration
 
-# All of a selection is one argument of a process, which holds 128 KiB.
+# The whole selection is one argument of a process, which may have 128 KiB.
 _MAX_IDS = 500
 _MAX_KEYS = 64
 _MAX_CAUSES = 32
@@ -127,9 +127,9 @@ class Selection(ApiModel):
         ]
         | None
     ) = None
-    """Cause of a dead letter, as a plan shows it: class of the exception, of which the first 256
-    characters count. An empty text selects dead letters without a cause, such as those of Java
-    consumers. 1 to 32 causes. Defaults to any. Example: `WarehouseDown`."""
+    """Causes of dead letters, as a plan shows them: class of the exception, of which the first 256
+    characters are compared. An empty text selects dead letters without a cause, such as those of
+    Java consumers. 1 to 32 causes. Defaults to any. Example: `WarehouseDown`."""
 
     fingerprints: (
         Annotated[
@@ -138,7 +138,7 @@ class Selection(ApiModel):
         ]
         | None
     ) = None
-    """Fingerprint of the cause of a dead letter, which is the same for failures of one kind: its
+    """Fingerprints of the causes of dead letters, which are equal for failures of one kind: the
     property `REDRIVE_CAUSE_FINGERPRINT`. 1 to 64 fingerprints. Defaults to any. Example:
     `0f4a9c31d2be7755`."""
 
@@ -151,9 +151,9 @@ class Selection(ApiModel):
     `2026-11-21T10:00:00Z`."""
 
     limit: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Number of messages, 1 to 1000000000: the first ones by partition and position. A batch that
-    would exceed it ends the selection, except the first batch, which is selected as a whole.
-    Defaults to all. Example: `10000`."""
+    """Maximum number of messages, 1 to 1000000000: the first ones by partition and position. A
+    batch that would exceed it ends the selection, except the first batch, which is selected as a
+    whole. Defaults to all. Example: `10000`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -178,7 +178,7 @@ Duration = Annotated[
     Rule(
         f"!({WRITTEN}) || {SECONDS} >= 1",
         "a duration must be at least 1s",
-        "raise it, or leave it out",
+        "increase it, or leave it out",
         got=QUOTED,
     ),
     AfterValidator(refusing(check_duration)),
@@ -194,34 +194,34 @@ _ONE_RUN = Rule(
         f" : !present(oldSelf.{field}))"
         for field in _FIXED
     ),
-    "the spec of a Replay can't change, except suspend, cancel, rateLimit, deadline, "
+    "the spec of a Replay is immutable, except suspend, cancel, rateLimit, deadline, "
     "ttlAfterFinished and mode Review: it is one run, like a Job",
-    "make another Replay",
+    "create another Replay",
 )
 
 
-# Written out: a client that drops the field must confirm nothing.
+# With `has`: a client that drops the field must not confirm.
 _CONFIRMED = Rule(
     "(has(self.mode) ? has(oldSelf.mode) && self.mode == oldSelf.mode : !has(oldSelf.mode)) || "
     "(has(self.mode) && self.mode == 'Run' && has(oldSelf.mode) && oldSelf.mode == 'Review')",
-    "`mode` can't change, except from Review to Run",
-    "make another Replay",
+    "`mode` is immutable, except from Review to Run",
+    "create another Replay",
 )
 
 
 _CANCELED = Rule(
     "!(has(oldSelf.cancel) && oldSelf.cancel) || (has(self.cancel) && self.cancel)",
-    "`cancel` can't change back to false",
-    "make another Replay",
+    "`cancel` must not change back to false",
+    "create another Replay",
 )
 
 
 _FOLLOWED = Rule(
     "!has(self.followFor) || !((has(self.mode) && self.mode == 'Plan') "
     "|| (present(self.target.type) && self.target.type == 'Topic'))",
-    "followFor is for messages that come to the policy's own consumers: not for target Topic, "
-    "and not for a plan",
-    "leave followFor out",
+    "`followFor` requires a run that moves messages to the policy's own consumers: target Retry or "
+    "Source, and not mode Plan",
+    "leave it out",
 )
 
 
@@ -290,7 +290,7 @@ Period = Annotated[
 
 
 class ReplayRate(ApiModel):
-    """Limit of the messages that all tasks of a run send together."""
+    """Rate limit of all tasks of a run together."""
 
     messages: Annotated[int, Strict(), Field(ge=1, le=1_000_000)]
     """Number of messages in a period, 1 to 1000000. Example: `500`."""
@@ -300,7 +300,7 @@ class ReplayRate(ApiModel):
 
     @property
     def per_second(self) -> float:
-        """Return the number of messages in a second."""
+        """Return the number of messages per second."""
         return self.messages / parse_duration(self.per).total_seconds()
 
 
@@ -319,12 +319,12 @@ class ReplayTarget(TypedUnion):
             "use one of Retry, Source, Topic",
         ),
     ]
-    """`Retry`: the retry topic, for the subscription of the policy alone. `Source`: the source
-    topic, for each of its subscriptions. `Topic`: the topic of the field `topic`."""
+    """`Retry`: the retry topic, for the subscription of the policy only. `Source`: the source
+    topic, for all of its subscriptions. `Topic`: the topic of the field `topic`."""
 
     topic: TopicField | None = None
-    """Full name of the target, among the topics that the connection allows. It must exist, and must
-    not be a retry, dead-letter or ledger topic of another policy."""
+    """Full name of the target, which the connection must allow. It must exist, and must not be a
+    retry, dead-letter or ledger topic of another policy."""
 
 
 class ReplaySpec(ApiModel):
@@ -341,15 +341,15 @@ class ReplaySpec(ApiModel):
     )
 
     policy_ref: PolicyRef
-    """The RetryPolicy, in the same namespace, whose dead letters are moved."""
+    """RetryPolicy of the dead letters, in the same namespace."""
 
     start_before: Moment | None = None
-    """Time before which the run must be launched; a Replay that was not launched by then is Failed.
-    So a copy of a Replay, from Git or a backup, moves nothing later. Defaults to no limit. Example:
+    """Time before which the run must be launched; otherwise the Replay is Failed. So a later copy
+    of a Replay, from Git or a backup, moves nothing. Defaults to no limit. Example:
     `2026-11-27T00:00:00Z`."""
 
     select: Selection | None = None
-    """Dead letters to move. Defaults to all that are there when the run begins."""
+    """Dead letters to move. Defaults to all that exist when the run begins."""
 
     target: ReplayTarget = ReplayTarget(type=Target.RETRY)
     """The topic that dead letters are moved to. Defaults to the retry topic."""
@@ -373,22 +373,22 @@ class ReplaySpec(ApiModel):
         Mode,
         *one_of(Mode, "`mode` must be Run, Plan or Review", "use one of Run, Plan, Review"),
     ] = Mode.RUN
-    """`Run`: messages are moved. `Plan`: they are counted, `status.run.preview` shows the result,
-    and nothing is moved; other Replays of the policy run at the same time. `Review`: likewise, and
-    then the run waits until `mode` is set to `Run`. Then it moves the messages that it has counted,
-    and none that came later. It ends after 15 minutes without that. Defaults to Run."""
+    """`Run`: messages are moved. `Plan`: they are only counted, and `status.run.preview` shows the
+    result; other Replays of the policy may run at the same time. `Review`: the run plans, and then
+    waits until `mode` is set to `Run`. It then moves the counted messages, and none that came
+    later. It ends after 15 minutes without that. Defaults to Run."""
 
     suspend: Annotated[bool, Strict()] = False
-    """`true` suspends the run: in-flight messages are settled, the account is written, and no more
+    """`true` suspends the run: in-flight messages are settled, progress is recorded, and no
     messages are sent until it is false. It can change at any time. Defaults to false."""
 
     rate_limit: ReplayRate | None = None
-    """Limit of the messages that the run sends. It can change at any time; a run applies it within
-    seconds. Defaults to no limit."""
+    """Rate limit of the run. It can change at any time; a run applies it within seconds. Defaults
+    to no limit."""
 
     cancel: Annotated[bool, Strict()] = False
     """`true` ends the run: in-flight messages are settled, and the Replay is Failed with reason
-    `Canceled`. Messages that were moved stay moved. Can't be taken back. Defaults to false."""
+    `Canceled`. Messages that were moved remain moved. It cannot change back. Defaults to false."""
 
     sending: Annotated[
         Sending,
@@ -399,20 +399,20 @@ class ReplaySpec(ApiModel):
         ),
     ] = Sending.INDIVIDUAL
     """`Batched`: messages are sent in batches, which is faster and costs the broker less. A
-    consumer receives a batch as a whole, and again as a whole if it ends, or returns one message,
-    before all are acknowledged. Refused for a source topic that is read by key. Defaults to
-    Individual."""
+    consumer receives a batch as a whole. It receives the whole batch again if it exits, or returns
+    one message, before all are acknowledged. Refused for a source topic that is read by key.
+    Defaults to Individual."""
 
     deadline: Duration | None = None
-    """Time limit of the run from its launch, including the time in which it is suspended. After it
-    the run drains and is Failed. At least 1s. Defaults to no limit. Example: `2h`."""
+    """Time limit of the run from its launch, including suspended time. After it the run settles
+    in-flight messages and is Failed. At least 1s. Defaults to no limit. Example: `2h`."""
 
     ttl_after_finished: Duration | None = None
     """Time after its end when the Replay is deleted, with its job and pods. At least 1s. It can
     change at any time. Defaults to no deletion. Example: `7d`."""
 
     follow_for: Duration | None = None
-    """Time after the last move for which the run reads the outcome of the messages
+    """Time after the last move during which the run reads the outcome of the messages
     (`status.run.outcome`). It ends earlier once all of them are settled; its driver runs until
     then. At least 1s. Defaults to none: the run ends after the last move. Example: `15m`."""
 
@@ -443,11 +443,11 @@ class ReplaySpec(ApiModel):
     ) = None
     """Actions and facts that the author confirms. `Reconciled`: the effects of the first handling
     of these messages were reconciled, which policies with `replay.safety: ReconcileFirst` require.
-    `DiscardUnreadable`: selected entries that no client can show, such as chunks of a message whose
+    `DiscardUnreadable`: selected entries that no client can read, such as chunks of a message whose
     producer was killed, are acknowledged and lost; without it they are refused as `NotDelivered`,
-    and stay. `UnprovenHandled`: selected messages that an earlier run may have moved were handled;
-    they are acknowledged, not sent, and count as skipped. Without it they are refused as
-    `Unproven`, and stay. Defaults to none."""
+    and remain. `UnprovenHandled`: selected messages that an earlier run may have moved were
+    handled; they are acknowledged, not sent, and count as skipped. Without it they are refused as
+    `Unproven`, and remain. Defaults to none."""
 
     engine: Annotated[
         ReplayEngine,
@@ -455,8 +455,8 @@ class ReplaySpec(ApiModel):
     ] = ReplayEngine.AUTO
     """`Job`: a Kubernetes Job of one pod, which needs no Spark operator and starts within seconds.
     `Spark`: a SparkApplication with executors. `Auto`: `Job` up to 10000 dead letters, counted by
-    `select.ids`, `select.limit` or the last statistics of the policy, and where no Spark operator
-    is installed; else `Spark`. The result is the same. Defaults to Auto."""
+    `select.ids`, `select.limit` or the last statistics of the policy, and without a Spark operator;
+    else `Spark`. The result is the same. Defaults to Auto."""
 
     job_template: ReplayJobTemplate | None = None
     """Job template of its pods, and number of executors. Defaults to the template and the number of
@@ -477,14 +477,14 @@ class ReplaySpec(ApiModel):
         return self.mode is Mode.PLAN
 
     def confirms(self, confirmation: Confirmation) -> bool:
-        """Return True if the author confirms it."""
+        """Return True if the author confirms *confirmation*."""
         return confirmation in (self.confirmations or ())
 
     def target_topic(self, source: TopicName) -> TopicName | None:
-        """Return the target by its name; None for the retry topic.
+        """Return the target topic; None for the retry topic.
 
         Args:
-            source: the source topic of the policy.
+            source: source topic of the policy.
         """
         return source if self.target.type is Target.SOURCE else self.target.topic
 
@@ -501,15 +501,15 @@ class ReplayRef(ApiModel):
         Form(
             r"[-0-9a-zA-Z]+",
             "the uid of a Replay must be letters, digits and '-'",
-            "take it from `metadata.uid` of the Replay",
+            "use `metadata.uid` of the Replay",
         ),
     ]
-    """`metadata.uid` of the Replay: another Replay of this name needs another approval."""
+    """`metadata.uid` of the Replay. Another Replay of this name needs another approval."""
 
 
 _SAME_APPROVAL = Rule(
     "self == oldSelf",
-    "the spec of a ReplayApproval can't change",
+    "the spec of a ReplayApproval is immutable",
     "delete it, and create another one",
 )
 
@@ -520,7 +520,7 @@ class ReplayApprovalSpec(ApiModel):
     model_config = ConfigDict(json_schema_extra={VALIDATIONS: [_SAME_APPROVAL.to_schema()]})
 
     replay_ref: ReplayRef
-    """The Replay that is approved."""
+    """The approved Replay."""
 
     messages: Annotated[int, Strict(), Field(ge=1, le=1_000_000_000)]
     """Number of messages that the Replay may move, 1 to 1000000000. A plan of more messages needs

@@ -25,7 +25,7 @@ _MAX_ENDS = 1024
 
 
 class Phase(enum.StrEnum):
-    """The phase of a replay; Completed and Failed are final."""
+    """Phase of a Replay; Completed and Failed are final."""
 
     PENDING = "Pending"
     SUBMITTED = "Submitted"
@@ -39,7 +39,7 @@ FINAL = frozenset({Phase.COMPLETED, Phase.FAILED})
 
 
 class Refusal(StatusModel):
-    """An entry of the dead-letter topic that was selected and can't be moved."""
+    """A selected entry of the dead-letter topic that cannot be moved."""
 
     entry: Annotated[str, Field(max_length=64)]
     """Id of the entry, as `ledger:entry`."""
@@ -57,8 +57,8 @@ class Count(StatusModel):
     """Number of messages with one cause."""
 
     cause: Annotated[str, Field(max_length=MAX_CAUSE)]
-    """Class of the exception for which a message was dead-lettered, empty without one; or reason
-    for which it can't be moved."""
+    """Class of the exception of dead letters, empty without one; or reason of messages that cannot
+    be moved."""
 
     messages: int
     """Number of messages."""
@@ -71,27 +71,28 @@ class Preview(StatusModel):
     """The 20 most frequent causes of the messages that would be moved."""
 
     refused: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
-    """Reasons for which others can't be moved; `refusals` lists these messages."""
+    """Reasons of messages that cannot be moved; `refusals` lists these messages."""
 
     samples: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=10)] = ()
     """Ids of some messages that would be moved, as `ledger:entry:partition:index`; partition -1
-    stands for none."""
+    means that the topic is not partitioned."""
 
     estimated_seconds: int | None = None
-    """Estimated seconds of the run, without the start of Spark. Known once all is scanned."""
+    """Estimated duration of the run in seconds, without the start of Spark. Known after the
+    scan."""
 
 
 class RunOutcome(StatusModel):
-    """Outcome of the messages that were moved: `moved` = handled + waiting + deadAgain.
+    """Outcome of moved messages: `moved` = handled + waiting + deadAgain.
 
-    Consumers that were killed may have left copies, which count as well.
+    Copies that killed consumers left are included.
     """
 
     observed_time: Timestamp
     """Time at which the topics were read."""
 
     handled: int
-    """Number of messages that were handled or expired: they neither wait nor are dead again."""
+    """Number of messages that were handled or expired: neither waiting nor dead again."""
 
     waiting: int
     """Number of messages that the consumers have not acknowledged: undelivered, delayed or
@@ -108,17 +109,18 @@ class RunOutcome(StatusModel):
 
 
 class RunApproval(StatusModel):
-    """Approval that a run requires, because it moves more messages than it may without one."""
+    """Approval that a run requires, because it moves more messages than allowed without one."""
 
     messages: int
-    """Number of messages that the run moves in all. A ReplayApproval must have at least as many."""
+    """Number of messages that the run moves in total. A ReplayApproval must have at least as
+    many."""
 
     approved_time: Timestamp | None = None
     """Time at which its ReplayApproval was created. Absent while the run waits for one."""
 
 
 class PartitionEnd(StatusModel):
-    """Last entry of one partition that a plan has read."""
+    """Last entry of a partition that a plan has read."""
 
     partition: int
     """Index of the partition of the dead-letter topic, -1 for a topic without partitions."""
@@ -128,30 +130,29 @@ class PartitionEnd(StatusModel):
 
 
 class RunReview(StatusModel):
-    """Review of a run that has moved nothing yet."""
+    """Review of a plan; the run has moved nothing yet."""
 
     expiry_time: Timestamp
     """Time at which the Replay ends unless `spec.mode` is `Run` by then."""
 
     ends: Annotated[tuple[PartitionEnd, ...], Field(max_length=_MAX_ENDS)] = ()
-    """Last entries of the plan. Messages behind them, and in other partitions, came later and are
-    not moved."""
+    """Last entries of the plan. Later messages, and those in other partitions, are not moved."""
 
 
 class JobFailure(StatusModel):
     """Error of a job that ended before its run."""
 
     reason: Annotated[str, Field(max_length=128)]
-    """Reason, in one word."""
+    """Reason, as one word."""
 
     message: Annotated[str, Field(max_length=1024)]
     """The error of the job."""
 
 
 class LenientStatus(StatusModel):
-    """A status that others may write too: a field that can't be read counts as absent.
+    """Status that others may write, too: an invalid field counts as absent.
 
-    The API server lets more pass than can be read, such as times in the year 0.
+    The API server accepts values that cannot be parsed, such as times in the year 0.
     """
 
     @field_validator("*", mode="wrap")
@@ -169,16 +170,16 @@ class RunCounts(LenientStatus):
     """Numbers of messages: `matched` = moved + skipped + refused + discarded + left."""
 
     scanned: int | None = None
-    """Dead letters in the topic when the run was planned: of those that `select.ids` names, and up
-    to the last one that `select.limit` admits. During the plan: those that were read so far."""
+    """Dead letters in the topic when the run was planned, limited by `select.ids` and
+    `select.limit`. During the plan: dead letters read so far."""
 
     matched: int | None = None
-    """Selected dead letters. Where all are selected, an entry of the topic that was not read yet
-    counts as one message, whatever it holds."""
+    """Selected dead letters. If all are selected, an entry of the topic that was not read yet
+    counts as one message."""
 
     unevaluated: int | None = None
-    """Scanned messages that were not selected because `select.where` can't be computed for them,
-    such as where it compares a text that is no number with a number. They stay where they are."""
+    """Scanned messages that were not selected because `select.where` cannot be computed for them,
+    for example if it compares text with a number. They remain in the dead-letter topic."""
 
     moved: int | None = None
     """Selected messages that were stored in the target and acknowledged."""
@@ -188,10 +189,10 @@ class RunCounts(LenientStatus):
     acknowledged them after the run was planned."""
 
     refused: int | None = None
-    """Selected messages that can't be moved. They stay where they are."""
+    """Selected messages that cannot be moved. They remain in the dead-letter topic."""
 
     discarded: int | None = None
-    """Selected messages that were acknowledged without being moved, because no client can show them
+    """Selected messages that were acknowledged without being moved, because no client can read them
     and `confirmations` has `DiscardUnreadable`."""
 
     left: int | None = None
@@ -199,8 +200,8 @@ class RunCounts(LenientStatus):
 
     batched: int | None = None
     """Messages in moved and left that producers stored in batches. A consumer of the dead-letter
-    topic may have acknowledged some of them one by one. The broker shows acknowledgements of whole
-    batches only, so these messages are moved and handled again. 0 means that there are none."""
+    topic may have acknowledged some of them individually. The broker reports acknowledgements of
+    whole batches only, so these messages are moved and handled again. 0 means none."""
 
 
 WHILE_RUNNING = frozenset(
@@ -212,7 +213,7 @@ WHILE_RUNNING = frozenset(
         "unsubscribedTopic",
     }
 )
-"""Fields of `status.run` that are absent once the run has ended."""
+"""Fields of `status.run` that are absent after the run."""
 
 
 class ReplayRun(LenientStatus):
@@ -225,7 +226,7 @@ class ReplayRun(LenientStatus):
     """Settled and selected messages. Example: `112/120`."""
 
     rate_per_minute: int | None = None
-    """Messages moved in a minute, measured over the last half minute. Absent while it is not known,
+    """Messages moved per minute, measured over the last half minute. Absent while it is unknown,
     and at the end."""
 
     remaining: Annotated[str, Field(max_length=32)] | None = None
@@ -238,32 +239,32 @@ class ReplayRun(LenientStatus):
     """Result of a plan or a review, and of its scan so far while it runs."""
 
     review: RunReview | None = None
-    """Review of the plan in `preview`, with `spec.mode: Review`. Absent once the run has begun to
-    move messages."""
+    """Review of the plan in `preview`, with `spec.mode: Review`. Absent once the run moves
+    messages."""
 
     outcome: RunOutcome | None = None
-    """Outcome of the messages that were moved, with `spec.followFor`."""
+    """Outcome of the moved messages, with `spec.followFor`."""
 
     suspended: bool | None = None
     """True while the run sends nothing, because of `spec.suspend` or a missing approval."""
 
     skipped_records: int | None = None
-    """Number of messages in the ledger topic that the job skipped when it began, because they are
-    no valid records: someone else wrote there. Absent without any."""
+    """Number of invalid records in the ledger topic that the job skipped: another client wrote
+    there. Absent without any."""
 
     approval: RunApproval | None = None
-    """Approval of the run. Absent while none is required."""
+    """Approval of the run. Absent if none is required."""
 
     full_topic: Annotated[str, Field(max_length=MAX_TOPIC)] | None = None
-    """Topic that is over its backlog quota; the run waits for its consumers."""
+    """Topic that exceeds its backlog quota; the run waits for its consumers."""
 
     unsubscribed_topic: Annotated[str, Field(max_length=MAX_TOPIC)] | None = None
-    """Target that keeps no message, because it, or one of its partitions, has no durable
+    """Target that retains no messages, because it, or one of its partitions, has no durable
     subscription; the run waits for one."""
 
     finished: bool | None = None
-    """True once no selected message is left. The job may still read the outcome of the messages
-    that it moved."""
+    """True once no selected message is left. The job may still read the outcome of the moved
+    messages."""
 
     failure: JobFailure | None = None
     """Error of the last job that ended before its run."""
@@ -271,8 +272,8 @@ class ReplayRun(LenientStatus):
     fencing_token: (
         Annotated[str, Field(max_length=64, pattern=r"^-?\d{1,19}:-?\d{1,19}$")] | None
     ) = None
-    """Position of the last run in the ledger, as `ledger:entry`. A run with a lower position does
-    not write the status any more."""
+    """Position of the last run in the ledger, as `ledger:entry`. A run with a lower position no
+    longer writes the status."""
 
     @property
     def awaits_approval(self) -> bool:
@@ -285,26 +286,26 @@ class ReplayStatus(LenientStatus):
     """State of the Replay. The operator writes all of it except `run`, which the job writes."""
 
     observed_generation: int | None = None
-    """The `metadata.generation` that this status is about."""
+    """The `metadata.generation` that this status describes."""
 
     warnings: WarningTypes | None = None
-    """Types of the conditions that need attention. Absent without any."""
+    """Types of the conditions that warn. Absent without any."""
 
     phase: Phase | None = None
-    """Summary for people, while programs read `conditions`: Pending, Submitted, Running, Suspended,
-    Completed or Failed; the last two are final."""
+    """Summary for people; programs should read `conditions`. Pending, Submitted, Running,
+    Suspended, Completed or Failed; the last two are final."""
 
     run: ReplayRun = ReplayRun()
     """Progress of the run, written by its job."""
 
     engine: ReplayEngine | None = None
-    """Engine of the run, Job or Spark. Chosen at the launch, and never changed."""
+    """Engine of the run, Job or Spark. Chosen at the launch, and immutable then."""
 
     spark_application: str | None = None
-    """The SparkApplication, in the same namespace, that does the work."""
+    """SparkApplication of the run, in the same namespace."""
 
     job: str | None = None
-    """The Kubernetes Job, in the same namespace, that does the work."""
+    """Kubernetes Job of the run, in the same namespace."""
 
     start_time: Timestamp | None = None
     """Time at which the job was launched."""
@@ -313,18 +314,18 @@ class ReplayStatus(LenientStatus):
     """Time at which the run reached its final phase."""
 
     conditions: Conditions = ()
-    """`Ready`: the run is complete. An ended Replay has exactly one of `Complete` and `Failed`. All
-    others are there only while true: `Reconciling`, `Stalled`, `Suspended`, `InReview`,
+    """`Ready`: the run is complete. An ended Replay has exactly one of `Complete` and `Failed`.
+    Others are present only while true: `Reconciling`, `Stalled`, `Suspended`, `InReview`,
     `ApprovalRequired` and `MessagesRefused`."""
 
     @classmethod
     def of(cls, replay: Mapping[str, Any]) -> Self:
-        """Read the status of *replay*."""
+        """Parse the status of *replay*."""
         return cls.model_validate(replay.get("status") or {})
 
     def is_past(self, deadline: str | None, now: datetime) -> bool:
         """Return True if the job was launched at least *deadline* before *now*."""
-        if deadline is None or self.start_time is None:  # the operator is about to write it
+        if deadline is None or self.start_time is None:  # not written by the operator yet
             return False
         return now - self.start_time >= parse_duration(deadline)
 
