@@ -12,8 +12,21 @@ README, INSTALL = "README.md", "docs/howto/install.md"
 QUICK_START, AUDIT = "docs/howto/quick-start.md", "docs/howto/audit.md"
 FIRST_CONSUMER = "docs/tutorials/first-consumer.md"
 READ = "docs/howto/read-dead-letters.md"
-GITOPS, ARGOCD, FLUX = (f"docs/howto/{name}.md" for name in ("gitops", "argocd", "flux"))
-PAGES = README, FIRST_CONSUMER, INSTALL, QUICK_START, AUDIT, READ, GITOPS, ARGOCD, FLUX
+BACK_UP, GITOPS, ARGOCD, FLUX = (
+    f"docs/howto/{name}.md" for name in ("back-up", "gitops", "argocd", "flux")
+)
+PAGES = (
+    README,
+    FIRST_CONSUMER,
+    INSTALL,
+    QUICK_START,
+    AUDIT,
+    READ,
+    BACK_UP,
+    GITOPS,
+    ARGOCD,
+    FLUX,
+)
 
 _HEADING_OR_BLOCK = re.compile(
     r"^#+ (?P<heading>[^\n]+)$|^```(?P<language>\w*)\n(?P<text>.+?)^```", re.MULTILINE | re.DOTALL

@@ -11,6 +11,7 @@ from redrive.api.crds import crds
 from tests.support.documented import (
     ARGOCD,
     AUDIT,
+    BACK_UP,
     FIRST_CONSUMER,
     FLUX,
     GITOPS,
@@ -49,6 +50,7 @@ RUN_BY: Mapping[str, Mapping[str, str]] = {
     AUDIT: dict.fromkeys(
         (block.heading for block in commands(AUDIT)), "tests/integration/replay/test_ledger.py"
     ),
+    BACK_UP: dict.fromkeys((block.heading for block in commands(BACK_UP)), GITOPS_PAGES),
     GITOPS: dict.fromkeys((block.heading for block in commands(GITOPS)), GITOPS_PAGES),
     ARGOCD: {"Set it up": GITOPS_PAGES},
     FLUX: {"Set it up": GITOPS_PAGES},
@@ -72,7 +74,10 @@ def test_tests_read_commands_from_their_page(page: str) -> None:
     for heading, test in RUN_BY[page].items():
         text = (ROOT / test).read_text("utf-8")
         assert (
-            f'({name}, "{heading}")' in text or f"{name}):" in text or f"commands({name})" in text
+            f'({name}, "{heading}")' in text
+            or f"{name}))" in text
+            or f"{name}):" in text
+            or f"commands({name})" in text
         ), heading
 
 

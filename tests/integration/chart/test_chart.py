@@ -142,7 +142,7 @@ def test_invalid_values_are_refused(values: dict[str, Any], message: str) -> Non
         chart.render(IMAGE | values)
 
 
-def test_upgrade_updates_crds_and_uninstall_keeps_them(
+def test_upgrade_and_rollback_change_crds_uninstall_keeps_them(
     cluster: Cluster, kube_namespace: str, tmp_path: Path
 ) -> None:
     copied = tmp_path / "redrive"
@@ -161,6 +161,11 @@ def test_upgrade_updates_crds_and_uninstall_keeps_them(
         assert description(cluster, kind) == "Old."
         definition.write_text(yaml.safe_dump(definition_of_kind(kube_namespace, "New.")))
         chart.install(cluster, "redrive", kube_namespace, values, copied)
+        assert description(cluster, kind) == "New."
+        release = (f"--namespace={kube_namespace}", f"--kubeconfig={cluster.kubeconfig}")
+        chart.helm("rollback", "redrive", "1", *release)
+        assert description(cluster, kind) == "Old."
+        chart.helm("rollback", "redrive", "2", *release)
         assert description(cluster, kind) == "New."
         chart.uninstall(cluster, "redrive", kube_namespace)
         assert description(cluster, kind) == "New."

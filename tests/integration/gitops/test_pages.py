@@ -20,7 +20,7 @@ from sandbox import builds, chart
 from sandbox.kubernetes import Cluster
 from tests.integration.gitops.conftest import EXAMPLES, Body, Team
 from tests.support import flux
-from tests.support.documented import ARGOCD, FLUX, GITOPS, ROOT, blocks, commands
+from tests.support.documented import ARGOCD, BACK_UP, FLUX, GITOPS, ROOT, blocks, commands
 
 ARGOCD_NAMESPACE = "argocd"
 
@@ -60,6 +60,21 @@ def repository(team: Team, tmp_path: Path) -> Path:
             text = team.adapt(text)
         file.write_text(text, "utf-8")
     return tmp_path
+
+
+def test_keys_of_ledgers_are_restored_from_their_backup(cluster: Cluster, tmp_path: Path) -> None:
+    backup, restore = (block.text for block in commands(BACK_UP))
+    namespace = f"t-{tmp_path.name[-40:]}".replace("_", "-").lower()
+    show = ("get", "secret", "redrive-replay-keys", "-n", namespace, "-o", "jsonpath={.data}")
+    cluster.kubectl("create", "namespace", namespace)
+    literals = ("--from-literal=current=one", "--from-literal=before=two")
+    cluster.kubectl("create", "secret", "generic", show[2], *literals, "-n", namespace)
+    keys = cluster.kubectl(*show)
+    paste(backup.replace("redrive-system", namespace), tmp_path, cluster)
+    cluster.kubectl("delete", "namespace", namespace)
+    paste(restore.replace("redrive-system", namespace), tmp_path, cluster)
+    assert cluster.kubectl(*show) == keys
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 def test_commands_for_every_tool_lead_to_a_paused_policy(team: Team, repository: Path) -> None:
