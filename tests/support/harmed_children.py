@@ -33,7 +33,7 @@ def _run_unless_harmed(
         raise AssertionError
     is_scan = isinstance(task, Scan)
     range_ = task.piece.range if is_scan else task.range
-    entries = task.piece.resting if is_scan else task.entries
+    entries = task.piece.pending if is_scan else task.entries
     offset = harmful.entry - range_.first
     if harmful.ledger == range_.ledger and offset >= 0 and bitmap.contains(entries, offset):
         os.kill(os.getpid(), signal.SIGKILL)

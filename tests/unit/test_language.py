@@ -70,8 +70,6 @@ PRIVATE = {
 PENDING = {
     "operator/redrive/delivery",
     "operator/redrive/delivery/consumers",
-    "operator/redrive/delivery/middleware",
-    "operator/redrive/reading",
 }
 """Folders and pages that still break a rule. The list only shrinks: a clean entry is removed."""
 

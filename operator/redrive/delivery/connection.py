@@ -1,8 +1,6 @@
-"""The parts of a consumer at a real broker, and its subscriptions.
+"""The parts of a consumer at a broker: two subscriptions, their stream, and producers.
 
-The parts of a consumer at a broker: subscriptions, one stream of them, and producers.
-
-Subscribes a consumer to the two topics it consumes; called by `consumer` once, at its start.
+Called once by `consumer`, at its start.
 """
 
 from __future__ import annotations
@@ -37,11 +35,11 @@ from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
 _log = logging.getLogger(__name__)
 
 _LINGER_SECONDS = 0.1
-"""How long further messages may be on their way when a first one has come."""
+"""Time in which further messages may arrive after a first one."""
 
 
 class ClientConnection(BrokerConnection):
-    """A connection of *client*, which it leaves open."""
+    """Connection by *client*, which stays open."""
 
     def __init__(self, client: pulsar.Client) -> None:
         self.clock = SystemClock()
@@ -49,11 +47,11 @@ class ClientConnection(BrokerConnection):
         release_at_exit(client)
 
     def open(self, policy: Policy, subscribing: Subscribing) -> Parts:
-        """Subscribe both topics of *policy*, or neither; warn where dead letters may be lost."""
-        if policy.dead_letters and not policy.name:  # made by hand: there is no operator for it
+        """Subscribe to both topics of *policy*, or neither; warn if dead letters may be lost."""
+        if policy.dead_letters and not policy.name:  # made in a program, without an operator
             _log.warning(
-                "%s keeps dead letters only if it has a subscription, which a client can't find "
-                "out: create one (pulsar-admin topics create-subscription -s %s …), or use the "
+                "%s keeps dead letters only if it has a subscription, which a client can't "
+                "check: create one (pulsar-admin topics create-subscription -s %s …), or use the "
                 "policy of a RetryPolicy",
                 policy.dead_letter_topic, DEAD_LETTER_SUBSCRIPTION,
             )  # fmt: skip
@@ -76,7 +74,7 @@ class ClientConnection(BrokerConnection):
     def _letters(self, policy: Policy) -> SequenceLog | None:
         if not policy.sequenced:
             return None
-        # What it needs takes long to import, and few policies ask for it.
+        # Imported late: it takes long, and few policies need it.
         from redrive.delivery.middleware.sequencing import SequenceTopic  # noqa: PLC0415
 
         return SequenceTopic(self.client, policy.sequences_topic)
@@ -92,24 +90,24 @@ _CONSUMER_TYPES = {
 PREFETCH = 1_000
 
 MAX_PENDING_CHUNKED = 100
-"""So many messages in chunks are put together at a time, of each partition: one for each producer
-that sends at the time. The client keeps their chunks in memory beyond the prefetch; with more of
-them it drops the oldest, which `TopicFetcher` recovers."""
+"""Number of chunked messages of a partition that the client assembles at a time: one for each
+active producer. It keeps their chunks in memory beyond the prefetch. With more of them it drops the
+oldest, which `TopicFetcher` recovers."""
 
 _LEAST_BURSTS = 4
-"""With a smaller prefetch messages are received one by one."""
+"""With a prefetch of fewer bursts, messages are received one by one."""
 
 _BURSTS = pulsar.ConsumerBatchReceivePolicy(BURST, BURST_BYTES, 1)
-"""The last is the time that a burst which is not full waits for more, in milliseconds."""
+"""The last argument is the time in milliseconds for which an incomplete burst waits."""
 
 _LEAST_PER_PARTITION = 4
-"""Further partitions share in the total bound, and the client works with no queue of 0."""
+"""Smallest queue of a partition. Partitions share the total, and the client needs a queue."""
 
 _QUEUES_FULL = 2
-"""What the queue of a topic with partitions comes to when they are delivered again behind it."""
+"""Factor of the queue of a partitioned topic whose messages are redelivered behind it."""
 
 _MOST_IN_BATCHES = 10_000
-"""No more are expected of all partitions together, since the id of each would be kept."""
+"""Highest number expected of all partitions together, because each id is kept."""
 
 
 class Subscribed(NamedTuple):
@@ -126,29 +124,29 @@ class Subscribed(NamedTuple):
 
 
 class SubscribeError(RedriveError):
-    """The broker refused a subscription that the policy asks for."""
+    """The broker refused a subscription of the policy."""
 
     reason = "SubscribeFailed"
 
 
 def check_prefetch(prefetch: int) -> None:
-    """Check how many messages may wait in a consumer.
+    """Check the option `prefetch`.
 
     Raises:
         InvalidSpecError: it is below 1.
     """
     if prefetch < 1:
         raise InvalidSpecError(
-            "at least one message waits in a consumer",
+            "prefetch must be at least 1",
             got=prefetch,
-            remedy="give prefetch= 1 or more, or leave it out",
+            remedy="set prefetch= to 1 or more, or omit it",
         )
 
 
 def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -> Subscribed:
-    """Subscribe the source and the retry topic of *policy*, both or neither.
+    """Subscribe to the source and the retry topic of *policy*, both or neither.
 
-    Warns where the type of the source's subscription promises what a retry can't keep.
+    Warns about types of the source's subscription whose order retries cannot keep.
 
     Raises:
         SubscribeError: the broker refused one of them.
@@ -162,7 +160,7 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
         )  # fmt: skip
     consumers, arrivals, behind = {}, list[Arrivals](), 0
     bursts = subscribing.prefetch >= _LEAST_BURSTS * BURST
-    # A burst waits here too: it is taken out of the queue.
+    # A burst waits in the consumer, in addition to the queue.
     waiting = subscribing.prefetch - BURST if bursts else subscribing.prefetch
     with contextlib.ExitStack() as undo:
         for topic, kind in kinds.items():
@@ -201,9 +199,9 @@ def subscribe(client: pulsar.Client, policy: Policy, subscribing: Subscribing) -
 
 
 def _told(policy: Policy) -> dict[str, str]:
-    """Return what the broker's statistics show of a consumer as its metadata.
+    """Return the metadata of a consumer for the broker's statistics.
 
-    The policy is the one it begins with: the client can't change this later.
+    It contains the first policy, because the client cannot change metadata later.
     """
     return {"redrive.policy": policy.name, "redrive.generation": str(policy.generation)}
 
@@ -213,7 +211,7 @@ def _refusals_explained(topic: TopicName, subscription: str) -> Iterator[None]:
     try:
         yield
     except pulsar.Interrupted:
-        raise  # the client's word for KeyboardInterrupt
+        raise  # the client's KeyboardInterrupt
     except pulsar.exceptions.PulsarException as error:
         raise SubscribeError(
             f"could not subscribe to {topic} as {subscription}",

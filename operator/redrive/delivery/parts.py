@@ -1,15 +1,8 @@
-"""Protocols of the parts of a consumer, and options that they share.
+"""Protocols of the parts of a consumer, and options of consumers and producers.
 
-What a consumer is put together from: at a broker by `connection`, in memory by `testing`.
-
-`fetcher`, `producers` and the client's own consumers are the real ones.
-
-End-to-end encryption of contents; taken by consumers and producers as `crypto=`.
-
-`CrashLog`: the setting by which a consumer finds poison messages; read by `poison_guard`.
-
-The setting stands apart from what it needs, `poison_guard` and `crash_log_file`, which a consumer
-without a crash log never imports.
+`connection` assembles the parts at a broker, from `fetcher`, `forwarder` and the consumers of the
+client; `testing` does so in memory. `Crypto` is the option `crypto=`. `CrashLog` is read by
+`poison_guard`, which a consumer without a crash log never imports.
 """
 
 from __future__ import annotations
@@ -41,13 +34,13 @@ MAX_IN_FLIGHT_BYTES = 128 * 1024 * 1024
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """Source of the time."""
 
     def now(self) -> datetime:
-        """Return the time of day, with a time zone: to be written down."""
+        """Return the time of day with a time zone, for records."""
 
     def monotonic(self) -> float:
-        """Return seconds since some moment: to wait by."""
+        """Return seconds since a fixed moment, for waits."""
 
 
 class SystemClock:
@@ -55,19 +48,19 @@ class SystemClock:
 
     def now(self) -> datetime:
         """Return the time of day in UTC."""
-        return datetime.now(UTC)  # noqa: TID251 - the one clock of this journey
+        return datetime.now(UTC)  # noqa: TID251 - the only clock of consumers
 
     monotonic = staticmethod(time.monotonic)
 
 
 class Subscription(Protocol):
-    """Where messages come from and are settled."""
+    """A subscription of the client, which settles its messages."""
 
     def acknowledge(self, message: pulsar.Message) -> None:
-        """Settle it for good."""
+        """Acknowledge the message."""
 
     def negative_acknowledge(self, message: pulsar.Message) -> None:
-        """Have it delivered again, by the broker, after the subscription's own delay."""
+        """Request the redelivery of the message after the delay of the subscription."""
 
 
 class Incoming(Protocol):
@@ -75,48 +68,48 @@ class Incoming(Protocol):
 
     @property
     def received(self) -> int:
-        """Return the number of messages that the client has handed over."""
+        """Return the number of messages received from the client."""
 
     @property
     def connected(self) -> bool:
-        """Return True if there is a connection to the broker for each topic."""
+        """Return True if each topic has a connection to the broker."""
 
     def watch(self, seconds: float, report: Callable[[str, bool, float], None]) -> None:
-        """Report each connection that is lost for so many *seconds*, and its return."""
+        """Report each connection that is lost for so many *seconds*, and its recovery."""
 
     def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
-        """Have the broker deliver again, whenever it *may*, what the client has dropped."""
+        """Request the redelivery of messages that the client has dropped, when it *may*."""
 
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
-        """Return the next message, or None if none came within *timeout* seconds."""
+        """Return the next message, or None after *timeout* seconds without one."""
 
     def ready(self) -> pulsar.Message | None:
         """Return the next message if that takes no waiting."""
 
     def hold_new(self, holder: object, *, held: bool) -> None:
-        """Hand out only what is handed out again, while it is *held* by any *holder*."""
+        """Deliver only returned messages, no new ones, while any *holder* has *held* set."""
 
     def pause(self) -> None:
-        """Hand out nothing until `resume`."""
+        """Deliver no messages until `resume`."""
 
     def resume(self) -> None:
-        """Go on."""
+        """Deliver messages again."""
 
     def again(self, message: pulsar.Message, seconds: float) -> None:
-        """Hand *message* out once more after so long; it stays unacknowledged."""
+        """Deliver *message* again after so many seconds; it stays unacknowledged."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait, but no longer than until `stop`."""
+        """Wait, at most until `stop`."""
 
     def stop(self) -> None:
-        """Hand out nothing more."""
+        """Deliver no more messages."""
 
     def close(self, deadline: Deadline) -> None:
-        """Give back what was not settled."""
+        """Return unsettled messages to the broker."""
 
 
 class Outgoing(Protocol):
-    """The way to the retry and the dead-letter topic; see `producers.Producers`."""
+    """Producers for the retry and the dead-letter topic; see `forwarder.Producers`."""
 
     def send(
         self,
@@ -128,57 +121,57 @@ class Outgoing(Protocol):
         """Store a copy with *properties*, and return its id; None if it was stored before."""
 
     def stop(self) -> None:
-        """From now on, send nothing to a topic again that a send has failed for."""
+        """Stop repeating sends to topics to which a send has failed."""
 
     def close(self, deadline: Deadline) -> None:
-        """Close what was opened."""
+        """Close all producers."""
 
 
 class SequenceLog(Protocol):
-    """The letters of each key that are out, for all consumers of a policy alike.
+    """Records of the sequenced dead letters of a policy, shared by all its consumers.
 
     Attributes:
-        sequences: as of the last call.
+        sequences: records at the last call.
     """
 
     sequences: Sequences
 
     def read(self) -> None:
-        """Follow all that is stored by now.
+        """Read all stored records.
 
         Raises:
             NotSentError: the broker does not answer.
         """
 
     def write(self, name: str, content: bytes) -> None:
-        """Store a record, and follow it; nothing for *content* removes the one of that *name*.
+        """Store a record, and read it; an empty *content* removes the record of that *name*.
 
         Raises:
-            NotSentError: no receipt came for it.
+            NotSentError: the broker sent no receipt.
         """
 
     def close(self, deadline: Deadline) -> None:
-        """Close what was opened."""
+        """Close all producers."""
 
 
 class Beacon(Protocol):
-    """Shows in the broker's statistics what a consumer has paused for; see `OutageBeacon`."""
+    """Outage reporter: shows in the broker's statistics why a consumer is paused."""
 
     def show(self, cause: str) -> None:
-        """Show *cause*, and no longer what was shown before; nothing if it is empty."""
+        """Show *cause* in place of the previous one; no cause if it is empty."""
 
     def close(self) -> None:
-        """Show nothing more."""
+        """Show no cause any more."""
 
 
 class AnyTimer(Protocol):
-    """Calls at moments that change; see `timer.Timer`."""
+    """Timer with changing times; see `concurrency.Timer`."""
 
     def look(self) -> None:
-        """Look again when the next moment is."""
+        """Read the next time again."""
 
     def close(self) -> None:
-        """End."""
+        """Stop the timer."""
 
 
 MakeTimer = Callable[[Callable[[], float | None], Callable[[], None]], AnyTimer]
@@ -186,18 +179,17 @@ MakeTimer = Callable[[Callable[[], float | None], Callable[[], None]], AnyTimer]
 
 @dataclass(frozen=True)
 class Parts:
-    """One of each.
+    """All parts of one consumer.
 
     Attributes:
-        timer: makes a timer; see `timer.Timer`.
-        work: has the workers of a `Run` work until the consumer is stopped.
+        timer: makes a timer; see `concurrency.Timer`.
+        work: runs the workers of a `Run` until the consumer is stopped.
         linger: seconds in which further messages follow a first one.
-        behind: so many messages at most go before a copy that waits here, of one that was taken;
-            0 where nothing waits any more once a connection is lost.
-        nack_seconds: when the broker delivers again what is acknowledged negatively.
-        max_in_flight_bytes: with payloads of so many bytes taken and not settled, nothing new is
-            taken.
-        letters: of policies that keep the sequence of dead letters.
+        behind: highest number of messages before a waiting copy of a received message; 0 if no
+            message waits after a lost connection.
+        nack_seconds: delay of redeliveries after a negative acknowledgement.
+        max_in_flight_bytes: payload bytes of in-flight messages at which no new ones are taken.
+        letters: records of policies with sequenced dead letters.
     """
 
     clock: Clock
@@ -214,15 +206,15 @@ class Parts:
     behind: int = 0
 
     def stop(self) -> None:
-        """Hand out nothing more, and settle what is in hand; may be called from a signal handler.
+        """Deliver no more messages, and settle in-flight ones; may be called in a signal handler.
 
-        What can't be sent on is left to the next consumer.
+        Messages that cannot be sent on are left to the next consumer.
         """
         self.outgoing.stop()
         self.incoming.stop()
 
     def close(self, deadline: Deadline) -> None:
-        """Leave the subscriptions, and close the producers, side by side."""
+        """Close subscriptions and producers in parallel."""
         closes = [self.incoming.close, self.outgoing.close]
         if self.letters is not None:
             closes.append(self.letters.close)
@@ -232,13 +224,13 @@ class Parts:
 
 @dataclass(frozen=True)
 class Subscribing:
-    """How a consumer subscribes.
+    """Options of the subscriptions of a consumer.
 
     Attributes:
         name: of the consumer, in the broker's statistics.
-        nack_delay: when the broker delivers again what is acknowledged negatively.
-        prefetch: at most so many messages of a topic wait in the client.
-        schema: decodes the messages; the broker refuses one that does not fit that of a topic.
+        nack_delay: delay of redeliveries after a negative acknowledgement.
+        prefetch: highest number of messages of a topic that wait in the client.
+        schema: decodes the messages; the broker refuses an incompatible one.
         crypto: decrypts them, and encrypts their copies.
         max_in_flight_bytes: see `Parts`.
     """
@@ -252,7 +244,7 @@ class Subscribing:
 
 
 class BrokerConnection(ABC):
-    """Where consumers get their parts: a `pulsar.Client`, or a broker in memory."""
+    """Source of the parts of consumers: a `pulsar.Client`, or a broker in memory."""
 
     clock: Clock
 
@@ -267,18 +259,17 @@ class BrokerConnection(ABC):
 
 @dataclass(frozen=True)
 class Crypto:
-    """Encrypt contents before the broker sees them, and decrypt what comes from it.
+    """End-to-end encryption of payloads.
 
-    Keys and properties are not encrypted, nor is the cause that travels with a failed message: see
-    `Redaction`.
+    Keys, properties and the cause of a failed message are not encrypted: see `Redaction`.
 
     Attributes:
-        key: the name that encrypted messages give for their key.
-        public_key: a file, in PEM, of the key that contents are encrypted with.
-        private_key: a file of the key that decrypts them; needed by consumers only.
+        key: name of the key in encrypted messages.
+        public_key: file with the public key in PEM, for encryption.
+        private_key: file with the private key in PEM, for decryption; only needed by consumers.
 
     Raises:
-        InvalidSpecError: the name is empty, or there is no such file.
+        InvalidSpecError: the name is empty, or a file is not readable.
     """
 
     key: str
@@ -286,22 +277,24 @@ class Crypto:
     private_key: str | os.PathLike[str] = ""
 
     def __post_init__(self) -> None:
-        """Refuse what the client would take for no encryption, or find out at the first message."""
+        """Refuse an empty name, and files that cannot be read."""
         if not self.key:
             raise InvalidSpecError(
-                "encrypted messages name their key", got="an empty name", remedy="give key= a name"
+                "`key` must not be empty",
+                got="an empty name",
+                remedy="set key= to the name of the key",
             )
         for file in (os.fspath(self.public_key), os.fspath(self.private_key)):
             if file and not os.access(file, os.R_OK):
                 raise InvalidSpecError(
-                    "keys are read from files in PEM",
+                    "a key must be a readable file in PEM",
                     got=f"{file}, which can't be read",
-                    remedy="mount the key there, and let this process read it",
+                    remedy="mount the key there, readable by this process",
                 )
 
 
 def for_consumer(crypto: Crypto | None) -> Mapping[str, Any]:
-    """Return what `Client.subscribe` and `Client.create_reader` take of *crypto*.
+    """Return the options of *crypto* for `Client.subscribe` and `Client.create_reader`.
 
     Raises:
         InvalidSpecError: it has no private key.
@@ -310,15 +303,15 @@ def for_consumer(crypto: Crypto | None) -> Mapping[str, Any]:
         return {}
     if not crypto.private_key:
         raise InvalidSpecError(
-            "a consumer decrypts messages",
+            "a consumer needs the private key to decrypt messages",
             got="crypto= without a private key",
-            remedy="give private_key= a file",
+            remedy="set private_key= to its file",
         )
     return {"crypto_key_reader": _reader(crypto)}
 
 
 def for_producer(crypto: Crypto | None) -> Mapping[str, Any]:
-    """Return what `Client.create_producer` takes of *crypto*."""
+    """Return the options of *crypto* for `Client.create_producer`."""
     if crypto is None:
         return {}
     return {"encryption_key": crypto.key, "crypto_key_reader": _reader(crypto)}
@@ -330,32 +323,31 @@ def _reader(crypto: Crypto) -> pulsar.CryptoKeyReader:
 
 @dataclass(frozen=True)
 class CrashLog:
-    """Let a consumer find poison messages: those that kill its process, or end it by `sys.exit`.
+    """Crash log: detects poison messages, which kill their process or end it by `sys.exit`.
 
-    A handler that raises SystemExit counts as a crash of the messages that it was given, whatever
-    the exit code. A program that ends otherwise, by another exception or by `close`, has not
-    crashed.
+    A handler that raises SystemExit counts as a crash of its messages, with any exit code. Another
+    exception, or `close`, is no crash.
 
-    A malformed entry kills the process while the client decodes it, before a message is handed out.
-    So a consumer inspects both subscriptions before it starts, if more than *max_redeliveries*
-    processes in a row were killed: it reads the pending entries without the client, dead-letters
-    the malformed ones with all their bytes (`MalformedEntry`), and acknowledges each once its dead
-    letter is stored. The inspection needs the packages of `redrive[crash-log]`, and shows *token*
-    or *certificate* to the broker: the client does not reveal its own. Address and trusted
-    authorities are those of the client. If it fails, an error is logged and the consumer starts.
+    A malformed entry kills the process while the client decodes it, before a message is delivered.
+    If more than *max_redeliveries* processes in a row were killed, a consumer inspects both
+    subscriptions before it starts: it reads the pending entries without the client, dead-letters
+    malformed ones with all their bytes (`MalformedEntry`), and acknowledges each after its dead
+    letter is stored. The inspection needs the packages of `redrive[crash-log]`, and *token* or
+    *certificate*, because the client does not reveal its own. Address and trusted authorities are
+    those of the client. If the inspection fails, an error is logged and the consumer starts.
 
     Attributes:
-        directory: where it records what it has in hand; it must outlive the process, as an
-            `emptyDir` of the pod does. Consumers may share it.
-        max_redeliveries: a message that was in hand when processes ended so is delivered again
-            so often; then it is dead-lettered, before a handler sees it.
-        token: that of the consumer's role, or a function that returns one that is valid now; as
-            `pulsar.AuthenticationToken` takes it.
-        certificate: the files of the certificate and of its key, in PEM, as
-            `pulsar.AuthenticationTLS` takes them.
+        directory: folder of the notes; it must outlive the process, like an `emptyDir` of a pod.
+            Consumers may share it.
+        max_redeliveries: number of crashes with a message in-flight after which it is delivered
+            again; after one more it is dead-lettered without being handled. Defaults to 3.
+        token: of the consumer's role, or a function that returns a valid one; as for
+            `pulsar.AuthenticationToken`.
+        certificate: files of the certificate and of its key, in PEM, as for
+            `pulsar.AuthenticationTLS`.
 
     Raises:
-        InvalidSpecError: the number is negative, or there are a token and a certificate.
+        InvalidSpecError: the number is negative, or both a token and a certificate are set.
     """
 
     directory: str | os.PathLike[str]
@@ -364,16 +356,16 @@ class CrashLog:
     certificate: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
+        """Refuse contradictory and negative values."""
         if self.token is not None and self.certificate is not None:
             raise InvalidSpecError(
-                "a role authenticates by a token or by a certificate",
+                "only one of token= and certificate= may be set",
                 got="both",
-                remedy="give the one that the client has",
+                remedy="set the one that the client uses",
             )
         if self.max_redeliveries < 0:
             raise InvalidSpecError(
-                "a message is delivered again after a crash at least 0 times",
+                "max_redeliveries must be at least 0",
                 got=self.max_redeliveries,
-                remedy="give 0 or more; 0 dead-letters it after the first crash",
+                remedy="set 0 or more; 0 dead-letters a message after its first crash",
             )

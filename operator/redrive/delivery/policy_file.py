@@ -1,4 +1,4 @@
-"""Finds and reads the policy a consumer runs with, and follows it; called by the user's program."""
+"""The policy of a consumer, read from a file and followed; used by programs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from redrive.policy.model import Policy
 
 VARIABLE = "REDRIVE_POLICY"
 MOUNTED = "/etc/redrive/policy.json"
-"""Where a pod finds the policy when the operator's ConfigMap is mounted at /etc/redrive."""
+"""Path of the policy if the operator's ConfigMap is mounted at /etc/redrive."""
 
 LOOK_EVERY_SECONDS = 1.0
-"""How seldom a followed file is looked at, however many messages fail."""
+"""Shortest interval of checks of a followed file."""
 
 _log = logging.getLogger(__name__)
 
 
 class PolicyFileError(RedriveError):
-    """There is no policy to be had from a file."""
+    """A file contains no usable policy."""
 
     reason = "PolicyFile"
 
 
 def load_policy(path: str | os.PathLike[str] | None = None) -> Policy:
-    """Read the policy from *path*, else from the file that $REDRIVE_POLICY names, else `MOUNTED`.
+    """Read the policy from *path*, else from the file in $REDRIVE_POLICY, else from `MOUNTED`.
 
     Raises:
-        PolicyFileError: the file can't be read, or holds no policy that a consumer could obey.
+        PolicyFileError: the file cannot be read, or contains no valid policy.
     """
     file = _found(path)
     try:
@@ -54,19 +54,18 @@ def load_policy(path: str | os.PathLike[str] | None = None) -> Policy:
 
 
 class PolicyFile:
-    """The policy in a file, read again when the file has changed.
+    """The policy in a file, which is read again when it changes.
 
-    A consumer that is given one looks at the file when a message fails, at most once a second, and
-    goes by what it finds: for that failure, and all later ones. A file that can't be used, or that
-    is for another subscription, is logged as an error, and the policy read before stays in force.
-    May be used by several threads.
+    A consumer checks the file when a message fails, at most once a second, and applies a changed
+    policy to this and later failures. An invalid file, or one for another subscription, is logged
+    as an error, and the previous policy stays in force. May be used by several threads.
 
     Args:
-        path: found as by `load_policy`. In a mounted ConfigMap kubelet changes it; elsewhere
-            replace the file in one step (write another, rename it).
+        path: as for `load_policy`. The kubelet changes a mounted ConfigMap; otherwise replace the
+            file in one step (write another file, and rename it).
 
     Raises:
-        PolicyFileError: at first there must be a policy.
+        PolicyFileError: the file contains no valid policy at the start.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -78,7 +77,7 @@ class PolicyFile:
         self._policy = load_policy(self.path)
 
     def current(self, now: float) -> Policy:
-        """Return the policy in force; *now* is in seconds, since any moment that stays the same."""
+        """Return the policy in force; *now* is in seconds since a fixed moment."""
         with self._looking:
             if self._looked is None or now - self._looked >= LOOK_EVERY_SECONDS:
                 self._looked = now
@@ -89,11 +88,11 @@ class PolicyFile:
             return self._policy
 
     def _renew(self) -> None:
-        """Work in a forked child too, whose parent may have been reading the file."""
+        """Replace the lock in a forked child, because the parent may hold it."""
         self._looking = threading.Lock()
 
     def _look_at(self) -> tuple[int, int, int] | None:
-        """Return what changes with the file, or with any link on the way to it."""
+        """Return a value that changes with the file, or with a link to it."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -134,7 +133,7 @@ def in_force(policy: Policy | PolicyFile, clock: Clock) -> Callable[[], Policy]:
 
 
 def at_first(policy: Policy | PolicyFile) -> Policy:
-    """Return the policy that a consumer begins with; of a file, read again.
+    """Return the policy at the start of a consumer; a file is read again.
 
     Raises:
         InvalidSpecError: *policy* is neither of the two.
@@ -149,8 +148,7 @@ def _checked(policy: Policy | PolicyFile) -> Policy | PolicyFile:
     raise InvalidSpecError(
         "a consumer needs a Policy or a PolicyFile",
         got=policy,
-        remedy="give a path as PolicyFile(path), which is read again when it changes, or as "
-        "load_policy(path)",
+        remedy="pass PolicyFile(path), which is read again when it changes, or load_policy(path)",
     )
 
 

@@ -155,7 +155,7 @@ class TopicReading:
         before = self.entries
         try:
             for row in reader.read_entries(
-                readable, piece.range, piece.resting, piece.after, ahead
+                readable, piece.range, piece.pending, piece.after, ahead
             ):
                 self.messages += 1
                 if row.position.batch_index == 0:
@@ -172,11 +172,11 @@ class TopicReading:
                 remedy="check whether the topic still exists, and repeat the command",
             ) from error
         # Chunks of a message that was never finished came as nothing.
-        self.entries = before + piece.resting.bit_count()
+        self.entries = before + piece.pending.bit_count()
         for entry, cause in sorted(malformed.items()):
             offset = entry.entry - piece.range.first
             is_within = entry.ledger == piece.range.ledger and offset >= 0
-            if is_within and bitmap.contains(piece.resting, offset):
+            if is_within and bitmap.contains(piece.pending, offset):
                 self.malformed_entries += 1
                 if len(self.malformed) < MAX_MALFORMED:
                     self.malformed.append(MalformedEntry(partition.index, entry, cause))
@@ -235,7 +235,7 @@ def plan_reading(
 
 
 def _entries_of(pieces: Sequence[Piece]) -> int:
-    return sum(piece.resting.bit_count() for piece in pieces)
+    return sum(piece.pending.bit_count() for piece in pieces)
 
 
 def _shares(
@@ -261,11 +261,11 @@ def _newest(partition: Partition, pieces: Sequence[Piece], most: int) -> list[Pi
     """Return the newest entries of some pieces, in their order."""
     chosen: list[Piece] = []
     for piece in reversed(pieces):
-        count = piece.resting.bit_count()
+        count = piece.pending.bit_count()
         if most <= 0:
             break
         if count > most:
-            offsets = list(bitmap.members(piece.resting))[-most:]
+            offsets = list(bitmap.members(piece.pending))[-most:]
             kept = ranges.narrowed(piece, partition, bitmap.of(offsets, piece.range.size))
         else:
             kept = piece

@@ -1,6 +1,6 @@
 """Sets of small numbers as one integer, a bit for each; and as text. Pure.
 
-Python's own operators are the algebra: `|` unites, `&` intersects, `& ~` takes away, `bit_count`
+Python's own operators are the algebra: `|` unites, `&` intersects, `& ~` subtracts, and `bit_count`
 counts.
 """
 
@@ -27,7 +27,7 @@ def span(first: int, last: int) -> int:
 
 
 def members(bitmap: int) -> Iterator[int]:
-    """Go through the numbers of a set, in order."""
+    """Yield the numbers of a set, in order."""
     for at, byte in enumerate(_bytes(bitmap)):
         if byte:
             yield from (at * 8 + bit for bit in range(8) if byte >> bit & 1)
@@ -44,7 +44,7 @@ def highest(bitmap: int) -> int:
 
 
 def contains(bitmap: int, number: int) -> bool:
-    """Whether *number* is in a set."""
+    """Return True if *number* is in a set."""
     return bool(bitmap >> number & 1)
 
 

@@ -1,15 +1,12 @@
 """Connections with the credentials of a role, and snapshots of a topic.
 
-Connections to Pulsar with the replay role's credentials, see `credentials`.
+Connections are used in the driver and in Spark's Python workers. Workers are forked, and an
+inherited client hangs in a forked process, so each task opens and closes its own.
 
-Used in the driver and in Spark's Python workers. Those are forked, and a client that is inherited
-by a fork hangs: so each task opens its own, and closes it.
-
-What rests in a topic at one moment, and what of it is acknowledged already.
-
-Taken of the dead-letter topic when a run is planned: messages that die again while it runs come
-after that, so a run never chases its own failures. Taken of the target before a range is leased,
-which fixes where a search for what the lease has stored begins.
+A snapshot contains the messages of a topic at one moment, and their acknowledgements. The snapshot
+of the dead-letter topic is taken when a run is planned: messages that are dead-lettered during the
+run come after it. The snapshot of the target is taken before a range is leased: a search for
+messages that the lease has stored begins there.
 """
 
 from __future__ import annotations
@@ -48,10 +45,10 @@ from redrive.reading.session import ProtocolError, Session
 from redrive.reading.stored import MAX_CONTENT
 
 WAIT_SECONDS = 300.0
-"""So long a run waits for a broker that is away, as while it is restarted; or for another process
-to lose the name of a producer."""
+"""Time for which a run waits for an unreachable broker, for example during a restart, or until
+another process releases the name of a producer."""
 UNPARTITIONED = -1
-"""Stands for the index of a partition where a topic has none."""
+"""Index of the partition of a topic without partitions."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,17 +56,17 @@ _T = TypeVar("_T")
 
 
 class ReplayRoleRefusedError(RedriveError):
-    """The broker does not let the replay role do its work."""
+    """The broker refuses an operation of the replay role."""
 
     reason = "ReplayRoleRefused"
 
 
 class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no types
-    """A client that reads topics others write to by the protocol itself.
+    """A client that reads topics of other writers by the binary protocol.
 
     Args:
         service_url: of the cluster.
-        shown: returns the credentials of one more session.
+        shown: returns the credentials of a new session.
         options: of `pulsar.Client`.
 
     Attributes:
@@ -100,7 +97,7 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
         """Open a reader of one partition; see `EntryReader`.
 
         Raises:
-            pulsar.PulsarException: the broker refuses, or can't be reached.
+            pulsar.PulsarException: the broker refuses, or is unreachable.
         """
         return EntryReader(
             lambda: Session(self._service_url, self._shown()),
@@ -117,9 +114,9 @@ class ReadingClient(pulsar.Client):  # type: ignore[misc]  # the client has no t
 
 @contextmanager
 def connect(service_url: str, shown: BrokerCredentials | None = None) -> Iterator[ReadingClient]:
-    """Open a client, and close it with all it has opened; it shows those of the job by default.
+    """Open a client, and close it with its producers and readers.
 
-    Closing is no error, whatever the state of its connections.
+    The credentials default to those of the job. Closing raises no exception.
     """
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn)
     shown = shown or job_credentials()
@@ -127,29 +124,29 @@ def connect(service_url: str, shown: BrokerCredentials | None = None) -> Iterato
     try:
         yield client
     finally:
-        with suppress(pulsar.PulsarException):  # a producer may wait for its receipts yet
+        with suppress(pulsar.PulsarException):  # a producer may still wait for receipts
             client.close()
 
 
 @contextmanager
 def refusals(doing: str, right: str) -> Iterator[None]:
-    """Name what the broker refused to do: *doing*, for which it asks for *right*.
+    """Convert a refusal of the broker to do *doing*, which needs *right*, to an error.
 
     Raises:
-        AdminError: a setting of the Pulsar namespace is the reason, or a topic that is terminated.
-        ReplayRoleRefusedError: any other reason.
+        AdminError: a setting of the Pulsar namespace, or a terminated topic, is the cause.
+        ReplayRoleRefusedError: any other cause.
     """
     try:
         yield
     except pulsar.Interrupted:
-        raise  # the client's word for KeyboardInterrupt
+        raise  # the client's KeyboardInterrupt
     except pulsar.PulsarException as error:
         if by_setting := refused_by_setting(f"the broker refused to {doing}", str(error)):
             raise by_setting from error
         raise ReplayRoleRefusedError(
             f"the broker refused to {doing}",
             got=str(error),
-            remedy=f"check that it can be reached, and that the replay role may {right} there",
+            remedy=f"check that the broker is reachable and that the replay role may {right} there",
         ) from error
 
 
@@ -157,28 +154,28 @@ OVER_QUOTA = (
     pulsar.ProducerBlockedQuotaExceededError,
     pulsar.ProducerBlockedQuotaExceededException,
 )
-"""Why a producer is not opened on a topic whose backlog is larger than it may be."""
+"""Refusals of a producer on a topic whose backlog exceeds its quota."""
 _FOR_GOOD = (
-    *OVER_QUOTA,  # which passes, but not within minutes
+    *OVER_QUOTA,  # passes, but not within minutes
     pulsar.AuthenticationError,
     pulsar.AuthorizationError,
-    pulsar.ConsumerBusy,  # others read from it as no Replay does
+    pulsar.ConsumerBusy,  # other consumers of another type
     pulsar.IncompatibleSchema,
     pulsar.InvalidTopicName,
     pulsar.NotAllowedError,
     pulsar.TopicNotFound,
     pulsar.TopicTerminated,
 )
-# While a topic goes from one broker to another, some refuse what they are asked, or see a conflict.
+# While a topic moves to another broker, calls may be refused, or conflict.
 _PASSING = AdminConflictError, BrokerFailedError, BrokerRefusedError, BrokerUnreachableError
 
 
 def opened(doing: str, right: str, open_: Callable[[], _T], seconds: float = WAIT_SECONDS) -> _T:
-    """Open a producer, consumer or reader, as soon as the broker is there: see `waited`.
+    """Open a producer, consumer or reader when the broker is reachable; see `waited`.
 
     Args:
         doing: see `refusals`.
-        right: likewise.
+        right: see `refusals`.
         open_: opens it.
         seconds: see `waited`.
     """
@@ -191,10 +188,10 @@ def opened(doing: str, right: str, open_: Callable[[], _T], seconds: float = WAI
 
 
 def waited(call: Callable[[], _T], seconds: float = WAIT_SECONDS) -> _T:
-    """Call again while the broker is away, for so many seconds.
+    """Repeat *call* while the broker is unreachable, for so many seconds.
 
     Raises:
-        RedriveError: that of the last *call*, or the first that does not pass.
+        RedriveError: the error of the last *call*, or the first permanent one.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -203,24 +200,24 @@ def waited(call: Callable[[], _T], seconds: float = WAIT_SECONDS) -> _T:
         except RedriveError as error:
             if not may_pass(error) or time.monotonic() > deadline:
                 raise
-            logger.warning("trying again: %s", error)
+            logger.warning("retrying: %s", error)
             time.sleep(1)
 
 
 def may_pass(error: RedriveError) -> bool:
-    """Whether to try again: a broker that is restarted, or a name that is taken yet."""
+    """Return True for a transient error: a broker restarts, or a name is still in use."""
     if isinstance(error, AdminError):
         return isinstance(error, _PASSING)
     if not isinstance(error, ReplayRoleRefusedError | NotSentError):
-        return False  # such as a ledger that another run has
+        return False  # for example a ledger of another run
     cause = error.__cause__
     return isinstance(cause, pulsar.PulsarException) and not isinstance(cause, _FOR_GOOD)
 
 
 def check_producer(service_url: str, topic: TopicName) -> None:
-    """Check that no setting keeps producers from *topic*, a partition or a topic without any.
+    """Check that no setting excludes producers from *topic*, a partition or an unpartitioned topic.
 
-    The client does not show the broker's words, and repeats for minutes what a setting refuses.
+    The client hides the broker's message, and repeats a refused request for minutes.
 
     Raises:
         AdminError: see `refused_by_setting`.
@@ -229,7 +226,7 @@ def check_producer(service_url: str, topic: TopicName) -> None:
         with closing(Session[None](service_url, job_credentials().protocol())) as session:
             session.open(str(topic), f"redrive-{secrets.token_hex(8)}")
     except ProtocolError as error:
-        # All else, such as a broker that is away, is met again by whoever sends.
+        # Other errors, such as an unreachable broker, occur again when messages are sent.
         if by_setting := refused_by_setting(
             f"the broker refused a producer on {topic}", str(error)
         ):
@@ -237,10 +234,10 @@ def check_producer(service_url: str, topic: TopicName) -> None:
 
 
 def acknowledger(client: pulsar.Client, topic: TopicName, subscription: str) -> pulsar.Consumer:
-    """Open a consumer of a topic without partitions, or of one, that only acknowledges.
+    """Open a consumer of a partition, or of an unpartitioned topic, that only acknowledges.
 
     Raises:
-        ReplayRoleRefusedError: the role may not, or the broker is away.
+        ReplayRoleRefusedError: the role has no right, or the broker is unreachable.
     """
     return opened(
         f"open the subscription {subscription} of {topic}",
@@ -251,20 +248,20 @@ def acknowledger(client: pulsar.Client, topic: TopicName, subscription: str) -> 
             consumer_type=pulsar.ConsumerType.Shared,
             # Without a queue it receives no message.
             receiver_queue_size=0,
-            # If it was deleted this may create it again, which has to keep what rests.
+            # If it was deleted, this may create it again; it must keep pending messages.
             initial_position=pulsar.InitialPosition.Earliest,
         ),
     )
 
 
 def close(handle: pulsar.Producer | pulsar.Consumer | pulsar.Reader | EntryReader) -> None:
-    """Close *handle*, whatever the state of its connection."""
+    """Close *handle* without an exception."""
     with suppress(pulsar.PulsarException):
         handle.close()
 
 
 def partition_of(topic: TopicName, index: int) -> TopicName:
-    """Return the name to open: of one partition, or of the topic where it has none."""
+    """Return the name of a partition, or of the topic if it has none."""
     return topic if index == UNPARTITIONED else topic.partition(index)
 
 
@@ -274,14 +271,14 @@ def read_partitions(
     subscription: str = "",
     shown: BrokerCredentials | None = None,
 ) -> tuple[Partition, ...]:
-    """Do what `take_snapshot` does, where no event loop runs."""
+    """Call `take_snapshot` without a running event loop."""
     return asyncio.run(take_snapshot(admin_url, topic, subscription, shown))
 
 
 def read_partition(
     admin_url: str, topic: TopicName, index: int, subscription: str = ""
 ) -> Partition:
-    """Look at one partition; *index* is `broker.UNPARTITIONED` for a topic that has none.
+    """Return one partition; *index* is `broker.UNPARTITIONED` for an unpartitioned topic.
 
     Raises:
         AdminError, SubscriptionMissingError: as for `take`.
@@ -296,10 +293,10 @@ async def take_snapshot(
     subscription: str = "",
     shown: BrokerCredentials | None = None,
 ) -> tuple[Partition, ...]:
-    """Look at *topic* as it is now, with some credentials, by default those of the job.
+    """Return the partitions of *topic* at this moment; *shown* defaults to the job's credentials.
 
     Raises:
-        AdminError: the broker refuses to tell.
+        AdminError: the broker refuses.
         SubscriptionMissingError: the topic has no such *subscription*.
     """
     async with _admin(admin_url, shown) as admin:
@@ -312,20 +309,20 @@ async def take_snapshot(
 
 
 def read_through(admin_url: str, topic: TopicName, reader: str) -> EntryId | None:
-    """Return the last entry that the broker has read for a reader; None if it knows no such reader.
+    """Return the last entry that the broker has read for a reader; None for an unknown reader.
 
     Args:
-        topic: one partition, or a topic without.
-        reader: what its name begins with.
+        topic: a partition, or an unpartitioned topic.
+        reader: prefix of its name.
 
     Raises:
-        AdminError: the broker refuses to tell.
+        AdminError: the broker refuses.
     """
     return served(asyncio.run(_internal_stats(admin_url, topic)), reader)
 
 
 def served(stats: Mapping[str, Any], reader: str) -> EntryId | None:
-    """Return what `read_through` does, of a broker's `internalStats`."""
+    """Return the result of `read_through` from a broker's `internalStats`."""
     for name, cursor in stats["cursors"].items():
         if name.startswith(reader):
             following = EntryId.parse(cursor["readPosition"])
@@ -336,14 +333,14 @@ def served(stats: Mapping[str, Any], reader: str) -> EntryId | None:
 def is_subscribed(admin_url: str, topic: TopicName, partitions: int, subscription: str) -> bool:
     """Return True if each partition of *topic* keeps its messages for an application.
 
-    Without a durable subscription the broker drops what is stored. A topic that is gone, and the
-    right to look at it with it, keeps nothing either.
+    Without a durable subscription the broker deletes stored messages. A deleted topic, for which
+    the role has no right any more, keeps none either.
 
     Args:
         admin_url: of the broker.
         topic: the whole topic.
-        partitions: how many it has, 0 for none.
-        subscription: the one that has to be there; empty for any.
+        partitions: number of its partitions, 0 for none.
+        subscription: required subscription; empty for any.
 
     Raises:
         AdminError: the broker does not answer.
@@ -388,7 +385,7 @@ async def _internal_stats(admin_url: str, topic: TopicName) -> Mapping[str, Any]
 
 @asynccontextmanager
 async def _admin(admin_url: str, shown: BrokerCredentials | None = None) -> AsyncIterator[Admin]:
-    """Open the admin API with some credentials, by default those of the job."""
+    """Open the admin API; the credentials default to those of the job."""
     async with Http.open() as http:
         access = await asyncio.to_thread((shown or job_credentials()).access)
         yield Admin(http, admin_url, access)

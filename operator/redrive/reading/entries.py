@@ -1,8 +1,8 @@
-"""A reader of one topic, entry by entry; for one thread. It connects again whenever it is cut off.
+"""Reader of the entries of one topic, without the client; for one thread.
 
-It reads what a broker stores without the client, whose process ends at an entry that lies about
-what it holds, see `stored`. Such an entry is passed over, as one that can't be decompressed, and
-parts of a message of which others are missing.
+It reconnects after a loss of the connection. The client's process would end at a malformed entry,
+whose content does not match its metadata; see `stored`. The reader skips malformed entries, entries
+that cannot be decompressed, and incomplete chunked messages.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from redrive.reading.stored import (
 )
 
 SILENT_SECONDS = 90.0
-"""A broker that is there asks after a client each 30 s."""
+"""Time without data after which a connection is lost; a broker sends a ping every 30 s."""
 RETRY_SECONDS = 0.5
 READ_BYTES = 16 * 2**20
-"""Received at a time, about: permits count messages, and the next ones may be large."""
+"""Approximate number of bytes received at a time: permits count messages, which may be large."""
 MAX_COUNTED = 1_000_000
-"""Where a broker counts an entry as more messages than this, or as less than none, permits of this
-consumer mean nothing any more: a new one takes its place."""
+"""Highest plausible number of messages of an entry. If a broker counts more, or a negative number,
+the permits of the consumer are wrong, so it is replaced."""
 _NUMBER = 1
 _REFUSALS = {
     3: pulsar.AuthenticationError,
@@ -49,7 +49,7 @@ _REFUSALS = {
     17: pulsar.InvalidTopicName,
     22: pulsar.NotAllowedError,
 }
-"""Numbers of the protocol's `ServerError`, as the client raises them."""
+"""Exceptions of the client by the number of the protocol's `ServerError`."""
 
 OnMalformed = Callable[[Place, bytes, str], None]
 
@@ -57,28 +57,28 @@ logger = logging.getLogger(__name__)
 
 
 class EntryReader:
-    """Reads messages behind an entry, in the order they were written.
+    """Reads the messages after an entry, in the order in which they were written.
 
-    A message that was sent in chunks comes with its last one. After a loss of the connection some
-    may come again.
+    A chunked message is returned with its last chunk. After a loss of the connection, messages may
+    be returned again.
 
     Args:
         connect: opens a session with the cluster.
-        topic: without partitions, or a partition.
-        partition: its index; -1 for a topic without.
-        after: the entry behind which to begin; an entry of -1 is before the first of its ledger.
-        name: of the subscription that the broker shows while the reader is open.
-        on_malformed: called with an entry that is passed over as `stored` refuses it: its place,
-            its bytes, and why.
-        ahead: at most so many messages are sent before they are read, but for those of a batch.
+        topic: a partition, or an unpartitioned topic.
+        partition: its index; -1 for an unpartitioned topic.
+        after: entry after which to begin; an entry of -1 is before the first of its ledger.
+        name: of the subscription in the broker's statistics while the reader is open.
+        on_malformed: called with each malformed entry that is skipped: its position, its bytes, and
+            the error.
+        ahead: highest number of messages that are sent before they are read, except in a batch.
         compacted: see `frames.subscribe`.
         max_content: see `StoredEntry.of`.
 
     Raises:
-        pulsar.PulsarException: as the client, if the broker can't be reached, or refuses.
+        pulsar.PulsarException: as by the client, if the broker is unreachable or refuses.
     """
 
-    def __init__(  # noqa: PLR0913  one topic, and how to read it
+    def __init__(  # noqa: PLR0913  options of one reader
         self,
         connect: Callable[[], Session[None]],
         topic: str,
@@ -96,7 +96,7 @@ class EntryReader:
         self._name, self._ahead, self._compacted = name, ahead, compacted
         self._on_malformed = on_malformed
         self._after = after
-        """The last entry that was read."""
+        """Last entry that was read."""
         self._received = after
         self._incoming: deque[Command] = deque()
         self._messages: deque[ReadMessage] = deque()
@@ -109,7 +109,7 @@ class EntryReader:
         """Return the next message.
 
         Raises:
-            pulsar.Timeout: none came in time, or the broker is away.
+            pulsar.Timeout: none arrived in time, or the broker is unreachable.
         """
         deadline = time.monotonic() + timeout_millis / 1_000
         while not self._messages:
@@ -119,24 +119,24 @@ class EntryReader:
                 if self._incoming:
                     self._take(self._incoming.popleft())
                 elif time.monotonic() >= deadline:
-                    raise pulsar.Timeout("no message came in time")
+                    raise pulsar.Timeout("no message arrived in time")
             except ProtocolError as error:
                 self._open_again(error, deadline)
         return self._messages.popleft()
 
     def has_message_available(self) -> bool:
-        """Return True if the topic holds an entry that the broker has not sent yet.
+        """Return True if the topic has an entry that the broker has not sent yet.
 
         Raises:
-            pulsar.PulsarException: the broker is away.
+            pulsar.PulsarException: the broker is unreachable.
         """
         return bool(self._incoming or self._messages) or self.last_entry() > self._received
 
     def last_entry(self) -> Place:
-        """Return the last entry that may be read: none of a transaction that is open.
+        """Return the last entry that may be read, before any open transaction.
 
         Raises:
-            pulsar.PulsarException: the broker is away.
+            pulsar.PulsarException: the broker is unreachable.
         """
         with _as_of_client():
             answer = self._connection.ask(
@@ -146,7 +146,7 @@ class EntryReader:
             return read_place(answer.nested.get(1, b""))
 
     def close(self) -> None:
-        """Close it, and its connections."""
+        """Close the reader and its connections."""
         self._session.close()
 
     def _open(self) -> None:
@@ -172,27 +172,27 @@ class EntryReader:
         self._permits = 0
 
     def _open_again(self, trouble: ProtocolError, deadline: float) -> None:
-        """Connect again, until *deadline*; what was read is kept, chunks too.
+        """Reconnect until *deadline*; messages and chunks that were read are kept.
 
         Raises:
-            pulsar.Timeout: the broker is away.
+            pulsar.Timeout: the broker is unreachable.
         """
-        logger.info("reading %s again: %s", self._topic, trouble)
+        logger.info("reconnecting to %s: %s", self._topic, trouble)
         self._session.close()
-        self._incoming.clear()  # it comes again
+        self._incoming.clear()  # the broker sends them again
         while True:
             try:
                 self._open()
-            except (ProtocolError, RedriveError) as error:  # credentials may not be renewed now
-                left = deadline - time.monotonic()
-                time.sleep(max(0.0, min(RETRY_SECONDS, left)))
-                if left <= RETRY_SECONDS:
-                    raise pulsar.Timeout(f"the broker is away: {error}") from error
+            except (ProtocolError, RedriveError) as error:  # credentials may fail to renew
+                remaining = deadline - time.monotonic()
+                time.sleep(max(0.0, min(RETRY_SECONDS, remaining)))
+                if remaining <= RETRY_SECONDS:
+                    raise pulsar.Timeout(f"the broker is unreachable: {error}") from error
             else:
                 return
 
     def _receive(self, seconds: float) -> None:
-        """Receive entries; wait for so many seconds where none is there yet."""
+        """Receive entries; wait at most so many seconds for the first."""
         connection = self._connection
         free = self._ahead - self._permits
         if free >= max(1, self._ahead // 2):
@@ -204,10 +204,10 @@ class EntryReader:
             if command.kind == frames.MESSAGE:
                 self._incoming.append(command)
         if time.monotonic() - connection.heard > SILENT_SECONDS:
-            raise ProtocolError(f"nothing came from the broker for {SILENT_SECONDS:g} s")
+            raise ProtocolError(f"the broker sent no data for {SILENT_SECONDS:g} s")
 
     def _take(self, command: Command) -> None:
-        """Read an entry, and take in the messages that are whole with it."""
+        """Decode an entry, and keep the messages that it completes."""
         place = entry_place(command)
         self._received = place
         counted = 1
@@ -224,7 +224,7 @@ class EntryReader:
                     whole.content, whole.entries, self._partition, self._max_content
                 )
         except MalformedEntryError as error:
-            logger.warning("passing over %s of %s: %s", place, self._topic, error)
+            logger.warning("skipped malformed entry %s of %s: %s", place, self._topic, error)
             if self._on_malformed is not None:
                 self._on_malformed(place, command.entry, str(error))
         self._permits -= counted
@@ -234,11 +234,11 @@ class EntryReader:
 
 
 class MissingChunkError(MalformedEntryError):
-    """The chunks before this one did not come; nothing is wrong with the entry."""
+    """Earlier chunks are missing; the entry itself is valid."""
 
 
 class WholeMessage(NamedTuple):
-    """The entries of all chunks of a message, and its content."""
+    """A message with all its chunks: their entries, and the content."""
 
     entries: tuple[Place, ...]
     content: bytes
@@ -255,9 +255,9 @@ class _Parts:
 
 
 class ChunksRead:
-    """Puts messages together from their chunks; those of several may be mixed. Pure.
+    """Assembles messages from chunks, which may be interleaved. Pure.
 
-    Of those that are not whole it keeps `stored.MAX_CONTENT` bytes, the latest.
+    It keeps at most `stored.MAX_CONTENT` bytes of incomplete messages, the latest.
     """
 
     def __init__(self) -> None:
@@ -265,12 +265,12 @@ class ChunksRead:
         self._size = 0
 
     def add(self, chunk: Chunk, entry: Place, content: bytes) -> WholeMessage | None:
-        """Take in a chunk, and return the message that is whole with it.
+        """Add a chunk, and return the message that it completes.
 
-        A chunk that came before is passed over: producers send again what has no receipt.
+        Repeated chunks are skipped: producers repeat sends without a receipt.
 
         Raises:
-            MalformedEntryError: it does not follow on the one before it, or is too large.
+            MalformedEntryError: it does not follow the chunk before it, or is too large.
         """
         if not chunk.part:
             self._drop(chunk.uuid)
@@ -285,7 +285,7 @@ class ChunksRead:
         fits = chunk.size is None or (size == chunk.size if is_last else size <= chunk.size)
         if not fits or chunk != parts.first._replace(part=part):
             self._drop(chunk.uuid)
-            raise MalformedEntryError(f"{size} bytes up to {chunk}, behind {part} chunks")
+            raise MalformedEntryError(f"{size} bytes up to {chunk}, after {part} chunks")
         parts.entries.append(entry)
         parts.contents.append(content)
         parts.size, self._size = size, self._size + len(content)
@@ -303,7 +303,7 @@ class ChunksRead:
 
 @contextmanager
 def _as_of_client() -> Iterator[None]:
-    """Raise what the client raises where the protocol refuses."""
+    """Raise the exceptions of the client for errors of the protocol."""
     try:
         yield
     except ProtocolError as error:
@@ -312,16 +312,16 @@ def _as_of_client() -> Iterator[None]:
 
 
 def entry_place(message: Command) -> Place:
-    """Return where the entry of a MESSAGE lies.
+    """Return the position of the entry of a MESSAGE.
 
     Raises:
-        ProtocolError: it does not say.
+        ProtocolError: it has none.
     """
     return read_place(message.nested.get(2, b""))
 
 
 def read_place(message_id: bytes) -> Place:
-    """Read a MessageIdData.
+    """Decode a MessageIdData.
 
     Raises:
         ProtocolError: it is something else.

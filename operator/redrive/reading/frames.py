@@ -1,13 +1,8 @@
-"""Frames of the Pulsar binary protocol. Pure.
-
-Commands of Pulsar's binary protocol, and the frames they travel in. Pure.
+"""Commands and frames of the Pulsar binary protocol, and entries to store. Pure.
 
 Numbers of kinds and fields are those of `PulsarApi.proto`. A frame is its size, the size of the
-command, and the command; one that sends messages has their metadata and payload behind it.
-
-A message, alone or in a batch → what an entry of a topic is made of. Pure.
-
-Numbers of fields are those of `MessageMetadata` and `SingleMessageMetadata` in `PulsarApi.proto`.
+command, and the command; a frame with messages ends with their metadata and payload. An entry is
+one message or a batch, with the fields of `MessageMetadata` and `SingleMessageMetadata`.
 """
 
 from __future__ import annotations
@@ -44,25 +39,25 @@ EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 
 _CLIENT = b"redrive"
 _VERSION = 19
-"""Of the protocol; a broker speaks the older of this and its own."""
+"""Version of the protocol; a broker uses the older of this and its own."""
 _NEWEST = 2**63 - 1
 _CHECKSUM_FOLLOWS = b"\x0e\x01"
 _RECEIPT = encode_number(1, SEND_RECEIPT) + encode_nested(SEND_RECEIPT, b"")[:1]
 _MESSAGE = encode_number(1, MESSAGE) + encode_nested(MESSAGE, b"")[:1]
 _SIZES = struct.Struct(">II")
 MAX_FRAME = 16 * 2**20
-"""Answers to what is asked here are smaller: schemas are the largest. Entries may be larger, where
-the broker takes such messages."""
+"""Answers to these requests are smaller; schemas are the largest. Entries may be larger if the
+broker accepts such messages."""
 
 
 class Command(NamedTuple):
-    """A command that came in.
+    """A received command.
 
     Attributes:
-        kind: one of those above, or another.
-        numbers: its fields that are numbers.
+        kind: one of the kinds above, or another.
+        numbers: its numeric fields.
         nested: its other fields.
-        entry: the bytes behind it in its frame: a stored entry, where it is a MESSAGE.
+        entry: the bytes after it in its frame: the stored entry of a MESSAGE.
     """
 
     kind: int
@@ -78,14 +73,14 @@ def frame(kind: int, body: bytes = b"") -> bytes:
 
 
 def take_frames(received: bytearray, limit: int = MAX_FRAME) -> list[Command]:
-    """Take the commands that are complete out of *received*.
+    """Remove and return the complete commands of *received*.
 
     Args:
         received: begins with a frame.
         limit: of the size of a frame, in bytes.
 
     Raises:
-        ValueError: these are no frames.
+        ValueError: it contains no frames.
     """
     taken = []
     at, end = 0, len(received)
@@ -121,9 +116,9 @@ def connect(method: str, credentials: bytes, broker: str | None = None) -> bytes
     """Open a connection.
 
     Args:
-        method: how to authenticate; empty for not at all.
-        credentials: what that method shows.
-        broker: as `host:port`, where a proxy is to pass all on to.
+        method: of authentication; empty for none.
+        credentials: credentials of the method.
+        broker: as `host:port`, the destination for a proxy.
     """
     body = encode_nested(1, _CLIENT) + encode_number(4, _VERSION)
     if method:
@@ -132,11 +127,11 @@ def connect(method: str, credentials: bytes, broker: str | None = None) -> bytes
         body += encode_nested(6, broker.encode())
     return frame(
         CONNECT, body + encode_nested(10, encode_number(1, 1))
-    )  # asks for new credentials when due
+    )  # the broker requests new credentials when due
 
 
 def auth_response(method: str, credentials: bytes) -> bytes:
-    """Show credentials again, see `connect`."""
+    """Send credentials again, see `connect`."""
     shown = encode_nested(1, method.encode()) + encode_nested(2, credentials)
     return frame(
         AUTH_RESPONSE,
@@ -145,7 +140,7 @@ def auth_response(method: str, credentials: bytes) -> bytes:
 
 
 def lookup(topic: str, request: int, *, authoritative: bool) -> bytes:
-    """Ask which broker has a topic."""
+    """Request the broker of a topic."""
     body = (
         encode_nested(1, topic.encode())
         + encode_number(2, request)
@@ -155,7 +150,7 @@ def lookup(topic: str, request: int, *, authoritative: bool) -> bytes:
 
 
 def get_schema(topic: str, request: int, version: int | None) -> bytes:
-    """Ask for a version of the schema of a topic; None for its latest."""
+    """Request a version of the schema of a topic; None for its latest."""
     body = encode_number(1, request) + encode_nested(2, topic.encode())
     if version is not None:
         body += encode_nested(3, version.to_bytes(8, "big"))
@@ -166,11 +161,11 @@ def producer(topic: str, request: int, number_of: int, name: str, schema: bytes 
     """Open a producer.
 
     Args:
-        topic: without partitions, or a partition.
-        request: the number that the answer carries.
-        number_of: what the producer is called on this connection.
+        topic: a partition, or an unpartitioned topic.
+        request: number of the request, which the answer contains.
+        number_of: id of the producer on this connection.
         name: of the producer.
-        schema: as `get_schema` is answered.
+        schema: from the answer to `get_schema`.
     """
     body = (
         encode_nested(1, topic.encode()) + encode_number(2, number_of) + encode_number(3, request)
@@ -198,19 +193,19 @@ def subscribe(  # noqa: PLR0913  fields of the command
     """Begin to read, without a subscription that outlives the connection.
 
     Args:
-        topic: without partitions, or a partition.
-        request: the number that the answer carries.
+        topic: a partition, or an unpartitioned topic.
+        request: number of the request, which the answer contains.
         number_of: of the consumer on this connection.
         name: of the subscription, for the broker's statistics.
-        after: ledger and entry behind which to begin; -1 of both, or 2**63 - 1, stand for the
-            oldest and the newest.
-        compacted: whether to read of each key the last message only, as far as the broker has
-            compacted the topic.
+        after: ledger and entry after which to begin; -1 for both means the oldest, and 2**63 - 1
+            the newest.
+        compacted: True to read only the last message of each key in the compacted part of the
+            topic.
     """
     exclusive = encode_number(3, EXCLUSIVE)
     ledger, entry = after
     if 0 <= ledger < _NEWEST:
-        entry += 1  # a broker begins with the entry, for the sake of what is left of a batch
+        entry += 1  # a broker begins with the entry, because of incomplete batches
     begin = encode_number(1, ledger % 2**64) + encode_number(2, entry % 2**64)
     body = encode_nested(1, topic.encode()) + encode_nested(2, name.encode()) + exclusive
     body += (
@@ -228,8 +223,8 @@ def consume(topic: str, request: int, number_of: int, subscription: str, kind: i
     """Open a consumer of a subscription.
 
     Args:
-        topic: without partitions, or a partition.
-        request: the number that the answer carries.
+        topic: a partition, or an unpartitioned topic.
+        request: number of the request, which the answer contains.
         number_of: of the consumer on this connection.
         subscription: its name.
         kind: the type of the subscription, which all its consumers share.
@@ -254,12 +249,12 @@ def acknowledge(number_of: int, request: int, entry: tuple[int, int]) -> bytes:
 
 
 def flow(number_of: int, messages: int) -> bytes:
-    """Have a consumer receive so many messages more."""
+    """Permit a consumer to receive so many more messages."""
     return frame(FLOW, encode_number(1, number_of) + encode_number(2, messages))
 
 
 def last_message_id(request: int, number_of: int) -> bytes:
-    """Ask for the last message of a consumer's topic."""
+    """Request the last message of a consumer's topic."""
     return frame(LAST_MESSAGE_ID, encode_number(1, number_of) + encode_number(2, request))
 
 
@@ -281,7 +276,7 @@ def payload(command: bytes, metadata: bytes, content: bytes) -> bytes:
 _LZ4 = pa.Codec("lz4_raw")
 _COMPRESSION = encode_number(8, 1)
 COMPRESSED_FROM = 1_024
-"""Less than so many bytes are not worth it."""
+"""Smallest content to compress, in bytes."""
 
 
 class OutgoingMessage(NamedTuple):
@@ -289,8 +284,8 @@ class OutgoingMessage(NamedTuple):
 
     Attributes:
         sequence_id: from 1.
-        value: None for one without.
-        event_time: in milliseconds since 1970; None for one without.
+        value: None for a null message.
+        event_time: in milliseconds since 1970; None without one.
     """
 
     sequence_id: int
@@ -302,7 +297,7 @@ class OutgoingMessage(NamedTuple):
 
 
 def alone(message: OutgoingMessage) -> bytes:
-    """Return the metadata of a message that is an entry, but for what a producer adds."""
+    """Return the metadata of a single message, without the fields that a producer adds."""
     parts: list[bytes] = []
     for name, value in message.properties.items():
         parts += (b"\x22", _pair(name, value))
@@ -338,17 +333,17 @@ def in_batch(message: OutgoingMessage) -> bytes:
 
 
 def batch(last: int, count: int) -> bytes:
-    """Return the metadata of a batch, but for what a producer adds.
+    """Return the metadata of a batch, without the fields that a producer adds.
 
     Args:
-        last: the sequence id of its last message. A broker that deduplicates keeps it.
-        count: how many messages there are.
+        last: sequence id of its last message, which a broker that deduplicates keeps.
+        count: number of messages.
     """
     return encode_number(11, count) + encode_number(24, last)
 
 
 def compressed(content: bytes) -> tuple[bytes, bytes]:
-    """Return *content* as small as it gets, and what the metadata says of that."""
+    """Return *content*, compressed if that is smaller, and the metadata of the compression."""
     if len(content) >= COMPRESSED_FROM:
         smaller = _LZ4.compress(content, asbytes=True)
         if len(smaller) < len(content):
@@ -362,7 +357,7 @@ def _name(name: str) -> bytes:
 
 
 def _pair(name: str, value: str) -> bytes:
-    """Return a property, its size first."""
+    """Return a property after its size."""
     head, text = _name(name), value.encode()
     size = len(text)
     if size < ONE_BYTE:

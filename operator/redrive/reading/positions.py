@@ -1,19 +1,12 @@
-"""Positions of messages: entry ids, sources, serialized message ids.
+"""Positions of messages: entry ids, sources, sequence ids, serialized message ids. Pure.
 
-The encoding of Protocol Buffers, as far as Pulsar's commands and ids need it. Pure.
+Encoding: the part of Protocol Buffers that Pulsar's commands and ids use. A message is a sequence
+of fields. Each is a tag, of a number and a type, and a value: a number, or bytes, which may be a
+text or another message.
 
-A message is a sequence of fields. Each is a tag, of a number and a type, and a value: a number, or
-bytes, which may be a text or another message.
-
-Where a dead letter lies → the number and the partition it is sent with. Pure.
-
-A broker that deduplicates keeps the highest sequence id of each producer and drops what is not
-above it. Producers are named after ranges, so the first message that a later try stores shuts out
-all that an earlier one, of a process that was stopped and goes on, has yet to send.
-
-The entry that a serialized message id names. Pure.
-
-The form is part of Pulsar's protocol: a protobuf message of numbers.
+Sequence ids: a broker that deduplicates keeps the highest sequence id of each producer and drops
+messages that are not above it. Producers are named after ranges, so the first message that a later
+attempt stores excludes all messages that an earlier one, of a stopped process, may still send.
 """
 
 from __future__ import annotations
@@ -58,12 +51,12 @@ def encode_nested(field: int, value: bytes) -> bytes:
 
 
 def decode_fields(message: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
-    """Read a message: its fields that are numbers, without sign, and its others, by their numbers.
+    """Decode a message: its numeric fields, unsigned, and its other fields, by their numbers.
 
-    Of a repeated one it is the last.
+    The last value of a repeated field counts.
 
     Raises:
-        ValueError: it is none, or has a field of another type.
+        ValueError: it is no message, or has a field of another type.
     """
     numbers: dict[int, int] = {}
     nested: dict[int, bytes] = {}
@@ -81,7 +74,7 @@ def decode_fields(message: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
             nested[tag >> 3] = message[at - value : at]
         else:
             return numbers, nested
-    except IndexError:  # it ends in the midst of a number, or of one without end
+    except IndexError:  # it ends within a number, or a number has no end
         pass
     msg = f"no message of Protocol Buffers: {message[:64].hex()}"
     raise ValueError(msg)
@@ -90,17 +83,16 @@ def decode_fields(message: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
 def with_repeated(
     message: bytes, repeated: int
 ) -> tuple[dict[int, int], dict[int, bytes], list[bytes]]:
-    """Read a message that others wrote, as `fields`, with all values of one repeated field.
+    """Decode a message of another writer like `decode_fields`, with all values of a repeated field.
 
-    Fields of fixed width, which Pulsar has none of, are passed over, as by each reader of the
-    encoding.
+    Fields of fixed width, which Pulsar does not use, are skipped.
 
     Args:
         message: the bytes.
         repeated: the number of a field that is bytes.
 
     Raises:
-        ValueError: as for `fields`.
+        ValueError: as for `decode_fields`.
     """
     numbers: dict[int, int] = {}
     nested: dict[int, bytes] = {}
@@ -128,7 +120,7 @@ def with_repeated(
                 values.append(message[begin:at])
             else:
                 nested[tag >> 3] = message[begin:at]
-    except (IndexError, KeyError):  # it ends in the midst of a number, or has another type
+    except (IndexError, KeyError):  # it ends within a number, or has another type
         at = -1
     if at != end:
         msg = f"no message of Protocol Buffers: {message[:64].hex()}"
@@ -137,13 +129,13 @@ def with_repeated(
 
 
 def signed_32(value: int) -> int:
-    """Return the number of 32 bits with a sign that was written as *value*."""
+    """Return the signed number of 32 bits that was encoded as *value*."""
     value %= 2**32
     return value - 2**32 if value >= 2**31 else value
 
 
 def to_signed(value: int) -> int:
-    """Return the number with a sign that was written as *value*."""
+    """Return the signed number that was encoded as *value*."""
     return value - 2**64 if value >= 2**63 else value
 
 
@@ -183,11 +175,11 @@ class EntryId(NamedTuple):
 NOWHERE = EntryId(-1, -1)
 """Before every entry: the end of an empty partition."""
 LATEST = EntryId(2**63 - 1, 2**63 - 1)
-"""Behind every entry."""
+"""After every entry."""
 
 
 class TargetPartition(NamedTuple):
-    """A partition of a topic that messages are moved to; one of -1 is all of the topic."""
+    """A partition of a target topic; the partition -1 is the whole topic."""
 
     topic: TopicName
     partition: int
@@ -197,19 +189,19 @@ class TargetPartition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TargetPartition:
-        """Read what `str` writes."""
+        """Parse the result of `str`."""
         topic, _, partition = text.partition(" ")
         return cls(TopicName.parse(topic), int(partition))
 
 
 class Tail(NamedTuple):
-    """The end of a partition of a target, behind which leases may have stored what no record says.
+    """End of a partition of a target, after which leases may have stored unrecorded messages.
 
     Attributes:
-        entry: the last one, when the first of these leases was given.
-        generation: of that lease; 0 if it is not known.
-        partitions: how many the topic had for them, 0 for none; None if that is not known.
-        through: the last offset of what they had to send; None if that is not known.
+        entry: last entry when the first of these leases was granted.
+        generation: of that lease; 0 if unknown.
+        partitions: number of partitions of the topic for them, 0 for none; None if unknown.
+        through: last offset that they had to send; None if unknown.
     """
 
     entry: EntryId
@@ -218,7 +210,7 @@ class Tail(NamedTuple):
     through: int | None = None
 
     def joined(self, later: Tail | None) -> Tail:
-        """Return it as the tail of later leases, too, if there are any."""
+        """Return the common tail of these and of *later* leases, if there are any."""
         if later is None:
             return self
         same = self.partitions == later.partitions
@@ -229,20 +221,20 @@ class Tail(NamedTuple):
         )
 
     def stored_through(self, last: int, only: Try | None, size: int) -> int:
-        """Return the last offset of what may be stored behind it, of a range of so many entries.
+        """Return the last offset that may be stored after it.
 
         Args:
-            last: the sequence id of the last message that the broker knows of.
-            only: the one try of which anything may be stored, if there is no other; of it nothing
-                above *last* is.
-            size: of the range.
+            last: sequence id of the last message that the broker has stored.
+            only: the only attempt of which messages may be stored, none above *last*; None if
+                there may be others.
+            size: number of entries of the range.
         """
         if only and self.generation == only.generation and Try.of(last) == only:
             return offset_of(last)
         return self.last_offset(size)
 
     def last_offset(self, size: int) -> int:
-        """Return the last offset of what was to be sent, of a range of so many entries."""
+        """Return the last offset to send, in a range of so many entries."""
         return size - 1 if self.through is None else self.through
 
 
@@ -250,7 +242,7 @@ class Position(NamedTuple):
     """A message of a partition. Ordered as they were written.
 
     Attributes:
-        batch_index: its place within the entry; 0 for one that is not part of a batch.
+        batch_index: its index in the entry; 0 outside of a batch.
     """
 
     ledger: int
@@ -259,12 +251,12 @@ class Position(NamedTuple):
 
     @property
     def entry_id(self) -> EntryId:
-        """Return the entry it is part of."""
+        """Return its entry."""
         return EntryId(self.ledger, self.entry)
 
 
 class Source(NamedTuple):
-    """From where a message was moved, and by which Replay: a property that it carries."""
+    """Position from which a Replay moved a message; a property of the message."""
 
     uid: str
     partition: int
@@ -276,7 +268,7 @@ class Source(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Source | None:
-        """Read what `str` writes; None for anything else, which anybody may have written."""
+        """Parse the result of `str`; None for other texts, which any producer may write."""
         match = _SOURCE.fullmatch(text)
         if match is None:
             return None
@@ -289,15 +281,15 @@ _SOURCE = re.compile(r"([\w-]{1,64})@(-?\d{1,9}):(\d{1,19}):(\d{1,19}):(\d{1,9})
 
 _ATTEMPT_BITS, _OFFSET_BITS, _INDEX_BITS = 8, 14, 11
 MAX_BATCH = 2**_INDEX_BITS
-"""Entries that hold more messages than this can't be replayed."""
+"""Entries with more messages cannot be replayed."""
 
 
 class Try(NamedTuple):
-    """One try at sending the messages of a range. Later ones are greater.
+    """One attempt to send the messages of a range. Later attempts are greater.
 
     Attributes:
-        generation: counts the leases of the range.
-        attempt: counts the tries within one lease, from 0.
+        generation: number of the lease of the range.
+        attempt: number of the attempt within the lease, from 0.
     """
 
     generation: int
@@ -305,35 +297,35 @@ class Try(NamedTuple):
 
     @classmethod
     def of(cls, sequence_id: int) -> Try:
-        """Return the try in which a message with this id was sent; all zero for -1, none."""
+        """Return the attempt that sent a message with this id; zeros for -1, no message."""
         number = max(0, sequence_id - 1) >> (_OFFSET_BITS + _INDEX_BITS)
         return cls(number >> _ATTEMPT_BITS, number % 2**_ATTEMPT_BITS)
 
 
 def sequence_id(sent_in: Try, offset: int, batch_index: int) -> int:
-    """Return the id to send a message with: it rises with the try, then with the position.
+    """Return the sequence id of a message: it rises with the attempt, then with the position.
 
-    So once a broker has stored one message of a try, it drops all that an earlier one still sends.
+    So a broker that has stored a message of an attempt drops all messages of earlier attempts.
 
     Args:
         sent_in: generations from 1, attempts below 256.
         offset: of its entry within its range.
-        batch_index: its place within the entry, below `MAX_BATCH`.
+        batch_index: its index in the entry, below `MAX_BATCH`.
     """
     number = sent_in.generation << _ATTEMPT_BITS | sent_in.attempt
     return ((number << _OFFSET_BITS | offset) << _INDEX_BITS | batch_index) + 1
 
 
 def offset_of(number: int) -> int:
-    """Return the offset, within its range, of what was sent with this sequence id."""
+    """Return the offset in its range of the message with this sequence id."""
     return (number - 1 >> _INDEX_BITS) & (1 << _OFFSET_BITS) - 1
 
 
 def target_partition(key: str | None, position: Position, partitions: int) -> int:
-    """Return the partition of the target to send to, from 0 to one less than *partitions*.
+    """Return the partition of the target for a message, from 0 to below *partitions*.
 
-    Messages with one key go to the partition that producers choose; those without spread by their
-    position. A repeated run decides the same, as long as *partitions* is the same.
+    Messages of a key go to the partition that producers choose; others are spread by their
+    position. A repeated run chooses the same partitions if *partitions* is the same.
     """
     if key:
         return partition_of_key(key, partitions)
@@ -345,7 +337,7 @@ _LEDGER, _ENTRY, _BATCH_INDEX = 1, 2, 4
 
 
 def place_of(serialized: bytes) -> tuple[EntryId, int]:
-    """Return the entry that `MessageId.serialize` names, and the index in it; -1 without one.
+    """Return the entry of a serialized message id, and the index in it; -1 without an index.
 
     Raises:
         ValueError: it is something else.

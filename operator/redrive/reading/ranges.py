@@ -1,13 +1,8 @@
-"""Ranges of entries of a partition.
+"""Ranges of entries of a partition, and the state of a partition by a broker's statistics. Pure.
 
-What rests in a dead-letter topic → the ranges in which runs move it. Pure.
-
-A range is a function of positions alone, so that each Replay, and each attempt of one, cuts a topic
-in the same way: the ledger is kept by range, and producers are named after ranges.
-
-What one partition of a topic holds, and what of it is acknowledged, as a broker tells. Pure.
-
-Entries of a partition that follow on each other: what is to be read, and what came. Pure.
+Runs move pending dead letters by ranges. A range is a function of positions alone, so every Replay,
+and every attempt of one, divides a topic in the same way: the ledger has records by range, and the
+names of producers contain ranges. A `Span` is consecutive entries to read, or that were read.
 """
 
 from __future__ import annotations
@@ -26,10 +21,10 @@ from redrive.reading.positions import NOWHERE, EntryId, Position
 
 MAX_RANGE_ENTRIES = 8 * bitmap.MAX_BYTES
 RANGE_ENTRIES = 10_000
-"""How many entries a range spans; below 2¹⁴, see `position.sequence_id`."""
+"""Number of entries of a range; below 2¹⁴, see `positions.sequence_id`."""
 LOOK_BACK = 100
-"""So many entries before a range are read as well: chunks of a message that ends in it, and what
-lies between them."""
+"""Number of entries that are also read before a range: chunks of a message that ends in it, and the
+entries between them."""
 
 
 class Range(NamedTuple):
@@ -45,7 +40,7 @@ class Range(NamedTuple):
         """Return the range that `str` wrote.
 
         Raises:
-            ValueError: *text* is something else, or spans more entries than any range does.
+            ValueError: *text* is something else, or spans more entries than a range.
         """
         partition, ledger, first, last = map(int, text.split("."))
         if not first <= last < first + MAX_RANGE_ENTRIES:
@@ -55,7 +50,7 @@ class Range(NamedTuple):
 
     @classmethod
     def of(cls, partition: int, position: Position) -> Range:
-        """Return the range in which a message lies."""
+        """Return the range of a message."""
         first = position.entry - position.entry % RANGE_ENTRIES
         return cls(partition, position.ledger, first, first + RANGE_ENTRIES - 1)
 
@@ -63,64 +58,64 @@ class Range(NamedTuple):
         return f"{self.partition}.{self.ledger}.{self.first}.{self.last}"
 
     def holds(self, position: Position) -> bool:
-        """Whether a message of this partition lies in the range."""
+        """Return True if the range contains a message of this partition."""
         return position.ledger == self.ledger and self.first <= position.entry <= self.last
 
     def offset_through(self, end: EntryId) -> int:
-        """Return the offset of its last entry up to *end*; -1 if it begins behind that."""
+        """Return the offset of its last entry up to *end*; -1 if it begins after *end*."""
         if end.ledger != self.ledger:
             return self.size - 1 if end.ledger > self.ledger else -1
         return max(-1, min(self.last, end.entry) - self.first)
 
     def entry_id(self, offset: int) -> EntryId:
-        """Return the entry that is *offset* behind the first."""
+        """Return the entry at *offset* from the first."""
         return EntryId(self.ledger, self.first + offset)
 
     @property
     def size(self) -> int:
-        """Return how many entries it spans."""
+        """Return the number of its entries."""
         return self.last - self.first + 1
 
 
 class Piece(NamedTuple):
-    """A range, and which of its entries rest: neither acknowledged nor past the end of a run.
+    """A range with its pending entries: not acknowledged, and not after the end of a run.
 
     Attributes:
-        resting: the offsets of these entries, a bitmap.
-        after: behind which entry to begin reading.
+        pending: offsets of the pending entries, as a bitmap.
+        after: entry after which reading begins.
     """
 
     range: Range
-    resting: int
+    pending: int
     after: EntryId
 
 
 def cut(partition: Partition, end: EntryId) -> Iterator[Piece]:
-    """Cut *partition* into ranges; those of which nothing rests up to *end* are left out."""
+    """Divide *partition* into ranges, without those that have no pending entry up to *end*."""
     for ledger, entries in partition.ledgers:
         if ledger > end.ledger:
             return
         last = min(entries - 1, end.entry) if ledger == end.ledger else entries - 1
         for first in range(0, last + 1, RANGE_ENTRIES):
             piece = Range(partition.index, ledger, first, first + RANGE_ENTRIES - 1)
-            there = bitmap.span(0, min(piece.last, last) - first)
-            resting = there & ~settled(piece, partition)
-            if resting:
-                after = look_back(partition, piece.entry_id(bitmap.lowest(resting)))
-                yield Piece(piece, resting, after)
+            stored = bitmap.span(0, min(piece.last, last) - first)
+            pending = stored & ~settled(piece, partition)
+            if pending:
+                after = look_back(partition, piece.entry_id(bitmap.lowest(pending)))
+                yield Piece(piece, pending, after)
 
 
 def narrowed(piece: Piece, partition: Partition, entries: int) -> Piece | None:
-    """Return what of *piece* is among *entries*, a bitmap of offsets; None if nothing is."""
-    resting = piece.resting & entries
-    if not resting:
+    """Return *piece* with the pending entries among *entries*, a bitmap; None without any."""
+    pending = piece.pending & entries
+    if not pending:
         return None
-    after = look_back(partition, piece.range.entry_id(bitmap.lowest(resting)))
-    return Piece(piece.range, resting, after)
+    after = look_back(partition, piece.range.entry_id(bitmap.lowest(pending)))
+    return Piece(piece.range, pending, after)
 
 
 def settled(piece: Range, partition: Partition) -> int:
-    """Return which entries of *piece* are acknowledged, as a bitmap of offsets."""
+    """Return the acknowledged entries of *piece*, as a bitmap of offsets."""
     done = partition.acknowledged
     bits = _overlap(piece, EntryId(piece.ledger, -1), done.through)
     for after, last in done.overlapping(piece.entry_id(0), piece.entry_id(piece.size - 1)):
@@ -129,12 +124,12 @@ def settled(piece: Range, partition: Partition) -> int:
 
 
 def all_pieces(partitions: Sequence[Partition]) -> list[Piece]:
-    """Cut all that rests, up to where each partition ends now."""
+    """Divide all pending entries, up to the current end of each partition."""
     return [piece for partition in partitions for piece in cut(partition, partition.end)]
 
 
 def look_back(partition: Partition, entry: EntryId) -> EntryId:
-    """Return the entry behind which lie *entry* and `LOOK_BACK` ones before it."""
+    """Return the entry before *entry* and the `LOOK_BACK` entries before it."""
     missing = LOOK_BACK
     for ledger, entries in reversed(partition.ledgers):
         before = entry.entry if ledger == entry.ledger else entries
@@ -147,7 +142,7 @@ def look_back(partition: Partition, entry: EntryId) -> EntryId:
 
 
 def _overlap(piece: Range, after: EntryId, last: EntryId) -> int:
-    """Return what lies behind *after*, and not behind *last*."""
+    """Return the entries after *after* up to *last*."""
     low = max(piece.first, after.entry + 1 if after.ledger == piece.ledger else piece.first)
     high = min(piece.last, last.entry if last.ledger == piece.ledger else piece.last)
     covers = after.ledger <= piece.ledger <= last.ledger
@@ -155,7 +150,7 @@ def _overlap(piece: Range, after: EntryId, last: EntryId) -> int:
 
 
 class SubscriptionMissingError(RedriveError):
-    """The subscription that keeps the messages of a topic is not there."""
+    """The subscription that keeps the messages of a topic does not exist."""
 
     reason = "SubscriptionMissing"
 
@@ -165,16 +160,16 @@ class Acknowledged:
     """The entries that a subscription has settled.
 
     Attributes:
-        through: this one and all before it.
-        ranges: those between the first of a pair, not included, and the second, included; in order,
-            as a broker writes them: there may be hundreds of thousands, of which few are wanted.
+        through: this entry and all before it.
+        ranges: entries after the first of a pair, up to the second, in order, in the broker's text
+            form: there may be hundreds of thousands, of which few are needed.
     """
 
     through: EntryId = NOWHERE
     ranges: str = ""
 
     def overlapping(self, first: EntryId, last: EntryId) -> Iterator[tuple[EntryId, EntryId]]:
-        """Go through the ranges that hold any of the entries from *first* to *last*, in order."""
+        """Yield the ranges with any of the entries from *first* to *last*, in order."""
         for match in _RANGE.finditer(self.ranges, self._begin(first)):
             pair = EntryId.parse(match[1]), EntryId.parse(match[2])
             if pair[0] >= last:
@@ -182,7 +177,7 @@ class Acknowledged:
             yield pair
 
     def _begin(self, first: EntryId) -> int:
-        """Return where in the text no range begins any more that ends before *first*."""
+        """Return the position in the text after all ranges that end before *first*."""
         low, high = 0, len(self.ranges)
         while low < high:
             middle = (low + high) // 2
@@ -206,14 +201,14 @@ class Partition:
 
     Attributes:
         index: `broker.UNPARTITIONED` for a topic without partitions.
-        ledgers: id and number of entries of each ledger that holds any, in order.
-        acknowledged: by the subscription asked about; nothing if none was.
-        tail: in the ledger that is being written, the last entry, or what is before the first.
-            All that is written from now on lies behind it.
-        entry_bytes: the average size of an entry.
-        written: how many entries were written since the broker loaded the topic.
-        pending: how many it has received, and neither written nor refused yet.
-        held: the ids of all ledgers, empty ones too; others are trimmed, or still to come.
+        ledgers: id and number of entries of each ledger that is not empty, in order.
+        acknowledged: by the requested subscription; empty without one.
+        tail: last entry of the current ledger, or the position before its first. Later entries come
+            after it.
+        entry_bytes: average size of an entry.
+        written: number of entries since the broker loaded the topic.
+        pending: number of entries that it has received, and neither written nor refused yet.
+        held: ids of all ledgers, including empty ones; others are trimmed, or do not exist yet.
     """
 
     index: int
@@ -227,7 +222,7 @@ class Partition:
 
     @property
     def end(self) -> EntryId:
-        """Return the last entry, `NOWHERE` if there is none."""
+        """Return the last entry; `NOWHERE` without entries."""
         if not self.ledgers:
             return NOWHERE
         ledger, entries = self.ledgers[-1]
@@ -243,13 +238,13 @@ class Partition:
         return replace(self, ledgers=tuple(held for held in kept if held[1] > 0))
 
     def behind(self, entry: EntryId) -> list[Span]:
-        """Return all that lies behind *entry*, in order."""
+        """Return all entries after *entry*, in order."""
         begins = (
             (ledger, entry.entry + 1 if ledger == entry.ledger else 0, entries - 1)
             for ledger, entries in self.ledgers
             if ledger >= entry.ledger
         )
-        return [Span(*each) for each in begins if each[1] <= each[2]]
+        return [Span(*bounds) for bounds in begins if bounds[1] <= bounds[2]]
 
     @classmethod
     def from_stats(cls, index: int, stats: Mapping[str, Any], subscription: str) -> Partition:
@@ -258,14 +253,14 @@ class Partition:
         Raises:
             SubscriptionMissingError: the topic has no such subscription.
         """
-        # Of the ledger being written the list does not tell the number of entries.
+        # The list does not contain the number of entries of the current ledger.
         last = EntryId.parse(stats["lastConfirmedEntry"])
         counts = {ledger["ledgerId"]: ledger["entries"] for ledger in stats["ledgers"]}
         if last.ledger in counts:
             counts[last.ledger] = last.entry + 1
         ledgers = tuple(sorted(item for item in counts.items() if item[1] > 0))
         newest = max(counts, default=-1)
-        found = cls(
+        partition = cls(
             index,
             ledgers,
             tail=EntryId(newest, counts.get(newest, 0) - 1),
@@ -275,7 +270,7 @@ class Partition:
             pending=stats.get("pendingAddEntriesCount", 0),
         )
         if not subscription:
-            return found
+            return partition
         cursor = stats["cursors"].get(cursor_name(subscription))
         if cursor is None:
             raise SubscriptionMissingError(
@@ -283,7 +278,7 @@ class Partition:
                 got=sorted(map(unquote_plus, stats["cursors"])),
                 remedy="wait until the RetryPolicy is Ready again: the operator creates it",
             )
-        return replace(found, acknowledged=Acknowledged.from_cursor(cursor))
+        return replace(partition, acknowledged=Acknowledged.from_cursor(cursor))
 
 
 _RANGE = re.compile(r"[(\[](-?\d+:-?\d+)\.\.(-?\d+:-?\d+)\]")
@@ -303,12 +298,12 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return how many there are."""
+        """Return the number of entries."""
         return self.last - self.first + 1
 
 
 def spans_of_entries(ledger: int, entries: Iterable[int]) -> list[Span]:
-    """Put *entries* of a ledger, in order, together."""
+    """Join *entries* of a ledger, which are in order, to spans."""
     spans: list[Span] = []
     for entry in entries:
         first = entry
@@ -319,22 +314,22 @@ def spans_of_entries(ledger: int, entries: Iterable[int]) -> list[Span]:
 
 
 def spans_without(wanted: Iterable[Span], seen: Sequence[Span]) -> list[Span]:
-    """Return what of *wanted* is not in *seen*; all of them in order, and apart."""
-    left: list[Span] = []
+    """Return the entries of *wanted* that are not in *seen*; both in order, without overlaps."""
+    missing: list[Span] = []
     for span in wanted:
         first = span.first
-        at = bisect.bisect_left(seen, (span.ledger, first), key=lambda each: each.end)
+        at = bisect.bisect_left(seen, (span.ledger, first), key=lambda span: span.end)
         while at < len(seen) and (seen[at].ledger, seen[at].first) <= span.end:
             if first < seen[at].first:
-                left.append(Span(span.ledger, first, seen[at].first - 1))
+                missing.append(Span(span.ledger, first, seen[at].first - 1))
             first = seen[at].last + 1
             at += 1
         if first <= span.last:
-            left.append(Span(span.ledger, first, span.last))
-    return left
+            missing.append(Span(span.ledger, first, span.last))
+    return missing
 
 
 def spans_hold(spans: Sequence[Span], entry: EntryId) -> bool:
-    """Whether *entry* lies in one of *spans*, which are in order and apart."""
-    at = bisect.bisect_left(spans, entry, key=lambda each: each.end)
+    """Return True if *entry* is in one of *spans*, which are in order and do not overlap."""
+    at = bisect.bisect_left(spans, entry, key=lambda span: span.end)
     return at < len(spans) and (spans[at].ledger, spans[at].first) <= entry

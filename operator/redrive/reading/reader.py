@@ -1,11 +1,11 @@
-"""Messages of a topic between two entries, in the order they were written.
+"""Messages of a topic between two entries, in the order in which they were written.
 
-Reading takes nothing away: it goes around the subscription, which the messages stay in. A message
-that was sent in chunks comes with its last one, if the reading began before its first. What the
-broker holds and a client can't show, such as the parts of an unfinished one, does not come.
+Reading does not use the subscription, so it acknowledges no messages. A chunked message is returned
+with its last chunk, if reading began before its first. Unreadable entries, such as chunks of an
+incomplete message, are not returned.
 
-Entries that no message came of are read once more, from before their chunks; what comes then comes
-late.
+Entries without a message are read a second time, from before their chunks. Messages of the second
+reading are returned at the end.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from redrive.reading.stored import MAX_CONTENT, ReadMessage
 
 POLL_MILLISECONDS = 2_000
 SILENCE_SECONDS = 300.0
-"""So long a broker may deliver nothing of what it holds, as while it is restarted."""
+"""Longest time without a message, for example during a restart of the broker."""
 HELD_BACK_POLLS = 4
-"""So many polls in a row may find that the broker makes no more entries readable."""
+"""Number of polls in a row without readable entries, after which a transaction is open."""
 PREFETCH_BYTES = 16 * 2**20
 MIN_PREFETCH = 10
-"""A client that has room for one message never puts chunks together."""
+"""Smallest prefetch: a client with room for one message cannot assemble chunks."""
 MAX_PREFETCH = 1_000
 
 
 class ReadableTopic(NamedTuple):
-    """A topic, and what it is read with.
+    """A topic, and the connections to read it.
 
     Attributes:
-        client: stays open meanwhile.
-        topic: the partitioned topic, or one without partitions.
-        read_through: as that of `snapshot`, which it is with the credentials of a job; None where
-            only the binary protocol is used.
-        open_seconds: so long the opening of a reader is tried again, see `broker.waited`.
+        client: open during the reading.
+        topic: a partitioned or an unpartitioned topic.
+        read_through: as `broker.read_through`, which uses the credentials of a job; None to use
+            only the binary protocol.
+        open_seconds: time for which opening a reader is repeated, see `broker.waited`.
         silence_seconds: time without a message after which a reading ends.
         max_content: see `StoredEntry.of`.
     """
@@ -72,13 +72,13 @@ class ReadableTopic(NamedTuple):
 
 
 class SourceSilentError(RedriveError):
-    """The broker holds messages of the run and does not deliver them."""
+    """The broker has messages of the run, but does not deliver them."""
 
     reason = "SourceSilent"
 
 
 class TransactionOpenError(RedriveError):
-    """A transaction is open in a topic, and the broker delivers nothing from behind its start."""
+    """A transaction is open in a topic, and the broker delivers no message after its start."""
 
     reason = "TransactionOpen"
 
@@ -87,19 +87,19 @@ class TransactionOpenError(RedriveError):
         """Return the error of *topic*, or of one partition."""
         return cls(
             f"a transaction is open in {topic}, and until it ends the broker delivers no message "
-            "from behind its first one",
-            remedy="commit or abort it, or wait for its timeout; then another Replay goes on from "
-            "what was moved",
+            "after its first one",
+            remedy="commit or abort it, or wait for its time-out; then create another Replay, "
+            "which continues after the moved messages",
         )
 
 
 def prefetch(average_bytes: float) -> int:
-    """Return how many messages of this size to have the broker send ahead."""
+    """Return the number of messages of this size to prefetch."""
     return max(MIN_PREFETCH, min(MAX_PREFETCH, int(PREFETCH_BYTES / max(1.0, average_bytes))))
 
 
 def read_messages(  # noqa: PLR0913, PLR0917  one each
-    of: ReadableTopic,
+    source: ReadableTopic,
     partition: int,
     after: EntryId,
     wanted: Sequence[Span],
@@ -109,21 +109,21 @@ def read_messages(  # noqa: PLR0913, PLR0917  one each
     """Read messages of one partition, each once.
 
     Args:
-        of: the topic.
-        partition: its index, `broker.UNPARTITIONED` where there is none.
-        after: the entry behind which the reading begins.
-        wanted: up to the last of which it goes, in order. Those that no message comes of are read
-            again; of others all comes that a first reader delivers.
-        ahead: how many messages are prefetched, see `prefetch`.
-        lost: takes in what a first reader did not deliver of *wanted*.
+        source: the topic.
+        partition: its index; `broker.UNPARTITIONED` for an unpartitioned topic.
+        after: entry after which reading begins.
+        wanted: spans in order; reading ends with the last. Entries of them without a message are
+            read again. Other messages in between are returned too.
+        ahead: number of messages to prefetch, see `prefetch`.
+        lost: is extended by the entries of *wanted* without a message in the first reading.
 
     Raises:
-        ReplayRoleRefusedError: the broker does not let the role read.
-        SourceSilentError: it stops delivering before the end.
-        TransactionOpenError: a transaction holds it back.
+        ReplayRoleRefusedError: the role may not read.
+        SourceSilentError: the broker stops delivering before the end.
+        TransactionOpenError: a transaction blocks the delivery.
     """
     # `map` holds no message while the next one is decompressed.
-    return map(attrgetter("message"), _received(of, partition, after, wanted, ahead, lost))
+    return map(attrgetter("message"), _received(source, partition, after, wanted, ahead, lost))
 
 
 class _Received(NamedTuple):
@@ -133,8 +133,8 @@ class _Received(NamedTuple):
     message: ReadMessage
 
 
-def _received(  # noqa: PLR0913, PLR0917  as `messages`
-    of: ReadableTopic,
+def _received(  # noqa: PLR0913, PLR0917  as `read_messages`
+    source: ReadableTopic,
     partition: int,
     after: EntryId,
     wanted: Sequence[Span],
@@ -144,7 +144,7 @@ def _received(  # noqa: PLR0913, PLR0917  as `messages`
     if not wanted:
         return
     seen = _Seen()
-    yield from _read(of, partition, (after, wanted[-1].end), ahead, seen)
+    yield from _read(source, partition, (after, wanted[-1].end), ahead, seen)
     missing = spans_without(wanted, seen.spans)
     if lost is not None:
         lost += missing
@@ -152,16 +152,16 @@ def _received(  # noqa: PLR0913, PLR0917  as `messages`
         first = missing[0]
         if first.first > LOOK_BACK:
             after = max(after, EntryId(first.ledger, first.first - LOOK_BACK - 1))
-        for received in _read(of, partition, (after, missing[-1].end), ahead, _Seen()):
+        for received in _read(source, partition, (after, missing[-1].end), ahead, _Seen()):
             if spans_hold(missing, received.at):
                 yield received
             del received  # before the next one is decompressed
 
 
 class _Seen:
-    """The entries that a reader has delivered, in order.
+    """Entries that a reader has delivered, in order.
 
-    Those in the midst of a message are not among them: others may lie between its chunks.
+    Chunks in the middle of a message are not included, because others may be between them.
     """
 
     def __init__(self) -> None:
@@ -173,56 +173,58 @@ class _Seen:
         return [Span(*run) for run in self._runs]
 
     def add(self, entries: Sequence[tuple[int, int]]) -> None:
-        """Take in the last entry of a message, and that of its first chunk if it lies before it."""
+        """Add the last entry of a message, and the first chunk if it is directly before it."""
         ledger, entry = entries[-1]
-        of, _, last = self._run
-        if ledger != of or entry > last + 1:
+        current, _, last = self._run
+        if ledger != current or entry > last + 1:
             alone = entries[0] != (ledger, entry - 1)
             first = entry if alone else entry - 1
-            if ledger != of or first > last + 1:
+            if ledger != current or first > last + 1:
                 self._run = [ledger, first, entry]
                 self._runs.append(self._run)
         self._run[2] = entry
 
 
 def _read(
-    of: ReadableTopic,
+    source: ReadableTopic,
     partition: int,
     bounds: tuple[EntryId, EntryId],
     ahead: int,
     seen: _Seen,
 ) -> Iterator[_Received]:
-    """Read what one reader delivers from behind an entry up to another; *seen* takes note of it."""
+    """Read the messages after an entry up to another with one reader, and add them to *seen*."""
     after, last = bounds
-    topic = broker.partition_of(of.topic, partition)
+    topic = broker.partition_of(source.topic, partition)
     name = f"redrive-{secrets.token_hex(8)}"
 
     def open_reader() -> EntryReader:
-        return of.client.open_entry_reader(
-            of.topic, partition, after, name=name, ahead=ahead, max_content=of.max_content
+        return source.client.open_entry_reader(
+            source.topic, partition, after, name=name, ahead=ahead, max_content=source.max_content
         )
 
     doing = f"open a reader on {topic}"
-    reader = broker.opened(doing, "consume", open_reader, of.open_seconds)
+    reader = broker.opened(doing, "consume", open_reader, source.open_seconds)
 
     def is_through() -> bool:
-        """Whether the broker has sent all that is to be read, shown by the client or not.
+        """Return True if the broker has sent all entries to read, even unreadable ones.
 
-        A client says as well that nothing is available where a transaction is open before it.
+        A client also reports no available message while an earlier transaction is open.
         """
-        if of.read_through is None:
+        if source.read_through is None:
             return not reader.has_message_available()
-        sent = of.read_through(of.admin_url, topic, name)
+        sent = source.read_through(source.admin_url, topic, name)
         return sent is not None and sent >= last
 
     newest = *after, math.inf
     try:
-        while (message := _next(reader, topic, last, is_through, of.silence_seconds)) is not None:
+        while (
+            message := _next(reader, topic, last, is_through, source.silence_seconds)
+        ) is not None:
             place = message.place
             at = EntryId(*place.entries[-1])
             if at > last:
                 return
-            # One that is connected again, or begins behind a batch, may repeat some.
+            # After a reconnect, or within a batch, messages may be repeated.
             position = *at, place.batch_index
             if position > newest:
                 newest = position
@@ -236,36 +238,35 @@ def _read(
 
 
 def read_entries(
-    topic: ReadableTopic, of: Range, entries: int, after: EntryId, ahead: int
+    topic: ReadableTopic, piece: Range, entries: int, after: EntryId, ahead: int
 ) -> Iterator[DeadLetterRow]:
-    """Read all messages of some entries of a range, as `messages` does.
+    """Read all messages of some entries of a range, like `read_messages`.
 
     Args:
-        topic: of which it is a range.
-        of: the range.
+        topic: topic of the range.
+        piece: the range.
         entries: a bitmap.
-        after: behind which entry to begin: see `begin`.
+        after: entry after which to begin, see `first_entry`.
         ahead: see `prefetch`.
     """
     offsets = list(bitmap.members(entries))
-    there = spans_of_entries(of.ledger, (of.first + offset for offset in offsets))
+    spans = spans_of_entries(piece.ledger, (piece.first + offset for offset in offsets))
     wanted = frozenset(offsets)
-    for (ledger, entry), message in _received(topic, of.partition, after, there, ahead):
-        if ledger == of.ledger and entry - of.first in wanted:
-            yield DeadLetterRow.of(message, of.partition)
+    for (ledger, entry), message in _received(topic, piece.partition, after, spans, ahead):
+        if ledger == piece.ledger and entry - piece.first in wanted:
+            yield DeadLetterRow.of(message, piece.partition)
         del message  # before the next one is decompressed
 
 
 def chunks_of_whole(
-    topic: ReadableTopic, partition: Partition, of: Range, entries: int
+    topic: ReadableTopic, partition: Partition, piece: Range, entries: int
 ) -> Iterator[Sequence[EntryId]]:
-    """Yield the entries of each message in chunks that has some among *entries*, a bitmap.
+    """Yield the entries of each chunked message that has chunks among *entries*, a bitmap.
 
-    It looks for the others as far behind them as whoever moves the next range looks back: such a
-    message may end there.
+    It reads `LOOK_BACK` entries after them, because such a message may end in the next range.
     """
-    last = of.entry_id(entries.bit_length() - 1)
-    after = look_back(partition, of.entry_id(bitmap.lowest(entries)))
+    last = piece.entry_id(entries.bit_length() - 1)
+    after = look_back(partition, piece.entry_id(bitmap.lowest(entries)))
     wanted, room = [], LOOK_BACK
     for span in partition.behind(after):
         behind = span.size if span.ledger > last.ledger else span.last - last.entry
@@ -277,26 +278,26 @@ def chunks_of_whole(
         else:
             wanted.append(span)
     ahead = prefetch(partition.entry_bytes)
-    for message in read_messages(topic, of.partition, after, wanted, ahead):
-        whole = [EntryId(*each) for each in message.place.entries]
+    for message in read_messages(topic, piece.partition, after, wanted, ahead):
+        whole = [EntryId(*entry) for entry in message.place.entries]
         if len(whole) > 1 and any(
-            at.ledger == of.ledger
-            and of.first <= at.entry <= of.last
-            and bitmap.contains(entries, at.entry - of.first)
+            at.ledger == piece.ledger
+            and piece.first <= at.entry <= piece.last
+            and bitmap.contains(entries, at.entry - piece.first)
             for at in whole
         ):
             yield whole
 
 
-def first_entry(of: Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:
-    """Return behind which entry lies all of some entries of a range, a bitmap.
+def first_entry(piece: Range, entries: int, chunks: Mapping[int, EntryId]) -> EntryId:
+    """Return the entry before all of some entries of a range, a bitmap, and their first chunks.
 
     Args:
-        of: the range.
-        entries: not empty.
-        chunks: offset → the first chunk of the message that ends there.
+        piece: the range.
+        entries: a bitmap that is not empty.
+        chunks: first chunk of the message that ends at an offset.
     """
-    first = of.entry_id(bitmap.lowest(entries))
+    first = piece.entry_id(bitmap.lowest(entries))
     firsts = (chunk for offset, chunk in chunks.items() if bitmap.contains(entries, offset))
     ledger, entry = min([first, *firsts])
     return EntryId(ledger, entry - 1)
@@ -309,7 +310,7 @@ def _next(
     is_through: Callable[[], bool],
     silence: float,
 ) -> ReadMessage | None:
-    """Return the next message, None where nothing is left to come."""
+    """Return the next message; None at the end."""
     deadline = time.monotonic() + silence
     through, held_back = False, 0
     while True:
@@ -318,17 +319,17 @@ def _next(
         except pulsar.Timeout:
             pass
         try:
-            # A message of which chunks are missing never comes, as when its producer was killed.
-            # Twice: what the broker has just sent may be under way.
+            # An incomplete chunked message is never delivered.
+            # Checked twice: messages that the broker has sent may not have arrived.
             before, through = through, is_through()
             if before and through:
                 return None
-            # The last entry that may be read lies before an open transaction.
+            # The last readable entry is before an open transaction.
             is_held_back = not (through or reader.has_message_available())
             held_back = held_back + 1 if is_held_back else 0
             if held_back == HELD_BACK_POLLS:
                 raise TransactionOpenError.on(topic)
-        except (pulsar.PulsarException, AdminError) as error:  # the broker is away
+        except (pulsar.PulsarException, AdminError) as error:  # the broker is unreachable
             if time.monotonic() > deadline:
                 raise _silent(last, silence) from error
             time.sleep(1)
@@ -338,6 +339,6 @@ def _next(
 
 def _silent(last: EntryId, silence: float) -> SourceSilentError:
     return SourceSilentError(
-        f"the broker has delivered nothing for {silence:g} s, although there is more up to {last}",
-        remedy="the job is started again by itself; look into the broker's log if it stays",
+        f"the broker has delivered no message for {silence:g} s, but there are more up to {last}",
+        remedy="the job restarts automatically; read the broker's log if the problem continues",
     )

@@ -1,4 +1,4 @@
-"""A dead letter: from a message, to a row of Spark for a selection to look at."""
+"""A dead letter as a row of Spark, for selections."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class DeadLetterRow(NamedTuple):
     """One message.
 
     Attributes:
-        partition: of the topic it lies in; -1 if that has none.
-        batch_size: how many messages its entry holds.
-        message_id: as the client has it.
-        first_chunk: of one that was sent in chunks, the entry of the first; *position* is the last.
-        encrypted: whether *value* is what only its readers can decrypt.
-        unreadable: whether one of its properties is no text; then the client shows none of them.
-        schema_version: of the schema of the topic it lies in; None if it was sent without.
-        key: in base64 if it is no text, as is *ordering_key*: so consumers send it on, too.
-        publish_time: in milliseconds since 1970, as is *event_time*.
-        chunks: the entries of all its chunks; none of one that is whole.
-        delivered: False for an entry that no client can show; nothing else is known of it.
-        oversized: True if the value is left out, see `ReadMessage.is_oversized`.
+        partition: index of its partition; -1 in an unpartitioned topic.
+        batch_size: number of messages of its entry.
+        message_id: id of the client.
+        first_chunk: entry of the first chunk of a chunked message; *position* is that of the last.
+        encrypted: True if *value* is encrypted.
+        unreadable: True if a property is not UTF-8; the client then reads no property.
+        schema_version: of the schema of its topic; None if it was sent without a schema.
+        key: in base64 if it is binary, like *ordering_key*; consumers send it on in this form.
+        publish_time: in milliseconds since 1970, like *event_time*.
+        chunks: entries of all chunks of a chunked message.
+        delivered: False for an unreadable entry, of which all other fields are unknown.
+        oversized: True if the value is omitted, see `ReadMessage.is_oversized`.
     """
 
     partition: int
@@ -63,7 +63,7 @@ class DeadLetterRow(NamedTuple):
 
     @classmethod
     def undelivered(cls, partition: int, entry: EntryId) -> DeadLetterRow:
-        """Stand for an entry that no client can show."""
+        """Return the row of an unreadable entry."""
         return cls(
             partition, Position(*entry, 0), 1, entry_acknowledgement(partition, entry), None,
             encrypted=False, unreadable=False, schema_version=None, key=None, ordering_key=None,
@@ -72,7 +72,7 @@ class DeadLetterRow(NamedTuple):
 
     @classmethod
     def of(cls, message: ReadMessage, partition: int) -> DeadLetterRow:
-        """Take all there is of *message*."""
+        """Return the row of *message*."""
         place = message.place
         entries = place.entries
         in_chunks = len(entries) > 1
@@ -97,10 +97,10 @@ class DeadLetterRow(NamedTuple):
         )
 
     def partition_in(self, topic: TopicName, partitions: int) -> int:
-        """Return the index of the partition of *topic* that this message is replayed to.
+        """Return the index of the partition of *topic* to which this message is replayed.
 
-        In its source topic that is the one it was produced to. Elsewhere the ordering key decides
-        where there is one, as consumers decide where to retry it: a sequence stays together.
+        In its source topic it is the original partition. In other topics the ordering key, or else
+        the key, decides, as for retries of consumers: a sequence stays in one partition.
 
         Args:
             topic: a topic with partitions.
@@ -116,28 +116,28 @@ class DeadLetterRow(NamedTuple):
 
     @property
     def acknowledgements(self) -> list[pulsar.MessageId]:
-        """Return what to acknowledge it by, with all that is in its entry, or with all chunks."""
+        """Return the message ids that acknowledge its whole entry, or all its chunks."""
         entries = self.chunks or (self.position.entry_id,)
-        return [entry_acknowledgement(self.partition, each) for each in entries]
+        return [entry_acknowledgement(self.partition, entry) for entry in entries]
 
     @property
     def size(self) -> int:
-        """Return the bytes of its value."""
+        """Return the size of its value in bytes."""
         return len(self.value or b"")
 
     @property
     def replays(self) -> int:
-        """Return how often it has been replayed."""
+        """Return the number of its Replays."""
         return envelope.replays(self.properties)
 
 
 def entry_acknowledgement(partition: int, entry: EntryId) -> pulsar.MessageId:
-    """Return what to acknowledge a whole entry by: the index -1, as no client can name a part."""
+    """Return the message id that acknowledges a whole entry: the index -1."""
     return pulsar.MessageId(partition, entry.ledger, entry.entry, -1)
 
 
 def in_batches(letters: Iterable[DeadLetterRow]) -> Iterator[list[DeadLetterRow]]:
-    """Put *letters* together in lists of bounded size, in their order."""
+    """Yield the dead letters in lists of bounded size, in their order."""
     batch: list[DeadLetterRow] = []
     size = 0
     for letter in letters:
@@ -152,21 +152,21 @@ def in_batches(letters: Iterable[DeadLetterRow]) -> Iterator[list[DeadLetterRow]
 
 
 def moment(milliseconds: int | None) -> int | None:
-    """Return microseconds since 1970; the latest of Spark for a time that is later than that.
+    """Return microseconds since 1970, at most the latest time of Spark.
 
-    Whoever sends a message sets its times. The latest compares with each moment that can be written
-    out, of the years 1 to 9999, as the time does.
+    Producers may set any time. The latest one compares like the original with every literal, of the
+    years 1 to 9999.
     """
     return None if milliseconds is None else min(milliseconds * 1_000, LONGEST_NUMBER)
 
 
 def _number(written: int | None) -> int | None:
-    """Return a number of a message as Spark has room for it."""
+    """Return a number of a message, at most the largest of Spark."""
     return None if written is None else min(written, LONGEST_NUMBER)
 
 
 class _RowColumn(NamedTuple):
-    """A column: its type in Spark's words and in those of Arrow, and what a message has there."""
+    """A column: its types in Spark and in Arrow, and its value in a row."""
 
     type: str
     arrow: pa.DataType
@@ -212,18 +212,18 @@ _COLUMNS: Mapping[str, _RowColumn] = MappingProxyType(
     }
 )
 COLUMNS = tuple(_COLUMNS)
-"""What a row may have. What a message does not have is NULL, and so is the value of one that
-carries a null instead of bytes. An unbatched message is index 0 of 1. `published` is the publish
-time in milliseconds: Python has no moments after the year 9999 that Spark has."""
+"""All columns. Absent fields of a message are NULL, and so is the value of a null message. An
+unbatched message has index 0 of 1. `published` is the publish time in milliseconds, because Python
+has no times after the year 9999."""
 
 
 def ddl(names: Sequence[str]) -> str:
-    """Return the schema of some columns in Spark's words."""
+    """Return the schema of some columns as DDL of Spark."""
     return ", ".join(f"{name} {_COLUMNS[name].type}" for name in names)
 
 
 def to_batch(letters: Sequence[DeadLetterRow], names: Sequence[str]) -> pa.RecordBatch:
-    """Write some columns of *letters*, in their order."""
+    """Return some columns of the dead letters, in their order."""
     columns = [_COLUMNS[name] for name in names]
     return pa.RecordBatch.from_arrays(
         [pa.array(map(column.of, letters), column.arrow) for column in columns],

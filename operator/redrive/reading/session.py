@@ -1,13 +1,10 @@
-"""A session of the Pulsar binary protocol.
+"""Sessions and connections of the Pulsar binary protocol; each for one thread.
 
-Producers for some topics, and the receipts of what they send; for one thread.
+A session has producers for some topics, and returns the receipts of their messages. No message is
+sent twice: a lost connection, a producer that the broker closes, or a refused entry ends the
+session. Messages without a receipt may be stored or not.
 
-Nothing is sent twice: what is lost on the way, a producer that is closed by the broker, or an entry
-that it refuses, ends the session. What it had sent without a receipt may be stored or not.
-
-One connection to a broker, or through a proxy to one; for one thread.
-
-It is never opened again: whoever sends by it takes what has no receipt to be in doubt.
+A connection leads to one broker, directly or through a proxy, and is never reopened.
 """
 
 from __future__ import annotations
@@ -30,9 +27,9 @@ from redrive.reading.positions import encode_nested, encode_number, encode_varin
 
 MAX_REDIRECTS = 20
 BATCH_MESSAGES, BATCH_BYTES = 1_000, 128 * 1024
-_NOTHING = encode_number(1, 2**64 - 1)  # the ledger -1 is that of a duplicate
+_NOTHING = encode_number(1, 2**64 - 1)  # the ledger -1 means a duplicate
 _SCHEMA = 4  # a field of a GET_SCHEMA_RESPONSE
-# Fields of a LOOKUP_RESPONSE, and what it says.
+# Fields of a LOOKUP_RESPONSE, and its values.
 _URL, _URL_TLS, _RESPONSE, _AUTHORITATIVE, _BY_PROXY = 1, 2, 3, 5, 8
 _REDIRECT, _CONNECT = 0, 1
 
@@ -40,11 +37,11 @@ T = TypeVar("T")
 
 
 class Sent(NamedTuple, Generic[T]):
-    """An entry the broker has answered to.
+    """An entry with a receipt.
 
     Attributes:
-        tags: those of its messages.
-        stored: whether the broker has stored it now; what it takes for a duplicate it has not.
+        tags: tags of its messages.
+        stored: True if the broker has stored it; False for a duplicate.
     """
 
     tags: Sequence[T]
@@ -55,9 +52,9 @@ class ProtocolProducer(Generic[T]):
     """A producer; opened by `Session.open`.
 
     Attributes:
-        connection: that it is opened on.
-        number: what it is called there.
-        last_sequence_id: of what the broker knows to be stored; -1 for nothing.
+        connection: connection of the producer.
+        number: id of the producer on the connection.
+        last_sequence_id: highest stored one by the broker; -1 for none.
     """
 
     def __init__(
@@ -79,19 +76,19 @@ class ProtocolProducer(Generic[T]):
         self._batches = batches
         self._batch: list[tuple[int, T, bytes]] = []
         self._batch_bytes = 0
-        # By the sequence id of the first message of an entry, which its receipt names.
+        # By the sequence id of the first message of an entry, which its receipt contains.
         self._sent: dict[int, Sequence[T]] = {}
         self.last_sequence_id = to_signed(opened.numbers.get(3, 2**64 - 1))
 
     def send(self, message: OutgoingMessage, tag: T) -> None:
-        """Send a message soon: `flush` sends what is left.
+        """Buffer a message for sending; `flush` sends all buffered ones.
 
         Args:
-            message: its sequence ids have to rise.
-            tag: comes back when it is answered to.
+            message: sequence ids must rise.
+            tag: returned with the receipt.
 
         Raises:
-            ProtocolError: it is larger than the broker accepts without chunks, or see the session.
+            ProtocolError: it is larger than the broker accepts without chunks; or as `Session`.
         """
         if self._batches:
             part = frames.in_batch(message)
@@ -106,7 +103,7 @@ class ProtocolProducer(Generic[T]):
         self._store(first, (tag,), b"", frames.alone(message), message.value or b"")
 
     def end_batch(self) -> None:
-        """Send the messages that wait for others to come."""
+        """Send the incomplete batch."""
         if self._batch:
             ids, tags, parts = zip(*self._batch, strict=True)
             first, last, count = ids[0], ids[-1], len(ids)
@@ -117,15 +114,15 @@ class ProtocolProducer(Generic[T]):
 
     @property
     def awaits_receipts(self) -> bool:
-        """Whether something is on its way."""
+        """True if messages are in-flight."""
         return bool(self._sent)
 
     def answered(self, receipt: Command) -> Sent[T]:
-        """Return what a receipt is for."""
+        """Return the entry of a receipt."""
         try:
             tags = self._sent.pop(receipt.numbers[2])
         except KeyError:
-            raise ProtocolError(f"a receipt of what was not sent: {receipt}") from None
+            raise ProtocolError(f"a receipt without a sent entry: {receipt}") from None
         stored_as = receipt.nested.get(3, _NOTHING)
         return Sent(tags, stored=not stored_as.startswith(_NOTHING))
 
@@ -150,12 +147,12 @@ class Session(Generic[T]):
     """Connections to the brokers of some topics; see the module.
 
     Args:
-        url: see `ProtocolConnection`; it may name several hosts, separated by commas.
-        shown: likewise.
-        batches: whether messages are put together.
+        url: see `ProtocolConnection`; may contain several hosts, separated by commas.
+        shown: see `ProtocolConnection`.
+        batches: True to send messages in batches.
 
     Raises:
-        ProtocolError: from every method but `close`, if the session has ended.
+        ProtocolError: from every method except `close`, if the session has ended.
     """
 
     def __init__(self, url: str, shown: ShownCredentials, *, batches: bool = False) -> None:
@@ -178,10 +175,10 @@ class Session(Generic[T]):
         """Open a producer.
 
         Args:
-            topic: without partitions, or a partition.
+            topic: a partition, or an unpartitioned topic.
             name: of the producer.
-            schema: what it sends is encoded by: a topic, and the version of its schema, None for
-                the latest; None for bytes.
+            schema: of its messages: a topic and the version of its schema, None for the latest
+                version; None for bytes.
         """
         self._opened += 1
         number_of = self._opened
@@ -199,12 +196,12 @@ class Session(Generic[T]):
         return producer
 
     def receive(self, seconds: float) -> list[Sent[T]]:
-        """Send what waits, and return what is answered to, within so many seconds.
+        """Send all buffered messages, and return entries with receipts.
 
-        What was answered to before a trouble is returned first, and the trouble raised then.
+        Receipts of before an error are returned first; the next call raises the error.
 
         Args:
-            seconds: how long to wait for a first answer.
+            seconds: time to wait for a first receipt.
         """
         if self._trouble is None:
             with suppress(ProtocolError), self._ending():
@@ -220,14 +217,14 @@ class Session(Generic[T]):
         return sent
 
     def close_producer(self, producer: ProtocolProducer[T]) -> None:
-        """Close a producer: another may have its name then.
+        """Close a producer, so that another can have its name.
 
-        The broker answers when it has stored what is on its way, so with that the session ends.
+        The broker answers after it has stored in-flight messages, so these end the session.
         """
         with self._ending():
             self._check()
             if producer.awaits_receipts:
-                raise ProtocolError("a producer is closed before its receipts have come")
+                raise ProtocolError("a producer is closed before its receipts arrived")
             del self._producers[producer.connection, producer.number]
             producer.connection.ask(
                 lambda request: frames.close_producer(producer.number, request),
@@ -235,13 +232,13 @@ class Session(Generic[T]):
             )
 
     def close(self) -> None:
-        """Close all connections; what waits to be sent is not sent."""
+        """Close all connections without sending buffered messages."""
         self._selector.close()
         for connection in self._connections.values():
             connection.close()
 
     def connection_for(self, topic: str) -> ProtocolConnection:
-        """Connect to the broker that has a topic, or a partition, while the session lasts."""
+        """Return the connection to the broker of a topic or a partition, cached in the session."""
         if topic not in self._at:
             self._at[topic] = self._looked_up(topic)
         return self._at[topic]
@@ -250,29 +247,29 @@ class Session(Generic[T]):
         at = service = self._reachable_service()
         authoritative = False
         for _ in range(MAX_REDIRECTS):
-            found = self._connection(at).ask(
+            answer = self._connection(at).ask(
                 lambda request: frames.lookup(topic, request, authoritative=authoritative),  # noqa: B023
                 frames.LOOKUP_RESPONSE,
             )
             scheme = BrokerAddress.parse(service).scheme
-            url = found.nested.get(_URL_TLS if scheme == TLS else _URL, b"")
-            response, there = found.numbers.get(_RESPONSE), url.decode(errors="replace")
-            if not there or response not in {_REDIRECT, _CONNECT}:
-                raise refusal(found)
-            if BrokerAddress.parse(there).scheme != scheme:
-                # Credentials that go by TLS go by nothing else.
-                raise refusal(found)
+            url = answer.nested.get(_URL_TLS if scheme == TLS else _URL, b"")
+            response, broker = answer.numbers.get(_RESPONSE), url.decode(errors="replace")
+            if not broker or response not in {_REDIRECT, _CONNECT}:
+                raise refusal(answer)
+            if BrokerAddress.parse(broker).scheme != scheme:
+                # Credentials for TLS are sent by TLS only.
+                raise refusal(answer)
             if response == _CONNECT:
-                if found.numbers.get(_BY_PROXY):
-                    return self._connection(service, there.partition("://")[2].strip("/"))
-                return self._connection(there)
-            at, authoritative = there, bool(found.numbers.get(_AUTHORITATIVE))
-        raise ProtocolError(f"{topic} was not found: the brokers redirect without end")
+                if answer.numbers.get(_BY_PROXY):
+                    return self._connection(service, broker.partition("://")[2].strip("/"))
+                return self._connection(broker)
+            at, authoritative = broker, bool(answer.numbers.get(_AUTHORITATIVE))
+        raise ProtocolError(f"{topic} was not found: the brokers redirect endlessly")
 
     def _answered(self, deadline: float) -> list[Sent[T]]:
-        """Return what is answered to when something comes in."""
+        """Return entries with receipts when data arrives."""
         sent: list[Sent[T]] = []
-        ready = [each for each in self._connections.values() if each.is_to_be_read]
+        ready = [link for link in self._connections.values() if link.is_to_be_read]
         if not ready and self._trouble is None:
             wait = max(0.0, deadline - time.monotonic())
             ready = [key.data for key, _ in self._selector.select(wait)]
@@ -291,7 +288,7 @@ class Session(Generic[T]):
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """Keep the first trouble, after which nothing more is opened or sent."""
+        """Keep the first error, after which the session opens and sends no more."""
         try:
             yield
         except ProtocolError as error:
@@ -299,7 +296,7 @@ class Session(Generic[T]):
             raise
 
     def _reachable_service(self) -> str:
-        """Return the first of the addresses of the cluster that can be reached."""
+        """Return the first reachable address of the cluster."""
         while len(self._services) > 1:
             with suppress(ProtocolError):
                 self._connection(self._services[0])
@@ -318,44 +315,44 @@ class Session(Generic[T]):
             ProtocolError: the topic has no such version, or the broker refuses.
         """
         if (topic, version) not in self._schemas:
-            found = self.connection_for(topic).ask(
+            answer = self.connection_for(topic).ask(
                 lambda request: frames.get_schema(topic, request, version),
                 frames.GET_SCHEMA_RESPONSE,
             )
-            if _SCHEMA not in found.nested:
-                raise refusal(found)
-            self._schemas[topic, version] = found.nested[_SCHEMA]
+            if _SCHEMA not in answer.nested:
+                raise refusal(answer)
+            self._schemas[topic, version] = answer.nested[_SCHEMA]
         return self._schemas[topic, version]
 
     def _connection(self, url: str, broker: str = "") -> ProtocolConnection:
-        """Connect to a broker or proxy, once."""
-        there = self._connections.get((url, broker))
-        if there is None:
-            there = self._connections[url, broker] = ProtocolConnection(url, self._shown, broker)
-            self._selector.register(there, selectors.EVENT_READ, there)
-        return there
+        """Return the connection to a broker or proxy, opened at the first call."""
+        link = self._connections.get((url, broker))
+        if link is None:
+            link = self._connections[url, broker] = ProtocolConnection(url, self._shown, broker)
+            self._selector.register(link, selectors.EVENT_READ, link)
+        return link
 
 
 ANSWER_SECONDS = 15.0
-"""So long a broker may take to connect, to answer, and to take what is sent."""
+"""Time-out of a connect, of an answer, and of a send."""
 _BUFFER_BYTES = 64 * 1024
 _READ_BYTES = 256 * 1024
 TLS = "pulsar+ssl"
 _PORTS = {"pulsar": 6650, TLS: 6651}
 _DEFAULT_MESSAGE_SIZE = 5 * 2**20
 _OVERHEAD_BYTES = 2**20
-"""So much more than its largest messages a broker's frames may have."""
+"""Highest size of a frame beyond the largest message of a broker."""
 _ERROR_FIELDS = {frames.ERROR: 2, frames.LOOKUP_RESPONSE: 6}
 _NOT_READY = 6
 _ANSWERED_AT_ONCE = {frames.PING, frames.AUTH_CHALLENGE}
 
 
 class ProtocolError(Exception):
-    """The broker refused, did not answer, or is gone.
+    """The broker refused, did not answer, or closed the connection.
 
     Attributes:
-        code: the number of the error by which it refused; None if it did not.
-        unloaded: whether it unloads a topic: it closed a producer, or opens none for now.
+        code: number of the error of the refusal; None without a refusal.
+        unloaded: True if it unloads the topic: it closed a producer, or opens none at this time.
     """
 
     code: int | None = None
@@ -368,14 +365,14 @@ class ProtocolConnection:
     Args:
         url: of a broker or proxy: `pulsar://host:port`, or `pulsar+ssl://`.
         shown: the credentials.
-        broker: as `host:port`, where *url* is that of a proxy.
+        broker: as `host:port`, if *url* is that of a proxy.
 
     Attributes:
         max_message_size: of metadata and payload of an entry, in bytes.
-        heard: when anything came from the broker, by `time.monotonic`.
+        heard: time of the last data from the broker, by `time.monotonic`.
 
     Raises:
-        ProtocolError: from every method, if it is of no use any more.
+        ProtocolError: from every method after an error.
     """
 
     def __init__(self, url: str, shown: ShownCredentials, broker: str = "") -> None:
@@ -389,21 +386,21 @@ class ProtocolConnection:
         self._limit = frames.MAX_FRAME
         self.heard = time.monotonic()
         self._socket = _connected(url, shown)
-        with self._ending("the broker does not let this client in"):
+        with self._ending("the broker refuses the connection"):
             self._write(frames.connect(shown.method, shown.token().encode(), broker))
             connected = self._answer(frames.CONNECTED)
         self.max_message_size = connected.numbers.get(3, _DEFAULT_MESSAGE_SIZE)
         self._limit = max(self._limit, self.max_message_size + _OVERHEAD_BYTES)
 
     def fileno(self) -> int:
-        """Return what to wait for until something can be read."""
+        """Return the file descriptor, for selectors."""
         return self._socket.fileno()
 
     def ask(self, request: Callable[[int], bytes], kind: int) -> Command:
         """Send a request, and return its answer.
 
         Args:
-            request: written for the number that it is given.
+            request: returns the request with a given number.
             kind: of the answer.
         """
         self._requests += 1
@@ -411,23 +408,23 @@ class ProtocolConnection:
         return self._answer(kind)
 
     def post(self, command: bytes) -> None:
-        """Send a command that is not answered, at once."""
+        """Send a command without an answer at once."""
         self._write(command)
 
     @property
     def is_to_be_read(self) -> bool:
-        """Whether something has come in that was not read yet, or a trouble is to be raised."""
+        """True if there are unread commands, or an error to raise."""
         return bool(self._unread) or self._trouble is not None
 
     def send(self, entry: bytes) -> None:
-        """Send an entry, soon: `flush` sends what is left."""
+        """Buffer an entry for sending; `flush` sends all buffered ones."""
         self._buffer.append(entry)
         self._buffered += len(entry)
         if self._buffered >= _BUFFER_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Send all that waits to be sent."""
+        """Send all buffered entries."""
         if self._buffer:
             entries = b"".join(self._buffer)
             self._buffer.clear()
@@ -435,14 +432,14 @@ class ProtocolConnection:
             self._write(entries)
 
     def read(self, seconds: float = 0.0, most: float = math.inf) -> list[Command]:
-        """Return the commands that have come in, without waiting for more.
+        """Return the received commands, without waiting for more.
 
-        What came before a trouble is returned first.
+        Commands of before an error are returned first.
 
         Args:
-            seconds: how long to wait for a first one.
-            most: bytes after which to return, a command more or less; what else has come in waits
-                at its sender.
+            seconds: time to wait for a first command.
+            most: number of bytes after which to return, approximately; other data waits at its
+                sender.
         """
         size = 0
         try:
@@ -455,11 +452,11 @@ class ProtocolConnection:
         return read
 
     def close(self) -> None:
-        """Close it; what waits to be sent is not sent."""
+        """Close the connection without sending buffered entries."""
         self._socket.close()
 
     def _write(self, frames: bytes) -> None:
-        with self._ending("the broker does not take what is sent"):
+        with self._ending("sending to the broker failed"):
             self._socket.settimeout(ANSWER_SECONDS)
             self._socket.sendall(frames)
 
@@ -473,20 +470,20 @@ class ProtocolConnection:
                         return command
                     raise refusal(command)
             with self._ending(f"no answer by command {kind}"):
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._receive(left):
-                    raise TimeoutError(f"it did not come within {ANSWER_SECONDS:g} s")
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or not self._receive(remaining):
+                    raise TimeoutError(f"it did not arrive within {ANSWER_SECONDS:g} s")
 
     def _receive(self, seconds: float) -> int:
-        """Receive what comes within so many seconds; return the number of bytes, 0 for none."""
-        with self._ending("the broker is gone"):
+        """Receive data within so many seconds; return the number of bytes, 0 for none."""
+        with self._ending("the connection is lost"):
             self._socket.settimeout(seconds)
             try:
                 received = self._socket.recv(_READ_BYTES)
             except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
                 return 0
             if not received:
-                raise EOFError("it has closed the connection")
+                raise EOFError("the broker has closed it")
             for kind in self._take_in(received):
                 if kind == frames.PING:
                     self._write(frames.frame(frames.PONG))
@@ -496,25 +493,25 @@ class ProtocolConnection:
         return len(received)
 
     def _take_in(self, received: bytes) -> list[int]:
-        """Keep what is to be read, and return the kinds of what is to be answered at once."""
+        """Keep received commands, and return the kinds of those to answer at once."""
         self.heard = time.monotonic()
         self._received += received
-        came = frames.take_frames(self._received, self._limit)
-        self._unread += [each for each in came if each.kind not in _ANSWERED_AT_ONCE]
-        return [each.kind for each in came if each.kind in _ANSWERED_AT_ONCE]
+        commands = frames.take_frames(self._received, self._limit)
+        self._unread += [c for c in commands if c.kind not in _ANSWERED_AT_ONCE]
+        return [c.kind for c in commands if c.kind in _ANSWERED_AT_ONCE]
 
     @contextmanager
-    def _ending(self, what: str) -> Iterator[None]:
-        """Close the connection at any trouble: a frame may have been sent, or received, in part."""
+    def _ending(self, problem: str) -> Iterator[None]:
+        """Close the connection at any error, because a frame may be sent or received in part."""
         if self._trouble is not None:
             raise self._trouble
         try:
-            with _troubles(what):
+            with _troubles(problem):
                 yield
         except BaseException as error:
             if isinstance(error, ProtocolError):
                 self._trouble = error
-            # What the broker had answered before still counts.
+            # Earlier answers of the broker still count.
             with suppress(OSError, ValueError):
                 self._socket.settimeout(0.0)
                 while received := self._socket.recv(_READ_BYTES):
@@ -524,7 +521,7 @@ class ProtocolConnection:
 
 
 class BrokerAddress(NamedTuple):
-    """Where a broker or proxy listens."""
+    """Address of a broker or proxy."""
 
     scheme: str
     host: str
@@ -532,7 +529,7 @@ class BrokerAddress(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Read `pulsar://host:port`, or `pulsar+ssl://`; the port may be left out.
+        """Parse `pulsar://host:port`, or `pulsar+ssl://`; the port is optional.
 
         Raises:
             ProtocolError: it is something else.
@@ -546,7 +543,7 @@ class BrokerAddress(NamedTuple):
 
 def _connected(url: str, shown: ShownCredentials) -> socket.socket:
     address = BrokerAddress.parse(url)
-    with _troubles(f"{url} can't be reached"):
+    with _troubles(f"{url} is unreachable"):
         connected = socket.create_connection((address.host, address.port), ANSWER_SECONDS)
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -560,7 +557,7 @@ def _connected(url: str, shown: ShownCredentials) -> socket.socket:
 
 
 def refusal(command: Command) -> ProtocolError:
-    """Return what to raise at a command that was not wanted, such as ERROR."""
+    """Return the error of an unexpected command, such as ERROR."""
     text = b" ".join(command.nested.values()).decode(errors="replace")
     error = ProtocolError(f"command {command.kind} of the broker: {command.numbers} {text}")
     error.code = command.numbers.get(_ERROR_FIELDS.get(command.kind, 0))
@@ -569,9 +566,9 @@ def refusal(command: Command) -> ProtocolError:
 
 
 @contextmanager
-def _troubles(what: str) -> Iterator[None]:
-    """Tell of all that goes wrong with a socket, or with what comes from one, as one error."""
+def _troubles(problem: str) -> Iterator[None]:
+    """Raise all errors of a socket, and of its data, as one error."""
     try:
         yield
     except (EOFError, OSError, ValueError) as error:
-        raise ProtocolError(f"{what}: {error}") from error
+        raise ProtocolError(f"{problem}: {error}") from error

@@ -125,7 +125,7 @@ def audit(
             topic = ReadableTopic(client, admin_url, target)
             sources.update(_sources(topic, broker.read_partitions(admin_url, target), key))
     dead = broker.read_partitions(admin_url, dead_letter, subscription)
-    backlog = {piece.range: piece.resting for piece in ranges.all_pieces(dead)}
+    backlog = {piece.range: piece.pending for piece in ranges.all_pieces(dead)}
     held = {(partition.index, ledger_id) for partition in dead for ledger_id in partition.held}
     return compare(records, sources, backlog, held)
 

@@ -109,7 +109,7 @@ def quarantine(
 
 
 def _of_partition(topic: ReadableTopic, partition: Partition) -> Iterator[HarmfulEntry]:
-    backlog = {piece.range: piece.resting for piece in ranges.cut(partition, partition.end)}
+    backlog = {piece.range: piece.pending for piece in ranges.cut(partition, partition.end)}
     if not backlog:
         return
     first = min(entry_range.entry_id(bitmap.lowest(bits)) for entry_range, bits in backlog.items())

@@ -324,7 +324,7 @@ def encode_scans(scans: Sequence[Scan]) -> str:
                 "adminURL": scan.admin_url,
                 "topic": str(scan.topic),
                 "range": str(scan.piece.range),
-                "entries": bitmap.encode(scan.piece.resting),
+                "entries": bitmap.encode(scan.piece.pending),
                 "after": str(scan.piece.after),
                 "moved": bitmap.encode(scan.moved),
                 "ahead": scan.ahead,

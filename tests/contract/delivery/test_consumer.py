@@ -363,7 +363,7 @@ def test_a_consumer_that_is_refused_keeps_no_message_from_others(
     world = make_world()
     world.send(*[f"{n}".encode() for n in range(6)])
     with (
-        pytest.raises(InvalidSpecError, match="an ack time-out is must be positive"),
+        pytest.raises(InvalidSpecError, match="an acknowledgement time-out must be positive"),
         world.consumer(ack_timeout=timedelta()),
     ):
         pass

@@ -109,7 +109,7 @@ def test_keys_that_can_not_be_used_are_refused_at_once(
 ) -> None:
     with pytest.raises(InvalidSpecError, match="which can't be read"):
         Crypto("orders", tmp_path / "missing.pem")
-    with pytest.raises(InvalidSpecError, match="give key= a name"):
+    with pytest.raises(InvalidSpecError, match="set key= to the name"):
         Crypto("", crypto.public_key)
     with pytest.raises(InvalidSpecError, match="without a private key"):
         provision_policy().consumer(crypto=Crypto("orders", crypto.public_key))

@@ -48,5 +48,5 @@ def test_access_trusts_the_authorities_of_the_client(tmp_path: Path) -> None:
 
 
 def test_crash_log_with_token_and_certificate_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSpecError, match="by a token or by a certificate; got 'both'"):
+    with pytest.raises(InvalidSpecError, match="token= and certificate= may be set; got 'both'"):
         CrashLog(tmp_path, token=str, certificate=("crt", "key"))

@@ -147,7 +147,7 @@ def test_reading_takes_the_newest_entries_not_acknowledged(
     reading = plan_reading(topic, choice, newest)
     entries: dict[int, list[int]] = {}
     for source, piece in reading.pieces:
-        offsets = bitmap.members(piece.resting)
+        offsets = bitmap.members(piece.pending)
         entries.setdefault(source.index, []).extend(piece.range.first + n for n in offsets)
     assert (entries, reading.total) == (planned, total)
     assert reading.is_truncated is (newest == 10)

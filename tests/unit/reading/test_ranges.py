@@ -42,7 +42,7 @@ def test_unacknowledged_entries_are_in_exactly_one_range(
     resting = [
         piece.range.entry_id(offset)
         for piece in ranges.cut(partition, end)
-        for offset in bitmap.members(piece.resting)
+        for offset in bitmap.members(piece.pending)
     ]
 
     assert resting == [entry for entry in entries if through < entry <= end]

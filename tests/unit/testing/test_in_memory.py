@@ -304,7 +304,7 @@ def test_consumer_hook_of_another_type_is_refused(option: Any, message: str) -> 
     [InMemoryConsumer, InMemorySimpleConsumer, AsyncInMemoryConsumer, AsyncInMemorySimpleConsumer],
 )
 def test_path_instead_of_a_policy_is_refused(consumer: Any) -> None:  # noqa: ANN401
-    with pytest.raises(InvalidSpecError, match=r"got 'policy\.json'; give a path as PolicyFile"):
+    with pytest.raises(InvalidSpecError, match=r"got 'policy\.json'; pass PolicyFile"):
         consumer("policy.json")
 
 

@@ -1,1 +1,1 @@
-"""What a consumer does around each message, one concern to a file; `chain` is the protocol."""
+"""Middleware of consumers, one concern in each file; `chain` is the protocol."""

@@ -1,8 +1,7 @@
-"""Acknowledgement time-outs of messages.
+"""Acknowledgement time-outs: a message that is not settled in time has failed.
 
-Ack time-outs: messages that are not settled in time have failed.
-
-Fails messages whose time is over; called by `ack_timeouts` and `simple`.
+`AckTimeouts` measures the time, for `AckDeadline` and for simple consumers; `fail_each` fails the
+expired messages.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class AckTimeoutError(RedriveError, TimeoutError):
 
 
 class AckTimeouts:
-    """What was handed out and not settled yet, each for *timeout*.
+    """Unsettled messages that were delivered to the application, each for *timeout*.
 
-    May be used by several threads: of those who want a message's end, one gets it.
+    May be used by several threads: only one of them can settle a message.
 
     Raises:
         InvalidSpecError: *timeout* is no positive time.
@@ -47,41 +46,41 @@ class AckTimeouts:
     def __init__(self, timeout: timedelta, clock: Clock) -> None:
         if timeout <= timedelta():
             raise InvalidSpecError(
-                "an ack time-out is a positive time",
+                "an acknowledgement time-out must be positive",
                 got=str(timeout),
-                remedy="give the longest time that handling may take, or leave it out",
+                remedy="set the longest time that handling may take, or omit it",
             )
         self._timeout = timeout
         self._clock = clock
         self._held: dict[int, tuple[float, pulsar.Message]] = {}  # in the order of their ends
-        # Until the application has let go of them: settled twice is another thing than too late.
+        # Expired messages, until the application drops them: distinguishes "too late" from "twice".
         self._over: weakref.WeakValueDictionary[int, pulsar.Message] = weakref.WeakValueDictionary()
         self._changing = threading.Lock()
 
     def begin(self, message: pulsar.Message) -> None:
-        """Start the ack time-out of *message*, which is handed out, also once more."""
+        """Start, or restart, the acknowledgement time-out of *message*."""
         with self._changing:
             self._over.pop(id(message), None)
             end = self._clock.monotonic() + to_seconds(self._timeout)
-            self._held.pop(id(message), None)  # else it would keep its place among the ends
+            self._held.pop(id(message), None)  # otherwise it would keep its place in the order
             self._held[id(message)] = (end, message)
 
     def settle(self, message: pulsar.Message) -> bool:
-        """Take *message* back; tell whether its holder may settle it, or its time is over.
+        """Stop the time-out of *message*; return True if the application may settle it.
 
-        Over it stays, however often that is asked, until the message is handed out once more.
+        An expired message stays expired until it is delivered to the application again.
         """
         with self._changing:
             self._held.pop(id(message), None)
             return id(message) not in self._over
 
     def next_end(self) -> float | None:
-        """Return the moment at which the next message is out of time; None if none will be."""
+        """Return the time at which the next message expires; None without messages."""
         with self._changing:
             return next((end for end, _ in self._held.values()), None)
 
     def expired(self) -> list[pulsar.Message]:
-        """Take back what is out of time."""
+        """Remove and return the expired messages."""
         with self._changing:
             now = self._clock.monotonic()
             over = [message for end, message in self._held.values() if end <= now]
@@ -91,7 +90,7 @@ class AckTimeouts:
         return over
 
     def error(self) -> AckTimeoutError:
-        """Return why a message has failed that is out of time."""
+        """Return the error of an expired message."""
         return AckTimeoutError(
             "the message was not settled in time",
             got=f"more than {self._timeout.total_seconds():g} s",
@@ -100,11 +99,11 @@ class AckTimeouts:
 
 
 class AckDeadline(Middleware):
-    """Fails messages that are not settled in time, and ignores whatever is asked for them later.
+    """Fails messages that are not settled in time, and ignores their later settlements.
 
     Args:
         fail: settles a message as failed.
-        late: reports a message that was handled after its time.
+        late: reports a message that was handled after its time-out.
 
     Raises:
         InvalidSpecError: *timeout* is no positive time.
@@ -125,7 +124,7 @@ class AckDeadline(Middleware):
         self._timer = parts.timer(self._ack_timeouts.next_end, self._expire)
 
     def receive(self, receive: Receive) -> Receive:
-        """Start the time of each message that is handed out."""
+        """Start the time-out of each message that is delivered to the application."""
 
         def receive_timed(timeout: float | None) -> pulsar.Message | None:
             message = receive(timeout)
@@ -137,7 +136,7 @@ class AckDeadline(Middleware):
         return receive_timed
 
     def settle(self, settle: Settle) -> Settle:
-        """Settle what is in time, or fails because it is not."""
+        """Settle messages in time, and those that fail because of their time-out."""
 
         def settle_timed(settlement: Settlement) -> pulsar.MessageId | None:
             message, verdict, failure = settlement
@@ -152,7 +151,7 @@ class AckDeadline(Middleware):
         return settle_timed
 
     def close(self) -> None:
-        """Fail nothing more, once a hop that has begun is made."""
+        """Stop failing messages; wait for a hop in progress."""
         self._closed = True
         self._timer.close()
 
@@ -172,17 +171,17 @@ def fail_each(
     incoming: Incoming,
     closing: Callable[[], bool],
 ) -> None:
-    """Have each message *fail*; one with which that goes wrong is handed out again, and logged.
+    """Call *fail* for each message; deliver a message again, and log it, if *fail* raises.
 
-    Once *closing* says so the rest stay unacknowledged: whoever closes would wait for each, which
-    can take seconds, and the broker delivers them again.
+    While *closing* returns True, the remaining messages stay unacknowledged, because each could
+    take seconds. The broker redelivers them.
     """
     for message in over:
         if closing():
             return
         try:
             fail(message)
-        except BaseException as error:  # else it and the others would never be settled
+        except BaseException as error:  # otherwise no message would be settled
             if ends_thread(error):
                 raise
             _log.exception("message %s is handed out again", id_text(message.message_id()))

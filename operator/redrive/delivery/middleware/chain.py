@@ -1,16 +1,14 @@
 """The chain of middleware, and the settlement that passes through it.
 
-What is decided about a message, as one value; made by `decisions`, carried out by `processor`.
-
-The verdicts of `policy.verdict` are about failed attempts; a consumer has three more of its own.
-
-The middleware protocol: what a consumer does around each message is a chain of middleware.
-
     take ─▶ receive ─▶ handle ─▶ verdict ─▶ settle ─▶ forward
 
-Each stage is a function; a middleware wraps those that concern it. A chain is composed once: what
-wraps nothing costs nothing per message. From the outside in: tracing, ack time-out, crash log, what
-the program gives, order of keys, events. Programs import this from `redrive.middleware`.
+Each stage is a function, and a middleware wraps the stages that it needs. A chain is composed once,
+so stages without wrappers cost no time per message. From the outside in: tracing, acknowledgement
+time-out, crash log, middleware of the program, order of keys, events. Programs import this from
+`redrive.middleware`.
+
+A `Settlement` is the decision about one message, made by `decisions` and executed by `processor`.
+The verdicts of `policy.verdict` are for failed attempts; a consumer has three more of its own.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Dead, Discard, Done, Retry
 
 HANDLE_AGAIN_AFTER = timedelta(seconds=5)
-"""When a message that could not be settled is handed out again by this consumer."""
+"""Delay before this consumer handles a message again that could not be settled."""
 
 
 @dataclass(frozen=True)
 class RetryInPlace:
-    """Hand the message out again after *delay*, by this consumer, as its next attempt."""
+    """Handle the message again after *delay*, in this consumer, as its next attempt."""
 
     delay: timedelta
     reconsume_times: int
@@ -43,11 +41,11 @@ class RetryInPlace:
 
 @dataclass(frozen=True)
 class Redeliver:
-    """Acknowledge the message negatively: the broker delivers it again after its delay.
+    """Acknowledge the message negatively: the broker redelivers it after its delay.
 
     Attributes:
-        counted: by the broker, as a redelivery; else this consumer counts.
-        reason: the class of the exception that the application gave as the cause, if any.
+        counted: True if the broker counts the redelivery; otherwise this consumer does.
+        reason: class of the cause that the application passed; otherwise empty.
     """
 
     counted: bool
@@ -56,11 +54,11 @@ class Redeliver:
 
 @dataclass(frozen=True)
 class HandBack:
-    """Hand the message out again at once, by this consumer, as the same attempt."""
+    """Handle the message again at once, in this consumer, as the same attempt."""
 
 
 Decide = Callable[[Policy], Retry | Dead | Discard]
-"""What a policy makes of a failed attempt."""
+"""Verdict of a policy about a failed attempt."""
 
 DONE = Done()
 HAND_BACK = HandBack()
@@ -70,13 +68,13 @@ class Failure(NamedTuple):
     """A failed attempt.
 
     Attributes:
-        policy: the one in force when the verdict was found.
-        error: what the handler raised, or what the application gave as the cause.
-        cause: the same, as it travels with the message.
-        raised: the attempt failed by itself: its handler raised, or its time was over. False if
-            the application asked for a retry.
-        decide: finds the verdict of another policy about it.
-        not_copied: reasons why the message can't be copied as it is; see `NotCopyableError`.
+        policy: the policy in force at the decision.
+        error: the exception of the handler, or the cause that the application passed.
+        cause: the same, as properties of the message.
+        raised: True if the handler raised an exception or its time-out passed; False if the
+            application requested a retry.
+        decide: returns the verdict of another policy about this attempt.
+        not_copied: reasons why the message can't be copied; see `NotCopyableError`.
     """
 
     attempt: Attempt
@@ -100,16 +98,16 @@ class Settlement(NamedTuple):
     failure: Failure | None = None
 
     def failed(self) -> Failure:
-        """Return the failed attempt, which a verdict about a failure needs.
+        """Return the failed attempt of a verdict about a failure.
 
         Raises:
-            InvalidSpecError: there is none.
+            InvalidSpecError: the settlement has none.
         """
         if self.failure is None:
             raise InvalidSpecError(
-                "a verdict about a failed attempt comes with that attempt",
-                got=f"{self.verdict} and no failure",
-                remedy="give failure= to the Settlement",
+                "a verdict about a failed attempt needs the failure",
+                got=f"{self.verdict} without a failure",
+                remedy="pass failure= to the Settlement",
             )
         return self.failure
 
@@ -118,9 +116,9 @@ class Hop(NamedTuple):
     """A copy of a message for the retry or the dead-letter topic.
 
     Attributes:
-        message: the original; of one that can't be copied as it is, what stands for it.
-        properties: those of the copy, in place of the original's.
-        deliver_after: how long the broker keeps it back.
+        message: the original, or the encoded form of a message that can't be copied.
+        properties: properties of the copy, in place of the original's.
+        deliver_after: delay of the delivery by the broker.
     """
 
     message: pulsar.Message
@@ -130,23 +128,24 @@ class Hop(NamedTuple):
 
 
 Outcome = BaseException | None
-"""Why a message was not handled; None if it was."""
+"""Failure of a message; None if it was handled."""
 Take = Callable[[], list[pulsar.Message]]
 """Returns the messages of the next call of the handler; raises ConsumerStoppedError at the end."""
 Receive = Callable[[float | None], pulsar.Message | None]
-"""Returns the next message, or None if none came within so many seconds; None waits for ever."""
+"""Returns the next message, or None after so many seconds without one; None as time waits
+permanently."""
 Ready = Callable[[], pulsar.Message | None]
-"""Returns the next message if that takes no waiting."""
+"""Returns the next message if that needs no wait."""
 Handle = Callable[[Sequence[pulsar.Message]], Sequence[Outcome]]
-"""Has messages handled: one outcome for each. What it raises is the outcome of all."""
+"""Handles messages: returns one outcome for each. An exception is the outcome of all."""
 Acknowledge = Callable[[pulsar.Message], None]
 """Ends an attempt that succeeded."""
 Settle = Callable[[Settlement], pulsar.MessageId | None]
-"""Ends an attempt; returns the id of the copy that was sent, if one was. Raises NotSentError if
-there is no receipt for that: then the message stays in this consumer, unacknowledged."""
+"""Ends an attempt; returns the id of the copy, if one was sent. Raises NotSentError without a
+receipt: the message then stays in this consumer, unacknowledged."""
 Forward = Callable[[Hop], pulsar.MessageId | None]
-"""Sends a copy, and returns its id once the broker has stored it; None if an earlier send had
-stored it, whose id the broker does not repeat. Raises NotSentError."""
+"""Sends a copy, and returns its id when the broker has stored it; None if an earlier send had
+stored it, because the broker does not repeat the id. Raises NotSentError."""
 
 _Stage = TypeVar("_Stage")
 
@@ -157,18 +156,18 @@ def receive_accepted(
     monotonic: Callable[[], float],
     timeout: float | None,
 ) -> pulsar.Message | None:
-    """Return the next message that *accepts* says yes to; None if none came within *timeout*."""
+    """Return the next message that *accepts* accepts; None after *timeout* seconds without one."""
     end = None if timeout is None else monotonic() + timeout
-    left = timeout
+    remaining = timeout
     while True:
-        message = receive(left)
+        message = receive(remaining)
         if message is None or accepts(message):
             return message
-        left = None if end is None else max(0.0, end - monotonic())
+        remaining = None if end is None else max(0.0, end - monotonic())
 
 
 class BoundConsumer(Protocol):
-    """The consumer that a middleware serves; every kind of ours has more."""
+    """The members of every consumer that middleware may use."""
 
     @property
     def name(self) -> str:
@@ -179,37 +178,38 @@ class BoundConsumer(Protocol):
         """Return the policy in force."""
 
     def attempt_of(self, message: pulsar.Message) -> Attempt:
-        """Return which attempt at *message* this is."""
+        """Return the current attempt at *message*."""
 
 
 class Middleware:
-    """Wraps stages of a consumer; each method here returns its stage as it is.
+    """Wraps stages of a consumer; each method here returns its stage unchanged.
 
-    A wrapper calls the stage that it got, with what it got or with something else: a settlement
-    with another verdict, a hop with more properties. One that does not call `settle` leaves the
-    message in hand, unacknowledged. What a wrapper raises ends the call, or the `run`, in which it
-    happened, and its message stays unacknowledged.
+    A wrapper calls the stage with the same or with other arguments: a settlement with another
+    verdict, a hop with more properties. A wrapper that does not call `settle` leaves the message
+    in-flight, unacknowledged. An exception of a wrapper ends the call or the `run`, and the message
+    stays unacknowledged.
 
-    All consumers call their chain in threads, that of `AsyncRetryConsumer` included, and several at
-    a time: a wrapper may block, but not the event loop.
+    All consumers, including `AsyncRetryConsumer`, call their chain in threads, several at a time.
+    So a wrapper may block without blocking the event loop.
     """
 
-    def bind(self, consumer: BoundConsumer) -> Middleware:  # noqa: ARG002 - for those who need it
-        """Return what serves *consumer*; called once, before anything is wrapped."""
+    def bind(self, consumer: BoundConsumer) -> Middleware:  # noqa: ARG002 - for subclasses
+        """Return the middleware for *consumer*; called once, before stages are wrapped."""
         return self
 
     def take(self, take: Take) -> Take:
-        """Wrap how a worker of `run` gets the messages of one call of its handler."""
+        """Wrap the stage by which a worker of `run` takes messages for one call of its handler."""
         return take
 
     def receive(self, receive: Receive) -> Receive:
-        """Wrap how one message comes from the source or the retry topic."""
+        """Wrap the stage that receives one message from the source or the retry topic."""
         return receive
 
     def ready(self, ready: Ready) -> Ready | None:
-        """Wrap how a message comes that takes no waiting.
+        """Wrap the stage that receives a message without a wait.
 
-        None, the default of a middleware that wraps `take` or `receive`, has each pass these.
+        With None, the default of a middleware that wraps `take` or `receive`, all messages pass
+        those stages.
         """
         kind = type(self)
         wraps = kind.receive is not Middleware.receive or kind.take is not Middleware.take
@@ -220,13 +220,13 @@ class Middleware:
         return handle
 
     def settle(self, settle: Settle) -> Settle:
-        """Wrap the end of an attempt: acknowledged, moved on, or handed back."""
+        """Wrap the end of an attempt: acknowledged, sent on, or returned."""
         return settle
 
     def acknowledge(self, acknowledge: Acknowledge) -> Acknowledge | None:
-        """Wrap the end of a successful attempt where that costs less than a `Settlement`.
+        """Wrap the end of a successful attempt, which costs less than a `Settlement`.
 
-        None, the default of a middleware that wraps `settle`, has each success pass `settle`.
+        With None, the default of a middleware that wraps `settle`, successes pass `settle` too.
         """
         return acknowledge if type(self).settle is Middleware.settle else None
 
@@ -235,7 +235,7 @@ class Middleware:
         return forward
 
     def close(self) -> None:
-        """Release what it holds: the consumer closes."""
+        """Release all resources when the consumer closes."""
 
 
 def compose(wrappers: Iterable[Callable[[_Stage], _Stage]], innermost: _Stage) -> _Stage:

@@ -37,12 +37,12 @@ from redrive.policy.model import OutageLimits, Policy
 from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, RetryLater
 
 MAX_HELD = 1_000
-"""With so many messages held for outages, nothing new is taken from the broker."""
+"""Highest number of messages held in outages; at this number no new messages are taken."""
 MAX_DEPENDENCIES = 1_000
-"""So many dependencies are kept apart; beyond, the one not needed for longest begins again. While
-that many are open, all others share one circuit."""
+"""Highest number of separate dependencies. Beyond it, the least recently used one is forgotten.
+While that many have outages, all others share one circuit."""
 OTHERS = "others"
-"""The name of that circuit."""
+"""Name of the shared circuit."""
 
 _OF_THE_MESSAGE = {DeadReason.REQUESTED, DeadReason.CONSUMER_CRASH}
 
@@ -63,9 +63,9 @@ _Argument = TypeVar("_Argument")
 def _answer_of(
     name: str, rule: Callable[[_Argument], str | None], argument: _Argument
 ) -> str | None:
-    """Return the answer of a rule as text that can be sent; None if it has no usable one.
+    """Return the result of a rule as text that can be sent; None if it is unusable.
 
-    An exception here would end each consumer that gets the message.
+    An exception of a rule would end each consumer that receives the message.
     """
     try:
         answer: object = rule(argument)
@@ -78,7 +78,7 @@ def _answer_of(
         return None
     if not isinstance(answer, str):
         _log.error(
-            "the %s rule of an outage breaker returns a string, or None; got %s; correct it",
+            "the %s rule of an outage breaker must return a string or None; got %s; correct it",
             name, type(answer).__name__,
         )  # fmt: skip
         return None
@@ -86,28 +86,27 @@ def _answer_of(
 
 
 class OutageBreaker(Middleware):
-    """Has a consumer pause while what its handler depends on is down, without using up retries.
+    """Pauses a consumer while a dependency of its handler is down, without using up retries.
 
-    An outage begins when most of the latest messages fail for one cause. From then on messages are
-    held, and one at a time is handled, after 1 s and then with back-off; a probe that fails is no
-    attempt. The first that succeeds ends the outage, and so does `ignore_outages` of the consumer.
+    An outage begins when most of the latest messages fail for one cause. The consumer then holds
+    messages and handles one at a time as a probe, after 1 s and then with back-off. A failed probe
+    is no attempt. The first successful probe ends the outage, and so does `ignore_outages`.
 
-    A rule here that raises an exception, or returns no string, names nothing: no cause, or the
-    dependency without a name. The error is logged.
-    Failures that `FailureRules` dead-letter at once count like others, unless the limits say
-    otherwise: a faulty release would else dead-letter a whole backlog. In an outage of another
-    cause they are dead-lettered. What `DeadLetter` is raised for, and what `RetryLater` is raised
-    for without another cause, says nothing about a dependency.
+    Failures that `FailureRules` dead-letter at once count too, unless the limits exclude them:
+    otherwise a faulty release would dead-letter a whole backlog. In an outage of another cause they
+    are dead-lettered. `DeadLetter`, and `RetryLater` without another cause, do not count. If a rule
+    raises an exception or returns no string, there is no cause, or the dependency without a name;
+    the error is logged.
 
     Args:
-        limits: left out, the policy's `outage_breaker`, or the defaults if it has none.
-        cause: names what a failure shows to be down; None if nothing. By default the name of the
-            exception's class.
-        dependency: names what the handler needs for a message, so that messages that need something
-            else are handled meanwhile. By default all need the same.
+        limits: default to the policy's `outage_breaker`, or else to the default limits.
+        cause: returns the cause of a failure; None if only the message is to blame. Defaults to the
+            name of the exception's class.
+        dependency: returns the dependency of a message, so that messages with other dependencies
+            are handled during the outage. By default all messages have the same.
 
     Raises:
-        InvalidSpecError: a rule is no function.
+        InvalidSpecError: a rule is not a function.
     """
 
     def __init__(
@@ -120,9 +119,9 @@ class OutageBreaker(Middleware):
         for rule in (cause, dependency):
             if not callable(rule):
                 raise InvalidSpecError(
-                    "a rule of an outage breaker is a function",
+                    "a rule of an outage breaker must be a function",
                     got=rule,
-                    remedy="give a function of an exception or a message that returns a string",
+                    remedy="pass a function of an exception or a message that returns a string",
                 )
         self.limits = limits
         self.cause = cause
@@ -130,10 +129,10 @@ class OutageBreaker(Middleware):
 
 
 class OutageGuard(Middleware):
-    """What an `OutageBreaker` does for one consumer. May be used by several threads.
+    """An `OutageBreaker` at work in one consumer. May be used by several threads.
 
     Args:
-        breaker: None for what the policy says alone.
+        breaker: None to use only the limits of the policy.
         policy: returns the policy in force.
     """
 
@@ -154,16 +153,16 @@ class OutageGuard(Middleware):
         self._circuits: OrderedDict[str, Circuit[pulsar.Message]] = OrderedDict()
         self._limits = self._limits_of(policy())
         self._open: dict[str, Circuit[pulsar.Message]] = {}
-        # What each message failed with whose hop could not be sent, and is sent again.
+        # By message whose hop could not be sent, and is repeated: its error, which is counted.
         self._unsent: dict[str, BaseException | None] = {}
         self._changing = threading.RLock()
 
     @property
     def outages(self) -> tuple[Outage, ...]:
-        """Return what this consumer has paused for, the longest first."""
+        """Return the outages for which this consumer is paused, the longest first."""
         with self._changing:
-            found = (circuit.outage for circuit in self._open.values())
-            return tuple(sorted(filter(None, found), key=lambda outage: outage.since))
+            outages = (circuit.outage for circuit in self._open.values())
+            return tuple(sorted(filter(None, outages), key=lambda outage: outage.since))
 
     @property
     def counts(self) -> bool:
@@ -171,26 +170,26 @@ class OutageGuard(Middleware):
         return self._limits is not None
 
     def ignore(self) -> None:
-        """Go on in spite of all outages, each until a message that needs the same succeeds."""
+        """Override all outages, each until a message of its dependency succeeds."""
         with self._changing:
             circuits = list(self._open.values())
         for circuit in circuits:
             self._end(circuit, Name.OUTAGE_IGNORED)
 
     def receive(self, receive: Receive) -> Receive:
-        """Receive the next message that may be handled; hold what may not."""
+        """Receive the next message that may be handled; hold the others."""
 
         def receive_guarded(timeout: float | None) -> pulsar.Message | None:
             end = None if timeout is None else self._clock.monotonic() + timeout
             while True:
-                left = None if end is None else max(0.0, end - self._clock.monotonic())
-                wait = self._wait(left) if self._open else left
+                remaining = None if end is None else max(0.0, end - self._clock.monotonic())
+                wait = self._wait(remaining) if self._open else remaining
                 message = receive(wait)
                 if message is not None:
                     message = self._admitted(message)
                     if message is not None:
                         return message
-                elif wait == left:
+                elif wait == remaining:
                     return None
 
         return receive_guarded
@@ -201,7 +200,7 @@ class OutageGuard(Middleware):
         return lambda: None if outages else ready()
 
     def settle(self, settle: Settle) -> Settle:
-        """Hold what has failed in an outage; note the outcome of all else."""
+        """Hold messages that fail in an outage; count the outcome of others."""
 
         def settle_guarded(settlement: Settlement) -> pulsar.MessageId | None:
             message, verdict, failure = settlement
@@ -218,7 +217,7 @@ class OutageGuard(Middleware):
         return settle_guarded
 
     def acknowledge(self, acknowledge: Acknowledge) -> Acknowledge:
-        """Note each success while there are limits."""
+        """Count successes while there are limits."""
 
         def acknowledge_noted(message: pulsar.Message) -> None:
             acknowledge(message)
@@ -231,7 +230,7 @@ class OutageGuard(Middleware):
         message, failure = settlement.message, settlement.failure
         key, cause = id_text(message.message_id()), self._cause(settlement)
         error = None if failure is None else failure.error
-        if error is None or self._unsent.get(key) is not error:  # else it was counted before
+        if error is None or self._unsent.get(key) is not error:  # otherwise it is already counted
             if cause is None:
                 self._settled(message, key)
             elif failure is not None and self._holds(message, key, cause, failure):
@@ -245,7 +244,7 @@ class OutageGuard(Middleware):
         return receipt
 
     def _cause(self, settlement: Settlement) -> str | None:
-        """Return what a failure shows to be down; None if nothing."""
+        """Return the cause of a failure; None if only the message is to blame."""
         message, verdict, failure = settlement
         if failure is None or failure.error is None or isinstance(verdict, Redeliver):
             return None
@@ -262,7 +261,7 @@ class OutageGuard(Middleware):
         return cause
 
     def _outage_for(self, message: pulsar.Message) -> Outage | None:
-        """Return the outage of what *message* needs; None if there is none."""
+        """Return the outage of the dependency of *message*; None without an outage."""
         if not self._open:
             return None
         with self._changing:
@@ -302,7 +301,7 @@ class OutageGuard(Middleware):
         return True
 
     def _admitted(self, message: pulsar.Message) -> pulsar.Message | None:
-        """Return the message to be handled now that *message* has come; None for none."""
+        """Return the message to handle after *message* was received; None for none."""
         if not self._open:
             return message
         self._follow(self._policy())
@@ -317,18 +316,18 @@ class OutageGuard(Middleware):
         self._end(circuit, Name.OUTAGE_IGNORED)
         return message
 
-    def _wait(self, left: float | None) -> float | None:
-        """Return how long to wait for a message: a probe that nothing settles is given up."""
+    def _wait(self, remaining: float | None) -> float | None:
+        """Return the time to wait for a message, after which an unsettled probe is abandoned."""
         with self._changing:
             self._arrange()
             limits = self._limits
             if limits is None or not any(c.probing for c in self._open.values()):
-                return left
+                return remaining
         longest = limits.max_probe_interval.total_seconds()
-        return longest if left is None else min(left, longest)
+        return longest if remaining is None else min(remaining, longest)
 
     def _follow(self, policy: Policy) -> None:
-        """Go by *policy*, which may have changed."""
+        """Use the limits of *policy*, which may have changed."""
         limits = self._limits_of(policy)
         if limits == self._limits:
             return
@@ -371,7 +370,7 @@ class OutageGuard(Middleware):
         return _answer_of("dependency", self._breaker.dependency, message) or ""
 
     def _arrange(self) -> None:
-        """Have probes come when they are due, and new messages while they are of use."""
+        """Schedule due probes, and take new messages while they are useful."""
         now = self._clock.monotonic()
         held, untried = 0, 0
         for circuit in self._open.values():
@@ -379,14 +378,14 @@ class OutageGuard(Middleware):
                 self._incoming.again(*alarm)
             held += circuit.held
             untried += circuit.untried
-        # With a single dependency, one message that was not tried yet is enough.
+        # With a single dependency, one untried message is enough.
         enough = untried > 0 and self._breaker.dependency is _the_only_one
         self._incoming.hold_new(self, held=enough or held >= MAX_HELD)
 
     def _end(self, circuit: Circuit[pulsar.Message], name: Name) -> None:
         with self._changing:
             outage = circuit.outage
-            if outage is None:  # another thread was faster
+            if outage is None:  # ended by another thread
                 return
             del self._open[outage.dependency]
             for message in circuit.end(ignored=name is Name.OUTAGE_IGNORED):
@@ -396,6 +395,6 @@ class OutageGuard(Middleware):
         self._show()
 
     def _show(self) -> None:
-        """Show the broker, and so the operator, what this consumer has paused for."""
+        """Show the causes of the outages in the broker's statistics, for the operator."""
         causes = sorted({outage.cause for outage in self.outages})
         self._beacon.show(", ".join(causes))

@@ -1,4 +1,4 @@
-"""The outage of one dependency: when it begins, what is held, what is tried, when it ends; pure.
+"""Circuit of one dependency: begin and end of an outage, held messages and probes. Pure.
 
 closed ─ most fail for one cause ─▶ open ─ a probe succeeds ─▶ closed
                                     └ for too long, or overridden ─▶ ignored ─ a success ─▶ closed
@@ -15,19 +15,18 @@ from redrive.policy.model import OutageLimits, OutcomeWindow
 
 _FIRST_PAUSE_SECONDS = 1.0
 _EARLY_SECONDS = 0.001
-"""A message that is handed out again may come so much too early, by the rounding of clocks."""
+"""Time by which a returned message may be early, because clocks are rounded."""
 
 _M = TypeVar("_M")
 
 
 class Outage(NamedTuple):
-    """What a consumer has paused for.
+    """An outage for which a consumer has paused.
 
     Attributes:
-        cause: what most messages have failed with: the class of the exception, unless a rule names
-            it otherwise.
-        dependency: what the handler needs for these messages, by the breaker's rule; else empty.
-        since: when the consumer paused.
+        cause: common cause of the failures: the class of the exception, or the result of a rule.
+        dependency: dependency of these messages by the breaker's rule; otherwise empty.
+        since: time at which the consumer paused.
     """
 
     cause: str
@@ -36,14 +35,14 @@ class Outage(NamedTuple):
 
 
 class AfterFailure(enum.Enum):
-    """What becomes of a failed attempt."""
+    """Result of a failed attempt."""
 
     COUNTED = enum.auto()
-    """It is one."""
+    """It counts as an attempt."""
     HELD = enum.auto()
-    """The message is held, and handed out again as the same attempt."""
+    """The message is held, and retried as the same attempt."""
     BEGINS = enum.auto()
-    """The same; and with this one an outage begins."""
+    """The message is held, and an outage begins."""
 
 
 @dataclass
@@ -51,10 +50,10 @@ class _OpenOutage(Generic[_M]):
     """An outage.
 
     Attributes:
-        tried: messages that failed in it, or came to fail, by key; the one tried longest ago first.
-        untried: messages that have come since.
-        alarms: what was handed back to come out when a probe is due, and whether it was tried.
-        probing: the probes in hand, and since when.
+        tried: messages that failed in it, by key, the least recently tried first.
+        untried: messages that were received since.
+        alarms: messages that return when a probe is due, and True if they were tried.
+        probing: in-flight probes with their start.
     """
 
     outage: Outage
@@ -68,9 +67,9 @@ class _OpenOutage(Generic[_M]):
 
 
 class Circuit(Generic[_M]):
-    """Decides about the messages that need one dependency. Moments are seconds of any one clock.
+    """Decides about the messages of one dependency. Times are seconds of the same clock.
 
-    Messages go by keys: a broker that lost the connection sends copies, which are not held twice.
+    Messages are identified by keys, so copies that the broker redelivers are not held twice.
     """
 
     def __init__(self, dependency: str, limits: OutageLimits) -> None:
@@ -82,18 +81,18 @@ class Circuit(Generic[_M]):
 
     @property
     def outage(self) -> Outage | None:
-        """Return what it has paused for; None if it has not."""
+        """Return the current outage; None without one."""
         return None if self._open is None else self._open.outage
 
     @property
     def held(self) -> int:
-        """Return how many messages are held."""
+        """Return the number of held messages."""
         now = self._open
         return 0 if now is None else len(now.tried) + len(now.untried) + len(now.alarms)
 
     @property
     def untried(self) -> int:
-        """Return how many of them have not been handled in this outage."""
+        """Return the number of held messages that were not handled in this outage."""
         now = self._open
         if now is None:
             return 0
@@ -101,18 +100,18 @@ class Circuit(Generic[_M]):
 
     @property
     def probing(self) -> bool:
-        """Whether a probe is in hand."""
+        """True if a probe is in-flight."""
         return self._open is not None and bool(self._open.probing)
 
     def follow(self, limits: OutageLimits) -> None:
-        """Go by *limits* from now on."""
+        """Use *limits* from now on."""
         if limits != self._limits:
             self._limits, self._window = limits, OutcomeWindow(limits.window)
 
     def succeeded(self, key: str) -> bool:
-        """Note that a message was handled; return whether that shows the end of the outage.
+        """Count a success; return True if it ends the outage.
 
-        Only a probe shows that: what succeeds besides had begun before the outage.
+        Only a probe does: other messages that succeed were begun before the outage.
         """
         if self._open is not None:
             return key in self._open.probing
@@ -121,7 +120,7 @@ class Circuit(Generic[_M]):
         self._window.add(None)
         return False
 
-    def failed(  # noqa: PLR0913, PLR0917 - all that an outage is known by
+    def failed(  # noqa: PLR0913, PLR0917 - all facts of a failure
         self,
         key: str,
         message: _M,
@@ -134,7 +133,7 @@ class Circuit(Generic[_M]):
         """Decide about a message that failed for *cause*.
 
         Args:
-            first_id: tells messages apart, and is the same for all attempts at one.
+            first_id: identifies a message; the same for all its attempts.
             luck: from 0 to 1, shortens the time until the next probe by up to a half.
         """
         if self._ignored:
@@ -156,7 +155,7 @@ class Circuit(Generic[_M]):
         return AfterFailure.HELD
 
     def settled(self, key: str, now: float) -> None:
-        """Note that a message was settled in a way that says nothing about the dependency."""
+        """Count a settlement that is unrelated to the dependency."""
         if self._open is None:
             if not self._ignored:
                 self._window.add(None)
@@ -164,15 +163,15 @@ class Circuit(Generic[_M]):
             self._open.next_probe = now + self._open.pause
 
     def admit(self, key: str, message: _M, now: float) -> _M | None:
-        """Return the message that may be handled now that *message* has come; None for none.
+        """Return the message to handle after *message* was received; None for none.
 
-        What may not is held.
+        Other messages are held.
         """
         here = self._open
         if here is None:
             return message
         if key in here.probing:
-            return message if here.probing[key][0] is message else None  # it was handed back
+            return message if here.probing[key][0] is message else None  # it was returned
         alarm = here.alarms.get(key)
         if alarm is None or alarm[0] is not message:
             if alarm is None and key not in here.tried:
@@ -188,9 +187,9 @@ class Circuit(Generic[_M]):
         return here.probing[probe][0]
 
     def next_alarm(self, now: float) -> tuple[_M, float] | None:
-        """Return a message that has to come again, and in how many seconds; None if none has to.
+        """Return a message to return later, and the delay in seconds; None for none.
 
-        While a probe is in hand there is none, unless that takes longer than probes are apart.
+        With an in-flight probe there is none, unless it takes longer than the probe interval.
         """
         here = self._open
         if here is None or here.alarms:
@@ -207,17 +206,17 @@ class Circuit(Generic[_M]):
         return message, max(0.0, here.next_probe - now)
 
     def is_overdue(self, now: float) -> bool:
-        """Whether the outage has lasted for longer than a consumer may pause."""
+        """Return True if the outage has lasted longer than a consumer may pause."""
         return (
             self._open is not None
             and now - self._open.began >= self._limits.max_pause.total_seconds()
         )
 
     def end(self, *, ignored: bool) -> list[_M]:
-        """End the outage, and return what was held; what has an alarm comes with that.
+        """End the outage, and return the held messages; those with an alarm return by it.
 
         Args:
-            ignored: whether it goes on, and is ignored until a message succeeds.
+            ignored: True if the outage continues, and is ignored until a message succeeds.
         """
         here, self._open = self._open, None
         self._ignored = ignored

@@ -1,16 +1,12 @@
 """Poison messages: messages that end their process, counted in a crash log.
 
-Poison messages: those that were in hand when a process was killed, or left by `sys.exit`.
+Messages that were in-flight when a process was killed, or ended by `sys.exit`, are suspects. A
+suspect is handled alone: no other message is in-flight meanwhile. So the next kill identifies the
+poison message, and the other suspects are cleared when they are settled.
 
-At first such a message is a suspect: it is handed out when nothing else is in hand, and nothing
-else is handed out meanwhile. So the next kill tells which of those in hand it was, and the others
-are cleared once they are settled.
-
-The messages in hand when a process was killed, or ended by `sys.exit`: notes in files. They also
-count the processes that were killed in a row, whatever they had in hand: see `inspection`.
-
-Called by `poison_guard`. The broker can't tell: it gives what a dead consumer held to the next one
-with the same redelivery count as before.
+The crash log is notes in files. They also count the processes that were killed in a row, for
+`inspection`. The broker cannot identify such a message: it redelivers all in-flight messages of a
+dead consumer with the same redelivery count as before.
 """
 
 from __future__ import annotations
@@ -44,18 +40,18 @@ from redrive.policy.model import Policy
 
 _LOOK_EVERY_SECONDS = 0.05
 _GIVE_UP_SECONDS = 60.0
-"""How long a suspect and the others wait for each other while nothing is settled: a program that
-wants several messages at a time before it settles one must not wait for ever."""
+"""Longest time that a suspect and other messages wait for each other without a settlement: a
+program that receives several messages before it settles one must not wait permanently."""
 
 
 class ConsumerCrashError(RedriveError):
-    """Processes were killed, or left, with a message in hand more often than allowed."""
+    """A message was in-flight at more ends of processes than allowed."""
 
     reason = "ConsumerCrash"
 
 
 class PoisonGuard(Middleware):
-    """Hands out suspects one by one, and dead-letters poison messages.
+    """Delivers suspects one by one, and dead-letters poison messages.
 
     May be used by several threads.
 
@@ -77,17 +73,17 @@ class PoisonGuard(Middleware):
         self._log_file = log_file
         self._max_redeliveries = max_redeliveries
         self._dead_letter = dead_letter
-        self._in_hand: dict[str, bool] = {}  # by key, whether it is a suspect
-        # Over the calls of all takers: one that asks again every moment waits as long as another.
+        self._in_flight: dict[str, bool] = {}  # by key; True for a suspect
+        # Shared by all calls, so that frequent short calls wait no longer than a long one.
         self._waiting_since: float | None = None
         self._taking = threading.Lock()
 
     def receive(self, receive: Receive) -> Receive:
-        """Receive the next message that may be handed out beside what is in hand."""
+        """Receive the next message that may be in-flight beside the others."""
 
         def receive_guarded(timeout: float | None) -> pulsar.Message | None:
             end = None if timeout is None else self._clock.monotonic() + timeout
-            # One at a time: while a suspect waits for what is in hand, no thread takes any more.
+            # One thread at a time: none takes a message while a suspect waits for in-flight ones.
             if not self._taking.acquire(timeout=-1 if timeout is None else timeout):
                 return None
             try:
@@ -98,7 +94,7 @@ class PoisonGuard(Middleware):
         return receive_guarded
 
     def handle(self, handle: Handle) -> Handle:
-        """Count a handler that asks for the end of the process, as `sys.exit` does, as a crash."""
+        """Count a handler that ends the process, by `sys.exit` for example, as a crash."""
 
         def handle_noted(messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
             try:
@@ -111,13 +107,13 @@ class PoisonGuard(Middleware):
         return handle_noted
 
     def settle(self, settle: Settle) -> Settle:
-        """Note that a message is no longer in hand, before it is settled."""
+        """Note that a message is no longer in-flight, before it is settled."""
 
         def settle_noted(settlement: Settlement) -> pulsar.MessageId | None:
             message, verdict, failure = settlement
             if failure is not None and isinstance(failure.error, ConsumerCrashError):
                 receipt = settle(settlement)
-                self._log_file.end(id_text(message.message_id()))  # not before it is away
+                self._log_file.end(id_text(message.message_id()))  # only after the hop
                 return receipt
             if isinstance(verdict, HandBack):
                 self._log_file.let_go(self._taken_back(message))  # it stays a suspect
@@ -129,10 +125,10 @@ class PoisonGuard(Middleware):
 
     def _next(self, receive: Receive, end: float | None) -> pulsar.Message | None:
         while True:
-            if not self._wait_while(lambda: any(list(self._in_hand.values())), end):
+            if not self._wait_while(lambda: any(list(self._in_flight.values())), end):
                 return None
-            left = None if end is None else max(0.0, end - self._clock.monotonic())
-            message = receive(left)
+            remaining = None if end is None else max(0.0, end - self._clock.monotonic())
+            message = receive(remaining)
             if message is None:
                 return None
             key = id_text(message.message_id())
@@ -140,30 +136,30 @@ class PoisonGuard(Middleware):
             if crashes > self._max_redeliveries:
                 self._dead_letter(message, _too_many(crashes))
                 continue
-            if crashes and not self._wait_while(lambda: bool(self._in_hand), end):
-                self._incoming.again(message, 0)  # the next taker gets it first
+            if crashes and not self._wait_while(lambda: bool(self._in_flight), end):
+                self._incoming.again(message, 0)  # it is delivered first
                 return None
-            self._in_hand[key] = bool(crashes)
+            self._in_flight[key] = bool(crashes)
             self._log_file.begin(key)
             return message
 
     def _crashed(self, messages: Sequence[pulsar.Message]) -> None:
         for key in (id_text(message.message_id()) for message in messages):
-            if key in self._in_hand:  # else it has failed: its handler was out of time
+            if key in self._in_flight:  # otherwise its time-out has passed
                 self._log_file.crash(key)
 
     def close(self) -> None:
-        """Leave to the next process what it has to know."""
+        """Leave the notes to the next process."""
         self._log_file.close()
 
     def _taken_back(self, message: pulsar.Message) -> str:
         key = id_text(message.message_id())
-        self._in_hand.pop(key, None)
+        self._in_flight.pop(key, None)
         self._waiting_since = None
         return key
 
     def _wait_while(self, busy: Callable[[], bool], end: float | None) -> bool:
-        """Wait, and tell whether it was worth it: False if the caller's time is over."""
+        """Wait while *busy*; return False if the caller's time ends first."""
         while busy():
             now = self._clock.monotonic()
             since = self._waiting_since
@@ -179,9 +175,9 @@ class PoisonGuard(Middleware):
 
 def _too_many(crashes: int) -> ConsumerCrashError:
     return ConsumerCrashError(
-        "processes were killed while they had this message in hand",
+        "processes ended while this message was in-flight",
         got=f"{crashes} times",
-        remedy="look for what kills them, such as memory, before it is replayed",
+        remedy="find the cause of the ends, such as memory, before you replay it",
     )
 
 
@@ -192,18 +188,18 @@ _CLOSED = "."
 
 
 class CrashLogFile:
-    """The notes of one process about one policy, and what its dead predecessors have left.
+    """The notes of one process about one policy, with those of its dead predecessors.
 
-    A kill of the process loses no note; while this takes over the notes of others it may have a
-    crash counted twice. A crash of the machine may lose some. If the directory is removed, the next
-    note creates it again, with all that is in hand and all crashes that are known. May be used by
-    several threads; a forked child notes nothing.
+    A kill of the process loses no note; during the takeover of notes it may count a crash twice. A
+    crash of the machine may lose notes. If the directory is removed, the next note creates it again
+    with all in-flight messages and crashes. May be used by several threads; a forked child writes
+    no notes.
 
     Attributes:
-        deaths: how many processes in a row were killed before this one, up to now.
+        deaths: number of processes in a row that were killed before this one.
 
     Raises:
-        InvalidSpecError: the directory can't be written to, or files can't be locked here.
+        InvalidSpecError: the directory is not writable, or files cannot be locked in it.
     """
 
     def __init__(self, directory: str | os.PathLike[str], policy: Policy) -> None:
@@ -211,9 +207,9 @@ class CrashLogFile:
         names = f"{policy.topic}\n{policy.subscription}"
         scope = hashlib.sha256(names.encode()).hexdigest()[:16]
         self._path = directory / f"{scope}-{os.urandom(16).hex()}.notes"
-        self._process = os.getpid()  # a forked child has these notes too, but not the messages
+        self._process = os.getpid()  # a forked child has a copy, but no messages
         self._writing = threading.Lock()
-        self._in_hand: set[str] = set()
+        self._in_flight: set[str] = set()
         self._closing = False
         self._file = -1
         self._size = 0
@@ -229,53 +225,53 @@ class CrashLogFile:
                     file.unlink()
         except (OSError, ImportError) as error:
             raise InvalidSpecError(
-                f"the crash log can't be written in {directory}",
+                f"the crash log cannot be written in {directory}",
                 got=str(error),
-                remedy="mount a volume there that this process may write to; not on Windows",
+                remedy="mount a writable volume there; Windows is not supported",
             ) from error
         call_in_children(self._leave_to_parent)
-        atexit.register(self.close)  # a program that ends by itself has not crashed
+        atexit.register(self.close)  # a normal end is not a crash
 
     def crashes(self, key: str) -> int:
-        """Return how often a process was killed with message *key* in hand."""
+        """Return the number of crashes with message *key* in-flight."""
         return self._crashes.get(key, 0)
 
     def begin(self, key: str) -> None:
-        """Note that message *key* is in hand.
+        """Note that message *key* is in-flight.
 
         Raises:
-            OSError: the note can't be written; likewise `end` and `let_go`.
+            OSError: the note cannot be written; also in `end` and `let_go`.
         """
         with self._writing:
-            self._in_hand.add(key)
+            self._in_flight.add(key)
             self._write(f"+ {key}\n")
 
     def end(self, key: str) -> None:
         """Note that message *key* is settled."""
         with self._writing:
-            self._in_hand.discard(key)
+            self._in_flight.discard(key)
             self._crashes.pop(key, None)
             self._write(f"- {key}\n")
 
     def let_go(self, key: str) -> None:
-        """Note that message *key* is no longer in hand, though it is not settled."""
+        """Note that message *key* is no longer in-flight, but not settled."""
         with self._writing:
-            self._in_hand.discard(key)
+            self._in_flight.discard(key)
             self._write(f"~ {key}\n")
 
     def crash(self, key: str) -> None:
-        """Count that the process ends because of message *key*, though it is not killed."""
+        """Count an end of the process by message *key* without a kill."""
         with self._writing:
-            self._in_hand.discard(key)
+            self._in_flight.discard(key)
             self._crashes[key] = count = self._crashes.get(key, 0) + 1
             self._write(f"~ {key}\n= {key} {count}\n")
 
     def inspected(self, malformed: int) -> None:
-        """Note that an inspection is complete, after which deaths count from 0.
+        """Note that an inspection is complete, and count deaths from 0.
 
         Args:
-            malformed: how many entries it has removed. If there were any they ended those
-                processes, and no message did: all crashes are forgotten.
+            malformed: number of removed entries. If there were any, they ended the processes
+                instead of messages: all crashes are forgotten.
         """
         with self._writing:
             self.deaths = 0
@@ -284,17 +280,17 @@ class CrashLogFile:
             self._compact()
 
     def close(self) -> None:
-        """Leave to the next process what it has to know; once is enough.
+        """Leave the notes to the next process; further calls have no effect.
 
-        Raises nothing: notes that can't be left are logged.
+        Raises no exception: notes that cannot be written are logged.
         """
         atexit.unregister(self.close)
         if os.getpid() != self._process:
-            return  # and waits for no thread of its parent that was writing when it was forked
+            return  # without the lock, which a thread of the parent may hold
         with self._writing:
             if self._file < 0:
                 return
-            self._in_hand.clear()
+            self._in_flight.clear()
             self._closing = True
             try:
                 if self._crashes:
@@ -302,8 +298,8 @@ class CrashLogFile:
                 else:
                     self._path.unlink(missing_ok=True)
             except OSError as error:
-                logger.error(  # noqa: TRY400 - the line has all that helps
-                    "the crash log can't be written at the end of its process, so the crashes with "
+                logger.error(  # noqa: TRY400 - the line is complete
+                    "the crash log cannot be written at the end of its process, so crashes of "
                     "%d messages may be counted from 0 again; got %s; mount a volume at %s that "
                     "outlives the process",
                     len(self._crashes),
@@ -315,7 +311,7 @@ class CrashLogFile:
                 self._file = -1
 
     def _leave_to_parent(self) -> None:
-        """Close the file in a forked child: open there, it would look alive without the parent."""
+        """Close the file in a forked child, where it would look alive after the parent ends."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -328,7 +324,7 @@ class CrashLogFile:
             self._compact()
 
     def _is_removed(self) -> bool:
-        """Return True if no process can open the file any more."""
+        """Return True if the file was deleted."""
         return os.fstat(self._file).st_nlink == 0
 
     def _compact(self) -> None:
@@ -338,15 +334,15 @@ class CrashLogFile:
             self._rewrite()
         if removed:
             logger.warning(
-                "the crash log was removed while its process runs, and is written again in full; "
+                "the crash log was removed while its process runs, and is written again; "
                 "got %s; mount a volume there that outlives the process",
                 self._path,
             )
 
     def _rewrite(self) -> None:
-        """Put a short file into the place of the one there is: a kill leaves one of the two."""
+        """Replace the file by a compact one; a kill leaves one of the two."""
         counts = [f"= {key} {count}\n" for key, count in self._crashes.items()]
-        held = [f"+ {key}\n" for key in self._in_hand]
+        held = [f"+ {key}\n" for key in self._in_flight]
         if self._closing:
             held.append(f"{_CLOSED}\n")
         elif self.deaths:
@@ -366,27 +362,27 @@ class CrashLogFile:
 
 
 def crashes_in(notes: str) -> Mapping[str, int]:
-    """Read what a killed process has noted: how often each message was in hand at such an end."""
+    """Return the crashes of each message in the notes of a killed process."""
     crashes: dict[str, int] = {}
-    in_hand: set[str] = set()
+    in_flight: set[str] = set()
     for line in notes.splitlines():
         match line.split():
             case ["=", key, count] if count.isdecimal():
                 crashes[key] = int(count)
             case ["+", key]:
-                in_hand.add(key)
+                in_flight.add(key)
             case ["~", key]:
-                in_hand.discard(key)
+                in_flight.discard(key)
             case ["-", key]:
-                in_hand.discard(key)
+                in_flight.discard(key)
                 crashes.pop(key, None)
-    for key in in_hand:
+    for key in in_flight:
         crashes[key] = crashes.get(key, 0) + 1
     return crashes
 
 
 def deaths_in(notes: str) -> int:
-    """Read how many processes in a row were killed, with that of *notes*; 0 if it was not."""
+    """Return the number of processes killed in a row, with that of *notes*; 0 after a close."""
     deaths = 0
     for line in notes.splitlines():
         match line.split():
@@ -419,13 +415,13 @@ def _create(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Keep others out who start now: a file that is not locked yet looks like a dead one's."""
+    """Exclude processes that start now: a file that is not locked yet looks dead."""
     with (directory / "lock").open("w") as lock:
         _lock(lock.fileno())
         yield
 
 
 def _lock(file: int, *, wait: bool = True) -> None:
-    import fcntl  # noqa: PLC0415 - Windows has none, and consumers without notes run there
+    import fcntl  # noqa: PLC0415 - absent on Windows, where consumers without a crash log run
 
     fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,14 +1,9 @@
 """Rate limit, one attempt at a time, and the order of keys.
 
-Spaces the work of a consumer evenly over time.
-
-One attempt at a message at a time: the next one waits for a handler that is out of time.
-
-Messages of one key, one after the other; for ordered policies.
-
-A message goes when those before it with its key are settled, a retry of one of them included: then
-it is the others that wait, as they do for a handler that is out of time. They wait in this
-consumer, unacknowledged.
+`RateLimiter` spaces the work of a consumer evenly. `OneAttempt` delays the next attempt at a
+message while a handler is at work on it after its time-out. `KeyOrdering` handles messages of one
+key one after the other, for ordered policies: a message waits in this consumer, unacknowledged,
+until all messages of its key before it are settled, including their retries.
 """
 
 from __future__ import annotations
@@ -41,38 +36,38 @@ from redrive.policy.verdict import Retry
 
 
 class RateLimiter(Middleware):
-    """Lets at most *rate* messages begin per second, whatever came before: no credit is saved up.
+    """Starts at most *rate* messages per second; unused capacity is not saved.
 
-    May be used by several threads, which take their turns.
+    May be used by several threads, one at a time.
 
     Args:
-        rate: None for as many as come.
-        sleep: waits, or raises what ends the waiting.
+        rate: None for no limit.
+        sleep: waits, or raises the exception that ends the wait.
 
     Raises:
         InvalidSpecError: *rate* is not positive.
     """
 
     def __init__(self, rate: float | None, clock: Clock, sleep: Callable[[float], None]) -> None:
-        if rate is not None and not rate > 0:  # nor what is no number
+        if rate is not None and not rate > 0:  # also NaN
             raise InvalidSpecError(
-                "max_rate is a positive number of messages per second",
+                "max_rate must be a positive number of messages per second",
                 got=rate,
-                remedy="use pause() to handle nothing for a while",
+                remedy="use pause() to stop handling for a while",
             )
-        self._each = None if rate is None else 1 / rate
+        self._seconds_per_message = None if rate is None else 1 / rate
         self._clock = clock
         self._sleep = sleep
         self._free = float("-inf")
         self._turn = threading.Lock()
 
     def take(self, take: Take) -> Take:
-        """Take no messages before it is time for them.
+        """Wait for capacity before messages are taken.
 
-        The waiting is done before: of what has been taken, the time to settle it may be running.
+        The time-out of a message may run from the moment at which it is taken.
         """
-        each = self._each
-        if each is None:
+        interval = self._seconds_per_message
+        if interval is None:
             return take
 
         def take_in_time() -> list[pulsar.Message]:
@@ -81,7 +76,7 @@ class RateLimiter(Middleware):
                 if seconds > 0:
                     self._sleep(seconds)
                 messages = take()
-                self._free = self._clock.monotonic() + len(messages) * each
+                self._free = self._clock.monotonic() + len(messages) * interval
             return messages
 
         return take_in_time
@@ -93,13 +88,12 @@ _running_here: ContextVar[OneAttempt | None] = ContextVar("redrive_running_here"
 
 
 class OneAttempt(Middleware):
-    """Keeps a message in this consumer while a handler is still at work on an attempt before.
+    """Keeps a message in this consumer while a handler is at work on an earlier attempt.
 
-    A handler that is out of time can't be interrupted. Its message has failed and comes again,
-    which would be its next attempt beside this one. Redelivery to another consumer cannot be
-    prevented. Only a handler whose message was settled meanwhile makes others wait, and only those
-    with the same first id: messages that share an origin are messages of their own. May be used by
-    several threads.
+    A handler cannot be interrupted after its time-out. Its message has failed and is delivered
+    again, so two attempts would run at the same time. Redelivery to another consumer cannot be
+    prevented. Only messages with the same first id wait, and only for a handler whose message was
+    settled: messages of the same origin are different messages. May be used by several threads.
 
     Attributes:
         at_work: the calls of all runs of the consumer.
@@ -111,7 +105,7 @@ class OneAttempt(Middleware):
         self.at_work = AtWork()
 
     def take(self, take: Take) -> Take:
-        """Take what no handler is at work on."""
+        """Take messages on which no handler is at work."""
         calls, settled = self.at_work.calls, self.at_work.settled
 
         def take_apart() -> list[pulsar.Message]:
@@ -135,7 +129,7 @@ class OneAttempt(Middleware):
             _running_here.reset(before)
 
     def runs_here(self) -> bool:
-        """Return True if `run` is the caller, or a handler, in whichever thread or task."""
+        """Return True if the caller is `run` or a handler, in any thread or task."""
         return _running_here.get() is self
 
     def _put_off(self, message: pulsar.Message) -> bool:
@@ -145,8 +139,8 @@ class OneAttempt(Middleware):
         return True
 
     def _is_at_work(self, message: pulsar.Message) -> bool:
-        settled = [each for messages in list(self.at_work.settled.values()) for each in messages]
-        if self.at_work.contains(message) or any(each is message for each in settled):
+        settled = [other for messages in list(self.at_work.settled.values()) for other in messages]
+        if self.at_work.contains(message) or any(other is message for other in settled):
             return True
         if not settled or not self._attempts.was_retried(message):
             return False
@@ -155,44 +149,45 @@ class OneAttempt(Middleware):
 
 
 MAX_HELD = 1_000
-"""With so many messages in hand or waiting, nothing new is taken from the broker."""
+"""Highest number of in-flight and waiting messages; at this number no new ones are taken."""
 
 _OUT_OF_TIME = ""
-"""In the place of its id: a message that is settled, while its handler is still at work."""
+"""Replaces the id of a settled message whose handler is at work."""
 
 
 class KeyOrdering(Middleware):
-    """Hands out at most one message of a key at a time, and keeps retries in this consumer.
+    """Delivers at most one message of a key at a time, and keeps retries in this consumer.
 
     May be used by several threads.
 
     Args:
-        incoming: where the messages come from.
-        by_topic: whether the topics have an order each: dead letters that come back must not wait
-            for messages that are to follow them.
+        incoming: source of the messages.
+        by_topic: True if each topic has an order of its own: replayed dead letters must not wait
+            for messages that follow them.
     """
 
     def __init__(self, incoming: Incoming, clock: Clock, *, by_topic: bool) -> None:
         self._incoming = incoming
         self._by_topic = by_topic
         self._clock = clock
-        self._queues: dict[str, dict[str, pulsar.Message]] = {}  # by key and id; the first one goes
+        # By key and id; the first message is in-flight.
+        self._queues: dict[str, dict[str, pulsar.Message]] = {}
         self._held = 0
-        self._at_work: dict[int, str | None] = {}  # by message, its key if it was settled meanwhile
+        self._at_work: dict[int, str | None] = {}  # by message: its key if it is settled
         self._taking = threading.Lock()
         self._changing = threading.Lock()
 
     def receive(self, receive: Receive) -> Receive:
-        """Receive the next message whose turn it is."""
+        """Receive the next message that is first of its key."""
 
         def receive_in_turn(timeout: float | None) -> pulsar.Message | None:
             end = None if timeout is None else self._clock.monotonic() + timeout
-            # One at a time: what another thread took later must not get into its queue earlier.
+            # One thread at a time: messages must enter their queues in the order of receipt.
             if not self._taking.acquire(timeout=-1 if timeout is None else timeout):
                 return None
             try:
-                left = None if end is None else max(0.0, end - self._clock.monotonic())
-                return receive_accepted(receive, self._may_go, self._clock.monotonic, left)
+                remaining = None if end is None else max(0.0, end - self._clock.monotonic())
+                return receive_accepted(receive, self._may_go, self._clock.monotonic, remaining)
             finally:
                 self._taking.release()
 
@@ -216,7 +211,7 @@ class KeyOrdering(Middleware):
         return handle_in_turn
 
     def settle(self, settle: Settle) -> Settle:
-        """Retry in place, and let the next message of the key go once one is settled."""
+        """Retry in place, and release the next message of the key after a settlement."""
 
         def settle_in_turn(settlement: Settlement) -> pulsar.MessageId | None:
             match settlement.verdict:
@@ -265,12 +260,12 @@ class KeyOrdering(Middleware):
                 queue[message_id] = message
                 self._count(+1)
                 return len(queue) == 1
-            # Handed out again by us, or else a copy: a broker that lost the connection sends all
-            # again, and to acknowledge the one acknowledges the other.
+            # Returned by this consumer, or a copy that the broker redelivered after a lost
+            # connection: acknowledging one of them acknowledges both.
             return next(iter(queue.values())) is message
 
     def _queue_of(self, message: pulsar.Message) -> tuple[str, str]:
         message_id = id_text(message.message_id())
-        # What has no key has no order.
+        # A message without a key has no order.
         key = sequence_key(message) or message_id
         return f"{topic_of(message)}/{key}" if self._by_topic else key, message_id

@@ -1,13 +1,12 @@
-"""Sequence of dead letters by key, and the topic that stores it.
+"""Sequences of dead letters by key, and the compacted topic that records them.
 
-Messages of a key that has a dead letter follow it, for policies that keep sequences.
+For policies with `deadLetter.sequenced`, messages of a key with a dead letter follow it unhandled.
 
-    record that it is one ─▶ send the letter ─▶ acknowledge
+    record the dead letter ─▶ send it ─▶ acknowledge the message
 
-Whoever gets the key next reads the record before it handles a message. A crash after the record
-leaves the message to be sent again, unhandled; one after the letter duplicates the letter.
-
-The compacted topic that remembers dead letters by key, as one consumer follows and writes it.
+Every consumer reads the records before it handles a message with a key. After a crash between the
+record and the send, the message is sent again, unhandled. A crash after the send duplicates the
+dead letter.
 """
 
 from __future__ import annotations
@@ -49,51 +48,51 @@ from redrive.policy.sequences import MAX_ENTRIES, Entry, Sequences, record_name
 from redrive.policy.verdict import Discard, Done
 
 AGAIN_AFTER_SECONDS = 5.0
-"""When a message is looked at again of which it can't be known whether its key is dead."""
+"""Delay of a message while the records of its key cannot be read."""
 LOOK_SECONDS = 0.5
-"""How often a letter that came back is looked at again while others go before it."""
+"""Interval at which a replayed dead letter is checked while it waits for those before it."""
 STILL_SECONDS = 30.0
-"""A letter that came back waits until none before it was handled for so long."""
+"""Time without progress after which a replayed dead letter no longer waits for those before it."""
 
 _log = logging.getLogger(__name__)
 
 
 class SequencesFullError(NotSentError):
-    """A policy has as many dead letters in sequences as are remembered; it was not stored."""
+    """The records of a policy are full, so a dead letter was not stored."""
 
     reason = "SequencesFull"
 
 
 class Sequencing(Middleware):
-    """Hands out no message that comes after a dead letter of its key. For several threads.
+    """Delivers no message that follows a dead letter of its key. May be used by several threads.
 
     Args:
-        letters: what all consumers of the policy know of dead letters.
+        records: records of the dead letters of all consumers of the policy.
         follow: dead-letters a message that was not handled.
     """
 
     def __init__(
         self,
         parts: Parts,
-        letters: SequenceLog,
+        records: SequenceLog,
         attempts: Attempts,
         policy: Callable[[], Policy],
         follow: Callable[[pulsar.Message], None],
     ) -> None:
         self._incoming = parts.incoming
         self._clock = parts.clock
-        self._letters = letters
+        self._records = records
         self._attempts = attempts
         self._policy = policy
         self._follow = follow
-        # By id of letters that came back: the one that goes first, and since when.
+        # By id of waiting replayed dead letters: the first of the key, and since when it is.
         self._waiting: dict[str, tuple[Entry | None, float]] = {}
-        # By id of messages that are handled, and whose record could not be removed.
+        # By id of handled messages whose record could not be removed.
         self._ended: dict[str, Settlement] = {}
         self._settle: Settle
 
     def receive(self, receive: Receive) -> Receive:
-        """Receive the next message that is not behind a dead letter; the others follow it."""
+        """Receive the next message that follows no dead letter; dead-letter the others."""
 
         def receive_in_sequence(timeout: float | None) -> pulsar.Message | None:
             return receive_accepted(receive, self._may_be_handled, self._clock.monotonic, timeout)
@@ -101,12 +100,12 @@ class Sequencing(Middleware):
         return receive_in_sequence
 
     def settle(self, settle: Settle) -> Settle:
-        """Take a letter that was replayed out of its sequence when it is done."""
+        """Remove a replayed dead letter from its sequence when it is handled."""
 
         def settle_in_sequence(settlement: Settlement) -> pulsar.MessageId | None:
             message, verdict, _ = settlement
             if isinstance(verdict, (Done, Discard)) and not self._is_off_record(message):
-                # Not acknowledged: the key would stay dead. Nor is it handled again.
+                # Not acknowledged, or the key would stay dead; and not handled again.
                 self._ended[id_text(message.message_id())] = settlement
                 self._incoming.again(message, AGAIN_AFTER_SECONDS)
                 return None
@@ -129,12 +128,12 @@ class Sequencing(Middleware):
     def _is_off_record(self, message: pulsar.Message) -> bool:
         key = sequence_key(message)
         first_id = self._attempts.of(message).first_id if key else ""
-        if self._letters.sequences.find(key, first_id) is None:
+        if self._records.sequences.find(key, first_id) is None:
             return True
         try:
-            self._letters.write(record_name(key, first_id), b"")
+            self._records.write(record_name(key, first_id), b"")
         except NotSentError as error:
-            _log.warning("a message that was handled is acknowledged later: %s", error)
+            _log.warning("a handled message is acknowledged later: %s", error)
             return False
         return True
 
@@ -147,19 +146,19 @@ class Sequencing(Middleware):
         if not key:
             return True
         try:
-            # What was recorded before the broker gave this consumer the message.
-            self._letters.read()
+            # Includes all records of before the broker delivered the message.
+            self._records.read()
         except NotSentError as error:
-            _log.warning("a message waits until it is known whether its key is dead: %s", error)
+            _log.warning("a message waits until the records of its key can be read: %s", error)
             self._incoming.again(message, AGAIN_AFTER_SECONDS)
             return False
         first_id = self._attempts.of(message).first_id
-        if self._letters.sequences.may_be_handled(key, first_id, _replays(message)):
+        if self._records.sequences.may_be_handled(key, first_id, _replays(message)):
             self._waiting.pop(id_text(message.message_id()), None)
             return True
         if self._waits(key, first_id, message):
             self._incoming.again(message, LOOK_SECONDS)
-        elif self._is_full(key, first_id):  # its key may live again when there is room
+        elif self._is_full(key, first_id):  # its key may be alive when there is room
             _log.warning("%s", _full())
             self._incoming.again(message, AGAIN_AFTER_SECONDS)
         else:
@@ -167,11 +166,11 @@ class Sequencing(Middleware):
         return False
 
     def _waits(self, key: str, first_id: str, message: pulsar.Message) -> bool:
-        """Whether *message* came back behind others that are being handled elsewhere."""
-        own = self._letters.sequences.find(key, first_id)
+        """Return True if *message* waits for dead letters that other consumers handle."""
+        own = self._records.sequences.find(key, first_id)
         if own is None or _replays(message) <= own.replays:
             return False
-        first, now = self._letters.sequences.first(key), self._clock.monotonic()
+        first, now = self._records.sequences.first(key), self._clock.monotonic()
         message_id = id_text(message.message_id())
         before, since = self._waiting.get(message_id, (None, now))
         since = since if before == first else now
@@ -182,22 +181,22 @@ class Sequencing(Middleware):
         return False
 
     def _record(self, key: str, message: pulsar.Message) -> None:
-        sequences, first_id = self._letters.sequences, self._attempts.of(message).first_id
+        sequences, first_id = self._records.sequences, self._attempts.of(message).first_id
         letter = sequences.enter(key, first_id, _replays(message))
         if sequences.find(key, first_id) == letter:
             return
         if self._is_full(key, first_id):
             raise _full()
-        self._letters.write(record_name(key, first_id), letter.encode())
+        self._records.write(record_name(key, first_id), letter.encode())
 
     def _is_full(self, key: str, first_id: str) -> bool:
-        sequences = self._letters.sequences
+        sequences = self._records.sequences
         return len(sequences) >= MAX_ENTRIES and sequences.find(key, first_id) is None
 
 
 def _full() -> SequencesFullError:
     return SequencesFullError(
-        "a message can't become a dead letter, and waits in its consumer with its key",
+        "a message cannot be dead-lettered, and waits in its consumer with its key",
         got=f"{MAX_ENTRIES} dead letters in sequences",
         remedy="replay them",
     )
@@ -210,12 +209,12 @@ def _replays(message: pulsar.Message) -> int:
 _SEND_SECONDS = 10.0
 _READ_MILLISECONDS = 10_000
 STALE_SECONDS = 60.0
-"""Who has followed nothing for so long begins again: of a record that was removed meanwhile,
-compaction may have left nothing to follow."""
+"""Age of the records after which all are read again: compaction may have deleted the removal of a
+record."""
 
 
 class SequenceTopic:
-    """Follows and writes *topic*; opened when it is first needed, and again after a failure.
+    """Reads and writes the records in *topic*; opened at the first use, and again after a failure.
 
     May be used by several threads.
     """
@@ -233,10 +232,10 @@ class SequenceTopic:
         self._changing = threading.RLock()
 
     def read(self) -> None:
-        """Follow all that is stored by now. Threads that wait for their turn share one answer."""
+        """Read all stored records. Threads that wait share one call."""
         asked = self._asked
         with self._changing:
-            if self._asked == asked:  # else another has begun to ask later than this thread
+            if self._asked == asked:  # otherwise another thread has begun a later call
                 self._asked += 1
                 self._refused = None
                 try:
@@ -274,10 +273,10 @@ class SequenceTopic:
         self._reader = None
 
     def write(self, name: str, content: bytes) -> None:
-        """Store a record, and follow all up to it."""
+        """Store a record, and read all records up to it."""
         with self._changing:
             with self._answered():
-                # It tells of the consumers of this cluster; those of others have their own.
+                # Records are for the consumers of this cluster; others have their own.
                 fields = {"partition_key": name, "disable_replication": True}
                 self._sender.begin()
                 self._sender.send(content, fields, _SEND_SECONDS)
@@ -289,7 +288,7 @@ class SequenceTopic:
         all_within(deadline, [*readers, self._sender.end, self._watchdog.close])
 
     def _make_producer(self, name: str) -> pulsar.Producer:
-        # Else the client does not say that a message is empty, and compaction keeps it.
+        # Otherwise the client does not mark a message as empty, and compaction keeps it.
         options = {"compression_type": pulsar.CompressionType.LZ4}
         return open_producer(self._client, str(self._topic), name, options)
 
@@ -299,7 +298,7 @@ class SequenceTopic:
             yield
         except (pulsar.PulsarException, TimeoutError) as error:
             raise NotSentError(
-                f"the topic {self._topic}, which remembers dead letters by key, does not answer",
+                f"the topic {self._topic}, which records dead letters by key, does not answer",
                 got=str(error) or type(error).__name__,
                 remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
                 "and that the broker answers",

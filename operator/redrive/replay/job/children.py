@@ -108,7 +108,7 @@ class Children:
                 return self.run(plan.scan, scan)
             except LostTaskError:
                 logger.warning("a scan of range %s is lost", scan.piece.range, exc_info=True)
-        entries = list(bitmap.members(scan.piece.resting & ~scan.moved))
+        entries = list(bitmap.members(scan.piece.pending & ~scan.moved))
         self.run(plan.scan, _part(scan, ()))  # fails if tasks are lost without entries, too
         if len(entries) == 1:
             return _undelivered(scan, entries[0])
@@ -144,7 +144,7 @@ class Children:
 def _part(scan: Scan, entries: Iterable[int]) -> Scan:
     """Return *scan* with only these entries, as offsets."""
     resting = bitmap.of(entries, scan.piece.range.size)
-    return replace(scan, piece=scan.piece._replace(resting=resting))
+    return replace(scan, piece=scan.piece._replace(pending=resting))
 
 
 def _undelivered(scan: Scan, offset: int) -> PlannedRange:

@@ -214,7 +214,7 @@ def read_dead_letters(client: broker.ReadingClient, task: Scan) -> Iterator[Dead
 
     It raises the errors of `reader.read_entries`.
     """
-    source_range, entries = task.piece.range, task.piece.resting & ~task.moved
+    source_range, entries = task.piece.range, task.piece.pending & ~task.moved
     topic = ReadableTopic(client, task.admin_url, task.topic, max_content=MAX_CONTENT)
     read: set[int] = set()
     for row in reader.read_entries(topic, source_range, entries, task.piece.after, task.ahead):

@@ -346,7 +346,7 @@ def unread_ranges(
     Tasks read them, and determine the refused entries and the numbers of messages.
     """
     for _, piece in _pieces(backlog):
-        entries = piece.resting & ~records.range(piece.range).moved_by_any
+        entries = piece.pending & ~records.range(piece.range).moved_by_any
         if entries:
             yield piece.range, RangePlan.of_unread(entries)
 

@@ -385,7 +385,7 @@ def test_cause_that_is_not_utf8_is_shown_replaced() -> None:
 
 @pytest.mark.parametrize("rules", [{"cause": "OSError"}, {"dependency": 3}])
 def test_outage_rule_that_is_no_function_is_refused(rules: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSpecError, match="a rule of an outage breaker is a function"):
+    with pytest.raises(InvalidSpecError, match="a rule of an outage breaker must be a function"):
         OutageBreaker(**rules)
 
 

@@ -193,7 +193,7 @@ class Held:
         piece = scan.piece.range
         for (partition, entry), letters in sorted(self.rests.items()):
             here = partition == piece.partition and piece.holds(letters[0].position)
-            resting = scan.piece.resting & ~scan.moved
+            resting = scan.piece.pending & ~scan.moved
             if here and bitmap.contains(resting, entry.entry - piece.first):
                 assert entry > scan.piece.after
                 self.read += 1
