@@ -75,7 +75,7 @@ def test_immutable_field_cannot_change(
     specs = SpecFields(kind, values).specs(leaf, base, 2)
     now, later = [base, *specs][-2:]  # a field that has one value only is left out first
     cluster.objects.put(manifest(kind, **now), kube_namespace)
-    assert "can't change" in refusal(cluster, manifest(kind, **later), kube_namespace)
+    assert "immutable" in refusal(cluster, manifest(kind, **later), kube_namespace)
 
 
 def test_ladder_of_1001_rungs_is_refused(cluster: Cluster) -> None:
@@ -345,7 +345,7 @@ def test_spec_of_replay_cannot_change(
         "the spec of a Replay is immutable, except suspend, cancel, rateLimit, deadline, "
         "ttlAfterFinished and mode Review" in message
     )
-    assert "make another Replay" in message
+    assert "create another Replay" in message
     for suspend in (True, False):
         may_change: dict[str, Any] = {
             "suspend": suspend,

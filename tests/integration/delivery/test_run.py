@@ -387,6 +387,6 @@ def test_messages_that_wait_in_a_consumer_are_limited(
     for _ in range(10):
         given_out = max(given_out, provisioned.given_out(provisioned.policy.topic))
     assert 300 < given_out <= 300 + prefetch
-    assert consumer.in_hand == len(taken) == 300
+    assert consumer.in_flight == len(taken) == 300
     consumer.close()
     assert provisioned.backlog(provisioned.policy.topic) == 2_000
