@@ -65,9 +65,9 @@ def _changes(manifests: Manifests, cluster: Cluster) -> Iterator[str]:
     for claim in claims:
         key = claim.request.key
         live, wanted = _live(cluster, key), _completed(claim, cluster)
-        before = [] if live is None else list(_state(live))
+        before = [] if live is None else list(state(live))
         names = f"live {key}", f"file {key}"
-        lines = list(difflib.unified_diff(before, list(_state(wanted)), *names, lineterm=""))
+        lines = list(difflib.unified_diff(before, list(state(wanted)), *names, lineterm=""))
         yield from lines
         if lines and live is not None:
             yield from _immutable(live, wanted)
@@ -98,20 +98,16 @@ def _completed(claim: Claim, cluster: Cluster) -> Claim:
     return resolved({**claim.manifest.body, "metadata": metadata}, connection)
 
 
-def _state(claim: Claim) -> Iterator[str]:
+def state(claim: Claim) -> Iterator[str]:
     """Yield the desired state of a policy, one fact in each line."""
     wanted, spec = desired_of(claim), claim.request.spec
     topics = {"retry topic": wanted.retry, "dead-letter topic": wanted.topic(TopicRole.DEAD_LETTER)}
-    partitions = {
-        "retry topic": spec.retry.partitions,
-        "dead-letter topic": spec.dead_letter.partitions,
-    }
     for role, topic in topics.items():
         if topic is None:
             yield f"{role}: none"
             continue
         yield f"{role}: {topic.name}"
-        yield f"{role}, partitions: {partitions or 'default'}"
+        yield f"{role}, partitions: {topic.partitions or 'default'}"
         yield f"{role}, subscription: {topic.subscription}"
         yield from (f"{role}, topic policy: {policy}" for policy in topic.policies)
     for grant in sorted(wanted.grants, key=lambda grant: (grant.role, str(grant.topic))):
