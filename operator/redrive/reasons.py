@@ -108,7 +108,7 @@ class Reason(enum.StrEnum):
 
     # Normal states
     PROVISIONED = _ReasonRow("Provisioned", READY,
-        "topics, subscriptions, grants and ConfigMap are as the policy asks",
+        "topics, subscriptions, grants and ConfigMap are as the policy requires",
         "nothing")
     OBSERVED = _ReasonRow("Observed", READY,
         "a policy that only observes was compared with the broker ([dry run](pause.md))",
@@ -135,8 +135,8 @@ class Reason(enum.StrEnum):
         "nothing")
     TARGET_RIGHTS_ABANDONED = _ReasonRow("TargetRightsAbandoned", EVENT,
         "a Replay is gone, and the rights of the replay role at its [target](replays.md#target) "
-        "could not be taken back within ten minutes",
-        "take them back by hand (`pulsar-admin topics revoke-permissions`)")
+        "could not be revoked within ten minutes",
+        "revoke them by hand (`pulsar-admin topics revoke-permissions`)")
     REPAIRED = _ReasonRow("Repaired", EVENT,
         "the operator reverted changes at the broker, or applied a change of the "
         "BrokerConnection, for a policy that was ready",
@@ -172,7 +172,7 @@ class Reason(enum.StrEnum):
     NAME_COLLISION = _ReasonRow("NameCollision", STALLED,
         "another policy with [priority](ownership.md) needs a topic of the same name, or "
         "retries it as its source; that policy shows a warning",
-        "give the topics other names")
+        "use other names for the topics")
 
     # BrokerConnection and Secrets
     CONNECTION_NOT_FOUND = _ReasonRow("ConnectionNotFound", RECONCILING,
@@ -186,7 +186,7 @@ class Reason(enum.StrEnum):
     DELETION_BLOCKED = _ReasonRow("DeletionBlocked", WARNING,
         "the connection is being deleted, and policies use it, or rights of Replays at their "
         "targets are not revoked yet",
-        "delete them, or have them use another connection "
+        "delete them, or set `connectionRef` of the policies to another connection "
         "([more](deletion.md#brokerconnection))")
     NAMESPACE_NOT_ALLOWED = _ReasonRow("NamespaceNotAllowed", STALLED,
         "the connection is not for objects of this Kubernetes namespace",
@@ -200,19 +200,19 @@ class Reason(enum.StrEnum):
         "add the topic to a rule of `allow` for this namespace")
     LIMIT_EXCEEDED = _ReasonRow("LimitExceeded", STALLED,
         "the namespace has more policies, or a topic more partitions, than "
-        "[`limits`](rights.md#limits) of its rule allow; or the rights on the topics of a "
-        "Pulsar namespace fill the record that the broker keeps of them",
-        "delete policies that are not used, set fewer partitions, revoke rights, or raise the "
+        "[`limits`](rights.md#limits) of its rule allow; or the grants on topics of a "
+        "Pulsar namespace exceed the record in which the broker stores them",
+        "delete unused policies, set fewer partitions, revoke grants, or raise the "
         "limit",
         requeue=Requeue.SLOW_BACKOFF)
     ROLE_NOT_ALLOWED = _ReasonRow("RoleNotAllowed", STALLED,
-        "the connection does not let policies grant this role rights on this topic",
+        "the connection does not allow policies to grant this role access to this topic",
         "add the role to a rule of `allow` for that topic")
     ADOPTION_NOT_ALLOWED = _ReasonRow("AdoptionNotAllowed", STALLED,
-        "the connection does not let policies of this namespace adopt the topic",
+        "the connection does not allow policies of this namespace to adopt the topic",
         "set `adoption: Allowed` in a rule for the topic")
     DELETION_NOT_ALLOWED = _ReasonRow("DeletionNotAllowed", STALLED,
-        "the connection does not let policies of this namespace delete the topic with them",
+        "the connection does not allow policies of this namespace to delete the topic with them",
         "`deletionPolicy: Retain`, or set `deletion: Allowed` in a rule for the topic")
     SECRET_NOT_FOUND = _ReasonRow("SecretNotFound", RECONCILING,
         "a Secret that the connection refers to does not exist",
@@ -270,7 +270,7 @@ class Reason(enum.StrEnum):
         requeue=Requeue.SLOW_BACKOFF)
     TOPIC_TERMINATED = _ReasonRow("TopicTerminated", STALLED,
         "a topic was terminated and accepts no more messages",
-        "handle its messages, then delete it: the operator creates it again",
+        "process its messages, then delete it: the operator creates it again",
         requeue=Requeue.SLOW_BACKOFF)
     NOT_FOUND = _ReasonRow("NotFound", RECONCILING,
         "the resource to change was deleted meanwhile (404)",
@@ -311,7 +311,7 @@ class Reason(enum.StrEnum):
         "create it")
     CHAINED_POLICY = _ReasonRow("ChainedPolicy", STALLED,
         "the source topic is itself a retry, dead-letter or ledger topic of redrive",
-        "name the topic that producers send to, or create the policy with `chaining: Allowed`")
+        "use the topic that producers send to, or create the policy with `chaining: Allowed`")
     BROKER_CHANGED = _ReasonRow("BrokerChanged", STALLED,
         "`connectionRef` leads to another broker, without the policy's topics",
         "set `connectionRef` back, or [move](ownership.md#from-one-broker-to-another) the "
@@ -322,12 +322,12 @@ class Reason(enum.StrEnum):
         "delete the policy once the other is Ready")
     TOPIC_EXISTS = _ReasonRow("TopicExists", STALLED,
         "a topic with the name that the policy needs exists, and redrive did not create it",
-        "use other names, or, unless it is to be a ledger or the records of sequences, [adopt "
-        "it](ownership.md#adoption) with `adoption: IfPresent`")
+        "use other names, or [adopt it](ownership.md#adoption) with `adoption: IfPresent`, which "
+        "is not possible for a ledger or sequences topic")
     STRAY_PARTITION = _ReasonRow("StrayPartition", STALLED,
-        "the broker can't create partitions that the policy needs: a topic of its own, created "
-        "by a client that named the partition, has the name of one",
-        "handle or move its messages and delete it; stop that client",
+        "the broker cannot create partitions that the policy needs: another topic has the name of "
+        "a partition, because a client created it under that name",
+        "process or move its messages and delete it; stop that client",
         requeue=Requeue.SLOW_BACKOFF)
     OWNER_CONFLICT = _ReasonRow("OwnerConflict", STALLED,
         "a topic [belongs to another policy](ownership.md), which may be gone",
@@ -394,7 +394,7 @@ class Reason(enum.StrEnum):
         "switch `encryptionRequired` off while a Replay runs")
     RETRY_TOPIC_NOT_CONSUMED = _ReasonRow("RetryTopicNotConsumed", WARNING,
         "the retry topic has no consumers",
-        "let the consumers subscribe to it too")
+        "subscribe the consumers to it, too")
     RETRY_STORM = _ReasonRow("RetryStorm", WARNING,
         "most deliveries are retries",
         "fix the cause of the failures")
@@ -435,7 +435,7 @@ class Reason(enum.StrEnum):
         "wait")
     NO_CLUSTER = _ReasonRow("NoCluster", LOG,
         "no configuration of a cluster was found: the operator does not start",
-        "give it a kubeconfig, or run it in a Pod")
+        "provide a kubeconfig, or run it in a Pod")
     CLUSTER_UNKNOWN = _ReasonRow("ClusterUnknown", LOG,
         "the identity of this cluster is unknown: the operator does not start",
         "pass `--cluster-id`")
@@ -521,7 +521,7 @@ class Reason(enum.StrEnum):
     APPLICATION_NOT_STARTED = _ReasonRow("ApplicationNotStarted", RECONCILING,
         "the Job or SparkApplication has had no state for a minute: no Job controller runs, or "
         "no Spark operator serves the namespace",
-        "[let a Spark operator serve it](../howto/install.md#replays)")
+        "[configure a Spark operator for it](../howto/install.md#replays)")
     DRIVER_NOT_STARTED = _ReasonRow("DriverNotStarted", RECONCILING,
         "the driver does not run two minutes after its submission: its pod lacks a Secret, an "
         "image or a node with room. The message names the pod and, in the namespaces of "
