@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 README, INSTALL = "README.md", "docs/howto/install.md"
 QUICK_START, AUDIT = "docs/howto/quick-start.md", "docs/howto/audit.md"
-FIRST_CONSUMER = "docs/tutorials/first-consumer.md"
+FIRST_CONSUMER, SANDBOX = "docs/tutorials/first-consumer.md", "docs/tutorials/sandbox.md"
 READ = "docs/howto/read-dead-letters.md"
 BACK_UP, GITOPS, ARGOCD, FLUX = (
     f"docs/howto/{name}.md" for name in ("back-up", "gitops", "argocd", "flux")
@@ -18,6 +18,7 @@ BACK_UP, GITOPS, ARGOCD, FLUX = (
 PAGES = (
     README,
     FIRST_CONSUMER,
+    SANDBOX,
     INSTALL,
     QUICK_START,
     AUDIT,

@@ -21,6 +21,7 @@ from tests.support.documented import (
     READ,
     README,
     ROOT,
+    SANDBOX,
     blocks,
     commands,
 )
@@ -47,6 +48,9 @@ RUN_BY: Mapping[str, Mapping[str, str]] = {
         block.heading: WHEEL if block.heading == INSTALL_LIBRARY else TUTORIALS
         for block in commands(FIRST_CONSUMER)
     },
+    SANDBOX: dict.fromkeys(
+        (block.heading for block in commands(SANDBOX)), "tests/e2e/test_tutorial.py"
+    ),
     AUDIT: dict.fromkeys(
         (block.heading for block in commands(AUDIT)), "tests/integration/replay/test_ledger.py"
     ),
