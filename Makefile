@@ -23,8 +23,8 @@ help: ## List the targets
 # is idle for long.
 test: lint site ## Run lint, build the site, then run all tests against a real broker and API server
 	$(python) -m sandbox prepare
-	@echo "Four workers share a broker, an API server and an operator; suites that stop one have their own."
-	$(python) -m pytest --numprocesses=4 --dist=loadgroup --no-loadscope-reorder --durations=10 $(TESTS)
+	@echo "Six workers share a broker, an API server and an operator; suites that stop one have their own."
+	$(python) -m pytest --numprocesses=6 --dist=loadgroup --no-loadscope-reorder --durations=10 $(TESTS)
 
 # The tests that use a broker; the Java client and Spark are those of the default release.
 test-brokers: ## Run the contract and integration tests against each supported release of Pulsar

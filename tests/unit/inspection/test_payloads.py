@@ -107,17 +107,17 @@ def test_datum_of_a_text_payload_is_hidden(planted: str) -> None:
 
 
 def test_repeated_texts_of_a_payload_do_not_delay_masking() -> None:
-    start = time.monotonic()
+    start = time.thread_time()
     assert mask_text("no answer for Li Ng", ["li ng"] * 200_000) == "no answer for ?"
-    assert time.monotonic() - start < 3
+    assert time.thread_time() - start < 3
 
 
 def test_many_phrases_of_a_payload_do_not_delay_masking() -> None:
     words = " ".join(chr(97 + n % 26) for n in range(1_000))
-    start = time.monotonic()
+    start = time.thread_time()
     secrets = [words[at : at + size] for size in range(3, 30) for at in range(1_000)]
     assert set(mask_text(words, secrets)) == {"?"}
-    assert time.monotonic() - start < 3
+    assert time.thread_time() - start < 3
 
 
 def test_folded_phrase_of_a_cause_is_hidden() -> None:
@@ -142,9 +142,9 @@ def test_fields_without_bytes_are_bounded() -> None:
         ]
         definition = {"type": "record", "name": f"r{level}", "fields": fields}
     schema = AvroSchema(json.dumps(definition).encode())
-    start = time.monotonic()
+    start = time.thread_time()
     assert decode_payload(b"", {}, schema).form == "bytes"
-    assert time.monotonic() - start < 3
+    assert time.thread_time() - start < 3
 
 
 def test_text_of_a_cause_keeps_its_words() -> None:
