@@ -7,21 +7,21 @@ from typing import Any
 IMAGE: dict[str, Any] = {"image": {"registry": "registry.test"}}
 DIGEST = f"sha256:{'0' * 64}"
 TOKEN = 'a "token": #'  # noqa: S105  to be quoted
-PODS = "say more about the pods"
+PODS = "configure the pods further"
 COMBINATIONS: dict[str, dict[str, Any]] = {
     "serve all namespaces": {},
-    "serve some namespaces only, with nothing but a Role in each": {
+    "serve only some namespaces, by a Role in each": {
         "namespaces": ["default"],
         "clusterId": "ours",
     },
-    "install it without any right on the cluster as a whole": {
+    "install it without cluster-wide rights": {
         "namespaces": ["default"],
         "clusterId": "ours",
         "crds": {"install": False},
         "rbac": {"aggregate": False},
         "admissionPolicy": {"create": False},
     },
-    "have no right to Jobs and SparkApplications, so that no Replay runs": {
+    "run no Replays, and have no rights to Jobs and SparkApplications": {
         "replay": {"enabled": False}
     },
     "read Secrets in some namespaces only": {"rbac": {"secretNamespaces": ["default"]}},
@@ -33,7 +33,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
             "secret": {"token": TOKEN, "usableBy": ["platform/main"]},
         },
     },
-    "set size and place of the pods of Replays": {
+    "set the size and placement of the pods of Replays": {
         "replay": {"maxExecutors": 20},
         "jobTemplates": {
             "large": {
@@ -50,7 +50,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "run Replays by Apache's Spark operator alone": {
         "replay": {"launchers": {"apache": True, "kubeflow": False}},
     },
-    "have the Prometheus operator scrape the pods, with alerts and dashboards": {
+    "let the Prometheus operator scrape the pods, with alerts and dashboards": {
         "podMonitor": {
             "enabled": True,
             "interval": "30s",
@@ -75,7 +75,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
             "namespace": "default",
         },
     },
-    "have the Prometheus operator scrape the Service": {"serviceMonitor": {"enabled": True}},
+    "let the Prometheus operator scrape the Service": {"serviceMonitor": {"enabled": True}},
     "limit connections to and from the pods": {
         "networkPolicy": {
             "enabled": True,
@@ -139,7 +139,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
             "automount": False,
         },
     },
-    "have as little as possible, for a trial": {
+    "install as little as possible, for a trial": {
         "replicas": 1,
         "service": {"enabled": False},
         "podDisruptionBudget": {"enabled": False},

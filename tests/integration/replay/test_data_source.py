@@ -415,10 +415,10 @@ def test_missing_right_of_a_role_is_named(desk: Desk) -> None:
     topic = desk.topic("orders")
     desk.send(topic, 1)
     stranger = desk.broker.token("stranger")
-    with pytest.raises(PySparkException, match="may consume there"):
+    with pytest.raises(PySparkException, match="permission to consume there"):
         desk.read(admin=False, token=stranger, topic=topic).count()
     writing = desk.spark.range(3).selectExpr("cast(id as string) as value").write.format("pulsar")
-    with pytest.raises(PySparkException, match="may produce there"):
+    with pytest.raises(PySparkException, match="permission to produce there"):
         writing.mode("append").options(**desk.options(token=stranger), topic=topic).save()
 
 
