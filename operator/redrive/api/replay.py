@@ -211,7 +211,7 @@ _CONFIRMED = Rule(
 
 _CANCELED = Rule(
     "!(has(oldSelf.cancel) && oldSelf.cancel) || (has(self.cancel) && self.cancel)",
-    "`cancel` must not change back to false",
+    "`cancel` is immutable once it is true",
     "create another Replay",
 )
 

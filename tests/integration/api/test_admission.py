@@ -359,7 +359,7 @@ def test_spec_of_replay_cannot_change(
     assert cluster.objects.put(same, kube_namespace)["spec"]["cancel"] is True
     for taken_back in (may_change, may_change | {"cancel": False}):
         same = manifest("Replay", select={"where": "true"}, **taken_back)
-        assert "`cancel` must not change back to false" in refusal(cluster, same, kube_namespace)
+        assert "`cancel` is immutable once it is true" in refusal(cluster, same, kube_namespace)
 
 
 @pytest.mark.parametrize("before", ["Run", "Plan", "Review", None])
