@@ -381,7 +381,7 @@ async def test_type_refused_by_the_pulsar_namespace_is_reported(shop: Shop) -> N
     shop.policy(subscriptionType="KeyShared")
     async with ward(shop) as watched:
         message = await watched.warns("SubscriptionTypeNotAllowed")
-        assert "need KeyShared on orders, unless" in message
+        assert "refuses consumers of type KeyShared on orders, unless" in message
 
 
 def consumer_policy(shop: Shop) -> Policy:
