@@ -155,7 +155,7 @@ def test_adopted_topics_are_those_that_the_operator_would_name(
     printed = tmp_path / "adopted.yaml"
     printed.write_text(result.stdout, "utf-8")
     assert lint(Manifests.read([str(printed)])) == []
-    assert "marked" in run(broker, "provision", printed).stdout
+    assert "as owner of" in run(broker, "provision", printed).stdout
     again = CliRunner().invoke(adopt, [pulsar_namespace, *options], catch_exceptions=False)
     assert again.stdout == ""
     assert again.stderr == f"no topic of {pulsar_namespace} has a name by a scheme\n"

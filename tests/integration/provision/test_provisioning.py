@@ -148,7 +148,7 @@ def test_topic_with_the_name_of_a_partition_is_named(shop: Shop) -> None:
     shop.create_topic(shop.topic("orders"), 2)
     shop.policy()
     refused = shop.reaches("orders", "StrayPartition")
-    assert f"got '{stray}'; handle or move its messages and delete it" in message(refused)
+    assert f"got '{stray}'; process or move its messages and delete it" in message(refused)
     shop.request("DELETE", rest_path(stray))
     shop.request_reconcile("orders")
     assert shop.ready()["status"]["retryTopic"] == stray.removesuffix("-partition-3")
