@@ -20,8 +20,8 @@ from tests.support.local_runs import Notes, job_of, wait_until_moved
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
-COUNT, RATE, MOVED = 300, 10, 10
-"""Slow enough for others to acknowledge most before they are moved, on a busy machine too."""
+COUNT, RATE, MOVED = 300, 25, 10
+"""Others have ten seconds to acknowledge, so that some are left on a busy machine too."""
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def test_what_others_acknowledge_meanwhile_is_not_sent(
 
     assert account.moved + account.skipped == account.matched == COUNT
     assert len(provisioned.in_target()) == account.moved
-    assert account.skipped >= COUNT // 3
+    assert account.skipped >= COUNT // 10
     assert provisioned.backlog_of_dead_letters() == 0
 
 
