@@ -20,8 +20,8 @@ from tests.support.local_runs import Notes, job_of, wait_until_moved
 
 ProvisionPolicy = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("replay_token")
-COUNT, RATE, MOVED = 300, 25, 10
-"""Others have ten seconds to acknowledge, so that some are left on a busy machine too."""
+COUNT, RATE, MOVED = 300, 25, 50
+"""After two seconds all are old enough to expire; others have eight to acknowledge some."""
 
 
 @contextmanager
