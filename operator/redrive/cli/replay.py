@@ -168,7 +168,7 @@ def selection(options: dict[str, Any]) -> Body:
 @click.option(
     "--confirm",
     "confirmations",
-    type=click.Choice(["Reconciled", "DiscardUnreadable"]),
+    type=click.Choice(["Reconciled", "DiscardUnreadable", "UnprovenHandled"]),
     multiple=True,
     help="Fact or action that the policy or the messages require; repeatable.",
 )

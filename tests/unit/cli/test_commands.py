@@ -11,7 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from redrive.api.replay import Confirmation
 from redrive.cli import output
+from redrive.cli import replay as replay_command
 from redrive.cli.cluster import role_with
 from redrive.cli.frame import COMMAND_GROUP, ClusterFlags
 from redrive.cli.main import COMMANDS, main
@@ -58,6 +60,13 @@ def test_replay_without_valid_selection_exits_with_2(
     captured = capsys.readouterr()
     assert problem in captured.err
     assert captured.out == ""
+
+
+def test_replay_offers_all_confirmations_of_the_api() -> None:
+    types = {option.name: option.type for option in replay_command.replay.params}
+    offered = types["confirmations"]
+    assert isinstance(offered, click.Choice)
+    assert set(offered.choices) == set(Confirmation)
 
 
 def test_bound_of_a_plan_includes_the_current_millisecond() -> None:
