@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from http import HTTPStatus
@@ -216,6 +216,17 @@ class Cluster:
                         snapshot = latest.get_nowait()
         finally:
             watcher.stop()
+
+    def states(self, resource: Resource, body: Body) -> Generator[Snapshot]:
+        """Yield the states of one object, as `watch` does; end when it was deleted."""
+        metadata = body["metadata"]
+        fields = f"metadata.name={metadata['name']}"
+        with closing(self.watch(resource, metadata["namespace"], fields=fields)) as snapshots:
+            for snapshot in snapshots:
+                own = [it for it in snapshot.objects if it["metadata"]["uid"] == metadata["uid"]]
+                if not own:
+                    return
+                yield Snapshot(tuple(own), snapshot.error)
 
     def request(
         self,

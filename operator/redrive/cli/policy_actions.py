@@ -38,6 +38,7 @@ from redrive.kube.resources import (
     RECONCILE_REQUESTED_AT,
     REQUESTED_BY,
     UNLOAD_REQUESTED_AT,
+    is_paused,
 )
 from redrive.policy.envelope import ORIGIN_FORM
 
@@ -70,8 +71,7 @@ def reconcile(  # noqa: PLR0913  the options of the command
         raise click.UsageError("--pause and --resume exclude each other")
     cluster = Cluster(flags)
     body = cluster.get(POLICIES, cluster.namespace, policy)
-    is_paused = (body["metadata"].get("annotations") or {}).get(PAUSE) == "true"
-    if is_paused and not (pause or resume):
+    if is_paused(body) and not (pause or resume):
         hint = flags.hint("reconcile", policy, "--resume")
         raise PolicyStateError("the policy is paused, and is not reconciled", remedy=f"run: {hint}")
     if pause or resume:
@@ -229,7 +229,7 @@ def _check_active(policy: Body, flags: ClusterFlags) -> None:
         PolicyStateError: it is paused, or only observed.
     """
     metadata, spec = policy["metadata"], policy["spec"]
-    if (metadata.get("annotations") or {}).get(PAUSE) == "true":
+    if is_paused(policy):
         raise PolicyStateError(
             "the policy is paused, so the operator does not carry out the request",
             remedy=f"run: {flags.hint('reconcile', metadata['name'], '--resume')}",
@@ -309,13 +309,12 @@ def _awaited(
     cluster: Cluster, policy: Body, seconds: float, holds: Callable[[Body], object]
 ) -> Body | None:
     """Wait until *holds* returns True of a policy; return the policy, None if it takes longer."""
-    start, metadata = time.monotonic(), policy["metadata"]
-    field = f"metadata.name={metadata['name']}"
-    with closing(cluster.watch(POLICIES, metadata["namespace"], fields=field)) as snapshots:
-        for snapshot in snapshots:
-            for body in snapshot.objects:
-                if holds(body):
-                    return body
+    start = time.monotonic()
+    with closing(cluster.states(POLICIES, policy)) as states:
+        for state in states:
+            (body,) = state.objects
+            if holds(body):
+                return body
             if time.monotonic() - start > seconds:
                 break
     return None

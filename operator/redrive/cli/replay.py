@@ -51,7 +51,6 @@ from redrive.cli.replays import (
     progress,
     result_text,
     run_of,
-    states,
 )
 from redrive.errors import InvalidSpecError
 from redrive.kube.resources import POLICIES, REPLAYS, REQUESTED_BY
@@ -314,7 +313,7 @@ def planned(cluster: Cluster, plan: Body) -> Body:
     live.show(["plans; nothing is moved"])
     has_numbers = False
     try:
-        for snapshot in states(cluster, plan):
+        for snapshot in cluster.states(REPLAYS, plan):
             (plan,) = snapshot.objects
             has_numbers = phase_of(plan) in ENDED or "InReview" in conditions_of(plan)
             error = () if snapshot.error is None else (f"  {snapshot.error}",)
@@ -322,8 +321,9 @@ def planned(cluster: Cluster, plan: Body) -> Body:
             if has_numbers:
                 live.clear()
                 break
-            ready = conditions_of(plan).get("Ready") or {}
-            if "Stalled" in conditions_of(plan):
+            conditions = conditions_of(plan)
+            ready = conditions.get("Ready") or {}
+            if "Stalled" in conditions:
                 raise ReplayStateError(
                     "the plan can't start",
                     got=f"{ready.get('reason')}: {ready.get('message')}",

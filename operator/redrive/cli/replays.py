@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from redrive.api import API_VERSION, Body
-from redrive.cli.cluster import Cluster, Snapshot
+from redrive.cli.cluster import Cluster
 from redrive.cli.documents import EntryRefusal
 from redrive.cli.frame import (
     HAS_FINDINGS,
@@ -170,7 +170,7 @@ def attach(
     hint = flags.hint("follow", name, namespace=namespace)
     live, start = Live(sys.stderr), time.monotonic()
     try:
-        for snapshot in states(cluster, replay):
+        for snapshot in cluster.states(REPLAYS, replay):
             seconds = time.monotonic() - start
             (replay,) = snapshot.objects
             lines = [*progress(replay, seconds)]
@@ -199,18 +199,6 @@ def attach(
         say(f"Cancel it: {flags.hint('cancel', name, namespace=namespace)}")
         return INTERRUPTED
     raise ReplayStateError(f"the Replay {name} was deleted", remedy="make another one")
-
-
-def states(cluster: Cluster, replay: Body) -> Iterator[Snapshot]:
-    """Yield the states of one Replay; end when it was deleted."""
-    metadata = replay["metadata"]
-    for snapshot in cluster.watch(
-        REPLAYS, metadata["namespace"], fields=f"metadata.name={metadata['name']}"
-    ):
-        own = [body for body in snapshot.objects if body["metadata"]["uid"] == metadata["uid"]]
-        if not own:
-            return
-        yield Snapshot(tuple(own), snapshot.error)
 
 
 def _end(replay: Body, output: str | None) -> int:

@@ -146,6 +146,11 @@ APPLICATIONS: Mapping[LauncherName, Resource] = {
 """Kind of each Spark operator. Both have the same name, so the group must always be named."""
 
 
+def is_paused(policy: Body) -> bool:
+    """Return True if a RetryPolicy is paused."""
+    return (policy["metadata"].get("annotations") or {}).get(PAUSE) == "true"
+
+
 def owner_reference(resource: Resource, owner: Body) -> dict[str, Any]:
     """Return the owner reference that makes *owner* the controller of another object."""
     return {

@@ -49,7 +49,7 @@ from redrive.errors import InvalidSpecError, RedriveError, Requeue
 from redrive.kube.client import ConnectionNotFoundError, SecretKeyNotFoundError, SecretNotFoundError
 from redrive.kube.connections import Connection, connection_of, shown_to, spec_of
 from redrive.kube.context import Context
-from redrive.kube.resources import HAND_OVER_TO, SKIP_CLEANUP, Key
+from redrive.kube.resources import HAND_OVER_TO, SKIP_CLEANUP, Key, is_paused
 from redrive.policy import naming
 from redrive.policy.naming import LEDGER_SUBSCRIPTION, TopicName
 from redrive.provision import ownership
@@ -66,7 +66,7 @@ from redrive.provision.apply import apply
 from redrive.provision.checks import ADMISSION, own_topic_is_not_allowed
 from redrive.provision.claims import Conflicts, resolve_through, rivals
 from redrive.provision.desired import TopicRole, owner_of
-from redrive.provision.outcome import Outcome, has_cleanup_finalizer, is_paused
+from redrive.provision.outcome import Outcome, has_cleanup_finalizer
 from redrive.provision.ownership import (
     Granted,
     Owner,

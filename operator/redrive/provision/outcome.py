@@ -110,11 +110,6 @@ MAX_ACTION = 512
 _SHOWN = 5
 
 
-def is_paused(body: Body) -> bool:
-    """Return True if a RetryPolicy is paused."""
-    return (body["metadata"].get("annotations") or {}).get(PAUSE) == "true"
-
-
 def ignores_outages(body: Body, now: datetime) -> bool:
     """Return True if an annotation keeps consumers of a RetryPolicy from pausing for outages."""
     end = moment_of((body["metadata"].get("annotations") or {}).get(IGNORE_OUTAGES_UNTIL))

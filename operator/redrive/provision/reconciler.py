@@ -39,7 +39,7 @@ from redrive.kube import logs, resources
 from redrive.kube.client import NotFoundError
 from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
-from redrive.kube.resources import Key
+from redrive.kube.resources import Key, is_paused
 from redrive.kube.status import Publisher
 from redrive.policy.naming import TopicName
 from redrive.provision.actions import Action, CreateTopic, in_words, is_refusable
@@ -59,7 +59,6 @@ from redrive.provision.outcome import (
     ensure_cleanup_finalizer,
     has_cleanup_finalizer,
     has_override,
-    is_paused,
     observed_conditions,
     paused_conditions,
     publish,

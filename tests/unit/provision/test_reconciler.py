@@ -27,13 +27,14 @@ from redrive.errors import (
     RedriveError,
     Requeue,
 )
+from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import UnavailableError
 from redrive.kube.connections import Connection
 from redrive.kube.context import wall_clock
 from redrive.kube.resources import POLICIES, Key
 from redrive.policy.naming import TopicName
-from redrive.provision import outcome, reconciler
+from redrive.provision import reconciler
 from redrive.provision import reconciler as converging
 from redrive.provision.actions import Action, CreateSubscription, RestorePartitions
 from redrive.provision.claims import Conflicts, resolve
@@ -497,7 +498,7 @@ def test_paused_annotation_pauses_policy(
 ) -> None:
     body = policy()
     body["metadata"]["annotations"] = annotations
-    assert outcome.is_paused(body) is is_paused
+    assert resources.is_paused(body) is is_paused
 
 
 def conditions_of(*types: str) -> list[dict[str, str]]:
