@@ -227,7 +227,10 @@ def former_targets(replay: Body, ctx: Context, source: TopicName) -> Iterator[To
     """
     policy = policy_of(replay)
     ended = ctx.replays.index(_policy_of_ended_elsewhere).get(policy)
-    for other in _others(replay, (*ended, *_with_application(policy, ctx))):
+    running = (
+        other for other in _with_application(policy.namespace, ctx) if policy_of(other) == policy
+    )
+    for other in _others(replay, chain(ended, running)):
         try:
             spec = ctx.replays.derive(parsed_spec, other)
         except InvalidSpecError:
@@ -247,15 +250,16 @@ def _policy_of_ended_elsewhere(replay: Body) -> Key | None:
     return policy_of(replay) if is_elsewhere and is_final(replay) else None
 
 
-def _with_application(policy: Key, ctx: Context) -> Iterator[Body]:
-    """Yield the Replays of *policy* that have an application.
+def _with_application(namespace: str, ctx: Context) -> Iterator[Body]:
+    """Yield the Replays of *namespace* that have an application.
 
     The limits of a connection bound the number of applications, but not that of Replays.
     """
+    caches = ctx.applications.values()
+    keys = (cache.index(namespace_of).keys(namespace) for cache in caches)
     by_application = ctx.replays.index(_application_of)
-    for applications in ctx.applications.values():
-        for key in applications.index(namespace_of).keys(policy.namespace):
-            yield from (it for it in by_application.get(key) if policy_of(it) == policy)
+    for key in dict.fromkeys(chain.from_iterable(keys)):
+        yield from by_application.get(key)
 
 
 def _application_of(replay: Body) -> Key:
@@ -358,8 +362,8 @@ def _check_priority(replay: Body, ctx: Context) -> None:
     policy = policy_of(replay)
     running = [
         other
-        for other in _with_application(policy, ctx)
-        if is_admitted(other) or not was_launched(other)
+        for other in _with_application(policy.namespace, ctx)
+        if policy_of(other) == policy and (is_admitted(other) or not was_launched(other))
     ]
     pending = (
         other
@@ -387,11 +391,9 @@ def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
     """
     if find_application(replay, ctx) is not None:
         return
-    launched = ctx.replays.index(_namespace_of_launched).get(namespace_of(replay))
     running = sum(
-        1
-        for other in launched
-        if find_application(other, ctx) is not None and _uses(other, through, ctx)
+        was_launched(other) and not is_final(other) and _uses(other, through, ctx)
+        for other in _with_application(namespace_of(replay), ctx)
     )
     if running >= most:
         raise Reason.TOO_MANY_RUNS.error(
@@ -401,14 +403,6 @@ def _check_runs(replay: Body, through: Key, most: int, ctx: Context) -> None:
             remedy="wait for one of them to end, or raise limits.runs in a rule of its spec.allow; "
             "this Replay starts automatically then",
         )
-
-
-def _namespace_of_launched(replay: Body) -> str | None:
-    """Return the namespace of a Replay that was launched and has not ended; None for others.
-
-    Pending and ended Replays are not counted, however many of them a namespace has.
-    """
-    return namespace_of(replay) if was_launched(replay) and not is_final(replay) else None
 
 
 def _uses(replay: Body, connection: Key, ctx: Context) -> bool:
