@@ -458,5 +458,5 @@ class AtWork:
     def _calls_of(self, message: pulsar.Message) -> Iterator[int]:
         for number in list(self.calls):  # a copy, made in one step
             call = self.calls.get(number)
-            if call is not None and any(each is message for each in call[3]):
+            if call is not None and any(taken is message for taken in call[3]):
                 yield number

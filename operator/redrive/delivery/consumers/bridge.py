@@ -412,21 +412,21 @@ class LoopRun(Run):
         if self._over.is_set():
             return
         limit = self.timeout.total_seconds()
-        now, left = time.monotonic(), limit
+        now, seconds = time.monotonic(), limit
         for key, task in list(self.bridge.tasks.items()):  # in the order in which they began
             number = cast("int", key)
             if task.done():
                 self._end_unbegun(number)
             elif number not in self._out_of_time:
                 call = self.at_work.calls.get(number)
-                left = 0.0 if call is None else call[2] + limit - now
-                if left > 0:
+                seconds = 0.0 if call is None else call[2] + limit - now
+                if seconds > 0:
                     break
                 self._out_of_time.add(number)
                 task.cancel()
-                left = limit
+                seconds = limit
         self._timer = self.bridge.loop.call_later(
-            min(left, _LOOK_EVERY_SECONDS), self._look_for_late, context=self._context
+            min(seconds, _LOOK_EVERY_SECONDS), self._look_for_late, context=self._context
         )
 
 
