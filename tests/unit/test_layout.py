@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import ast
+import io
 import subprocess
 import sys
-from collections import Counter
+import tokenize
+from collections import Counter, defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCES = tuple((ROOT / "operator" / "redrive").rglob("*.py"))
 MOST_FILES = 20
+MOST_LINES = 600
+BOUNDS = {
+    "error classes": 116,
+    "modules with one importer": 22,
+    "files above 600 lines": 7,
+}
+"""The last measurement. A change that lowers a figure lowers its bound."""
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def test_source_root_is_not_a_package() -> None:
@@ -61,3 +79,50 @@ def test_class_names_are_unique() -> None:
                 classes.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
     assert {name: files for name, files in classes.items() if len(files) > 1} == {}
     assert len(classes) > 200
+
+
+def test_structure_stays_simple() -> None:
+    """`pytest -s -k stays_simple tests/unit/test_layout.py` prints the figures.
+
+    Lines of code are without blank lines, comments and docstrings; they and files have no bound.
+    """
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in SOURCES}
+    counts = {
+        "lines of code": sum(_lines_of_code(file, tree) for file, tree in trees.items()),
+        "files": len(SOURCES),
+        "error classes": sum(
+            isinstance(node, ast.ClassDef) and node.name.endswith("Error")
+            for tree in trees.values()
+            for node in ast.walk(tree)
+        ),
+        "modules with one importer": _count_modules_with_one_importer(trees),
+        "files above 600 lines": sum(
+            len(file.read_text(encoding="utf-8").splitlines()) > MOST_LINES for file in SOURCES
+        ),
+    }
+    print(counts)  # noqa: T201
+    assert {name: count for name, count in counts.items() if count > BOUNDS.get(name, count)} == {}
+
+
+def _lines_of_code(file: Path, tree: ast.Module) -> int:
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(file.read_text(encoding="utf-8")).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str()), end_lineno=int(end)):
+                lines.difference_update(range(node.lineno, end + 1))
+    return len(lines)
+
+
+def _count_modules_with_one_importer(trees: dict[Path, ast.Module]) -> int:
+    modules = {".".join(f.relative_to(ROOT / "operator").with_suffix("").parts) for f in trees}
+    importers: dict[str, set[Path]] = defaultdict(set)
+    for file, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    name = f"{node.module}.{alias.name}"
+                    importers[name if name in modules else node.module].add(file)
+    return sum(len(importers[module]) == 1 for module in modules if not module.endswith("__"))
