@@ -212,7 +212,7 @@ def test_all_tasks_together_keep_to_the_rate(
 
 
 def published(provisioned: Any) -> list[int]:  # noqa: ANN401
-    """Return when the broker received each message of the retry topic, in milliseconds."""
+    """Return when each message of the retry topic was sent, in milliseconds."""
     policy, broker = provisioned.policy, provisioned.broker
     (partition,) = reading_broker.read_partitions(broker.admin_url, policy.retry_topic)
     topic = reader.ReadableTopic(provisioned.client, broker.admin_url, policy.retry_topic)

@@ -728,7 +728,7 @@ def test_signal_handler_sets_event_for_interrupted_thread() -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         began = time.monotonic()
-        assert event.wait(10)
-        assert time.monotonic() - began < 5
+        assert event.wait(60)
+        assert time.monotonic() - began < 30
     finally:
         signal.signal(signal.SIGALRM, before)

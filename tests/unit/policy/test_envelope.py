@@ -484,17 +484,17 @@ def test_invalid_cause_properties_are_ignored(name: str, text: str | None) -> No
 
 @pytest.mark.parametrize("text", ["x", "é", "a.b:", "dead", "cafe-", "' \"", "word "])
 def test_cause_of_a_long_text_is_described_in_time(text: str) -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     describe(ValueError(f"cannot parse {text * (100_000 // len(text))}"))
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
 
 
 def test_quadratic_pattern_on_a_long_text_ends_in_time() -> None:
     error = ValueError("x" * 40_000)
     error.__cause__ = LookupError("x" * 40_000)
-    began = time.monotonic()
+    began = time.thread_time()
     cause = describe(error, Redaction([r"\S+@\S+"]))
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
     assert "x" * 1_024 in cause.message
     assert "x" * 1_024 in cause.trace
 

@@ -304,7 +304,7 @@ def test_answer_has_one_deadline_despite_pings(
         begun = time.monotonic()
         with pytest.raises(ProtocolError, match="no answer"):
             sending.open(TOPIC, "sender")
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 25  # 50 s if each ping began the time again
 
 
 def test_producer_with_unsettled_sends_is_not_closed(broker: ScriptedBroker) -> None:
