@@ -53,34 +53,10 @@ class TooBigError(NotCopyableError):
     reason = "TooBig"
 
 
-class UnreadableError(NotCopyableError):
-    """A message has parts that the client cannot read; it was not stored."""
-
-    reason = "Unreadable"
-
-
-class SchemaError(NotSentError):
+class SchemaError(NotCopyableError):
     """A message cannot be sent with its schema; it was not stored."""
 
     reason = "Schema"
-
-
-class SchemaNotFoundError(SchemaError, NotCopyableError):
-    """The broker does not have the schema of a message; it was not stored."""
-
-    reason = "SchemaNotFound"
-
-
-class SchemaUnsupportedError(SchemaError, NotCopyableError):
-    """The client cannot send messages with such a schema; it was not stored."""
-
-    reason = "SchemaUnsupported"
-
-
-class SchemaRefusedError(SchemaError):
-    """The target topic refuses the schema of a message."""
-
-    reason = "SchemaRefused"
 
 
 def partition_key(message: pulsar.Message) -> str:
@@ -221,8 +197,8 @@ class WriterSchemas:
         """Return one version of the schema of *topic*, such as its `LATEST`.
 
         Raises:
-            SchemaNotFoundError: the topic has no such version, because it was deleted.
-            SchemaUnsupportedError: it is a schema of keys and values.
+            SchemaError: the topic has no such version, because it was deleted.
+            SchemaError: it is a schema of keys and values.
             NotSentError: the broker did not answer.
         """
         schema = self._schemas.get((topic, version))
@@ -238,10 +214,11 @@ class WriterSchemas:
         except pulsar.Interrupted:
             raise  # the client's form of KeyboardInterrupt
         except pulsar.TopicNotFound as error:
-            raise SchemaNotFoundError(
+            raise SchemaError(
                 "a message cannot be forwarded without the schema that it was written with",
                 got=f"no version {version} of the schema of {topic}",
                 remedy="restore the schema; without it no consumer can decode the message",
+                reason="SchemaNotFound",
             ) from error
         except (TimeoutError, pulsar.exceptions.PulsarException) as error:
             raise NotSentError(
@@ -251,10 +228,11 @@ class WriterSchemas:
             ) from error
         if int(info.schema_type()) == _KEY_VALUE:
             # The client crashes the process at such a send, and cannot send a binary key.
-            raise SchemaUnsupportedError(
+            raise SchemaError(
                 "the Python client cannot send messages with a KeyValue schema",
                 got=f"version {version} of the schema of {topic}",
                 remedy="consume this topic with Java, or handle these messages without failing",
+                reason="SchemaUnsupported",
             )
         return WriterSchema(info)
 

@@ -1,7 +1,8 @@
 """Reasons of conditions and Events: one table, from which docs/reference/reasons.md is generated.
 
-`Reason.NAME.error(…)` is the usual way to fail. An error has a class of its own only where code
-catches it, or where its name is public or stored with a dead letter.
+`Reason.NAME.error(…)` is the usual way to fail; an error that no condition shows is a
+`RedriveError` with the text of its reason. An error has a class of its own only where code catches
+it, or where its name is public or stored with a dead letter.
 """
 
 from __future__ import annotations
@@ -663,7 +664,7 @@ class RedriveError(Exception):
     names_object: bool = False
 
     def __init__(
-        self, problem: str, *, got: object = _NOTHING, remedy: str, reason: Reason | None = None
+        self, problem: str, *, got: object = _NOTHING, remedy: str, reason: str | None = None
     ) -> None:
         value = "" if got is _NOTHING else f"; got {got!r}"
         super().__init__(f"{problem}{value}; {remedy}")

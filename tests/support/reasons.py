@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from redrive.reasons import Reason, RedriveError
+from redrive.reasons import RedriveError
 
 
-def raises(reason: Reason, match: str | None = None) -> pytest.RaisesExc[RedriveError]:
+def raises(reason: str, match: str | None = None) -> pytest.RaisesExc[RedriveError]:
     """Expect an error with *reason*, as `pytest.raises` expects one of a class."""
-    return pytest.raises(RedriveError, match=match, check=lambda error: error.reason is reason)
+    return pytest.raises(RedriveError, match=match, check=lambda error: error.reason == reason)

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import ClassVar
 
 from redrive.errors import RedriveError, Requeue
 from redrive.reasons import Reason
 
 
 class AdminError(RedriveError):
-    """The broker refused a call to its admin API, or the call failed.
+    """The broker refused a call to its admin API, or the call failed."""
 
-    Attributes:
-        may_be_done: True if the broker may have executed the call, or may still be executing it.
-        meets_all: True if other calls to this broker with the same credentials would fail, too.
-    """
+    @property
+    def may_be_done(self) -> bool:
+        """Return True if the broker may have executed the call, or may still be executing it."""
+        return self.reason in _MAY_BE_DONE
 
-    may_be_done: ClassVar[bool] = False
-    meets_all: ClassVar[bool] = False
+    @property
+    def meets_all(self) -> bool:
+        """Return True if other calls to this broker with the same credentials would fail, too."""
+        return self.reason in _MEETS_ALL
+
+
+_MAY_BE_DONE = {
+    Reason.BROKER_UNREACHABLE,
+    Reason.UNEXPECTED_ANSWER,
+    Reason.BROKER_CONFLICT,
+    Reason.BROKER_FAILED,
+}
+_MEETS_ALL = {Reason.BROKER_UNREACHABLE, Reason.AUTHENTICATION_FAILED, Reason.BROKER_FAILED}
 
 
 class BrokerRefusedError(AdminError):
@@ -31,8 +41,6 @@ class BrokerUnreachableError(AdminError):
     """The admin URL does not answer, or not in time."""
 
     reason = Reason.BROKER_UNREACHABLE
-    may_be_done = True
-    meets_all = True
 
 
 class BrokerDownError(BrokerUnreachableError):
@@ -44,42 +52,10 @@ class BrokerDownError(BrokerUnreachableError):
         return Requeue.ON_CHANGE
 
 
-class AdminUrlInvalidError(AdminError):
-    """The admin URL, or the target of a redirect, is not a valid address."""
-
-    reason = Reason.ADMIN_URL_INVALID
-
-
-class RedirectRefusedError(AdminError):
-    """The broker redirects to a host that the connection does not allow."""
-
-    reason = Reason.REDIRECT_REFUSED
-
-
-class UnexpectedAnswerError(AdminError):
-    """The answer is not one of Pulsar's admin API."""
-
-    reason = Reason.UNEXPECTED_ANSWER
-    may_be_done = True
-
-
 class AuthenticationFailedError(AdminError):
     """The broker rejects the credentials (401)."""
 
     reason = Reason.AUTHENTICATION_FAILED
-    meets_all = True
-
-
-class CertificateRefusedError(AdminError):
-    """The certificate of the broker or issuer is not trusted, or is for another host."""
-
-    reason = Reason.CERTIFICATE_REFUSED
-
-
-class IssuerFailedError(AdminError):
-    """The issuer of OAuth 2.0 tokens gave no token, for now or because of a wrong request."""
-
-    reason = Reason.ISSUER_FAILED
 
 
 class AdminForbiddenError(AdminError):
@@ -101,15 +77,12 @@ class AdminConflictError(AdminError):
     """
 
     reason = Reason.BROKER_CONFLICT
-    may_be_done = True
 
 
 class BrokerFailedError(AdminError):
     """The broker failed (5xx), or limits the rate of calls (429)."""
 
     reason = Reason.BROKER_FAILED
-    may_be_done = True
-    meets_all = True
 
 
 class UnsupportedError(AdminError):
@@ -199,16 +172,17 @@ def error_for(call: str, status: int, answer: str) -> AdminError:
     )
 
 
-def unexpected(call: str, got: str) -> UnexpectedAnswerError:
+def unexpected(call: str, got: str) -> AdminError:
     """Return the error of an answer to *call* that Pulsar would not give; *got* describes it.
 
     It never repeats the answer: otherwise the owner of `adminURL` could read, in a status, data
     that only the operator can reach.
     """
-    return UnexpectedAnswerError(
+    return AdminError(
         f'adminURL does not lead to a Pulsar admin API: unexpected response to "{call}"',
         got=got,
         remedy="correct adminURL: the address of the admin REST API, without /admin/v2",
+        reason=Reason.UNEXPECTED_ANSWER,
     )
 
 

@@ -23,14 +23,7 @@ from typing import Any
 import aiohttp
 
 from redrive.admin.errors import BrokerDownError, BrokerUnreachableError
-from redrive.errors import RedriveError
 from redrive.reasons import Reason
-
-
-class FenceClosedError(RedriveError):
-    """This operator may no longer hold the Lease, so it must not write."""
-
-    reason = Reason.LEASE_NOT_RENEWED
 
 
 def elapsed() -> float:
@@ -62,10 +55,10 @@ class Fence:
         """Check that a write is allowed.
 
         Raises:
-            FenceClosedError: it is not.
+            RedriveError: it is not.
         """
         if not self.is_open():
-            raise FenceClosedError(
+            raise Reason.LEASE_NOT_RENEWED.error(
                 "write refused: the lease of this operator expired",
                 got=f"{self._clock() - self._until:.1f} s too late",
                 remedy="No action needed: writes resume when the lease is renewed; if another "

@@ -39,18 +39,17 @@ from yarl import URL
 
 from redrive.admin.access import Access
 from redrive.admin.errors import (
-    AdminUrlInvalidError,
+    AdminError,
     BrokerUnreachableError,
-    CertificateRefusedError,
-    IssuerFailedError,
-    RedirectRefusedError,
     error_for,
     unexpected,
 )
 from redrive.admin.fair_slots import FairSlots
-from redrive.admin.guards import Fence, FenceClosedError, guarding
+from redrive.admin.guards import Fence, guarding
 from redrive.admin.proxies import proxy_for
+from redrive.errors import RedriveError
 from redrive.policy.naming import TopicName
+from redrive.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -345,10 +344,11 @@ class Http:
             outcome = "certificate refused"
             raise _refused(admin_url, error) from error
         except ValueError as error:  # parts of an address are validated only by the call
-            raise AdminUrlInvalidError(
+            raise AdminError(
                 "adminURL or a redirect of the broker is not a valid address",
                 got=admin_url,
                 remedy="correct its host and port, or those that the broker advertises",
+                reason=Reason.ADMIN_URL_INVALID,
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             outcome = "unreachable"
@@ -360,11 +360,8 @@ class Http:
         except AnswerTooLongError as error:
             outcome = "too long"
             raise unexpected(call.does, str(error)) from error
-        except RedirectRefusedError:
-            outcome = "redirect refused"
-            raise
-        except FenceClosedError:
-            outcome = "fenced"
+        except RedriveError as error:
+            outcome = "fenced" if error.reason is Reason.LEASE_NOT_RENEWED else "redirect refused"
             raise
         except asyncio.CancelledError:
             outcome = "cancelled"
@@ -393,8 +390,8 @@ class Http:
             issuer: URL of the issuer for errors.
 
         Raises:
-            CertificateRefusedError: its certificate is not trusted.
-            IssuerFailedError: it does not answer.
+            AdminError: its certificate is not trusted.
+            AdminError: it does not answer.
         """
         try:
             address = URL(url)
@@ -407,10 +404,11 @@ class Http:
             raise _refused(issuer, error) from error
         except (aiohttp.ClientError, OSError, ValueError, AnswerTooLongError) as error:
             too_long = isinstance(error, AnswerTooLongError)
-            raise IssuerFailedError(
+            raise AdminError(
                 f"the issuer of tokens does not answer at {issuer}",
                 got=str(error) if too_long else transport_failure(error),
                 remedy="check oauth2.issuerURL, and that it can be reached from here",
+                reason=Reason.ISSUER_FAILED,
             ) from error
 
     async def _follow(self, call: Call, url: URL, endpoint: Endpoint) -> _Reply:
@@ -523,13 +521,14 @@ async def _within(seconds: float) -> AsyncIterator[None]:
         raise TimeoutError(f"no whole answer within {seconds:g} s") from error
 
 
-def _not_followed(call: Call, got: str) -> RedirectRefusedError:
-    return RedirectRefusedError(
+def _not_followed(call: Call, got: str) -> AdminError:
+    return AdminError(
         f"a redirect was not followed: {call.does}",
         got=got,
         remedy="add the hosts of the cluster's brokers to the connection's redirectHosts, with "
         "their port if it differs from that of adminURL, and use their scheme in adminURL; or use "
         "the address of a Pulsar proxy as adminURL",
+        reason=Reason.REDIRECT_REFUSED,
     )
 
 
@@ -561,9 +560,10 @@ def transport_failure(error: Exception) -> str:
     return (isinstance(error, TimeoutError) and str(error)) or type(error).__name__
 
 
-def _refused(url: str, error: aiohttp.ClientConnectorCertificateError) -> CertificateRefusedError:
-    return CertificateRefusedError(
+def _refused(url: str, error: aiohttp.ClientConnectorCertificateError) -> AdminError:
+    return AdminError(
         f"the certificate of {url} is not trusted",
         got=str(error.certificate_error),
         remedy="set its authority in caRef, or use the address of the certificate",
+        reason=Reason.CERTIFICATE_REFUSED,
     )

@@ -200,17 +200,11 @@ def _immortal(authentication: pulsar.Authentication) -> pulsar.Authentication:
     return authentication
 
 
-class CredentialsMissingError(RedriveError):
-    """The pod of the job has no credentials, or a file of another content in their place."""
-
-    reason = "CredentialsMissing"
-
-
 class JobCredentials(BrokerCredentials):
     """Credentials of a job, and the authorities that it trusts, in files below one folder.
 
     Raises:
-        CredentialsMissingError: from each method, when a file is missing or has another content.
+        RedriveError: from each method, when a file is missing or has another content.
         AdminError: likewise, when an issuer gives no token.
     """
 
@@ -223,17 +217,18 @@ class JobCredentials(BrokerCredentials):
         """Return the key that signs the records of the policy's ledger.
 
         Raises:
-            CredentialsMissingError: the file is missing, or holds something else.
+            RedriveError: the file is missing, or holds something else.
         """
         file = self._folder / "ledger" / "key"
         try:
             return bytes.fromhex(self._text(file))
-        except (CredentialsMissingError, ValueError):
-            raise CredentialsMissingError(
+        except (RedriveError, ValueError):
+            raise RedriveError(
                 f"the key of the ledger is not at {file}",
                 got="no file with hexadecimal digits",
                 remedy="mount the Secret that the operator creates for the policy, with the label "
                 "redrive.io/policy",
+                reason="CredentialsMissing",
             ) from None
 
     def _token(self) -> str | None:
@@ -266,18 +261,20 @@ class JobCredentials(BrokerCredentials):
         return file if file.exists() else None
 
     def _missing(self, file: Path, got: str) -> RedriveError:
-        return CredentialsMissingError(
+        return RedriveError(
             f"the credentials of the replay role are not at {file}",
             got=got,
             remedy="store them in the Secret that replay.authentication of the BrokerConnection "
             "names",
+            reason="CredentialsMissing",
         )
 
     def _no_pem(self, got: str) -> RedriveError:
-        return CredentialsMissingError(
+        return RedriveError(
             "the mounted files are no certificate with its key, or no authorities",
             got=got,
             remedy="store them in PEM in the Secret or ConfigMap of the connection's replay",
+            reason="CredentialsMissing",
         )
 
 
@@ -288,31 +285,26 @@ def job_credentials() -> JobCredentials:
     """Return the credentials that the environment names, the same ones for a whole process.
 
     Raises:
-        CredentialsMissingError: it names none.
+        RedriveError: it names none.
         InvalidSpecError: its variable can't be read.
     """
     written = os.environ.get(ACCESS_VARIABLE, "")
     if not written:
-        raise CredentialsMissingError(
+        raise RedriveError(
             f"the environment variable {ACCESS_VARIABLE} is not set",
             remedy="give it to driver and executors, as the operator does",
+            reason="CredentialsMissing",
         )
     if written not in _job_credentials:
         _job_credentials[written] = JobCredentials(BrokerAccess.decode(written))
     return _job_credentials[written]
 
 
-class CredentialsUnreadableError(RedriveError):
-    """A file with credentials, which an option names, is missing or has another content."""
-
-    reason = "CredentialsUnreadable"
-
-
 class SourceCredentials(BrokerCredentials):
     """Credentials of a query, and the authorities that it trusts.
 
     Raises:
-        CredentialsUnreadableError: from each method, when a file is missing or of another form.
+        RedriveError: from each method, when a file is missing or of another form.
         AdminError: likewise, when an issuer gives no token.
     """
 
@@ -358,17 +350,19 @@ class SourceCredentials(BrokerCredentials):
         return Path(self._options.files[name])
 
     def _missing(self, file: Path, got: str) -> RedriveError:
-        return CredentialsUnreadableError(
+        return RedriveError(
             f"there are no credentials at {file}, which an option names",
             got=got,
             remedy="put the file there on the driver and on each executor",
+            reason="CredentialsUnreadable",
         )
 
     def _no_pem(self, got: str) -> RedriveError:
-        return CredentialsUnreadableError(
+        return RedriveError(
             "the files that the options name are no certificate with its key, or no authorities",
             got=got,
             remedy="put files in PEM there, on the driver and on each executor",
+            reason="CredentialsUnreadable",
         )
 
 

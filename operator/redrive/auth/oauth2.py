@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from yarl import URL
 
 from redrive.admin.access import same_origin
-from redrive.admin.errors import AuthenticationFailedError, IssuerFailedError
+from redrive.admin.errors import AdminError, AuthenticationFailedError
 from redrive.admin.http import Http
+from redrive.reasons import Reason
 
 _DISCOVERY = "/.well-known/openid-configuration"
 _DEFAULT_LIFETIME_SECONDS = 300.0
@@ -51,7 +52,7 @@ async def issue(client: Client, http: Http) -> Issued:
 
     Raises:
         AuthenticationFailedError: the issuer rejects the client or its secret.
-        IssuerFailedError: it does not answer, or not as an issuer does, or its token endpoint has
+        AdminError: it does not answer, or not as an issuer does, or its token endpoint has
             another scheme, host or port than `issuer_url`. No secret was sent to that address.
     """
     discovery = await _ask(client, http, "GET", client.issuer_url.rstrip("/") + _DISCOVERY)
@@ -113,10 +114,11 @@ def _code(answer: dict[str, object]) -> str:
     return code if isinstance(code, str) and _CODE.fullmatch(code) else ""
 
 
-def _unexpected(client: Client, got: str) -> IssuerFailedError:
-    return IssuerFailedError(
+def _unexpected(client: Client, got: str) -> AdminError:
+    return AdminError(
         f"the issuer {client.issuer_url} gave no token",
         got=got,
         remedy="check audience, scope and oauth2.issuerURL, which needs the scheme, host and port "
         "of the token endpoint; it is tried again",
+        reason=Reason.ISSUER_FAILED,
     )

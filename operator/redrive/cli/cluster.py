@@ -72,10 +72,6 @@ class NotPermittedError(ClusterError):
     """The caller lacks a right."""
 
 
-class ObjectChangedError(ClusterError):
-    """The object exists already, or it changed since it was read."""
-
-
 class Cluster:
     """Client of one API server.
 
@@ -354,7 +350,7 @@ class Cluster:
         if status == HTTPStatus.NOT_FOUND:
             return self._not_found(path, answer)
         if status == HTTPStatus.CONFLICT:
-            return ObjectChangedError(
+            return ClusterError(
                 "the object exists, or it changed meanwhile", got=message, remedy="try again"
             )
         if "strict decoding error" in message:

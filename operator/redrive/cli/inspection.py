@@ -22,12 +22,12 @@ from redrive.api import Body
 from redrive.cli.documents import CauseCount, MalformedEntryRecord, ReplayRecord
 from redrive.cli.inspection_request import (
     InspectionRequest,
-    TopicMissingError,
     inspection_options,
 )
 from redrive.cli.output import (
     FORMATS,
     REPORT_SECONDS,
+    CommandError,
     Live,
     TableColumn,
     clean,
@@ -44,7 +44,6 @@ from redrive.cli.output import (
     utc_option,
 )
 from redrive.cli.planned_causes import count_in_cluster
-from redrive.errors import RedriveError
 from redrive.inspection.export import private_file, write_json_lines, write_parquet
 from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.reader import NEWEST, TopicReading, plan_reading
@@ -82,12 +81,6 @@ _CAUSE_COLUMNS = (
     TableColumn("CONSUMERS", dropped=3),
     TableColumn("EXAMPLE", dropped=4),
 )
-
-
-class NothingExportedError(RedriveError):
-    """No message is selected, so no file is written."""
-
-    reason = "NothingExported"
 
 
 def _target_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -191,7 +184,7 @@ def export(request: InspectionRequest, target: Path) -> int:
     with _progress(request, reading) as rows, private_file(target) as file:
         count = write(map(recorder, rows), file)
         if not count:
-            raise NothingExportedError("; ".join(_empty(request, reading)), remedy="select others")
+            raise CommandError("; ".join(_empty(request, reading)), remedy="select others")
     _say_malformed(reading)
     say(f"wrote {count} messages to {target}{'' if request.reveals else ', masked'}")
     return 0
@@ -211,7 +204,7 @@ def report(request: InspectionRequest, target: Path) -> int:
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)
     if not summary.groups:
-        raise NothingExportedError("; ".join(_empty(request, reading)), remedy="select others")
+        raise CommandError("; ".join(_empty(request, reading)), remedy="select others")
     extent = f"{reading.planned} of {reading.total} entries were read, with {reading.messages}"
     facts = ReportFacts(
         title=_WORDS[request.source],
@@ -256,7 +249,7 @@ def _planned(request: InspectionRequest) -> TopicReading:
     try:
         return plan_reading(topic, request.choice, None if request.reads_all else NEWEST)
     except AdminNotFoundError as error:
-        raise TopicMissingError(
+        raise CommandError(
             f"the topic {topic.name} does not exist",
             remedy="check --admin-url, and create it: wait until the policy is Ready, or run "
             "redrive provision",

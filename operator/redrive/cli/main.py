@@ -28,12 +28,6 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 
-class MissingExtraError(RedriveError):
-    """The command needs packages that the installed extras of redrive do not include."""
-
-    reason = "MissingExtra"
-
-
 @dataclass(frozen=True)
 class Subcommand:
     """One line of the table of commands.
@@ -153,12 +147,13 @@ def _run(arguments: list[str]) -> int:
         return INTERRUPTED
 
 
-def _missing_extra(name: str, error: ModuleNotFoundError) -> MissingExtraError:
+def _missing_extra(name: str, error: ModuleNotFoundError) -> RedriveError:
     """Return the error of a command that lacks a package of its extra."""
     extra = COMMANDS[name].extra if name in COMMANDS else "cli"
-    return MissingExtraError(
+    return RedriveError(
         f"`redrive {name}` needs redrive[{extra}]: the module {error.name} is not installed",
         remedy=f"pip install 'redrive[{extra}]'",
+        reason="MissingExtra",
     )
 
 
@@ -172,7 +167,7 @@ def _run_operator(arguments: Sequence[str]) -> int:
 
 def _failed(name: str, error: RedriveError) -> int:
     """Print *error*, for the operator and for missing extras after its reason; return 1."""
-    is_logged = name == "operator" or isinstance(error, MissingExtraError)
+    is_logged = name == "operator" or error.reason == "MissingExtra"
     prefix = f"redrive: {error.reason}" if is_logged else "error"
     print(f"{prefix}: {error}", file=sys.stderr)  # noqa: T201  what a command answers
     return 1

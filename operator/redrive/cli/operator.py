@@ -62,12 +62,6 @@ BUILD = Info("redrive_build", "Versions of the operator and of Python.")
 BUILD.info({"version": __version__, "python_version": platform.python_version()})
 
 
-class WatchesEndedError(RedriveError):
-    """kopf's watches ended, and nothing asked for it."""
-
-    reason = "WatchesEnded"
-
-
 def run(options: argparse.Namespace) -> None:
     """Run the operator until it is stopped.
 
@@ -101,8 +95,8 @@ async def stand_by(settings: Settings, health: Liveness, lease: Key | None, iden
     """Serve, after leader election where there is a lease; a signal ends a standby at once.
 
     Raises:
-        LeaseLostError: another operator has taken over.
-        WatchesEndedError: the watches failed.
+        RedriveError: another operator has taken over.
+        RedriveError: the watches failed.
     """
     try:
         async with health.beating():
@@ -167,7 +161,7 @@ async def serve(
         True if all objects have to be loaded again; see `informer.relisting`.
 
     Raises:
-        WatchesEndedError: kopf ended otherwise.
+        RedriveError: kopf ended otherwise.
     """
     signalled, ending = False, asyncio.Event()
     async with (
@@ -215,10 +209,11 @@ async def serve(
             )
             failure = await _supervise(watches, outdated, ending)
     if not outdated.is_set():
-        raise WatchesEndedError(
+        raise RedriveError(
             "the watches of the Kubernetes API ended",
             got=failure,
             remedy="no action needed: this operator exits, and its container is started again",
+            reason="WatchesEnded",
         )
     logger.info("redrive has stopped")
     return not signalled
@@ -298,12 +293,6 @@ _StartResponse = Callable[..., Any]
 _App = Callable[[dict[str, Any], _StartResponse], Iterable[bytes]]
 
 
-class EndpointError(RedriveError):
-    """The endpoint can't be served at the given address."""
-
-    reason = "EndpointUnavailable"
-
-
 @contextmanager
 def serving_endpoint(address: str, port: int, health: Liveness) -> Iterator[int]:
     """Serve while the block runs; yield the port.
@@ -314,17 +303,18 @@ def serving_endpoint(address: str, port: int, health: Liveness) -> Iterator[int]
         health: what the probes show.
 
     Raises:
-        EndpointError: the address is not one of this machine, or the port is taken.
+        RedriveError: the address is not one of this machine, or the port is taken.
     """
     try:
         server = make_server(
             address, port, _app(health), server_class=ThreadingWSGIServer, handler_class=Handler
         )
     except OSError as error:
-        raise EndpointError(
+        raise RedriveError(
             f"metrics and probes can't be served: {error.strerror}",
             got=f"{address}:{port}",
             remedy="choose another --listen",
+            reason="EndpointUnavailable",
         ) from error
     thread = threading.Thread(target=server.serve_forever, name="endpoint", daemon=True)
     thread.start()

@@ -20,6 +20,7 @@ from typing import Any, TextIO, TypeVar
 import click
 
 from redrive.api import Body
+from redrive.errors import RedriveError
 
 DOCUMENT_VERSION = "cli.redrive.io/v1"
 """`apiVersion` of the documents that commands which read print."""
@@ -112,6 +113,12 @@ def local_time(text: object, at: datetime) -> str:
     is_today = local.date() == at.astimezone(zone).date()
     shown = local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
     return shown if zone is None else f"{shown}Z"
+
+
+class CommandError(RedriveError):
+    """A command cannot do what its arguments request."""
+
+    reason = "CommandFailed"
 
 
 def has_terminal(stream: TextIO) -> bool:

@@ -28,8 +28,7 @@ from redrive.cli.frame import (
     policy_argument,
     write_options,
 )
-from redrive.cli.output import age, now, print_object, say, written
-from redrive.errors import RedriveError
+from redrive.cli.output import CommandError, age, now, print_object, say, written
 from redrive.kube.resources import (
     DEAD_LETTER_NOW,
     IGNORE_OUTAGES_UNTIL,
@@ -44,12 +43,6 @@ from redrive.policy.envelope import ORIGIN_FORM
 
 REFRESH_SECONDS = 15.0
 """Time in which the operator has to read the figures of one policy."""
-
-
-class PolicyStateError(RedriveError):
-    """The policy is in a state in which the command has no effect."""
-
-    reason = "PolicyState"
 
 
 @click.command()
@@ -73,7 +66,7 @@ def reconcile(  # noqa: PLR0913  the options of the command
     body = cluster.get(POLICIES, cluster.namespace, policy)
     if is_paused(body) and not (pause or resume):
         hint = flags.hint("reconcile", policy, "--resume")
-        raise PolicyStateError("the policy is paused, and is not reconciled", remedy=f"run: {hint}")
+        raise CommandError("the policy is paused, and is not reconciled", remedy=f"run: {hint}")
     if pause or resume:
         annotation = {PAUSE: "true" if pause else None}
     else:
@@ -193,7 +186,7 @@ def dead_letter(  # noqa: PLR0913  the options of the command
         requests |= {origin: DeadLetterRequest(origin, end) for origin in origins}
     if len(requests) > MAX_REQUESTS:
         hint = flags.hint("dead-letter", policy, "--stop")
-        raise PolicyStateError(
+        raise CommandError(
             f"a policy has at most {MAX_REQUESTS} requests",
             got=len(requests),
             remedy=f"wait until others have ended, or withdraw them: {hint}",
@@ -212,10 +205,10 @@ def _check_keeps_dead_letters(policy: Body) -> None:
     """Pass if a policy keeps dead letters.
 
     Raises:
-        PolicyStateError: it discards them.
+        CommandError: it discards them.
     """
     if ((policy["spec"].get("deadLetter") or {}).get("mode") or "Keep") == "Discard":
-        raise PolicyStateError(
+        raise CommandError(
             "the policy discards dead letters: the message would be lost",
             got="deadLetter.mode Discard",
             remedy="have the handler discard it, or set deadLetter.mode to Keep",
@@ -226,16 +219,16 @@ def _check_active(policy: Body, flags: ClusterFlags) -> None:
     """Pass if the operator works on a policy.
 
     Raises:
-        PolicyStateError: it is paused, or only observed.
+        CommandError: it is paused, or only observed.
     """
     metadata, spec = policy["metadata"], policy["spec"]
     if is_paused(policy):
-        raise PolicyStateError(
+        raise CommandError(
             "the policy is paused, so the operator does not carry out the request",
             remedy=f"run: {flags.hint('reconcile', metadata['name'], '--resume')}",
         )
     if spec.get("managementPolicy") == "Observe":
-        raise PolicyStateError(
+        raise CommandError(
             "the operator only observes the policy",
             got="managementPolicy Observe",
             remedy="set it to Manage",
@@ -280,7 +273,7 @@ def unload(
         say(f"no result within {age(seconds)}; see the policy: {flags.hint('status', policy)}")
         return NOT_FINISHED
     if error := result_of(unloaded).get("error"):
-        raise PolicyStateError(
+        raise CommandError(
             "the retry topic was not unloaded",
             got=error,
             remedy="give the operator's role the right, or unload it with pulsar-admin",

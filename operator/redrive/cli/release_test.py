@@ -43,12 +43,6 @@ KINDS: Mapping[str, Resource] = {
 }
 
 
-class ReleaseTestError(RedriveError):
-    """The release does not work as its chart describes."""
-
-    reason = "ReleaseTestFailed"
-
-
 @dataclass(frozen=True)
 class Right:
     """One verb on one resource, in one namespace; an empty namespace means all.
@@ -98,7 +92,7 @@ async def check_rights(kubernetes: Kubernetes, grants: Sequence[Body]) -> int:
     """Check that the caller has all rights of *grants*; return how many.
 
     Raises:
-        ReleaseTestError: some are missing.
+        RedriveError: some are missing.
         KubernetesError: the API server does not answer.
     """
     expected = list(rights(grants))
@@ -111,10 +105,11 @@ async def check_rights(kubernetes: Kubernetes, grants: Sequence[Body]) -> int:
     answers = await asyncio.gather(*map(is_allowed, expected))
     missing = [str(right) for right, allowed in zip(expected, answers, strict=True) if not allowed]
     if missing:
-        raise ReleaseTestError(
+        raise RedriveError(
             "the operator's ServiceAccount lacks rights that the chart grants",
             got="; ".join(missing),
             remedy="install the release again, with its Roles, ClusterRoles and their bindings",
+            reason="ReleaseTestFailed",
         )
     return len(expected)
 
@@ -150,15 +145,16 @@ def check_endpoint(url: str) -> None:
     """Check that the operator becomes ready, and that it serves metrics.
 
     Raises:
-        ReleaseTestError: it does not within `SECONDS`.
+        RedriveError: it does not within `SECONDS`.
     """
     deadline = time.monotonic() + SECONDS
     while problem := _endpoint_problem(url):
         if time.monotonic() > deadline:
-            raise ReleaseTestError(
+            raise RedriveError(
                 "the operator's endpoint does not answer as it should",
                 got=problem,
                 remedy="check the pods of the Deployment, and NetworkPolicies",
+                reason="ReleaseTestFailed",
             )
         time.sleep(PAUSE_SECONDS)
 

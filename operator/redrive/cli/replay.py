@@ -29,6 +29,7 @@ from redrive.cli.frame import (
     write_options,
 )
 from redrive.cli.output import (
+    CommandError,
     Live,
     age,
     local_time,
@@ -43,7 +44,6 @@ from redrive.cli.output import (
 )
 from redrive.cli.policies import ENDED, conditions_of
 from redrive.cli.replays import (
-    ReplayStateError,
     attach,
     confirmed,
     is_plan,
@@ -306,7 +306,7 @@ def planned(cluster: Cluster, plan: Body) -> Body:
     """Wait for the numbers of a plan, or of a Replay in review; return it as it is then.
 
     Raises:
-        ReplayStateError: the plan failed.
+        CommandError: the plan failed.
         KeyboardInterrupt: the command was interrupted; the Replay is deleted or canceled.
     """
     live, start = Live(sys.stderr), time.monotonic()
@@ -324,21 +324,21 @@ def planned(cluster: Cluster, plan: Body) -> Body:
             conditions = conditions_of(plan)
             ready = conditions.get("Ready") or {}
             if "Stalled" in conditions:
-                raise ReplayStateError(
+                raise CommandError(
                     "the plan can't start",
                     got=f"{ready.get('reason')}: {ready.get('message')}",
                     remedy="repeat the command then",
                 )
             live.show(["plans; nothing is moved", *lines, *error])
         else:
-            raise ReplayStateError(
+            raise CommandError(
                 f"the plan {plan['metadata']['name']} was deleted", remedy="repeat the command"
             )
     finally:
         if not has_numbers:
             _end_plan(cluster, plan)
     if phase_of(plan) == "Failed":
-        raise ReplayStateError("the plan has failed", got=result_text(plan), remedy="correct it")
+        raise CommandError("the plan has failed", got=result_text(plan), remedy="correct it")
     return plan
 
 

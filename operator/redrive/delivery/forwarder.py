@@ -54,9 +54,9 @@ from redrive.delivery.parts import AnyTimer, Crypto, Outgoing, Parts, for_produc
 from redrive.delivery.sender import BYTES_PER_SECOND, PartitionSender, open_producer
 from redrive.messages import (
     BYTES,
+    NotCopyableError,
     NotSentError,
     TooBigError,
-    UnreadableError,
     WriterSchemas,
     encode,
     id_text,
@@ -81,7 +81,7 @@ def hop_of(message: pulsar.Message, verdict: Retry | Dead, failure: Failure) -> 
     """Return the copy of *message* that carries out *verdict*; encoded where it can't be one.
 
     Raises:
-        UnreadableError: the message has properties that can't be copied.
+        NotCopyableError: the message has properties that can't be copied.
     """
     marks: dict[str, str] = {}
     if failure.not_copied:
@@ -119,10 +119,11 @@ def forward(outgoing: Outgoing, hop: Hop) -> pulsar.MessageId | None:
 def _properties(message: pulsar.Message) -> dict[str, str]:
     found = read_properties(message)
     if found is None:
-        raise UnreadableError(
+        raise NotCopyableError(
             "a message can't be copied to its next topic",
             got="a property that is not UTF-8",
             remedy="have its producer write text; this one becomes an encoded dead letter",
+            reason="Unreadable",
         )
     return found
 
@@ -263,7 +264,7 @@ class Producers:
 
         Raises:
             TooBigError: the broker takes no message with so many *properties*.
-            SchemaNotFoundError, SchemaUnsupportedError: it can't be sent with its schema.
+            SchemaError: it can't be sent with its schema.
             NotSentError: no producer could be made within 12 s, or no receipt came within 10 s and
                 1 s more for each MiB. The same message keeps its identity when it is sent again.
         """

@@ -48,22 +48,18 @@ _COLUMNS: dict[str, pa.DataType] = {
 SCHEMA = pa.schema(list(_COLUMNS.items()))
 
 
-class NotExportedError(RedriveError):
-    """A file can't be written; nothing is at its place that was not there before."""
-
-    reason = "NotExported"
-
-
 @contextmanager
 def private_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that only its owner may read, and that replaces *path* when it is complete.
 
     Raises:
-        NotExportedError: it can't be written, or *path* is a device, a pipe or a symbolic link.
+        RedriveError: it can't be written, or *path* is a device, a pipe or a symbolic link.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise NotExportedError(
-            f"{path} must be a regular file", remedy="choose another file, not a link or a device"
+        raise RedriveError(
+            f"{path} must be a regular file",
+            remedy="choose another file, not a link or a device",
+            reason="NotExported",
         )
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -100,9 +96,12 @@ def _exit(number: int, _frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _not_exported(path: Path, error: OSError) -> NotExportedError:
-    return NotExportedError(
-        f"{path} can't be written", got=str(error), remedy="choose another file"
+def _not_exported(path: Path, error: OSError) -> RedriveError:
+    return RedriveError(
+        f"{path} can't be written",
+        got=str(error),
+        remedy="choose another file",
+        reason="NotExported",
     )
 
 

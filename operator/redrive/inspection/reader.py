@@ -40,12 +40,6 @@ MAX_MALFORMED = 100
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
 
-class TopicUnreadableError(RedriveError):
-    """The broker does not let the caller read the topic, or can't be reached."""
-
-    reason = "TopicUnreadable"
-
-
 @dataclass(frozen=True)
 class InspectedTopic:
     """A topic, the subscription that keeps its messages, and the caller's access to the broker.
@@ -131,7 +125,7 @@ class TopicReading:
         """Yield the selected messages, the oldest of each partition first. Iterate once.
 
         Raises:
-            TopicUnreadableError: the broker refuses, or stops delivering before the end.
+            RedriveError: the broker refuses, or stops delivering before the end.
         """
         topic = self.topic
         with broker.connect(topic.service_url, topic.credentials) as client:
@@ -166,10 +160,11 @@ class TopicReading:
         except ReplayRoleRefusedError as error:
             raise _unreadable(self.topic, str(error.__cause__)) from error
         except SourceSilentError as error:
-            raise TopicUnreadableError(
+            raise RedriveError(
                 f"the broker has stopped to deliver messages of {self.topic.name}",
                 got=f"nothing for {SILENCE_SECONDS:g} s",
                 remedy="check whether the topic still exists, and repeat the command",
+                reason="TopicUnreadable",
             ) from error
         # Chunks of a message that was never finished came as nothing.
         self.entries = before + piece.pending.bit_count()
@@ -205,8 +200,8 @@ def plan_reading(
 
     Raises:
         AdminError: the topic does not exist, or the broker does not answer.
-        TopicUnreadableError: the broker refuses.
-        SubscriptionMissingError: the topic does not have the subscription.
+        RedriveError: the broker refuses.
+        RedriveError: the topic does not have the subscription.
     """
     try:
         partitions = broker.read_partitions(
@@ -275,10 +270,11 @@ def _newest(partition: Partition, pieces: Sequence[Piece], most: int) -> list[Pi
     return chosen[::-1]
 
 
-def _unreadable(topic: InspectedTopic, got: str) -> TopicUnreadableError:
-    return TopicUnreadableError(
+def _unreadable(topic: InspectedTopic, got: str) -> RedriveError:
+    return RedriveError(
         f"{topic.name} can't be read",
         got=got,
         remedy="check --service-url, and use a token whose role may consume the topic, such as one "
         "of deadLetter.readerRoles",
+        reason="TopicUnreadable",
     )

@@ -20,7 +20,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from redrive.admin.guards import Fence, guarding
-from redrive.admin.http import transport_failure
+from redrive.admin.http import AnswerTooLongError, read_bounded, transport_failure
 from redrive.admin.proxies import proxy_for
 from redrive.api import Body
 from redrive.errors import RedriveError
@@ -54,10 +54,6 @@ logger = logging.getLogger(__name__)
 def is_in_cluster() -> bool:
     """Return True in a pod without KUBECONFIG, which has priority."""
     return "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
-
-
-class _TooLongError(Exception):
-    """A page is longer than `LONGEST_PAGE`."""
 
 
 class Versions(NamedTuple):
@@ -182,7 +178,7 @@ class Kubernetes:
                     accept=accept,
                     longest=LONGEST_PAGE if size > 1 else None,
                 )
-            except _TooLongError:
+            except AnswerTooLongError:
                 size = max(size // SMALLER, 1)
                 continue
             _check_page(page, resource.plural)
@@ -353,7 +349,7 @@ class Kubernetes:
 
         Raises:
             SecretNotFoundError: the Secret does not exist.
-            SecretKeyNotFoundError: the key does not exist, or is not plain text.
+            SecretNotFoundError: the key does not exist, or is not plain text.
             ForbiddenError: the operator may not read it.
         """
         try:
@@ -361,9 +357,10 @@ class Kubernetes:
         except UnicodeDecodeError:
             text = ""
         if not text.isprintable() or not text:
-            raise SecretKeyNotFoundError(
+            raise SecretNotFoundError(
                 f"key {key!r} of the Secret {secret} has no token: it is empty or not plain text",
                 remedy="store the token itself under that key",
+                reason=Reason.SECRET_KEY_NOT_FOUND,
             )
         return text
 
@@ -372,7 +369,7 @@ class Kubernetes:
 
         Raises:
             SecretNotFoundError: the object does not exist.
-            SecretKeyNotFoundError: the key does not exist.
+            SecretNotFoundError: the key does not exist.
             ForbiddenError: the operator may not read it.
         """
         try:
@@ -387,10 +384,11 @@ class Kubernetes:
             error.names_object = True
             raise
         if key not in data:
-            raise SecretKeyNotFoundError(
+            raise SecretNotFoundError(
                 f"the {resource.kind} {where} has no key {key!r}",
                 got=sorted(data),
                 remedy="add the key, or correct the reference",
+                reason=Reason.SECRET_KEY_NOT_FOUND,
             )
         if resource != resources.SECRETS:
             return str(data[key]).encode()
@@ -441,10 +439,12 @@ class Kubernetes:
         try:
             response: Any = await self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
             self.server_time = _time_of(response.response)
-            answer = await _whole(response.response, longest or LONGEST_ANSWER)
+            async with response.response as stream:
+                parts = stream.content.iter_any()
+                answer = await read_bounded(parts, longest or LONGEST_ANSWER)
         except (aiohttp.ClientError, OSError) as error:
             raise _unavailable(error) from error
-        except _TooLongError:
+        except AnswerTooLongError:
             if longest is not None:
                 raise
             raise _malformed(path, f"more than {LONGEST_ANSWER} bytes") from None
@@ -466,21 +466,6 @@ def _time_of(response: aiohttp.ClientResponse) -> datetime | None:
         return parsedate_to_datetime(response.headers.get("Date", "")).astimezone(UTC)
     except ValueError:
         return None
-
-
-async def _whole(response: aiohttp.ClientResponse, longest: int) -> bytes:
-    """Read the body of an answer.
-
-    Raises:
-        _TooLongError: it exceeds *longest* bytes; the rest is not read.
-    """
-    read = bytearray()
-    async with response:
-        async for part in response.content.iter_any():
-            read += part
-            if len(read) > longest:
-                raise _TooLongError
-    return bytes(read)
 
 
 def _unavailable(error: Exception) -> UnavailableError:
@@ -603,34 +588,16 @@ class UnavailableError(KubernetesError):
     reason = Reason.KUBERNETES_UNAVAILABLE
 
 
-class LeaseLostError(RedriveError):
-    """Another operator has taken over."""
-
-    reason = Reason.LEASE_LOST
-
-
 class SecretNotFoundError(RedriveError):
     """A Secret of a spec does not exist."""
 
     reason = Reason.SECRET_NOT_FOUND
 
 
-class SecretKeyNotFoundError(RedriveError):
-    """A Secret has no valid value under the key of a spec."""
-
-    reason = Reason.SECRET_KEY_NOT_FOUND
-
-
 class ConnectionNotFoundError(RedriveError):
     """The BrokerConnection of a spec does not exist."""
 
     reason = Reason.CONNECTION_NOT_FOUND
-
-
-class NamespaceUnreadError(RedriveError):
-    """The labels of a namespace, which a selector needs, were not read yet."""
-
-    reason = Reason.NAMESPACE_UNREAD
 
 
 _KINDS: dict[int, type[KubernetesError]] = {

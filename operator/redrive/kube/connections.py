@@ -39,7 +39,6 @@ from redrive.kube.cache import Cache
 from redrive.kube.client import (
     ConnectionNotFoundError,
     Kubernetes,
-    NamespaceUnreadError,
     NotFoundError,
     UnavailableError,
 )
@@ -211,7 +210,7 @@ class Connections:
         """Return the connection that an object of *namespace* refers to, ready to use.
 
         Raises:
-            RedriveError: as `find` does; or `SecretNotFoundError`, `SecretKeyNotFoundError` or
+            RedriveError: as `find` does; or `SecretNotFoundError` or
                 `ForbiddenError` if its credentials cannot be read.
         """
         return await self._open(
@@ -369,13 +368,13 @@ class NamespaceLabels:
         """Return the labels of a namespace.
 
         Raises:
-            NamespaceUnreadError: they were not read yet; listeners are called after the read.
+            RedriveError: they were not read yet; listeners are called after the read.
             KubernetesError: they cannot be read.
         """
         labels = self._labels.setdefault(namespace, _unread(namespace))
-        if isinstance(labels, NamespaceUnreadError):
-            self._asked.set()
         if isinstance(labels, RedriveError):
+            if labels.reason is Reason.NAMESPACE_UNREAD:
+                self._asked.set()
             raise labels
         return labels
 
@@ -413,8 +412,8 @@ class NamespaceLabels:
                 await asyncio.wait_for(self._asked.wait(), READ_SECONDS)
 
 
-def _unread(namespace: str) -> NamespaceUnreadError:
-    return NamespaceUnreadError(
+def _unread(namespace: str) -> RedriveError:
+    return Reason.NAMESPACE_UNREAD.error(
         "the labels of this Kubernetes namespace, which a selector of the connection needs, were "
         "not read yet",
         got=namespace,

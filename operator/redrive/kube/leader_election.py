@@ -24,16 +24,17 @@ from typing import Any
 
 from redrive.admin.guards import Fence, elapsed
 from redrive.api import Body
+from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.client import (
     ConflictError,
     Kubernetes,
     KubernetesError,
-    LeaseLostError,
     NotFoundError,
 )
 from redrive.kube.observability import LEASE, LEASE_HELD, Liveness
 from redrive.kube.resources import Key
+from redrive.reasons import Reason
 
 LEASE_SECONDS = 10
 """Time without a change of the record after which a standby takes over."""
@@ -105,7 +106,7 @@ class LeaderElector:
         """Renew our lease.
 
         Raises:
-            LeaseLostError: another operator holds it; the fence is closed.
+            RedriveError: another operator holds it; the fence is closed.
             KubernetesError: the renewal failed for now.
         """
         try:
@@ -114,7 +115,7 @@ class LeaderElector:
             # The object changed or was deleted, or the answer to our own write was lost.
             if not await self.try_to_take():
                 self._fence.open_until(float("-inf"))
-                raise LeaseLostError(
+                raise Reason.LEASE_LOST.error(
                     "another operator has taken the lease",
                     got=self._holder(),
                     remedy="No action needed: this operator exits, and is a standby after its "
@@ -216,7 +217,7 @@ async def leading(
     A standby is ready: it can take over at once.
 
     Raises:
-        LeaseLostError: another operator took the lease; the block was cancelled.
+        RedriveError: another operator took the lease; the block was cancelled.
     """
     fence = Fence()
     async with Kubernetes.connect() as kubernetes:
@@ -272,12 +273,12 @@ async def holding(elector: LeaderElector, health: Liveness) -> AsyncIterator[Non
         await _release(elector)
 
 
-def _loss(renewal: asyncio.Task[None]) -> LeaseLostError:
+def _loss(renewal: asyncio.Task[None]) -> RedriveError:
     """Return the reason for which the renewal ended."""
     error = None if renewal.cancelled() else renewal.exception()
-    if isinstance(error, LeaseLostError):
+    if isinstance(error, RedriveError):
         return error
-    return LeaseLostError(
+    return Reason.LEASE_LOST.error(
         "the renewal of the lease ended",
         got=error or "a cancellation",
         remedy="No action needed: this operator exits, and is a standby after its restart",

@@ -40,12 +40,6 @@ _DISABLED = re.compile(r"(^|\s)#\s*redrive-lint:\s*disable=([\w, -]+)")
 _MAX_NODES = 100_000
 
 
-class ManifestsUnreadableError(RedriveError):
-    """A path can't be read, so nothing is known about its manifests."""
-
-    reason = "ManifestsUnreadable"
-
-
 class Place(NamedTuple):
     """A place in a file; lines and columns count from 1."""
 
@@ -258,7 +252,7 @@ class Manifests:
         """Read files, folders and, for the path `-`, standard input.
 
         Raises:
-            ManifestsUnreadableError: a path does not exist, or may not be read.
+            RedriveError: a path does not exist, or may not be read.
         """
         manifests = cls(namespace)
         for path in paths:
@@ -328,10 +322,11 @@ def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise ManifestsUnreadableError(
+        raise RedriveError(
             "a path of manifests can't be read",
             got=f"{file}: {error.strerror}",
             remedy="name files and folders that exist, or - for standard input",
+            reason="ManifestsUnreadable",
         ) from error
 
 

@@ -32,9 +32,7 @@ from redrive.provision.desired import (
 from redrive.provision.ownership import Owner, OwnershipRecord, shown_owner
 from redrive.provision.request import (
     ContestedError,
-    NameCollisionError,
     Request,
-    ResourceConflictError,
 )
 from redrive.reasons import Reason
 
@@ -202,28 +200,31 @@ def prior_claim(request: Request, winner: Request) -> ContestedError | None:
         return None
     policy = request.policy
     if winner.subscribes_like(request):
-        return ResourceConflictError(
+        return ContestedError(
             f"subscription {policy.subscription} of {policy.topic} already has a RetryPolicy, "
             "which keeps it until it is deleted or stalls",
             rival=winner.key,
             namespace=request.key.namespace,
             remedy="delete one of the two",
+            reason=Reason.RESOURCE_CONFLICT,
         )
     if winner.policy.topic in request.spec.own_topics:
-        return NameCollisionError(
+        return ContestedError(
             "spec.naming gives a topic of this policy the name of the source topic of an older "
             f"RetryPolicy, {winner.policy.topic}, which would be changed as if it held retries",
             rival=winner.key,
             namespace=request.key.namespace,
             remedy="delete this policy and create it again with other names for its topics",
+            reason=Reason.NAME_COLLISION,
         )
     named = f", for subscription {winner.policy.subscription} of {winner.policy.topic},"
-    return NameCollisionError(
+    return ContestedError(
         f"another RetryPolicy{named if winner.key.namespace == request.key.namespace else ''} has "
         "a retry, dead-letter or ledger topic with a name that this policy needs",
         rival=winner.key,
         namespace=request.key.namespace,
         remedy="use another subscription for one of the two policies, or other topic names",
+        reason=Reason.NAME_COLLISION,
     )
 
 

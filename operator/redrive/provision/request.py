@@ -37,27 +37,17 @@ class ContestedError(RedriveError):
         shown_rival: its name, as the status of the policy may show it.
     """
 
-    def __init__(self, problem: str, *, rival: Key, namespace: str, remedy: str) -> None:
-        super().__init__(problem, got=shown_policy(rival, namespace), remedy=remedy)
+    def __init__(
+        self, problem: str, *, rival: Key, namespace: str, remedy: str, reason: Reason
+    ) -> None:
+        super().__init__(problem, got=shown_policy(rival, namespace), remedy=remedy, reason=reason)
         self.rival = rival
         self.shown_rival = str(rival) if rival.namespace == namespace else ANOTHER_NAMESPACE
 
 
-class ResourceConflictError(ContestedError):
-    """Another policy has the same topic and subscription of the same broker."""
-
-    reason = Reason.RESOURCE_CONFLICT
-
-
-class NameCollisionError(ContestedError):
-    """Another policy, for another subscription, needs a topic of the same name."""
-
-    reason = Reason.NAME_COLLISION
-
-
 ANOTHER_NAMESPACE = "another namespace"
 """Value of `status.blockedBy` for a policy of another namespace."""
-WAITS = frozenset({ResourceConflictError.reason, NameCollisionError.reason})
+WAITS = frozenset({Reason.RESOURCE_CONFLICT, Reason.NAME_COLLISION})
 """Reasons of a policy that a rival blocks."""
 BROKER_DIGEST = "brokerDigest"
 """Field of `INTERNAL`: `digest_of` the broker at which the policy was last provisioned."""

@@ -18,7 +18,7 @@ from redrive.provision.desired import (
     delay_limit,
     earliness,
 )
-from redrive.provision.request import NameCollisionError, Request, ResourceConflictError
+from redrive.provision.request import Request
 from redrive.reasons import Reason
 
 _KEY_VALUE = "KEY_VALUE"
@@ -232,7 +232,7 @@ def subscription_is_contested(evidence: Evidence) -> StatusWarning | None:
     """Find other policies with the same topic and subscription."""
     same = [other for other in evidence.blocked if other.subscribes_like(evidence.request)]
     return _contested(
-        ResourceConflictError.reason,
+        Reason.RESOURCE_CONFLICT,
         "other RetryPolicies have the same topic and subscription, and wait until this policy is "
         "deleted or stalls; got {}; delete them, or this policy",
         same,
@@ -244,7 +244,7 @@ def names_are_contested(evidence: Evidence) -> StatusWarning | None:
     """Find policies for other subscriptions that need topics of the same names."""
     others = [other for other in evidence.blocked if not other.subscribes_like(evidence.request)]
     return _contested(
-        NameCollisionError.reason,
+        Reason.NAME_COLLISION,
         "RetryPolicies for other subscriptions need a topic name that this policy, or its source "
         "topic, has, and are refused; got {}; give their topics other names",
         others,

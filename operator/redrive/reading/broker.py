@@ -281,7 +281,7 @@ def read_partition(
     """Return one partition; *index* is `broker.UNPARTITIONED` for an unpartitioned topic.
 
     Raises:
-        AdminError, SubscriptionMissingError: as for `take`.
+        RedriveError: as for `take`.
     """
     stats = asyncio.run(_internal_stats(admin_url, partition_of(topic, index)))
     return Partition.from_stats(index, stats, subscription)
@@ -297,7 +297,7 @@ async def take_snapshot(
 
     Raises:
         AdminError: the broker refuses.
-        SubscriptionMissingError: the topic has no such *subscription*.
+        RedriveError: the topic has no such *subscription*.
     """
     async with _admin(admin_url, shown) as admin:
         count = await admin.partitions(topic)

@@ -19,6 +19,8 @@ from redrive.policy.naming import cursor_name
 from redrive.reading import bitmap
 from redrive.reading.positions import NOWHERE, EntryId, Position
 
+SUBSCRIPTION_MISSING = "SubscriptionMissing"
+"""Reason of a topic without the subscription."""
 MAX_RANGE_ENTRIES = 8 * bitmap.MAX_BYTES
 RANGE_ENTRIES = 10_000
 """Number of entries of a range; below 2¹⁴, see `positions.sequence_id`."""
@@ -149,12 +151,6 @@ def _overlap(piece: Range, after: EntryId, last: EntryId) -> int:
     return bitmap.span(low - piece.first, high - piece.first) if covers else bitmap.EMPTY
 
 
-class SubscriptionMissingError(RedriveError):
-    """The subscription that keeps the messages of a topic does not exist."""
-
-    reason = "SubscriptionMissing"
-
-
 @dataclass(frozen=True)
 class Acknowledged:
     """The entries that a subscription has settled.
@@ -251,7 +247,7 @@ class Partition:
         """Read a broker's `internalStats`; no *subscription* is the empty string.
 
         Raises:
-            SubscriptionMissingError: the topic has no such subscription.
+            RedriveError: the topic has no such subscription.
         """
         # The list does not contain the number of entries of the current ledger.
         last = EntryId.parse(stats["lastConfirmedEntry"])
@@ -273,10 +269,11 @@ class Partition:
             return partition
         cursor = stats["cursors"].get(cursor_name(subscription))
         if cursor is None:
-            raise SubscriptionMissingError(
+            raise RedriveError(
                 f"the topic has no subscription {subscription}",
                 got=sorted(map(unquote_plus, stats["cursors"])),
                 remedy="wait until the RetryPolicy is Ready again: the operator creates it",
+                reason=SUBSCRIPTION_MISSING,
             )
         return replace(partition, acknowledged=Acknowledged.from_cursor(cursor))
 

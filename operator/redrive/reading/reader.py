@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import pulsar
 
@@ -77,20 +77,15 @@ class SourceSilentError(RedriveError):
     reason = "SourceSilent"
 
 
-class TransactionOpenError(RedriveError):
-    """A transaction is open in a topic, and the broker delivers no message after its start."""
-
-    reason = "TransactionOpen"
-
-    @classmethod
-    def on(cls, topic: TopicName) -> Self:
-        """Return the error of *topic*, or of one partition."""
-        return cls(
-            f"a transaction is open in {topic}, and until it ends the broker delivers no message "
-            "after its first one",
-            remedy="commit or abort it, or wait for its time-out; then create another Replay, "
-            "which continues after the moved messages",
-        )
+def transaction_open(topic: TopicName) -> RedriveError:
+    """Return the error of *topic*, or one partition, in which a transaction blocks the delivery."""
+    return RedriveError(
+        f"a transaction is open in {topic}, and until it ends the broker delivers no message "
+        "after its first one",
+        remedy="commit or abort it, or wait for its time-out; then create another Replay, which "
+        "continues after the moved messages",
+        reason="TransactionOpen",
+    )
 
 
 def prefetch(average_bytes: float) -> int:
@@ -120,7 +115,7 @@ def read_messages(  # noqa: PLR0913, PLR0917  one each
     Raises:
         ReplayRoleRefusedError: the role may not read.
         SourceSilentError: the broker stops delivering before the end.
-        TransactionOpenError: a transaction blocks the delivery.
+        RedriveError: a transaction blocks the delivery.
     """
     # `map` holds no message while the next one is decompressed.
     return map(attrgetter("message"), _received(source, partition, after, wanted, ahead, lost))
@@ -328,7 +323,7 @@ def _next(
             is_held_back = not (through or reader.has_message_available())
             held_back = held_back + 1 if is_held_back else 0
             if held_back == HELD_BACK_POLLS:
-                raise TransactionOpenError.on(topic)
+                raise transaction_open(topic)
         except (pulsar.PulsarException, AdminError) as error:  # the broker is unreachable
             if time.monotonic() > deadline:
                 raise _silent(last, silence) from error

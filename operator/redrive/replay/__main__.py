@@ -21,9 +21,9 @@ from redrive.kube.client import NotFoundError, UnavailableError
 from redrive.reading.positions import EntryId
 from redrive.replay.job import outcomes
 from redrive.replay.job.children import Children
-from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, RunEndedError
+from redrive.replay.job.dispatch import ReplayGoneError, RunEndedError
 from redrive.replay.job.plan import Engine
-from redrive.replay.job.progress import Progress, ReplayGoneError
+from redrive.replay.job.progress import Progress
 from redrive.replay.job.run import Review, plan_review, preview, run
 from redrive.replay.spec import ReplayJob
 
@@ -39,9 +39,7 @@ def main(arguments: list[str]) -> None:
     job = ReplayJob.decode(arguments[0] if len(arguments) == 1 else "")
     try:
         _run(job, Progress(job))
-    except (
-        ReplayGoneError, NotFoundError, RunEndedError, DeadlineError, CanceledRunError
-    ) as error:  # fmt: skip
+    except (ReplayGoneError, NotFoundError, RunEndedError) as error:
         logger.info("the run ends: %s", error)
 
 
@@ -80,7 +78,7 @@ def _move(job: ReplayJob, progress: Progress, before: ReplayRun) -> bool:
                         return False
                 was_planned = review is None and before.counts.matched is not None
                 run(job, engine, progress, was_planned=was_planned, review=review)
-    except (RunEndedError, ReplayGoneError, NotFoundError):
+    except (ReplayGoneError, NotFoundError):
         raise
     except Exception as error:
         try:

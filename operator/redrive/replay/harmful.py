@@ -32,12 +32,6 @@ from redrive.reading.rows import entry_acknowledgement
 _KINDS = pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared, pulsar.ConsumerType.Failover
 
 
-class NotQuarantinedError(RedriveError):
-    """A harmful entry was not stored, so it is not acknowledged."""
-
-    reason = "NotQuarantined"
-
-
 class HarmfulEntry(NamedTuple):
     """An entry that is not acknowledged.
 
@@ -80,7 +74,7 @@ def quarantine(
     """Store an entry in a dead-letter topic, and acknowledge it.
 
     Raises:
-        NotQuarantinedError: it was not stored.
+        RedriveError: it was not stored.
         ReplayRoleRefusedError: the role may not, or the broker does not answer.
     """
     properties = {
@@ -146,11 +140,12 @@ def _acknowledger(client: pulsar.Client, topic: TopicName, subscription: str) ->
     raise busy or AssertionError
 
 
-def _not_quarantined(entry: HarmfulEntry, got: str) -> NotQuarantinedError:
-    return NotQuarantinedError(
+def _not_quarantined(entry: HarmfulEntry, got: str) -> RedriveError:
+    return RedriveError(
         f"the harmful entry {entry} was not stored, and is not acknowledged",
         got=got,
         remedy="check that the role may produce to the dead-letter topic, and run this again",
+        reason="NotQuarantined",
     )
 
 

@@ -25,7 +25,7 @@ from redrive.reading import broker
 from redrive.reading.entries import EntryReader
 from redrive.reading.positions import NOWHERE, EntryId
 from redrive.reading.ranges import Range
-from redrive.reading.reader import TransactionOpenError
+from redrive.reading.reader import transaction_open
 from redrive.reading.stored import ReadMessage
 from redrive.replay.evidence import LedgerKey, SignedRecord
 from redrive.replay.records import OWNER, PERMIT, Permit, Records, range_key
@@ -43,18 +43,6 @@ class FencedError(RedriveError):
     """Another run has taken the ledger over."""
 
     reason = "Fenced"
-
-
-class LedgerUnavailableError(RedriveError):
-    """The broker does not store a record."""
-
-    reason = "LedgerUnavailable"
-
-
-class LedgerLostError(RedriveError):
-    """The ledger lacks earlier records."""
-
-    reason = "LedgerLost"
 
 
 class Ledger:
@@ -75,7 +63,7 @@ class Ledger:
 
     Raises:
         FencedError: from each method, if another run owns the ledger.
-        LedgerUnavailableError: from each method, if the broker does not answer for
+        RedriveError: from each method, if the broker does not answer for
             `broker.WAIT_SECONDS`.
     """
 
@@ -157,10 +145,11 @@ class Ledger:
             except pulsar.PulsarException as error:
                 problem = str(error)  # it may be stored; a repetition is safe
             if time.monotonic() > deadline:
-                raise LedgerUnavailableError(
+                raise RedriveError(
                     "the broker does not store a record of the ledger",
                     got=problem,
                     remedy="the job is started again automatically and resumes where it was",
+                    reason="LedgerUnavailable",
                 )
             logger.warning("record of the ledger was not stored, retrying: %s", problem)
             time.sleep(1)
@@ -257,7 +246,7 @@ def mounted_key() -> LedgerKey:
     """Return the key of the ledger of this job.
 
     Raises:
-        CredentialsMissingError: the key is not mounted.
+        RedriveError: the key is not mounted.
     """
     return LedgerKey(job_credentials().ledger_key())
 
@@ -270,13 +259,14 @@ def _fenced() -> FencedError:
     )
 
 
-def lost(uid: str) -> LedgerLostError:
+def lost(uid: str) -> RedriveError:
     """Return the error of a ledger that has lost the plan of Replay *uid*."""
-    return LedgerLostError(
+    return RedriveError(
         "the ledger has lost the plan of this Replay: its topic was deleted, or another Replay "
         "has ended meanwhile",
         got=f"no plan of {uid}",
         remedy="make another Replay, which moves the messages that are not recorded as moved",
+        reason="LedgerLost",
     )
 
 
@@ -332,7 +322,7 @@ def _read(
 
     Raises:
         ReplayRoleRefusedError: the ledger does not exist, or the role may not read it.
-        TransactionOpenError: an open transaction blocks entries up to *end*.
+        RedriveError: an open transaction blocks entries up to *end*.
     """
     reading = _LedgerReading(key)
     deadline = time.monotonic() + READABLE_SECONDS
@@ -349,7 +339,7 @@ def _read(
             elif end is None:
                 break
             elif time.monotonic() > deadline:
-                raise TransactionOpenError.on(topic)
+                raise transaction_open(topic)
             else:
                 time.sleep(POLL_SECONDS)
     if reading.records.skipped:

@@ -158,25 +158,14 @@ WRITE_SECONDS = 300.0
 POLL_SECONDS = 0.2
 
 
-class WritesPendingError(RedriveError):
-    """The broker has received messages, but neither stores nor refuses them."""
-
-    reason = "WritesPending"
-
-
-class DeadLetterTopicLostError(RedriveError):
-    """The dead-letter topic was deleted while a run moved dead letters."""
-
-    reason = "DeadLetterTopicLost"
-
-
-def topic_lost(topic: TopicName, got: object) -> DeadLetterTopicLostError:
+def topic_lost(topic: TopicName, got: object) -> RedriveError:
     """Return the error of a dead-letter topic that was deleted."""
-    return DeadLetterTopicLostError(
+    return RedriveError(
         f"{topic} was deleted while the run moved dead letters, and messages that were not moved "
         "are lost; or it was emptied and unloaded, or the replay role lost its rights there",
         got=got,
         remedy="find out who changes topics; another Replay moves the current messages",
+        reason="DeadLetterTopicLost",
     )
 
 
@@ -184,7 +173,7 @@ def read_source(admin_url: str, topic: TopicName, subscription: str, index: int)
     """Return the current state of a partition of the dead-letter *topic*.
 
     Raises:
-        DeadLetterTopicLostError: the topic, and so the rights on it, were deleted.
+        RedriveError: the topic, and so the rights on it, were deleted.
         RedriveError: as for `broker.read_partition`.
     """
     try:
@@ -223,7 +212,7 @@ def wait_for_writes(admin_url: str, place: TargetPartition) -> None:
 
     Raises:
         AdminError: the broker refuses, or does not answer for `WRITE_SECONDS`.
-        WritesPendingError: writes are pending after `WRITE_SECONDS`.
+        RedriveError: writes are pending after `WRITE_SECONDS`.
     """
     deadline = time.monotonic() + WRITE_SECONDS
     goal = math.inf
@@ -245,10 +234,11 @@ def wait_for_writes(admin_url: str, place: TargetPartition) -> None:
             # A broker counts written entries before pending ones, and writes continue meanwhile.
             goal = now.written + before.pending
         if time.monotonic() > deadline:
-            raise WritesPendingError(
+            raise RedriveError(
                 f"the broker does not write to {broker.partition_of(place.topic, place.partition)}",
                 got=f"{now.pending} entries pending after {WRITE_SECONDS:g} s",
                 remedy="check its bookies; another Replay moves the messages that are left",
+                reason="WritesPending",
             )
         before = now
         time.sleep(POLL_SECONDS)
@@ -287,7 +277,7 @@ def find_in_target(
 
     Raises:
         RedriveError: the target cannot be read.
-        WritesPendingError: as for `wait_for_writes`.
+        RedriveError: as for `wait_for_writes`.
     """
     for place in tails:
         wait_for_writes(target.admin_url, place)

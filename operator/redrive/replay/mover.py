@@ -72,12 +72,6 @@ QUIET_SECONDS = SEND_SECONDS + GRACE_SECONDS
 messages."""
 
 
-class SendFailedError(RedriveError):
-    """The broker neither stores nor refuses messages."""
-
-    reason = "SendFailed"
-
-
 def move(task: RangeTask, *, again: bool = False) -> RangeResult:
     """Move a range, and return the result.
 
@@ -172,10 +166,11 @@ class RangeMover:
                 self._tails = self._unread(self._task.since)
         if self._outcome.settled:  # record refused messages for the next task
             return self._given_back()
-        raise SendFailedError(
+        raise RedriveError(
             "the broker neither stores dead letters nor refuses them",
             got=f"{self._task.range} after {MAX_TRIES} attempts",
             remedy="check the log of the broker; another Replay moves the messages that are left",
+            reason="SendFailed",
         )
 
     def _try(self, sent_in: Try, before: Try) -> bool:

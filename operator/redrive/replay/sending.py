@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pulsar
 
 from redrive.errors import RedriveError
-from redrive.messages import LATEST, SchemaError, SchemaRefusedError
+from redrive.messages import LATEST, SchemaError
 from redrive.policy.naming import TopicName
 from redrive.reading import broker
 from redrive.reading.positions import Try, sequence_id
@@ -42,12 +42,6 @@ from redrive.replay.transport import (
 
 MAX_TRIES = 200
 """Maximum attempts within one lease."""
-
-
-class DeduplicationOffError(RedriveError):
-    """The target does not deduplicate, so repeated messages are stored twice."""
-
-    reason = "DeduplicationOff"
 
 
 class TopicFullError(Exception):
@@ -194,7 +188,7 @@ class Sender:
         """Check that the broker remembers the sequence id of a stored message.
 
         Raises:
-            DeduplicationOffError: it does not.
+            RedriveError: it does not.
             SentBeforeError: another process sent messages while the producer was opened again.
             NameTakenError: another client uses the name.
         """
@@ -205,12 +199,13 @@ class Sender:
         self._producers[index] = held._replace(producer=producer)
         last = producer.last_sequence_id
         if last < sent:
-            raise DeduplicationOffError(
+            raise RedriveError(
                 f"deduplication is off on {self._target}: messages that a client repeats when it "
                 "reconnects would be stored twice",
                 got=f"sequence id {last} after {sent} was stored",
                 remedy="enable it for this topic, or make another Replay with guarantee: "
                 "AtLeastOnce",
+                reason="DeduplicationOff",
             )
         if last > sent:
             self._check_name(last)
@@ -263,14 +258,13 @@ class Sender:
             raise
 
 
-def _schema_refused(
-    source: TopicName, version: int | None, target: TopicName
-) -> SchemaRefusedError:
-    return SchemaRefusedError(
+def _schema_refused(source: TopicName, version: int | None, target: TopicName) -> SchemaError:
+    return SchemaError(
         f"{target} refuses the schema of a dead letter",
         got=f"no schema, from {source}" if version is None else f"version {version} of {source}",
         remedy="make the schemas of both topics compatible, or delete the schema of the target; "
         "refused messages stay until another Replay",
+        reason="SchemaRefused",
     )
 
 

@@ -21,17 +21,11 @@ PARAMETERS = "pulsar.client.authParams"
 TRUSTED = "pulsar.client.tlsTrustCertsFilePath"
 
 
-class InvalidAuthenticationError(RedriveError):
-    """The authentication options are invalid; their values are never shown."""
-
-    reason = "InvalidAuthentication"
-
-
 def authentication_of_options(options: Mapping[str, str]) -> SourceAuthentication:
     """Parse the authentication options.
 
     Raises:
-        InvalidAuthenticationError: they are invalid or contradict each other.
+        InvalidOptionError: they are invalid or contradict each other.
     """
     trusted, text = options.get(TRUSTED), options.get(PARAMETERS, "")
     written = options.get(PLUGIN)
@@ -42,7 +36,7 @@ def authentication_of_options(options: Mapping[str, str]) -> SourceAuthenticatio
     try:
         plugin = Plugin(written.rpartition(".")[2])
     except ValueError:
-        raise InvalidAuthenticationError(
+        raise InvalidOptionError(
             f"{PLUGIN} is unknown", got=written, remedy=f"use one of {', '.join(Plugin)}"
         ) from None
     if plugin is Plugin.TOKEN:
@@ -106,8 +100,8 @@ def _path(url: str) -> str:
     return url.removeprefix("file:").removeprefix("//")
 
 
-def _invalid(problem: str, remedy: str) -> InvalidAuthenticationError:
-    return InvalidAuthenticationError(problem, remedy=remedy)
+def _invalid(problem: str, remedy: str) -> InvalidOptionError:
+    return InvalidOptionError(problem, remedy=remedy)
 
 
 COLUMN_NAMES = (

@@ -116,19 +116,13 @@ def to_batch(
     )
 
 
-class EncryptedMessageError(RedriveError):
-    """A message is encrypted, and the query has no column for encrypted messages."""
-
-    reason = "EncryptedMessage"
-
-
 def read_slice(piece: Slice, options: ReadOptions, filters: Filters) -> Iterator[pa.RecordBatch]:
     """Read a slice, in batches of bounded size.
 
     Raises:
         DataLossError: the broker deleted a part of it since the query was planned.
-        EncryptedMessageError: see there.
-        PulsarFailedError: the broker refuses the read.
+        RedriveError: see there.
+        RedriveError: the broker refuses the read.
         SourceSilentError: deliveries stop before the end.
     """
     messages = _messages(piece, options)
@@ -169,10 +163,11 @@ def _messages(piece: Slice, options: ReadOptions) -> Iterator[DeadLetterRow]:
 
 def _readable(row: DeadLetterRow, piece: Slice, options: ReadOptions) -> DeadLetterRow:
     if row.encrypted and "__encrypted" not in options.columns:
-        raise EncryptedMessageError(
+        raise RedriveError(
             f"a message of {piece.topic} is encrypted, so its value cannot be read",
             got=":".join(map(str, row.position)),
             remedy="add __encrypted to the columns to read such messages as they are stored",
+            reason="EncryptedMessage",
         )
     return row
 
@@ -204,12 +199,6 @@ class UnwritableError(RedriveError):
     """Rows cannot be written as messages."""
 
     reason = "Unwritable"
-
-
-class NotWrittenError(RedriveError):
-    """A message has no receipt; others of the query may be stored."""
-
-    reason = "NotWritten"
 
 
 @dataclass
@@ -252,7 +241,7 @@ class TopicWriter(DataSourceArrowWriter):
         """Send the rows of one task, and wait for all receipts.
 
         Raises:
-            NotWrittenError: a message was refused, or has no receipt.
+            RedriveError: a message was refused, or has no receipt.
         """
         with TopicReader(self._options.connection).client() as client:
             sending = _Sending(client, self._options)
@@ -282,10 +271,11 @@ class _Sending:
             if self._failed or not rows:
                 break
         if self._failed or rows:
-            raise NotWrittenError(
+            raise RedriveError(
                 f"{len(self._failed) + len(rows)} of {batch.num_rows} messages were not stored",
                 got=str(self._failed[0]) if self._failed else "receipts without an entry",
                 remedy="remove the cause and write again; readers then receive duplicates",
+                reason="NotWritten",
             )
         self.messages += batch.num_rows
 

@@ -213,12 +213,6 @@ _TEXT = re.compile(r"(\d{1,19}):(\d{1,19})(?::(\d{1,9}))?", re.ASCII)
 _READ_SO_FAR = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(\d{1,10}))?", re.ASCII)
 
 
-class InvalidCheckpointError(RedriveError):
-    """The offset of a stream was not written by this data source."""
-
-    reason = "InvalidCheckpoint"
-
-
 @dataclass(frozen=True)
 class Offsets:
     """Position in each partition, with a default for partitions that are not listed.
@@ -279,7 +273,7 @@ def offset_from_json(written: Mapping[str, str]) -> dict[TopicName, Position]:
     """Parse the texts of `offset_to_json`.
 
     Raises:
-        InvalidCheckpointError: a text is invalid.
+        RedriveError: a text is invalid.
     """
     return {TopicName.parse(partition): _read(text) for partition, text in written.items()}
 
@@ -292,10 +286,11 @@ def _written(read: Position) -> str:
 def _read(text: str) -> Position:
     match = _READ_SO_FAR.fullmatch(text)
     if match is None:
-        raise InvalidCheckpointError(
+        raise RedriveError(
             "an offset of the stream must be ledger:entry, or ledger:entry:index",
             got=text,
             remedy="start the query with its own checkpoint, or a new one",
+            reason="InvalidCheckpoint",
         )
     return Position(int(match[1]), int(match[2]), WHOLE if match[3] is None else int(match[3]))
 

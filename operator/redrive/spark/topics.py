@@ -31,23 +31,18 @@ from redrive.spark.options import InvalidOptionError, SourceConnection, TopicSel
 from redrive.spark.slices import Extent, Offset
 
 
-class PulsarFailedError(RedriveError):
-    """The broker refused a call of the data source, or cannot be reached."""
-
-    reason = "PulsarFailed"
-
-
 @contextmanager
 def failures(doing: str, right: str) -> Iterator[None]:
     """Turn errors of the client into one about *doing*, which needs the permission *right*."""
     try:
         yield
     except pulsar.PulsarException as error:
-        raise PulsarFailedError(
+        raise RedriveError(
             f"the broker refused to {doing}, or did not answer",
             got=str(error) or type(error).__name__,
             remedy=f"check service.url and the credentials: their role must have permission to "
             f"{right} there; the client reports a refused token as a time-out",
+            reason="PulsarFailed",
         ) from error
 
 

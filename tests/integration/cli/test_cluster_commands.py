@@ -29,7 +29,7 @@ from redrive.api.crds import crds
 from redrive.cli import cluster as cluster_module
 from redrive.cli import policy_actions
 from redrive.cli.cluster import Cluster as Client
-from redrive.cli.cluster import ClusterError, ObjectChangedError
+from redrive.cli.cluster import ClusterError
 from redrive.cli.frame import ClusterFlags
 from redrive.cli.main import main
 from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS, Resource
@@ -49,7 +49,7 @@ def put(client: Client, kind: Resource, name: str, status: dict[str, Any], **spe
     """Create an object, or change its status."""
     body = manifest(kind.kind, **spec)
     body["metadata"] = {"name": name, "namespace": client.namespace}
-    with suppress(ObjectChangedError):
+    with suppress(ClusterError):
         client.create(kind, body)
     path = f"{kind.path(client.namespace, name)}/status"
     client.request("PATCH", path, {"status": status})

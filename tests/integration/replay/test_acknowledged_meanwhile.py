@@ -13,10 +13,10 @@ import pytest
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION
 from redrive.replay import mover
 from redrive.replay.account import Account
-from redrive.replay.lookup import DeadLetterTopicLostError
 from sandbox.errors import SandboxError
 from tests.support.held_sends import held_at
 from tests.support.local_runs import replay, wait_until_moved
+from tests.support.reasons import raises
 from tests.support.waiting import wait_until
 
 ProvisionPolicy = Callable[..., Any]
@@ -106,5 +106,5 @@ def test_deleted_dead_letter_topic_fails_the_replay(
         if again:
             provisioned.create(topic, DEAD_LETTER_SUBSCRIPTION, 0)
             provisioned.grant(topic, "consume")
-    with pytest.raises(DeadLetterTopicLostError, match=topic.local):
+    with raises("DeadLetterTopicLost", match=topic.local):
         run.result()

@@ -21,7 +21,7 @@ from redrive.replay import audit, sending
 from redrive.replay.account import Account
 from redrive.replay.job import dispatch
 from redrive.replay.job import run as runs
-from redrive.replay.job.dispatch import RunEndedError
+from redrive.replay.job.dispatch import ReplayGoneError
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Local, Pause, Scanned
 from redrive.replay.spec import ReplayJob
 from tests.support.held_sends import held_at
@@ -175,7 +175,7 @@ def test_run_of_a_deleted_replay_settles_and_ends(
     with running(provisioned, author) as run:
         wait_until_moved(provisioned, 1_000)
         author.wish = DesiredState.END
-        with pytest.raises(RunEndedError):
+        with pytest.raises(ReplayGoneError):
             run.result(180)
     broker, policy = provisioned.broker, provisioned.policy
     topics = policy.dead_letter_topic, policy.dead_letter_subscription, policy.retry_topic

@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 from redrive.admin.errors import (
     AdminForbiddenError,
     AuthenticationFailedError,
-    CertificateRefusedError,
 )
 from redrive.auth.files import job_credentials
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
@@ -24,11 +23,13 @@ from redrive.reading import broker
 from redrive.reading import broker as brokers
 from redrive.reading.broker import ReplayRoleRefusedError
 from redrive.reading.session import Session
+from redrive.reasons import Reason
 from redrive.spark.options import PARAMETERS, PLUGIN, TRUSTED
 from sandbox.pulsar import Broker
 from tests.integration.provision.test_open_broker import OPEN
 from tests.integration.replay.conftest import ROLE, ProvisionedPolicy, ProvisionPolicy
 from tests.support.own_broker import own_broker
+from tests.support.reasons import raises
 
 Give = Callable[..., None]
 
@@ -85,7 +86,7 @@ def test_a_token_over_tls_and_authorities_of_ones_own(
     token = {"credentials/token": broker.token(ROLE)}
     urls = broker.admin_tls_url, broker.service_tls_url
     give(Method.TOKEN, token)
-    with pytest.raises(CertificateRefusedError):
+    with raises(Reason.CERTIFICATE_REFUSED):
         use(provisioned, *urls)
     with (
         brokers.connect(broker.service_tls_url) as client,

@@ -24,15 +24,15 @@ from redrive.replay.__main__ import main
 from redrive.replay.account import Account
 from redrive.replay.job import dispatch, run
 from redrive.replay.job import run as jobs
-from redrive.replay.job.dispatch import DeadlineError, RunEndedError
+from redrive.replay.job.dispatch import ReplayGoneError
 from redrive.replay.job.plan import DesiredState, Local, Pause, Scanned
 from redrive.replay.job.progress import Progress
-from redrive.replay.ledger import LedgerLostError, mounted_key
-from redrive.replay.sending import DeduplicationOffError
+from redrive.replay.ledger import mounted_key
 from redrive.replay.spark import Spark
 from redrive.replay.spec import Choice, ReplayJob
 from sandbox.kubernetes import Cluster
 from tests.support.documented import blocks
+from tests.support.reasons import raises
 
 REPLAYS_PAGE = "docs/reference/replays.md"
 ProvisionPolicy = Callable[..., Any]
@@ -250,7 +250,7 @@ def test_failed_job_writes_the_refusal_into_the_status(
     monkeypatch.setattr(
         replay_spark, "spark_session", lambda _job: nullcontext(spark)
     )  # which other tests use later
-    with pytest.raises(DeduplicationOffError, match="deduplication is off") as refused:
+    with raises("DeduplicationOff", match="deduplication is off") as refused:
         main([job.encode()])
     status = progress.read()
     assert status.failure.reason == "DeduplicationOff"
@@ -298,7 +298,7 @@ def test_lost_plan_is_not_made_again(
     provisioned.make_again(provisioned.policy.ledger_topic)
     provisioned.bury(2)
 
-    with pytest.raises(LedgerLostError, match="make another Replay"):
+    with raises("LedgerLost", match="make another Replay"):
         main([job.encode()])
 
     assert progress.read().failure.reason == "LedgerLost"
@@ -317,7 +317,7 @@ def test_job_of_a_deleted_replay_moves_nothing_and_succeeds(
     provisioned.bury(5)
     job, progress = make_job(provisioned)
     replay_api.kubectl("--namespace", job.namespace, "delete", resources.REPLAYS.plural, job.name)
-    with pytest.raises(RunEndedError):
+    with pytest.raises(ReplayGoneError):
         jobs.run(job, Local(), progress)
     main([job.encode()])  # a Spark operator starts a failed job again
     assert provisioned.in_target() == []
@@ -383,7 +383,7 @@ def test_run_past_its_deadline_fails_and_does_not_restart(
     patch(startTime=(wall_clock() - timedelta(minutes=59)).isoformat())
     assert progress.report(Account()) is DesiredState.RUN
     patch(startTime=(wall_clock() - timedelta(minutes=61)).isoformat())
-    with pytest.raises(DeadlineError, match="got 5; make another Replay with a longer one"):
+    with raises("DeadlineExceeded", match="got 5; make another Replay with a longer one"):
         jobs.run(job, Local(), progress)
     patch(phase="Failed")
     main([job.encode()])

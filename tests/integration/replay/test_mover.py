@@ -32,7 +32,6 @@ from redrive.replay.ledger import FencedError
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RefusedEntry
-from redrive.replay.sending import DeduplicationOffError
 from redrive.replay.task import RangeTask
 from tests.chaos.proxy import Proxy, answering
 from tests.support.held_sends import held_at
@@ -47,6 +46,7 @@ from tests.support.local_runs import (
     selecting,
     wait_until_moved,
 )
+from tests.support.reasons import raises
 from tests.support.withholding_proxy import PRODUCER_SUCCESS, SUCCESS, proxy_of
 
 ProvisionPolicy = Callable[..., Any]
@@ -514,7 +514,7 @@ def test_target_without_deduplication_stops_the_run(
     provisioned = provision_policy(deduplicate=False)
     provisioned.bury(5)
     for _ in range(2):
-        with pytest.raises(DeduplicationOffError, match="deduplication is off"):
+        with raises("DeduplicationOff", match="deduplication is off"):
             replay(provisioned)
     ids = provisioned.in_target()
     assert len(ids) == len(set(ids)) < 5

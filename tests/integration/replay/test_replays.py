@@ -236,8 +236,8 @@ STATES: list[tuple[dict[str, str], str, str, str]] = [
     # Without the word of its job that the run is finished.
     ({"state": "COMPLETED"}, "Failed", "ReplayFailed", "has ended before its run"),
     (
-        {"state": "FAILED", "errorMessage": "SendFailedError: the broker gave no receipt"},
-        "Failed", "ReplayFailed", "got 'SendFailedError: the broker gave no receipt'",
+        {"state": "FAILED", "errorMessage": "RedriveError: the broker gave no receipt"},
+        "Failed", "ReplayFailed", "got 'RedriveError: the broker gave no receipt'",
     ),
 ]  # fmt: skip
 

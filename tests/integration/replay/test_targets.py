@@ -25,7 +25,6 @@ from redrive.replay.job import run as runs
 from redrive.replay.job.dispatch import Dispatch
 from redrive.replay.job.plan import Local
 from redrive.replay.ledger import FencedError
-from redrive.replay.sending import DeduplicationOffError
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask
 from tests.integration.replay.test_schemas import FIRST, bury
@@ -219,7 +218,7 @@ def test_run_without_deduplication_needs_at_least_once(
     provisioned = provision_policy()
     source = add_source(provisioned, deduplicate=False)
     provisioned.bury_in_ranges(COUNT)
-    with pytest.raises(DeduplicationOffError, match="guarantee: AtLeastOnce"):
+    with raises("DeduplicationOff", match="guarantee: AtLeastOnce"):
         move(job_to(provisioned, source))
     proofs = len(provisioned.in_target(source))
     again = job_to(provisioned, source, exactly_once=False)

@@ -17,19 +17,18 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import (
     AdminError,
     AdminNotFoundError,
-    AdminUrlInvalidError,
     AuthenticationFailedError,
     BrokerFailedError,
     BrokerRefusedError,
-    RedirectRefusedError,
-    UnexpectedAnswerError,
 )
 from redrive.admin.http import Http
 from redrive.admin.model import RightsChange, TopicSubscriptions
 from redrive.policy.naming import TopicName
+from redrive.reasons import Reason
 from tests.support.fake_admin import SUPERUSER, FakeBroker, Namespace
 from tests.support.fake_admin import Topic as FakeTopic
 from tests.support.http_server import Answer, serving
+from tests.support.reasons import raises
 
 TOPIC = TopicName("t", "n", "a")
 PRODUCE = frozenset({"produce"})
@@ -79,7 +78,7 @@ async def test_redirect_sends_credentials_only_to_named_hosts(
         if followed:
             await admin.create_topic(TOPIC, 3, {"k": "v"})
         else:
-            with pytest.raises(RedirectRefusedError, match="redirectHosts") as refused:
+            with raises(Reason.REDIRECT_REFUSED, match="redirectHosts") as refused:
                 await admin.create_topic(TOPIC, 3, {"k": "v"})
             assert "localhost" not in "".join(traceback.format_exception(refused.value))
     body = '{"partitions": 3, "properties": {"k": "v"}}'
@@ -147,7 +146,7 @@ async def test_redirect_to_other_port_of_host_is_refused() -> None:
         return web.json_response(["here"])
 
     async with redirected(neighbour) as admin:
-        with pytest.raises(RedirectRefusedError, match="redirectHosts"):
+        with raises(Reason.REDIRECT_REFUSED, match="redirectHosts"):
             await admin.clusters()
     assert tokens == []
 
@@ -157,7 +156,7 @@ async def test_endless_redirects_are_refused_without_token() -> None:
         return web.Response(status=307, headers={"Location": request.raw_path})
 
     async with serving(redirect) as url, Http.open() as http:
-        with pytest.raises(RedirectRefusedError, match="more than 5 redirects") as caught:
+        with raises(Reason.REDIRECT_REFUSED, match="more than 5 redirects") as caught:
             await Admin(http, url, Access.bearer("the-token")).metadata(TOPIC, partitioned=True)
     assert "the-token" not in str(caught.value)
 
@@ -191,7 +190,7 @@ async def test_reason_of_redirect_target_is_shown() -> None:
 )
 async def test_invalid_admin_url_is_refused_and_shown(url: str) -> None:
     async with Http.open() as http:
-        with pytest.raises(AdminUrlInvalidError) as caught:
+        with raises(Reason.ADMIN_URL_INVALID) as caught:
             await Admin(http, url, Access.bearer("the-token")).clusters()
     assert f"got {url!r}; correct its host and port" in str(caught.value)
     assert caught.value.stalls
@@ -202,7 +201,7 @@ async def test_redirect_to_invalid_url_is_refused_and_hidden() -> None:
         return web.Response(status=307, headers={"Location": "http://broker-7:99999/"})
 
     async with serving(redirect) as url, Http.open() as http:
-        with pytest.raises(AdminUrlInvalidError) as caught:
+        with raises(Reason.ADMIN_URL_INVALID) as caught:
             await Admin(http, url, Access.bearer("the-token")).clusters()
     assert "broker-7" not in str(caught.value)
 
@@ -224,7 +223,7 @@ async def test_answer_not_of_a_broker_is_refused_and_hidden(answer_text: str, sh
         return web.Response(body=body, content_type="text/html", charset="utf-8")
 
     async with serving(answer) as url, Http.open() as http:
-        with pytest.raises(UnexpectedAnswerError) as caught:
+        with raises(Reason.UNEXPECTED_ANSWER) as caught:
             await Admin(http, url, Access.bearer("x")).namespace("t/n")
     assert str(caught.value) == (
         'adminURL does not lead to a Pulsar admin API: unexpected response to "read namespace t/n"'
@@ -237,7 +236,7 @@ async def test_partition_count_missing_in_answer_is_refused() -> None:
         return web.json_response({"partitions": None})
 
     async with serving(answer) as url, Http.open() as http:
-        with pytest.raises(UnexpectedAnswerError, match="read the partitions of"):
+        with raises(Reason.UNEXPECTED_ANSWER, match="read the partitions of"):
             await Admin(http, url, Access.bearer("x")).partitions(TOPIC)
 
 
@@ -474,9 +473,9 @@ async def test_usage_reads_the_precise_backlog() -> None:
 
 @pytest.mark.parametrize("stats", [{}, {"subscriptions": 3}, []])
 async def test_partition_stats_not_of_a_broker_are_refused(stats: object) -> None:
-    with pytest.raises(UnexpectedAnswerError):
+    with raises(Reason.UNEXPECTED_ANSWER):
         await Partitions({0: stats}, {}, count=1).subscriptions()
-    with pytest.raises(UnexpectedAnswerError):
+    with raises(Reason.UNEXPECTED_ANSWER):
         await Partitions({}, {0: stats}, count=1).use()
 
 

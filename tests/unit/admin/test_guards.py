@@ -13,8 +13,10 @@ import pytest
 
 from redrive.admin.access import Access
 from redrive.admin.errors import BrokerDownError, BrokerFailedError, BrokerUnreachableError
-from redrive.admin.guards import FAILURES, Breaker, Fence, FenceClosedError, elapsed
+from redrive.admin.guards import FAILURES, Breaker, Fence, elapsed
 from redrive.admin.http import Call, CallSlots, Endpoint, Http
+from redrive.reasons import Reason
+from tests.support.reasons import raises
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SILENT = BrokerUnreachableError("no answer", remedy="wait")
@@ -172,7 +174,7 @@ async def test_write_queued_beyond_the_fence_is_not_sent() -> None:
 
 
 async def _refusal(sending: Awaitable[object]) -> str:
-    with pytest.raises(FenceClosedError) as refused:
+    with raises(Reason.LEASE_NOT_RENEWED) as refused:
         await sending
     return str(refused.value)
 
@@ -185,7 +187,7 @@ def test_fence_is_open_only_until_its_end() -> None:
     clock.now = 106.9
     fence.check()
     clock.now = 107.0
-    with pytest.raises(FenceClosedError):
+    with raises(Reason.LEASE_NOT_RENEWED):
         fence.check()
 
 

@@ -25,12 +25,12 @@ from redrive.admin.client import Admin
 from redrive.admin.errors import (
     BrokerFailedError,
     BrokerUnreachableError,
-    IssuerFailedError,
-    UnexpectedAnswerError,
 )
 from redrive.admin.http import LONG_ANSWERS_AT_A_TIME, Call, CallSlots, Endpoint, Http
 from redrive.policy.naming import TopicName
+from redrive.reasons import Reason
 from tests.support.http_server import Answer, serving
+from tests.support.reasons import raises
 
 TOPIC = TopicName("t", "n", "a")
 
@@ -204,13 +204,13 @@ async def test_oversized_answer_is_not_read_to_its_end() -> None:
     before = REGISTRY.get_sample_value("redrive_admin_calls_total", counted) or 0
     async with asyncio.timeout(60), asking(endless) as (opened, url):
         admin = Admin(opened, url, Access.bearer("x"))
-        with pytest.raises(UnexpectedAnswerError, match="got 'an answer of more than 1 MiB'"):
+        with raises(Reason.UNEXPECTED_ANSWER, match="got 'an answer of more than 1 MiB'"):
             await admin.partitions(TOPIC)
-        with pytest.raises(UnexpectedAnswerError, match="got 'an answer of more than 1 MiB'"):
+        with raises(Reason.UNEXPECTED_ANSWER, match="got 'an answer of more than 1 MiB'"):
             await admin.clusters()
-        with pytest.raises(UnexpectedAnswerError, match="got 'an answer of more than 24 MiB'"):
+        with raises(Reason.UNEXPECTED_ANSWER, match="got 'an answer of more than 24 MiB'"):
             await admin.internal_stats(TOPIC)
-        with pytest.raises(IssuerFailedError, match="got 'an answer of more than 64 KiB'"):
+        with raises(Reason.ISSUER_FAILED, match="got 'an answer of more than 64 KiB'"):
             await opened.ask_issuer("GET", url, None, None, issuer=url)
     assert REGISTRY.get_sample_value("redrive_admin_calls_total", counted) == before + 3
 
@@ -238,7 +238,7 @@ async def test_answer_that_is_not_http_is_not_shown(sent: bytes) -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(BrokerUnreachableError) as unreachable:
             await Admin(opened, url, Access.bearer("x")).clusters()
-        with pytest.raises(IssuerFailedError) as failed:
+        with raises(Reason.ISSUER_FAILED) as failed:
             await opened.ask_issuer("GET", url, None, None, issuer=url)
     shown = (
         "an answer that is not complete, valid HTTP"
@@ -323,7 +323,7 @@ async def test_json_that_would_exhaust_memory_is_not_parsed(bomb: bytes, shown: 
         admin = Admin(opened, url, Access.bearer("x"))
         tracemalloc.start()
         try:
-            with pytest.raises(UnexpectedAnswerError) as caught:
+            with raises(Reason.UNEXPECTED_ANSWER) as caught:
                 await admin.internal_stats(TOPIC)
             _, peak = tracemalloc.get_traced_memory()
         finally:
@@ -361,7 +361,7 @@ async def test_absurd_partitions_are_no_brokers_answer(number: str) -> None:
                 admin.receivers(TOPIC, partitioned=True),
                 admin.usage(TOPIC, partitioned=True, subscription="s"),
             ):
-                with pytest.raises(UnexpectedAnswerError):
+                with raises(Reason.UNEXPECTED_ANSWER):
                     await call
             _, peak = tracemalloc.get_traced_memory()
         finally:
@@ -379,7 +379,7 @@ async def test_absurd_statistics_are_no_brokers_answer(number: str) -> None:
         return web.Response(text=stats)
 
     async with asyncio.timeout(30), asking(answer) as (opened, url):
-        with pytest.raises(UnexpectedAnswerError):
+        with raises(Reason.UNEXPECTED_ANSWER):
             await Admin(opened, url, Access.bearer("x")).stats(TOPIC, partitioned=False)
 
 
@@ -392,7 +392,7 @@ async def test_compressed_answer_is_not_expanded() -> None:
         return web.Response(body=body, headers={"Content-Encoding": "deflate"})
 
     async with asyncio.timeout(30), asking(answer) as (opened, url):
-        with pytest.raises(UnexpectedAnswerError):
+        with raises(Reason.UNEXPECTED_ANSWER):
             await Admin(opened, url, Access.bearer("x")).clusters()
     assert asked == ["identity"]
 

@@ -16,13 +16,15 @@ import pytest
 import trustme
 from aiohttp import web
 
-from redrive.admin.errors import AdminError, AuthenticationFailedError, IssuerFailedError
+from redrive.admin.errors import AdminError, AuthenticationFailedError
 from redrive.admin.http import Http
 from redrive.auth import files, oauth2
-from redrive.auth.files import CredentialsMissingError, JobCredentials, job_credentials
+from redrive.auth.files import JobCredentials, job_credentials
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.auth.oauth2 import Client, issue
+from redrive.reasons import Reason
 from tests.support.http_server import serving
+from tests.support.reasons import raises
 
 Write = Callable[..., JobCredentials]
 AUTHORITY = trustme.CA()
@@ -108,7 +110,7 @@ def test_method_none_sends_no_credentials(mounted: Write) -> None:
 def test_missing_credential_is_named_without_its_content(
     mounted: Write, method: Method, files: dict[str, str], shown: str
 ) -> None:
-    with pytest.raises(CredentialsMissingError, match=shown) as caught:
+    with raises("CredentialsMissing", match=shown) as caught:
         mounted(method, files).access()
     assert "hunter2" not in str(caught.value)
 
@@ -117,7 +119,7 @@ def test_missing_access_variable_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(ACCESS_VARIABLE, raising=False)
-    with pytest.raises(CredentialsMissingError, match=ACCESS_VARIABLE):
+    with raises("CredentialsMissing", match=ACCESS_VARIABLE):
         job_credentials()
 
 
@@ -217,8 +219,8 @@ async def test_secret_is_not_sent_to_another_origin(*, is_secure: bool) -> None:
 
         async with serving(discover, tls) as url, Http.open() as opened:
             client = Client(url, "me", "s3cret", tls=trusting)
-            with pytest.raises(
-                IssuerFailedError, match="a token_endpoint of another scheme, host or port"
+            with raises(
+                Reason.ISSUER_FAILED, match="a token_endpoint of another scheme, host or port"
             ) as refused:
                 await issue(client, opened)
     assert endpoint not in str(refused.value)
@@ -252,8 +254,8 @@ async def test_token_endpoint_needs_origin_of_issuer(endpoint: str, *, accepted:
         if accepted:
             assert (await issue(Client(url, "me", "s3cret"), opened)).token == "token"  # noqa: S105
         else:
-            with pytest.raises(
-                IssuerFailedError, match="a token_endpoint of another scheme, host or port"
+            with raises(
+                Reason.ISSUER_FAILED, match="a token_endpoint of another scheme, host or port"
             ):
                 await issue(Client(url, "me", "s3cret"), opened)
     assert secrets == (["s3cret"] if accepted else [])
@@ -278,5 +280,5 @@ async def test_issuer_error_shows_only_its_code(error: object, shown: str) -> No
         return web.json_response({"error": error, "error_description": "s3cret"}, status=400)
 
     async with serving(answer) as url, Http.open() as opened:
-        with pytest.raises(IssuerFailedError, match=f"got '{shown}'; check"):
+        with raises(Reason.ISSUER_FAILED, match=f"got '{shown}'; check"):
             await issue(Client(url, "me", "s3cret"), opened)

@@ -20,12 +20,13 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
 import redrive
-from redrive.cli.operator import IDLE_SECONDS, EndpointError, Handler, serving_endpoint
+from redrive.cli.operator import IDLE_SECONDS, Handler, serving_endpoint
 from redrive.kube import resources
 from redrive.kube.observability import STALL_SECONDS, Liveness
 from redrive.kube.resources import Resource
 from tests.support.forked_operator import OperatorProcess
 from tests.support.http_proxy import http_proxy
+from tests.support.reasons import raises
 from tests.unit.kube.test_client import write_kubeconfig
 
 UNUSED_UID = 65532
@@ -352,7 +353,7 @@ def test_endpoint_serves_metrics_and_no_other_page(port: int) -> None:
 
 def test_endpoint_port_in_use_is_refused_with_remedy(port: int) -> None:
     with (
-        pytest.raises(EndpointError, match=rf"in use; got '127\.0\.0\.1:{port}'; choose another"),
+        raises("EndpointUnavailable", match=rf"in use; got '127\.0\.0\.1:{port}'; choose another"),
         serving_endpoint("127.0.0.1", port, Liveness()),
     ):
         pass

@@ -6,9 +6,10 @@ import pytest
 
 from redrive.cli import release_test
 from redrive.cli.operator import serving_endpoint
-from redrive.cli.release_test import ReleaseTestError, check_endpoint, rights
+from redrive.cli.release_test import check_endpoint, rights
 from redrive.kube import leader_election
 from redrive.kube.observability import Liveness
+from tests.support.reasons import raises
 
 
 def test_rights_are_rules_by_namespace_and_name() -> None:
@@ -41,5 +42,5 @@ def test_endpoint_is_ready_in_time_or_fails(
         if ready:
             check_endpoint(url)
         else:
-            with pytest.raises(ReleaseTestError, match=r"does not answer as it should; got .*503"):
+            with raises("ReleaseTestFailed", match=r"does not answer as it should; got .*503"):
                 check_endpoint(url)

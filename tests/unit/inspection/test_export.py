@@ -13,7 +13,6 @@ from pyarrow import parquet
 
 from redrive.inspection import export
 from redrive.inspection.export import (
-    NotExportedError,
     private_file,
     write_json_lines,
     write_parquet,
@@ -22,6 +21,7 @@ from redrive.inspection.payloads import KeyHasher, MessageRecord
 from redrive.inspection.record import Recorder
 from redrive.policy.envelope import CAUSE_TRACE
 from tests.support.dead_letter_rows import dead_letter
+from tests.support.reasons import raises
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_file_is_private_and_complete_or_absent(tmp_path: Path) -> None:
         int("x")
     assert target.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [target]
-    with pytest.raises(NotExportedError, match="can't be written"), private_file(target / "x"):
+    with raises("NotExported", match="can't be written"), private_file(target / "x"):
         pass
 
 
@@ -89,7 +89,7 @@ def test_target_that_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     device.symlink_to("/dev/null")
     for target in (pipe, link, device):
         before = target.lstat()
-        with pytest.raises(NotExportedError, match="regular file"), private_file(target):
+        with raises("NotExported", match="regular file"), private_file(target):
             pass
         assert target.lstat() == before
     assert len(list(tmp_path.iterdir())) == 3

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from redrive.admin.client import Admin
-from redrive.admin.errors import AdminUrlInvalidError, BrokerUnreachableError
+from redrive.admin.errors import AdminError, BrokerUnreachableError
 from redrive.admin.guards import FAILURES
 from redrive.admin.http import Endpoint
 from redrive.api.retrypolicy import ConnectionRef
@@ -20,7 +20,6 @@ from redrive.kube.cache import Cache
 from redrive.kube.client import (
     ConnectionNotFoundError,
     ForbiddenError,
-    NamespaceUnreadError,
     SecretNotFoundError,
     UnavailableError,
 )
@@ -37,6 +36,7 @@ from redrive.kube.resources import Key, Resource
 from redrive.reasons import Reason
 from tests.support.connections import changed
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.reasons import raises
 
 REF = ConnectionRef(name="main", namespace=None)
 KEY = Key("shop", "main")
@@ -218,7 +218,12 @@ async def test_breaker_metric_ends_with_its_connection(
         Reason.CONNECTION_INVALID.error(
             "spec.pulsar.adminURL: got 'pulsar-admin'", remedy="correct it"
         ),
-        AdminUrlInvalidError("can't be called", got="http://pulsar-admin:99999", remedy="correct"),
+        AdminError(
+            "can't be called",
+            got="http://pulsar-admin:99999",
+            remedy="correct",
+            reason=Reason.ADMIN_URL_INVALID,
+        ),
     ],
 )
 def test_private_errors_are_shown_in_own_namespace_only(
@@ -276,7 +281,7 @@ async def test_requested_labels_are_read_at_once_and_periodically() -> None:
     async with following(api) as labels:
         await asyncio.sleep(READ_SECONDS / 2)
         begun = loop.time()
-        with pytest.raises(NamespaceUnreadError, match="got 'shop'"):
+        with raises(Reason.NAMESPACE_UNREAD, match="got 'shop'"):
             labels.of("shop")
         assert await next_change(labels) == "shop"
         assert loop.time() == begun
@@ -322,7 +327,7 @@ async def test_labels_stay_in_use_while_api_server_is_unavailable() -> None:
     failures.clear()
     del api.objects[resources.NAMESPACES][Key("", "shop")]
     await labels.read(["shop"])
-    with pytest.raises(NamespaceUnreadError):
+    with raises(Reason.NAMESPACE_UNREAD):
         labels.of("shop")
 
 

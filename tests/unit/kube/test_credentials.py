@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from yarl import URL
 
-from redrive.admin.errors import IssuerFailedError
+from redrive.admin.errors import AdminError
 from redrive.admin.http import Http
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
@@ -57,7 +57,7 @@ class Secret:
 
 GONE = SecretNotFoundError("there is no Secret", remedy="make one")
 AWAY = UnavailableError("the Kubernetes API does not answer", remedy="wait")
-ISSUER_FAILS = IssuerFailedError("the issuer gave no token", remedy="wait")
+ISSUER_FAILS = AdminError("the issuer gave no token", remedy="wait", reason=Reason.ISSUER_FAILED)
 
 
 @pytest.fixture
@@ -193,10 +193,10 @@ async def test_token_outlives_failing_issuer_until_its_expiry(
     await kept.refresh()
     assert secret.reads == 2
     assert kept.held is held
-    with pytest.raises(IssuerFailedError):  # a broker that refuses it is another matter
+    with raises(Reason.ISSUER_FAILED):  # a broker that refuses it is another matter
         await kept.renewed(held)
     clock.now += 1
-    with pytest.raises(IssuerFailedError):
+    with raises(Reason.ISSUER_FAILED):
         await kept.refresh()
 
 
@@ -226,7 +226,7 @@ async def test_valid_token_is_used_during_renewal(
     before = clock.now
     await kept.refresh()
     assert clock.now == before
-    with pytest.raises(IssuerFailedError):  # its token has ended meanwhile
+    with raises(Reason.ISSUER_FAILED):  # its token has ended meanwhile
         await renewing
 
 

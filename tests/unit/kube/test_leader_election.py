@@ -11,7 +11,6 @@ from prometheus_client import REGISTRY
 from redrive.admin.guards import Fence
 from redrive.api import Body
 from redrive.kube import resources
-from redrive.kube.client import LeaseLostError
 from redrive.kube.leader_election import (
     FENCE_SECONDS,
     LEASE_SECONDS,
@@ -22,7 +21,9 @@ from redrive.kube.leader_election import (
 )
 from redrive.kube.observability import Liveness
 from redrive.kube.resources import Key, Resource
+from redrive.reasons import Reason
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.reasons import raises
 
 KEY = Key("redrive-system", "redrive")
 
@@ -97,7 +98,7 @@ async def test_unchanged_lease_is_taken_over_after_its_duration(
     assert spec["holderIdentity"] == "two"
     assert spec["leaseTransitions"] == 1
     assert REGISTRY.get_sample_value("redrive_lease_transitions_total") == 1
-    with pytest.raises(LeaseLostError, match="another operator has taken the lease; got 'two'"):
+    with raises(Reason.LEASE_LOST, match="another operator has taken the lease; got 'two'"):
         await one.lease.renew()
     assert not one.fence.is_open()
 
@@ -186,7 +187,7 @@ async def test_lost_lease_closes_the_fence(
     holder = {"holderIdentity": "two" if taken else "one"}
     await api.patch(resources.LEASES, KEY, {"spec": holder})
     if taken:
-        with pytest.raises(LeaseLostError):
+        with raises(Reason.LEASE_LOST):
             await one.lease.renew()
     else:
         await one.lease.renew()
@@ -230,7 +231,7 @@ async def test_release_leaves_the_lease_of_another(
     assert not await two.lease.try_to_take()
     clock.now += LEASE_SECONDS
     assert await two.lease.try_to_take()
-    with pytest.raises(LeaseLostError):
+    with raises(Reason.LEASE_LOST):
         await one.lease.renew()
     await one.lease.release()
     assert api.objects[resources.LEASES][KEY]["spec"]["holderIdentity"] == "two"
@@ -255,9 +256,7 @@ async def test_cancelled_renewal_ends_the_block_and_releases(one: Operator, two:
             renewal.cancel()
             await asyncio.sleep(60)
 
-    with pytest.raises(
-        LeaseLostError, match="the renewal of the lease ended; got 'a cancellation'"
-    ):
+    with raises(Reason.LEASE_LOST, match="the renewal of the lease ended; got 'a cancellation'"):
         await lead()
     assert not one.fence.is_open()
     assert await two.lease.try_to_take()

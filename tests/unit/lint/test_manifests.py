@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from redrive.lint.checks import lint
-from redrive.lint.manifests import Manifests, ManifestsUnreadableError
+from redrive.lint.manifests import Manifests
+from tests.support.reasons import raises
 
 POLICY = """\
 apiVersion: redrive.io/v1beta1
@@ -128,7 +129,7 @@ def test_paths_are_relative_to_the_working_directory(
 
 
 def test_missing_path_has_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ManifestsUnreadableError, match=r"got .*/absent: No such file.*; name"):
+    with raises("ManifestsUnreadable", match=r"got .*/absent: No such file.*; name"):
         Manifests.read([str(tmp_path / "absent")])
 
 

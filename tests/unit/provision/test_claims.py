@@ -37,7 +37,6 @@ from redrive.provision.request import (
     ContestedError,
     Priority,
     Request,
-    ResourceConflictError,
     digest_of,
 )
 from redrive.reasons import Reason
@@ -583,7 +582,7 @@ async def test_rival_provisioned_during_reconcile_has_priority(
             return await do()
 
         harness.broker.fault = meanwhile
-        with pytest.raises(ResourceConflictError, match="got 'a RetryPolicy of another n"):
+        with raises(Reason.RESOURCE_CONFLICT, match="got 'a RetryPolicy of another n"):
             await provision(harness, ctx)
         assert "RetryPolicy shop/orders waits for RetryPolicy other/rival" in caplog.text
         assert {method for method, _ in harness.broker.calls} == {"GET"}

@@ -42,7 +42,7 @@ from redrive.provision.orphans import OrphanedPolicies
 from redrive.provision.outcome import describe_changes, observed_conditions, paused_conditions
 from redrive.provision.poller import CALLS_PER_RECONCILE
 from redrive.provision.reconciler import Converged, PolicyReconciler, converge
-from redrive.provision.request import NameCollisionError
+from redrive.provision.request import ContestedError
 from redrive.reasons import Reason
 from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
 from tests.support.fake_kubernetes import FakeKubernetes, edit
@@ -202,8 +202,12 @@ async def test_subscription_expiry_is_detected_before_topic_reads(
         (Reason.CONFIG_MAP_NOT_OURS.error("it is so", remedy="change it"), Requeue.ON_CHANGE),
         (Reason.TOPIC_NOT_FOUND.error("it is so", remedy="change it"), Requeue.BACKOFF),
         (
-            NameCollisionError(
-                "it is so", rival=Key("shop", "b"), namespace="shop", remedy="change it"
+            ContestedError(
+                "it is so",
+                rival=Key("shop", "b"),
+                namespace="shop",
+                remedy="change it",
+                reason=Reason.NAME_COLLISION,
             ),
             Requeue.ON_CHANGE,
         ),

@@ -11,15 +11,17 @@ import pytest
 from aiohttp import web
 
 from redrive.admin import errors as admin
-from redrive.admin.errors import AdminNotFoundError, RedirectRefusedError
+from redrive.admin.errors import AdminNotFoundError
 from redrive.auth.method import ACCESS_VARIABLE, BrokerAccess, Method
 from redrive.errors import RedriveError
-from redrive.messages import NotSentError, SchemaNotFoundError
+from redrive.messages import NotSentError, SchemaError
 from redrive.policy.naming import TopicName
 from redrive.reading import broker
 from redrive.reading.broker import ReplayRoleRefusedError
-from redrive.replay.ledger import FencedError, LedgerUnavailableError
+from redrive.reasons import Reason
+from redrive.replay.ledger import FencedError
 from tests.support.http_server import serving
+from tests.support.reasons import raises
 
 TOPIC = TopicName("t", "n", "a")
 
@@ -60,7 +62,7 @@ async def test_token_is_not_redirected_to_unnamed_host(
     give_token(*hosts)
     shown: list[str | None] = []
     async with redirecting(shown) as url:
-        with pytest.raises(RedirectRefusedError, match="redirectHosts"):
+        with raises(Reason.REDIRECT_REFUSED, match="redirectHosts"):
             await broker.take_snapshot(url, TOPIC)
     assert shown == []
 
@@ -117,9 +119,9 @@ def test_unavailable_broker_is_waited_for(
         error_caused_by(ReplayRoleRefusedError, pulsar.AuthorizationError),
         error_caused_by(ReplayRoleRefusedError, pulsar.ConsumerBusy),
         error_caused_by(ReplayRoleRefusedError, pulsar.TopicNotFound),
-        error_caused_by(SchemaNotFoundError, pulsar.TopicNotFound),
+        error_caused_by(SchemaError, pulsar.TopicNotFound),
         error_caused_by(FencedError, pulsar.ProducerFenced),
-        error_caused_by(LedgerUnavailableError, pulsar.Timeout),  # it has waited already
+        error_caused_by(RedriveError, pulsar.Timeout),  # it has waited already
         error_caused_by(admin.AdminForbiddenError),
         error_caused_by(admin.AuthenticationFailedError),
         error_caused_by(admin.AdminNotFoundError),

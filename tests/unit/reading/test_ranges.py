@@ -17,11 +17,11 @@ from redrive.reading.ranges import (
     Partition,
     Range,
     Span,
-    SubscriptionMissingError,
     spans_hold,
     spans_of_entries,
     spans_without,
 )
+from tests.support.reasons import raises
 
 sizes = st.sampled_from([1, 2, RANGE_ENTRIES - 1, RANGE_ENTRIES, RANGE_ENTRIES + 1, 25_000])
 ledgers = st.dictionaries(st.integers(1, 9), sizes, min_size=1, max_size=4).map(
@@ -203,10 +203,10 @@ def test_encoded_subscription_is_found(name: str, cursor_name: str) -> None:
     cursors = {cursor_name: cursor("3:1")}
     partition = Partition.from_stats(0, stats("3:4", {3: 0}, cursors), name)
     assert entries_of(partition.behind(NOWHERE))
-    with pytest.raises(SubscriptionMissingError, match=f"got .'{name}'.; wait"):
+    with raises("SubscriptionMissing", match=f"got .'{name}'.; wait"):
         Partition.from_stats(0, stats("3:4", {3: 0}, cursors), "redrive")
 
 
 def test_topic_without_subscription_is_refused() -> None:
-    with pytest.raises(SubscriptionMissingError, match="has no subscription redrive; got"):
+    with raises("SubscriptionMissing", match="has no subscription redrive; got"):
         Partition.from_stats(0, stats("3:4", {3: 0}, {"other": cursor("3:1")}), "redrive")

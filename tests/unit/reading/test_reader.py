@@ -17,11 +17,12 @@ from redrive.policy.naming import TopicName
 from redrive.reading import broker, reader, rows
 from redrive.reading.positions import EntryId, Position, encode_nested
 from redrive.reading.ranges import LOOK_BACK, Span
-from redrive.reading.reader import ReadableTopic, TransactionOpenError
+from redrive.reading.reader import ReadableTopic
 from redrive.reading.rows import DeadLetterRow
 from redrive.reading.stored import MessagePlace
 from tests.support.messages import AS_BASE64, NO_TEXT
 from tests.support.raw_entries import read_alone
+from tests.support.reasons import raises
 
 NAME = TopicName("shop", "prod", "orders-DLQ")
 Place = tuple[int, int, int]
@@ -163,7 +164,7 @@ def test_read_ends_where_the_broker_has_sent_all(
     client = cast("broker.ReadingClient", Silent([[], []]))
     topic = ReadableTopic(client, "http://p", NAME, lambda *_: sent)
     messages = reader.read_messages(topic, -1, EntryId(7, 2), [Span(7, 3, 9)], 10)
-    with nullcontext() if ends else pytest.raises(TransactionOpenError):
+    with nullcontext() if ends else raises("TransactionOpen"):
         assert not list(messages)
 
 

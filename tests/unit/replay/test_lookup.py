@@ -15,8 +15,8 @@ from redrive.reading.positions import EntryId, Position, Source, Tail, TargetPar
 from redrive.reading.ranges import Partition, Range, Span
 from redrive.replay import lookup
 from redrive.replay.evidence import LedgerKey
-from redrive.replay.lookup import WritesPendingError
 from redrive.replay.outcome import RangeOutcome, StoredMessages
+from tests.support.reasons import raises
 
 AWAY = BrokerFailedError("503", remedy="wait")
 TARGET = TargetPartition(TopicName("shop", "prod", "orders-RETRY"), 0)
@@ -67,7 +67,7 @@ def test_pending_writes_past_deadline_are_an_error(
 ) -> None:
     monkeypatch.setattr(lookup, "WRITE_SECONDS", 0.0)
     looks.extend([(7, 3)] * 3)
-    with pytest.raises(WritesPendingError, match="3 entries pending after 0 s"):
+    with raises("WritesPending", match="3 entries pending after 0 s"):
         lookup.wait_for_writes("http://broker", TARGET)
 
 

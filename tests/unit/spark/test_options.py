@@ -12,7 +12,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.auth.files import CredentialsUnreadableError, SourceCredentials, source_credentials
+from redrive.auth.files import SourceCredentials, source_credentials
 from redrive.auth.method import Plugin, SourceAuthentication
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.naming import TopicName
@@ -23,10 +23,10 @@ from redrive.spark.options import (
     PARAMETERS,
     PLUGIN,
     TRUSTED,
-    InvalidAuthenticationError,
     InvalidOptionError,
     authentication_of_options,
 )
+from tests.support.reasons import raises
 
 LEAST = {"service.url": "pulsar://pulsar:6650", "topic": "persistent://shop/prod/orders"}
 
@@ -161,7 +161,7 @@ def test_token_file_is_read_for_each_use(tmp_path: Path) -> None:
     file.write_text("second")
     assert credentials.access().headers == {"Authorization": "Bearer second"}
     file.unlink()
-    with pytest.raises(CredentialsUnreadableError, match=str(file)):
+    with raises("CredentialsUnreadable", match=str(file)):
         credentials.access()
 
 
@@ -180,7 +180,7 @@ def test_certificate_files_and_authorities_are_used(tmp_path: Path) -> None:
     assert options["tls_trust_certs_file_path"] == str(files[2])
     assert options["tls_validate_hostname"]
     files[1].write_text("s3cret")
-    with pytest.raises(CredentialsUnreadableError, match="no certificate with its key") as error:
+    with raises("CredentialsUnreadable", match="no certificate with its key") as error:
         credentials.access()
     assert "s3cret" not in str(error.value)
 
@@ -210,7 +210,7 @@ async def test_oauth2_token_comes_from_the_issuer(tmp_path: Path) -> None:
     assert access.headers == {"Authorization": "Bearer analystright"}
     key.write_text("{}")
     other = credentials_of("AuthenticationOAuth2", parameters)
-    with pytest.raises(CredentialsUnreadableError, match="client_id and client_secret"):
+    with raises("CredentialsUnreadable", match="client_id and client_secret"):
         await asyncio.to_thread(other.access)
     await runner.cleanup()
 
@@ -268,13 +268,13 @@ def test_oauth2_client_secret_is_a_file() -> None:
     ],
 )
 def test_invalid_authentication_is_refused_without_secret(plugin: str, parameters: str) -> None:
-    with pytest.raises(InvalidAuthenticationError) as error:
+    with pytest.raises(InvalidOptionError) as error:
         authentication(plugin, parameters)
     assert "s3cr" not in str(error.value)
 
 
 def test_parameters_without_method_are_refused() -> None:
-    with pytest.raises(InvalidAuthenticationError, match="requires pulsar"):
+    with pytest.raises(InvalidOptionError, match="requires pulsar"):
         authentication_of_options({PARAMETERS: "token:s3cret"})
 
 

@@ -27,7 +27,6 @@ from redrive.spark.slices import (
     DataLossError,
     Extent,
     Filters,
-    InvalidCheckpointError,
     Offset,
     PushedFilter,
     advance_offset,
@@ -37,6 +36,7 @@ from redrive.spark.slices import (
     offset_to_json,
     starting_offsets,
 )
+from tests.support.reasons import raises
 
 PARTITION = TopicName("shop", "prod", "orders").partition(2)
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -278,7 +278,7 @@ def test_ending_offset_earliest_is_refused() -> None:
 
 
 def test_checkpoint_of_other_source_is_refused() -> None:
-    with pytest.raises(InvalidCheckpointError):
+    with raises("InvalidCheckpoint"):
         offset_from_json({str(ORDERS): "17"})
 
 

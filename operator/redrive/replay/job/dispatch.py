@@ -19,7 +19,7 @@ from redrive.kube.resources import TOPIC_OWNER
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader
 from redrive.reading.positions import EntryId, Tail
-from redrive.reading.ranges import Partition, Range, SubscriptionMissingError
+from redrive.reading.ranges import SUBSCRIPTION_MISSING, Partition, Range
 from redrive.reasons import Reason
 from redrive.replay import lookup
 from redrive.replay.account import Account
@@ -40,21 +40,17 @@ from redrive.replay.task import RangeTask, Route
 
 
 class RunEndedError(RedriveError):
-    """The Replay of the run was deleted."""
-
-    reason = "RunEnded"
+    """The run was canceled, or has reached its deadline."""
 
 
-class DeadlineError(RedriveError):
-    """The run has reached its deadline."""
+class ReplayGoneError(RedriveError):
+    """The Replay of this job has ended or was deleted."""
 
-    reason = "DeadlineExceeded"
+    reason = "ReplayGone"
 
 
-class CanceledRunError(RedriveError):
-    """The author of the Replay canceled it."""
-
-    reason = "Canceled"
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+CANCELED = "Canceled"
 
 
 REPORT_SECONDS = 2.0
@@ -123,9 +119,8 @@ class Dispatch:
         Running tasks end before an error is raised.
 
         Raises:
-            RunEndedError: the Replay was deleted.
-            DeadlineError: the deadline has passed.
-            CanceledRunError: the Replay was canceled.
+            ReplayGoneError: the Replay was deleted.
+            RunEndedError: the deadline has passed, or the Replay was canceled.
             Exception: the first error of a task.
         """
         self._skip_gone()
@@ -137,19 +132,21 @@ class Dispatch:
         if self._failed:
             raise self._failed[0]
         if self._desired is DesiredState.EXPIRE and self._waiting:
-            raise DeadlineError(
+            raise RunEndedError(
                 "the run has reached its deadline, and dead letters are left",
                 got=self._account().left,
                 remedy="make another Replay with a longer one for those that are left",
+                reason=DEADLINE_EXCEEDED,
             )
         if self._desired is DesiredState.CANCEL and self._waiting:
-            raise CanceledRunError(
+            raise RunEndedError(
                 "the Replay was canceled, and dead letters are left",
                 got=self._account().left,
                 remedy="make another Replay for those that are left",
+                reason=CANCELED,
             )
         if self._desired is DesiredState.END and self._waiting:
-            raise RunEndedError(
+            raise ReplayGoneError(
                 "the Replay is deleted",
                 remedy="create another Replay for the messages that are left",
             )
@@ -304,7 +301,9 @@ class Dispatch:
         now = time.monotonic()
         if self._unavailable_since is None:
             self._unavailable_since = now
-        is_transient = broker.may_pass(error) or isinstance(error, SubscriptionMissingError)
+        is_transient = broker.may_pass(error) or (
+            isinstance(error, RedriveError) and error.reason == SUBSCRIPTION_MISSING
+        )
         if not is_transient or now - self._unavailable_since > broker.WAIT_SECONDS:
             raise error
         logger.warning("lease failed, retrying: %s", error)
@@ -456,7 +455,7 @@ class Dispatch:
         when the topic is unloaded.
 
         Raises:
-            DeadLetterTopicLostError: the topic has none of the ledgers from the start of the run.
+            RedriveError: the topic has none of the ledgers from the start of the run.
         """
         held = self._backlog[partition.index].held
         if held and held.isdisjoint(partition.held):

@@ -160,7 +160,7 @@ class OutcomeReader:
 
     Raises:
         ReplayRoleRefusedError: the ledger does not exist or cannot be read.
-        LedgerLostError: the ledger topic was deleted and created again.
+        RedriveError: the ledger topic was deleted and created again.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ from redrive.kube.resources import Key
 from redrive.policy.values import format_duration
 from redrive.reading.positions import NOWHERE, EntryId
 from redrive.replay.account import Account
-from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, RunEndedError
+from redrive.replay.job.dispatch import CANCELED, DEADLINE_EXCEEDED, ReplayGoneError, RunEndedError
 from redrive.replay.job.outcomes import MessageOutcomes
 from redrive.replay.job.plan import SUSPENDED, DesiredState, Pause, RunPreview, Scanned, so_far
 from redrive.replay.job.run import Review
@@ -56,19 +56,8 @@ MANAGER = "redrive-job"
 _AT_REST: dict[str, object] = dict.fromkeys(WHILE_RUNNING)
 REVIEW_TIME = timedelta(minutes=15)
 """Time after which a review ends unconfirmed."""
-_ENDS: Mapping[DesiredState, type[RedriveError]] = {
-    DesiredState.END: RunEndedError,
-    DesiredState.EXPIRE: DeadlineError,
-    DesiredState.CANCEL: CanceledRunError,
-}
 
 logger = logging.getLogger(__name__)
-
-
-class ReplayGoneError(RedriveError):
-    """The Replay of this job has ended or was deleted."""
-
-    reason = "ReplayGone"
 
 
 class Progress:
@@ -222,7 +211,7 @@ class Progress:
         in time or has no effect.
 
         Raises:
-            CanceledRunError, DeadlineError, RunEndedError: the run has ended.
+            ReplayGoneError, RunEndedError: the run has ended.
         """
         return asyncio.run(self._is_confirmed())
 
@@ -255,7 +244,12 @@ class Progress:
             self._check_writable(status)
             ends = self._ends(replay)
             if ends is not None:
-                raise _ENDS[ends]("the run has ended in its review", remedy="make another Replay")
+                problem, remedy = "the run has ended in its review", "make another Replay"
+                if ends is DesiredState.END:
+                    raise ReplayGoneError(problem, remedy=remedy)
+                expired = ends is DesiredState.EXPIRE
+                reason = DEADLINE_EXCEEDED if expired else CANCELED
+                raise RunEndedError(problem, remedy=remedy, reason=reason)
             if status.run.review is None:  # changed by another client
                 status = ReplayStatus.of(await self._write(kubernetes, self._review))
             if is_admitted(replay):

@@ -40,12 +40,6 @@ ACKNOWLEDGE_TRIES = 5
 logger = logging.getLogger(__name__)
 
 
-class CutOffError(RedriveError):
-    """The run has ended, and messages are left."""
-
-    reason = "CutOff"
-
-
 @dataclass(frozen=True)
 class Review:
     """Plan that was shown before the run.
@@ -92,7 +86,7 @@ def run(
         review: plan that was shown and confirmed.
 
     Raises:
-        LedgerLostError: the ledger has lost the reported plan.
+        RedriveError: the ledger has lost the reported plan.
         FencedError: another run has taken over.
         Exception: the run did not end; another run, also of the next Replay, can resume it.
     """
@@ -118,10 +112,11 @@ def run(
         account = Account.of(job.uid, ledger.records)
         reporter.report(account)
     if account.left:
-        raise CutOffError(
+        raise RedriveError(
             "the run ended before all selected dead letters were moved",
             got=account.left,
             remedy="start another run, which moves them",
+            reason="CutOff",
         )
     return account
 

@@ -16,6 +16,7 @@ import pulsar
 import pytest
 
 from redrive.admin.errors import AdminForbiddenError, BrokerUnreachableError
+from redrive.errors import RedriveError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker
@@ -25,12 +26,11 @@ from redrive.reading.ranges import (
     Acknowledged,
     Partition,
     Range,
-    SubscriptionMissingError,
 )
 from redrive.replay import lookup
 from redrive.replay.account import Account
 from redrive.replay.job import dispatch
-from redrive.replay.job.dispatch import CanceledRunError, DeadlineError, Dispatch, RunEndedError
+from redrive.replay.job.dispatch import Dispatch, ReplayGoneError
 from redrive.replay.job.plan import (
     SUSPENDED,
     DesiredState,
@@ -46,6 +46,7 @@ from redrive.replay.outcome import RangeResult
 from redrive.replay.records import PERMIT, Permit, RangePlan, Records
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask, Route
+from tests.support.reasons import raises
 from tests.support.waiting import wait_until
 
 POLICY = Policy(TopicName("shop", "prod", "orders"), "fulfilment")
@@ -424,7 +425,7 @@ def test_range_is_leased_once_its_subscription_is_back(
         nonlocal looks
         looks += 1
         if looks < 3:
-            raise SubscriptionMissingError("there is none", remedy="wait")
+            raise RedriveError("there is none", remedy="wait", reason="SubscriptionMissing")
         return partition(index)
 
     monkeypatch.setattr(broker, "read_partition", look_at)
@@ -468,18 +469,16 @@ def test_deleted_replay_ends_run_during_broker_outage(
 ) -> None:
     monkeypatch.setattr(lookup, "target_ends", Away(math.inf).marks)
     reporter = Silent(reports=3)
-    with pytest.raises(RunEndedError):
+    with pytest.raises(ReplayGoneError):
         run(POLICY, InStep(slots=2, beside=1), partitions=1, reporter=reporter)
 
 
 @pytest.mark.parametrize(
-    ("desired", "error"),
-    [(DesiredState.CANCEL, CanceledRunError), (DesiredState.EXPIRE, DeadlineError)],
+    ("desired", "reason"),
+    [(DesiredState.CANCEL, "Canceled"), (DesiredState.EXPIRE, "DeadlineExceeded")],
 )
-def test_canceled_or_late_run_ends_with_messages_left(
-    desired: DesiredState, error: type[Exception]
-) -> None:
-    with pytest.raises(error, match="dead letters are left"):
+def test_canceled_or_late_run_ends_with_messages_left(desired: DesiredState, reason: str) -> None:
+    with raises(reason, match="dead letters are left"):
         run(POLICY, InStep(slots=2, beside=1), partitions=1, reporter=Silent(0, desired))
 
 
@@ -582,7 +581,7 @@ def test_run_waits_after_last_task_at_full_target(
 
 @pytest.mark.usefixtures("at_once")
 def test_deleted_replay_ends_run_at_full_target() -> None:
-    with pytest.raises(RunEndedError):
+    with pytest.raises(ReplayGoneError):
         run(POLICY, Full(math.inf), partitions=1, reporter=Silent(reports=9))
 
 
