@@ -35,10 +35,14 @@ _START_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of the admin REST interface: an HTTP status and a body, often JSON."""
+    """An answer of the admin REST interface: an HTTP status, a body, often JSON, and headers.
+
+    Names of headers are in lower case.
+    """
 
     status: int
     body: str
+    headers: Mapping[str, str]
 
     def check(self, action: str) -> None:
         """Raise an error if the broker refused the request.
@@ -158,7 +162,8 @@ class Broker:
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
-            return Answer(response.status, response.read().decode())
+            received = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, response.read().decode(), received)
         finally:
             connection.close()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class Disturbance:
         crashes: the broker ends without storing its cursors.
         unanswered: a copy may be stored without a receipt for the consumer.
         settles: the time after its end until clients are connected again.
+        loads: the broker loads topics with deduplication.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Disturbance:
     crashes: bool = False
     unanswered: bool = False
     settles: float = 0.0
+    loads: bool = False
 
     def concerns(self, process: str) -> bool:
         """Return True if it concerns *process*."""
@@ -64,6 +66,8 @@ class Stored:
 
     Attributes:
         failed: the number of its failed attempts.
+        sent: the producer name and the sequence id, which a topic with deduplication stores once;
+            None if not read.
     """
 
     id: str
@@ -71,6 +75,7 @@ class Stored:
     number: int
     failed: int = 0
     published: float = math.inf
+    sent: tuple[str, int] | None = None
 
 
 @dataclass
@@ -109,12 +114,14 @@ class Account:
     Attributes:
         requests: times at which a process asked the broker to deliver again.
         lost: messages that were neither handled nor moved on, by number.
-        doubled: copies in excess of failed handlings; no disturbance explains one.
+        doubled: copies in excess of failed handlings; no disturbance explains one, and only a fault
+            of the broker that its metadata proves.
         invented: copies without a failed handling, and receipts without a stored message.
         repeated: handlings after the first that no disturbance explains.
         copied: copies without receipt that no disturbance explains.
         misplanned: messages whose attempts or result differ from the plan.
         without_id: receipts without the id of a copy.
+        stored_twice: messages that the broker stored although it has them.
         explained: the number of explanations by kind of disturbance.
     """
 
@@ -131,6 +138,7 @@ class Account:
     repeated: list[str] = field(default_factory=list)
     copied: list[str] = field(default_factory=list)
     misplanned: list[str] = field(default_factory=list)
+    stored_twice: list[Stored] = field(default_factory=list)
     explained: Counter[str] = field(default_factory=Counter)
     repetitions: int = 0
     without_receipt: int = 0
@@ -187,11 +195,37 @@ class Account:
             for (number, attempt), count in moved.items()
             if copies[number, attempt] < count
         ]
+        self.stored_twice = list(self._stored_twice())
+        self.explained.update("broker that recovers deduplication twice" for _ in self.stored_twice)
+        twice = Counter((copy.number, copy.failed) for copy in self.stored_twice)
         self.doubled += [
             f"{count} copies of {number} at attempt {attempt}, {failed[number, attempt]} failed"
             for (number, attempt), count in copies.items()
-            if count > failed[number, attempt]
+            if count - twice[number, attempt] > failed[number, attempt]
         ]
+
+    def _stored_twice(self) -> Iterator[Stored]:
+        """Yield each message that a broker stored although it has its producer name and number.
+
+        A broker that loads a topic may recover its sequence ids twice at the same time, and then
+        stores again what is sent again (apache/pulsar#25954). The first copy was sent before the
+        topic was loaded, the second right after. The same sequence id proves it: a topic with
+        deduplication never stores it twice otherwise, and redrive gives it to one message.
+        """
+        sends: defaultdict[tuple[str, int], list[Stored]] = defaultdict(list)
+        for message in (*self.source, *self.retried, *self.dead):
+            if message.sent is not None:
+                sends[message.sent].append(message)
+        for first, *others in (sorted(same, key=_id_place) for same in sends.values()):
+            for other in others:
+                same = (first.number, first.failed) == (other.number, other.failed)
+                if same and any(
+                    first.published <= loading.end + loading.settles
+                    and loading.start <= other.published <= loading.end + loading.settles
+                    for loading in self.disturbances
+                    if loading.loads
+                ):
+                    yield other
 
     def _check_receipts(self, by_id: Mapping[str, Sequence[Handling]]) -> None:
         """Check that each receipt has one stored copy, and explain copies without a receipt."""
@@ -324,6 +358,10 @@ def _passed(
         partition = place[2:3]
         passed[id_] = latest[partition] = max(latest[partition], min(settled, default=math.inf))
     return passed
+
+
+def _id_place(message: Stored) -> tuple[int, ...]:
+    return _place(message.id)
 
 
 def _place(id_: str) -> tuple[int, ...]:

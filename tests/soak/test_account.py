@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.soak.account import Account, Disturbance, Stored
 from tests.soak.plan import BURST, plan
 
@@ -75,6 +77,32 @@ def test_second_copy_of_one_failure_is_explained_by_nothing() -> None:
     account.add("b", [begin(20, COPY), end(21, COPY), begin(30, again), end(31, again)])
     assert wrong(account) == {"doubled": 1}
     assert account.explained == {"publish rate": 1}  # the missing receipt is, the copy is not
+
+
+UNLOAD = Disturbance("unload", 11, 13, redelivers=True, unanswered=True, settles=5, loads=True)
+
+
+@pytest.mark.parametrize(
+    ("sent", "disturbance", "doubled"),
+    [
+        (("redrive-1", 7), UNLOAD, 0),
+        (("redrive-1", 8), UNLOAD, 1),
+        (("redrive-2", 7), UNLOAD, 1),
+        (None, UNLOAD, 1),
+        (("redrive-1", 7), replace(UNLOAD, loads=False), 1),
+        (("redrive-1", 7), replace(UNLOAD, start=14, end=15), 1),
+    ],
+)
+def test_only_the_same_sequence_id_proves_a_fault_of_the_broker(
+    sent: tuple[str, int] | None, disturbance: Disturbance, doubled: int
+) -> None:
+    copy = replace(COPY, sent=("redrive-1", 7))
+    again = replace(COPY, id="2:1", published=13.5, sent=sent)
+    account = Account([FAILED], [copy, again], [], disturbances=[disturbance])
+    account.add("a", [begin(10, FAILED), end(11, FAILED, ok=False), moved(12, FAILED, COPY)])
+    account.add("b", [begin(20, COPY), end(21, COPY), begin(30, again), end(31, again)])
+    account.check()
+    assert (len(account.doubled), len(account.stored_twice)) == (doubled, 1 - doubled)
 
 
 def test_second_copy_of_a_second_failure_is_in_order() -> None:

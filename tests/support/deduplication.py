@@ -21,3 +21,17 @@ def deduplicate(broker: Broker, topic: TopicName) -> None:
             for partition in partitions
         )
     )
+
+
+def sent_as(broker: Broker, topic: TopicName, id_: str) -> tuple[str, int]:
+    """Return the producer name and the sequence id of a message, which the client does not show.
+
+    A topic with deduplication that has both twice shows a fault of the broker
+    (apache/pulsar#25954).
+    """
+    ledger, entry, partition, *index = map(int, id_.split(":"))
+    of = topic if partition < 0 else topic.partition(partition)
+    answer = broker.request("GET", f"/admin/v2/{topic_path(of)}/ledger/{ledger}/entry/{entry}")
+    answer.check(f"read {id_} of {topic}")
+    first = int(answer.headers["x-pulsar-sequence-id"])  # of the messages of a batch
+    return answer.headers["x-pulsar-producer-name"], first + sum(index)
