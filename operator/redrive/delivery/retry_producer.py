@@ -48,8 +48,9 @@ class RetryProducer(Closing):
     """Produces to a topic, and sends a message again when no receipt came for it in time.
 
     Where the topic has deduplication switched on, a message is stored at most once however often it
-    was sent; elsewhere, and where the broker has forgotten this producer, a send whose receipt was
-    lost leaves a second copy. Nothing is kept when the process ends: a message whose `send` has not
+    was sent, except for a fault of brokers that load the topic meanwhile (apache/pulsar#25954).
+    Elsewhere, and where the broker has forgotten this producer, a send whose receipt was lost
+    leaves a second copy. Nothing is kept when the process ends: a message whose `send` has not
     returned may or may not be stored. `sends` tells what proves that a message is stored.
 
     Use it as a context manager, within the life of *client*. May be used by several threads.

@@ -20,7 +20,9 @@ last sequence id, read when a producer is opened under this name after the messa
 its id, and the broker has dropped it as a duplicate: `-1:-1`. Nothing else without an entry is a
 receipt, and the message is sent again:
 
-- Deduplication is on, and the broker remembers the name: a message is stored once.
+- Deduplication is on, and the broker remembers the name: a message is stored once. A broker that
+  loads the topic may know too low an id for a moment (apache/pulsar#25954), and store a second copy
+  of a message that the client sends again then.
 - Deduplication is off, was switched off and on, or the broker has forgotten the name (a producer
   that was away for `brokerDeduplicationProducerInactivityTimeoutMinutes`, or more names than
   `brokerDeduplicationMaxNumberOfProducers` when a topic is loaded): the id is above all that the
