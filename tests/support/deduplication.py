@@ -30,8 +30,10 @@ def sent_as(broker: Broker, topic: TopicName, id_: str) -> tuple[str, int]:
     (apache/pulsar#25954).
     """
     ledger, entry, partition, *index = map(int, id_.split(":"))
-    of = topic if partition < 0 else topic.partition(partition)
-    answer = broker.request("GET", f"/admin/v2/{topic_path(of)}/ledger/{ledger}/entry/{entry}")
+    stored_in = topic if partition < 0 else topic.partition(partition)
+    answer = broker.request(
+        "GET", f"/admin/v2/{topic_path(stored_in)}/ledger/{ledger}/entry/{entry}"
+    )
     answer.check(f"read {id_} of {topic}")
     first = int(answer.headers["x-pulsar-sequence-id"])  # of the messages of a batch
     return answer.headers["x-pulsar-producer-name"], first + sum(index)
