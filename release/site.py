@@ -1,7 +1,8 @@
 """`make site`: the pages as a website, with warnings as errors.
 
 Called as `python -m release.site DIRECTORY`. `stage` copies docs/ and the pages outside of it, and
-`build` runs Zensical over the copy. Zensical has a lock and an environment of its own.
+adds the reference of the Python API. `build` runs Zensical, which has a lock and an environment of
+its own, over the copy.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from release import CHART, CHECKOUT
+from release import CHART, CHECKOUT, python_reference
 from sandbox import cache
 
 CONFIGURATION = CHECKOUT / "mkdocs.yml"
@@ -45,6 +46,9 @@ def stage(target: Path) -> None:
         staged.parent.mkdir(exist_ok=True)
         relinked = _LINK.sub(_relinked(page, Path(place).parent), page.read_text("utf-8"))
         staged.write_text(relinked, "utf-8")
+    (target / "docs" / python_reference.FOLDER).mkdir()
+    for place, text in python_reference.render().items():
+        (target / "docs" / place).write_text(text, "utf-8")
 
 
 def _relinked(page: Path, folder: Path) -> Callable[[re.Match[str]], str]:

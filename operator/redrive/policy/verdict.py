@@ -147,10 +147,6 @@ def end(policy: Policy, reason: DeadReason, failed: int) -> Dead | Discard:
     return Dead(reason, failed) if policy.dead_letters else Discard(reason, failed)
 
 
-_Delays = Mapping[Any, float | timedelta]
-"""Delays by rule. The key type is Any, because a mapping is invariant in the type of its keys."""
-
-
 class RetryLater(Exception):  # noqa: N818 - a request of a handler, not an error
     """Raised by a handler: retry the message, regardless of the rules for other exceptions.
 
@@ -217,7 +213,7 @@ def _is_failure(rule: type) -> bool:
     return issubclass(rule, BaseException) and not issubclass(rule, PROCESS_ERRORS)
 
 
-def _delays(delays: _Delays | None) -> dict[ErrorRule, timedelta]:
+def _delays(delays: Mapping[Any, float | timedelta] | None) -> dict[ErrorRule, timedelta]:
     delays = {} if delays is None else delays
     _check_rules("delays", delays, Mapping)
     return {
@@ -265,7 +261,9 @@ class FailureRules:
 
     dead_letter_on: tuple[ErrorRule, ...] = ()
     retry_on: tuple[ErrorRule, ...] = (Exception,)
-    delays: Converted[_Delays | None, Mapping[ErrorRule, timedelta]] = Converted(_delays, None)
+    delays: Converted[  # Any, because a mapping is invariant in the type of its keys
+        Mapping[Any, float | timedelta] | None, Mapping[ErrorRule, timedelta]
+    ] = Converted(_delays, None)
     deadline: Converted[float | timedelta | None, timedelta | None] = Converted(_deadline, None)
 
     def __post_init__(self) -> None:
