@@ -16,6 +16,7 @@ import pytest
 
 import redrive
 from redrive import CrashLog
+from redrive.inspection.payloads import MessageRecord
 from redrive.messages import id_text
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
@@ -40,6 +41,7 @@ SECTIONS = {
 }
 AT_A_BROKER = "Broadcast"
 FORKED = "Example"  # likewise
+EXPORTED = "With a dead letter of production"
 HOSTILE = (b"", b"{}", b"[]", b"null", b"\xff", b"{", b"[" * 100_000)
 GOOD = b'{"needs": "nothing"}'
 POLICY = redrive.Policy(
@@ -110,6 +112,7 @@ def test_every_guide_example_is_listed() -> None:
         "Prefetch",
         "Middleware",
         "Test a handler",
+        EXPORTED,
         "Enable it",
         "Separate dependencies and causes",
     ]
@@ -350,6 +353,21 @@ def test_test_example_passes_and_can_fail(harness: Harness) -> None:
     assert len(attempts) == 3
     with pytest.raises(AssertionError):
         harness.run("Test a handler")[test]()
+
+
+def test_exported_dead_letter_is_handled_again(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = {"payload": GOOD.decode(), "properties": [{"name": "till", "value": "1"}]}
+    assert record.keys() <= MessageRecord.__annotations__.keys()
+    (tmp_path / "dead-letters.jsonl").write_text(f"{json.dumps(record)}\n")
+    monkeypatch.chdir(tmp_path)
+    handled: list[pulsar.Message] = []
+    test = "test_exported_dead_letters_are_handled"
+    harness.run(EXPORTED, handle=handled.append)[test]()
+    assert [(message.data(), message.properties()["till"]) for message in handled] == [(GOOD, "1")]
+    with pytest.raises(AssertionError):
+        harness.run(EXPORTED, handle=lambda message: json.loads(message.data())["missing"])[test]()
 
 
 ROOT = Path(__file__).parents[3]
