@@ -67,11 +67,6 @@ PRIVATE = {
     re.compile(rf"\b({words})\b".replace(" ", r"\s"), re.IGNORECASE): standard
     for words, standard in STANDARD.items()
 }
-PENDING = {
-    "operator/redrive/delivery",
-    "operator/redrive/delivery/consumers",
-}
-"""Folders and pages that still break a rule. The list only shrinks: a clean entry is removed."""
 
 
 class Prose(NamedTuple):
@@ -180,14 +175,7 @@ PLACES = [*PAGES, *filter(files_in, FOLDERS)]
 @pytest.mark.parametrize("place", PLACES)
 def test_prose_and_names_follow_the_style(place: str) -> None:
     problems = list(findings(files_in(place)))
-    if place in PENDING:
-        assert problems, f"{place} follows the style: remove it from PENDING"
-    else:
-        assert not problems, "\n".join(["the style is broken:", *problems])
-
-
-def test_pending_places_exist() -> None:
-    assert set(PLACES) >= PENDING
+    assert not problems, "\n".join(["the style is broken:", *problems])
 
 
 def test_each_broken_rule_is_reported_with_its_line(tmp_path: Path) -> None:

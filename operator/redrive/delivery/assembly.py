@@ -45,7 +45,7 @@ MAX_NACK_DELAY = timedelta(days=10)
 
 
 class Options(TypedDict, total=False):
-    """What each kind of consumer can be given; see `RetryConsumer`."""
+    """Options of all kinds of consumers; see `RetryConsumer`."""
 
     name: str | None
     schema: pulsar.schema.Schema
@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
 
 
 class RetryOptions(Options, total=False):
-    """What a `RetryConsumer` can be given besides, with asyncio and in memory too."""
+    """Further options of a `RetryConsumer`, with asyncio and in memory too."""
 
     nack_delay: float | timedelta
     ack_timeout: float | timedelta | None
@@ -150,7 +150,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
     middleware: Sequence[Middleware] = (),
     prefetch: int = PREFETCH,
 ) -> Processor:
-    """Return what *consumer* works with; everything is closed again if that fails.
+    """Return the parts of *consumer*; everything is closed again if that fails.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
@@ -188,9 +188,11 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
             log_file = _open(crash_log, connection, in_force_now(), subscribing, events)
             undo.callback(log_file.close)
         parts = connection.open(in_force_now(), subscribing)
-        undo.callback(parts.close, deadline)  # else subscriptions would hold what is never taken
+        undo.callback(
+            parts.close, deadline
+        )  # else subscriptions would hold messages that are never taken
         parts.incoming.watch(watched_after, reporting.connection)
-        undo.callback(lambda: all_within(deadline, [each.close for each in chain]))
+        undo.callback(lambda: all_within(deadline, [link.close for link in chain]))
         if ack_timeout is not None:
             limit = to_timedelta(ack_timeout, "an ack time-out")
             chain.append(AckDeadline(limit, parts, fail, reporting.late))
@@ -199,17 +201,19 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
 
             chain.append(PoisonGuard(parts, log_file, crash_log.max_redeliveries, dead_letter))
         chain += [theirs.bind(consumer) for theirs in middleware]
-        breaker = next((each for each in middleware if isinstance(each, OutageBreaker)), None)
+        breaker = next((link for link in middleware if isinstance(link, OutageBreaker)), None)
         if breaker or isinstance(policy, PolicyFile) or in_force_now().outage_breaker:
             chain.append(OutageGuard(breaker, parts, in_force_now, reporting))
-        letters = parts.letters
-        if letters is not None:
-            # What it needs takes long to import, and few policies ask for it.
+        sequence_log = parts.sequence_log
+        if sequence_log is not None:
+            # Its imports take long, and few policies ask for it.
             from redrive.delivery.middleware.sequencing import Sequencing  # noqa: PLC0415
 
-            chain.append(Sequencing(parts, letters, attempts, in_force_now, follow))
+            chain.append(Sequencing(parts, sequence_log, attempts, in_force_now, follow))
         if in_force_now().ordered:
-            chain.append(KeyOrdering(parts.incoming, parts.clock, by_topic=letters is not None))
+            chain.append(
+                KeyOrdering(parts.incoming, parts.clock, by_topic=sequence_log is not None)
+            )
         processor = Processor(
             parts, decisions, chain, reporting, handle_again=handle_again_when_unsent
         )
@@ -225,7 +229,7 @@ def _open(
     events: Events,
 ) -> CrashLogFile:
     """Open the crash log; inspect the subscriptions if too many processes in a row were killed."""
-    # What it needs takes long to import, and most consumers have none.
+    # Its imports take long, and most consumers have none.
     from redrive.delivery.middleware.poison_guard import CrashLogFile  # noqa: PLC0415
 
     log_file = CrashLogFile(crash_log.directory, policy)
@@ -248,11 +252,11 @@ def _open(
 
 
 def _nack_delay(delay: float | timedelta) -> timedelta:
-    found = to_timedelta(delay, "nack_delay")
-    if not timedelta() <= found <= MAX_NACK_DELAY:
+    nack_delay = to_timedelta(delay, "nack_delay")
+    if not timedelta() <= nack_delay <= MAX_NACK_DELAY:
         raise InvalidSpecError(
             "nack_delay is from 0 to 10 days",
-            got=str(found),
+            got=str(nack_delay),
             remedy="give the time after which the broker delivers a message again",
         )
-    return found
+    return nack_delay

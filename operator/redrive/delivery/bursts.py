@@ -41,7 +41,7 @@ class Burst:
 
     Attributes:
         topic: name of the topic, without partition.
-        alone: True for what stands for all messages of a topic that were received one by one, and
+        alone: True if this represents all messages of a topic that were received one by one, and
             are above all before: none of them is a copy.
         runs: the ids of all messages; None where one may be a copy, or once the burst is closed.
         delivered_after: the connection that delivered possible copies is not older than this
@@ -196,7 +196,7 @@ class _Partition:
             self._marks.popleft()
 
     def moment_before(self, messages: int) -> float:
-        """Return a moment at which the last *messages* were yet to be received; 0 if unknown."""
+        """Return a moment at which the last *messages* were not yet received; 0 if unknown."""
         moments = [at for received, at in self._marks if received <= self.received - messages]
         return max(moments, default=0.0)
 
@@ -258,7 +258,7 @@ def _bit_of(place: Place) -> tuple[tuple[int, int], int]:
 
 _SLICE_SECONDS = 0.5
 _MAX_BLOCKS = 50_000
-"""Of about 400 bytes each."""
+"""Blocks take about 400 bytes each."""
 
 
 class SettledRuns:
@@ -292,7 +292,7 @@ class SettledRuns:
         return any(settled.get(key, 0) >> bit & 1 for at, _, settled in self._slices if at >= since)
 
     def forget(self, since: float, received: int) -> None:
-        """Forget what was settled before *since*, with less messages *received* than that."""
+        """Forget bursts settled before *since*, with fewer messages *received* than that."""
         while self._slices and self._slices[0][0] < since and self._slices[0][1][0] < received:
             self._drop()
 

@@ -1,36 +1,16 @@
 """Deadlines, bounded calls, timers, and signals between threads.
 
-Calls of the client that may take longer than is waited for; called by what opens and closes.
-
-Where a broker doesn't answer the client waits for as long as its own operation time-out, 30 s
-unless the program says otherwise, and can't be asked for less in a single call. So such a call gets
-a thread of its own, which goes on when its caller no longer waits.
-
-What consumers and producers share: a `with`, or `async with`, block closes them.
-
-How long a thread can wait; called wherever an application says how long that is.
-
-Names that no other process has; called by consumers and producers when they are made.
-
-An event for signal handlers; called by `fetcher`.
-
-Calls that have begun and not ended, in whichever thread; waited for by who closes.
-
-Call a function at moments that change; used by `simple` and `ack_timeouts`.
-
-Ends calls of the client that take too long; called by `sends`.
-
-The client waits for ever in a send while it connects again and again, as it does when the broker
-refuses a delay for being too long. Only closing the producer ends that.
-
-Exceptions that end the process or a call of `run`; all others fail no more than one message.
+If a broker doesn't answer, the client waits for its own operation time-out, 30 s by default, and a
+single call can't be bounded further. So a call that must end earlier gets a thread of its own,
+which continues when its caller no longer waits. In a send the client waits permanently while it
+connects again and again, as it does when the broker refuses a delay for being too long. Only the
+closing of the producer ends that.
 
 Consumers call code of the program: handlers, middleware around them, rules, hooks. It may raise
 exceptions that are no `Exception`: a panic in Rust (PyO3), `asyncio.CancelledError`, a
 `gevent.Timeout`. A consumer that ended with these would get the same message first after each
-restart.
-
-A group concerns the process if one of its parts does, however many others are failures.
+restart. So only exceptions that concern the process, or a call of `run`, end it; all others fail
+one message. A group concerns the process if one of its parts does.
 """
 
 from __future__ import annotations
@@ -58,7 +38,7 @@ from redrive.policy.values import to_limit
 from redrive.policy.verdict import parts
 
 OPEN_SECONDS = 12.0
-"""How long a broker has to let a producer in, or to answer a question about a topic."""
+"""Time in which a broker has to open a producer, or to answer a request about a topic."""
 
 _T = TypeVar("_T")
 _LAST_SECONDS = 1.0
@@ -79,7 +59,7 @@ class Deadline:
 
 
 class Promise(Generic[_T]):
-    """What comes of a call in another thread. As a future, whose module takes long to import."""
+    """The result of a call in another thread: a future, whose module takes long to import."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
@@ -104,7 +84,7 @@ class Promise(Generic[_T]):
                 self._over.set()
 
     def wait(self, seconds: float | None = None) -> _T:
-        """Return what came of it; after so many *seconds* it is given up.
+        """Return its result; after so many *seconds* it is given up.
 
         Raises:
             TimeoutError: it was given up.
@@ -117,10 +97,10 @@ class Promise(Generic[_T]):
 
 
 def within(seconds: float, call: Callable[[], _T], late: Callable[[_T], object]) -> _T:
-    """Return what *call* returns within so many *seconds*; what comes later goes to *late*.
+    """Return the result of *call* within so many *seconds*; a later result goes to *late*.
 
     Raises:
-        TimeoutError: *call* goes on.
+        TimeoutError: *call* continues.
     """
     promise = Promise[_T]()
 
@@ -140,7 +120,7 @@ def within(seconds: float, call: Callable[[], _T], late: Callable[[_T], object])
 def all_within(deadline: Deadline, calls: Iterable[Callable[[], object]]) -> None:
     """Make all *calls* side by side, and wait until they have ended, or the *deadline* is over.
 
-    Those that have not ended go on. Raises what the first of those raised that have.
+    Those that have not ended continue. Raises the first exception of those that have.
     """
     errors: list[BaseException] = []
 
@@ -158,7 +138,7 @@ def all_within(deadline: Deadline, calls: Iterable[Callable[[], object]]) -> Non
 
 
 def in_background(call: Callable[[], object]) -> None:
-    """Make *call*, which must not raise, while its caller goes on."""
+    """Make *call*, which must not raise, while its caller continues."""
     _start(call)
 
 
@@ -195,15 +175,15 @@ def _start(call: Callable[[], object]) -> threading.Thread | None:
 
 
 def _release() -> None:
-    left = [thread for thread in list(_going_on) if thread.is_alive()]  # none that a fork has ended
-    if left:
+    alive = [thread for thread in list(_going_on) if thread.is_alive()]  # no thread of a parent
+    if alive:
         for client in list(_clients):
             if not is_inherited(client):
                 client.shutdown()
     last = Deadline(_LAST_SECONDS)
-    for thread in left:
+    for thread in alive:
         thread.join(last.left())
-    if any(thread.is_alive() for thread in left):
+    if any(thread.is_alive() for thread in alive):
         _suspend_terminated_threads()
 
 
@@ -229,7 +209,7 @@ atexit.register(_release)
 
 
 CLOSE_TIMEOUT = timedelta(seconds=15)
-"""How long closing waits for a broker that doesn't answer, and for handlers at work."""
+"""Time for which closing waits for a broker that doesn't answer, and for running handlers."""
 
 
 class Closing(ABC):
@@ -237,7 +217,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self, timeout: float | timedelta | None = CLOSE_TIMEOUT) -> None:
-        """Let go of what it holds at the broker, within *timeout* (seconds, or a timedelta)."""
+        """Release all that it holds at the broker, within *timeout* (seconds, or a timedelta)."""
 
     def __enter__(self) -> Self:
         return self
@@ -256,7 +236,7 @@ class AsyncClosing(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of what it holds at the broker."""
+        """Release all that it holds at the broker."""
 
     async def __aexit__(
         self,
@@ -270,8 +250,7 @@ class AsyncClosing(ABC):
 def to_seconds(duration: float | timedelta | None) -> float:
     """Return *duration*, a number of seconds or a timedelta, in seconds.
 
-    Or what comes nearest to it of what Python can wait for, 292 years: whoever asks for
-    `timedelta.max` wants no end of it. None is `UNLIMITED`.
+    At most 292 years, the longest wait of Python, as for `timedelta.max`. None is `UNLIMITED`.
 
     Raises:
         InvalidSpecError: it is neither.
@@ -472,6 +451,6 @@ def ends_thread(error: BaseException) -> bool:
     """Return True if *error* ends a thread of the consumer's own, where SystemExit is a failure.
 
     Python ignores a SystemExit in any thread but the main one: such a thread would end silently,
-    and with it what it does for all messages.
+    and with it its work for all messages.
     """
     return ends_run(error) and not exits(error)

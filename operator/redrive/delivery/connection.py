@@ -1,7 +1,4 @@
-"""The parts of a consumer at a broker: two subscriptions, their stream, and producers.
-
-Called once by `consumer`, at its start.
-"""
+"""The parts of a consumer at a broker: two subscriptions, their stream, and producers."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from redrive.delivery.parts import (
     SystemClock,
     for_consumer,
 )
-from redrive.delivery.reporting import OutageBeacon
+from redrive.delivery.reporting import OutageProducer
 from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
@@ -64,14 +61,14 @@ class ClientConnection(BrokerConnection):
             Timer,
             operator.methodcaller("until_stopped"),
             _LINGER_SECONDS,
-            OutageBeacon(self.client, policy),
+            OutageProducer(self.client, policy),
             subscribing.nack_delay.total_seconds(),
             subscribing.max_in_flight_bytes,
-            self._letters(policy),
+            self._sequence_log(policy),
             subscribed.behind,
         )
 
-    def _letters(self, policy: Policy) -> SequenceLog | None:
+    def _sequence_log(self, policy: Policy) -> SequenceLog | None:
         if not policy.sequenced:
             return None
         # Imported late: it takes long, and few policies need it.

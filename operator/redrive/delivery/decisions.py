@@ -1,9 +1,5 @@
 """From a failed message to a verdict.
 
-Which attempt at a message this is; called by `decisions` and `processor`.
-
-A failed message → its verdict, as a value; called by all kinds of consumers.
-
 `policy.verdict` and `policy.failure` decide, `processor` carries out. Nothing is changed here.
 """
 
@@ -53,7 +49,7 @@ ago begins again."""
 
 
 class _Here(NamedTuple):
-    """What a message has been through since it came to this consumer: a crash forgets it."""
+    """Failures of a message since it came to this consumer: a crash forgets them."""
 
     failures: int
     first_failed_at: datetime
@@ -61,7 +57,7 @@ class _Here(NamedTuple):
 
 
 class Attempts:
-    """Reads the attempt from a message, and remembers what failed in this consumer alone.
+    """Reads the attempt from a message, and remembers failures in this consumer alone.
 
     Args:
         policy: returns the policy in force.
@@ -79,7 +75,7 @@ class Attempts:
     def of(self, message: pulsar.Message) -> Attempt:
         """Return which attempt at *message* this is; on the source topic the first.
 
-        One whose properties can't be read counts as the first, but for what happened here.
+        One whose properties can't be read counts as the first, except for failures here.
         """
         message_id = id_text(message.message_id())
         attempt = Attempt.of(
@@ -151,7 +147,7 @@ class Attempts:
                 self._given_back.popitem(last=False)
 
     def forget(self, message: pulsar.Message) -> None:
-        """Forget what is known of *message*, which is settled."""
+        """Forget *message*, which is settled."""
         if self._here or self._given_back:
             message_id = id_text(message.message_id())
             with self._counting:
@@ -164,7 +160,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Decisions:
-    """What one consumer does about failed messages.
+    """Decides about the failed messages of one consumer.
 
     Attributes:
         policy: returns the policy in force.

@@ -76,7 +76,7 @@ class EarlyRetries:
         return not is_copy
 
     def release(self, message: pulsar.Message) -> pulsar.Message:
-        """Return what is kept in the place of *message*: the last copy, else itself."""
+        """Return the message that is kept in place of *message*: the last copy, else itself."""
         with self._changing:
             kept = self._kept.pop(message.message_id().serialize(), None)
             if kept is None:

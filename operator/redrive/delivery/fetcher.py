@@ -1,22 +1,17 @@
 """Several subscriptions as one stream of messages.
 
-Several subscriptions as one stream of messages; called by `consumer`.
+The topics with messages take turns, so that neither a busy source topic nor a flood of retries
+delays the other by more than one message.
 
-The topics that flow are served in turn, so that neither a busy source topic nor a flood of retries
-keeps the other waiting for longer than one message.
+While a topic has messages, a taker gets them from the client in its own thread: handing a message
+over from another thread costs more than most handlers do. Once the client has none, a thread of
+the topic waits there and hands over the next message, so that a taker can wait for several topics.
 
-The messages of one subscription; called by `fetcher`.
-
-While a topic flows, whoever takes a message gets it from the client in the same thread: handing it
-over from another thread costs more than most handlers do. Once nothing comes, a thread of the
-topic's waits in the client and hands over the next message, so that a taker can wait for several
-topics at a time.
-
-The client drops chunks whose message it can't put together at the moment: of more messages at a
-time than it keeps, and those that came before and after a lost connection. Neither acknowledges
-them nor asks for them again. So a topic that stays dry while nothing is unsettled has the broker
-deliver again whatever it counts as delivered. A set of chunks that stays incomplete for one minute
-the client acknowledges: its producer has ended before the last one.
+The client drops chunks whose message it can't put together: those of more messages at a time than
+it keeps, and those around a lost connection. It neither acknowledges them nor asks for them again.
+So if a topic delivers nothing while nothing is unsettled, the broker is asked to deliver again all
+that it counts as delivered. The client acknowledges a set of chunks that stays incomplete for one
+minute: its producer ended before the last one.
 """
 
 from __future__ import annotations
@@ -39,7 +34,7 @@ from redrive.delivery.forking import OwnerProcess
 from redrive.errors import RedriveError
 
 _LINGER_MS = 20
-"""How long a taker waits in the only topic that flows before it leaves that to its thread."""
+"""Time for which a taker waits in the only topic that flows before it leaves that to its thread."""
 
 
 class ConsumerStoppedError(RedriveError):
@@ -55,13 +50,11 @@ def check_open(*, closed: bool) -> None:
         ConsumerStoppedError: it was.
     """
     if closed:
-        raise ConsumerStoppedError(
-            "this consumer was closed", remedy="make a new one to go on consuming"
-        )
+        raise ConsumerStoppedError("this consumer was closed", remedy="make a new one to continue")
 
 
 class SubscriptionLostError(RedriveError):
-    """The client ended a subscription by itself, for example because the client was closed."""
+    """The client ended a subscription, for example because the client was closed."""
 
     reason = "SubscriptionLost"
 
@@ -159,7 +152,7 @@ class Fetcher:
             topic.watch = ConnectionWatch(topic.name, seconds, report)
 
     def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
-        """Have what the client has dropped delivered again; see `TopicFetcher`.
+        """Have messages that the client has dropped delivered again; see `TopicFetcher`.
 
         Args:
             may: see `TopicFetcher.may_recover`; called by threads of this fetcher.
@@ -176,7 +169,7 @@ class Fetcher:
         self._wake()
 
     def hold_new(self, holder: object, *, held: bool) -> None:
-        """Hand out only what is handed out again, while it is *held* by any *holder*."""
+        """Hand out only repeated messages while *held* by any *holder*."""
         if held:
             self._holders.add(holder)
         elif holder in self._holders:
@@ -189,7 +182,7 @@ class Fetcher:
             self._pause = SignalSafeEvent()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         pause, self._pause = self._pause, None
         if pause is not None:
             pause.set()
@@ -234,30 +227,30 @@ class Fetcher:
     def _wait(self, end: float | None) -> pulsar.Message | None:
         while True:
             self._check_running()
-            left = None if end is None else max(0.0, end - time.monotonic())
+            remaining = None if end is None else max(0.0, end - time.monotonic())
             pause = self._pause
             if pause is not None:
-                if not pause.wait(left):
+                if not pause.wait(remaining):
                     return None
                 continue
             message = self._due() or (None if self._holders else self._next())
             if message is not None:
                 return message
-            wait = self._until_due(left)
+            wait = self._until_due(remaining)
             try:
                 self._wakings.get(timeout=wait)
             except Empty:
-                if wait == left:
+                if wait == remaining:
                     return None
 
-    def _until_due(self, left: float | None) -> float | None:
-        """Return how long to wait at most: until a message is due, but no longer than *left*."""
+    def _until_due(self, longest: float | None) -> float | None:
+        """Return how long to wait at most: until a message is due, but no longer than *longest*."""
         with self._changing:
             due = self._again[0][0] if self._again else None
         if due is None:
-            return left
+            return longest
         wait = max(0.0, due - time.monotonic())
-        return wait if left is None else min(left, wait)
+        return wait if longest is None else min(longest, wait)
 
     def _due(self) -> pulsar.Message | None:
         with self._changing:
@@ -289,13 +282,13 @@ class Fetcher:
     def _arrange(self) -> None:
         flowing = self._flowing
         orders = [flowing[n:] + flowing[:n] for n in range(len(flowing))]
-        # Several threads may go to the next turn at a time.
+        # Several threads may call `next` at a time.
         self._turns = itertools.cycle(orders or [[]])
         self._turn = next(self._turns)
         self._linger_ms = _LINGER_MS if len(flowing) == 1 else 0
 
     def lose(self, error: Exception) -> None:
-        """Note what ended a subscription: there will never be another message."""
+        """Record the end of a subscription: no message follows."""
         self._lost = error
         self._wake()
 
@@ -312,7 +305,7 @@ class Fetcher:
         if self._stopping:
             self._wakings.put(None)  # wakes the next of several takers
             raise ConsumerStoppedError(
-                "this consumer was stopped", remedy="make a new one to go on consuming"
+                "this consumer was stopped", remedy="make a new one to continue"
             )
         if self._lost is not None:
             self._wakings.put(None)
@@ -324,7 +317,7 @@ class Fetcher:
 
 
 _POLL_MS = 1_000
-"""How long the thread stays in the client when nothing comes, and between two checks of the
+"""Time for which the thread stays in the client when nothing comes, and between two checks of the
 connection."""
 
 _FAST_MESSAGES = 8
@@ -338,7 +331,7 @@ _FAST_BURST = BURST // 4
 """A smaller burst ends that: it has waited for messages that did not come."""
 
 _LOOK_EVERY_SECONDS = 0.001
-"""How often `close` looks whether the takers have left the client."""
+"""Interval in which `close` checks that the takers have left the client."""
 
 
 _RECOVER_AFTER_SECONDS = (15.0, 30.0, 180.0)
@@ -385,7 +378,7 @@ class TopicFetcher:
 
     Args:
         arrivals: None for a reader, to which nothing is delivered again.
-        fetcher: told about what has changed by the thread, and by takers.
+        fetcher: the thread and takers report changes to it.
 
     Attributes:
         watch: reports a lost connection, where one is to be reported.
@@ -451,7 +444,7 @@ class TopicFetcher:
         except pulsar.Interrupted:
             raise  # the client's word for KeyboardInterrupt
         except pulsar.exceptions.PulsarException:
-            return None  # a time-out, or else what the thread will run into as well
+            return None  # a time-out, or else an error that the thread gets as well
         finally:
             self._inside.pop()
 
@@ -537,7 +530,7 @@ class TopicFetcher:
             self._fetcher.flows(self)
 
     def _look_after_idle_queue(self) -> None:
-        """Take over if no message was taken since the last look: else no call sees it empty.
+        """Take over if no message was taken since the previous call: no call sees it empty then.
 
         Without partitions that does not matter, see `Arrivals`.
         """

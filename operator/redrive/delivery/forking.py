@@ -1,10 +1,10 @@
 """Forks: consumers, producers and their client belong to the process that made them.
 
-A forked child has copies of all objects and of what waits in the client, none of the threads, and
+A forked child has copies of all objects and of the messages in the client, none of the threads, and
 shares the connections of its parent. There a call of the client hangs, and an object that goes away
-writes into a connection of the parent, whose consumer the broker closes then. So each use of what
-was inherited raises `InheritedError`, closing it does nothing, and the client's own objects, those
-of the program too, are kept until the child ends.
+writes into a connection of the parent, whose consumer the broker closes then. So each use of an
+inherited object raises `InheritedError`, closing it does nothing, and the client's own objects,
+those of the program too, are kept until the child ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _callbacks: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
 
 class InheritedError(RedriveError):
-    """A forked process used what its parent had made."""
+    """A forked process used an object of its parent."""
 
     reason = "Inherited"
 
@@ -104,8 +104,8 @@ def _classes(kind: type) -> Iterator[type]:
 def _before() -> None:
     """Find the objects of the client: it lists none of its own."""
     kinds = (pulsar.Client, pulsar.Consumer, pulsar.Producer, pulsar.Reader)
-    classes = [each for kind in kinds for each in _classes(kind)]
-    _handles[:] = [each for each in gc.get_referrers(*classes) if isinstance(each, kinds)]
+    classes = [subclass for kind in kinds for subclass in _classes(kind)]
+    _handles[:] = [handle for handle in gc.get_referrers(*classes) if isinstance(handle, kinds)]
     if _handles:
         # While other threads run that may be importing it, a child could wait for it permanently.
         import ctypes  # noqa: F401, PLC0415 - few programs fork

@@ -1,21 +1,15 @@
-"""Forwarding of failed messages, and retries of sends that failed.
+"""Forwarding of failed messages to the retry and dead-letter topics, and retries of failed sends.
 
-Sends a failed message to the retry or dead-letter topic; called by `processor`.
+Messages are sent unbatched, so that the broker's deduplication sees each of them, and consumers can
+acknowledge each alone. Only a message that is too big otherwise is compressed, and then chunked.
 
-Sends messages to the retry and the dead-letter topic; called by `forwarder`.
-
-Unbatched, so that the broker's deduplication sees each message, and consumers can acknowledge it,
-by itself. Only what is too big so is compressed, and what is too big then goes in chunks.
-
-Each send has a `PartitionSender` of its own, see `producing.sends`: a partition, a producer name
-and sequence ids that only rise. Sends in other threads have other senders, so a message that the
-broker refuses never makes another one look stored. A sender whose message got no receipt is kept
-for that message, and for nothing else: when the message is sent again, to the same topic, it goes
-to the same partition under the same name and sequence id. Where the topic deduplicates it is stored
-once, however often it is sent, while this consumer lives; see `producing.sends` for the limits. A
-message that the policy sends to another topic meanwhile may be stored in both.
-
-Messages that could not be sent on: kept, and sent again; called by `processor`.
+Each send has a `PartitionSender` of its own, see `sender`: a partition, a producer name and
+ascending sequence ids. Sends in other threads have other senders, so a refused message never makes
+another message look stored. A sender whose message got no receipt is kept for that
+message alone: when the message is sent again to the same topic, it goes to the same partition under
+the same name and sequence id. If the topic deduplicates, it is stored once, however often it is
+sent, while this consumer lives; see `sender` for the limits. A message that the policy sends to
+another topic meanwhile may be stored in both.
 """
 
 from __future__ import annotations
@@ -117,15 +111,15 @@ def forward(outgoing: Outgoing, hop: Hop) -> pulsar.MessageId | None:
 
 
 def _properties(message: pulsar.Message) -> dict[str, str]:
-    found = read_properties(message)
-    if found is None:
+    properties = read_properties(message)
+    if properties is None:
         raise NotCopyableError(
             "a message can't be copied to its next topic",
             got="a property that is not UTF-8",
             remedy="have its producer write text; this one becomes an encoded dead letter",
             reason="Unreadable",
         )
-    return found
+    return properties
 
 
 class _EncodedMessage:
@@ -183,11 +177,11 @@ _MAX_IN_DOUBT = 4_096
 """Messages without a receipt whose senders are kept: more than ever wait in a consumer."""
 
 _LARGE = pulsar.CompressionType.ZSTD
-"""How the client compresses what is too big; clients of all languages read it."""
+"""Compression of messages that are too big; clients of all languages read it."""
 
 
 class _Destination(NamedTuple):
-    """What a sender is made for.
+    """The destination of a sender.
 
     Attributes:
         partition: the topic without partitions, or one partition.
@@ -280,12 +274,12 @@ class Producers:
     def stop(self) -> None:
         """Send nothing to a topic again for which a send has failed since; callable from a signal.
 
-        Else who stops would wait for each message in hand.
+        Otherwise a stop would wait for each in-flight message.
         """
         self._stopping = True
 
     def close(self, deadline: Deadline) -> None:
-        """Close all producers, for good: what is sent later has no receipt."""
+        """Close all producers: later sends have no receipt."""
         with self._changing:
             self._closed = True
             senders = list(self._senders)
@@ -315,7 +309,7 @@ class Producers:
             schema = BYTES if version is None else self._schemas.get(topic_of(message), version)
             partition = self._partition(topic, order or key)
             route = self._new(_Destination(topic, partition, schema))
-        # The client judges what is too big: nothing was sent then.
+        # The client refused it as too big: nothing was sent.
         with contextlib.suppress(pulsar.MessageTooBig):
             return self._send(route, copied, content, fields)
         try:
@@ -384,7 +378,7 @@ class Producers:
         with self._changing:
             route = self._in_doubt.pop(copied, None)
         if route is not None and route.to.partition not in names:
-            self._discard(route.sender)  # the topic was deleted, and what it had stored with it
+            self._discard(route.sender)  # the topic was deleted, with its messages
             return None
         return route
 
@@ -530,9 +524,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Waiting:
-    """What waits to be sent to one topic."""
+    """Messages that wait to be sent to one topic."""
 
-    next_try: float
+    next_attempt: float
     pause: float = _FIRST_SECONDS
     settlements: deque[Settlement] = field(default_factory=deque)
 
@@ -546,13 +540,13 @@ class UnsentMessages:
 
     For each topic one message is tried after 5 s, then with back-off up to a minute. When one is
     sent the others follow at once. All stay unacknowledged: a crash loses none, and the broker
-    delivers them again. What has become of the policy meanwhile decides. May be used by several
+    delivers them again. The policy in force then decides. May be used by several
     threads.
 
     Args:
         send: settles again; raises NotSentError if there is no receipt.
         decisions: decide once more about a settlement.
-        taking: reports that nothing new is taken, as too many wait, and that it goes on.
+        taking: reports that nothing new is taken, as too many wait, and that taking continues.
     """
 
     def __init__(
@@ -577,7 +571,7 @@ class UnsentMessages:
         with self._changing:
             self._append(settlement)
             if self._timer is None and not self._closed:
-                self._timer = self._parts.timer(self._next_try, self._try)
+                self._timer = self._parts.timer(self._next_attempt, self._try)
             timer = self._timer
         self._bound()
         if timer is not None:
@@ -600,14 +594,14 @@ class UnsentMessages:
     def _now(self) -> float:
         return self._parts.clock.monotonic()
 
-    def _next_try(self) -> float | None:
+    def _next_attempt(self) -> float | None:
         with self._changing:
-            return min((topic.next_try for topic in self._waiting.values()), default=None)
+            return min((topic.next_attempt for topic in self._waiting.values()), default=None)
 
     def _try(self) -> None:
         """Send one message to a topic that is due."""
         with self._changing:
-            topic, waiting = min(self._waiting.items(), key=lambda entry: entry[1].next_try)
+            topic, waiting = min(self._waiting.items(), key=lambda entry: entry[1].next_attempt)
             settlement = waiting.settlements.popleft()
         unsent = self._send_again(settlement)
         with self._changing:
@@ -616,13 +610,13 @@ class UnsentMessages:
             else:  # the others first: it may be this message that can't be sent
                 self._append(unsent)
                 waiting.pause = min(2 * waiting.pause, _LONGEST_SECONDS)
-                waiting.next_try = self._now() + waiting.pause
+                waiting.next_attempt = self._now() + waiting.pause
             if not waiting.settlements:
                 del self._waiting[topic]
         self._bound()
 
     def _send_again(self, settlement: Settlement) -> Settlement | None:
-        """Carry out *settlement* as the policy says by now; return what is to be tried again."""
+        """Carry out *settlement* by the policy in force; return the settlement to try again."""
         try:
             settlement = self._decisions.again(settlement)
             self._send(settlement)
@@ -644,5 +638,5 @@ class UnsentMessages:
             if full == self._full:
                 return
             self._full = full
-            self._parts.incoming.hold_new(self, held=full)  # in the order of what was counted
+            self._parts.incoming.hold_new(self, held=full)  # in the order of the counts
         self._taking(stopped=full)

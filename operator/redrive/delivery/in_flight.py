@@ -1,19 +1,12 @@
 """In-flight messages, recently settled ids, and origins.
 
-What a consumer has in hand: taken, and not settled yet; called by `processor`.
-
 A broker that has lost a connection, or a topic that has moved to another, delivers again whatever
-is not acknowledged, to the consumer that still holds it as well. Such a copy is dropped here: what
-becomes of the message that is in hand becomes of it too.
+is not acknowledged, to the consumer that still holds it as well. Such a copy is dropped here: it
+shares the result of the message that is in-flight.
 
-What was settled a moment ago, of which a copy may still come; called by `in_hand`.
-
-A copy comes within some seconds, or has waited in the client since before: the queue of a topic
-with partitions outlives their connections, and takes what is delivered again behind what it has.
-
-Where a message was consumed from; called by `processor` and `decisions`.
-
-The calls of handlers that are under way; noted by `run`, read by `scheduling`.
+A copy may come after its message was settled: within some seconds, or after it waited in the
+client. The queue of a topic with partitions outlives their connections, and adds redelivered
+messages behind those that it holds.
 """
 
 from __future__ import annotations
@@ -45,20 +38,20 @@ _MIN_BYTES_OPEN = 64 * 1024 * 1024
 _OPEN_SECONDS = 1.0
 
 
-class InHand:
+class InFlightMessages:
     """The messages that were taken and not settled, for as long as anything refers to them.
 
-    What an application drops without settling it is in hand no longer. May be used by several
-    threads.
+    A message that an application drops without settling it is no longer in-flight. May be used by
+    several threads.
 
     The ids of messages are read one by one, which takes as long as all else here, but for those of
     open bursts: a burst is open from its first message until all of them are settled, a message
     comes that may be a copy, or a later burst comes after more than 1 s.
 
     Args:
-        settled: remembers what no longer is in hand.
+        settled: remembers messages that are no longer in-flight.
         acknowledge: tells the broker that a message is settled.
-        hold: called with True while nothing new is to be taken, as contents in hand are too big
+        hold: called with True while nothing new is to be taken, as in-flight contents are too big
             together; with False once that is over.
         max_bytes: of contents, without those of open bursts.
     """
@@ -89,7 +82,7 @@ class InHand:
         self._changing = threading.Lock()
 
     def begin(self, message: pulsar.Message) -> bool:
-        """Note that *message* is in hand; False if it is a copy, which is not to be handed out."""
+        """Note that *message* is in-flight; return False if it is a copy, not to be handed out."""
         burst: Burst | None = getattr(message, "redrive", None)
         if burst is not None and (burst.open or (burst.runs and self._opened(burst))):
             address = id(message)
@@ -139,7 +132,7 @@ class InHand:
             return not (self._known or self._dropped)
 
     def __len__(self) -> int:
-        """Return how many messages are in hand."""
+        """Return the number of in-flight messages."""
         with self._changing:
             self._forget_dropped()
             return len(self._known)
@@ -153,9 +146,9 @@ class InHand:
             self._hold_new(self._full)
         if not new and (self._open or self._new):
             self._learn()
-        known = self._known.get(id(message))
-        if known is not None:
-            if known[1]() is message:
+        entry = self._known.get(id(message))
+        if entry is not None:
+            if entry[1]() is message:
                 return True
             self._forget(id(message))  # as in `_learn`
             self._dropped += 1
@@ -217,11 +210,11 @@ class InHand:
         self._bound()
 
     def _forget(self, address: int) -> tuple[bytes | None, pulsar.Message | None]:
-        """Return the id of what is in hand no longer, and a copy of it that came."""
-        known = self._known.pop(address, None)
-        if known is None:
+        """Return the id of a message that is no longer in-flight, and a copy of it that came."""
+        entry = self._known.pop(address, None)
+        if entry is None:
             return None, None
-        key, held, size = known
+        key, held, size = entry
         self._bytes -= size
         self._bound()
         if self._by_id.get(key) is not held:
@@ -258,7 +251,7 @@ def _id_of(message: pulsar.Message) -> bytes:
 
 
 REMEMBERED_SECONDS = 10.0
-"""How long the broker may not have got an acknowledgement: the client keeps it for up to 0.1 s, and
+"""Time for which the broker may lack an acknowledgement: the client keeps it for up to 0.1 s, and
 a broker that is killed forgets the last second. No longer, for an admin may have moved the
 subscription back, and wants these messages once more."""
 
@@ -266,7 +259,7 @@ MAX_REMEMBERED = 50_000
 """Ids that were read one by one, of about 300 bytes each."""
 
 _LOOK_EVERY = 64
-"""To look for what may be forgotten at each message would cost as much as all else here."""
+"""A search for ids to forget at each message would take as long as all other work here."""
 
 _Moment = tuple[float, int]
 """When a message was settled: the time, and how many had been received."""
@@ -289,7 +282,7 @@ class Settled(OrderedDict[bytes, _Moment]):
         self._taken = 0
 
     def add(self, key: bytes, at: float | None = None) -> None:
-        """Remember what is settled now, or was *at* a moment before."""
+        """Remember messages that are settled now, or were *at* a moment before."""
         now = self.clock.monotonic() if at is None else at
         self[key] = (now, self._incoming.received if self._behind else 0)
         self.move_to_end(key)
@@ -299,7 +292,7 @@ class Settled(OrderedDict[bytes, _Moment]):
             self._expire()
 
     def add_burst(self, burst: Burst) -> None:
-        """Remember what is settled of *burst*: at once if that is all, and was within a second."""
+        """Remember settled messages of *burst*: as one if all were settled, and within a second."""
         now = self.clock.monotonic()
         if (
             burst.runs is not None
@@ -318,8 +311,8 @@ class Settled(OrderedDict[bytes, _Moment]):
         """Note that a message was taken; tell whether it is a copy of one that was settled.
 
         Args:
-            delivered_after: see `Burst`. The broker does not deliver again what was settled long
-                before, unless the subscription was moved back.
+            delivered_after: see `Burst`. The broker does not deliver a message again that was
+                settled long before, unless the subscription was moved back.
         """
         self._taken += 1
         if not self._taken % _LOOK_EVERY:
@@ -335,7 +328,7 @@ class Settled(OrderedDict[bytes, _Moment]):
 
     def _expire(self) -> None:
         since = self.clock.monotonic() - REMEMBERED_SECONDS
-        # What no messages may wait behind counts as received long ago.
+        # Without messages that wait behind others, all count as received long ago.
         received = self._incoming.received - self._behind if self._behind else 1
         self._runs.forget(since, received)
         while self:

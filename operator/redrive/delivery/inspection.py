@@ -1,8 +1,8 @@
 """Inspection of a consumer's subscriptions, before the client decodes their entries.
 
-The client for Python ends its process at many malformed entries: those that hold something else
-than their metadata names. It decodes ahead of the handlers, so no message in hand is to blame, and
-the entry comes first after each restart. The crash log counts processes that were killed in a row.
+The client for Python ends its process at many malformed entries: those whose content differs from
+their metadata. It decodes ahead of the handlers, so no in-flight message is to blame, and the entry
+comes first after each restart. The crash log counts processes that were killed in a row.
 After more than `CrashLog.max_redeliveries` of them the next one inspects the subscriptions of the
 source and the retry topic. It consumes each partition with the protocol itself, as the client would
 do, so the broker delivers what it would deliver to the client. A malformed entry is dead-lettered

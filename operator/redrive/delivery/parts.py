@@ -154,8 +154,8 @@ class SequenceLog(Protocol):
         """Close all producers."""
 
 
-class Beacon(Protocol):
-    """Outage reporter: shows in the broker's statistics why a consumer is paused."""
+class OutageReporter(Protocol):
+    """Shows in the broker's statistics why a consumer is paused."""
 
     def show(self, cause: str) -> None:
         """Show *cause* in place of the previous one; no cause if it is empty."""
@@ -189,7 +189,7 @@ class Parts:
             message waits after a lost connection.
         nack_seconds: delay of redeliveries after a negative acknowledgement.
         max_in_flight_bytes: payload bytes of in-flight messages at which no new ones are taken.
-        letters: records of policies with sequenced dead letters.
+        sequence_log: records of policies with sequenced dead letters.
     """
 
     clock: Clock
@@ -199,10 +199,10 @@ class Parts:
     timer: MakeTimer
     work: Callable[[Run], None]
     linger: float
-    beacon: Beacon
+    outage_reporter: OutageReporter
     nack_seconds: float
     max_in_flight_bytes: int
-    letters: SequenceLog | None = None
+    sequence_log: SequenceLog | None = None
     behind: int = 0
 
     def stop(self) -> None:
@@ -216,10 +216,10 @@ class Parts:
     def close(self, deadline: Deadline) -> None:
         """Close subscriptions and producers in parallel."""
         closes = [self.incoming.close, self.outgoing.close]
-        if self.letters is not None:
-            closes.append(self.letters.close)
+        if self.sequence_log is not None:
+            closes.append(self.sequence_log.close)
         closing = [functools.partial(close, deadline) for close in closes]
-        all_within(deadline, [*closing, self.beacon.close])
+        all_within(deadline, [*closing, self.outage_reporter.close])
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""What a consumer does with a message, from its reception to its end: the spine of delivery.
+"""The path of a message through a consumer, from reception to settlement: the spine of delivery.
 
     receive ─▶ handle ─▶ verdict ─▶ settle: acknowledge
                                     or forward, and acknowledge after the receipt
 
-Called by the consumers. `middleware` lies around each stage; `decisions` finds the verdict.
+Called by the consumers. `middleware` lies around each stage; `decisions` returns the verdict.
 
 At least once: send → receipt → acknowledge, in this order. A crash in between duplicates the
 message, under the same origin and count, and never loses it.
@@ -22,7 +22,12 @@ from redrive.delivery.concurrency import Deadline, UnderWay, all_within
 from redrive.delivery.decisions import Decisions
 from redrive.delivery.forking import OwnerProcess
 from redrive.delivery.forwarder import UnsentMessages, forward, hop_of
-from redrive.delivery.in_flight import InHand, Settled, SubscriptionsByTopic, check_message
+from redrive.delivery.in_flight import (
+    InFlightMessages,
+    Settled,
+    SubscriptionsByTopic,
+    check_message,
+)
 from redrive.delivery.middleware.chain import (
     DONE,
     HANDLE_AGAIN_AFTER,
@@ -51,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class Processor:
-    """What one consumer does with its messages.
+    """Receives, handles and settles the messages of one consumer.
 
     Attributes:
         owner: the process that may use it.
@@ -64,7 +69,7 @@ class Processor:
         ready: returns the next message if that takes no waiting; None if middleware may wait then.
 
     Args:
-        handle_again: have what could not be sent handled again, instead of sent again.
+        handle_again: have messages that could not be sent handled again, instead of sent again.
     """
 
     def __init__(
@@ -82,12 +87,12 @@ class Processor:
         self.middleware = middleware
         self.late = reporting.late
         self.one_attempt = OneAttempt(parts.incoming, decisions.attempts)
-        guards = (each for each in middleware if isinstance(each, OutageGuard))
+        guards = (link for link in middleware if isinstance(link, OutageGuard))
         self._guard = next(guards, None)
         self._handle_again = handle_again
         self._subscriptions = SubscriptionsByTopic(parts.subscriptions)
         settled = Settled(parts.incoming, parts.clock, parts.behind)
-        self._in_hand = InHand(
+        self._in_flight = InFlightMessages(
             settled, self._tell_broker, self._hold_new, max_bytes=parts.max_in_flight_bytes
         )
         self._settled_at_work = self.one_attempt.at_work.settled
@@ -119,7 +124,7 @@ class Processor:
     @property
     def in_flight(self) -> int:
         """Return how many messages were taken and are not settled."""
-        return len(self._in_hand)
+        return len(self._in_flight)
 
     @property
     def closed(self) -> bool:
@@ -133,13 +138,13 @@ class Processor:
 
     @property
     def outages(self) -> tuple[Outage, ...]:
-        """Return what the consumer has paused for by itself."""
+        """Return the outages for which the consumer has paused."""
         return () if self._guard is None else self._guard.outages
 
     @property
     def dead_keys(self) -> int:
         """Return how many keys have dead letters, as was read last."""
-        return 0 if self.parts.letters is None else self.parts.letters.sequences.keys
+        return 0 if self.parts.sequence_log is None else self.parts.sequence_log.sequences.keys
 
     @property
     def may_wait(self) -> bool:
@@ -147,7 +152,7 @@ class Processor:
         return self._wrapped or (self._guard is not None and self._guard.counts)
 
     def ignore_outages(self) -> None:
-        """Go on in spite of them."""
+        """Continue in spite of them."""
         if self._guard is not None:
             self._guard.ignore()
 
@@ -188,8 +193,7 @@ class Processor:
                 self.decisions.attempts.remember(message, failure)
                 self.parts.incoming.again(message, HANDLE_AGAIN_AFTER.total_seconds())
             else:
-                known = settlement._replace(failure=failure._replace(raised=False))
-                self._unsent.keep(known)
+                self._unsent.keep(settlement._replace(failure=failure._replace(raised=False)))
 
     def _carry_out(self, settlement: Settlement) -> pulsar.MessageId | None:
         message, verdict, _ = settlement
@@ -201,7 +205,7 @@ class Processor:
                 if not counted:
                     self.decisions.attempts.give_back(message)
                 self._subscriptions[message.topic_name()].negative_acknowledge(message)
-                self._in_hand.let_go(message)
+                self._in_flight.let_go(message)
                 self._nacked_until = self.parts.clock.monotonic() + self.parts.nack_seconds
                 self._negatively_acknowledged(message, attempt, reason)
             case HandBack():
@@ -225,7 +229,7 @@ class Processor:
 
     def _take(self, timeout: float | None) -> pulsar.Message | None:
         message = self.parts.incoming.take(timeout)
-        if message is None or self._in_hand.begin(message):
+        if message is None or self._in_flight.begin(message):
             return message
         self._copy_dropped(message)
         # The time begins only now, since to look at the clock costs each message.
@@ -237,23 +241,23 @@ class Processor:
         if self._settled_at_work:  # of which one may be next
             return None
         message = self._handed_over()
-        if message is None or self._in_hand.begin(message):
+        if message is None or self._in_flight.begin(message):
             return message
         self._copy_dropped(message)
         return None
 
     def _accepts(self, message: pulsar.Message) -> bool:
-        accepted = self._in_hand.begin(message)
+        accepted = self._in_flight.begin(message)
         if not accepted:
             self._copy_dropped(message)
         return accepted
 
     def _hold_new(self, held: bool) -> None:  # noqa: FBT001
-        self.parts.incoming.hold_new(self._in_hand, held=held)
+        self.parts.incoming.hold_new(self._in_flight, held=held)
 
     def _may_recover(self) -> bool:
         waits = self.parts.clock.monotonic() < self._nacked_until
-        return not waits and self._in_hand.may_redeliver()
+        return not waits and self._in_flight.may_redeliver()
 
     def _tell_broker(self, message: pulsar.Message) -> None:
         self._subscriptions[message.topic_name()].acknowledge(message)
@@ -280,19 +284,19 @@ class Processor:
                 "again after the next connection",
                 id_text(message.message_id()),
             )
-        self._in_hand.end(message, moved=moved)
+        self._in_flight.end(message, moved=moved)
         self._forget(message)
 
     def close(self, deadline: Deadline, *first: Callable[[], object]) -> None:
         """Stop, end *first* and all middleware, and leave the subscriptions, until *deadline*.
 
-        Other threads end the settlements that they have begun. What is not settled then stays
+        Other threads end the settlements that they have begun. Other messages stay
         unacknowledged, and is reported. In a forked child this does nothing.
         """
         if self.owner.is_parent:
             return
         self.parts.stop()
-        closing = [*first, self._unsent.close, *(each.close for each in self.middleware)]
+        closing = [*first, self._unsent.close, *(link.close for link in self.middleware)]
         try:
             all_within(deadline, closing)
         finally:
@@ -303,7 +307,7 @@ class Processor:
         if self._closed:
             return
         self._closed = True
-        left = len(self._in_hand)
+        unsettled = len(self._in_flight)
         self.parts.close(deadline)
-        if left:
-            self._left_unsettled(left)
+        if unsettled:
+            self._left_unsettled(unsettled)

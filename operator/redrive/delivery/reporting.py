@@ -1,18 +1,12 @@
 """Events of messages, and reports of outages.
 
-Report what happens to messages under stable names: to the log, and to a hook of the program.
+Each record of the logger `redrive.delivery.events` has the fields of its `Event` as attributes
+(`record.event`, `record.origin` …), for formatters of JSON. The text is for people and may change;
+names and fields don't. A hook of the program gets the same events.
 
-Called by `reporting` and `broadcast`. Each record of the logger `redrive.delivery.events` has
-the fields of its `Event` as attributes (`record.event`, `record.origin` …), for formatters of JSON.
-The text is for people and may change; names and fields don't.
-
-Shows an outage in the broker's statistics, where the operator sees it; called by the breaker.
-
-What a consumer tells of itself when it subscribes can't be changed later. So while a consumer has
-paused, it has a producer on the retry topic that sends nothing, and whose metadata tells why. It
-goes with the connection: a process that ends shows nothing any more.
-
-Reports what becomes of failed messages: the innermost middleware of all consumers.
+An outage is shown in the broker's statistics, where the operator reads it. The metadata of a
+subscription can't be changed later. So a paused consumer has a producer on the retry topic that
+sends nothing, and whose metadata contains the cause. It ends with the connection.
 """
 
 from __future__ import annotations
@@ -194,7 +188,7 @@ _MAX_SHOWN = 256
 _log = logging.getLogger(__name__)
 
 
-class OutageBeacon:
+class OutageProducer:
     """One consumer's producer that tells of an outage, made and closed in a thread of its own.
 
     Until the broker takes it, it is tried again whenever something is to be shown.
@@ -210,7 +204,7 @@ class OutageBeacon:
         self._changing = threading.Lock()
 
     def show(self, cause: str) -> None:
-        """Show *cause*, and no longer what was shown before; nothing if it is empty."""
+        """Show *cause* in place of the previous one; nothing if it is empty."""
         with self._changing:
             self._wanted = cause[:_MAX_SHOWN]
             if self._wanted == self._shown or self._working:
@@ -254,7 +248,7 @@ def _leave(producer: pulsar.Producer) -> None:
     try:
         producer.close()
     except pulsar.exceptions.PulsarException as error:  # such as a client that was closed
-        _log.debug("closing what shows an outage failed: %s", error)
+        _log.debug("the producer that shows an outage was not closed: %s", error)
 
 
 _OUTAGES = {
@@ -281,7 +275,7 @@ class Reporting(Middleware):
         self._attempts = attempts
 
     def settle(self, settle: Settle) -> Settle:
-        """Report before that an attempt failed, and after what became of its message."""
+        """Report before that an attempt failed, and after its message is settled."""
 
         def settle_reported(settlement: Settlement) -> pulsar.MessageId | None:
             message, verdict, failure = settlement.message, settlement.verdict, settlement.failed()
@@ -304,7 +298,7 @@ class Reporting(Middleware):
         attempt = self._attempts.of(message)
         self._events.report(
             _event(Name.LATE_SUCCESS, message, attempt, self._policy()),
-            "handled well, but after its time; what was done may be done again: origin %s",
+            "handled well, but after its time; it may be handled again: origin %s",
             attempt.origin,
         )
 
@@ -331,7 +325,7 @@ class Reporting(Middleware):
     def outage(self, name: Name, outage: Outage) -> None:
         """Report that an outage began, ended, or is ignored from now on."""
         event = self._of_no_message(name, reason=outage.cause)
-        needed = f", for what needs {outage.dependency}" if outage.dependency else ""
+        needed = f", for messages that need {outage.dependency}" if outage.dependency else ""
         self._events.report(event, _OUTAGES[name], outage.cause, outage.since, needed)
 
     def negatively_acknowledged(
@@ -344,9 +338,9 @@ class Reporting(Middleware):
         self._events.report(event, text, attempt.origin)
 
     def left_unsettled(self, count: int) -> None:
-        """Report that the consumer was closed with so many messages in hand."""
+        """Report that the consumer was closed with so many in-flight messages."""
         event = self._of_no_message(Name.LEFT_UNSETTLED, count=count)
-        text = "closed with %d messages in hand, which the broker delivers again"
+        text = "closed with %d in-flight messages, which the broker delivers again"
         self._events.report(event, text, count)
 
     def connection(self, topic: str, connected: bool, seconds: float) -> None:  # noqa: FBT001

@@ -1,9 +1,6 @@
-"""`RetryProducer`, and its sends.
+"""`RetryProducer`: sends a message without a receipt again, without storing it twice.
 
-`RetryProducer`: sends again what got no receipt, without storing it twice.
-
-For programs that produce to a source topic; stands alone beside the consumers. `sends` has the
-sends of one message.
+For programs that produce to a source topic; independent of the consumers.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ class RetryProducer(Closing):
     was sent, except for a fault of brokers that load the topic meanwhile (apache/pulsar#25954).
     Elsewhere, and where the broker has forgotten this producer, a send whose receipt was lost
     leaves a second copy. Nothing is kept when the process ends: a message whose `send` has not
-    returned may or may not be stored. `sends` tells what proves that a message is stored.
+    returned may or may not be stored. The module `sender` has the proof that a message is stored.
 
     Use it as a context manager, within the life of *client*. May be used by several threads.
 
@@ -61,7 +58,7 @@ class RetryProducer(Closing):
             producer on.
         name: begins the name under which the broker lists this producer; something random follows.
         schema: of the messages; by default they are bytes.
-        compression: of the contents; the broker's limit is on what is left.
+        compression: of the contents; the broker's limit is on the compressed size.
         crypto: encrypts the contents.
         send_retries: a message is sent at most once more than this.
         timeout: how long each send waits for its receipt, and 1 s more for each MiB of the
@@ -97,7 +94,7 @@ class RetryProducer(Closing):
         self._closed = False
         self._schema = schema or BYTES
         options = {
-            # Contents are encoded once: what is sent again is the same.
+            # Contents are encoded once, so that repeated sends are equal.
             "schema": WriterSchema(self._schema.schema_info()),
             # The broker recognises no chunk but the last.
             "chunking_enabled": False,
@@ -124,7 +121,7 @@ class RetryProducer(Closing):
                 f"no producer could be made for {topic}", got=str(error), remedy=REMEDY
             ) from error
 
-    def send(  # noqa: PLR0913 - what a message can have
+    def send(  # noqa: PLR0913 - parts of a message
         self,
         content: object,
         *,
@@ -137,7 +134,7 @@ class RetryProducer(Closing):
         """Send a message; on return the broker has stored it.
 
         Args:
-            content: what the schema encodes; None for a null value.
+            content: encoded by the schema; None for a null value.
             partition_key: messages of one key go to one partition, the one that the client's own
                 producers choose; those without take the partitions in turn.
             event_timestamp: in milliseconds since 1970; 0 for none.
@@ -169,7 +166,7 @@ class RetryProducer(Closing):
         try:
             if self._closed:
                 raise ProducerClosedError(
-                    "this producer was closed", remedy="make a new one to go on producing"
+                    "this producer was closed", remedy="make a new one to continue"
                 )
             return slot.send(self._topic if partition_key else turn, encoded, fields)
         finally:

@@ -1,19 +1,11 @@
 """The loop of `run`: workers, time-outs, results of handlers, SIGTERM.
 
-Handles messages in several threads and within a time; called by `RetryConsumer.run`.
-
-Each worker takes, handles and settles; the first of them is the thread that called. A watcher fails
-the messages of a handler that takes too long. Whoever is first, the worker or the watcher, claims
+Each worker takes, handles and settles; the first worker is the thread that called. A watcher fails
+the messages of a handler that takes too long. The worker or the watcher, whichever is first, claims
 the messages and settles them, so that they are settled once.
 
-What a handler answered → what became of each message; called by `run`.
-
-A handler for one message and one for a batch are brought into one form here: messages in, one
-outcome per message out.
-
-What SIGTERM stops; called by `run` and `async_consumer`.
-
-Several calls of `run` can share the main thread: coroutines of one loop do.
+Handlers of one message and of a batch have one form here: messages in, one outcome per message out.
+Several calls of `run` can share the main thread, as coroutines of one loop do.
 """
 
 from __future__ import annotations
@@ -171,7 +163,7 @@ class Run:
     _turnstile: Turnstile | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no thread could obey."""
+        """Refuse values that no thread could obey."""
         if self.workers < 1:
             raise InvalidSpecError(
                 "messages are handled by at least one worker",
@@ -186,7 +178,7 @@ class Run:
             )
 
     def until_stopped(self) -> None:
-        """Work until the consumer is stopped; raise what broke a worker, if anything did."""
+        """Work until the consumer is stopped; raise the error that ended a worker."""
         helpers = [
             threading.Thread(
                 target=contextvars.copy_context().run, args=(self._work, n),
@@ -242,7 +234,7 @@ class Run:
                 turnstile.quit(worker)
 
     def outcomes(self, messages: Sequence[pulsar.Message]) -> Sequence[Outcome]:
-        """Have *messages* handled; what is no failure of a message is raised."""
+        """Have *messages* handled; raise errors that are no failure of a message."""
         try:
             return self.handle(messages)
         except BaseException as error:  # whatever it is travels with the message
@@ -370,7 +362,7 @@ class HandlerForm:
     """A handler in the form of all loops: messages in, and one outcome for each of them out.
 
     Attributes:
-        handler: what the program gave, or a `PassThrough`.
+        handler: of the program, or a `PassThrough`.
         arguments: those of the handler, for the messages of a call; None for a single message.
         outcomes: returns those of so many messages, for an answer of the handler.
         explicit: None is no success.
@@ -524,13 +516,13 @@ def _takes_attempt(handler: Callable[..., object]) -> bool:
     return True
 
 
-def _check_takes(handler: Callable[..., object], arguments: int, what: str) -> None:
+def _check_takes(handler: Callable[..., object], arguments: int, parameters: str) -> None:
     for signature in _signatures(handler, arguments):
         try:
             signature.bind(*[None] * arguments)
         except TypeError as error:
             raise InvalidSpecError(
-                f"a handler takes {what}, and nothing else without a default",
+                f"a handler takes {parameters}, and nothing else without a default",
                 got=f"{_shown(handler)}{signature}",
                 remedy="change its arguments, or bind them with functools.partial",
             ) from error
@@ -622,7 +614,7 @@ def _run(answer: _Answer) -> _Answer:
     if answer is None or not isinstance(answer, _UNRUN):
         return answer
     if inspect.iscoroutine(answer):
-        answer.close()  # else Python warns of what is raised here
+        answer.close()  # else Python warns of the error below
     raise NotRunError(
         "the handler has returned what is never run", got=type(answer).__name__, remedy=_REMEDY
     )
@@ -675,7 +667,7 @@ def _is_ours() -> bool:
 
 
 def _forget() -> None:
-    """Let SIGTERM end a forked child: what it would stop belongs to the parent."""
+    """Let SIGTERM end a forked child: its consumers belong to the parent."""
     _stops.clear()
     if signal.getsignal(signal.SIGTERM) is _stop_all:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,7 +1,5 @@
 """One producer name at the broker, and the proof that a message sent under it is stored.
 
-Called by `retry_producer`, `producers` and `sequence_topic`.
-
 A topic with deduplication keeps the highest sequence id of each producer name that it has stored.
 It drops a message whose id is not above that, and answers `-1:-1`: no entry. The answer alone
 proves nothing. The client numbers messages from the start again when a producer that has not
@@ -71,7 +69,7 @@ MAX_OPEN = 32
 """Producers that one slot keeps at the broker: with more partitions than that they take turns."""
 
 _POLL_SECONDS = 0.02
-"""How often a producer of chunks is checked; the client waits 0.09 s before it connects again."""
+"""Interval of checks of a producer of chunks; the client waits 0.09 s before it connects again."""
 
 _MAX_NAMES = 3
 """Names tried in one call of `PartitionSender.send`."""
@@ -105,7 +103,7 @@ def open_producer(
 
 
 class PartitionSender:
-    """Sends messages under one producer name, one at a time; see the module for what it proves.
+    """Sends messages under one producer name, one at a time; see the module for its proofs.
 
     One thread at a time may send. Any thread may close it.
 
@@ -134,7 +132,7 @@ class PartitionSender:
         self._last = -1  # the broker's last sequence id of the name, when the producer was opened
         self._ended = False
         self.in_doubt = False
-        """Whether the message of `begin` was sent, and may be stored."""
+        """True if the message of `begin` was sent, and may be stored."""
 
     def begin(self) -> None:
         """Number a new message; the one before is not sent again."""
@@ -163,7 +161,7 @@ class PartitionSender:
         """Send the message of `begin`, or send it again; on return the broker has stored it.
 
         Args:
-            content: what the producer's schema encodes; None for a null value.
+            content: encoded by the producer's schema; None for a null value.
             fields: further arguments of the client's `send`.
             timeout: seconds for each send, besides opening a producer.
 
@@ -313,7 +311,7 @@ class SendSlot:
         """Return the slot's producer of *topic*, or of one partition.
 
         The one that was used longest ago leaves the broker, if there are too many. It comes back
-        under its name, and goes on counting its messages.
+        under its name, and continues to count its messages.
         """
         if topic not in self._senders:
             # A name of its own: the producer of a whole topic is one of each partition too.

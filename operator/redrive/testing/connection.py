@@ -57,10 +57,10 @@ class InMemoryConnection(BrokerConnection):
             functools.partial(VirtualTimer, self._broker.clock),
             self._work,
             linger=0,
-            beacon=_NoReporter(),
+            outage_reporter=_NoReporter(),
             nack_seconds=subscribing.nack_delay.total_seconds(),
             max_in_flight_bytes=subscribing.max_in_flight_bytes,
-            letters=_SequenceLog(self._broker, policy) if policy.sequenced else None,
+            sequence_log=_SequenceLog(self._broker, policy) if policy.sequenced else None,
         )
 
     def _work(self, run: Run) -> None:

@@ -196,13 +196,13 @@ def test_in_flight_messages_at_close_are_reported_and_return(
     in_hand = [consumer.receive(SOON) for _ in range(3)]
     consumer.acknowledge(in_hand.pop())
     consumer.close()
-    assert "closed with 2 messages in hand" in caplog.text
+    assert "closed with 2 in-flight messages" in caplog.text
     caplog.clear()
     again = provisioned.consumer()
     for _ in in_hand:
         again.acknowledge(again.receive(SOON))
     again.close()
-    assert "messages in hand" not in caplog.text
+    assert "in-flight messages" not in caplog.text
 
 
 def test_program_ends_though_the_broker_does_not_answer(

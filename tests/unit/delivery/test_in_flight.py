@@ -13,7 +13,7 @@ import pytest
 from redrive import Policy
 from redrive.delivery.bursts import Arrivals
 from redrive.delivery.decisions import MAX_COUNTED, Attempts
-from redrive.delivery.in_flight import MAX_REMEMBERED, REMEMBERED_SECONDS, InHand, Settled
+from redrive.delivery.in_flight import MAX_REMEMBERED, REMEMBERED_SECONDS, InFlightMessages, Settled
 from redrive.delivery.middleware.chain import Failure
 from redrive.delivery.parts import MAX_IN_FLIGHT_BYTES, SystemClock
 from redrive.policy.model import SubscriptionType
@@ -44,7 +44,7 @@ class World:
         self.acknowledged: list[pulsar.Message] = []
         self.settled = Settled(self.incoming, self.clock, behind)  # type: ignore[arg-type]
         self.holds: list[bool] = []
-        self.in_hand = InHand(
+        self.in_hand = InFlightMessages(
             self.settled, self.acknowledged.append, self.holds.append,
             max_bytes=max_bytes,
         )  # fmt: skip

@@ -1,24 +1,8 @@
 """asyncio facades of the consumers and of the producer.
 
-What all asyncio consumers share: another consumer does their work, in threads.
-
-The loop never waits for it. A call that is cancelled loses no message.
-
-What all asyncio consumers of a policy have in common.
-
-`AsyncRetryConsumer`: `RetryConsumer` for asyncio, with the same surface.
-
-It decides nothing: the other consumer does its work in threads, and the loop never waits for it.
+Each has the same surface as the object without `Async` in its name, which does the work in threads
+and decides everything. The loop never waits for it. A call that is cancelled loses no message.
 Messages go to the loop one by one as they are awaited, or as `bridge` runs handlers there.
-
-`AsyncSimpleConsumer`: `SimpleConsumer` for asyncio, with the same surface.
-
-`AsyncBroadcastConsumer`: `BroadcastConsumer` for asyncio, with the same surface.
-
-`AsyncRetryProducer`: `RetryProducer` for asyncio.
-
-Its sends run in threads of their own, one for each message on its way: they decide nothing here,
-and the loop never waits.
 """
 
 from __future__ import annotations
@@ -52,11 +36,11 @@ from redrive.policy.values import to_timedelta
 from redrive.policy.verdict import Done, FailureRules
 
 SLICE = timedelta(seconds=0.25)
-"""How long a thread waits for a message before it checks that it is still awaited."""
+"""Time for which a thread waits for a message before it checks that it is still awaited."""
 
 
 class BlockingConsumer(Protocol):
-    """What does the work."""
+    """The consumer that does the work."""
 
     @property
     def name(self) -> str:
@@ -99,7 +83,7 @@ class AsyncBase(AsyncClosing, Generic[_Consumer]):
         return self._opened.name
 
     def stop(self) -> None:
-        """Hand out nothing more: `run` returns once its messages in hand are settled."""
+        """Hand out nothing more: `run` returns once its in-flight messages are settled."""
         if not self._owner.is_parent:
             self._opened.stop()
 
@@ -140,16 +124,16 @@ class AsyncBase(AsyncClosing, Generic[_Consumer]):
         take: Callable[[timedelta], list[pulsar.Message]],
         timeout: float | timedelta | None,
     ) -> list[pulsar.Message]:
-        """Return what *take* brings within *timeout*, of which each call waits for a part."""
-        left = SLICE if timeout is None else to_timedelta(timeout, "a time to wait")
+        """Return the result of *take* within *timeout*, of which each call waits for a part."""
+        remaining = SLICE if timeout is None else to_timedelta(timeout, "a time to wait")
         while True:
-            wait = min(left, SLICE)
+            wait = min(remaining, SLICE)
             messages = await self._threads.take(take, wait)
             if messages:
                 return messages
             if timeout is not None:
-                left -= wait
-                if left <= timedelta():
+                remaining -= wait
+                if remaining <= timedelta():
                     return []
 
     async def _take_one(
@@ -157,7 +141,7 @@ class AsyncBase(AsyncClosing, Generic[_Consumer]):
         take: Callable[[timedelta], pulsar.Message | None],
         timeout: float | timedelta | None,
     ) -> pulsar.Message | None:
-        """As `_take`, of what brings one message."""
+        """As `_take`, for one message."""
 
         def take_list(wait: timedelta) -> list[pulsar.Message]:
             message = take(wait)
@@ -201,7 +185,7 @@ class AsyncPolicyConsumer(AsyncBase[_PolicyConsumer]):
 
     @property
     def outages(self) -> tuple[Outage, ...]:
-        """Return what this consumer has paused for by itself; see `OutageBreaker`."""
+        """Return the outages for which this consumer has paused; see `OutageBreaker`."""
         return self._opened.outages
 
     @property
@@ -210,7 +194,7 @@ class AsyncPolicyConsumer(AsyncBase[_PolicyConsumer]):
         return self._opened.dead_keys
 
     def ignore_outages(self) -> None:
-        """Go on in spite of all outages; see `RetryConsumer.ignore_outages`."""
+        """Continue in spite of all outages; see `RetryConsumer.ignore_outages`."""
         self._opened.ignore_outages()
 
 
@@ -224,7 +208,7 @@ AsyncBatchHandler = Callable[
 
 
 class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
-    """Consumes a topic, retries later what failed, and lays aside what keeps failing.
+    """Consumes a topic, retries failed messages later, and dead-letters those that keep failing.
 
     Use it as an asynchronous context manager, within the life of *client*, an ordinary
     `pulsar.Client`: entering it subscribes. Arguments, methods and guarantees are those of
@@ -260,11 +244,11 @@ class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
         messages: list[pulsar.Message] = []
         try:
             while True:
-                left = timedelta(seconds=max(0.0, end - time.monotonic()))
+                remaining = timedelta(seconds=max(0.0, end - time.monotonic()))
                 messages += await self._threads.take(
-                    self._opened.receive_batch, size - len(messages), min(left, SLICE)
+                    self._opened.receive_batch, size - len(messages), min(remaining, SLICE)
                 )
-                if len(messages) >= size or left <= SLICE:
+                if len(messages) >= size or remaining <= SLICE:
                     return messages
         except BaseException:
             for message in messages:  # which were not handed out
@@ -345,7 +329,7 @@ class AsyncRetryConsumer(AsyncPolicyConsumer[RetryConsumer]):
         self._opened.pause()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._opened.resume()
 
 
@@ -356,7 +340,7 @@ class AsyncSimpleConsumer(AsyncPolicyConsumer[SimpleConsumer]):
     `pulsar.Client`: entering it subscribes. Arguments, methods and guarantees are those of
     `SimpleConsumer`, which does the work in threads of its own. For one event loop.
 
-    What a cancelled `receive` would have returned is handed out again, as the same attempt.
+    The message of a cancelled `receive` is handed out again, as the same attempt.
 
     Raises:
         SubscribeError: on entering, the broker refused one of the two subscriptions.
@@ -462,14 +446,14 @@ class AsyncBroadcastConsumer(AsyncBase[BroadcastConsumer]):
         self._opened.pause()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._opened.resume()
 
 
 class AsyncRetryProducer(AsyncClosing):
     """Produces to a topic, and sends a message again when no receipt came for it in time.
 
-    Use it as an asynchronous context manager: entering it opens what a `RetryProducer` opens at
+    Use it as an asynchronous context manager: entering it opens all that a `RetryProducer` opens at
     once, and raises the same errors. Arguments and guarantees are those of `RetryProducer`.
     """
 
@@ -495,7 +479,7 @@ class AsyncRetryProducer(AsyncClosing):
         self._producer: RetryProducer | None = None
         self._owner = OwnerProcess("producer")
 
-    async def send(  # noqa: PLR0913 - what a message can have
+    async def send(  # noqa: PLR0913 - parts of a message
         self,
         content: object,
         *,

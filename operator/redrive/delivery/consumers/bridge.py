@@ -1,16 +1,10 @@
 """Blocking calls in threads, and coroutines as handlers.
 
-Coroutines as the handlers of `run`; called by `async_consumer`.
-
 Where middleware wraps handlers, `run` works in threads, and each of its workers waits here while
-its handler runs on the loop. Else one thread takes messages, and the loop does the rest. Time-outs,
-outcomes and settlement are those of `Run`, for all kinds of handlers.
+its handler runs on the loop. Otherwise one thread takes messages, and the loop does the rest.
+Time-outs, outcomes and settlement are those of `Run`, for all kinds of handlers.
 
-Calls that block, in threads, while an event loop awaits them; called by `async_consumer`.
-
-What is opened in a thread while an asyncio loop waits: nothing stays open unused.
-
-Called by `async_consumer` and `async_retry_producer` when a program enters them.
+An object that is opened in a thread while its task is cancelled is closed again.
 """
 
 from __future__ import annotations
@@ -45,10 +39,10 @@ from redrive.errors import PROCESS_ERRORS, RedriveError
 from redrive.policy.values import to_limit
 
 _LOOK_EVERY_SECONDS = 1.0
-"""How often is looked whether there is still a loop that a handler could end on, and for tasks that
-have ended before they began."""
+"""Interval of checks for a closed loop, on which no handler can end, and for tasks that have ended
+before they began."""
 
-_Given = ParamSpec("_Given")
+_Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
 
 
@@ -64,7 +58,7 @@ class _End(Generic[_Answer]):
     A lock alone: a future costs more than all else that a short handler does.
 
     Attributes:
-        error: what the handler has raised.
+        error: raised by the handler.
     """
 
     def __init__(self) -> None:
@@ -75,12 +69,12 @@ class _End(Generic[_Answer]):
         self.over = False
 
     def answer(self, answer: _Answer) -> None:
-        """End with what the handler returned."""
+        """End with the result of the handler."""
         self._answers.append(answer)
         self._end()
 
     def fail(self, error: BaseException) -> None:
-        """End with what it raised, unless it has ended."""
+        """End with its error, unless it has ended."""
         if not self.over:
             self.error = error
             self._end()
@@ -90,7 +84,7 @@ class _End(Generic[_Answer]):
         return self.over or self._waiting.acquire(timeout=seconds)
 
     def result(self) -> _Answer:
-        """Return what the handler returned."""
+        """Return the result of the handler."""
         return self._answers[0]
 
     def _end(self) -> None:
@@ -122,7 +116,7 @@ class Bridge:
             task.cancel()
 
     def failure(self, error: BaseException, exceeded: timedelta | None) -> BaseException:
-        """Return what is raised for an *error* of a handler, which may have *exceeded* its time."""
+        """Return the exception for an *error* of a handler, which may have *exceeded* its time."""
         if ends_run(error):
             return error
         if self.cancelled:  # whatever the handler made of that
@@ -133,21 +127,21 @@ class Bridge:
             return out_of_time(exceeded)
         return HandlerCancelledError(
             "something has cancelled the handler, but neither its time-out nor `run`",
-            remedy="have the handler deal with what it awaits being cancelled",
+            remedy="have the handler catch the cancellation of the calls that it awaits",
         )
 
     def tell(self, settle: Callable[[Any], object], value: object) -> None:
-        """Have *settle* set what the loop awaits, if there is still a loop."""
+        """Have *settle* set the future that the loop awaits, if there is still a loop."""
         if not self.loop.is_closed():
             settle(value)
 
     def handler(
-        self, handler: Callable[_Given, Awaitable[_Answer]], timeout: float | timedelta | None
-    ) -> Callable[_Given, _Answer]:
-        """Return what calls *handler* on the loop and waits for it; cancelled after *timeout*."""
+        self, handler: Callable[_Arguments, Awaitable[_Answer]], timeout: float | timedelta | None
+    ) -> Callable[_Arguments, _Answer]:
+        """Return a function that has the loop run *handler*, for at most *timeout*."""
         limit = to_limit(timeout, "a handler's time-out")
 
-        def call(*arguments: _Given.args, **named: _Given.kwargs) -> _Answer:
+        def call(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Answer:
             return self._call(lambda: handler(*arguments, **named), limit)
 
         return PassThrough(call, handler, functools.partial(LoopRun, bridge=self))
@@ -204,12 +198,12 @@ class Bridge:
         """
         end = None if seconds is None else time.monotonic() + seconds
         while True:
-            left = _LOOK_EVERY_SECONDS if end is None else max(0.0, end - time.monotonic())
-            if ended.wait(min(left, _LOOK_EVERY_SECONDS)):
+            rest = _LOOK_EVERY_SECONDS if end is None else max(0.0, end - time.monotonic())
+            if ended.wait(min(rest, _LOOK_EVERY_SECONDS)):
                 return True
             if self.loop.is_closed():
                 raise RunCancelled
-            if end is not None and left <= _LOOK_EVERY_SECONDS:
+            if end is not None and rest <= _LOOK_EVERY_SECONDS:
                 return False
 
 
@@ -223,7 +217,7 @@ class LoopRun(Run):
 
     The thread of `run` takes messages, and passes them to the loop. There a handler that has ended
     is followed by one for a message that is ready, in the same task: so messages that the client
-    hands over together change the thread together. What may take long is settled in threads.
+    hands over together change the thread together. Slow settlements run in threads.
 
     Attributes:
         form: that of the handler; no middleware wraps it.
@@ -235,7 +229,7 @@ class LoopRun(Run):
     may_wait: Callable[[], bool]
 
     def __post_init__(self) -> None:
-        """Refuse what can't be obeyed."""
+        """Refuse values that can't be obeyed."""
         super().__post_init__()
         self._context = copy_context()
         self._slots = threading.Semaphore(self.workers)
@@ -274,7 +268,7 @@ class LoopRun(Run):
                 self._slots.release()
                 return
             self._in_loop(self._begin, messages)
-            self._await(self._begun)  # the loop takes what is ready, without changing the thread
+            self._await(self._begun)  # the loop takes ready messages, without changing the thread
 
     def _await(self, semaphore: threading.Semaphore) -> None:
         while not semaphore.acquire(timeout=_LOOK_EVERY_SECONDS):
@@ -368,7 +362,7 @@ class LoopRun(Run):
     def _failed(
         self, number: int, messages: Sequence[pulsar.Message], error: BaseException
     ) -> Sequence[Outcome]:
-        """Return the outcomes of a handler that raised *error*; raise what ends the run."""
+        """Return the outcomes of a handler that raised *error*; raise errors that end the run."""
         is_late = number in self._out_of_time
         self._out_of_time.discard(number)
         failure = self.bridge.failure(error, self.timeout if is_late else None)
@@ -431,7 +425,7 @@ class LoopRun(Run):
 
 
 _THREADS = 16
-"""At most so many calls of one kind wait for the broker at a time; more wait for their turn."""
+"""At most so many calls of one kind wait for the broker at a time; more wait for a thread."""
 
 _T = TypeVar("_T")
 
@@ -455,17 +449,17 @@ class CallThreads:
 
     async def take(
         self,
-        take: Callable[_Given, list[pulsar.Message]],
-        *given: _Given.args,
-        **named: _Given.kwargs,
+        take: Callable[_Arguments, list[pulsar.Message]],
+        *arguments: _Arguments.args,
+        **named: _Arguments.kwargs,
     ) -> list[pulsar.Message]:
-        """Return what *take* brings; what comes after a cancellation is handed back.
+        """Return the messages of *take*; those after a cancellation are handed back.
 
         Raises:
             ConsumerStoppedError: the consumer was closed.
         """
         self._check_open()
-        taking = self._taking.submit(take, *given, **named)
+        taking = self._taking.submit(take, *arguments, **named)
         try:
             return await asyncio.wrap_future(taking)
         except CancelledError:
@@ -473,15 +467,18 @@ class CallThreads:
             raise
 
     async def settle(
-        self, settle: Callable[_Given, _T], *given: _Given.args, **named: _Given.kwargs
+        self,
+        settle: Callable[_Arguments, _T],
+        *arguments: _Arguments.args,
+        **named: _Arguments.kwargs,
     ) -> _T:
-        """Return what *settle* does, which goes on after a cancellation; see `wait_settled`.
+        """Return the result of *settle*, which continues after a cancellation; see `wait_settled`.
 
         Raises:
             ConsumerStoppedError: the consumer was closed.
         """
         self._check_open()
-        settling = self.settling.submit(settle, *given, **named)
+        settling = self.settling.submit(settle, *arguments, **named)
         self._begun.add(settling)
         settling.add_done_callback(self._begun.discard)
         return await asyncio.shield(asyncio.wrap_future(settling))
@@ -538,7 +535,7 @@ async def run_in_thread(run: Callable[[], None], bridge: Bridge, stop: Callable[
             bridge.cancel()
             while not ended.done():
                 # However often it is cancelled: the handlers end as they are, and nothing else
-                # tells when. With what ends the process the loop has ended before.
+                # tells when. An exception that ends the process has ended the loop before.
                 with contextlib.suppress(CancelledError, RunCancelled, *PROCESS_ERRORS):
                     await asyncio.shield(ended)
             raise
@@ -552,9 +549,9 @@ Opened = TypeVar("Opened", bound=_Closes)
 
 
 async def opened(make: Callable[[], Opened], threads: Executor) -> Opened:
-    """Return what *make* opens in one of *threads*.
+    """Return the object that *make* opens in one of *threads*.
 
-    When this is cancelled the opening goes on; what it opened is closed then. Left open,
+    When this is cancelled, the opening continues, and its result is closed then. Left open,
     subscriptions would hold messages that no thread takes, and a producer keep its name at the
     broker.
 

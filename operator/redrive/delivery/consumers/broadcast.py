@@ -43,7 +43,7 @@ from redrive.policy.values import to_limit
 
 
 class BroadcastOptions(TypedDict, total=False):
-    """What a `BroadcastConsumer` can be given, with asyncio too."""
+    """Options of a `BroadcastConsumer`, with asyncio too."""
 
     name: str | None
     schema: pulsar.schema.Schema
@@ -58,9 +58,10 @@ class BroadcastConsumer(Closing):
     """Gets every message that is sent to a topic from now on, as every other consumer does.
 
     A message whose handler fails is dropped, with a warning and the event `redrive.dropped`: there
-    is no second attempt. While the consumer lives, lost connections lose nothing, but for what the
-    topic no longer keeps; what is sent while it doesn't, it never sees. For what each process has
-    to know, such as that a cache is out of date; work to be done belongs to a `RetryConsumer`.
+    is no second attempt. While the consumer lives, lost connections lose nothing, except
+    messages that the topic no longer keeps. It gets no message that is sent while it does not live.
+    Use it for facts that each process has to know, such as that a cache is out of date; work
+    belongs to a `RetryConsumer`.
 
     Use it as a context manager, within the life of *client*. May be used by several threads.
 
@@ -71,7 +72,7 @@ class BroadcastConsumer(Closing):
             something random.
         schema: decodes messages for `message.value()`; by default they are bytes.
         crypto: decrypts messages.
-        redaction: what must not appear in the log of why a message failed.
+        redaction: text to hide in the log of a failure.
         on_event: called with every message that was dropped, or handled too late; see `Event`.
         disconnect_timeout: after so long without a connection the consumer reports the event
             `redrive.disconnected`; see `connected`.
@@ -171,11 +172,11 @@ class BroadcastConsumer(Closing):
         self._incoming.pause()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._incoming.resume()
 
     def stop(self) -> None:
-        """Make every `run` return once its messages in hand are done; callable from a signal."""
+        """Make every `run` return once its in-flight messages are done; callable from a signal."""
         if not self._owner.is_parent:
             self._fetcher.stop()
 

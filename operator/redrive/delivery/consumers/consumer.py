@@ -1,14 +1,7 @@
 """`RetryConsumer`, and the base of all consumers with a policy.
 
-What all consumers of a policy show of themselves.
-
-Receives messages and settles them by hand; what `consumer` is based on.
-
-Each method makes one `Settlement`, and `processor` carries it out.
-
-`RetryConsumer`: what an application consumes with.
-
-By hand with the methods of its base, `receiver`; or by handlers: take → handle → settle.
+Messages are received and settled by hand with the methods of the base, `Receiver`, each of which
+makes one `Settlement` for `processor`; or by handlers: take → handle → settle.
 """
 
 from __future__ import annotations
@@ -67,7 +60,7 @@ class PolicyConsumer(Closing):
 
     @property
     def _processor(self) -> Processor:
-        """Return what does the work.
+        """Return the processor.
 
         Raises:
             InheritedError: this process was forked from the consumer's.
@@ -122,7 +115,7 @@ class PolicyConsumer(Closing):
 
     @property
     def outages(self) -> tuple[Outage, ...]:
-        """Return what this consumer has paused for by itself; see `OutageBreaker`."""
+        """Return the outages for which this consumer has paused; see `OutageBreaker`."""
         return self._processor.outages
 
     @property
@@ -134,7 +127,7 @@ class PolicyConsumer(Closing):
         return self._processor.dead_keys
 
     def ignore_outages(self) -> None:
-        """Go on in spite of all outages, each until a message that needs the same succeeds.
+        """Continue in spite of all outages, each until a message that needs the same succeeds.
 
         Failures use up retries again meanwhile.
         """
@@ -169,7 +162,7 @@ class Receiver(PolicyConsumer):
         return self._processor.receive(None if timeout is None else to_seconds(timeout))
 
     def receive_batch(self, size: int, wait: float | timedelta) -> list[pulsar.Message]:
-        """Return up to *size* messages: as soon as there are so many, or what came within *wait*.
+        """Return up to *size* messages, once there are so many, or those that came within *wait*.
 
         Raises:
             ConsumerStoppedError: `stop` or `close` was called.
@@ -243,7 +236,7 @@ class Receiver(PolicyConsumer):
         With neither *delay* nor *level* the policy's ladder says how long to wait. On return the
         message is either stored on its next hop and acknowledged, or, if that could not be had
         within some seconds, kept by this consumer, unacknowledged, and sent later: after 5 s, then
-        with back-off up to a minute; each try that fails is the event `redrive.unsent`. With 1 000
+        with back-off up to a minute; each failed attempt is the event `redrive.unsent`. With 1 000
         of them nothing new is received: the event `redrive.taking_stopped`. In both cases the
         caller is done with it.
 
@@ -276,7 +269,7 @@ class Receiver(PolicyConsumer):
         self._processor.settle(Settlement(message, HAND_BACK))
 
     def pause(self) -> None:
-        """Hand out no message until `resume`; those in hand are finished.
+        """Hand out no message until `resume`; in-flight ones are finished.
 
         Messages that have come to this consumer stay with it, unacknowledged; other consumers of
         the subscription get the rest.
@@ -284,11 +277,11 @@ class Receiver(PolicyConsumer):
         self._processor.parts.incoming.pause()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._processor.parts.incoming.resume()
 
     def stop(self) -> None:
-        """Make every `run` return once its messages in hand are settled; callable from a signal."""
+        """Make every `run` return once in-flight messages are settled; callable from a signal."""
         if not self._assembled.owner.is_parent:
             self._processor.parts.stop()
 
@@ -297,7 +290,7 @@ HANDLER_TIMEOUT = timedelta(seconds=60)
 
 
 class RetryConsumer(Receiver):
-    """Consumes a topic, retries later what failed, and lays aside what keeps failing.
+    """Consumes a topic, retries failed messages later, and dead-letters those that keep failing.
 
     Every message is handled at least once, and is acknowledged only after it was handled or after
     the broker has stored it in the retry or dead-letter topic. So a crash, a lost connection or a
@@ -316,7 +309,7 @@ class RetryConsumer(Receiver):
         schema: decodes messages for `message.value()`, which raises on those that it can't decode;
             by default they are bytes. The broker refuses one that does not fit the topics'.
         crypto: decrypts messages, and encrypts their copies in the retry and dead-letter topic.
-        redaction: what must not appear in the cause that travels with a failed message.
+        redaction: text to hide in the cause that travels with a failed message.
         nack_delay: when `negative_acknowledge` has a message delivered again.
         on_event: called with everything that becomes of a failed message, for metrics; see `Event`
             and `redrive.prometheus`.
@@ -329,7 +322,7 @@ class RetryConsumer(Receiver):
         ack_timeout: a message that is not settled so long after it was received has failed: it is
             retried later or dead-lettered as if it had raised `AckTimeoutError`, and whatever is
             asked for it afterwards is ignored. None sets no limit.
-        crash_log: records which messages are in hand, so that a poison message, one which keeps
+        crash_log: records which messages are in-flight, so that a poison message, one which keeps
             ending its process, is dead-lettered in the end; by default there is none. See
             `CrashLog`.
         handle_again_when_unsent: have a message that could not be sent to its next topic handled
@@ -338,7 +331,7 @@ class RetryConsumer(Receiver):
             them until it closes. Where handlers take long give twice the number of workers. Its
             partitions share it, with at least four messages for each.
         tracing: follows messages through their attempts; see `redrive.opentelemetry`.
-        middleware: what the program does around each message; see `redrive.middleware`.
+        middleware: of the program, around each message; see `redrive.middleware`.
 
     Raises:
         SubscribeError: the broker refused one of the two subscriptions.
@@ -376,7 +369,7 @@ class RetryConsumer(Receiver):
         GeneratorExit, SystemExit and the client's `Interrupted`, alone or as parts of a group, stop
         the consumer and end this method too, with the message unacknowledged. It comes again after
         a restart; a `CrashLog` bounds how often a message may end its process by SystemExit.
-        A handler neither acknowledges nor retries by itself. One with a second argument gets the
+        A handler must not acknowledge or retry. One with a second argument gets the
         `Attempt` too: `handle(message, attempt)`. An argument with a default has to be named
         `attempt` for that. For a decorated handler the function inside the decorator counts.
 
@@ -398,7 +391,7 @@ class RetryConsumer(Receiver):
                 a generator, of which a call does nothing, or does not take a message, or a
                 decorator hides which arguments it takes.
             ConsumerStoppedError: `close` was called before.
-            NotRunError: it returned a coroutine all the same. Its message stays unacknowledged.
+            NotRunError: it returned a coroutine anyway. Its message stays unacknowledged.
             SubscriptionLostError: the client was closed.
         """
         handle = single_handler(handler, self.attempt_of, explicit=explicit)
@@ -459,15 +452,15 @@ class RetryConsumer(Receiver):
         signal handlers, which call `stop`.
 
         Args:
-            timeout: for all of that together. What is under way then, such as a handler or the
-                send of a message, goes on and settles nothing any more.
+            timeout: for all of that together. Handlers and sends that are under way then
+                continue, and settle nothing any more.
         """
         if self._assembled.owner.is_parent:
             return
         deadline = Deadline(timeout)
         self.stop()
         with self._ending:
-            # What a handler has started, such as a task, may outlive every `run`.
+            # A task that a handler has started may outlive every `run`.
             if self._runs and self._processor.one_attempt.runs_here():
                 self._close_at_end = to_limit(timeout, "a time to wait")
                 return
@@ -489,7 +482,7 @@ class RetryConsumer(Receiver):
                 self._assembled.close(Deadline(closes))
             ended.set()
 
-    def _work(  # noqa: PLR0913, PLR0917 - what `run` and `run_batches` have in common
+    def _work(  # noqa: PLR0913, PLR0917 - options of `run` and `run_batches`
         self,
         take: Take,
         handle: HandlerForm,

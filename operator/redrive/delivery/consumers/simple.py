@@ -9,9 +9,8 @@ receive ─ acknowledged in time ──────────▶ settled
                             ─ retries left ▶ to the retry topic, with no delay
                             └ none ▶ dead-letter topic, or discarded
 
-`policy.invisible` decides whose a message is, `decisions` what becomes of it.
-
-Messages in flight, each invisible to others until its time ends; obeyed by simple consumers.
+`policy.invisible` decides whose a message is, `decisions` its verdict. Each message in flight is
+invisible to others until its time ends:
 
 Ready ▶ in flight ─ settled in time ▶ Committed
                   └ its time ends ─── retries left ▶ Ready
@@ -108,7 +107,7 @@ class SimpleConsumer(PolicyConsumer):
     ) -> list[pulsar.Message]:
         """Return up to *max_messages*, which no other consumer gets while they are invisible.
 
-        Waits for the first message, but no longer than *timeout*; then takes what else is there.
+        Waits for the first message, but no longer than *timeout*; then takes those that are there.
 
         Args:
             invisible: 10 s … 12 h, from now.

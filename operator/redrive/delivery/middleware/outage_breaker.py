@@ -29,7 +29,7 @@ from redrive.delivery.middleware.chain import (
     Settlement,
 )
 from redrive.delivery.middleware.outage_circuit import AfterFailure, Circuit, Outage
-from redrive.delivery.parts import Beacon, Parts
+from redrive.delivery.parts import OutageReporter, Parts
 from redrive.delivery.reporting import Name, Reporting
 from redrive.errors import InvalidSpecError
 from redrive.messages import NotSentError, id_text
@@ -147,7 +147,7 @@ class OutageGuard(Middleware):
         self._always = breaker is not None
         self._clock = parts.clock
         self._incoming = parts.incoming
-        self._beacon: Beacon = parts.beacon
+        self._reporter: OutageReporter = parts.outage_reporter
         self._policy = policy
         self._reporting = reporting
         self._circuits: OrderedDict[str, Circuit[pulsar.Message]] = OrderedDict()
@@ -397,4 +397,4 @@ class OutageGuard(Middleware):
     def _show(self) -> None:
         """Show the causes of the outages in the broker's statistics, for the operator."""
         causes = sorted({outage.cause for outage in self.outages})
-        self._beacon.show(", ".join(causes))
+        self._reporter.show(", ".join(causes))

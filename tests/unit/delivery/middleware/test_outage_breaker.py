@@ -19,7 +19,7 @@ import pytest
 from redrive import DeadLetter, FailureRules, Policy, PolicyFile, RetryLater
 from redrive.delivery import reporting
 from redrive.delivery.middleware.outage_breaker import OutageBreaker
-from redrive.delivery.reporting import Event, Name, OutageBeacon
+from redrive.delivery.reporting import Event, Name, OutageProducer
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
@@ -641,7 +641,7 @@ def test_outage_is_shown_despite_an_unanswered_call(
 ) -> None:
     monkeypatch.setattr(reporting, "OPEN_SECONDS", 0.1)
     client = SilentClient()
-    beacon = OutageBeacon(cast("pulsar.Client", client), BEACON_POLICY)
+    beacon = OutageProducer(cast("pulsar.Client", client), BEACON_POLICY)
     beacon.show("ConnectionError")
     late = client.producers.get(timeout=30)
     beacon.show("TimeoutError")
