@@ -21,6 +21,7 @@ from __future__ import annotations
 import base64
 import binascii
 import codecs
+import contextlib
 import functools
 import json
 import threading
@@ -105,6 +106,16 @@ def id_text(message_id: pulsar.MessageId) -> str:
     index = message_id.batch_index()
     entry = f"{message_id.ledger_id()}:{message_id.entry_id()}:{message_id.partition()}"
     return entry if index < 0 else f"{entry}:{index}"
+
+
+def message_id_text(message: pulsar.Message) -> str:
+    """Return the `id_text` of *message*, which is computed once and kept with it."""
+    text: str | None = getattr(message, "redrive_id", None)
+    if text is None:
+        text = id_text(message.message_id())
+        with contextlib.suppress(AttributeError):  # a message in memory is immutable
+            message.redrive_id = text
+    return text
 
 
 def _text(read: Callable[[], str]) -> str:

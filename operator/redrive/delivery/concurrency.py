@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -368,6 +368,21 @@ class Timer:
 _WATCH_EVERY_SECONDS = 1.0
 
 
+class _WatchedCall:
+    """A call of `SendWatchdog`, until the end of its `with` block."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, calls: dict[object, tuple[float, Callable[[], None]]]) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.pop(self, None)
+
+
 class SendWatchdog:
     """Gives up calls that take too long; looked at by a thread of its own.
 
@@ -383,19 +398,16 @@ class SendWatchdog:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
-    @contextlib.contextmanager
-    def during(self, seconds: float, give_up: Callable[[], None]) -> Iterator[None]:
+    def during(self, seconds: float, give_up: Callable[[], None]) -> _WatchedCall:
         """Call *give_up*, which must not raise, if the block takes longer than *seconds*."""
         if self._thread is None:
             self._start()
-        call, end = object(), time.monotonic() + seconds
+        end = time.monotonic() + seconds
+        call = _WatchedCall(self._calls)
         self._calls[call] = end, give_up
         if end < self._next_look:  # seldom: most calls have a second, within which it looks anyway
             self._sooner.set()
-        try:
-            yield
-        finally:
-            self._calls.pop(call, None)
+        return call
 
     def close(self) -> None:
         """End the thread; for those who make no more calls."""

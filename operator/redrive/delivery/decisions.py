@@ -23,7 +23,7 @@ from redrive.delivery.parts import Clock
 from redrive.messages import (
     NotCopyableError,
     NotSentError,
-    id_text,
+    message_id_text,
     read_properties,
     schema_version,
 )
@@ -77,13 +77,13 @@ class Attempts:
 
         One whose properties can't be read counts as the first, except for failures here.
         """
-        message_id = id_text(message.message_id())
+        message_id, policy = message_id_text(message), self._policy()
         attempt = Attempt.of(
             read_properties(message) or {},
             message_id=message_id,
-            retried=self.was_retried(message),
+            retried=topic_of(message) == policy.retry_topic,
             schema_version=schema_version(message),
-            sequenced=self._policy().sequenced,
+            sequenced=policy.sequenced,
         )
         redeliveries = self.redeliveries(message)
         if redeliveries:
@@ -104,9 +104,10 @@ class Attempts:
 
     def redeliveries(self, message: pulsar.Message) -> int:
         """Return how often *message* was given back, as the broker or this consumer counts."""
-        if self.counted_by_broker(message):
-            return int(message.redelivery_count())
-        return self.given_back(message)
+        count = int(message.redelivery_count())
+        if not count and not self._given_back:
+            return 0
+        return count if self.counted_by_broker(message) else self.given_back(message)
 
     def counted_by_broker(self, message: pulsar.Message) -> bool:
         """Return True if the broker counts how often *message* is given back.
@@ -121,11 +122,11 @@ class Attempts:
         """Return how often *message* was given back to a broker that doesn't count it."""
         if not self._given_back:
             return 0
-        return self._given_back.get(id_text(message.message_id()), 0)
+        return self._given_back.get(message_id_text(message), 0)
 
     def remember(self, message: pulsar.Message, failure: Failure) -> None:
         """Count a failed attempt at *message*, which stays in this consumer."""
-        message_id = id_text(message.message_id())
+        message_id = message_id_text(message)
         before = self._here.get(message_id)
         failed_at = self._clock.now() if failure.cause is None else failure.cause.failed_at
         with self._counting:
@@ -140,7 +141,7 @@ class Attempts:
 
     def give_back(self, message: pulsar.Message) -> None:
         """Count that *message* was given back to a broker that doesn't count it."""
-        message_id = id_text(message.message_id())
+        message_id = message_id_text(message)
         with self._counting:
             self._given_back[message_id] = self._given_back.pop(message_id, 0) + 1
             if len(self._given_back) > MAX_COUNTED:  # of messages that went to other consumers
@@ -149,7 +150,7 @@ class Attempts:
     def forget(self, message: pulsar.Message) -> None:
         """Forget *message*, which is settled."""
         if self._here or self._given_back:
-            message_id = id_text(message.message_id())
+            message_id = message_id_text(message)
             with self._counting:
                 self._here.pop(message_id, None)
                 self._given_back.pop(message_id, None)

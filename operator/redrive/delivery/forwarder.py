@@ -53,7 +53,7 @@ from redrive.messages import (
     TooBigError,
     WriterSchemas,
     encode,
-    id_text,
+    message_id_text,
     ordering_key,
     partition_key,
     raw_properties,
@@ -81,7 +81,7 @@ def hop_of(message: pulsar.Message, verdict: Retry | Dead, failure: Failure) -> 
     if failure.not_copied:
         marks = {
             NOT_COPIED: ",".join(sorted(failure.not_copied)),
-            SOURCE_MESSAGE_ID: id_text(message.message_id()),
+            SOURCE_MESSAGE_ID: message_id_text(message),
         }
         message, texts = _encoded(message, too_big=TooBigError.reason in failure.not_copied)
         marks |= {name: texts[name] for name in (ENCODED, PAYLOAD_PREFIX) if name in texts}
@@ -293,7 +293,7 @@ class Producers:
         properties: dict[str, str],
         deliver_after: timedelta | None,
     ) -> pulsar.MessageId | None:
-        copied = topic, message.topic_name(), id_text(message.message_id())
+        copied = topic, message.topic_name(), message_id_text(message)
         content = None if message.has_null_value() else message.data()
         key, order = partition_key(message), ordering_key(message)
         fields = {
@@ -625,7 +625,7 @@ class UnsentMessages:
         except BaseException as error:  # of the program; else this and the others would stay
             if ends_thread(error):
                 raise
-            message_id = id_text(settlement.message.message_id())
+            message_id = message_id_text(settlement.message)
             _log.exception("message %s is kept, and settled again later", message_id)
             return settlement
         return None

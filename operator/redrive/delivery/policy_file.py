@@ -78,13 +78,15 @@ class PolicyFile:
 
     def current(self, now: float) -> Policy:
         """Return the policy in force; *now* is in seconds since a fixed moment."""
+        if self._looked is not None and now - self._looked < LOOK_EVERY_SECONDS:
+            return self._policy
         with self._looking:
             if self._looked is None or now - self._looked >= LOOK_EVERY_SECONDS:
-                self._looked = now
                 stamp = self._look_at()
                 if stamp != self._stamp:
                     self._stamp = stamp
                     self._read_again()
+                self._looked = now  # last: other threads look at it without the lock
             return self._policy
 
     def _renew(self) -> None:

@@ -28,7 +28,7 @@ from redrive.delivery.forwarder import destination
 from redrive.delivery.middleware.chain import Failure, Middleware, RetryInPlace, Settle, Settlement
 from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.errors import InvalidSpecError
-from redrive.messages import NotCopyableError, NotSentError, id_text
+from redrive.messages import NotCopyableError, NotSentError, id_text, message_id_text
 from redrive.policy.envelope import Attempt, Cause, Redaction
 from redrive.policy.model import BEACON, Policy
 from redrive.policy.verdict import Dead, Discard, Retry
@@ -145,10 +145,20 @@ class Events:
 
     hook: Hook | None = None
 
+    def wants(self, name: Name) -> bool:
+        """Return True if an event is logged or goes to a hook."""
+        return self.hook is not None or _events_log.isEnabledFor(_LEVELS[name])
+
     def report(self, event: Event, text: str, *values: object) -> None:
         """Report *event*, in the log with *text*, which is formatted with *values*."""
         try:
-            _events_log.log(_LEVELS[event.event], text, *values, extra=vars(event))
+            level = _LEVELS[event.event]
+            if _events_log.isEnabledFor(level):
+                # Not `log`, which looks for the caller in all frames.
+                record = _events_log.makeRecord(
+                    _events_log.name, level, __file__, 0, text, values, None, "report", vars(event)
+                )
+                _events_log.handle(record)
         except BaseException as error:  # a filter of the program's, and the log can't show it
             if ends_run(error):
                 raise
@@ -382,7 +392,7 @@ class Reporting(Middleware):
         self._report(
             Name.UNSENT, message, failure,
             "%s; origin %s, id %s stays in this consumer, unacknowledged",
-            error, failure.attempt.origin, id_text(message.message_id()),
+            error, failure.attempt.origin, message_id_text(message),
             topic=str(destination(verdict, failure.policy)), reason=error.reason,
         )  # fmt: skip
 
@@ -390,8 +400,12 @@ class Reporting(Middleware):
         self, settlement: Settlement, failure: Failure, receipt: pulsar.MessageId | None
     ) -> None:
         message, verdict, _ = settlement
-        origin, previous = failure.attempt.origin, id_text(message.message_id())
+        origin, previous = failure.attempt.origin, message_id_text(message)
         match verdict:
+            case Retry():
+                self._moved(Name.RETRIED, message, verdict, failure, receipt)
+            case Dead(reason):
+                self._moved(Name.DEAD_LETTERED, message, verdict, failure, receipt, reason)
             case RetryInPlace(delay, failed):
                 self._report(
                     Name.RETRIED_IN_PLACE, message, failure,
@@ -405,10 +419,6 @@ class Reporting(Middleware):
                     reason, origin, previous, failed,
                     reason=reason,
                 )  # fmt: skip
-            case Retry():
-                self._moved(Name.RETRIED, message, verdict, failure, receipt)
-            case Dead(reason):
-                self._moved(Name.DEAD_LETTERED, message, verdict, failure, receipt, reason)
 
     def _moved(  # noqa: PLR0913, PLR0917 - all that the event shows
         self,
@@ -419,12 +429,14 @@ class Reporting(Middleware):
         receipt: pulsar.MessageId | None,
         reason: str = "",
     ) -> None:
+        if not self._events.wants(name):
+            return
         new_id = "" if receipt is None else id_text(receipt)
         topic = str(destination(verdict, failure.policy))
         self._report(
             name, message, failure,
             "moved to %s: origin %s, previous id %s, new id %s, failed attempts %d",
-            topic, failure.attempt.origin, id_text(message.message_id()), new_id or "not repeated",
+            topic, failure.attempt.origin, message_id_text(message), new_id or "not repeated",
             verdict.reconsume_times,
             topic=topic, new_id=new_id, reason=reason,
         )  # fmt: skip
@@ -460,7 +472,7 @@ def _event(  # noqa: PLR0913 - all that an event shows
     return Event(
         name,
         origin=attempt.origin,
-        message_id=id_text(message.message_id()),
+        message_id=message_id_text(message),
         attempt=attempt.number,
         generation=policy.generation,
         source=str(policy.topic),

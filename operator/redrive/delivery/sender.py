@@ -177,9 +177,13 @@ class PartitionSender:
             self._rename()
         for _ in range(_MAX_NAMES):
             producer = self.open()
-            with _Connected(producer) if self._chunked else contextlib.nullcontext() as connected:
+            whole = True
+            if self._chunked:
+                with _Connected(producer) as connected:
+                    receipt = self._once(producer, content, fields, timeout)
+                whole = connected.always
+            else:
                 receipt = self._once(producer, content, fields, timeout)
-            whole = connected is None or connected.always
             if receipt.ledger_id() >= 0 and whole:
                 self.in_doubt = False
                 return receipt

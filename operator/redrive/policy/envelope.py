@@ -13,6 +13,7 @@ Any producer can write properties, so they never decide where a message goes: th
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,23 +186,26 @@ class Cause:
         redact: Callable[[str], str],
     ) -> Cause:
         """Describe *error*, raised by a handler."""
-        chain = [
-            _Raised(error, _shown(_text(error), redact), _calls(error.__traceback__))
+        chain = tuple(
+            _Raised(*_names(type(error)), _shown(_text(error), redact), _calls(error.__traceback__))
             for error in _chain(error)
-        ]
+        )
+        fingerprint, trace = _described(chain)
         return cls(
             type=type(error).__name__,
             message=chain[0].text,
             failed_at=failed_at,
             consumer=consumer,
             attempt=attempt,
-            fingerprint=_fingerprint(chain),
-            trace=redact(_trace(chain)[:MAX_TRACE_BYTES]),
+            fingerprint=fingerprint,
+            trace=redact(trace),
         )
 
     @classmethod
     def read(cls, properties: Mapping[str, str]) -> Cause | None:
         """Parse the properties of `to_properties`; None if a message has no cause."""
+        if CAUSE_TYPE not in properties:
+            return None
         try:
             return cls(
                 type=properties[CAUSE_TYPE],
@@ -292,32 +296,49 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         following = following.__cause__ or (None if hidden else following.__context__)
 
 
-def _calls(traceback: TracebackType | None) -> list[tuple[str, int]]:
+_Call = tuple[str, int]
+"""Function and line."""
+
+
+def _calls(traceback: TracebackType | None) -> tuple[_Call, ...]:
     """Return function and line of each call outside redrive, innermost first.
 
     Source lines are left out: they may be outdated, and reading them is I/O.
     """
     calls = []
     while traceback is not None:
-        module = str(traceback.tb_frame.f_globals.get("__name__", "?"))
+        frame = traceback.tb_frame
+        module = str(frame.f_globals.get("__name__", "?"))
         if not _is_own(module):
-            function = traceback.tb_frame.f_code.co_qualname
-            calls.append((f"{module}.{function}", traceback.tb_lineno))
+            calls.append((f"{module}.{frame.f_code.co_qualname}", traceback.tb_lineno))
         traceback = traceback.tb_next
-    return calls[: -_MAX_FRAMES - 1 : -1]
+    return tuple(calls[: -_MAX_FRAMES - 1 : -1])
 
 
 class _Raised(NamedTuple):
-    error: BaseException
+    name: str
+    identity: str
     text: str
-    calls: list[tuple[str, int]]
+    calls: tuple[_Call, ...]
+
+
+def _names(kind: type[BaseException]) -> tuple[str, str]:
+    """Return the name of a class, and one that tells it from others."""
+    module = str(kind.__module__)  # a program may set any object here
+    return kind.__name__, f"{'redrive' if _is_own(module) else module}\0{kind.__qualname__}"
+
+
+@functools.lru_cache(maxsize=64)
+def _described(chain: tuple[_Raised, ...]) -> tuple[str, str]:
+    """Return fingerprint and trace of *chain*: in an outage most failures are the same."""
+    return _fingerprint(chain), _trace(chain)[:MAX_TRACE_BYTES]
 
 
 def _trace(chain: Sequence[_Raised]) -> str:
     lines: list[str] = []
-    for number, (error, text, calls) in enumerate(chain):
+    for number, (name, _, text, calls) in enumerate(chain):
         if number:
-            lines.append(f"caused by {type(error).__name__}: {text}")
+            lines.append(f"caused by {name}: {text}")
         lines += [f"at {function}:{line}" for function, line in calls]
     return "\n".join(lines)
 
@@ -335,17 +356,16 @@ def _fingerprint(chain: Sequence[_Raised]) -> str:
     import hashlib  # noqa: PLC0415 - loads OpenSSL, and a consumer may never see a failure
 
     parts = []
-    for error, text, calls in chain:
-        module = str(type(error).__module__)  # a program may set any object here
-        parts += ["redrive" if _is_own(module) else module, type(error).__qualname__]
-        parts.append(VARIABLE.sub("?", text))
-        parts += [function for function, _ in calls]
+    for _, identity, text, calls in chain:
+        parts += [identity, VARIABLE.sub("?", text), *(function for function, _ in calls)]
     hashed = "\0".join(parts).encode("utf-8", "backslashreplace")
     return hashlib.sha256(hashed).hexdigest()[:16]
 
 
 def _cut(text: str, limit: int) -> str:
     """Cut *text* to at most *limit* bytes of valid UTF-8."""
+    if len(text) <= limit and text.isascii():
+        return text
     encoded = text.encode("utf-8", "backslashreplace")[:limit]
     return encoded.decode("utf-8", "ignore")
 
@@ -474,8 +494,9 @@ def for_hop(
         kept[SCHEMA_VERSION] = str(attempt.schema_version)
     if cause is None:
         return kept
-    why = cause.to_properties()
-    return {FIRST_FAILED_AT: why[FAILED_AT]} | kept | why
+    kept |= cause.to_properties()
+    kept.setdefault(FIRST_FAILED_AT, kept[FAILED_AT])
+    return kept
 
 
 def for_replay(properties: Mapping[str, str], *, replay: str, source: str) -> dict[str, str]:

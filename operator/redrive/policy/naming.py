@@ -8,6 +8,7 @@ derived from a name.
 from __future__ import annotations
 
 import enum
+import functools
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -137,8 +138,15 @@ class TopicName:
             )
         return topic
 
-    def __str__(self) -> str:
+    @functools.cached_property
+    def _text(self) -> str:
         return f"persistent://{self.tenant}/{self.namespace}/{self.local}"
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
 
     @property
     def namespace_name(self) -> str:

@@ -280,6 +280,8 @@ class FailureRules:
 
     def retries(self, error: BaseException) -> bool:
         """Return True if *error* is retried."""
+        if self.retry_on == (Exception,) and not self.dead_letter_on:
+            return True
         applied = nearest(error, (*self.dead_letter_on, *self.retry_on))
         if applied == (None,) and isinstance(error, HandlerTimeoutError):
             return True  # the handler raised nothing that a rule could contain
@@ -310,7 +312,7 @@ def after_error(  # noqa: PLR0913 - the inputs of a verdict
         luck: random number for this failure, from 0 to 1; see `Ladder.delay`.
     """
     failures = reconsume_times + 1
-    exceptions = list(parts(error))
+    exceptions = list(parts(error)) if isinstance(error, BaseExceptionGroup) else [error]
     later = [part.delay for part in exceptions if isinstance(part, RetryLater)]
     if any(isinstance(part, DeadLetter) for part in exceptions):
         return end(policy, DeadReason.REQUESTED, failures)

@@ -159,7 +159,13 @@ class Receiver(PolicyConsumer):
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        return self._processor.receive(None if timeout is None else to_seconds(timeout))
+        processor = self._assembled
+        processor.owner.check()
+        if timeout is None and processor.ready is not None:
+            message = processor.ready()
+            if message is not None:
+                return message
+        return processor.receive(None if timeout is None else to_seconds(timeout))
 
     def receive_batch(self, size: int, wait: float | timedelta) -> list[pulsar.Message]:
         """Return up to *size* messages, once there are so many, or those that came within *wait*.
@@ -168,12 +174,15 @@ class Receiver(PolicyConsumer):
             ConsumerStoppedError: `stop` or `close` was called.
             SubscriptionLostError: the client was closed.
         """
-        clock = self._processor.parts.clock
-        end = clock.monotonic() + to_seconds(wait)
+        processor = self._processor
+        ready, monotonic = processor.ready, processor.parts.clock.monotonic
+        end = monotonic() + to_seconds(wait)
         messages: list[pulsar.Message] = []
         try:
             while len(messages) < size:
-                message = self._processor.receive(max(0.0, end - clock.monotonic()))
+                message = None if ready is None else ready()
+                if message is None:
+                    message = processor.receive(max(0.0, end - monotonic()))
                 if message is None:
                     break
                 messages.append(message)

@@ -32,7 +32,7 @@ from redrive.delivery.middleware.outage_circuit import AfterFailure, Circuit, Ou
 from redrive.delivery.parts import OutageReporter, Parts
 from redrive.delivery.reporting import Name, Reporting
 from redrive.errors import InvalidSpecError
-from redrive.messages import NotSentError, id_text
+from redrive.messages import NotSentError, message_id_text
 from redrive.policy.model import OutageLimits, Policy
 from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, RetryLater
 
@@ -228,7 +228,7 @@ class OutageGuard(Middleware):
 
     def _settle_failed(self, settle: Settle, settlement: Settlement) -> pulsar.MessageId | None:
         message, failure = settlement.message, settlement.failure
-        key, cause = id_text(message.message_id()), self._cause(settlement)
+        key, cause = message_id_text(message), self._cause(settlement)
         error = None if failure is None else failure.error
         if error is None or self._unsent.get(key) is not error:  # otherwise it is already counted
             if cause is None:
@@ -268,7 +268,7 @@ class OutageGuard(Middleware):
             return self._circuit(message).outage
 
     def _succeeded(self, message: pulsar.Message) -> None:
-        key = id_text(message.message_id()) if self._open or self._unsent else ""
+        key = message_id_text(message) if self._open or self._unsent else ""
         with self._changing:
             self._unsent.pop(key, None)
             circuit = self._circuit(message)
@@ -310,7 +310,7 @@ class OutageGuard(Middleware):
             now = self._clock.monotonic()
             overdue = circuit.is_overdue(now)
             if not overdue:
-                admitted = circuit.admit(id_text(message.message_id()), message, now)
+                admitted = circuit.admit(message_id_text(message), message, now)
                 self._arrange()
                 return admitted
         self._end(circuit, Name.OUTAGE_IGNORED)
