@@ -106,7 +106,7 @@ def without_pythonpath() -> dict[str, str]:
 def test_tutorial_installs_the_library(tmp_path: Path) -> None:
     """The commands run as they are; the environment has no other packages than they install."""
     first, second = (block.text for block in commands(FIRST_CONSUMER, "1. Install the library"))
-    script = f"{first}cd ~\n{second}python3 -c 'import redrive; print(redrive.__file__)'"
+    script = f"{first}{second}python3 -c 'import redrive; print(redrive.__file__)'"
     done = subprocess.run(
         ["/bin/sh", "-euc", script],
         cwd=ROOT,
