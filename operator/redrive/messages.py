@@ -21,7 +21,6 @@ from __future__ import annotations
 import base64
 import binascii
 import codecs
-import contextlib
 import functools
 import json
 import threading
@@ -113,8 +112,7 @@ def message_id_text(message: pulsar.Message) -> str:
     text: str | None = getattr(message, "redrive_id", None)
     if text is None:
         text = id_text(message.message_id())
-        with contextlib.suppress(AttributeError):  # a message in memory is immutable
-            message.redrive_id = text
+        vars(message)["redrive_id"] = text  # a message in memory is a frozen object
     return text
 
 

@@ -451,6 +451,8 @@ _ENDINGS = (*PROCESS_ERRORS, pulsar.Interrupted, RunCancelled)
 
 def ends_run(error: BaseException) -> bool:
     """Return True if *error* is no failure of a message, and has to be raised again."""
+    if not isinstance(error, BaseExceptionGroup):
+        return isinstance(error, _ENDINGS)
     return any(isinstance(part, _ENDINGS) for part in parts(error))
 
 

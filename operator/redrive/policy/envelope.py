@@ -423,7 +423,7 @@ class Attempt:
             schema_version: version in its topic. The retry topic has its own versions.
             sequenced: True if a replayed dead letter keeps its identity in any topic.
         """
-        origin, first_id = (properties.get(name, "") for name in (ORIGIN_MESSAGE_ID, FIRST_ID))
+        origin, first_id = properties.get(ORIGIN_MESSAGE_ID, ""), properties.get(FIRST_ID, "")
         # Properties in the source topic may be copied from another message.
         is_trusted = retried or (sequenced and REPLAY in properties)
         if retried or schema_version is None:

@@ -156,7 +156,8 @@ class Ladder:
             msg = f"retries count from 1, got {retry}: a bug in redrive, please report it"
             raise ValueError(msg)
         rung = self.rungs[min(retry, len(self.rungs)) - 1]
-        return max(MIN_DELAY, rung * (1 - self.jitter * luck))
+        jitter = self.jitter
+        return max(MIN_DELAY, rung * (1 - jitter * luck) if jitter else rung)
 
 
 PRESETS: Mapping[str, tuple[timedelta, ...]] = MappingProxyType(

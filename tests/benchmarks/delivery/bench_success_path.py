@@ -30,8 +30,6 @@ from tests.support.provisioned_policy import ProvisionedPolicy
 PAIRS = 5
 WORKERS = 8
 ASYNC_WORKERS = 20
-MOST_PROCESSOR_TIME = 1.35
-"""The bound for one worker, as a ratio to the bare client."""
 
 
 class Cost(NamedTuple):
@@ -158,16 +156,16 @@ def run_async(client: pulsar.Client, file: Path, count: Count) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "reference", "producer", "partitions", "messages", "floor"),
+    ("call", "reference", "producer", "partitions", "messages", "floor", "most"),
     [
-        (run, bare, "batched", 0, 80_000, 0.9),
-        (run, bare, "unbatched", 0, 40_000, 0.9),
-        (run, bare, "batched", 4, 80_000, 0.75),
-        (run_pool, bare_pool, "batched", 0, 80_000, 0.8),
-        (run_batches, bare, "batched", 0, 80_000, 1.0),
-        (receive, bare, "batched", 0, 80_000, 0.9),
-        (receive, bare, "batched", 1, 80_000, 0.85),
-        (run_async, bare, "batched", 0, 20_000, 0.4),
+        (run, bare, "batched", 0, 80_000, 0.9, 1.35),
+        (run, bare, "unbatched", 0, 40_000, 0.9, 2.2),
+        (run, bare, "batched", 4, 80_000, 0.75, 1.5),
+        (run_pool, bare_pool, "batched", 0, 80_000, 0.8, 1.8),
+        (run_batches, bare, "batched", 0, 80_000, 1.0, 1.6),
+        (receive, bare, "batched", 0, 80_000, 0.9, 1.6),
+        (receive, bare, "batched", 1, 80_000, 0.85, 1.6),
+        (run_async, bare, "batched", 0, 20_000, 0.4, 4.0),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -181,7 +179,9 @@ def test_documented_call_costs_little_more_than_the_client(  # noqa: PLR0913, PL
     partitions: int,
     messages: int,
     floor: float,
+    most: float,
 ) -> None:
+    """*floor* is for the rate on an idle machine, *most* for the processor time on any."""
     provisioned: ProvisionedPolicy = provision_policy(partitions=partitions)
     client, policy = provisioned.client(SUPERUSER), provisioned.policy
     file = tmp_path / "policy.json"
@@ -198,7 +198,6 @@ def test_documented_call_costs_little_more_than_the_client(  # noqa: PLR0913, PL
     ratios = sorted(its.wall / ours.wall for its, ours in pairs)
     processor = statistics.median(ours.processor / its.processor for its, ours in pairs)
     name = f"{call.__name__}, {producer}" + f", {partitions} partitions" * (partitions > 0)
-    most = MOST_PROCESSOR_TIME if call is run and not partitions else None
     rate = (messages - 1) / statistics.median(its.wall for its, _ in pairs)
     micros = statistics.median(its.processor for its, _ in pairs) / messages * 1e6
     figures += [
