@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from redrive import __version__
-from release import CHART, CHECKOUT, manifests
+from release import CHART, CHECKOUT, manifests, plugin
 from sandbox import chart
 
 CHECKSUMS = "SHA256SUMS"
@@ -24,8 +24,8 @@ CHECKSUMS = "SHA256SUMS"
 def build(target: Path) -> list[Path]:
     """Delete the content of *target*, write all files of a release there, and return them.
 
-    Wheel, source archive, chart, install.yaml, kustomize base, files for GitOps; SHA256SUMS lists
-    them.
+    Wheel, source archive, chart, install.yaml, kustomize base, files for GitOps, the plugin for
+    krew; SHA256SUMS lists them.
     """
     if target.exists():
         shutil.rmtree(target)
@@ -36,6 +36,7 @@ def build(target: Path) -> list[Path]:
     (target / f"redrive-{__version__}-install.yaml").write_text(manifests.install_yaml(), "utf-8")
     _archive_kustomize_base(target / f"redrive-{__version__}-kustomize.tar.gz")
     _archive_gitops(target / f"redrive-{__version__}-gitops.tar.gz")
+    plugin.write(target)
     files = sorted(target.iterdir())
     sums = "".join(f"{_sha256(file)}  {file.name}\n" for file in files)
     (target / CHECKSUMS).write_text(sums, "ascii")

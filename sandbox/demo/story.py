@@ -54,6 +54,7 @@ class Story:
         self.declare()
         self.fail()
         self.replay()
+        self.replay_by_a_job()
         return self.settle()
 
     def declare(self) -> None:
@@ -97,14 +98,31 @@ class Story:
         self._watch(
             "the replayed orders are processed",
             # Counted after the Replay is completed: earlier counts may be settled, too.
-            lambda _: self._has_replayed() and self._counts().settled,
+            lambda _: self._has_replayed("after-the-outage") and self._counts().settled,
         )
         self._refresh_backlog()
         screen.output(self._kubectl("get", "rpol,replay"))
 
+    def replay_by_a_job(self) -> None:
+        """Replay dead letters by a Job, without Spark; they die again."""
+        screen.heading("5. Two malformed orders are replayed by a Job, without Spark")
+        before, begun = self._counts().dead, monotonic()
+        self._apply("5-replay-by-a-job.yaml")
+        self._kubectl(
+            "wait", "--for=jsonpath={.status.completionTime}", "replay/by-a-job",
+            f"--timeout={_TIMEOUT_SECONDS:.0f}s",
+        )  # fmt: skip
+        screen.console.print(f"completed {monotonic() - begun:.1f} s after it was created")
+        self._watch(
+            "they are dead letters again",
+            lambda counts: self._has_replayed("by-a-job") and counts.dead == before,
+        )
+        self._refresh_backlog()
+        screen.output(self._kubectl("get", "rpol,replay,job"))
+
     def settle(self) -> Account:
         """Stop the consumer and return the account."""
-        screen.heading("5. The account: the producer's log, the handler's log, the dead letters")
+        screen.heading("6. The account: the producer's log, the handler's log, the dead letters")
         self.sandbox.processes.stop("consumer")
         count = shop.backlog(self.sandbox, DEAD_LETTER_TOPIC, "redrive")
         ids = orders.dead(self.sandbox, DEAD_LETTER_TOPIC, "redrive", count)
@@ -165,18 +183,18 @@ class Story:
                 )
             sleep(_POLL_SECONDS)
 
-    def _has_replayed(self) -> bool:
-        """Return True if the Replay is complete.
+    def _has_replayed(self, name: str) -> bool:
+        """Return True if a Replay is complete.
 
         Raises:
             SandboxError: it has failed.
         """
         true = 'jsonpath={.status.conditions[?(@.status=="True")].type}'
-        conditions = self._kubectl("get", "replay/after-the-outage", "-o", true).split()
+        conditions = self._kubectl("get", f"replay/{name}", "-o", true).split()
         if "Failed" in conditions:
             raise SandboxError(
                 "the replay failed",
-                got=self._kubectl("get", "replay/after-the-outage", "-o", "jsonpath={.status}"),
+                got=self._kubectl("get", f"replay/{name}", "-o", "jsonpath={.status}"),
                 remedy=f"see the logs in {self.sandbox.state / 'logs'}",
             )
         return "Complete" in conditions

@@ -1,4 +1,4 @@
-"""Replays by Spark lose and double no message when processes, the broker or topics are disturbed.
+"""Replays by Spark and by Jobs lose and double no message when parts or topics fail.
 
 `make chaos CHAOS="-k replay --rounds 10 --messages 100000"` is the long form. After each fault come
 another selection and one of everything, in a form that differs by fault and round.
@@ -26,12 +26,13 @@ from tests.chaos.scene import ANOTHER, BY_SQL, THE_SAME, Scene
 from tests.support import spark_runs
 from tests.support.compaction import compact
 from tests.support.local_runs import job_of
-from tests.support.spark_runs import CLUSTER, LOCAL
+from tests.support.spark_runs import CLUSTER, JOB, LOCAL
 
 pytestmark = pytest.mark.usefixtures("replay_token")
 
 ProvisionPolicy = Callable[..., Any]
 PARTS = {"driver": LOCAL, "worker": LOCAL, "jvm": LOCAL, "executor": CLUSTER}
+PARTS_OF_A_JOB = ("driver", "child")
 STOPPED_SECONDS = 40.0
 """Longer than the client's time-outs of a receipt and of a send."""
 RUN_SECONDS = 15
@@ -51,7 +52,7 @@ def stop(part: str) -> Callable[[Scene], None]:
     def fault(scene: Scene) -> None:
         scene.run.send(part, signal.SIGSTOP)
         # After other faults the tasks continue.
-        time.sleep(STOPPED_SECONDS if part == "worker" else 0)
+        time.sleep(STOPPED_SECONDS if part in {"worker", "child"} else 0)
         scene.finish()
         scene.run.send(part, signal.SIGCONT)
         assert scene.run.wait() != 0
@@ -134,6 +135,10 @@ FAULTS: dict[str, tuple[str, Callable[[Scene], None]]] = {
     "trimmed topics": (LOCAL, trim),
     "deduplication switched": (LOCAL, switch_deduplication),
     "sizes limited": (LOCAL, limit_sizes),
+    **{f"killed {part} of a Job": (JOB, kill(part)) for part in PARTS_OF_A_JOB},
+    **{f"stopped {part} of a Job": (JOB, stop(part)) for part in PARTS_OF_A_JOB},
+    "killed broker, by a Job": (JOB, kill_broker),
+    "unloaded topics, by a Job": (JOB, unload),
 }
 THEN = ((ANOTHER,), (BY_SQL,), (THE_SAME, ANOTHER))
 """The Replays after a fault, before one of everything."""

@@ -1,4 +1,4 @@
-"""A running Replay by Spark, the Replays after it, and the checks at the end."""
+"""A running Replay by Spark or by a Job, the Replays after it, and the checks at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support import spark_runs
 from tests.support.local_runs import EverySecond, Notes, job_of, numbers, selecting
 from tests.support.spark_runs import LOCAL, SparkRun
 
-SURVIVED = {"worker", "executor"}
+SURVIVED = {"worker", "executor", "child"}
 """The parts that Spark or the driver replaces."""
 ANOTHER, BY_SQL, THE_SAME = "another selection", "one by SQL, by Spark", "the same Replay"
 SQL = "cast(properties['id'] AS int) % 2 = 1"

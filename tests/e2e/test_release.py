@@ -33,7 +33,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_release_holds_the_files_that_its_page_lists(dist: Path) -> None:
     listed = re.findall(r"^ +\| `(\S+)` \|", PAGE.replace("X.Y.Z", __version__), re.MULTILINE)
-    assert len(listed) == 7
+    assert len(listed) == 9
     assert sorted(file.name for file in dist.iterdir()) == sorted(listed)
 
 
@@ -59,6 +59,40 @@ def test_checksums_are_those_of_the_files(dist: Path) -> None:
         for file in dist.iterdir()
         if file.name != archives.CHECKSUMS
     }
+
+
+def test_plugin_runs_without_installed_packages(dist: Path, tmp_path: Path) -> None:
+    archive = dist / f"kubectl-redrive-{__version__}.tar.gz"
+    (manifest,) = yaml.safe_load_all((dist / f"redrive-{__version__}-krew.yaml").read_text())
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    platforms = manifest["spec"]["platforms"]
+    assert {platform["sha256"] for platform in platforms} == {digest}
+    assert {platform["uri"].rpartition("/")[2] for platform in platforms} == {archive.name}
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    for platform in platforms:
+        assert all((tmp_path / file["from"]).is_file() for file in platform["files"])
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "c",
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    program = [sys.executable, "-I", "-S", str(tmp_path / "kubectl-redrive")]
+    for arguments, message in (
+        (["status", "--request-timeout", "1s"], "the API server of context c does not answer"),
+        (["lint", "."], "MissingExtra: `redrive lint` needs redrive[cli]"),
+    ):
+        run = subprocess.run(
+            [*program, *arguments],
+            env={"KUBECONFIG": str(tmp_path / "config")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 1
+        assert message in run.stderr
 
 
 def test_packaged_chart_has_the_crds_and_renders_as_the_checkout(dist: Path) -> None:

@@ -1,7 +1,8 @@
-"""A Replay by Spark in processes, each of which can be killed and stopped."""
+"""A Replay by Spark or by a Job, in processes that can be killed and stopped."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -24,25 +25,30 @@ from redrive.reading.positions import Source
 from redrive.replay import ledger
 from redrive.replay.job import run as runs
 from redrive.replay.records import Records
-from redrive.replay.spec import ReplayJob
+from redrive.replay.spec import PodSize, ReplayJob
 from sandbox import spark as spark_of_sandbox
 from tests.support.program_parts import SILENT
 
 RUN = f"""{SILENT}
 import sys
+from redrive.replay.__main__ import _engine
 from redrive.replay.job.run import run
-from redrive.replay.spark import Spark, spark_session
 from redrive.replay.spec import ReplayJob
 
-job = ReplayJob.decode(sys.argv[1])
-with spark_session(job) as spark:
-    print(run(job, Spark(spark, job), Silent()))
+if __name__ == "__main__":
+    job = ReplayJob.decode(sys.argv[1])
+    with _engine(job) as engine:
+        print(run(job, engine, Silent()))
 """
+JOB = "job"
+"""No Spark: a Job of one pod, with child processes."""
+POD = PodSize(cores=2, memory=2**30)
 LOCAL = "local[2]"
 CLUSTER = "local-cluster[2,1,1024]"
 """Two executors of one core each, which are processes."""
 SECONDS = 240.0
 WORKER = "pyspark.daemon"
+CHILDREN = "multiprocessing.forkserver"
 JAVA = {"jvm": "deploy.SparkSubmit", "executor": "CoarseGrainedExecutorBackend"}
 
 
@@ -60,10 +66,10 @@ class SparkRun:
     log: Path
 
     def part(self, name: str) -> list[psutil.Process]:
-        """Return the processes of a part: `driver`, `jvm`, `executor` or `worker`.
+        """Return the processes of a part: `driver`, `jvm`, `executor`, `worker` or `child`.
 
         Args:
-            name: there may be two executors, and a worker for each task.
+            name: there may be two executors, and a worker or child for each task.
         """
         if name == "driver":
             return [self.driver]
@@ -74,7 +80,7 @@ class SparkRun:
         return processes
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """Send a signal: one executor, and one worker, gets SIGKILL, all of them SIGSTOP."""
+        """Send a signal: one executor, worker or child gets SIGKILL, all of them SIGSTOP."""
         processes = self.part(name)
         for process in processes[:1] if number is signal.SIGKILL else processes:
             process.send_signal(number)
@@ -90,9 +96,9 @@ class SparkRun:
 
 def _is(name: str, process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
-        if name == "worker":  # one is forked from its daemon
+        if program := {"worker": WORKER, "child": CHILDREN}.get(name):  # forked from its server
             parent = process.parent()
-            return parent is not None and _runs(WORKER, process) and _runs(WORKER, parent)
+            return parent is not None and _runs(program, process) and _runs(program, parent)
         return _runs(JAVA[name], process)
     return False
 
@@ -103,7 +109,9 @@ def _runs(program: str, process: psutil.Process) -> bool:
 
 @contextmanager
 def spark_run(job: ReplayJob, master: str, folder: Path) -> Iterator[SparkRun]:
-    """Run *job*; kill its remaining processes at the end."""
+    """Run *job* by Spark on *master*, or as `JOB`; kill its remaining processes at the end."""
+    if master == JOB:
+        job = dataclasses.replace(job, pod=POD)
     home = folder / "spark"
     home.mkdir(exist_ok=True)
     for file in Path(pyspark.__file__).parent.iterdir():  # it creates a folder there

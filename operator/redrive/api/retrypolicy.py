@@ -40,6 +40,7 @@ from redrive.policy import naming as names
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
 from redrive.policy.model import (
     DEFAULT_MAX_RETRIES,
+    MAX_BLOCKED_KEYS,
     Policy,
     SubscriptionType,
     check_order,
@@ -361,11 +362,37 @@ class Backlog(StatusModel):
     dead_letter: Annotated[int, Field(ge=0)] | None = None
     """Number of messages in the dead-letter topic. Absent if they are discarded."""
 
+    dead_letters_last_hour: Annotated[int, Field(ge=0)] | None = None
+    """Number of messages that were stored in the dead-letter topic in the last hour, as far as a
+    running operator has seen them. Absent if they are discarded."""
+
     oldest_dead_letter_time: Timestamp | None = None
     """Time at which the oldest dead letter was stored. Absent without dead letters."""
 
     observed_time: Timestamp | None = None
     """Time at which these figures were read from the broker."""
+
+
+class BlockedKey(StatusModel):
+    """A key whose messages wait for the retry of one, with `ordering: PerKey`."""
+
+    key_hash: Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
+    """Hash of the key, with a random key of the consumer's process."""
+
+    since_time: Timestamp
+    """Time of the first failure in this consumer."""
+
+    message_id: Annotated[str, Field(alias="messageID", pattern="^[0-9A-Za-z:,()._-]{1,128}$")]
+    """Origin of the failing message. Example: `4711:3:0`."""
+
+    cause: Annotated[str, Field(max_length=64)]
+    """Class of the exception of its last failure."""
+
+    failures: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    """Number of its failed attempts."""
+
+    behind: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    """Number of later messages of the key that the consumer has. More may wait at the broker."""
 
 
 class EffectiveFields(StatusModel):
@@ -489,6 +516,12 @@ class RetryPolicyStatus(StatusModel):
     read about once a minute, and at once when a Replay of the policy ends, the policy becomes Ready
     or a reconcile is requested. Small changes are written every ten minutes, unchanged figures
     every hour."""
+
+    blocked_keys: Annotated[tuple[BlockedKey, ...], Field(max_length=MAX_BLOCKED_KEYS)] | None = (
+        None
+    )
+    """Keys that wait for a retry for at least ten seconds, as consumers in Python publish them; the
+    longest first, at most 20. Absent without any."""
 
     replays: Annotated[tuple[ReplayResult, ...], Field(max_length=MAX_RESULTS)] | None = None
     """Results of the last ten Replays of the policy, latest first. Absent without any."""

@@ -57,6 +57,17 @@ class DeadLetterRequestRecord(TypedDict):
     endTime: str
 
 
+class BlockedKeyRecord(TypedDict):
+    """A key whose messages wait for the retry of one."""
+
+    keyHash: str
+    sinceTime: str
+    messageID: str
+    cause: str
+    failures: int
+    behind: int
+
+
 class PolicyStatus(TypedDict):
     """State of a RetryPolicy."""
 
@@ -73,10 +84,12 @@ class PolicyStatus(TypedDict):
     waiting: int | None
     due: int | None
     deadLetters: int | None
+    deadLettersLastHour: int | None
     oldestDeadLetterTime: str | None
     expiryTime: str | None
     observedTime: str | None
     attention: list[Attention]
+    blockedKeys: list[BlockedKeyRecord]
     deadLetterNow: list[DeadLetterRequestRecord]
     replays: list[ReplayRecord]
 
@@ -175,6 +188,13 @@ class ReplayHistory(_Document):
     items: list[ReplayRecord]
 
 
+class BlockedKeyList(_Document):
+    """Output of `keys`, the longest blocked first."""
+
+    kind: Literal["BlockedKeyList"]
+    items: list[BlockedKeyRecord]
+
+
 class RefusedEntryList(_Document):
     """Output of `refused`; `total` counts messages, the items are the first hundred entries."""
 
@@ -256,6 +276,7 @@ class MessageList(_Inspected):
 DOCUMENTS = (
     StatusList,
     ReplayHistory,
+    BlockedKeyList,
     RefusedEntryList,
     VersionList,
     CheckResultList,

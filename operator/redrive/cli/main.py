@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "follow": Subcommand("replay", "See", "progress of a Replay, until it ends"),
     "doctor": Subcommand("installation", "See", "checks of the installation and of your rights"),
     "version": Subcommand("installation", "See", "versions, and where they differ"),
+    "keys": Subcommand("keys", "See", "keys that wait for the retry of a message"),
     "causes": Subcommand("inspection", "Read", "count dead letters by cause"),
     "peek": Subcommand("inspection", "Read", "show single dead letters; consumes nothing"),
     "export": Subcommand("inspection", "Read", "write dead letters to a file"),

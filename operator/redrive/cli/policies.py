@@ -62,6 +62,8 @@ from redrive.policy.values import parse_duration
 
 DEAD_LETTERS = "DeadLetters"
 """Reason of `Attention` for a policy that has dead letters."""
+BLOCKED_KEYS = "BlockedKeys"
+"""Reason of `Attention` for a policy with keys that wait for a retry."""
 CONNECTION_SECONDS = 10.0
 """Shortest time between two reads of the connections by a watch."""
 ENDED = frozenset({"Completed", "Failed"})
@@ -74,6 +76,7 @@ _COLUMNS = (
     TableColumn("WAITING", right=True, dropped=2),
     TableColumn("DUE", right=True, dropped=5),
     TableColumn("DEAD", right=True),
+    TableColumn("NEW/1H", right=True, dropped=3),
     TableColumn("OLDEST", right=True, dropped=4),
     TableColumn("EXPIRES", right=True, dropped=3),
     TableColumn("CONNECTION", wide=True),
@@ -273,6 +276,8 @@ class View:
         title = f"{item['topic']}, {item['subscription']}, {item['subscriptionType']}"
         yield f"{style(item['name'], 'cyan')}   {title}"
         yield from pairs([*self._state(item, at), *_replay_pairs(item["replays"], at)])
+        if item["blockedKeys"]:
+            yield f"Blocked keys: {self.flags.hint('keys', item['name'])}"
         if item["deadLetters"]:
             yield f"Causes: {self.flags.hint('causes', item['name'])}"
         yield f"Past Replays: {self.flags.hint('history', item['name'])}"
@@ -289,11 +294,16 @@ class View:
         reconcile_now = self.flags.hint("status", item["name"], "--refresh")
         figures = f"{age_of(item['observedTime'], at)} old" if item["observedTime"] else "none yet"
         yield "figures", f"{figures}; read them now: {reconcile_now}"
+        if keys := item["blockedKeys"]:
+            longest, behind = keys[0], sum(key["behind"] for key in keys)
+            since = age_of(longest["sinceTime"], at)
+            text = f"{len(keys)} blocked, the longest for {since} by {longest['cause'] or '?'}"
+            yield "keys", f"{text}; {_count(behind, 'message')} behind"
         for request in item["deadLetterNow"]:
             end = local_time(request["endTime"], at)
             yield "dead-letter", f"{request['origin']} at its next failure, until {end}"
         for attention in item["attention"]:
-            if attention["reason"] != DEAD_LETTERS:
+            if attention["reason"] not in {BLOCKED_KEYS, DEAD_LETTERS}:
                 yield "attention", f"{attention['reason']}: {attention['message']}"
 
 
@@ -306,7 +316,9 @@ def _connection_text(name: str, connection: ConnectionStatus | None) -> str:
 def _dead_text(item: PolicyStatus, at: datetime) -> str | None:
     if not item["deadLetters"]:
         return None if item["deadLetters"] is None else "0"
-    oldest = f"; oldest {age_of(item['oldestDeadLetterTime'], at)}"
+    new = item["deadLettersLastHour"]
+    recent = f", of which {new} in the last hour" if new else ""
+    oldest = f"{recent}; oldest {age_of(item['oldestDeadLetterTime'], at)}"
     expiry = item["expiryTime"] and f"; the first expires {local_time(item['expiryTime'], at)}"
     return f"{item['deadLetters']}{oldest}{expiry or ''}"
 
@@ -348,10 +360,12 @@ def policy_status(body: Body) -> PolicyStatus:
         "waiting": backlog.get("retry"),
         "due": backlog.get("retryDue"),
         "deadLetters": backlog.get("deadLetter"),
+        "deadLettersLastHour": backlog.get("deadLettersLastHour"),
         "oldestDeadLetterTime": backlog.get("oldestDeadLetterTime"),
         "expiryTime": _expiry(spec, backlog),
         "observedTime": backlog.get("observedTime"),
         "attention": list(_attention(status, conditions)),
+        "blockedKeys": list(status.get("blockedKeys") or ()),
         "deadLetterNow": [
             {"origin": request.origin, "endTime": written(request.end)}
             for request in dead_letter_requests(
@@ -386,9 +400,10 @@ def _attention(status: Body, conditions: Mapping[str, Body]) -> Iterator[Attenti
         yield {"reason": ready["reason"], "message": ready["message"]}
     for kind in dict.fromkeys([*(status.get("warnings") or ()), *({"Paused"} & set(conditions))]):
         yield {"reason": kind, "message": conditions.get(kind, {}).get("message", "")}
-    dead = (status.get("backlog") or {}).get("deadLetter")
-    if dead:
-        yield {"reason": DEAD_LETTERS, "message": f"{dead} dead letters"}
+    if keys := status.get("blockedKeys"):
+        yield {"reason": BLOCKED_KEYS, "message": _count(len(keys), "blocked key")}
+    if dead := (status.get("backlog") or {}).get("deadLetter"):
+        yield {"reason": DEAD_LETTERS, "message": _count(dead, "dead letter")}
 
 
 def _connections(
@@ -436,6 +451,8 @@ def _row(item: PolicyStatus, at: datetime) -> Iterator[object]:
     yield MISSING if item["waiting"] is None else item["waiting"]
     yield MISSING if item["due"] is None else item["due"]
     yield MISSING if item["deadLetters"] is None else item["deadLetters"]
+    new = item["deadLettersLastHour"]
+    yield MISSING if new is None else new
     yield age_of(item["oldestDeadLetterTime"], at)
     yield _time_until(item["expiryTime"], at)
     yield item["connection"]
@@ -445,11 +462,15 @@ def _row(item: PolicyStatus, at: datetime) -> Iterator[object]:
 
 
 def _shortly(attention: Attention) -> str:
-    if attention["reason"] == DEAD_LETTERS:
+    if attention["reason"] in {BLOCKED_KEYS, DEAD_LETTERS}:
         return attention["message"]
-    if attention["reason"] in {"Paused", "NotReconciled"}:
+    if attention["reason"] in {"Paused", "NotReconciled", "BrokerUnreachable"}:
         return attention["reason"]
     return f"{attention['reason']}: {attention['message']}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _time_until(text: str | None, at: datetime) -> str:

@@ -181,7 +181,7 @@ def replay(policy: str, flags: ClusterFlags, **options: Any) -> int:  # noqa: AN
     """Move dead letters of a policy back to be processed again.
 
     First a plan shows how many messages would be moved. Dead letters that arrive after the plan
-    are not moved.
+    are not moved. What was typed before the question is no answer to it; scripts use --yes.
     """
     select = dict(selection(options))
     mode = "Plan" if options["is_plan"] else "Run" if options["yes"] else "Review"

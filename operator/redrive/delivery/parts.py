@@ -155,13 +155,13 @@ class SequenceLog(Protocol):
 
 
 class OutageReporter(Protocol):
-    """Shows in the broker's statistics why a consumer is paused."""
+    """Publishes in the broker's statistics why a consumer is paused, or a key waits."""
 
-    def show(self, cause: str) -> None:
-        """Show *cause* in place of the previous one; no cause if it is empty."""
+    def show(self, name: str, value: str) -> None:
+        """Publish *value* in place of the previous one of that name; nothing if it is empty."""
 
     def close(self) -> None:
-        """Show no cause any more."""
+        """Publish nothing any more."""
 
 
 class AnyTimer(Protocol):

@@ -16,7 +16,7 @@ import functools
 import logging
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -30,7 +30,7 @@ from redrive.delivery.middleware.outage_circuit import Outage
 from redrive.errors import InvalidSpecError
 from redrive.messages import NotCopyableError, NotSentError, id_text, message_id_text
 from redrive.policy.envelope import Attempt, Cause, Redaction
-from redrive.policy.model import BEACON, Policy
+from redrive.policy.model import Policy
 from redrive.policy.verdict import Dead, Discard, Retry
 
 _events_log = logging.getLogger("redrive.delivery.events")  # a public name
@@ -193,38 +193,41 @@ def check_hooks(redaction: object, on_event: object) -> None:
         )
 
 
-_MAX_SHOWN = 256
-
 _log = logging.getLogger(__name__)
 
 
 class OutageProducer:
-    """One consumer's producer that tells of an outage, made and closed in a thread of its own.
+    """Producer by whose metadata one consumer publishes outages and blocked keys.
 
-    Until the broker takes it, it is tried again whenever something is to be shown.
+    A thread of its own opens and closes it. If the broker does not accept it, each publication
+    tries again.
     """
 
     def __init__(self, client: pulsar.Client, policy: Policy) -> None:
         self._client = client
         self._topic = str(policy.retry_topic)
-        self._wanted = ""
-        self._shown = ""
+        self._wanted: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
         self._producer: pulsar.Producer | None = None
         self._working = False
         self._changing = threading.Lock()
 
-    def show(self, cause: str) -> None:
-        """Show *cause* in place of the previous one; nothing if it is empty."""
+    def show(self, name: str, value: str) -> None:
+        """Publish *value* in place of the previous one of that name; nothing if it is empty."""
         with self._changing:
-            self._wanted = cause[:_MAX_SHOWN]
-            if self._wanted == self._shown or self._working:
-                return
-            self._working = True
-        in_background(self._change)
+            others = {other: text for other, text in self._wanted.items() if other != name}
+            self._begin({**others, name: value} if value else others)
 
     def close(self) -> None:
-        """Show nothing more."""
-        self.show("")
+        """Publish nothing any more."""
+        with self._changing:
+            self._begin({})
+
+    def _begin(self, wanted: dict[str, str]) -> None:
+        self._wanted = wanted
+        if wanted != self._shown and not self._working:
+            self._working = True
+            in_background(self._change)
 
     def _change(self) -> None:
         while True:
@@ -234,24 +237,25 @@ class OutageProducer:
                 _leave(before)
             made = self._make(wanted) if wanted else None
             with self._changing:
-                self._producer, self._shown = made, wanted if made or not wanted else ""
+                self._producer, self._shown = made, wanted if made else {}
                 if self._wanted == wanted:
                     self._working = False
                     return
 
-    def _make(self, cause: str) -> pulsar.Producer | None:
+    def _make(self, properties: Mapping[str, str]) -> pulsar.Producer | None:
         try:
-            return within(OPEN_SECONDS, functools.partial(self._open, cause), late=_leave)
+            return within(OPEN_SECONDS, functools.partial(self._open, properties), late=_leave)
         except (pulsar.exceptions.PulsarException, TimeoutError) as error:
             _log.warning(
-                "the operator is not shown that this consumer has paused: %s", error or "no answer"
+                "outages and blocked keys are not published to the operator: %s",
+                error or "no answer",
             )
             return None
 
-    def _open(self, cause: str) -> pulsar.Producer:
+    def _open(self, properties: Mapping[str, str]) -> pulsar.Producer:
         # On one partition of several: that is enough to be seen.
         topic = self._client.get_topic_partitions(self._topic)[0]
-        return self._client.create_producer(topic, properties={BEACON: cause})
+        return self._client.create_producer(topic, properties=dict(properties))
 
 
 def _leave(producer: pulsar.Producer) -> None:

@@ -274,6 +274,11 @@ class Policy:
 BEACON = "redrive.outage"
 """Metadata key of a producer on the retry topic by which a paused consumer publishes its outage;
 the value is the cause. Statistics of the broker show it."""
+BLOCKED_KEYS = "redrive.blocked-keys"
+"""Metadata key of the same producer by which a consumer publishes keys that wait for the retry of a
+message, as JSON: a list of `status.blockedKeys` of a RetryPolicy."""
+MAX_BLOCKED_KEYS = 20
+"""Highest number of blocked keys that a consumer publishes, and a status shows."""
 
 MAX_WINDOW = 10_000
 MIN_INTERVAL = timedelta(seconds=1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from redrive.admin.client import Admin
@@ -21,7 +21,6 @@ from redrive.admin.policies import BY_SIZE, KeepsBacklog, size_limit
 from redrive.api import Body
 from redrive.api.conditions import StatusWarning, find, is_ready
 from redrive.api.replay_status import FINAL
-from redrive.api.retrypolicy import Backlog
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import needs_reconcile
@@ -39,7 +38,8 @@ from redrive.provision.health_checks import (
     Findings,
     Reading,
     Thresholds,
-    backlog_patch,
+    blocked_keys_of,
+    figures_patch,
     is_backlog_worth_writing,
     read_backlog,
 )
@@ -64,8 +64,9 @@ logger = logging.getLogger(__name__)
 class Health:
     """Reads the topics of all provisioned policies; requires a running event loop.
 
-    It writes `status.backlog`, which no other component does, and no condition. When a warning
-    begins or ends, it enqueues the policy, and the reconcile publishes the warnings.
+    It writes `status.backlog` and `status.blockedKeys`, which no other component does, and no
+    condition. When a warning begins or ends, it enqueues the policy, and the reconcile publishes
+    the warnings.
 
     Args:
         enqueue: enqueues a reconcile of a policy.
@@ -224,6 +225,8 @@ class Health:
             dead_letter = await reader.read(
                 admin, policy.dead_letter_topic, oldest=True, fresh=True
             )
+        publishes = policy.ordered or policy.outage_breaker is not None
+        producers = await reader.producers(admin, policy.retry_topic) if publishes else ()
         reading = Reading(
             policy=policy,
             begun=begun,
@@ -236,11 +239,8 @@ class Health:
             published=dead_letter.published,
             persistence=persistence,
             acknowledged=acknowledged,
-            outages=(
-                await reader.causes_of_outages(admin, policy.retry_topic)
-                if policy.outage_breaker is not None
-                else ()
-            ),
+            outages=tuple(sorted(producer[BEACON] for producer in producers if BEACON in producer)),
+            blocked_keys=blocked_keys_of(producers),
         )
         latest = self._ctx.policies.get(asked.key)
         if latest is not None and _uid(latest) == _uid(body):
@@ -286,21 +286,28 @@ class Health:
     async def _publish(self, body: Body, reading: Reading) -> None:
         """Publish new data: warnings by a reconcile, figures as metrics and status."""
         key, uid = Key.of(body), _uid(body)
-        findings = Findings.of(reading, self._findings.get(uid), self.warnings(body), self._limits)
+        status = body.get("status") or {}
+        written = read_backlog(status)
+        before = self._findings.get(uid)
+        findings = Findings.of(reading, before, self.warnings(body), self._limits)
+        if before is None:
+            findings = findings.resumed(reading, written)
         self._findings[uid] = findings
         if is_ready(body) and set(findings.warnings) != set(_published(body)):
             self._enqueue(key)
         self._metrics.show(key, reading, findings)
         backlog = reading.backlog
-        written = read_backlog(body.get("status") or {})
-        if reading.requested or is_backlog_worth_writing(written, backlog):
-            await self._write(key, backlog)
-
-    async def _write(self, policy: Key, backlog: Backlog) -> None:
-        after = await self._ctx.kubernetes.patch_status(
-            resources.POLICIES, policy, backlog_patch(backlog)
-        )
-        self._ctx.policies.renew(after)
+        if backlog.dead_letter is not None:
+            backlog = backlog.model_copy(update={"dead_letters_last_hour": findings.last_hour})
+        patch = figures_patch(backlog, reading.blocked_keys)
+        are_keys_as_written = (status.get("blockedKeys") or None) == patch["blockedKeys"]
+        if (
+            reading.requested
+            or not are_keys_as_written
+            or is_backlog_worth_writing(written, backlog)
+        ):
+            after = await self._ctx.kubernetes.patch_status(resources.POLICIES, key, patch)
+            self._ctx.policies.renew(after)
 
 
 def _provisioned_at(body: Body) -> Key | None:
@@ -393,8 +400,8 @@ class Reader:
         partitioned = self._is_partitioned(topic)
         return await admin.acknowledged(topic, partitioned=partitioned, subscription=subscription)
 
-    async def causes_of_outages(self, admin: Admin, topic: TopicName) -> tuple[str, ...]:
-        """Return the sorted causes that paused consumers publish as producers on *topic*.
+    async def producers(self, admin: Admin, topic: TopicName) -> Sequence[Mapping[str, str]]:
+        """Return the metadata of the producers of *topic*, by which consumers publish outages.
 
         Args:
             admin: client of the broker.
@@ -406,8 +413,7 @@ class Reader:
         """
         for pace in self._paces:
             await pace.acquire()
-        producers = await admin.producers(topic, partitioned=self._is_partitioned(topic))
-        return tuple(sorted(producer[BEACON] for producer in producers if BEACON in producer))
+        return await admin.producers(topic, partitioned=self._is_partitioned(topic))
 
     async def quota(self, admin: Admin, topic: TopicName) -> int | None:
         """Return the backlog quota of *topic* in bytes; None means unlimited.

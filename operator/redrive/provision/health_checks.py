@@ -10,17 +10,18 @@ limits the writes of `status.backlog`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from redrive.admin.model import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence, SubscriptionStats
 from redrive.api.conditions import StatusWarning
-from redrive.api.retrypolicy import Backlog
-from redrive.policy.model import Policy
+from redrive.api.retrypolicy import Backlog, BlockedKey
+from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS, Policy
 from redrive.policy.values import format_duration
 from redrive.reasons import Reason
 
@@ -29,6 +30,8 @@ Subscriptions = Mapping[str, SubscriptionStats]
 
 _SHOWN = 5
 _CAUSE = 128
+_HOUR_SECONDS = 3_600.0
+_BLOCKED_KEYS = TypeAdapter(tuple[BlockedKey, ...])
 
 
 @dataclass(frozen=True)
@@ -420,6 +423,7 @@ class Reading:
         persistence: see `CheckInput`.
         acknowledged: see `CheckInput`.
         outages: see `CheckInput`.
+        blocked_keys: keys that consumers publish as blocked.
         published: messages stored in each partition of the dead-letter topic, see `TopicStats`.
     """
 
@@ -434,6 +438,7 @@ class Reading:
     persistence: AckPersistence = BY_DEFAULT
     acknowledged: int = 0
     outages: tuple[str, ...] = ()
+    blocked_keys: tuple[BlockedKey, ...] = ()
     published: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -473,6 +478,7 @@ class Findings:
         stranded_readings: see `CheckInput`.
         dead_letters: messages stored in the dead-letter topic since the reading before.
         published: latest known count of each partition, see `Reading`.
+        recent: readings of the last hour with new dead letters: time and number.
     """
 
     deliveries: Deliveries
@@ -481,6 +487,7 @@ class Findings:
     stranded_readings: int = 0
     dead_letters: int = 0
     published: Mapping[str, int] = field(default_factory=dict)
+    recent: tuple[tuple[float, int], ...] = ()
 
     @classmethod
     def of(
@@ -524,14 +531,31 @@ class Findings:
             stranded_readings=readings + (not reading.requested) if reading.shows_stranded else 0,
         )
         stored = {} if before is None else before.published
+        dead_letters = stored_since(stored, reading.published)
+        recent = [] if before is None else [*before.recent, (reading.seconds, dead_letters)]
         return cls(
             window,
             facts.unconsumed,
             check(facts, limits),
             facts.stranded_readings,
-            stored_since(stored, reading.published),
+            dead_letters,
             {**stored, **reading.published},  # an answer may lack a partition
+            tuple((at, n) for at, n in recent if n and at > reading.seconds - _HOUR_SECONDS),
         )
+
+    @property
+    def last_hour(self) -> int:
+        """Return the number of dead letters that were stored in the last hour."""
+        return sum(number for _, number in self.recent)
+
+    def resumed(self, reading: Reading, written: Backlog | None) -> Findings:
+        """Return the findings with the last hour as another operator has written it."""
+        if written is None or written.observed_time is None or not written.dead_letters_last_hour:
+            return self
+        at = reading.seconds - (reading.begun - written.observed_time).total_seconds()
+        if at <= reading.seconds - _HOUR_SECONDS:
+            return self
+        return replace(self, recent=((at, written.dead_letters_last_hour),))
 
 
 def stored_since(before: Mapping[str, int], now: Mapping[str, int]) -> int:
@@ -606,9 +630,25 @@ def read_backlog(status: Mapping[str, Any]) -> Backlog | None:
         return None
 
 
-def backlog_patch(backlog: Backlog) -> dict[str, Any]:
+def figures_patch(backlog: Backlog, blocked_keys: Sequence[BlockedKey]) -> dict[str, Any]:
     """Return the merge patch of a status; None values remove their fields."""
-    return {"backlog": backlog.model_dump(mode="json", by_alias=True)}
+    return {
+        "backlog": backlog.model_dump(mode="json", by_alias=True),
+        "blockedKeys": [key.to_manifest() for key in blocked_keys] or None,
+    }
+
+
+def blocked_keys_of(producers: Iterable[Mapping[str, str]]) -> tuple[BlockedKey, ...]:
+    """Return the blocked keys in the metadata of producers, the longest blocked first.
+
+    Any client that may produce to the retry topic can write them, so invalid ones are left out.
+    """
+    keys: list[BlockedKey] = []
+    for producer in producers:
+        with suppress(ValidationError):
+            keys += _BLOCKED_KEYS.validate_json(producer.get(BLOCKED_KEYS, "[]"))
+    shown = (key for key in keys if key.cause.isprintable())
+    return tuple(sorted(shown, key=lambda key: (key.since_time, key.key_hash))[:MAX_BLOCKED_KEYS])
 
 
 def _moved(before: int | None, now: int | None) -> bool:

@@ -223,9 +223,9 @@ class _Subscription:
 
 
 class _NoReporter:
-    """Reports outages to no operator."""
+    """Publishes nothing to an operator."""
 
-    def show(self, cause: str) -> None:
+    def show(self, name: str, value: str) -> None:
         pass
 
     def close(self) -> None:

@@ -88,6 +88,14 @@ def condition(kind: str, status: str, reason: str, message: str = "text") -> dic
 
 
 READY = condition("Ready", "True", "Provisioned")
+BLOCKED = {
+    "keyHash": "9f31c2e07b1d",
+    "sinceTime": AT,
+    "messageID": "4802:11:1",
+    "cause": "TimeoutError",
+    "failures": 4,
+    "behind": 800,
+}
 
 
 @pytest.fixture(scope="module")
@@ -130,12 +138,14 @@ def _objects(client: Client) -> None:
     storm = condition("RetryStorm", "True", "RetryStorm", "61 % were retries")
     result = {"name": "gone", "uid": "u", "phase": "Completed", "moved": 4, "author": "ann"}
     result |= {"result": "Completed", "completionTime": AT, "ticket": "OPS-1"}
-    status = {
+    status: dict[str, Any] = {
         "conditions": [READY, storm],
         "warnings": ["RetryStorm"],
-        "backlog": backlog | {"deadLetter": 140, "oldestDeadLetterTime": AT},
+        "backlog": backlog
+        | {"deadLetter": 140, "deadLettersLastHour": 9, "oldestDeadLetterTime": AT},
         "replays": [result],
     }
+    status["blockedKeys"] = [BLOCKED, BLOCKED | {"keyHash": "a" * 12, "behind": 6}]
     topics = {"deadLetterTopic": DEAD_LETTERS}
     put(client, POLICIES, "orders", status | topics, deadLetter={"messageTTL": "30d"})
 
@@ -145,9 +155,11 @@ def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
     assert lines[0].startswith(
         f"context sandbox   operator {redrive.__version__}   figures at most "
     )
-    assert lines[1].split() == "POLICY READY WAITING DUE DEAD OLDEST EXPIRES ATTENTION".split()
-    assert lines[2].startswith("orders  yes         12    3   140 ")
-    assert lines[2].endswith("RetryStorm: 61 % were retries; 140 dead letters")
+    assert (
+        lines[1].split() == "POLICY READY WAITING DUE DEAD NEW/1H OLDEST EXPIRES ATTENTION".split()
+    )
+    assert lines[2].startswith("orders  yes         12    3   140       9 ")
+    assert lines[2].endswith("RetryStorm: 61 % were retries; 2 blocked keys; 140 dead letters")
     assert lines[3:] == [
         f"1 of 2 policies need attention in namespace {shop.name}",
         f"All of them: redrive status --all -n {shop.name}",
@@ -159,7 +171,21 @@ def test_status_shows_policies_that_need_attention(shop: Shop) -> None:
     assert "/main, ready" in one
     assert "last replay  gone  Completed  4 moved, 0 refused" in one
     assert f"Causes: redrive causes orders -n {shop.name}\n" in one
+    assert "140, of which 9 in the last hour; oldest " in one
+    assert "2 blocked, the longest for " in one
+    assert " by TimeoutError; 806 messages behind\n" in one
+    assert f"Blocked keys: redrive keys orders -n {shop.name}\n" in one
     assert "Causes:" not in shop.run("status", "quiet")
+
+
+def test_keys_show_the_message_that_blocks_them(shop: Shop) -> None:
+    lines = shop.run("keys", "orders").splitlines()
+    assert lines[0].split() == "KEY SINCE MESSAGE FAILED BEHIND CAUSE".split()
+    row = lines[1].split()
+    assert [row[0], *row[2:]] == ["9f31c2e07b1d", "4802:11:1", "4", "800", "TimeoutError"]
+    free = f"redrive dead-letter orders --origin 4802:11:1 -n {shop.name}"
+    assert lines[3:] == [f"Dead-letter one, which frees its key: {free}"]
+    assert "keeps no order" in shop.run("keys", "quiet")
 
 
 def test_topic_of_a_policy_by_name_is_in_its_status(shop: Shop) -> None:
@@ -380,6 +406,7 @@ def test_documents_follow_their_published_schemas(shop: Shop, tmp_path: Path) ->
         ("status", "--all"): "StatusList",
         ("status", "orders"): "StatusList",
         ("history", "orders"): "ReplayHistory",
+        ("keys", "orders"): "BlockedKeyList",
         ("refused", "done"): "RefusedEntryList",
         ("version",): "VersionList",
         ("doctor",): "CheckResultList",

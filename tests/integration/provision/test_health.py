@@ -23,6 +23,7 @@ from redrive import Policy, RetryConsumer
 from redrive.kube.context import Context, Settings
 from redrive.kube.controller import Controller
 from redrive.kube.resources import Key
+from redrive.messages import id_text
 from redrive.policy import codec
 from redrive.policy.model import OutageLimits
 from redrive.provision.claims import Conflicts
@@ -357,6 +358,25 @@ async def test_paused_consumers_are_reported_until_they_resume(
             assert "got ConnectionError; fix the dependency" in message
             consumer.ignore_outages()
             await watched.is_over("OutageSuspected")
+
+
+async def test_blocked_keys_are_shown_until_they_are_free(
+    shop: Shop, client: pulsar.Client
+) -> None:
+    source = shop.topic("orders")
+    shop.create_topic(source)
+    shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
+    shop.policy(subscriptionType="KeyShared", ordering="PerKey")
+    async with ward(shop) as watched:
+        producer = client.create_producer(source)
+        origin, _ = [producer.send(b"x", partition_key="ann@example.com") for _ in range(2)]
+        with RetryConsumer(client, consumer_policy(shop)) as consumer:
+            consumer.reconsume_later(consumer.receive(), delay=3_600, cause=TimeoutError())
+            status = await watched.shows(lambda status: "blockedKeys" in status)
+            [key] = status["blockedKeys"]
+            assert (key["messageID"], key["cause"]) == (id_text(origin), "TimeoutError")
+            assert "ann" not in str(status)
+        await watched.shows(lambda status: "blockedKeys" not in status)
 
 
 async def test_consumers_of_another_type_are_reported_until_they_end(

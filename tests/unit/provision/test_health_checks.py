@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ from redrive.admin.model import AckPersistence, SubscriptionStats
 from redrive.api.conditions import StatusWarning
 from redrive.api.retrypolicy import Backlog
 from redrive.policy import naming
-from redrive.policy.model import Policy
+from redrive.policy.model import BLOCKED_KEYS, Policy
 from redrive.policy.naming import Scheme, TopicName
 from redrive.provision.health_checks import (
     BACKLOG_CHANGED_AFTER,
@@ -28,8 +29,9 @@ from redrive.provision.health_checks import (
     Findings,
     Reading,
     backlog_of,
-    backlog_patch,
+    blocked_keys_of,
     check,
+    figures_patch,
     is_backlog_worth_writing,
     read_backlog,
     stored_since,
@@ -252,27 +254,30 @@ def test_backlog_is_read_as_it_was_written() -> None:
     backlog = backlog_of(
         subscription_with(3, delayed=1), subscription_with(41, MOMENT), discards=False, now=READ
     )
-    written = backlog_patch(backlog)
+    written = figures_patch(backlog, ())
     assert written == {
         "backlog": {
             "retry": 3,
             "retryDue": 2,
             "deadLetter": 41,
+            "deadLettersLastHour": None,
             "oldestDeadLetterTime": "2026-11-21T09:00:00Z",
             "observedTime": "2026-11-21T09:01:00Z",
-        }
+        },
+        "blockedKeys": None,
     }
     assert read_backlog(written) == backlog
 
 
 def test_backlog_without_messages_clears_its_fields() -> None:
     observed = {"observedTime": "2026-11-21T09:01:00Z"}
-    none = backlog_patch(backlog_of(None, subscription_with(0), discards=False, now=READ))[
+    none = figures_patch(backlog_of(None, subscription_with(0), discards=False, now=READ), ())[
         "backlog"
     ]
     counts: dict[str, Any] = {"retry": 0, "retryDue": 0, "deadLetter": 0, **observed}
+    counts |= {"deadLettersLastHour": None}
     assert none == {**counts, "oldestDeadLetterTime": None}
-    discards = backlog_patch(backlog_of(subscription_with(2), None, discards=True, now=READ))[
+    discards = figures_patch(backlog_of(subscription_with(2), None, discards=True, now=READ), ())[
         "backlog"
     ]
     counts |= {"retry": 2, "retryDue": 2, "deadLetter": None}
@@ -442,6 +447,38 @@ def test_partition_missing_from_an_answer_is_counted_later() -> None:
     second = Findings.of(replace(reading(60), published={"a": 6}), first, (), THRESHOLDS)
     third = Findings.of(replace(reading(120), published={"a": 6, "b": 8}), second, (), THRESHOLDS)
     assert [findings.dead_letters for findings in (first, second, third)] == [0, 1, 3]
+
+
+def test_dead_letters_of_the_last_hour_end_after_an_hour() -> None:
+    findings = Findings.of(replace(reading(0), published={"a": 5}), None, (), THRESHOLDS)
+    for seconds, count in ((60, 7), (120, 7), (1_800, 17), (3_700, 17)):
+        now = replace(reading(seconds), published={"a": count})
+        findings = Findings.of(now, findings, (), THRESHOLDS)
+        expected = {60: 2, 120: 2, 1_800: 12, 3_700: 10}[seconds]
+        assert findings.last_hour == expected
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(20, 9), (61, 0)])
+def test_dead_letters_of_the_last_hour_survive_a_restart(minutes: int, expected: int) -> None:
+    written = Backlog(
+        retry=0, dead_letters_last_hour=9, observed_time=READ_AT - timedelta(minutes=minutes)
+    )
+    findings = Findings.of(reading(0), None, (), THRESHOLDS).resumed(reading(0), written)
+    assert findings.last_hour == expected
+
+
+def test_blocked_keys_that_are_invalid_are_left_out() -> None:
+    key = {
+        "keyHash": "00" * 6, "sinceTime": "2026-11-21T09:00:00Z", "messageID": "1:2:0",
+        "cause": "E", "failures": 2, "behind": 3,
+    }  # fmt: skip
+    earlier = key | {"keyHash": "11" * 6, "sinceTime": "2026-11-21T08:00:00+00:00"}
+    invalid = [key | {"cause": "\x1b[2J"}, key | {"keyHash": "../"}, key | {"behind": -1}, 7]
+    producers = [{BLOCKED_KEYS: json.dumps([key, earlier])}, {BLOCKED_KEYS: "{"}, {}]
+    producers += [{BLOCKED_KEYS: json.dumps([item])} for item in invalid]
+    shown = blocked_keys_of(producers)
+    assert [shown_key.key_hash for shown_key in shown] == ["11" * 6, "00" * 6]
+    assert len(blocked_keys_of([{BLOCKED_KEYS: json.dumps([key] * 50)}])) == 20
 
 
 def test_backlog_has_time_and_counts_of_its_read() -> None:

@@ -9,9 +9,12 @@ until all messages of its key before it are settled, including their retries.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import pulsar
 
@@ -29,9 +32,10 @@ from redrive.delivery.middleware.chain import (
     Take,
     receive_accepted,
 )
-from redrive.delivery.parts import Clock, Incoming
+from redrive.delivery.parts import OutageReporter, Clock, Incoming
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text, sequence_key
+from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS
 from redrive.policy.verdict import Retry
 
 
@@ -154,6 +158,112 @@ MAX_HELD = 1_000
 _OUT_OF_TIME = ""
 """Replaces the id of a settled message whose handler is at work."""
 
+BLOCKED_AFTER = timedelta(seconds=10)
+"""Time that a key has to wait, or will wait, before it is published as blocked. Published keys are
+renewed as often."""
+_MAX_CAUSE = 64
+
+
+@dataclass
+class _BlockedKey:
+    """A key that waits for the retry of a message.
+
+    Attributes:
+        since: time of the first failure of the message in this consumer.
+        until: time of its next attempt.
+    """
+
+    since: datetime
+    until: datetime
+    origin: str
+    cause: str
+    failures: int
+
+
+class BlockedKeys:
+    """Keys that wait for the retry of a message, published for the operator.
+
+    A key is published as a hash with a random key of this process: a status is readable for more
+    people than messages are.
+
+    Args:
+        waiting: returns the number of messages of a key that the consumer has.
+    """
+
+    def __init__(self, clock: Clock, reporter: OutageReporter, waiting: Callable[[str], int]) -> None:
+        self._clock = clock
+        self._reporter = reporter
+        self._waiting = waiting
+        self._secret = os.urandom(16)
+        self._keys: dict[str, _BlockedKey] = {}
+        self._published: set[str] = set()
+        self._next: datetime | None = None
+        self._changing = threading.Lock()
+
+    def __contains__(self, key: str) -> bool:
+        """Return True if a key waits for a retry."""
+        return key in self._keys
+
+    def block(self, key: str, settlement: Settlement, delay: timedelta) -> None:
+        """Note that a key waits *delay* for the retry of a failed message."""
+        failure, now = settlement.failed(), self._clock.now()
+        cause = "" if failure.cause is None else failure.cause.type[:_MAX_CAUSE]
+        before = self._keys.get(key)
+        with self._changing:
+            self._keys[key] = _BlockedKey(
+                since=now if before is None else before.since,
+                until=now + delay,
+                origin=failure.attempt.origin,
+                cause=cause,
+                failures=failure.attempt.number,
+            )
+        self.renew()
+
+    def free(self, key: str) -> None:
+        """Note that a key waits no longer."""
+        if key not in self._keys:
+            return
+        with self._changing:
+            del self._keys[key]
+            is_published = key in self._published
+        if is_published:
+            self._publish(self._clock.now())
+
+    def renew(self) -> None:
+        """Publish the keys again, at most each ten seconds."""
+        now = self._clock.now()
+        if self._next is None or now >= self._next:
+            self._publish(now)
+
+    def _publish(self, now: datetime) -> None:
+        import json  # noqa: PLC0415 - most consumers have no order, or no blocked key
+
+        with self._changing:
+            shown = [
+                (key, blocked)
+                for key, blocked in self._keys.items()
+                if max(now, blocked.until) - blocked.since >= BLOCKED_AFTER
+            ][:MAX_BLOCKED_KEYS]
+            if not shown and not self._published:
+                return
+            self._published = {key for key, _ in shown}
+            self._next = now + BLOCKED_AFTER
+            items = [self._item(key, blocked) for key, blocked in shown]
+            self._reporter.show(BLOCKED_KEYS, json.dumps(items) if items else "")
+
+    def _item(self, key: str, blocked: _BlockedKey) -> dict[str, object]:
+        import hashlib  # noqa: PLC0415 - loads OpenSSL
+
+        digest = hashlib.blake2b(key.encode(), digest_size=6, key=self._secret)
+        return {
+            "keyHash": digest.hexdigest(),
+            "sinceTime": blocked.since.isoformat(timespec="seconds"),
+            "messageID": blocked.origin,
+            "cause": blocked.cause,
+            "failures": blocked.failures,
+            "behind": max(0, self._waiting(key) - 1),
+        }
+
 
 class KeyOrdering(Middleware):
     """Delivers at most one message of a key at a time, and keeps retries in this consumer.
@@ -162,16 +272,22 @@ class KeyOrdering(Middleware):
 
     Args:
         incoming: source of the messages.
+        reporter: publishes the keys that wait for a retry.
         by_topic: True if each topic has an order of its own: replayed dead letters must not wait
             for messages that follow them.
     """
 
-    def __init__(self, incoming: Incoming, clock: Clock, *, by_topic: bool) -> None:
+    def __init__(
+        self, incoming: Incoming, clock: Clock, reporter: OutageReporter, *, by_topic: bool
+    ) -> None:
         self._incoming = incoming
         self._by_topic = by_topic
         self._clock = clock
         # By key and id; the first message is in-flight.
         self._queues: dict[str, dict[str, pulsar.Message]] = {}
+        self._blocked = BlockedKeys(
+            clock, reporter, waiting=lambda key: len(self._queues.get(key, ()))
+        )
         self._held = 0
         self._at_work: dict[int, str | None] = {}  # by message: its key if it is settled
         self._taking = threading.Lock()
@@ -216,6 +332,9 @@ class KeyOrdering(Middleware):
         def settle_in_turn(settlement: Settlement) -> pulsar.MessageId | None:
             match settlement.verdict:
                 case Retry(delay=delay, reconsume_times=times):
+                    if sequence_key(settlement.message):
+                        key, _ = self._queue_of(settlement.message)
+                        self._blocked.block(key, settlement, delay)
                     return settle(settlement._replace(verdict=RetryInPlace(delay, times)))
                 case HandBack():
                     return settle(settlement)
@@ -242,11 +361,12 @@ class KeyOrdering(Middleware):
             if queue.pop(message_id, None) is None:
                 return
             self._count(-1)
-            if not queue:
+            following = next(iter(queue.values()), None)
+            if following is None:
                 del self._queues[key]
-                return
-            following = next(iter(queue.values()))
-        self._incoming.again(following, 0)
+        self._blocked.free(key)
+        if following is not None:
+            self._incoming.again(following, 0)
 
     def _count(self, more: int) -> None:
         self._held += more
@@ -256,13 +376,15 @@ class KeyOrdering(Middleware):
         key, message_id = self._queue_of(message)
         with self._changing:
             queue = self._queues.setdefault(key, {})
-            if message_id not in queue:
-                queue[message_id] = message
-                self._count(+1)
-                return len(queue) == 1
-            # Returned by this consumer, or a copy that the broker redelivered after a lost
-            # connection: acknowledging one of them acknowledges both.
-            return next(iter(queue.values())) is message
+            if message_id in queue:
+                # Returned by this consumer, or a copy that the broker redelivered after a lost
+                # connection: acknowledging one of them acknowledges both.
+                return next(iter(queue.values())) is message
+            queue[message_id] = message
+            self._count(+1)
+        if key in self._blocked:
+            self._blocked.renew()
+        return len(queue) == 1
 
     def _queue_of(self, message: pulsar.Message) -> tuple[str, str]:
         message_id = id_text(message.message_id())

@@ -23,7 +23,7 @@ from redrive.delivery.reporting import Event, Name, OutageProducer
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
-from redrive.policy.model import OutageLimits, SubscriptionType
+from redrive.policy.model import BEACON, OutageLimits, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing.consumers import (
     AsyncInMemoryConsumer,
@@ -642,9 +642,9 @@ def test_outage_is_shown_despite_an_unanswered_call(
     monkeypatch.setattr(reporting, "OPEN_SECONDS", 0.1)
     client = SilentClient()
     beacon = OutageProducer(cast("pulsar.Client", client), BEACON_POLICY)
-    beacon.show("ConnectionError")
+    beacon.show(BEACON, "ConnectionError")
     late = client.producers.get(timeout=30)
-    beacon.show("TimeoutError")
+    beacon.show(BEACON, "TimeoutError")
     shown = client.producers.get(timeout=30)  # the broker has still not answered the first time
     client.answers.set()
     assert late.closed.wait(30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections import deque
@@ -17,17 +18,20 @@ from hypothesis import strategies as st
 
 from redrive import Attempt, Policy, RetryConsumer
 from redrive.delivery.decisions import Attempts
-from redrive.delivery.middleware.chain import DONE, Redeliver, Settlement
+from redrive.delivery.middleware.chain import DONE, Failure, Redeliver, Settlement
 from redrive.delivery.middleware.scheduling import KeyOrdering, OneAttempt, RateLimiter
 from redrive.delivery.parts import SystemClock
 from redrive.errors import InvalidSpecError
-from redrive.policy.model import SubscriptionType
+from redrive.policy.envelope import Cause, Redaction
+from redrive.policy.model import BLOCKED_KEYS, SubscriptionType
 from redrive.policy.naming import TopicName
+from redrive.policy.verdict import Retry
 from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock
 from redrive.testing.consumers import InMemoryConsumer
 from tests.support.fake_client import FakeClient
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 
 
 class Consumer:
@@ -35,7 +39,9 @@ class Consumer:
 
     def __init__(self) -> None:
         self.incoming: deque[pulsar.Message] = deque()
-        ordering = KeyOrdering(self, VirtualClock(START), by_topic=False)  # type: ignore[arg-type]
+        self.clock = VirtualClock(START)
+        self.published: list[Any] = []
+        ordering = KeyOrdering(self, self.clock, self, by_topic=False)  # type: ignore[arg-type]
         self.receive = ordering.receive(self._take)
         self.settle = ordering.settle(lambda _: None)
         self.ordering = ordering
@@ -48,6 +54,23 @@ class Consumer:
 
     def hold_new(self, holder: object, *, held: bool) -> None:
         """No new message comes anyway."""
+
+    def show(self, name: str, value: str) -> None:
+        assert name == BLOCKED_KEYS
+        self.published.append(json.loads(value or "[]"))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def fail(self, message: pulsar.Message, attempt: int, seconds: float) -> None:
+        """Retry a message after *seconds*."""
+        cause = Cause.from_error(
+            TimeoutError(), failed_at=START, consumer="c", attempt=attempt, redact=Redaction()
+        )
+        failed = Attempt(attempt - 1, f"{message.message_id()}", None, cause, None, "first")
+        failure = Failure(failed, POLICY, TimeoutError(), cause, raised=True)
+        self.settle(Settlement(message, Retry(timedelta(seconds=seconds), attempt), failure))
+        self.incoming.append(message)
 
     def taken(self) -> list[bytes]:
         """Take all messages that are permitted."""
@@ -107,6 +130,34 @@ def test_retry_in_place_stays_first_of_its_key() -> None:
     assert consumer.taken() == [b"2"]
 
 
+def test_key_that_waits_long_is_published_until_it_is_free() -> None:
+    consumer, first = Consumer(), of_key(1)
+    consumer.incoming.extend([first, of_key(2), of_key(3)])
+    assert consumer.taken() == [b"1"]
+    consumer.fail(first, 1, seconds=9)
+    assert consumer.published == []
+    assert consumer.taken() == [b"1"]
+    consumer.fail(first, 2, seconds=10)
+    [[key]] = consumer.published
+    assert key.pop("keyHash") not in {"", "k"}
+    assert key == {
+        "sinceTime": "2026-01-01T00:00:00+00:00",
+        "messageID": str(first.message_id()),
+        "cause": "TimeoutError",
+        "failures": 2,
+        "behind": 2,
+    }
+    consumer.incoming.append(of_key(4))
+    assert consumer.taken() == [b"1"]
+    assert len(consumer.published) == 1
+    consumer.clock.advance(timedelta(seconds=10))
+    consumer.incoming.append(of_key(5))
+    assert consumer.taken() == []
+    assert [key["behind"] for [key] in consumer.published] == [2, 4]
+    consumer.settle(Settlement(first, DONE))
+    assert consumer.published[2:] == [[]]
+
+
 @pytest.mark.parametrize("number", [1, 2], ids=["in flight", "waiting"])
 def test_redelivered_copy_does_not_overtake_its_key(number: int) -> None:
     consumer, first = Consumer(), of_key(1)
@@ -114,9 +165,6 @@ def test_redelivered_copy_does_not_overtake_its_key(number: int) -> None:
     assert consumer.taken() == [b"1"]
     consumer.settle(Settlement(first, DONE))
     assert consumer.taken() == [b"2"]
-
-
-POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 
 
 def test_retries_in_place_are_counted() -> None:
