@@ -1,7 +1,7 @@
 """Changes that a manifest of a RetryPolicy makes: `redrive diff`.
 
 Both sides are the desired state that the operator computes: of the policy in the cluster, and of
-the one in the file. Nothing is created, and the broker is not read.
+the one in the file. Without --observe nothing is created, and the broker is not read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import click
 
+from redrive.api import Body
 from redrive.cli.cluster import Cluster, ObjectNotFoundError
 from redrive.cli.develop import (
     desired_of,
@@ -21,11 +22,15 @@ from redrive.cli.develop import (
     resolved,
 )
 from redrive.cli.frame import ClusterFlags, cluster_options
+from redrive.cli.output import CommandError
+from redrive.cli.policies import conditions_of
+from redrive.cli.policy_actions import REFRESH_SECONDS, awaited
 from redrive.errors import RedriveError
-from redrive.kube.resources import CONFIG_MAP_KEY, Key
+from redrive.kube.resources import CONFIG_MAP_KEY, POLICIES, REQUESTED_BY, Key
 from redrive.lint.manifests import Manifests
 from redrive.lint.references import Claim, resolve
 from redrive.provision.desired import TopicRole
+from redrive.reasons import Reason
 
 DIFFERENT = 1
 FAILED = 2
@@ -34,19 +39,28 @@ IMMUTABLE = ("topic", "subscription", "naming")
 
 @click.command()
 @click.argument("file", metavar="FILE")
+@click.option(
+    "--observe",
+    is_flag=True,
+    help="Have the operator compare new policies with the broker, which creates and deletes them.",
+)
 @cluster_options
-def diff(file: str, flags: ClusterFlags) -> int:
+def diff(file: str, flags: ClusterFlags, *, observe: bool) -> int:
     """Show the changes that a changed manifest makes to topics, rights and consumers.
 
     FILE is a file, a folder, or - for standard input. Each RetryPolicy in it is compared with the
     one in the cluster. Defaults come from its connection: the one of the file, else the one of the
     cluster. The broker is not read: drift is not shown.
 
+    With --observe each policy that the cluster does not have is created with managementPolicy
+    Observe, and deleted once the operator has listed the changes that it would make at the broker.
+
     Exit code: 0 without differences, 1 with differences, 2 if they can't be determined.
     """
     try:
         cluster = Cluster(flags)
-        changes = list(_changes(read_manifests(file, cluster.namespace), cluster))
+        manifests = read_manifests(file, cluster.namespace)
+        changes = list(_changes(manifests, cluster, observes=observe))
     except RedriveError as error:
         click.echo(f"error: {error}", err=True)
         return FAILED
@@ -55,7 +69,7 @@ def diff(file: str, flags: ClusterFlags) -> int:
     return DIFFERENT if changes else 0
 
 
-def _changes(manifests: Manifests, cluster: Cluster) -> Iterator[str]:
+def _changes(manifests: Manifests, cluster: Cluster, *, observes: bool) -> Iterator[str]:
     """Yield the lines of the difference of each policy.
 
     Raises:
@@ -71,6 +85,43 @@ def _changes(manifests: Manifests, cluster: Cluster) -> Iterator[str]:
         yield from lines
         if lines and live is not None:
             yield from _immutable(live, wanted)
+        if live is None and observes:
+            yield from _observed(wanted, cluster)
+
+
+def _observed(claim: Claim, cluster: Cluster) -> Iterator[str]:
+    """Yield the changes that the operator would make at the broker for a new policy.
+
+    Raises:
+        CommandError: the operator has not listed them.
+    """
+    key, body = claim.request.key, claim.manifest.body
+    created = cluster.create(
+        POLICIES,
+        {
+            **body,
+            "metadata": {**key._asdict(), "annotations": {REQUESTED_BY: cluster.user}},
+            "spec": {**body["spec"], "managementPolicy": "Observe"},
+        },
+    )
+
+    def is_observed(policy: Body) -> bool:
+        return conditions_of(policy).get("Ready", {}).get("reason") == Reason.OBSERVED
+
+    try:
+        observed = awaited(cluster, created, REFRESH_SECONDS, is_observed)
+        latest = cluster.get(POLICIES, key.namespace, key.name)
+    finally:
+        cluster.delete(POLICIES, created)
+    if observed is None:
+        ready = conditions_of(latest).get("Ready", {})
+        raise CommandError(
+            f"the operator could not observe the RetryPolicy {key}",
+            got=ready.get("message") or "no answer in time",
+            remedy="see `redrive doctor`, or leave out --observe",
+        )
+    for change in observed["status"].get("plannedChanges") or ():
+        yield f"+broker: {change}"
 
 
 def _immutable(live: Claim, claim: Claim) -> Iterator[str]:

@@ -268,7 +268,7 @@ def unload(
         result: Body = (policy.get("status") or {}).get("unload") or {}
         return result if result.get("requestTime") == request_time else {}
 
-    unloaded = _awaited(cluster, after, seconds, result_of)
+    unloaded = awaited(cluster, after, seconds, result_of)
     if unloaded is None:
         say(f"no result within {age(seconds)}; see the policy: {flags.hint('status', policy)}")
         return NOT_FINISHED
@@ -293,12 +293,12 @@ def refreshed(cluster: Cluster, policy: Body) -> Body | None:
 
     before = observed(policy)
     requested = _annotate(cluster, policy, {RECONCILE_REQUESTED_AT: written(now())}, None)
-    return _awaited(
+    return awaited(
         cluster, requested, REFRESH_SECONDS, lambda policy: observed(policy) not in {None, before}
     )
 
 
-def _awaited(
+def awaited(
     cluster: Cluster, policy: Body, seconds: float, holds: Callable[[Body], object]
 ) -> Body | None:
     """Wait until *holds* returns True of a policy; return the policy, None if it takes longer."""

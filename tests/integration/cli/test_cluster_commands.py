@@ -131,14 +131,18 @@ def shop(
 
 @pytest.fixture(scope="module", autouse=True)
 def _objects(client: Client) -> None:
-    status = {"conditions": [READY], "operatorVersion": redrive.__version__, "policies": 2}
+    status: dict[str, Any] = {
+        "conditions": [READY],
+        "operatorVersion": redrive.__version__,
+        "policies": 2,
+    }
     put(client, CONNECTIONS, "main", status | {"brokerVersion": "4.0.8"})
     backlog = {"retry": 12, "retryDue": 3, "deadLetter": 0, "observedTime": AT}
     put(client, POLICIES, "quiet", {"conditions": [READY], "backlog": backlog})
     storm = condition("RetryStorm", "True", "RetryStorm", "61 % were retries")
     result = {"name": "gone", "uid": "u", "phase": "Completed", "moved": 4, "author": "ann"}
     result |= {"result": "Completed", "completionTime": AT, "ticket": "OPS-1"}
-    status: dict[str, Any] = {
+    status = {
         "conditions": [READY, storm],
         "warnings": ["RetryStorm"],
         "backlog": backlog

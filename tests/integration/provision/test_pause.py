@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from redrive.cli.diff import diff
 from redrive.policy import codec
+from sandbox.sandbox import Sandbox
 from tests.integration.provision.conftest import MakeShop, Shop
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +80,26 @@ def test_observing_policy_plans_changes_and_applies_none(calm: Shop) -> None:
     assert "revoked consume+produce" in " ".join(status["plannedChanges"])
     calm.delete("seen")
     assert calm.dump() == after
+
+
+def test_diff_observes_a_new_policy_and_deletes_it(
+    calm: Shop, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    topic = calm.topic("new")
+    calm.create_topic(topic)
+    before = calm.dump()
+    file = tmp_path / "policy.yaml"
+    spec = {"connectionRef": {"name": "main"}, "topic": topic, "subscription": "fulfilment"}
+    policy = {
+        "apiVersion": "redrive.io/v1beta1",
+        "kind": "RetryPolicy",
+        "metadata": {"name": "new"},
+        "spec": spec,
+    }
+    file.write_text(yaml.safe_dump(policy), "utf-8")
+    flags = ["-n", calm.namespace, "--kubeconfig", str(sandbox.cluster.kubeconfig)]
+    result = CliRunner().invoke(diff, [str(file), "--observe", *flags], standalone_mode=False)
+    assert (result.return_value, result.stderr) == (1, "")
+    assert f"+broker: created {calm.topic('new-fulfilment-RETRY')}" in result.stdout
+    assert calm.dump() == before
+    wait_until(lambda: "/new\n" not in calm.kubectl("get", "retrypolicies", "--output=name"))

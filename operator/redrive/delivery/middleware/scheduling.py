@@ -32,7 +32,7 @@ from redrive.delivery.middleware.chain import (
     Take,
     receive_accepted,
 )
-from redrive.delivery.parts import OutageReporter, Clock, Incoming
+from redrive.delivery.parts import Clock, Incoming, OutageReporter
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text, sequence_key
 from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS
@@ -190,7 +190,9 @@ class BlockedKeys:
         waiting: returns the number of messages of a key that the consumer has.
     """
 
-    def __init__(self, clock: Clock, reporter: OutageReporter, waiting: Callable[[str], int]) -> None:
+    def __init__(
+        self, clock: Clock, reporter: OutageReporter, waiting: Callable[[str], int]
+    ) -> None:
         self._clock = clock
         self._reporter = reporter
         self._waiting = waiting
