@@ -87,6 +87,11 @@ _COUNTERS = {
         "How often messages were redelivered whose chunks the client had dropped.",
         _WHERE,
     ),
+    Name.CLOCK_AHEAD: Counter(
+        "redrive_consumer_clocks_ahead",
+        "How often a consumer found the clock of its host ahead of the broker's; at most hourly.",
+        _WHERE,
+    ),
     Name.LEFT_UNSETTLED: Counter(
         "redrive_consumer_left_unsettled_messages",
         "In-flight messages when their consumer was closed; the broker delivers them again.",

@@ -1,14 +1,19 @@
-"""Retries that a broker delivers before their time, and their back-pressure.
+"""Retries that a broker delivers before their time, or a wrong clock makes look late.
 
 Delayed delivery can be off for a broker, a namespace or a topic, and a tick of the broker may
 deliver a retry earlier than its delay. `fetcher` keeps such a message, unacknowledged, until its
 delay has passed since it was sent.
+
+The broker delivers a retry when its own clock reaches the time of sending plus the delay. A
+consumer that waits for messages gets it at that moment. So if the clock of its host is ahead of the
+broker's, each retry looks late by the difference, whichever host has sent it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 
 import pulsar
 
@@ -21,7 +26,13 @@ MAX_KEPT_BYTES = 32 * 1024 * 1024
 """With more, nothing is received from the retry topic; the source topic is not affected."""
 
 _REPORTED_SECONDS = 2.0
-"""No tick of a broker is longer, so delayed delivery must be off."""
+"""No tick of a broker is longer, so delayed delivery is off, or a clock is behind."""
+
+AHEAD_SECONDS = 10.0
+"""A smaller difference is not reported: the tick of a broker and a busy host look like one."""
+RETRIES_MEASURED = 5
+"""The shortest delay of so many retries counts: a broker that was away delays only a few."""
+_AGAIN_SECONDS = 3_600.0
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +54,8 @@ class EarlyRetries:
         self._room.set()
         self._changing = threading.Lock()
         self._is_reported = False
+        self._lateness: deque[float] = deque(maxlen=RETRIES_MEASURED)
+        self._ahead_reported_at: float | None = None
 
     def __len__(self) -> int:
         """Return how many messages are kept."""
@@ -57,13 +70,33 @@ class EarlyRetries:
         seconds = delay.total_seconds()
         return max(0.0, min(seconds, seconds - sent_ago))
 
+    def clock_ahead(self, message: pulsar.Message) -> float | None:
+        """Return the seconds by which this clock is ahead of the broker's, at most once an hour.
+
+        Args:
+            message: came while the consumer waited for messages.
+        """
+        delay = delay_of(messages.read_properties(message) or {})
+        if delay is None:
+            return None
+        sent_ago: float = self._clock.now().timestamp() - message.publish_timestamp() / 1_000
+        self._lateness.append(sent_ago - delay.total_seconds())
+        ahead, now = min(self._lateness), self._clock.monotonic()
+        if len(self._lateness) < RETRIES_MEASURED or ahead < AHEAD_SECONDS:
+            return None
+        if self._ahead_reported_at is not None and now < self._ahead_reported_at + _AGAIN_SECONDS:
+            return None
+        self._ahead_reported_at = now
+        return ahead
+
     def keep(self, message: pulsar.Message, seconds: float) -> bool:
         """Keep *message*; False if it is a copy of one that is kept."""
         if seconds > _REPORTED_SECONDS and not self._is_reported:
             self._is_reported = True
             _log.warning(
                 "the broker delivers retries before their time: %s came %.1f s early from %s; up "
-                "to %d are kept in this consumer until then; enable delayed delivery there",
+                "to %d are kept in this consumer until then; enable delayed delivery there, and "
+                "synchronize the clocks of all hosts",
                 messages.id_text(message.message_id()), seconds, message.topic_name(), MAX_KEPT,
             )  # fmt: skip
         key = message.message_id().serialize()

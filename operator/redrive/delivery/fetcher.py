@@ -161,6 +161,15 @@ class Fetcher:
         for topic in self._topics:
             topic.may_recover, topic.recovered = may, recovered
 
+    def watch_clock(self, report: Callable[[str, float], None]) -> None:
+        """Report that the clock of this host is ahead of the broker's.
+
+        Args:
+            report: see `TopicFetcher.clock_ahead`; called by threads of this fetcher.
+        """
+        for topic in self._topics:
+            topic.clock_ahead = report
+
     def again(self, message: pulsar.Message, seconds: float) -> None:
         """Hand *message* out once more after so many *seconds*; it stays unacknowledged."""
         with self._changing:
@@ -334,6 +343,9 @@ _LOOK_EVERY_SECONDS = 0.001
 """Interval in which `close` checks that the takers have left the client."""
 
 
+_WAITED_SECONDS = 0.05
+"""A message for which the client has waited this long came from the broker just now."""
+
 _RECOVER_AFTER_SECONDS = (15.0, 30.0, 180.0)
 """After so long without a message the broker delivers again, and then from the start. Each second
 delivery has the client begin an incomplete set of chunks again or drop it, in turn; in one of two
@@ -385,6 +397,7 @@ class TopicFetcher:
         may_recover: returns True if nothing that the broker has delivered is unsettled, and nothing
             is handled twice if it is delivered again.
         recovered: called with the topic once a message has come that the client had dropped.
+        clock_ahead: called with the topic, and the seconds by which this clock is ahead.
     """
 
     def __init__(
@@ -406,6 +419,7 @@ class TopicFetcher:
         self.watch: ConnectionWatch | None = None
         self.may_recover: Callable[[], bool] = lambda: False
         self.recovered: Callable[[str], None] = lambda _: None
+        self.clock_ahead: Callable[[str, float], None] = lambda *_: None
         self._pauses = _pauses()
         self._recover_at = 0.0
         self.handed_over: deque[pulsar.Message] = deque()
@@ -551,6 +565,7 @@ class TopicFetcher:
                 settled = False
                 continue
             with contextlib.suppress(pulsar.Timeout):
+                began = time.monotonic()
                 message = self._receive_one(_POLL_MS)
                 if message is None:
                     settled = False
@@ -558,6 +573,8 @@ class TopicFetcher:
                 if recovering and message.redelivery_count():
                     self._pauses, self._recover_at = _pauses(), 0.0
                     self.recovered(self.name)
+                if time.monotonic() - began >= _WAITED_SECONDS:
+                    self._check_clock(message)
                 return message
             self._check_connection()
             due = time.monotonic() >= self._recover_at and not self.early and self.may_recover()
@@ -568,6 +585,13 @@ class TopicFetcher:
                 self._recover_at, recovering = time.monotonic() + next(self._pauses), True
             settled = due
         raise pulsar.AlreadyClosed
+
+    def _check_clock(self, message: pulsar.Message) -> None:
+        if self.early is None or message.redelivery_count():
+            return
+        ahead = self.early.clock_ahead(message)
+        if ahead is not None:
+            self.clock_ahead(self.name, ahead)
 
     def _check_connection(self) -> None:
         if self.watch is not None and not self._closing:

@@ -80,6 +80,9 @@ class Incoming(Protocol):
     def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
         """Request the redelivery of messages that the client has dropped, when it *may*."""
 
+    def watch_clock(self, report: Callable[[str, float], None]) -> None:
+        """Report that the clock of this host is ahead of the broker's; see `EarlyRetries`."""
+
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
         """Return the next message, or None after *timeout* seconds without one."""
 

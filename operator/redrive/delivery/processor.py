@@ -120,6 +120,7 @@ class Processor:
         self._end = reporting.settle(self._end_failed)
         self._forward = compose([m.forward for m in middleware], send)
         parts.incoming.recover(self._may_recover, reporting.recovered)
+        parts.incoming.watch_clock(reporting.clock_ahead)
 
     @property
     def in_flight(self) -> int:

@@ -59,6 +59,7 @@ class Name(enum.StrEnum):
     DISCONNECTED = "redrive.disconnected"
     RECONNECTED = "redrive.reconnected"
     RECOVERED = "redrive.recovered"
+    CLOCK_AHEAD = "redrive.clock_ahead"
 
 
 _LEVELS = {
@@ -82,6 +83,7 @@ _LEVELS = {
     Name.DISCONNECTED: logging.ERROR,
     Name.RECONNECTED: logging.INFO,
     Name.RECOVERED: logging.WARNING,
+    Name.CLOCK_AHEAD: logging.ERROR,
 }
 
 
@@ -368,6 +370,16 @@ class Reporting(Middleware):
         event = replace(self._of_no_message(Name.RECOVERED), topic=topic)
         text = "messages of %s came again that the client had dropped, as it put chunks together"
         self._events.report(event, text, topic)
+
+    def clock_ahead(self, topic: str, seconds: float) -> None:
+        """Report that the clock of this host is ahead of the broker's, as retries show."""
+        event = replace(self._of_no_message(Name.CLOCK_AHEAD), topic=topic)
+        text = (
+            "the clock of this host is ahead of the broker's by %.0f s: the last retries from %s "
+            "came late by that; retries that it sends come late, and a deadline of failure rules "
+            "ends early; synchronize the clocks of this host and of the broker"
+        )
+        self._events.report(event, text, seconds, topic)
 
     def taking(self, *, stopped: bool) -> None:
         """Report that nothing new is taken while too many messages wait to be sent on, or again."""

@@ -303,6 +303,9 @@ class _Incoming:
     def recover(self, may: Callable[[], bool], recovered: Callable[[str], None]) -> None:
         """Nothing is ever dropped."""
 
+    def watch_clock(self, report: Callable[[str, float], None]) -> None:
+        """No clock is measured."""
+
     def take(self, timeout: float | None = None) -> pulsar.Message | None:
         if self._stopped:
             raise ConsumerStoppedError(

@@ -18,7 +18,10 @@ import pulsar.schema
 import pytest
 
 from redrive import Attempt, Redaction, RetryConsumer
+from redrive.delivery import connection
 from redrive.delivery.connection import SubscribeError
+from redrive.delivery.parts import SystemClock
+from redrive.delivery.reporting import Event, Name
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text
 from redrive.policy.model import SubscriptionType
@@ -421,3 +424,22 @@ def test_failures_of_a_batch_neighbour_are_not_counted(
     [dead] = provisioned.dead_letters(1)
     assert (dead.data(), dead.properties()["RECONSUMETIMES"]) == (b"bad", "3")
     assert provisioned.backlog(topic) == 0
+
+
+def test_clock_ahead_of_the_broker_is_reported(
+    provision_policy: ProvisionPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provisioned = provision_policy(delays=["2s"], max_retries=100)  # of which the tick is one
+    provisioned.send(b"bad")
+    events: list[Event] = []
+
+    class AnHourAhead(SystemClock):
+        def now(self) -> datetime:
+            return super().now() + timedelta(hours=1)
+
+    monkeypatch.setattr(connection, "SystemClock", AnHourAhead)
+    consumer = provisioned.consumer(on_event=events.append)
+    while not (ahead := [event for event in events if event.event is Name.CLOCK_AHEAD]):
+        consumer.reconsume_later(consumer.receive(SOON))
+
+    assert [event.topic for event in ahead] == [str(provisioned.policy.retry_topic)]

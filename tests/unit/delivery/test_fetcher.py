@@ -319,6 +319,33 @@ def test_early_retry_is_kept_for_its_delay_at_most(
     assert early.seconds_left(cast("pulsar.Message", retry_of(0, written))) == seconds
 
 
+@pytest.mark.parametrize(
+    ("late", "reported"),
+    [
+        ([60, 61, 62, 63], []), ([60, 61, 62, 63, 64], [60]), ([9] * 9, []), ([-2] * 9, []),
+        ([60, 60, 1, 60, 60, 60, 60], []), ([60, 60, 1, 60, 60, 60, 60, 60], [60]),
+        ([60] * 40, [60]), ([60] * 5 + [7_200] * 40, [60, 7_200]),
+    ],
+)  # fmt: skip
+def test_clock_is_ahead_if_all_last_retries_are_late(late: list[int], reported: list[int]) -> None:
+    clock = VirtualClock(SENT)
+    clock.advance(timedelta(hours=3))
+    early = EarlyRetries(clock)
+    reports = []
+    for number, seconds in enumerate(late):
+        clock.advance(timedelta(seconds=100))
+        delay = (clock.now() - SENT) - timedelta(seconds=seconds)
+        retry = retry_of(number, f"{delay.total_seconds() * 1_000:.0f}")
+        reports.append(early.clock_ahead(cast("pulsar.Message", retry)))
+    assert [report for report in reports if report is not None] == reported
+
+
+def test_message_without_delay_shows_no_clock() -> None:
+    early = EarlyRetries(VirtualClock(SENT + timedelta(hours=2)))
+    messages = [cast("pulsar.Message", retry_of(number, "")) for number in range(9)]
+    assert [early.clock_ahead(message) for message in messages] == [None] * 9
+
+
 def test_receive_accepts_an_unlimited_timeout() -> None:
     client = FakeClient()
     with RetryConsumer(client.as_pulsar(), POLICY, ack_timeout=timedelta.max) as consumer:
