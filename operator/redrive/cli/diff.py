@@ -53,7 +53,8 @@ def diff(file: str, flags: ClusterFlags, *, observe: bool) -> int:
     cluster. The broker is not read: drift is not shown.
 
     With --observe each policy that the cluster does not have is created with managementPolicy
-    Observe, and deleted once the operator has listed the changes that it would make at the broker.
+    Observe. The operator lists the changes that it would make at the broker, and the policy is
+    deleted.
 
     Exit code: 0 without differences, 1 with differences, 2 if they can't be determined.
     """
