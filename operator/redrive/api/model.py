@@ -27,6 +27,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    InstanceOf,
     PlainSerializer,
     Strict,
     ValidationError,
@@ -416,7 +417,7 @@ def _topic(value: object) -> naming.TopicName:
 
 
 TopicField = Annotated[
-    naming.TopicName,
+    InstanceOf[naming.TopicName],
     WithJsonSchema(
         {
             "type": "string",

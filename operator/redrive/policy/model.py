@@ -231,7 +231,7 @@ class Policy:
     def __post_init__(self) -> None:
         """Validate all fields, and derive missing topic names."""
         _check_kinds(self)
-        naming.TopicName.parse_whole(str(self.topic))
+        naming.TopicName.parse_whole(self.topic)
         naming.check_subscription(self.subscription)
         naming.check_subscription(self.dead_letter_subscription)
         check_max_retries(self.max_retries)

@@ -8,12 +8,11 @@ derived from a name.
 from __future__ import annotations
 
 import enum
-import functools
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Self
 
 from redrive.errors import InvalidSpecError
 
@@ -93,13 +92,29 @@ _FORMS: Mapping[Scheme, tuple[str, str]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, order=True)
-class TopicName:
-    """A persistent topic, partitioned or not: `persistent://tenant/namespace/local`."""
+class TopicName(str):
+    """A persistent topic, partitioned or not: the text `persistent://tenant/namespace/local`.
+
+    Attributes:
+        namespace_name: the Pulsar namespace as `tenant/namespace`.
+    """
+
+    __slots__ = ("local", "namespace", "namespace_name", "tenant")
 
     tenant: str
     namespace: str
     local: str
+    namespace_name: str
+
+    def __new__(cls, tenant: str, namespace: str, local: str) -> Self:
+        """Return the topic with these parts, which are not validated."""
+        name = super().__new__(cls, f"persistent://{tenant}/{namespace}/{local}")
+        name.tenant, name.namespace, name.local = tenant, namespace, local
+        name.namespace_name = f"{tenant}/{namespace}"
+        return name
+
+    def __getnewargs__(self) -> tuple[str, str, str]:  # type: ignore[override]
+        return self.tenant, self.namespace, self.local
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
@@ -138,21 +153,6 @@ class TopicName:
             )
         return topic
 
-    @functools.cached_property
-    def _text(self) -> str:
-        return f"persistent://{self.tenant}/{self.namespace}/{self.local}"
-
-    def __str__(self) -> str:
-        return self._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
-
-    @property
-    def namespace_name(self) -> str:
-        """Return the Pulsar namespace as `tenant/namespace`."""
-        return f"{self.tenant}/{self.namespace}"
-
     @property
     def is_system(self) -> bool:
         """Return True if Pulsar owns the topic, or a partition of it, even if URL-encoded."""
@@ -168,7 +168,7 @@ class TopicName:
         """Return another topic of the same namespace."""
         return TopicName(self.tenant, self.namespace, local)
 
-    def partition(self, index: int) -> TopicName:
+    def partition(self, index: int) -> TopicName:  # type: ignore[override]  # not that of text
         """Return partition *index* of this partitioned topic."""
         return self.sibling(f"{self.local}-partition-{index}")
 

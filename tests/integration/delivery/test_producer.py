@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -365,7 +364,7 @@ def test_client_has_receipts_for_messages_that_are_lost(
     broker = provisioned.broker
     lost = 0
     for number in range(ROUNDS):
-        topic = replace(provisioned.policy.topic, local=f"numbered-{number}")
+        topic = provisioned.policy.topic.sibling(f"numbered-{number}")
         provisioned.create(topic, "fulfilment", 0)
         deduplicate(broker, topic)
         options = [broker.service_url, broker.admin_url, str(topic), broker.token(SUPERUSER)]
