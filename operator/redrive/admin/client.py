@@ -46,7 +46,6 @@ from redrive.admin.model import (
     TopicSubscriptions,
     TopicUsage,
     acknowledged_behind,
-    as_is,
     combine_partitions,
     read_metadata,
     read_names,
@@ -161,21 +160,16 @@ class TopicCalls(Calls):
 
     async def schema(self, topic: TopicName) -> Schema | None:
         """Return the latest schema of a topic; None if it has none."""
-        try:
-            return await self._get(
-                f"read the schema of {topic}", schema_path(topic), read_schema, LONG_ANSWER
-            )
-        except AdminNotFoundError:
-            return None
+        does, path = f"read the schema of {topic}", schema_path(topic)
+        return await self._read(
+            Call(does, "GET", path, longest=LONG_ANSWER, optional=True), read_schema
+        )
 
     async def schemas(self, topic: TopicName) -> tuple[Schema, ...]:
         """Return all versions of a topic's schema, the oldest first."""
-        try:
-            return await self._get(
-                f"read the schemas of {topic}", schemas_path(topic), read_schemas, LONG_ANSWER
-            )
-        except AdminNotFoundError:
-            return ()
+        does, path = f"read the schemas of {topic}", schemas_path(topic)
+        call = Call(does, "GET", path, longest=LONG_ANSWER, optional=True)
+        return await self._read(call, read_schemas) or ()
 
     async def put_schema(self, topic: TopicName, schema: Schema) -> None:
         """Set the latest schema of a topic; no change if it has that schema.
@@ -255,7 +249,7 @@ class TopicCalls(Calls):
             own: True reads the value of the topic itself, False the value in force.
         """
         path = f"{topic_path(topic)}/{policy.own if own else policy.read}"
-        return await self._get(f"read {policy} of {topic}", path, as_is)
+        return await self._send(Call(f"read {policy} of {topic}", "GET", path))
 
     async def set_topic_policy(
         self, topic: TopicName, policy: TopicPolicy | str, write: Write

@@ -30,6 +30,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -244,6 +245,7 @@ class Call:
         seconds: time-out, as `WHOLE_SECONDS`.
         as_text: True returns the answer as text; it is not JSON.
         longest: maximum bytes of the answer.
+        optional: True returns None if the object does not exist.
         read: parses the JSON of the answer, in a thread if it is long. An exception means that the
             answer is not a broker's. None returns the JSON.
     """
@@ -256,6 +258,7 @@ class Call:
     seconds: float = WHOLE_SECONDS
     as_text: bool = False
     longest: int = USUAL_ANSWER
+    optional: bool = False
     read: Callable[[Any], Any] | None = None
 
 
@@ -323,6 +326,8 @@ class Http:
             AdminError: the call failed; the subclass has the cause.
         """
         answer = await self._answer(call, endpoint)
+        if call.optional and answer.status == HTTPStatus.NOT_FOUND:
+            return None
         if answer.status not in _SUCCESS:
             raise error_for(call.does, answer.status, answer.text)
         if call.as_text:

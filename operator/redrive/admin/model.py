@@ -294,11 +294,6 @@ class TopicStats(Mapping[str, SubscriptionStats]):
         return len(self._subscriptions)
 
 
-def as_is(answer: Any) -> Any:  # noqa: ANN401  JSON
-    """Return the answer unchanged."""
-    return answer
-
-
 def read_partitions(answer: Any) -> int:  # noqa: ANN401  JSON
     """Parse the number of a topic's partitions.
 

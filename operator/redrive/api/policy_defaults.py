@@ -456,11 +456,6 @@ class DeletionPolicy(enum.StrEnum):
     DELETE_IF_EMPTY = "DeleteIfEmpty"
     DELETE = "Delete"
 
-    @property
-    def deletes_topics(self) -> bool:
-        """Return True if topics may be deleted."""
-        return self in {DeletionPolicy.DELETE_IF_EMPTY, DeletionPolicy.DELETE}
-
 
 class Choices(ApiModel):
     """Treatment of failed messages; a policy may leave these fields to its connection."""

@@ -36,8 +36,7 @@ from redrive.lint.rules import Severity
 from redrive.policy import codec
 from redrive.policy.model import Policy
 from redrive.policy.values import format_duration
-from redrive.provision.actions import Action, CreateConfigMap, PatchConfigMap
-from redrive.provision.apply import apply
+from redrive.provision.actions import Action, CreateConfigMap, PatchConfigMap, Targets, apply
 from redrive.provision.checks import PREFLIGHT, Evidence
 from redrive.provision.desired import Desired, config_map_of, desired
 from redrive.provision.diff import diff
@@ -384,7 +383,7 @@ async def provision_topics(claim: Claim, admin: Admin, *, dry_run: bool) -> Sequ
         ]
         if dry_run:
             return actions
-        applied = await apply(actions, admin, grant, kubernetes=None)
+        applied = await apply(actions, Targets(admin, grant, kubernetes=None))
     for refused in applied.refused:
         click.echo(f"warning: not {refused.action}: {refused.error}", err=True)
     return applied.done

@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.values import Converted, parse_duration, to_timedelta
+from redrive.policy.values import Converted, parse_duration, reads_directly, to_timedelta
 
 MIN_DELAY = timedelta(seconds=1)
 MAX_DELAY = timedelta(seconds=864_000)
@@ -59,6 +59,7 @@ def _rungs(rungs: Sequence[float | timedelta]) -> tuple[timedelta, ...]:
     )
 
 
+@reads_directly
 @dataclass(frozen=True)
 class Ladder:
     """The delays before retry 1, 2, 3 …: 1 to 1 000 rungs, each from 1 s to 864 000 s.

@@ -19,7 +19,7 @@ from datetime import timedelta
 from redrive.errors import InvalidSpecError
 from redrive.policy import naming
 from redrive.policy.ladder import DEFAULT_LEVELS, DEFAULT_PRESET, Ladder
-from redrive.policy.values import Converted, to_timedelta
+from redrive.policy.values import Converted, reads_directly, to_timedelta
 
 DEFAULT_MAX_RETRIES = 16
 MAX_RETRIES_LIMIT = 1_000
@@ -159,6 +159,7 @@ _DERIVED = (
 )
 
 
+@reads_directly
 @dataclass(frozen=True)
 class Policy:
     """Policy for the failed messages of one topic and subscription.
@@ -286,6 +287,7 @@ MAX_INTERVAL = timedelta(hours=1)
 MAX_PAUSE = timedelta(days=7)
 
 
+@reads_directly
 @dataclass(frozen=True)
 class OutageLimits:
     """Limits of an outage: when a consumer pauses, and for how long.

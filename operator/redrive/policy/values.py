@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from redrive.errors import InvalidSpecError
 
@@ -188,13 +188,30 @@ def _matches(pieces: tuple[str, ...], text: str) -> bool:
     return True
 
 
+_T = TypeVar("_T")
 _Given_contra = TypeVar("_Given_contra", contravariant=True)
 _Read_co = TypeVar("_Read_co", covariant=True)
 _NONE_GIVEN = object()
 
 
-class Converted(Generic[_Given_contra, _Read_co]):
+class _Conversion:
+    """Field that is converted when it is set. Reads need no call: it has no `__get__`."""
+
+    def __init__(self, convert: Callable[[Any], Any], name: str = "") -> None:
+        self.convert = convert
+        self._name = name
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __set__(self, instance: object, value: Any) -> None:  # noqa: ANN401
+        instance.__dict__[self._name] = self.convert(value)
+
+
+class Converted(_Conversion, Generic[_Given_contra, _Read_co]):
     """Field of a dataclass that is read as one type and may be set as another, even if frozen.
+
+    `reads_directly` decorates the dataclass.
 
     Args:
         convert: raises InvalidSpecError for an invalid value.
@@ -202,19 +219,22 @@ class Converted(Generic[_Given_contra, _Read_co]):
     """
 
     def __init__(self, convert: Callable[[Any], _Read_co], default: object = _NONE_GIVEN) -> None:
-        self._convert = convert
+        super().__init__(convert)
         self._default = default
-        self._name = ""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
 
     def __get__(self, instance: object, owner: type) -> _Read_co:
-        if instance is not None:
-            return cast("_Read_co", instance.__dict__[self._name])
         if self._default is _NONE_GIVEN:
             raise AttributeError(self._name)  # shows dataclasses that there is no default
         return cast("_Read_co", self._default)
 
-    def __set__(self, instance: object, value: _Given_contra) -> None:
-        instance.__dict__[self._name] = self._convert(value)
+    if TYPE_CHECKING:
+
+        def __set__(self, instance: object, value: _Given_contra) -> None: ...
+
+
+def reads_directly(cls: type[_T]) -> type[_T]:
+    """Decorate a dataclass whose `Converted` fields have given their defaults to its decorator."""
+    for name, converted in tuple(vars(cls).items()):
+        if isinstance(converted, Converted):
+            setattr(cls, name, _Conversion(converted.convert, name))
+    return cls

@@ -22,7 +22,7 @@ from typing import Any
 from redrive.errors import PROCESS_ERRORS, InvalidSpecError, RedriveError
 from redrive.policy.ladder import check_delay
 from redrive.policy.model import Policy
-from redrive.policy.values import Converted, to_timedelta
+from redrive.policy.values import Converted, reads_directly, to_timedelta
 
 
 class HandlerTimeoutError(RedriveError, TimeoutError):
@@ -234,6 +234,7 @@ def _deadline(deadline: float | timedelta | None) -> timedelta | None:
     return limit
 
 
+@reads_directly
 @dataclass(frozen=True)
 class FailureRules:
     """Rules for exceptions: which are retried, after which delay, and for how long in total.

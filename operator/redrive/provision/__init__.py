@@ -13,7 +13,7 @@ Reading order:
 - the values: `request`, `desired`, `actions` and `outcome`;
 - the spine: `reconciler`, which calls `claims`, `desired`, `observe`, `checks`, `diff` (with
   `ownership`), `apply` and `warnings`;
-- deletion: `finalize` and `orphans`;
+- deletion: `finalize`;
 - BrokerConnections: `connection`;
 - drift and stalled policies: `poller`;
 - health of the topics: `health` and `health_checks`; start: `handlers`, which also computes which

@@ -1,24 +1,135 @@
-"""Actions of provisioning as frozen values: `diff` chooses them, `apply` performs them.
+"""Actions of provisioning as frozen values that carry their call; pure but for the calls.
 
-The text of an action describes it in the past tense, for Events and logs.
+`diff` chooses actions, and `apply` performs them in order. After a crash the next reconcile
+performs the remaining ones. `BrokerWrites` and `ObjectWrites` list all writes of provisioning. The
+text of an action describes it in the past tense, for Events and logs.
 """
+
+# ruff: noqa: ARG002, D102  methods of protocols are documented where they are implemented
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeGuard
+from abc import ABC, abstractmethod
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
-from redrive.admin.errors import AdminError
+from redrive.admin.errors import (
+    AdminConflictError,
+    AdminError,
+    AdminForbiddenError,
+    BrokerRefusedError,
+    UnsupportedError,
+)
 from redrive.admin.model import RightsChange, Schema
 from redrive.admin.policies import DELAYED_DELIVERY, TopicPolicy, Write
 from redrive.api import Body
-from redrive.kube.resources import TOPIC_OWNER
-from redrive.policy.naming import TopicName
+from redrive.kube import resources
+from redrive.kube.resources import TOPIC_OWNER, Key, Resource
+from redrive.policy.naming import PARTITION_SUFFIX, TopicName
+from redrive.provision import ownership
+from redrive.reasons import Reason
+
+
+class BrokerWrites(Protocol):
+    """The writes that provisioning may make at a broker, and the reads that they need."""
+
+    async def create_topic(
+        self, topic: TopicName, partitions: int, properties: Mapping[str, str]
+    ) -> None: ...
+    async def delete_topic(self, topic: TopicName, *, partitioned: bool) -> None: ...
+    async def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None: ...
+    async def add_partitions(self, topic: TopicName, partitions: int) -> None: ...
+    async def restore_partitions(self, topic: TopicName) -> None: ...
+    async def set_topic_policy(
+        self, topic: TopicName, policy: TopicPolicy | str, write: Write
+    ) -> None: ...
+    async def put_schema(self, topic: TopicName, schema: Schema) -> None: ...
+    async def create_subscription(self, topic: TopicName, name: str) -> None: ...
+    async def delete_subscription(self, topic: TopicName, name: str) -> None: ...
+    async def topic_policy(
+        self, topic: TopicName, policy: TopicPolicy, *, own: bool = False
+    ) -> Any: ...  # noqa: ANN401
+    async def schemas(self, topic: TopicName) -> tuple[Schema, ...]: ...
+    async def topics(self, namespace: str) -> tuple[frozenset[str], frozenset[str]]: ...
+    async def partitions(self, topic: TopicName) -> int: ...
+
+
+class ObjectWrites(Protocol):
+    """The writes of objects that provisioning may make through actions."""
+
+    async def create(self, resource: Resource, body: Body) -> Body: ...
+    async def patch(self, resource: Resource, key: Key, patch: Body) -> Body: ...
+
+
+class Targets(NamedTuple):
+    """The targets of calls.
+
+    Attributes:
+        grant: changes grants, together with other callers that announced theirs.
+        kubernetes: None skips ConfigMaps.
+    """
+
+    broker: BrokerWrites
+    grant: Callable[[Sequence[RightsChange]], Awaitable[None]]
+    kubernetes: ObjectWrites | None
+
+
+@dataclass
+class Applied:
+    """Results of actions.
+
+    Attributes:
+        done: actions that changed something, in order.
+        refused: actions that the broker refused.
+        in_force: topic policies of new topics by their read name, where the value was unknown
+            before.
+    """
+
+    done: list[Action] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    in_force: dict[str, Any] = field(default_factory=dict)
+
+
+async def apply(planned: Iterable[Action], on: Targets) -> Applied:
+    """Perform *planned* actions in order, and return the results.
+
+    Raises:
+        AdminError, KubernetesError: an action failed; the actions before it are performed.
+        StrayPartition: a topic has the name of a partition; see there.
+    """
+    applied = Applied()
+    for action in planned:
+        if await action.perform(on, applied):
+            applied.done.append(action)
+    return applied
 
 
 @dataclass(frozen=True)
-class CreateTopic:
+class Action(ABC):
+    """One action; its class is a label of metrics."""
+
+    @property
+    def is_refusable(self) -> bool:
+        """Return True if a policy works, less well, even if the broker refuses the action."""
+        return False
+
+    @abstractmethod
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        """Perform the action, and return True if it changed something."""
+
+
+@dataclass(frozen=True)
+class CreateTopic(Action):
     """Create a topic with properties; 0 partitions means a topic that is not partitioned."""
 
     topic: TopicName
@@ -28,9 +139,14 @@ class CreateTopic:
     def __str__(self) -> str:
         return f"created {self.topic} with {self.partitions or 'no'} partitions"
 
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        async with _naming_strays(self.topic, on.broker):
+            await on.broker.create_topic(self.topic, self.partitions, self.properties)
+        return True
+
 
 @dataclass(frozen=True)
-class Mark:
+class Mark(Action):
     """Set topic properties that record the owner and the additions of redrive."""
 
     topic: TopicName
@@ -43,9 +159,13 @@ class Mark:
             return f"recorded {self.properties[TOPIC_OWNER]} as owner of {self.topic}"
         return f"recorded on {self.topic.local} the additions of redrive"
 
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        await on.broker.set_properties(self.topic, self.properties)
+        return True
+
 
 @dataclass(frozen=True)
-class AddPartitions:
+class AddPartitions(Action):
     """Add partitions to a partitioned topic."""
 
     topic: TopicName
@@ -54,9 +174,14 @@ class AddPartitions:
     def __str__(self) -> str:
         return f"added partitions to {self.topic}: {self.partitions} in total"
 
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        async with _naming_strays(self.topic, on.broker):
+            await on.broker.add_partitions(self.topic, self.partitions)
+        return True
+
 
 @dataclass(frozen=True)
-class RestorePartitions:
+class RestorePartitions(Action):
     """Recreate partitions that were deleted; their messages are lost."""
 
     topic: TopicName
@@ -66,9 +191,13 @@ class RestorePartitions:
         numbers = ", ".join(map(str, self.missing))
         return f"recreated missing partitions of {self.topic}: {numbers}"
 
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        await on.broker.restore_partitions(self.topic)
+        return True
+
 
 @dataclass(frozen=True)
-class SetTopicPolicy:
+class SetTopicPolicy(Action):
     """Perform one write of a topic policy.
 
     Attributes:
@@ -83,9 +212,38 @@ class SetTopicPolicy:
     def __str__(self) -> str:
         return f"set {self.policy} on {self.topic.local}"
 
+    @property
+    def is_refusable(self) -> bool:
+        return self.policy.own == DELAYED_DELIVERY
+
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        """Set the policy; first read the value in force if the write depends on it.
+
+        The broker, or a proxy that authorizes calls, may forbid both.
+        """
+        topic, policy, write = self.topic, self.policy, self.write
+        try:
+            if write is None:
+                in_force = applied.in_force[policy.read] = await on.broker.topic_policy(
+                    topic, policy
+                )
+                write = next(policy.writes(in_force), None)
+                if write is None:
+                    return False
+                await on.broker.set_topic_policy(topic, policy, write)
+                applied.in_force[policy.read] = write.body
+            else:
+                await on.broker.set_topic_policy(topic, policy, write)
+        except (AdminForbiddenError, BrokerRefusedError, UnsupportedError) as error:
+            if not self.is_refusable:
+                raise
+            applied.refused.append(Refused(self, error))
+            return False
+        return True
+
 
 @dataclass(frozen=True)
-class RestoreTopicPolicy:
+class RestoreTopicPolicy(Action):
     """Perform one write that restores a topic policy to its value before redrive."""
 
     topic: TopicName
@@ -95,9 +253,13 @@ class RestoreTopicPolicy:
     def __str__(self) -> str:
         return f"restored {self.policy} of {self.topic.local}"
 
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        await on.broker.set_topic_policy(self.topic, self.policy, self.write)
+        return True
+
 
 @dataclass(frozen=True)
-class CopySchema:
+class CopySchema(Action):
     """Copy all versions of the source topic's schema, and record the latest.
 
     Attributes:
@@ -111,9 +273,31 @@ class CopySchema:
     def __str__(self) -> str:
         return f"copied the source topic's {self.schema.type} schema to {self.topic.local}"
 
+    is_refusable = True
+
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        """Copy missing versions in order; refusals do not fail the policy.
+
+        After a refusal the remaining versions are still tried: most consumers need the latest.
+        """
+        refused = None
+        existing = await on.broker.schemas(self.topic)
+        for version in await on.broker.schemas(self.source):
+            if version not in existing:
+                try:
+                    await on.broker.put_schema(self.topic, version)
+                except (AdminConflictError, BrokerRefusedError) as error:
+                    refused = refused or Refused(self, error)
+        if refused is not None:
+            applied.refused.append(refused)
+            return False
+        fingerprint = {ownership.SCHEMA: self.schema.fingerprint}
+        await on.broker.set_properties(self.topic, fingerprint)
+        return True
+
 
 @dataclass(frozen=True)
-class ChangeRights:
+class ChangeRights(Action):
     """Grant missing actions to roles and revoke redrive's surplus ones; keep grants of others."""
 
     changes: tuple[RightsChange, ...]
@@ -121,9 +305,13 @@ class ChangeRights:
     def __str__(self) -> str:
         return ", ".join(line for change in self.changes for line in _in_words(change))
 
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        await on.grant(self.changes)
+        return True
+
 
 @dataclass(frozen=True)
-class CreateSubscription:
+class CreateSubscription(Action):
     """Create a subscription that starts at the earliest message."""
 
     topic: TopicName
@@ -132,9 +320,13 @@ class CreateSubscription:
     def __str__(self) -> str:
         return f"created subscription {self.subscription} on {self.topic.local}"
 
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        await on.broker.create_subscription(self.topic, self.subscription)
+        return True
+
 
 @dataclass(frozen=True)
-class DeleteTopic:
+class DeleteTopic(Action):
     """Delete a topic and its messages."""
 
     topic: TopicName
@@ -143,9 +335,13 @@ class DeleteTopic:
     def __str__(self) -> str:
         return f"deleted {self.topic}"
 
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        await on.broker.delete_topic(self.topic, partitioned=self.partitioned)
+        return True
+
 
 @dataclass(frozen=True)
-class DeleteSubscription:
+class DeleteSubscription(Action):
     """Delete a subscription and its backlog."""
 
     topic: TopicName
@@ -154,9 +350,13 @@ class DeleteSubscription:
     def __str__(self) -> str:
         return f"deleted subscription {self.subscription} on {self.topic.local}"
 
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        await on.broker.delete_subscription(self.topic, self.subscription)
+        return True
+
 
 @dataclass(frozen=True)
-class CreateConfigMap:
+class CreateConfigMap(Action):
     """Create the ConfigMap of the consumers."""
 
     body: Body
@@ -164,9 +364,14 @@ class CreateConfigMap:
     def __str__(self) -> str:
         return f"created ConfigMap {self.body['metadata']['name']}"
 
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        if on.kubernetes is not None:
+            await on.kubernetes.create(resources.CONFIG_MAPS, self.body)
+        return on.kubernetes is not None
+
 
 @dataclass(frozen=True)
-class PatchConfigMap:
+class PatchConfigMap(Action):
     """Update the label and the key of the ConfigMap that belong to redrive."""
 
     body: Body
@@ -174,20 +379,12 @@ class PatchConfigMap:
     def __str__(self) -> str:
         return f"updated ConfigMap {self.body['metadata']['name']}"
 
-
-OnTopic = (
-    CreateTopic
-    | Mark
-    | AddPartitions
-    | RestorePartitions
-    | SetTopicPolicy
-    | RestoreTopicPolicy
-    | CreateSubscription
-    | DeleteTopic
-    | DeleteSubscription
-)
-"""An action that is one call about one topic."""
-Action = OnTopic | CopySchema | ChangeRights | CreateConfigMap | PatchConfigMap
+    async def perform(self, on: Targets, applied: Applied) -> bool:
+        body = self.body
+        ours = {"metadata": {"labels": body["metadata"]["labels"]}, "data": body["data"]}
+        if on.kubernetes is not None:
+            await on.kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), ours)
+        return on.kubernetes is not None
 
 
 Refusable = CopySchema | SetTopicPolicy
@@ -201,13 +398,6 @@ class Refused:
     error: AdminError
 
 
-def is_refusable(action: Action) -> TypeGuard[Refusable]:
-    """Return True if a policy works, less well, even if the broker refuses *action*."""
-    if isinstance(action, SetTopicPolicy):
-        return action.policy.own == DELAYED_DELIVERY
-    return isinstance(action, CopySchema)
-
-
 def in_words(actions: Iterable[Action]) -> str:
     """Describe performed *actions* in one line."""
     return "; ".join(map(str, actions))
@@ -218,3 +408,28 @@ def _in_words(change: RightsChange) -> Iterator[str]:
         yield f"granted {'+'.join(sorted(change.give))} on {change.topic.local} to {change.role}"
     if change.take:
         yield f"revoked {'+'.join(sorted(change.take))} on {change.topic.local} from {change.role}"
+
+
+@asynccontextmanager
+async def _naming_strays(topic: TopicName, broker: BrokerWrites) -> AsyncIterator[None]:
+    """Name the stray topic if the broker refuses to create partitions: its answer does not.
+
+    Raises:
+        StrayPartition: a topic has the name of a partition that should be created.
+    """
+    try:
+        yield
+    except AdminConflictError as error:
+        topics, partitioned = await broker.topics(topic.namespace_name)
+        count = await broker.partitions(topic) if str(topic) in partitioned else 0
+        indexes = (int(match[1]) for match in map(PARTITION_SUFFIX.search, topics) if match)
+        strays = {str(topic.partition(index)) for index in indexes if index >= count} & topics
+        if not strays:
+            raise
+        raise Reason.STRAY_PARTITION.error(
+            f"the broker cannot create the partitions of {topic}: another topic has the name of a "
+            "partition",
+            got=min(strays),
+            remedy="process or move its messages and delete it; stop the client that uses the "
+            "partition name, because it would create the topic again",
+        ) from error

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from redrive.admin.model import NamespaceState
 from redrive.api import Body
+from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import Adoption, Chaining
 from redrive.errors import (
     OwnerConflictError,
@@ -123,7 +124,7 @@ def role_is_not_allowed(request: Request) -> RedriveError | None:
 
 def deletion_is_not_allowed(request: Request) -> RedriveError | None:
     """Find a deletionPolicy that deletes topics whose deletion the connection does not allow."""
-    if not request.deletion.deletes_topics:
+    if request.deletion not in {DeletionPolicy.DELETE_IF_EMPTY, DeletionPolicy.DELETE}:
         return None
     for topic in request.spec.permitted_topics:
         if not request.permissions.allows_deletion(topic):
@@ -276,7 +277,7 @@ def retry_topic_has_other_partitioning(evidence: Evidence) -> RedriveError | Non
 
     A broker cannot convert one into the other, and the topic holds waiting messages.
     """
-    want, retry = evidence.desired.retry, evidence.observed.retry
+    want, retry = evidence.desired.retry, evidence.observed.topics.get(TopicRole.RETRY)
     source = evidence.observed.source_partitions
     if retry is None or not _has_other_partitioning(want, retry, evidence.observed):
         return None
@@ -387,7 +388,7 @@ def chained(owner: str) -> RedriveError:
 
 def topics_are_elsewhere(evidence: Evidence) -> RedriveError | None:
     """Find a policy whose connectionRef changed to a broker without its topics."""
-    status, have = _status(evidence.body), evidence.observed.retry
+    status, have = _status(evidence.body), evidence.observed.topics.get(TopicRole.RETRY)
     former, now = status.get("connection"), str(evidence.request.through)
     record = OwnershipRecord.of({} if have is None else have.properties or {})
     if former in {None, now} or record.is_of(evidence.desired.owner):
@@ -475,7 +476,7 @@ _PER_ROLE = 32
 
 def source_has_too_many_partitions(evidence: Evidence) -> RedriveError | None:
     """Find a source topic with more partitions than the retry topic may get."""
-    request, retry = evidence.request, evidence.observed.retry
+    request, retry = evidence.request, evidence.observed.topics.get(TopicRole.RETRY)
     count = evidence.desired.retry.count_partitions(evidence.observed.source_partitions)
     existing = 0 if retry is None else retry.partitions
     if count <= max(request.permissions.limits.partitions, existing):

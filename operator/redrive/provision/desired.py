@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 from redrive.admin.model import Grant, NamespaceState, Schema, TopicSubscriptions
 from redrive.admin.policies import (
@@ -42,32 +42,30 @@ _PRODUCE: frozenset[str] = frozenset({"produce"})
 
 
 class TopicRole(enum.StrEnum):
-    """Role of a topic for its policy."""
+    """Role of a topic for its policy.
 
-    RETRY = "retry"
-    DEAD_LETTER = "dead-letter"
-    LEDGER = "ledger"
+    Attributes:
+        status_field: field of the policy's status with the name of the topic.
+        holds_records: True if its messages are records of redrive: compacted, ordered, never
+            adopted.
+    """
+
+    RETRY = "retry", "retryTopic"
+    DEAD_LETTER = "dead-letter", "deadLetterTopic"
+    LEDGER = "ledger", "ledgerTopic"
     """Records which messages Replays moved."""
-    SEQUENCES = "sequences"
+    SEQUENCES = "sequences", "sequencesTopic"
     """Records which keys have dead letters."""
 
-    @property
-    def holds_records(self) -> bool:
-        """Return True if its messages are records of redrive: compacted, ordered, never adopted."""
-        return self in {TopicRole.LEDGER, TopicRole.SEQUENCES}
+    status_field: str
+    holds_records: bool
 
-    @property
-    def status_field(self) -> str:
-        """Return the field of the policy's status with the name of the topic."""
-        return _STATUS_FIELDS[self]
-
-
-_STATUS_FIELDS = {
-    TopicRole.RETRY: "retryTopic",
-    TopicRole.DEAD_LETTER: "deadLetterTopic",
-    TopicRole.LEDGER: "ledgerTopic",
-    TopicRole.SEQUENCES: "sequencesTopic",
-}
+    def __new__(cls, name: str, status_field: str) -> Self:  # noqa: D102
+        role = str.__new__(cls, name)
+        role._value_ = name
+        role.status_field = status_field
+        role.holds_records = name in {"ledger", "sequences"}
+        return role
 
 
 class Grantee(enum.Enum):
@@ -154,11 +152,6 @@ class Desired:
     def retry(self) -> DesiredTopic:
         """Return the retry topic, which every policy needs."""
         return self.topics[0]
-
-    @property
-    def sets_tick(self) -> bool:
-        """Return True if the retry topic gets a tick of its own."""
-        return any(isinstance(policy, DelaysWithin) for policy in self.retry.policies)
 
     def pairs(self, have: Observed) -> Iterator[tuple[DesiredTopic, TopicState | None]]:
         """Yield the desired and the observed state of each topic of the policy."""
@@ -439,8 +432,3 @@ class Observed:
     requires_encryption: bool = False
     source_properties: Mapping[str, str] | None = None
     unused: TopicState | None = None
-
-    @property
-    def retry(self) -> TopicState | None:
-        """Return the retry topic, if it exists."""
-        return self.topics.get(TopicRole.RETRY)

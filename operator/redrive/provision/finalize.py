@@ -60,9 +60,10 @@ from redrive.provision.actions import (
     DeleteTopic,
     Mark,
     RestoreTopicPolicy,
+    Targets,
+    apply,
     in_words,
 )
-from redrive.provision.apply import apply
 from redrive.provision.checks import ADMISSION, own_topic_is_not_allowed
 from redrive.provision.claims import Conflicts, resolve_through, rivals
 from redrive.provision.desired import TopicRole, owner_of
@@ -164,7 +165,7 @@ async def _clean_up(body: Body, ctx: Context, conflicts: Conflicts) -> Removal:
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
         remaining = await _remaining(request, creating(body), others, connection.admin)
         planned = removal(owner_of(request, ctx.settings.cluster_id), request.deletion, remaining)
-        await apply(planned.actions, connection.admin, grant, ctx.kubernetes)
+        await apply(planned.actions, Targets(connection.admin, grant, ctx.kubernetes))
     former = (body.get("status") or {}).get("connection")
     if former not in {None, str(request.through)} and not planned.actions:
         elsewhere = f"{made(body)} at the broker of BrokerConnection {former}"
@@ -228,7 +229,7 @@ async def _revoke_recorded(body: Body, topics: Sequence[TopicName], ctx: Context
             if namespace.exists(topic)
         ]
         planned = removal(owner, DeletionPolicy.REVOKE_GRANTS, remaining)
-        await apply(planned.actions, connection.admin, grant, ctx.kubernetes)
+        await apply(planned.actions, Targets(connection.admin, grant, ctx.kubernetes))
     return planned
 
 
@@ -571,17 +572,6 @@ def _clients(topic: RemainingTopic) -> str:
     return f"{topic.name}: {consumers} consumers, {producers} producers"
 
 
-def receiver_of(body: Body, own: str) -> str:
-    """Return the id of the cluster that a RetryPolicy hands its topics over to; empty for none.
-
-    Args:
-        body: the RetryPolicy.
-        own: the id of this cluster.
-    """
-    named: str = (body["metadata"].get("annotations") or {}).get(HAND_OVER_TO, "").strip()
-    return "" if named == own else named
-
-
 async def hand_over(cluster: str, request: Request, ctx: Context) -> Outcome:
     """Record the policy of the same name in another cluster as owner of a policy's topics.
 
@@ -606,7 +596,7 @@ async def hand_over(cluster: str, request: Request, ctx: Context) -> Outcome:
         if record.is_of(owner):
             marks.append(Mark(topic, record.owned_by(receiver).changes(properties)))
     with connection.admin.granting(request.policy.topic.namespace_name) as grant:
-        await apply(marks, connection.admin, grant, ctx.kubernetes)
+        await apply(marks, Targets(connection.admin, grant, ctx.kubernetes))
     if marks:
         logger.info("RetryPolicy %s: %s", request.key, in_words(marks))
     message = (

@@ -7,13 +7,14 @@ enqueues the objects that a change of a cache may affect. It decides nothing abo
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 import kopf
 
 from redrive.admin.errors import AuthenticationFailedError
 from redrive.api import Body
-from redrive.api.conditions import is_new, is_progressing, is_ready, is_settled, reason
+from redrive.api.conditions import ObjectEvent, is_new, is_progressing, is_ready, is_settled, reason
 from redrive.kube import resources
 from redrive.kube.cache import needs_reconcile
 from redrive.kube.connections import connection_of, users
@@ -25,10 +26,10 @@ from redrive.provision import connection
 from redrive.provision.claims import Conflicts
 from redrive.provision.connection import has_target_rights, is_protection_due
 from redrive.provision.desired import config_map_of
+from redrive.provision.finalize import made
 from redrive.provision.health import Health
-from redrive.provision.orphans import DeletionEvents, OrphanedPolicies
 from redrive.provision.poller import NamespaceFacts, Resync, StallChecks
-from redrive.provision.reconciler import PolicyReconciler
+from redrive.provision.reconciler import OrphanedPolicies, PolicyReconciler
 from redrive.reasons import Reason
 
 
@@ -197,3 +198,41 @@ def _is_of_another_release(before: Body | None, after: Body | None) -> bool:
 def _is_rejected(policy: Body) -> bool:
     """Return True if the broker rejected the token (401) at the last reconcile."""
     return reason(policy) == AuthenticationFailedError.reason
+
+
+class DeletionEvents:
+    """Emits an Event about each policy that is deleted at once; requires a running event loop.
+
+    The deletion of a policy with `deletionPolicy: Retain` waits for nothing. Its Event comes after
+    it, if the operator runs then.
+    """
+
+    def __init__(self, out: Publisher) -> None:
+        self._out = out
+        self._tasks: set[asyncio.Task[None]] = set()
+        out.table.listen(self._note)
+
+    async def stop(self) -> None:
+        """Drop the Events that are not emitted yet."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def idle(self) -> None:
+        """Wait until the Events of all policies deleted so far are emitted."""
+        await asyncio.gather(*self._tasks)
+
+    def _note(self, _: Key, before: Body | None, after: Body | None) -> None:
+        if after is not None or before is None or "deletionTimestamp" in before["metadata"]:
+            return  # `finalize` emits the Event of a policy that had a deletionTimestamp
+        if topics := made(before):
+            self._emit(before, topics)
+
+    def _emit(self, policy: Body, topics: str) -> None:
+        message = (
+            f"{topics} are retained at the broker, with their messages, subscriptions and grants; "
+            "delete them manually when they are no longer needed"
+        )
+        task = asyncio.create_task(self._out.emit(policy, ObjectEvent(Reason.RETAINED, message)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

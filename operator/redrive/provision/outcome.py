@@ -118,7 +118,9 @@ def ignores_outages(body: Body, now: datetime) -> bool:
 
 def dead_letters_now(body: Body, now: datetime) -> frozenset[str]:
     """Return the origins of messages that consumers dead-letter at their next failure."""
-    text = (body["metadata"].get("annotations") or {}).get(DEAD_LETTER_NOW) or ""
+    text = (body["metadata"].get("annotations") or {}).get(DEAD_LETTER_NOW)
+    if not text:
+        return frozenset()
     return frozenset(request.origin for request in dead_letter_requests(text, now))
 
 
@@ -174,7 +176,7 @@ async def ensure_cleanup_finalizer(body: Body, policy: DeletionPolicy, out: Publ
 
     Raises:
         ConflictError: it was changed meanwhile.
-        NotFoundError: it is gone, despite the answer of the API server; see `orphans`.
+        NotFoundError: it is gone, despite the answer of the API server; see `reconciler`.
     """
     change = status.remove_finalizer if policy is DeletionPolicy.RETAIN else add_finalizer
     after = await change(body, FINALIZER, out)

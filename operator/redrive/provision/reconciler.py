@@ -13,7 +13,7 @@ then distinguishes this topic from one that others created.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -36,23 +36,22 @@ from redrive.api.conditions import (
 )
 from redrive.errors import InvalidSpecError, OwnerConflictError, RedriveError, Requeue
 from redrive.kube import logs, resources
+from redrive.kube.cache import Cache
 from redrive.kube.client import NotFoundError
 from redrive.kube.connections import shown_to
 from redrive.kube.context import Context
 from redrive.kube.resources import Key, is_paused
 from redrive.kube.status import Publisher
 from redrive.policy.naming import TopicName
-from redrive.provision.actions import Action, CreateTopic, in_words, is_refusable
-from redrive.provision.apply import apply
+from redrive.provision.actions import Action, CreateTopic, Targets, apply, in_words
 from redrive.provision.checks import PREFLIGHT, Evidence
 from redrive.provision.claims import Conflicts, admit, resolve
 from redrive.provision.desired import Desired, Observed, TopicRole, desired
 from redrive.provision.diff import diff
-from redrive.provision.finalize import finalize, hand_over, receiver_of, revoke_on_system_topics
+from redrive.provision.finalize import finalize, hand_over, revoke_on_system_topics
 from redrive.provision.health import Health
 from redrive.provision.metrics import REPAIRS
 from redrive.provision.observe import AWAITED_SECONDS, around, observe
-from redrive.provision.orphans import OrphanedPolicies
 from redrive.provision.outcome import (
     Outcome,
     describe_changes,
@@ -67,6 +66,64 @@ from redrive.provision.ownership import CREATING, INTERNAL, creating
 from redrive.provision.request import BROKER_DIGEST, Request, digest_of
 from redrive.provision.warnings import warnings
 from redrive.reasons import Reason
+
+REQUEST = timedelta(seconds=60)
+"""Maximum duration of an API request: the default `--request-timeout` of the API server.
+
+A policy that disappears later without `deletionTimestamp` was not deleted by such a request. For
+example, a restored etcd forgets policies whose topics hold messages.
+"""
+
+
+class OrphanedPolicies:
+    """Policies that were deleted without their cleanup soon after their finalizer was added.
+
+    The API server reads the finalizers of an object when a DELETE request begins. A finalizer that
+    is added before that request ends is deleted together with the object. The operator has the
+    answer that its finalizer was added, and creates topics for a policy that is gone.
+
+    They are held in memory only: if the operator ends before their cleanup, their topics are
+        retained.
+
+    Args:
+        policies: all RetryPolicies.
+        clock: time at which a finalizer is first seen.
+    """
+
+    def __init__(self, policies: Cache, clock: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self._since: dict[Key, datetime] = {}
+        self._orphans: dict[Key, Body] = {}
+        for body in policies:
+            self._note(Key.of(body), None, body)
+        policies.listen(self._note)
+
+    def get(self, key: Key) -> Body | None:
+        """Return an orphaned policy with the deletionTimestamp at which it disappeared."""
+        return self._orphans.get(key)
+
+    def forget(self, key: Key) -> None:
+        """Drop an orphaned policy: its cleanup is done, or a new policy has its name and topics."""
+        self._orphans.pop(key, None)
+
+    def _note(self, key: Key, before: Body | None, after: Body | None) -> None:
+        now = self._clock()
+        if after is None:
+            since = self._since.pop(key, None)
+            if before is not None and since is not None and now - since <= REQUEST:
+                self._keep(key, before, now)
+        elif not has_cleanup_finalizer(after):
+            self._since.pop(key, None)
+        elif before is None or before["metadata"]["uid"] != after["metadata"]["uid"]:
+            # A policy that is listed with the finalizer may have it since its creation.
+            self._since[key] = datetime.fromisoformat(after["metadata"]["creationTimestamp"])
+        else:
+            self._since.setdefault(key, now)
+
+    def _keep(self, key: Key, body: Body, now: datetime) -> None:
+        if "deletionTimestamp" not in body["metadata"]:
+            metadata = {**body["metadata"], "deletionTimestamp": now.isoformat()}
+            self._orphans[key] = {**body, "metadata": metadata}
 
 
 class PolicyReconciler:
@@ -193,7 +250,7 @@ class PolicyReconciler:
             body = await ensure_cleanup_finalizer(body, request.deletion, _publisher(self._ctx))
         try:
             if (
-                cluster := receiver_of(body, self._ctx.settings.cluster_id)
+                cluster := _receiver_of(body, self._ctx.settings.cluster_id)
             ) and not request.only_observes:
                 return await hand_over(cluster, request, self._ctx)
             made = await converge(request, body, self._ctx, self._conflicts)
@@ -206,6 +263,17 @@ class PolicyReconciler:
             return Outcome.failed(shown_to(body, error))
         warnings = (*made.warnings, *self._health.warnings(body))
         return _observed(made, warnings) if request.only_observes else _ready(body, made, warnings)
+
+
+def _receiver_of(body: Body, own: str) -> str:
+    """Return the id of the cluster that a RetryPolicy hands its topics over to; empty for none.
+
+    Args:
+        body: the RetryPolicy.
+        own: the id of this cluster.
+    """
+    named: str = (body["metadata"].get("annotations") or {}).get(resources.HAND_OVER_TO, "").strip()
+    return "" if named == own else named
 
 
 async def _resolve(body: Body, ctx: Context) -> Request:
@@ -321,7 +389,7 @@ async def converge(request: Request, body: Body, ctx: Context, conflicts: Confli
         actions, planned_changes = ((), planned) if request.only_observes else (planned, ())
         body = await record_intent(actions, body, ctx)
         try:
-            applied = await apply(actions, connection.admin, grant, ctx.kubernetes)
+            applied = await apply(actions, Targets(connection.admin, grant, ctx.kubernetes))
         except AdminError as error:
             await clear_intent(error, body, ctx)
             raise
@@ -387,7 +455,7 @@ async def _observe(
         try:
             have = await observe(want, admin, ctx, recent=True)
             actions = diff(want, have)
-            if request.only_observes or all(map(is_refusable, actions)):
+            if request.only_observes or all(action.is_refusable for action in actions):
                 return have
         except RedriveError as error:
             if error.reason not in {Reason.NOT_FOUND, Reason.SUBSCRIPTION_EXPIRY, *_AWAITED}:

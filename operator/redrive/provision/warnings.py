@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from redrive.admin.policies import DelaysWithin
 from redrive.api.conditions import StatusWarning
 from redrive.policy.values import format_duration
 from redrive.provision.actions import CopySchema
@@ -99,7 +100,8 @@ def delayed_delivery_is_refused(evidence: Evidence) -> StatusWarning | None:
 def retries_come_early(evidence: Evidence) -> StatusWarning | None:
     """Find delays that may end at once: within a tick of a broker whose tick cannot be set."""
     policies = _policies_of_retry(evidence)
-    if evidence.desired.sets_tick or policies.get(DELAYS.read) is None:
+    sets_tick = any(isinstance(p, DelaysWithin) for p in evidence.desired.retry.policies)
+    if sets_tick or policies.get(DELAYS.read) is None:
         return None  # unknown until the topic exists
     early, shortest = earliness(policies), evidence.request.shortest_delay
     if early is None or early < shortest:
@@ -116,7 +118,7 @@ def retries_come_early(evidence: Evidence) -> StatusWarning | None:
 
 
 def _policies_of_retry(evidence: Evidence) -> Mapping[str, Any]:
-    retry = evidence.observed.retry
+    retry = evidence.observed.topics.get(TopicRole.RETRY)
     return evidence.observed.inherited if retry is None else retry.policies or {}
 
 

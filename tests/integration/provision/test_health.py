@@ -29,8 +29,7 @@ from redrive.policy.model import OutageLimits
 from redrive.provision.claims import Conflicts
 from redrive.provision.health import Health
 from redrive.provision.health_checks import THRESHOLDS, Thresholds
-from redrive.provision.orphans import OrphanedPolicies
-from redrive.provision.reconciler import PolicyReconciler
+from redrive.provision.reconciler import OrphanedPolicies, PolicyReconciler
 from sandbox import installation
 from sandbox.pulsar import SUPERUSER, Broker
 from sandbox.sandbox import Sandbox

@@ -42,7 +42,7 @@ from redrive.provision.finalize import (
     finalize,
     removal,
 )
-from redrive.provision.orphans import DeletionEvents
+from redrive.provision.handlers import DeletionEvents
 from redrive.provision.outcome import (
     FINALIZER,
     ensure_cleanup_finalizer,

@@ -20,9 +20,8 @@ from redrive.provision import connection
 from redrive.provision.claims import Conflicts
 from redrive.provision.finalize import LATE_WRITES
 from redrive.provision.health import Health
-from redrive.provision.orphans import REQUEST, OrphanedPolicies
 from redrive.provision.outcome import FINALIZER
-from redrive.provision.reconciler import PolicyReconciler
+from redrive.provision.reconciler import REQUEST, OrphanedPolicies, PolicyReconciler
 from tests.support.fake_admin import Do, answering
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.reconcile_harness import KEY, NOW, SOURCE, ReconcileHarness, reconcile_harness

@@ -18,7 +18,6 @@ from redrive.kube import resources
 from redrive.kube.resources import TAKE_OVER_FROM, Key
 from redrive.policy.naming import TopicName
 from redrive.provision.claims import Conflicts
-from redrive.provision.orphans import OrphanedPolicies
 from redrive.provision.outcome import FINALIZER
 from redrive.provision.ownership import (
     Granted,
@@ -27,7 +26,7 @@ from redrive.provision.ownership import (
     named_in,
     rights,
 )
-from redrive.provision.reconciler import PolicyReconciler
+from redrive.provision.reconciler import OrphanedPolicies, PolicyReconciler
 from redrive.reasons import Reason
 from tests.support.fake_admin import Topic
 from tests.support.fake_kubernetes import FakeKubernetes

@@ -38,10 +38,9 @@ from redrive.provision import reconciler
 from redrive.provision import reconciler as converging
 from redrive.provision.actions import Action, CreateSubscription, RestorePartitions
 from redrive.provision.claims import Conflicts, resolve
-from redrive.provision.orphans import OrphanedPolicies
 from redrive.provision.outcome import describe_changes, observed_conditions, paused_conditions
 from redrive.provision.poller import CALLS_PER_RECONCILE
-from redrive.provision.reconciler import Converged, PolicyReconciler, converge
+from redrive.provision.reconciler import Converged, OrphanedPolicies, PolicyReconciler, converge
 from redrive.provision.request import ContestedError
 from redrive.reasons import Reason
 from tests.support.fake_admin import SUPERUSER, Do, FakeBroker, Namespace, Topic
