@@ -365,6 +365,92 @@ class Timer:
             self._fire()
 
 
+_FAST_SECONDS = 50e-6
+"""A handler that is faster costs less than to switch between threads."""
+_FAST_CALLS = 64
+_MAX_DEBT_SECONDS = 0.005
+_WATCH_SECONDS = 0.005
+
+
+class Turnstile:
+    """Lets one worker alone take messages while handlers are faster than a switch of threads.
+
+    Threads that alternate in work of some microseconds spend most of their time on handing over
+    the interpreter's lock. All work again once the one has spent 5 ms more than fast handlers need,
+    or has ended no call for 5 ms: a slow handler keeps the others waiting for 10 ms at most.
+
+    A call of `leave` costs no lock: lost updates of its figures delay a change by some messages.
+    """
+
+    def __init__(self) -> None:
+        self._alone: int | None = None
+        self._gate = threading.Event()  # not set while one works alone
+        self._gate.set()
+        self._narrowed = threading.Event()  # the opposite, and set at the end
+        self._over = False
+        self._fast = 0
+        self._debt = 0.0
+        self._ended = 0
+        self._changing = threading.Lock()
+
+    def enter(self, worker: int) -> None:
+        """Wait while another worker works alone."""
+        if self._alone is not None and self._alone != worker:
+            self._gate.wait()
+
+    def leave(self, worker: int, seconds: float, calls: int = 1) -> None:
+        """Note that so many calls of *worker* took so long."""
+        self._ended += 1
+        if self._alone == worker:
+            self._debt = max(0.0, self._debt + seconds - _FAST_SECONDS * calls)
+            if self._debt > _MAX_DEBT_SECONDS:
+                self._open()
+        elif seconds > _FAST_SECONDS * calls:
+            self._fast = 0
+        else:
+            self._fast += calls
+            if self._fast > _FAST_CALLS:
+                self._narrow(worker)
+
+    def quit(self, worker: int) -> None:
+        """Let the others work: *worker* ends."""
+        if self._alone == worker:
+            self._open()
+
+    def watch(self) -> None:
+        """Let all work whenever the one ends no call, until `close`."""
+        while True:
+            self._narrowed.wait()
+            if self._over:
+                return
+            ended = self._ended
+            time.sleep(_WATCH_SECONDS)
+            if ended == self._ended:
+                self._open()
+
+    def close(self) -> None:
+        """End `watch`, and let all through from now on."""
+        self._over = True
+        self._open()
+
+    def _narrow(self, worker: int) -> None:
+        with self._changing:
+            if self._alone is None and not self._over:
+                self._debt = 0.0
+                self._gate.clear()
+                self._alone = worker
+                self._narrowed.set()
+
+    def _open(self) -> None:
+        with self._changing:
+            self._alone, self._fast = None, 0
+            self._gate.set()
+            if self._over:
+                self._narrowed.set()
+            else:
+                self._narrowed.clear()
+
+
 _WATCH_EVERY_SECONDS = 1.0
 
 

@@ -19,7 +19,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from redrive import Attempt, BroadcastConsumer, Done, Event, Policy, prometheus
-from redrive.delivery.concurrency import SignalSafeEvent
+from redrive.delivery.concurrency import SignalSafeEvent, Turnstile
 from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.delivery.middleware.chain import Handle, Outcome
 from redrive.delivery.reporting import Name
@@ -28,7 +28,6 @@ from redrive.delivery.run import (
     NotDoneError,
     NotRunError,
     Run,
-    Turnstile,
     batch_handler,
     single_handler,
     stopping_at_sigterm,
