@@ -37,11 +37,8 @@ from redrive.api.conditions import (
     STALLED,
     ConditionStatus,
     ObjectEvent,
-    StatusWarning,
     find,
-    paused,
     waiting,
-    warning,
 )
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import ConnectionRef
@@ -49,7 +46,7 @@ from redrive.errors import InvalidSpecError, RedriveError, Requeue
 from redrive.kube.client import ConnectionNotFoundError, SecretNotFoundError
 from redrive.kube.connections import Connection, connection_of, shown_to, spec_of
 from redrive.kube.context import Context
-from redrive.kube.resources import HAND_OVER_TO, SKIP_CLEANUP, Key, is_paused
+from redrive.kube.resources import SKIP_CLEANUP, Key, is_paused
 from redrive.policy import naming
 from redrive.policy.naming import LEDGER_SUBSCRIPTION, TopicName
 from redrive.provision import ownership
@@ -64,7 +61,7 @@ from redrive.provision.actions import (
     apply,
     in_words,
 )
-from redrive.provision.checks import ADMISSION, own_topic_is_not_allowed
+from redrive.provision.checks import own_topic_is_not_allowed
 from redrive.provision.claims import Conflicts, resolve_through, rivals
 from redrive.provision.desired import TopicRole, owner_of
 from redrive.provision.outcome import Outcome, has_cleanup_finalizer
@@ -570,38 +567,3 @@ def _clients(topic: RemainingTopic) -> str:
     if not consumers and not producers:
         return ""
     return f"{topic.name}: {consumers} consumers, {producers} producers"
-
-
-async def hand_over(cluster: str, request: Request, ctx: Context) -> Outcome:
-    """Record the policy of the same name in another cluster as owner of a policy's topics.
-
-    After a crash the next call marks the remaining topics.
-
-    Raises:
-        RedriveError: a call failed, or the connection does not allow the policy.
-    """
-    ADMISSION.check(request)
-    owner = owner_of(request, ctx.settings.cluster_id)
-    # The other cluster adds its uid. Until then name and source identify the policy.
-    receiver = replace(owner, cluster=cluster, uid="")
-    connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
-    namespace = await connection.admin.namespace(request.policy.topic.namespace_name)
-    marks = []
-    for topic in request.spec.all_topics:
-        if not namespace.exists(topic):
-            continue
-        partitioned = str(topic) in namespace.partitioned
-        properties = (await connection.admin.metadata(topic, partitioned=partitioned)).properties
-        record = OwnershipRecord.of(properties)
-        if record.is_of(owner):
-            marks.append(Mark(topic, record.owned_by(receiver).changes(properties)))
-    with connection.admin.granting(request.policy.topic.namespace_name) as grant:
-        await apply(marks, Targets(connection.admin, grant, ctx.kubernetes))
-    if marks:
-        logger.info("RetryPolicy %s: %s", request.key, in_words(marks))
-    message = (
-        f"the annotation {HAND_OVER_TO} gives its topics to RetryPolicy {receiver}, and the policy "
-        "is not reconciled here; delete it once the other policy is Ready"
-    )
-    condition = warning(StatusWarning(Reason.HANDED_OVER, message))
-    return Outcome((*paused(Reason.HANDED_OVER, message)[:1], condition))

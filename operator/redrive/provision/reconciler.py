@@ -29,9 +29,11 @@ from redrive.api.conditions import (
     is_new,
     is_settled,
     moment_of,
+    paused,
     progressing,
     ready,
     reason,
+    warning,
     written,
 )
 from redrive.errors import InvalidSpecError, OwnerConflictError, RedriveError, Requeue
@@ -43,12 +45,12 @@ from redrive.kube.context import Context
 from redrive.kube.resources import Key, is_paused
 from redrive.kube.status import Publisher
 from redrive.policy.naming import TopicName
-from redrive.provision.actions import Action, CreateTopic, Targets, apply, in_words
-from redrive.provision.checks import PREFLIGHT, Evidence
+from redrive.provision.actions import Action, CreateTopic, Mark, Targets, apply, in_words
+from redrive.provision.checks import ADMISSION, PREFLIGHT, Evidence
 from redrive.provision.claims import Conflicts, admit, resolve
-from redrive.provision.desired import Desired, Observed, TopicRole, desired
+from redrive.provision.desired import Desired, Observed, TopicRole, desired, owner_of
 from redrive.provision.diff import diff
-from redrive.provision.finalize import finalize, hand_over, revoke_on_system_topics
+from redrive.provision.finalize import finalize, revoke_on_system_topics
 from redrive.provision.health import Health
 from redrive.provision.metrics import REPAIRS
 from redrive.provision.observe import AWAITED_SECONDS, around, observe
@@ -62,7 +64,7 @@ from redrive.provision.outcome import (
     paused_conditions,
     publish,
 )
-from redrive.provision.ownership import CREATING, INTERNAL, creating
+from redrive.provision.ownership import CREATING, INTERNAL, OwnershipRecord, creating
 from redrive.provision.request import BROKER_DIGEST, Request, digest_of
 from redrive.provision.warnings import warnings
 from redrive.reasons import Reason
@@ -274,6 +276,41 @@ def _receiver_of(body: Body, own: str) -> str:
     """
     named: str = (body["metadata"].get("annotations") or {}).get(resources.HAND_OVER_TO, "").strip()
     return "" if named == own else named
+
+
+async def hand_over(cluster: str, request: Request, ctx: Context) -> Outcome:
+    """Record the policy of the same name in another cluster as owner of a policy's topics.
+
+    After a crash the next call marks the remaining topics.
+
+    Raises:
+        RedriveError: a call failed, or the connection does not allow the policy.
+    """
+    ADMISSION.check(request)
+    owner = owner_of(request, ctx.settings.cluster_id)
+    # The other cluster adds its uid. Until then name and source identify the policy.
+    receiver = replace(owner, cluster=cluster, uid="")
+    connection = await ctx.brokers.resolve(request.spec.connection_ref, request.key.namespace)
+    namespace = await connection.admin.namespace(request.policy.topic.namespace_name)
+    marks = []
+    for topic in request.spec.all_topics:
+        if not namespace.exists(topic):
+            continue
+        partitioned = str(topic) in namespace.partitioned
+        properties = (await connection.admin.metadata(topic, partitioned=partitioned)).properties
+        record = OwnershipRecord.of(properties)
+        if record.is_of(owner):
+            marks.append(Mark(topic, record.owned_by(receiver).changes(properties)))
+    with connection.admin.granting(request.policy.topic.namespace_name) as grant:
+        await apply(marks, Targets(connection.admin, grant, ctx.kubernetes))
+    if marks:
+        logger.info("RetryPolicy %s: %s", request.key, in_words(marks))
+    message = (
+        f"the annotation {resources.HAND_OVER_TO} gives its topics to RetryPolicy {receiver}, and "
+        "the policy is not reconciled here; delete it once the other policy is Ready"
+    )
+    condition = warning(StatusWarning(Reason.HANDED_OVER, message))
+    return Outcome((*paused(Reason.HANDED_OVER, message)[:1], condition))
 
 
 async def _resolve(body: Body, ctx: Context) -> Request:
