@@ -17,7 +17,7 @@ MOST_LINES = 600
 BOUNDS = {
     "error classes": 69,
     "modules with one importer": 22,
-    "files above 600 lines": 7,
+    "files above 600 lines": 4,
 }
 """The last measurement. A change that lowers a figure lowers its bound."""
 _NO_CODE = {

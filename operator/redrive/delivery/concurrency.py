@@ -43,7 +43,7 @@ OPEN_SECONDS = 12.0
 _T = TypeVar("_T")
 _LAST_SECONDS = 1.0
 
-_going_on: set[threading.Thread] = set()
+_running_threads: set[threading.Thread] = set()
 _clients: weakref.WeakSet[pulsar.Client] = weakref.WeakSet()
 
 
@@ -162,10 +162,10 @@ def _start(call: Callable[[], object]) -> threading.Thread | None:
         try:
             call()
         finally:
-            _going_on.discard(thread)
+            _running_threads.discard(thread)
 
     thread = threading.Thread(target=run, name="redrive-bounded", daemon=True)
-    _going_on.add(thread)
+    _running_threads.add(thread)
     try:
         thread.start()
     except RuntimeError:  # the interpreter is going away
@@ -175,7 +175,9 @@ def _start(call: Callable[[], object]) -> threading.Thread | None:
 
 
 def _release() -> None:
-    alive = [thread for thread in list(_going_on) if thread.is_alive()]  # no thread of a parent
+    alive = [
+        thread for thread in list(_running_threads) if thread.is_alive()
+    ]  # no thread of a parent
     if alive:
         for client in list(_clients):
             if not is_inherited(client):

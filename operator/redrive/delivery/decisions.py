@@ -1,6 +1,7 @@
 """From a failed message to a verdict.
 
-`policy.verdict` and `policy.failure` decide, `processor` carries out. Nothing is changed here.
+`policy.verdict` decides, with the delay of `policy.ladder`; `processor` carries out. Nothing is
+changed here.
 """
 
 from __future__ import annotations

@@ -162,11 +162,7 @@ class Fetcher:
             topic.may_recover, topic.recovered = may, recovered
 
     def watch_clock(self, report: Callable[[str, float], None]) -> None:
-        """Report that the clock of this host is ahead of the broker's.
-
-        Args:
-            report: see `TopicFetcher.clock_ahead`; called by threads of this fetcher.
-        """
+        """Call *report* from a thread if this clock is ahead; see `TopicFetcher.clock_ahead`."""
         for topic in self._topics:
             topic.clock_ahead = report
 

@@ -120,7 +120,7 @@ class Run:
                 raise
             finally:
                 for worker, helper in enumerate(helpers, start=1):
-                    self._see_out(worker, helper)
+                    self._join_worker(worker, helper)
                 self._over.set()
                 if self._turnstile is not None:
                     self._turnstile.close()
@@ -224,7 +224,7 @@ class Run:
             self._break(broken)
         self._late[worker] = number
 
-    def _see_out(self, worker: int, helper: threading.Thread) -> None:
+    def _join_worker(self, worker: int, helper: threading.Thread) -> None:
         """Wait until a worker has ended, or is busy with nothing but a handler out of time."""
         while helper.is_alive():
             if self._late.get(worker) in self.at_work.settled:
@@ -532,7 +532,9 @@ def _run(answer: _Answer) -> _Answer:
     if inspect.iscoroutine(answer):
         answer.close()  # else Python warns of the error below
     raise NotRunError(
-        "the handler has returned what is never run", got=type(answer).__name__, remedy=_REMEDY
+        "the handler has returned an object that is never run",
+        got=type(answer).__name__,
+        remedy=_REMEDY,
     )
 
 

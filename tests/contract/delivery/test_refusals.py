@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from redrive.delivery import forwarder
+from redrive.delivery import processor
 from redrive.policy.model import SubscriptionType
 from tests.contract.delivery.conftest import BOTH, Observed, assert_nothing_left, wait_until_settled
 
@@ -20,8 +20,8 @@ SOON = 180 * SECOND
 @pytest.fixture(autouse=True)
 def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try once more after 0.5 s, and at least every 2 s, instead of 5 s and 60 s."""
-    monkeypatch.setattr(forwarder, "_FIRST_SECONDS", 0.5)
-    monkeypatch.setattr(forwarder, "_LONGEST_SECONDS", 2.0)
+    monkeypatch.setattr(processor, "_FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(processor, "_LONGEST_SECONDS", 2.0)
 
 
 @BOTH
@@ -87,7 +87,7 @@ def test_unsent_message_goes_to_the_next_as_the_same_attempt(
 def test_too_many_unsent_messages_stop_and_resume_taking(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarder, "MAX_UNSENT", 2)
+    monkeypatch.setattr(processor, "MAX_UNSENT", 2)
     world = make_world(max_retries=0)
     world.refuse(world.policy.dead_letter_topic)
     world.send(b"1", b"2", b"3")

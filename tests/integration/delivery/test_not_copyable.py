@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redrive import Event
-from redrive.delivery import forwarder
+from redrive.delivery import processor
 from redrive.delivery.reporting import Name
 from redrive.messages import id_text
 from redrive.policy.verdict import DeadReason
@@ -41,9 +41,9 @@ def test_messages_without_copies_do_not_stop_others(
     send: Callable[[RawProducer, int], None],
     reason: str,
 ) -> None:
-    monkeypatch.setattr(forwarder, "MAX_UNSENT", 20)
+    monkeypatch.setattr(processor, "MAX_UNSENT", 20)
     provisioned = provision_policy(delays=("1h",))
-    count = forwarder.MAX_UNSENT + 3
+    count = processor.MAX_UNSENT + 3
     with raw_producer(provisioned.broker, provisioned.policy.topic) as producer:
         for number in range(count):
             send(producer, number)

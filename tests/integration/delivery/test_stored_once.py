@@ -14,7 +14,7 @@ import pulsar
 import pytest
 
 from redrive import Event, RetryConsumer
-from redrive.delivery import forwarder
+from redrive.delivery import forwarder, processor
 from redrive.messages import id_text
 from redrive.policy.naming import TopicName
 from sandbox.pulsar import SUPERUSER
@@ -157,7 +157,7 @@ def test_hops_to_a_slow_topic_are_stored_once(
 ) -> None:
     """The broker stores received messages long after their sends have timed out."""
     monkeypatch.setattr(forwarder, "_SEND_SECONDS", 1.0)
-    monkeypatch.setattr(forwarder, "_FIRST_SECONDS", 1.0)
+    monkeypatch.setattr(processor, "_FIRST_SECONDS", 1.0)
     provisioned = provision_policy(delays=("1s",), max_retries=1)
     policy, sent = provisioned.policy, contents(40)
     provisioned.send(*sent)

@@ -16,8 +16,8 @@ import pulsar
 import pytest
 
 from redrive import CrashLog, Event, Policy, PolicyFile
-from redrive.delivery import forwarder
 from redrive.delivery import forwarder as module
+from redrive.delivery import processor
 from redrive.delivery.concurrency import Deadline
 from redrive.delivery.forwarder import Producers
 from redrive.delivery.middleware.poison_guard import CrashLogFile
@@ -365,7 +365,7 @@ def test_failed_attempt_is_reported_once_for_many_sends() -> None:
 
 
 def test_too_many_unsent_hops_stop_new_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarder, "MAX_UNSENT", 3)
+    monkeypatch.setattr(processor, "MAX_UNSENT", 3)
     events: list[Event] = []
     consumer, handle = InMemoryConsumer(POLICY, on_event=events.append), Failing()
     consumer.broker.refused.add(POLICY.retry_topic)

@@ -570,7 +570,7 @@ LAZY = [coroutine, generator, asynchronous_generator]
 @pytest.mark.parametrize("form", [one, batch_handler])
 def test_returned_coroutine_or_generator_is_an_error(form: Any, lazy: Any) -> None:  # noqa: ANN401
     handle = form(lambda messages: lazy(messages), explicit=False)  # noqa: PLW0108 - hides its kind
-    with pytest.raises(NotRunError, match="returned what is never run"):
+    with pytest.raises(NotRunError, match="returned an object that is never run"):
         handle(["m"])
 
 
