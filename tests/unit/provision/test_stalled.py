@@ -281,6 +281,8 @@ class Refusing(Http):
         if call.path in answers:
             answer = answers[call.path]
             return answer if call.read is None else call.read(answer)
+        if call.optional:
+            return None
         raise error_for(call.does, 404, '{"reason": "not found"}')
 
 
