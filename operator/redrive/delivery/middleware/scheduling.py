@@ -210,8 +210,8 @@ class BlockedKeys:
         """Note that a key waits *delay* for the retry of a failed message."""
         failure, now = settlement.failed(), self._clock.now()
         cause = "" if failure.cause is None else failure.cause.type[:_MAX_CAUSE]
-        before = self._keys.get(key)
         with self._changing:
+            before = self._keys.get(key)
             self._keys[key] = _BlockedKey(
                 since=now if before is None else before.since,
                 until=now + delay,
@@ -226,8 +226,7 @@ class BlockedKeys:
         if key not in self._keys:
             return
         with self._changing:
-            del self._keys[key]
-            is_published = key in self._published
+            is_published = self._keys.pop(key, None) is not None and key in self._published
         if is_published:
             self._publish(self._clock.now())
 
@@ -366,7 +365,8 @@ class KeyOrdering(Middleware):
             following = next(iter(queue.values()), None)
             if following is None:
                 del self._queues[key]
-        self._blocked.free(key)
+            # Before another message of the key can fail.
+            self._blocked.free(key)
         if following is not None:
             self._incoming.again(following, 0)
 
@@ -384,9 +384,12 @@ class KeyOrdering(Middleware):
                 return next(iter(queue.values())) is message
             queue[message_id] = message
             self._count(+1)
+            is_first = (
+                len(queue) == 1
+            )  # later, a settlement may have made it first, and returned it
         if key in self._blocked:
             self._blocked.renew()
-        return len(queue) == 1
+        return is_first
 
     def _queue_of(self, message: pulsar.Message) -> tuple[str, str]:
         message_id = id_text(message.message_id())

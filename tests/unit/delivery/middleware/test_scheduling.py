@@ -158,6 +158,27 @@ def test_key_that_waits_long_is_published_until_it_is_free() -> None:
     assert consumer.published[2:] == [[]]
 
 
+def test_message_whose_key_is_freed_meanwhile_is_taken_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    consumer, first = Consumer(), of_key(1)
+    consumer.incoming.append(first)
+    assert consumer.taken() == [b"1"]
+    consumer.fail(first, 1, seconds=10)
+    assert consumer.taken() == [b"1"]
+    now = consumer.clock.now
+
+    def settle_first() -> datetime:
+        monkeypatch.undo()
+        consumer.settle(Settlement(first, DONE))
+        return now()
+
+    monkeypatch.setattr(consumer.clock, "now", settle_first)  # called for the key of the second
+    consumer.incoming.append(of_key(2))
+    assert consumer.taken() == [b"2"]
+    assert consumer.published[1:] == [[]]
+
+
 @pytest.mark.parametrize("number", [1, 2], ids=["in flight", "waiting"])
 def test_redelivered_copy_does_not_overtake_its_key(number: int) -> None:
     consumer, first = Consumer(), of_key(1)
