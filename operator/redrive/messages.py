@@ -206,8 +206,8 @@ class WriterSchemas:
         """Return one version of the schema of *topic*, such as its `LATEST`.
 
         Raises:
-            SchemaError: the topic has no such version, because it was deleted.
-            SchemaError: it is a schema of keys and values.
+            SchemaError: the topic has no such version, because it was deleted; or it is a schema of
+                keys and values.
             NotSentError: the broker did not answer.
         """
         schema = self._schemas.get((topic, version))

@@ -395,8 +395,7 @@ class Http:
             issuer: URL of the issuer for errors.
 
         Raises:
-            AdminError: its certificate is not trusted.
-            AdminError: it does not answer.
+            AdminError: its certificate is not trusted, or it does not answer.
         """
         try:
             address = URL(url)

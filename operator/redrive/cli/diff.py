@@ -111,16 +111,15 @@ def _observed(claim: Claim, cluster: Cluster) -> Iterator[str]:
 
     try:
         observed = awaited(cluster, created, REFRESH_SECONDS, is_observed)
-        latest = cluster.get(POLICIES, key.namespace, key.name)
+        if observed is None:
+            latest = cluster.get(POLICIES, key.namespace, key.name)
+            raise CommandError(
+                f"the operator could not observe the RetryPolicy {key}",
+                got=conditions_of(latest).get("Ready", {}).get("message") or "no answer in time",
+                remedy="see `redrive doctor`, or leave out --observe",
+            )
     finally:
         cluster.delete(POLICIES, created)
-    if observed is None:
-        ready = conditions_of(latest).get("Ready", {})
-        raise CommandError(
-            f"the operator could not observe the RetryPolicy {key}",
-            got=ready.get("message") or "no answer in time",
-            remedy="see `redrive doctor`, or leave out --observe",
-        )
     for change in observed["status"].get("plannedChanges") or ():
         yield f"+broker: {change}"
 

@@ -47,7 +47,7 @@ def keys(policy: str, output: str | None, flags: ClusterFlags, *, refresh: bool)
     cluster = Cluster(flags)
     body = cluster.get(POLICIES, cluster.namespace, policy)
     if refresh:
-        body = refreshed(cluster, body) or body
+        body = refreshed(cluster, body)
     status = policy_status(body)
     items, at = status["blockedKeys"], now()
     if output in FORMATS:

@@ -14,7 +14,7 @@ import yaml
 from redrive.api import Body
 from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
 from redrive.cli.frame import ClusterFlags, cluster_options
-from redrive.cli.output import document, print_document
+from redrive.cli.output import counted, document, print_document
 from redrive.errors import RedriveError
 from redrive.kube.resources import CONNECTIONS, POLICIES, Resource
 from redrive.lint import report
@@ -98,9 +98,9 @@ def lint(
     for note in manifests.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(
-        f"{_number(report.count(findings, Severity.ERROR), 'error')}, "
-        f"{_number(report.count(findings, Severity.WARNING), 'warning')} in "
-        f"{_number(len(manifests.files), 'file')} ({time.monotonic() - begin:.1f} s). {others}",
+        f"{counted(report.count(findings, Severity.ERROR), 'error')}, "
+        f"{counted(report.count(findings, Severity.WARNING), 'warning')} in "
+        f"{counted(len(manifests.files), 'file')} ({time.monotonic() - begin:.1f} s). {others}",
         err=True,
     )
     return FINDINGS if findings else 0
@@ -178,7 +178,3 @@ def _add_namespaces(manifests: Manifests, cluster: Cluster, names: Iterable[str]
             content = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
             live.add(f"{LIVE}Namespace/{name}", yaml.safe_dump(content).encode())
     manifests.namespaces += live.namespaces
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -95,8 +95,7 @@ async def stand_by(settings: Settings, health: Liveness, lease: Key | None, iden
     """Serve, after leader election where there is a lease; a signal ends a standby at once.
 
     Raises:
-        RedriveError: another operator has taken over.
-        RedriveError: the watches failed.
+        RedriveError: another operator has taken over, or the watches failed.
     """
     try:
         async with health.beating():

@@ -115,6 +115,11 @@ def local_time(text: object, at: datetime) -> str:
     return shown if zone is None else f"{shown}Z"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``2 files``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 class CommandError(RedriveError):
     """A command cannot do what its arguments request."""
 

@@ -37,6 +37,7 @@ from redrive.cli.output import (
     Live,
     TableColumn,
     age_of,
+    counted,
     document,
     local_time,
     moment,
@@ -44,7 +45,6 @@ from redrive.cli.output import (
     output_option,
     pairs,
     print_document,
-    say,
     style,
     table,
     utc_option,
@@ -168,7 +168,7 @@ def status(  # noqa: PLR0913  the options of the command
         else cluster.list(POLICIES, scope, labels=selector)
     )
     if refresh:
-        bodies = list(map(partial(_refreshed, cluster), bodies))
+        bodies = list(map(partial(refreshed, cluster), bodies))
     if watch:
         _watch(view, cluster, scope, selector)
     overview = view.overview(bodies)
@@ -177,13 +177,6 @@ def status(  # noqa: PLR0913  the options of the command
     else:
         click.echo("\n".join(view.lines(overview)))
     return HAS_FINDINGS if exit_code and overview.findings else 0
-
-
-def _refreshed(cluster: Cluster, policy: Body) -> Body:
-    after = refreshed(cluster, policy)
-    if after is None:
-        say("the operator did not read the figures in time; these are older ones")
-    return after or policy
 
 
 def _watch(view: View, cluster: Cluster, scope: str | None, selector: str) -> NoReturn:
@@ -298,7 +291,7 @@ class View:
             longest, behind = keys[0], sum(key["behind"] for key in keys)
             since = age_of(longest["sinceTime"], at)
             text = f"{len(keys)} blocked, the longest for {since} by {longest['cause'] or '?'}"
-            yield "keys", f"{text}; {_count(behind, 'message')} behind"
+            yield "keys", f"{text}; {counted(behind, 'message')} behind"
         for request in item["deadLetterNow"]:
             end = local_time(request["endTime"], at)
             yield "dead-letter", f"{request['origin']} at its next failure, until {end}"
@@ -401,9 +394,9 @@ def _attention(status: Body, conditions: Mapping[str, Body]) -> Iterator[Attenti
     for kind in dict.fromkeys([*(status.get("warnings") or ()), *({"Paused"} & set(conditions))]):
         yield {"reason": kind, "message": conditions.get(kind, {}).get("message", "")}
     if keys := status.get("blockedKeys"):
-        yield {"reason": BLOCKED_KEYS, "message": _count(len(keys), "blocked key")}
+        yield {"reason": BLOCKED_KEYS, "message": counted(len(keys), "blocked key")}
     if dead := (status.get("backlog") or {}).get("deadLetter"):
-        yield {"reason": DEAD_LETTERS, "message": _count(dead, "dead letter")}
+        yield {"reason": DEAD_LETTERS, "message": counted(dead, "dead letter")}
 
 
 def _connections(
@@ -467,10 +460,6 @@ def _shortly(attention: Attention) -> str:
     if attention["reason"] in {"Paused", "NotReconciled", "BrokerUnreachable"}:
         return attention["reason"]
     return f"{attention['reason']}: {attention['message']}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _time_until(text: str | None, at: datetime) -> str:

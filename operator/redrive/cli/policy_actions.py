@@ -282,10 +282,11 @@ def unload(
     return 0
 
 
-def refreshed(cluster: Cluster, policy: Body) -> Body | None:
+def refreshed(cluster: Cluster, policy: Body) -> Body:
     """Have the operator read the figures of a policy now; return the policy with them.
 
-    None if the operator did not read them in time, as for a policy that is not Ready.
+    If the operator does not read them in time, as for a policy that is not Ready, say so, and
+    return the policy as it was.
     """
 
     def observed(policy: Body) -> object:
@@ -293,9 +294,12 @@ def refreshed(cluster: Cluster, policy: Body) -> Body | None:
 
     before = observed(policy)
     requested = _annotate(cluster, policy, {RECONCILE_REQUESTED_AT: written(now())}, None)
-    return awaited(
+    after = awaited(
         cluster, requested, REFRESH_SECONDS, lambda policy: observed(policy) not in {None, before}
     )
+    if after is None:
+        say("the operator did not read the figures in time; these are older ones")
+    return after or policy
 
 
 def awaited(

@@ -188,9 +188,8 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
             log_file = _open(crash_log, connection, in_force_now(), subscribing, events)
             undo.callback(log_file.close)
         parts = connection.open(in_force_now(), subscribing)
-        undo.callback(
-            parts.close, deadline
-        )  # else subscriptions would hold messages that are never taken
+        # Else subscriptions would hold messages that are never taken.
+        undo.callback(parts.close, deadline)
         parts.incoming.watch(watched_after, reporting.connection)
         undo.callback(lambda: all_within(deadline, [link.close for link in chain]))
         if ack_timeout is not None:

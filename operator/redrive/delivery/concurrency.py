@@ -175,9 +175,8 @@ def _start(call: Callable[[], object]) -> threading.Thread | None:
 
 
 def _release() -> None:
-    alive = [
-        thread for thread in list(_running_threads) if thread.is_alive()
-    ]  # no thread of a parent
+    # A fork has ended the threads of the parent.
+    alive = [thread for thread in list(_running_threads) if thread.is_alive()]
     if alive:
         for client in list(_clients):
             if not is_inherited(client):
@@ -539,8 +538,6 @@ _ENDINGS = (*PROCESS_ERRORS, pulsar.Interrupted, RunCancelled)
 
 def ends_run(error: BaseException) -> bool:
     """Return True if *error* is no failure of a message, and has to be raised again."""
-    if not isinstance(error, BaseExceptionGroup):
-        return isinstance(error, _ENDINGS)
     return any(isinstance(part, _ENDINGS) for part in parts(error))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from datetime import timedelta
 
 import pulsar
 
@@ -31,7 +32,7 @@ _REPORTED_SECONDS = 2.0
 AHEAD_SECONDS = 10.0
 """A smaller difference is not reported: the tick of a broker and a busy host look like one."""
 RETRIES_MEASURED = 5
-"""The shortest delay of so many retries counts: a broker that was away delays only a few."""
+"""So many retries in a row have to be late: a broker that was away delays only a few."""
 _AGAIN_SECONDS = 3_600.0
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class EarlyRetries:
         self._room.set()
         self._changing = threading.Lock()
         self._is_reported = False
-        self._lateness: deque[float] = deque(maxlen=RETRIES_MEASURED)
+        self._late: deque[float] = deque(maxlen=RETRIES_MEASURED)
         self._ahead_reported_at: float | None = None
 
     def __len__(self) -> int:
@@ -66,9 +67,7 @@ class EarlyRetries:
         delay = delay_of(messages.read_properties(message) or {})
         if delay is None:
             return 0.0
-        sent_ago: float = self._clock.now().timestamp() - message.publish_timestamp() / 1_000
-        seconds = delay.total_seconds()
-        return max(0.0, min(seconds, seconds - sent_ago))
+        return max(0.0, min(delay.total_seconds(), -self._lateness(message, delay)))
 
     def clock_ahead(self, message: pulsar.Message) -> float | None:
         """Return the seconds by which this clock is ahead of the broker's, at most once an hour.
@@ -79,15 +78,19 @@ class EarlyRetries:
         delay = delay_of(messages.read_properties(message) or {})
         if delay is None:
             return None
-        sent_ago: float = self._clock.now().timestamp() - message.publish_timestamp() / 1_000
-        self._lateness.append(sent_ago - delay.total_seconds())
-        ahead, now = min(self._lateness), self._clock.monotonic()
-        if len(self._lateness) < RETRIES_MEASURED or ahead < AHEAD_SECONDS:
+        self._late.append(self._lateness(message, delay))
+        ahead, now = min(self._late), self._clock.monotonic()
+        if len(self._late) < RETRIES_MEASURED or ahead < AHEAD_SECONDS:
             return None
         if self._ahead_reported_at is not None and now < self._ahead_reported_at + _AGAIN_SECONDS:
             return None
         self._ahead_reported_at = now
         return ahead
+
+    def _lateness(self, message: pulsar.Message, delay: timedelta) -> float:
+        """Return the seconds since the *delay* of a message is over, negative before that."""
+        sent_ago: float = self._clock.now().timestamp() - message.publish_timestamp() / 1_000
+        return sent_ago - delay.total_seconds()
 
     def keep(self, message: pulsar.Message, seconds: float) -> bool:
         """Keep *message*; False if it is a copy of one that is kept."""

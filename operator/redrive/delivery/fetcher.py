@@ -338,7 +338,6 @@ _FAST_BURST = BURST // 4
 _LOOK_EVERY_SECONDS = 0.001
 """Interval in which `close` checks that the takers have left the client."""
 
-
 _WAITED_SECONDS = 0.05
 """A message for which the client has waited this long came from the broker just now."""
 

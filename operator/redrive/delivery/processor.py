@@ -298,7 +298,7 @@ class Processor:
         """Stop, end *first* and all middleware, and leave the subscriptions, until *deadline*.
 
         Other threads end the settlements that they have begun. Other messages stay
-        unacknowledged, and is reported. In a forked child this does nothing.
+        unacknowledged, and their number is reported. In a forked child this does nothing.
         """
         if self.owner.is_parent:
             return

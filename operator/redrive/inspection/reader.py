@@ -200,8 +200,7 @@ def plan_reading(
 
     Raises:
         AdminError: the topic does not exist, or the broker does not answer.
-        RedriveError: the broker refuses.
-        RedriveError: the topic does not have the subscription.
+        RedriveError: the broker refuses, or the topic does not have the subscription.
     """
     try:
         partitions = broker.read_partitions(

@@ -348,8 +348,7 @@ class Kubernetes:
         """Read the text under *key* of a Secret, without surrounding white space.
 
         Raises:
-            SecretNotFoundError: the Secret does not exist.
-            SecretNotFoundError: the key does not exist, or is not plain text.
+            SecretNotFoundError: the Secret or its key does not exist, or is not plain text.
             ForbiddenError: the operator may not read it.
         """
         try:
@@ -368,8 +367,7 @@ class Kubernetes:
         """Read the value of *key* in a Secret or a ConfigMap.
 
         Raises:
-            SecretNotFoundError: the object does not exist.
-            SecretNotFoundError: the key does not exist.
+            SecretNotFoundError: the object or its key does not exist.
             ForbiddenError: the operator may not read it.
         """
         try:

@@ -272,7 +272,7 @@ class Policy:
             )
 
 
-BEACON = "redrive.outage"
+OUTAGE = "redrive.outage"
 """Metadata key of a producer on the retry topic by which a paused consumer publishes its outage;
 the value is the cause. Statistics of the broker show it."""
 BLOCKED_KEYS = "redrive.blocked-keys"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -313,7 +313,7 @@ def after_error(  # noqa: PLR0913 - the inputs of a verdict
         luck: random number for this failure, from 0 to 1; see `Ladder.delay`.
     """
     failures = reconsume_times + 1
-    exceptions = list(parts(error)) if isinstance(error, BaseExceptionGroup) else [error]
+    exceptions = parts(error)
     later = [part.delay for part in exceptions if isinstance(part, RetryLater)]
     if any(isinstance(part, DeadLetter) for part in exceptions):
         return end(policy, DeadReason.REQUESTED, failures)
@@ -349,13 +349,11 @@ def nearest(error: BaseException, rules: Collection[ErrorRule]) -> tuple[ErrorRu
     return _named(error, rules, _MAX_CAUSES) or (catch_all,)
 
 
-def parts(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exceptions of a group, including nested groups; else *error* itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            yield from parts(part)
-    else:
-        yield error
+def parts(error: BaseException) -> Sequence[BaseException]:
+    """Return the exceptions of a group, including nested groups; else *error* itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return (error,)
+    return [part for member in error.exceptions for part in parts(member)]
 
 
 def _named(

@@ -365,9 +365,10 @@ class CreateConfigMap(Action):
         return f"created ConfigMap {self.body['metadata']['name']}"
 
     async def perform(self, on: Targets, applied: Applied) -> bool:
-        if on.kubernetes is not None:
-            await on.kubernetes.create(resources.CONFIG_MAPS, self.body)
-        return on.kubernetes is not None
+        if on.kubernetes is None:
+            return False
+        await on.kubernetes.create(resources.CONFIG_MAPS, self.body)
+        return True
 
 
 @dataclass(frozen=True)
@@ -380,11 +381,12 @@ class PatchConfigMap(Action):
         return f"updated ConfigMap {self.body['metadata']['name']}"
 
     async def perform(self, on: Targets, applied: Applied) -> bool:
+        if on.kubernetes is None:
+            return False
         body = self.body
         ours = {"metadata": {"labels": body["metadata"]["labels"]}, "data": body["data"]}
-        if on.kubernetes is not None:
-            await on.kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), ours)
-        return on.kubernetes is not None
+        await on.kubernetes.patch(resources.CONFIG_MAPS, Key.of(body), ours)
+        return True
 
 
 Refusable = CopySchema | SetTopicPolicy

@@ -27,7 +27,7 @@ from redrive.kube.cache import needs_reconcile
 from redrive.kube.connections import broker_of, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
-from redrive.policy.model import BEACON, Policy
+from redrive.policy.model import OUTAGE, Policy
 from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION
 from redrive.provision.claims import resolve
@@ -239,7 +239,7 @@ class Health:
             published=dead_letter.published,
             persistence=persistence,
             acknowledged=acknowledged,
-            outages=tuple(sorted(producer[BEACON] for producer in producers if BEACON in producer)),
+            outages=tuple(sorted(producer[OUTAGE] for producer in producers if OUTAGE in producer)),
             blocked_keys=blocked_keys_of(producers),
         )
         latest = self._ctx.policies.get(asked.key)

@@ -85,7 +85,7 @@ class OrphanedPolicies:
     answer that its finalizer was added, and creates topics for a policy that is gone.
 
     They are held in memory only: if the operator ends before their cleanup, their topics are
-        retained.
+    retained.
 
     Args:
         policies: all RetryPolicies.

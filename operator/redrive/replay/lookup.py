@@ -173,8 +173,8 @@ def read_source(admin_url: str, topic: TopicName, subscription: str, index: int)
     """Return the current state of a partition of the dead-letter *topic*.
 
     Raises:
-        RedriveError: the topic, and so the rights on it, were deleted.
-        RedriveError: as for `broker.read_partition`.
+        RedriveError: the topic, and so the rights on it, were deleted; or as for
+            `broker.read_partition`.
     """
     try:
         return broker.read_partition(admin_url, topic, index, subscription)
@@ -276,8 +276,7 @@ def find_in_target(
         key: key of the ledger.
 
     Raises:
-        RedriveError: the target cannot be read.
-        RedriveError: as for `wait_for_writes`.
+        RedriveError: the target cannot be read; or as for `wait_for_writes`.
     """
     for place in tails:
         wait_for_writes(target.admin_url, place)

@@ -121,8 +121,7 @@ def read_slice(piece: Slice, options: ReadOptions, filters: Filters) -> Iterator
 
     Raises:
         DataLossError: the broker deleted a part of it since the query was planned.
-        RedriveError: see there.
-        RedriveError: the broker refuses the read.
+        RedriveError: a message is encrypted, or the broker refuses the read.
         SourceSilentError: deliveries stop before the end.
     """
     messages = _messages(piece, options)

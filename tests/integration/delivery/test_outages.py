@@ -16,7 +16,7 @@ import pytest
 
 from redrive import Event, RetryConsumer
 from redrive.delivery.reporting import Name
-from redrive.policy.model import BEACON, OutageLimits
+from redrive.policy.model import OUTAGE, OutageLimits
 from tests.support.provisioned_policy import ProvisionedPolicy, path
 from tests.support.waiting import wait_until
 
@@ -60,7 +60,7 @@ def paused_causes(provisioned: ProvisionedPolicy) -> list[str]:
     answer.check("read statistics")
     producers = json.loads(answer.body)["publishers"]
     return [
-        producer["metadata"][BEACON] for producer in producers if BEACON in producer["metadata"]
+        producer["metadata"][OUTAGE] for producer in producers if OUTAGE in producer["metadata"]
     ]
 
 

@@ -253,12 +253,18 @@ async def test_foreign_subscription_is_reported_until_it_is_deleted(
         reader.close()
 
 
+def subscribed(shop: Shop, partitions: int = 0) -> str:
+    """Create the source topic with the subscription of the policy; return the topic."""
+    source: str = shop.topic("orders")
+    shop.create_topic(source, partitions)
+    shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
+    return source
+
+
 async def test_unconsumed_retry_topic_is_reported_until_consumed(
     shop: Shop, client: pulsar.Client
 ) -> None:
-    source, retry = shop.topic("orders"), shop.topic("orders-fulfilment-RETRY")
-    shop.create_topic(source, 2)
-    shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
+    source, retry = subscribed(shop, 2), shop.topic("orders-fulfilment-RETRY")
     shop.policy()
     async with ward(shop) as watched:
         client.subscribe(source, "fulfilment", consumer_type=SHARED)
@@ -294,10 +300,8 @@ async def test_ack_holes_are_reported_until_they_are_closed(
 async def test_stranded_chunks_are_reported_until_an_unload(
     shop: Shop, client: pulsar.Client, broker: Broker
 ) -> None:
-    source = shop.topic("orders")
+    source = subscribed(shop)
     path = f"persistent/{shop.tenant}/prod/orders"
-    shop.create_topic(source)
-    shop.request("PUT", f"{path}/subscription/fulfilment", EARLIEST)
     shop.policy()
     async with ward(shop) as watched:
         departing = client.subscribe(source, "fulfilment", consumer_type=SHARED)
@@ -319,9 +323,7 @@ async def test_stranded_chunks_are_reported_until_an_unload(
 async def test_retry_storm_is_reported_until_retries_are_a_minority(
     shop: Shop, client: pulsar.Client
 ) -> None:
-    source, retry = shop.topic("orders"), shop.topic("orders-fulfilment-RETRY")
-    shop.create_topic(source)
-    shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
+    source, retry = subscribed(shop), shop.topic("orders-fulfilment-RETRY")
     shop.policy()
     async with ward(shop) as watched:
         deliver(client, source, 40)
@@ -338,9 +340,7 @@ async def test_retry_storm_is_reported_until_retries_are_a_minority(
 async def test_paused_consumers_are_reported_until_they_resume(
     shop: Shop, client: pulsar.Client, partitions: int
 ) -> None:
-    source = shop.topic("orders")
-    shop.create_topic(source, partitions)
-    shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
+    source = subscribed(shop, partitions)
     shop.policy(outageBreaker={"mode": "Pause", "minMessages": 2, "maxProbeInterval": "1s"})
     async with ward(shop) as watched:
         policy = consumer_policy(shop)
@@ -362,9 +362,7 @@ async def test_paused_consumers_are_reported_until_they_resume(
 async def test_blocked_keys_are_shown_until_they_are_free(
     shop: Shop, client: pulsar.Client
 ) -> None:
-    source = shop.topic("orders")
-    shop.create_topic(source)
-    shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
+    source = subscribed(shop)
     shop.policy(subscriptionType="KeyShared", ordering="PerKey")
     async with ward(shop) as watched:
         producer = client.create_producer(source)
@@ -381,9 +379,7 @@ async def test_blocked_keys_are_shown_until_they_are_free(
 async def test_consumers_of_another_type_are_reported_until_they_end(
     shop: Shop, client: pulsar.Client
 ) -> None:
-    source = shop.topic("orders")
-    shop.create_topic(source)
-    shop.request("PUT", f"persistent/{shop.tenant}/prod/orders/subscription/fulfilment", EARLIEST)
+    source = subscribed(shop)
     shop.policy(subscriptionType="KeyShared")
     async with ward(shop) as watched:
         consumer = client.subscribe(source, "fulfilment", pulsar.ConsumerType.Shared)

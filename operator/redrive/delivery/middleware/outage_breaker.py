@@ -33,7 +33,7 @@ from redrive.delivery.parts import OutageReporter, Parts
 from redrive.delivery.reporting import Name, Reporting
 from redrive.errors import InvalidSpecError
 from redrive.messages import NotSentError, message_id_text
-from redrive.policy.model import BEACON, OutageLimits, Policy
+from redrive.policy.model import OUTAGE, OutageLimits, Policy
 from redrive.policy.verdict import Dead, DeadLetter, DeadReason, Discard, Done, RetryLater
 
 MAX_HELD = 1_000
@@ -398,4 +398,4 @@ class OutageGuard(Middleware):
     def _show(self) -> None:
         """Show the causes of the outages in the broker's statistics, for the operator."""
         causes = sorted({outage.cause for outage in self.outages})
-        self._reporter.show(BEACON, ", ".join(causes)[:_MAX_SHOWN])
+        self._reporter.show(OUTAGE, ", ".join(causes)[:_MAX_SHOWN])

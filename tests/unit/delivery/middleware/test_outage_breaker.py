@@ -23,7 +23,7 @@ from redrive.delivery.reporting import Event, Name, OutageProducer
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
 from redrive.policy.ladder import Ladder
-from redrive.policy.model import BEACON, OutageLimits, SubscriptionType
+from redrive.policy.model import OUTAGE, OutageLimits, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.testing.consumers import (
     AsyncInMemoryConsumer,
@@ -604,7 +604,7 @@ def test_unsettled_probe_is_followed_by_another() -> None:
     assert warehouse.now <= timedelta(minutes=1)
 
 
-BEACON_POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
+PUBLISHING_POLICY = Policy(TopicName("shop", "prod", "orders"), "billing")
 
 
 class Producer:
@@ -641,13 +641,13 @@ def test_outage_is_shown_despite_an_unanswered_call(
 ) -> None:
     monkeypatch.setattr(reporting, "OPEN_SECONDS", 0.1)
     client = SilentClient()
-    beacon = OutageProducer(cast("pulsar.Client", client), BEACON_POLICY)
-    beacon.show(BEACON, "ConnectionError")
+    producer = OutageProducer(cast("pulsar.Client", client), PUBLISHING_POLICY)
+    producer.show(OUTAGE, "ConnectionError")
     late = client.producers.get(timeout=30)
-    beacon.show(BEACON, "TimeoutError")
+    producer.show(OUTAGE, "TimeoutError")
     shown = client.producers.get(timeout=30)  # the broker has still not answered the first time
     client.answers.set()
     assert late.closed.wait(30)
     assert not shown.closed.is_set()
-    beacon.close()
+    producer.close()
     assert shown.closed.wait(30)
