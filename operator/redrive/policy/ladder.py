@@ -157,8 +157,7 @@ class Ladder:
             msg = f"retries count from 1, got {retry}: a bug in redrive, please report it"
             raise ValueError(msg)
         rung = self.rungs[min(retry, len(self.rungs)) - 1]
-        jitter = self.jitter
-        return max(MIN_DELAY, rung * (1 - jitter * luck) if jitter else rung)
+        return max(MIN_DELAY, rung * (1 - self.jitter * luck))
 
 
 PRESETS: Mapping[str, tuple[timedelta, ...]] = MappingProxyType(
