@@ -223,6 +223,9 @@ class Converted(_Conversion, Generic[_Given_contra, _Read_co]):
         self._default = default
 
     def __get__(self, instance: object, owner: type) -> _Read_co:
+        if instance is not None:  # otherwise each value would read as the default
+            msg = f"{owner.__name__} lacks the decorator reads_directly"
+            raise TypeError(msg)
         if self._default is _NONE_GIVEN:
             raise AttributeError(self._name)  # shows dataclasses that there is no default
         return cast("_Read_co", self._default)

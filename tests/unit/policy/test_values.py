@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 
 from redrive.errors import InvalidSpecError
 from redrive.policy.values import (
+    Converted,
     Patterns,
     format_duration,
     parse_duration,
     parse_size,
+    reads_directly,
     to_timedelta,
 )
 
@@ -153,3 +156,14 @@ def test_pattern_of_many_stars_is_matched_quickly(stars: int, but: str) -> None:
     assert not Patterns(("*a" * stars + "b",), but).match(name)
     assert not Patterns(("*a" * stars + "b*",), but).match(name)
     assert not Patterns((f"a*{but}" * stars + "b",), but).match(f"a{but}" * stars)
+
+
+def test_converted_field_without_its_decorator_is_not_read() -> None:
+    @dataclass(frozen=True)
+    class Plain:
+        seconds: Converted[str, float] = Converted(float, 1.0)
+
+    plain = Plain("2")
+    with pytest.raises(TypeError, match="Plain lacks the decorator reads_directly"):
+        print(plain.seconds)  # noqa: T201
+    assert reads_directly(Plain)("2").seconds == 2.0
