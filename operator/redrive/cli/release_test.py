@@ -184,7 +184,7 @@ async def run(options: argparse.Namespace) -> None:
             _print(f"the operator has its {count} rights")
         if options.manifests:
             await check_kinds(kubernetes, options.manifests, options.namespace)
-            kinds = ", ".join(manifest["kind"] for manifest in options.manifests)
+            kinds = ", ".join(dict.fromkeys(body["kind"] for body in options.manifests))
             _print(f"the API server admits {kinds}")
     if options.endpoint:
         check_endpoint(options.endpoint)

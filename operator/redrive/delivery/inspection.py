@@ -329,8 +329,6 @@ def dead_letter_properties(topic: TopicName, subscription: str, entry_id: str) -
 class _Entry(ReadMessage):
     """All bytes of an entry, as a message without properties, key and schema."""
 
-    __slots__ = ("_topic",)
-
     def __init__(self, topic: str, place: MessagePlace, stored: bytes) -> None:
         super().__init__(place, {}, {}, (), stored)
         self._topic = topic

@@ -102,6 +102,7 @@ def shown_to(body: Body, error: RedriveError) -> RedriveError:
         f"the BrokerConnection {connection} of another namespace cannot be used",
         got=error.reason,
         remedy="its conditions show the cause; this resumes automatically once it is fixed",
+        reason=error.reason,
     )
 
 

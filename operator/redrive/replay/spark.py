@@ -207,7 +207,7 @@ def _move(task: RangeTask) -> RangeResult | TaskFailure:
         context = TaskContext.get()
         return mover.move(task, again=context is None or context.attemptNumber() > 0)
     except RedriveError as error:
-        return TaskFailure(type(error), str(error))  # Spark passes only the text of errors
+        return TaskFailure.of(error)  # Spark passes only the text of errors
 
 
 def _fold(

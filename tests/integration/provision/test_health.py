@@ -148,7 +148,8 @@ async def test_status_and_metrics_show_backlogs_and_oldest_dead_letter(
     shop.create_topic(dead_letter, partitions)  # adopted as it is
     shop.policy(adoption="IfPresent")
     async with ward(shop) as watched:
-        assert figures(watched.status()) == {"retry": 0, "retryDue": 0, "deadLetter": 0}
+        none = {"retry": 0, "retryDue": 0, "deadLetter": 0, "deadLettersLastHour": 0}
+        assert figures(watched.status()) == none
         assert age(shop) == 0
         dead, waiting = (
             client.create_producer(topic)
@@ -166,7 +167,13 @@ async def test_status_and_metrics_show_backlogs_and_oldest_dead_letter(
         status = await watched.shows(
             lambda status: (
                 {**figures(status), "oldestDeadLetterTime": ""}
-                == {"retry": 1, "retryDue": 1, "deadLetter": 2, "oldestDeadLetterTime": ""}
+                == {
+                    "retry": 1,
+                    "retryDue": 1,
+                    "deadLetter": 2,
+                    "deadLettersLastHour": 2,
+                    "oldestDeadLetterTime": "",
+                }
             )
         )
         first = oldest(status)
@@ -197,7 +204,7 @@ async def test_status_and_metrics_show_backlogs_and_oldest_dead_letter(
         assert died[1][0] <= second <= died[1][1]
         consumer.acknowledge(messages[1])
         status = await watched.shows(lambda status: status["backlog"]["deadLetter"] == 0)
-        assert figures(status) | {"retryDue": 0} == {"retry": 1, "retryDue": 0, "deadLetter": 0}
+        assert figures(status) | {"retryDue": 0} == {**none, "retry": 1, "deadLettersLastHour": 2}
         assert age(shop) == 0
         # Acknowledged as by a Replay; no other dead letter arrived.
         assert metric(shop, "redrive_dead_letters_total") == 2

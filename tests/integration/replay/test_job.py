@@ -92,9 +92,7 @@ def test_messages_replayed_too_often_are_parked(
     (parking,) = [block for block in blocks(REPLAYS_PAGE) if block.heading == "Parking"]
     spec = yaml.safe_load(parking.text)
     provisioned = provision_policy(partitions=2)
-    parked = dataclasses.replace(
-        provisioned.policy.topic, local=TopicName.parse(spec["target"]["topic"]).local
-    )
+    parked = provisioned.policy.topic.sibling(TopicName.parse(spec["target"]["topic"]).local)
     provisioned.create(parked, "people", partitions=2)
     provisioned.deduplicate(parked)
     provisioned.grant(parked, "produce", "consume")

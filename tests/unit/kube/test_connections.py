@@ -237,6 +237,7 @@ def test_private_errors_are_shown_in_own_namespace_only(
     assert shown_to(policy("shop"), error) is error
     shown = shown_to(policy("other"), error)
     assert type(shown) is type(error)
+    assert (shown.reason, shown.requeue) == (error.reason, error.requeue)
     assert str(shown) == (
         "the BrokerConnection shop/main of another namespace cannot be used; "
         f"got '{error.reason}'; its conditions show the cause; this resumes automatically once it "

@@ -221,7 +221,7 @@ def _result(connection: Connection, work: Callable[[Any], Any], task: object) ->
     try:
         return work(task)
     except RedriveError as error:
-        return TaskFailure(type(error), str(error))
+        return TaskFailure.of(error)
     except BaseException as error:
         connection.send(_Lost(f"{type(error).__name__}: {error}"))
         raise

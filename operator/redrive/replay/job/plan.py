@@ -313,10 +313,18 @@ class TaskFailure(NamedTuple):
 
     kind: type[RedriveError]
     message: str
+    reason: str
+
+    @classmethod
+    def of(cls, error: RedriveError) -> TaskFailure:
+        """Return *error* as a value."""
+        return cls(type(error), str(error), error.reason)
 
     def error(self) -> RedriveError:
         """Return the error; the constructor of its class may take other arguments."""
-        return self.kind.__new__(self.kind, self.message)
+        error = self.kind.__new__(self.kind, self.message)
+        error.reason = self.reason
+        return error
 
 
 class Engine(Protocol):

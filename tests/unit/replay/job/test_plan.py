@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import threading
 import tracemalloc
 from collections import Counter
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrive.api.replay_status import Preview, ReplayRun
+from redrive.errors import RedriveError
 from redrive.policy.envelope import CAUSE_TYPE, REPLAYS
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
@@ -35,6 +37,7 @@ from redrive.replay.job.plan import (
     Scan,
     Scanned,
     ScannedMessage,
+    TaskFailure,
 )
 from redrive.replay.job.plan import plan as plan_range
 from redrive.replay.job.run import (
@@ -610,3 +613,11 @@ def test_plan_refuses_content_above_its_limit(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(plan, "MAX_CONTENT", 1_000)
     assert CompressedEntries(bytes(1_000), 2).plan().refused == {}
     assert CompressedEntries(bytes(1_001), 2).plan().refused == {"ContentTooLarge": 2}
+
+
+def test_error_of_a_task_keeps_its_reason_in_another_process() -> None:
+    error = RedriveError("no", remedy="wait", reason="DeduplicationOff")
+    received = pickle.loads(pickle.dumps(TaskFailure.of(error))).error()  # noqa: S301
+    assert (type(received), received.reason, str(received)) == (
+        RedriveError, "DeduplicationOff", "no; wait",
+    )  # fmt: skip
