@@ -26,7 +26,7 @@ from redrive.replay.job.plan import SUSPENDED, DesiredState, Local, Pause, Scann
 from redrive.replay.ledger import FencedError
 from redrive.replay.mover import RangeMover
 from redrive.replay.outcome import RangeResult, StoredMessages
-from redrive.replay.sending import Sender
+from redrive.replay.sending import Sender, Window
 from redrive.replay.spec import ReplayJob
 from redrive.replay.task import RangeTask
 from tests.support.faulty_broker import Killed
@@ -193,6 +193,12 @@ def test_earlier_attempt_of_killed_task_may_have_stored_more(
     provisioned.change_policy("POST", target, "maxMessageSize", 1_000)
     acknowledge = RangeMover._acknowledge  # noqa: SLF001 - the moment to be killed at
     find, looks, armed = lookup.find_in_target, list[StoredMessages](), [True]
+    give_up = Window.give_up
+
+    def give_up_once_stored(self: Window) -> None:
+        if armed and not looks:
+            wait_until(lambda: len(provisioned.in_target()) == 400)
+        give_up(self)
 
     def acknowledge_until_killed(self: RangeMover, letter: DeadLetterRow) -> None:
         if armed and letter.size == 5_000:
@@ -210,7 +216,6 @@ def test_earlier_attempt_of_killed_task_may_have_stored_more(
         looks.append(result)
         if armed:
             provisioned.change_policy("DELETE", target, "maxMessageSize")
-            time.sleep(2)
             find(result, topic, tails, within, key)
         else:
             result.trimmed.update(tails)
@@ -220,6 +225,9 @@ def test_earlier_attempt_of_killed_task_may_have_stored_more(
             mover.move(task)
         return mover.move(task, again=True)
 
+    # It sends all messages before it processes the first receipt or refusal.
+    monkeypatch.setattr(sending, "LEASE_SECONDS", 60.0)
+    monkeypatch.setattr(Window, "give_up", give_up_once_stored)
     monkeypatch.setattr(RangeMover, "_acknowledge", acknowledge_until_killed)
     monkeypatch.setattr(lookup, "find_in_target", allow_and_find)
     account = runs.run(job_of(provisioned), Again(twice), Suspended())
