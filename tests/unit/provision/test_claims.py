@@ -22,7 +22,7 @@ from redrive.api.model import InvalidFieldsError, parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
 from redrive.errors import RedriveError
 from redrive.kube import connections, resources
-from redrive.kube.cache import Cache
+from redrive.kube.cache import Cache, Index
 from redrive.kube.client import SecretNotFoundError
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
@@ -749,6 +749,18 @@ def test_oldest_policies_within_the_limit_are_admitted(
     assert limited(ctx, connection, bodies, 3) == ["c", "a", "b"]
     assert limited(ctx, connection, bodies, 2) == ["c", "a"]
     assert limited(ctx, connection, [*bodies[1:], policy("z", age=9)], 2) == ["a", "b"]
+
+
+def test_policies_within_the_limit_are_not_visited(
+    ctx: Context,
+    connection: dict[str, Any],
+    policy: MakeBody,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection may have ten thousand; each would read all others at each reconcile."""
+    bodies = [policy(name) for name in "abc"]
+    monkeypatch.setattr(Index, "get", lambda *_: pytest.fail("reads all policies"))
+    assert limited(ctx, connection, bodies, 3) == ["a", "b", "c"]
 
 
 def test_provisioned_policies_come_before_older_ones(
