@@ -32,6 +32,7 @@ from redrive.cli.output import (
     CommandError,
     Live,
     age,
+    clean,
     local_time,
     moment,
     now,
@@ -354,13 +355,17 @@ def _end_plan(cluster: Cluster, plan: Body) -> None:
 _LIFETIMES = {"Plan": PLAN_LIFETIME, "Review": REVIEW_LIFETIME}
 
 
+def _shown_count(count: Body) -> str:
+    words = (count["messages"], clean(count["cause"]) or "none recorded", count.get("fingerprint"))
+    return " ".join(str(word) for word in words if word is not None)
+
+
 def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
     """Yield the numbers of a plan for people."""
     run, spec = run_of(plan), plan["spec"]
     counts, preview = run.get("counts") or {}, run.get("preview") or {}
     causes, refusals = (
-        ", ".join(f"{c['messages']} {c['cause'] or 'none recorded'}" for c in preview.get(n) or ())
-        for n in ("causes", "refused")
+        ", ".join(map(_shown_count, preview.get(n) or ())) for n in ("causes", "refused")
     )
     select = spec.get("select") or {}
     yield "to move", "   ".join(filter(None, (str(counts.get("left", 0)), causes)))

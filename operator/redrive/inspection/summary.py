@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from redrive.inspection.reader import failure_of
 from redrive.policy.envelope import CONSUMER, DEAD_REASON, REPLAY
 from redrive.policy.verdict import DeadReason
 from redrive.reading.rows import DeadLetterRow
@@ -123,7 +122,7 @@ class Summary:
         key = None if row.key is None else row.key[:MAX_TEXT]
         if follows and key in self._leaders:
             return self._leaders[key]
-        failure = failure_of(row)
+        failure = FailureCause.of(row.properties)
         if follows and not failure.cause:
             failure = FailureCause(DeadReason.FOLLOWS.value)
         if failure not in self.groups:
