@@ -96,7 +96,7 @@ _PLAN_OPTIONS = {
     "reason": "causes",
     "ticket": None,
 }
-"""Of a Replay that counts; the reason is for later readers of the history."""
+"""Options of a Replay that counts; the reason is for later readers of the history."""
 
 
 def _target_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -333,7 +333,7 @@ def report(request: InspectionRequest, target: Path) -> int:
 
 
 def _summarised(request: InspectionRequest, reading: TopicReading, recorder: Recorder) -> Summary:
-    summary = Summary(recorder.cause_text)
+    summary = Summary(recorder)
     with _progress(request, reading) as rows:
         for row in rows:
             summary.add(row)

@@ -35,7 +35,7 @@ TOPIC = TopicName.parse("persistent://shop/prod/orders-DLQ")
 
 
 def summarized(*rows: Any) -> Summary:  # noqa: ANN401  rows of dead letters
-    result = Summary(Recorder(lambda _: None).cause_text)
+    result = Summary(Recorder(lambda _: None))
     for row in rows:
         result.add(row)
     return result
