@@ -22,7 +22,6 @@ from redrive.cli.develop import (
     resolved,
 )
 from redrive.cli.frame import ClusterFlags, cluster_options
-from redrive.cli.output import CommandError
 from redrive.cli.policies import conditions_of
 from redrive.cli.policy_actions import REFRESH_SECONDS, awaited
 from redrive.errors import RedriveError
@@ -94,7 +93,7 @@ def _observed(claim: Claim, cluster: Cluster) -> Iterator[str]:
     """Yield the changes that the operator would make at the broker for a new policy.
 
     Raises:
-        CommandError: the operator has not listed them.
+        RedriveError: the operator has not listed them.
     """
     key, body = claim.request.key, claim.manifest.body
     created = cluster.create(
@@ -113,7 +112,7 @@ def _observed(claim: Claim, cluster: Cluster) -> Iterator[str]:
         observed = awaited(cluster, created, REFRESH_SECONDS, is_observed)
         if observed is None:
             latest = cluster.get(POLICIES, key.namespace, key.name)
-            raise CommandError(
+            raise RedriveError(
                 f"the operator could not observe the RetryPolicy {key}",
                 got=conditions_of(latest).get("Ready", {}).get("message") or "no answer in time",
                 remedy="see `redrive doctor`, or leave out --observe",

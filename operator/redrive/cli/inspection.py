@@ -28,7 +28,6 @@ from redrive.cli.inspection_request import (
 from redrive.cli.output import (
     FORMATS,
     REPORT_SECONDS,
-    CommandError,
     Live,
     TableColumn,
     clean,
@@ -46,6 +45,7 @@ from redrive.cli.output import (
 )
 from redrive.cli.replay import manifest, planned
 from redrive.cli.replays import run_of
+from redrive.errors import RedriveError
 from redrive.inspection.export import private_file, write_json_lines, write_parquet
 from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.reader import NEWEST, TopicReading, plan_reading
@@ -291,7 +291,7 @@ def export(request: InspectionRequest, target: Path) -> int:
     with _progress(request, reading) as rows, private_file(target) as file:
         count = write(map(recorder, rows), file)
         if not count:
-            raise CommandError("; ".join(_empty(request, reading)), remedy="select others")
+            raise RedriveError("; ".join(_empty(request, reading)), remedy="select others")
     _say_malformed(reading)
     say(f"wrote {count} messages to {target}{'' if request.reveals else ', masked'}")
     return 0
@@ -311,7 +311,7 @@ def report(request: InspectionRequest, target: Path) -> int:
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)
     if not summary.groups:
-        raise CommandError("; ".join(_empty(request, reading)), remedy="select others")
+        raise RedriveError("; ".join(_empty(request, reading)), remedy="select others")
     extent = f"{reading.planned} of {reading.total} entries were read, with {reading.messages}"
     facts = ReportFacts(
         title=_WORDS[request.source],
@@ -356,7 +356,7 @@ def _planned(request: InspectionRequest) -> TopicReading:
     try:
         return plan_reading(topic, request.choice, None if request.reads_all else NEWEST)
     except AdminNotFoundError as error:
-        raise CommandError(
+        raise RedriveError(
             f"the topic {topic.name} does not exist",
             remedy="check --admin-url, and create it: wait until the policy is Ready, or run "
             "redrive provision",
