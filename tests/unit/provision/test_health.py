@@ -230,7 +230,9 @@ BLOCKED = {
 
 def test_invalid_blocked_keys_are_left_out() -> None:
     earlier = BLOCKED | {"keyHash": "11" * 6, "sinceTime": "2026-11-21T08:00:00+00:00"}
-    invalid = [{"cause": "\x1b[2J"}, {"keyHash": "../"}, {"behind": -1}, {"messageID": "ü"}]
+    invalid: list[dict[str, Any]] = [
+        {"cause": "\x1b[2J"}, {"keyHash": "../"}, {"behind": -1}, {"messageID": "ü"},
+    ]  # fmt: skip
     items = [BLOCKED, *(BLOCKED | {"keyHash": "22" * 6} | change for change in invalid), 7, earlier]
     producers = [{BLOCKED_KEYS: text} for text in (json.dumps(items), "{", '{"a": 1}')]
     shown = blocked_keys_of([*producers, {}])
