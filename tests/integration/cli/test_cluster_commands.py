@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -578,7 +578,7 @@ def test_follow_shows_progress_and_ends_with_3_after_refusals(shop: Shop) -> Non
     shop.put(REPLAYS, "seen", RUNNING, policyRef={"name": "quiet"})
 
     def end() -> None:
-        time.sleep(0.5)
+        wait_until(lambda: "running" in cast("io.StringIO", sys.stderr).getvalue())
         shop.put(REPLAYS, "seen", ENDED)
 
     thread = threading.Thread(target=end)
