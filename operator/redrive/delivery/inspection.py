@@ -262,7 +262,7 @@ class PartitionInspection:
         chunk = entry.chunk
         if chunk is None:
             entry.of(entry.content, (place,), self.index)
-        elif (whole := self._chunks.add(chunk, place, entry.content)) is not None:
+        elif (whole := self._chunks.add(chunk, place, entry.content)) and whole.content is not None:
             entry.of(whole.content, whole.entries, self.index)
 
     def _remove(

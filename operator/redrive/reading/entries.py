@@ -100,7 +100,7 @@ class EntryReader:
         self._received = after
         self._incoming: deque[Command] = deque()
         self._messages: deque[ReadMessage] = deque()
-        self._chunks = ChunksRead()
+        self._chunks = ChunksRead(max_content)
         self._permits = 0
         with _as_of_client():
             self._open()
@@ -220,9 +220,12 @@ class EntryReader:
                     entry.content, (place,), self._partition, self._max_content
                 )
             elif (whole := self._chunks.add(chunk, place, entry.content)) is not None:
-                self._messages += entry.of(
-                    whole.content, whole.entries, self._partition, self._max_content
-                )
+                if whole.content is None:
+                    self._messages.append(entry.oversized(whole.entries, self._partition))
+                else:
+                    self._messages += entry.of(
+                        whole.content, whole.entries, self._partition, self._max_content
+                    )
         except MalformedEntryError as error:
             logger.warning("skipped malformed entry %s of %s: %s", place, self._topic, error)
             if self._on_malformed is not None:
@@ -238,10 +241,15 @@ class MissingChunkError(MalformedEntryError):
 
 
 class WholeMessage(NamedTuple):
-    """A message with all its chunks: their entries, and the content."""
+    """A message with all its chunks.
+
+    Attributes:
+        entries: entries of the chunks.
+        content: the content; None if it is larger than the limit.
+    """
 
     entries: tuple[Place, ...]
-    content: bytes
+    content: bytes | None
 
 
 class _Parts:
@@ -251,16 +259,20 @@ class _Parts:
         self.first = first
         self.entries: list[Place] = []
         self.contents: list[bytes] = []
-        self.size = 0
+        self.size = self.kept = 0
 
 
 class ChunksRead:
     """Assembles messages from chunks, which may be interleaved. Pure.
 
     It keeps at most `stored.MAX_CONTENT` bytes of incomplete messages, the latest.
+
+    Args:
+        max_content: limit of the content of a message in bytes. Content above it is not kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_content: int = MAX_CONTENT) -> None:
+        self._max_content = max_content
         self._parts: dict[bytes, _Parts] = {}
         self._size = 0
 
@@ -288,17 +300,23 @@ class ChunksRead:
             raise MalformedEntryError(f"{size} bytes up to {chunk}, after {part} chunks")
         parts.entries.append(entry)
         parts.contents.append(content)
-        parts.size, self._size = size, self._size + len(content)
+        parts.size, parts.kept = size, parts.kept + len(content)
+        self._size += len(content)
+        is_oversized = size > self._max_content
+        if is_oversized:
+            self._size -= parts.kept
+            parts.contents, parts.kept = [], 0
         if is_last:
             self._drop(chunk.uuid)
-            return WholeMessage(tuple(parts.entries), b"".join(parts.contents))
+            whole = None if is_oversized else b"".join(parts.contents)
+            return WholeMessage(tuple(parts.entries), whole)
         while self._size > MAX_CONTENT:
             self._drop(next(iter(self._parts)))
         return None
 
     def _drop(self, uuid: bytes) -> None:
         if (parts := self._parts.pop(uuid, None)) is not None:
-            self._size -= parts.size
+            self._size -= parts.kept
 
 
 @contextmanager

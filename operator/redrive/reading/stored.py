@@ -21,6 +21,9 @@ from redrive.reading.positions import encode_nested, encode_number, signed_32, w
 MAX_CONTENT = 512 * 2**20
 """The most bytes of one message, decompressed or put together from chunks."""
 MAX_CHUNKS = 100_000
+_MESSAGE_BYTES, _FIELD_BYTES = 1_024, 64
+"""Upper bounds of the memory of a message in a batch, and of a field of its metadata, both without
+their contents. Either may take few bytes of the batch."""
 _BROKER_METADATA, _CHECKSUM = b"\x0e\x02", b"\x0e\x01"
 _SIZE = 4
 # Fields of MessageMetadata.
@@ -134,33 +137,47 @@ class StoredEntry(NamedTuple):
             content: of the entry, or of the message that it is the last part of.
             chunks: the entries of that; the entry alone where it is no part.
             partition: of the topic it lies in; -1 if that has none.
-            max_content: limit of the decompressed content in bytes. An entry above it is not
-                decompressed. It becomes one message that is oversized.
+            max_content: limit of the memory of the messages in bytes. Decompressed content above
+                it, or a batch of more messages or fields, becomes one message that is oversized.
 
         Raises:
             MalformedEntryError: it holds others than its metadata names.
         """
-        place = MessagePlace(partition, chunks)
         is_compressed = bool(self.numbers.get(_COMPRESSION)) and not self.is_encrypted
         if is_compressed and max_content < self.numbers.get(_UNCOMPRESSED, 0) <= MAX_CONTENT:
-            message = ReadMessage(place, self.numbers, self.texts, self.properties, b"")
-            message.is_oversized = True
-            return [message]
+            return [self.oversized(chunks, partition)]
         if not self.is_encrypted:
             content = self._decompressed(content)
             if _IN_BATCH in self.numbers:
-                return self._of_batch(content, chunks[-1], partition)
-        return [ReadMessage(place, self.numbers, self.texts, self.properties, content)]
+                return self._of_batch(content, chunks[-1], partition, max_content)
+        return [self._message(chunks, partition, content)]
 
-    def _of_batch(self, batch: bytes, entry: Place, partition: int) -> list[ReadMessage]:
+    def oversized(self, chunks: Sequence[Place], partition: int) -> ReadMessage:
+        """Return the message that stands for content above a limit; see `of`."""
+        message = self._message(chunks, partition, b"")
+        message.is_oversized = True
+        return message
+
+    def _message(self, chunks: Sequence[Place], partition: int, content: bytes) -> ReadMessage:
+        place = MessagePlace(partition, chunks)
+        return ReadMessage(place, self.numbers, self.texts, self.properties, content)
+
+    def _of_batch(
+        self, batch: bytes, entry: Place, partition: int, max_content: int
+    ) -> list[ReadMessage]:
         count, at = self.messages, 0
+        room = max_content - len(batch)
         if not 0 < count <= len(batch) // _SIZE:
             raise MalformedEntryError(f"a batch of {count} messages in {len(batch)} bytes")
         messages = []
         for index in range(count):
             begin = at + _SIZE
             behind = begin + int.from_bytes(batch[at:begin])
+            # A field takes two bytes at least.
+            if room < _MESSAGE_BYTES + (min(behind, len(batch)) - begin) // 2 * _FIELD_BYTES:
+                return [self.oversized((entry,), partition)]
             numbers, texts, properties = _fields(batch[begin:behind], _SINGLE_PROPERTIES)
+            room -= _MESSAGE_BYTES + _FIELD_BYTES * len(properties)
             size = signed_32(numbers.get(_PAYLOAD_SIZE, 0))
             at = behind + size
             if begin > len(batch) or size < 0 or at > len(batch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from redrive.reading.entries import ChunksRead
 from redrive.reading.frames import OutgoingMessage
 from redrive.reading.positions import encode_nested
 from redrive.reading.stored import MalformedEntryError, MessagePlace, ReadMessage, StoredEntry
-from tests.support.raw_entries import HARMFUL, RawEntry, bytes_of, chunk, numbers
+from tests.support.raw_entries import HARMFUL, RawEntry, bytes_of, chunk, in_batch, numbers
 
 PLACE = (7, 3)
 text = st.text(max_size=20)
@@ -39,6 +40,7 @@ def read(*entries: RawEntry, partition: int = -1) -> list[ReadMessage]:
         if part is None:
             messages += entry.of(entry.content, (place,), partition)
         elif (whole := chunks.add(part, place, entry.content)) is not None:
+            assert whole.content is not None
             messages += entry.of(whole.content, whole.entries, partition)
     return messages
 
@@ -146,6 +148,53 @@ def test_harmful_entry_shows_no_message(name: str) -> None:
 def test_broken_entry_is_malformed(broken: bytes) -> None:
     with pytest.raises(MalformedEntryError):
         StoredEntry.read(broken)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(bytes(4 * 2_048), id="messages of four bytes"),
+        pytest.param(b"".join(in_batch(b"", b"\x0a\0" * 100) for _ in range(64)), id="properties"),
+    ],
+)
+def test_batch_takes_bounded_memory(batch: bytes) -> None:
+    count = len(batch) // 4 if not batch.strip(b"\0") else 64
+    entry = StoredEntry.read(bytes_of(RawEntry(numbers(in_batch=count), batch)))
+    limit = 128 * 2**10
+    tracemalloc.start()
+    try:
+        (message,) = entry.of(entry.content, (PLACE,), -1, limit)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (message.is_oversized, message.place.entries) == (True, (PLACE,))
+    assert peak < limit
+    assert len(entry.of(entry.content, (PLACE,), -1)) == count
+
+
+def test_long_metadata_in_a_batch_is_not_decoded() -> None:
+    batch = in_batch(b"", b"\x0a\0" * 10_000)
+    entry = StoredEntry.read(bytes_of(RawEntry(numbers(in_batch=1), batch)))
+    tracemalloc.start()
+    try:
+        (message,) = entry.of(entry.content, (PLACE,), -1, 100_000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert message.is_oversized
+    assert peak < 10_000
+
+
+def test_chunks_above_the_limit_are_not_kept() -> None:
+    chunks, content = ChunksRead(10), bytes(8)
+    assert chunks.add(stored.Chunk(b"a", 0, 2, 16), (1, 0), content) is None
+    assert chunks.add(stored.Chunk(b"b", 0, 2, 9), (1, 1), content) is None
+    whole = chunks.add(stored.Chunk(b"a", 1, 2, 16), (1, 2), content)
+    assert whole == (((1, 0), (1, 2)), None)
+    assert chunks.add(stored.Chunk(b"b", 1, 2, 9), (1, 3), b"x") == (
+        ((1, 1), (1, 3)), content + b"x",
+    )  # fmt: skip
+    assert chunks.add(stored.Chunk(b"c", 0, 1, None), (1, 4), bytes(11)) == (((1, 4),), None)
 
 
 def test_broker_metadata_is_skipped() -> None:
