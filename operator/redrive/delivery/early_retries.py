@@ -6,7 +6,8 @@ delay has passed since it was sent.
 
 The broker delivers a retry when its own clock reaches the time of sending plus the delay. A
 consumer that waits for messages gets it at that moment. So if the clock of its host is ahead of the
-broker's, each retry looks late by the difference, whichever host has sent it.
+broker's, each retry looks late by the difference, whichever host has sent it. A broker that
+delivers late, for example at a dispatch rate, is recognized by a lateness that changes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ AHEAD_SECONDS = 10.0
 """A smaller difference is not reported: the tick of a broker and a busy host look like one."""
 RETRIES_MEASURED = 5
 """So many retries in a row have to be late: a broker that was away delays only a few."""
+APART_SECONDS = 10.0
+"""Minimum time between two of them: a queue at the broker changes meanwhile, a clock does not."""
+ALIKE_SECONDS = 3.0
+"""Maximum difference between them: of the tick of a broker, and of a busy host."""
 _AGAIN_SECONDS = 3_600.0
 
 _log = logging.getLogger(__name__)
@@ -56,7 +61,8 @@ class EarlyRetries:
         self._changing = threading.Lock()
         self._is_reported = False
         self._late: deque[float] = deque(maxlen=RETRIES_MEASURED)
-        self._ahead_reported_at: float | None = None
+        self._measured_at = float("-inf")
+        self._ahead_reported_at = float("-inf")
 
     def __len__(self) -> int:
         """Return how many messages are kept."""
@@ -78,11 +84,18 @@ class EarlyRetries:
         delay = delay_of(messages.read_properties(message) or {})
         if delay is None:
             return None
-        self._late.append(self._lateness(message, delay))
-        ahead, now = min(self._late), self._clock.monotonic()
-        if len(self._late) < RETRIES_MEASURED or ahead < AHEAD_SECONDS:
+        late, now = self._lateness(message, delay), self._clock.monotonic()
+        if late < AHEAD_SECONDS:
+            self._late.clear()
             return None
-        if self._ahead_reported_at is not None and now < self._ahead_reported_at + _AGAIN_SECONDS:
+        if now < self._measured_at + APART_SECONDS:
+            return None
+        self._measured_at = now
+        self._late.append(late)
+        ahead = min(self._late)
+        are_alike = max(self._late) - ahead <= ALIKE_SECONDS
+        is_due = now >= self._ahead_reported_at + _AGAIN_SECONDS
+        if len(self._late) < RETRIES_MEASURED or not are_alike or not is_due:
             return None
         self._ahead_reported_at = now
         return ahead

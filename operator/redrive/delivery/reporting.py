@@ -379,12 +379,13 @@ class Reporting(Middleware):
         self._events.report(event, text, topic)
 
     def clock_ahead(self, topic: str, seconds: float) -> None:
-        """Report that the clock of this host is ahead of the broker's, as retries show."""
+        """Report that the clock of this host seems to be ahead of the broker's."""
         event = replace(self._of_no_message(Name.CLOCK_AHEAD), topic=topic)
         text = (
-            "the clock of this host is ahead of the broker's by %.0f s: the last retries from %s "
-            "came late by that; retries that it sends come late, and a deadline of failure rules "
-            "ends early; synchronize the clocks of this host and of the broker"
+            "the clock of this host seems to be ahead of the broker's by %.0f s: the last retries "
+            "from %s came late by that, all alike; retries that it sends come late, and a deadline "
+            "of failure rules ends early; synchronize the clocks of this host and of the broker; "
+            "if they agree, the broker delivers late: check its dispatch rates"
         )
         self._events.report(event, text, seconds, topic)
 

@@ -320,20 +320,26 @@ def test_early_retry_is_kept_for_its_delay_at_most(
 
 
 @pytest.mark.parametrize(
-    ("late", "reported"),
+    ("late", "apart", "reported"),
     [
-        ([60, 61, 62, 63], []), ([60, 61, 62, 63, 64], [60]), ([9] * 9, []), ([-2] * 9, []),
-        ([60, 60, 1, 60, 60, 60, 60], []), ([60, 60, 1, 60, 60, 60, 60, 60], [60]),
-        ([60] * 40, [60]), ([60] * 5 + [7_200] * 40, [60, 7_200]),
+        ([60, 61, 62, 63], 100, []), ([60, 61, 62, 63, 61], 100, [60]), ([9] * 9, 100, []),
+        ([-2] * 9, 100, []), ([60, 60, 1, 60, 60, 60, 60], 100, []),
+        ([60, 60, 1, 60, 60, 60, 60, 60], 100, [60]), ([60] * 40, 100, [60]),
+        ([60] * 5 + [7_200] * 40, 100, [60, 7_200]), ([60] * 40, 1, []), ([60] * 41, 1, [60]),
+        # A queue at the broker: due together, at different times, and a burst that is late.
+        (list(range(10, 900, 10)), 10, []), ([n / 10 for n in range(900)], 1, []),
+        ([60, 59, 58, 57, 55, 51, 46, 40, 33, 25, 16], 12, []),
     ],
 )  # fmt: skip
-def test_clock_is_ahead_if_all_last_retries_are_late(late: list[int], reported: list[int]) -> None:
+def test_clock_is_ahead_if_last_retries_are_late_alike(
+    late: list[float], apart: int, reported: list[int]
+) -> None:
     clock = VirtualClock(SENT)
     clock.advance(timedelta(hours=3))
     early = EarlyRetries(clock)
     reports = []
     for number, seconds in enumerate(late):
-        clock.advance(timedelta(seconds=100))
+        clock.advance(timedelta(seconds=apart))
         delay = (clock.now() - SENT) - timedelta(seconds=seconds)
         retry = retry_of(number, f"{delay.total_seconds() * 1_000:.0f}")
         reports.append(early.clock_ahead(cast("pulsar.Message", retry)))
