@@ -46,11 +46,14 @@ from redrive.admin.model import (
     TopicSubscriptions,
     TopicUsage,
     acknowledged_behind,
+    bounded,
     combine_partitions,
+    read_internal_stats,
     read_metadata,
     read_names,
     read_namespace_policies,
     read_partitions,
+    read_policy,
     read_producers,
     read_receivers,
     read_schema,
@@ -123,6 +126,7 @@ class Calls:
 
 _WITH_PROPERTIES = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+_names: Callable[[Any], frozenset[str]] = lambda answer: frozenset(map(str, answer))  # noqa: E731
 _NAMES_ONLY = "excludePublishers=true&excludeConsumers=true&subscriptionBacklogSize=false"
 
 
@@ -238,7 +242,8 @@ class TopicCalls(Calls):
             AdminNotFoundError: the topic does not exist.
         """
         path = f"{topic_path(topic)}/messageTTL?applied=true"
-        return await self._get(f"read the TTL of {topic}", path, lambda answer: int(answer or 0))
+        does = f"read the TTL of {topic}"
+        return await self._get(does, path, lambda answer: bounded(answer or 0))
 
     async def topic_policy(
         self, topic: TopicName, policy: TopicPolicy, *, own: bool = False
@@ -249,7 +254,8 @@ class TopicCalls(Calls):
             own: True reads the value of the topic itself, False the value in force.
         """
         path = f"{topic_path(topic)}/{policy.own if own else policy.read}"
-        return await self._send(Call(f"read {policy} of {topic}", "GET", path))
+        does = f"read {policy} of {topic}"
+        return await self._get(does, path, lambda answer: read_policy(policy.own, answer))
 
     async def set_topic_policy(
         self, topic: TopicName, policy: TopicPolicy | str, write: Write
@@ -265,7 +271,7 @@ class TopicCalls(Calls):
         """
         path = f"{topic_path(topic)}/internalStats"
         return await self._get(
-            f"read the internal state of {topic}", path, dict[str, Any], LONG_ANSWER
+            f"read the internal state of {topic}", path, read_internal_stats, LONG_ANSWER
         )
 
     async def stats(
@@ -480,7 +486,7 @@ class Admin(TopicCalls):
             AuthenticationFailedError: the broker rejects the credentials.
         """
         call = Call("list the clusters", "GET", "clusters", seconds=PROBE_SECONDS)
-        return await self._read(call, frozenset[str], probe=True)
+        return await self._read(call, _names, probe=True)
 
     async def version(self) -> tuple[int, ...]:
         """Return the broker's release as numbers, such as (4, 0, 8); read once a minute.
@@ -586,8 +592,8 @@ class Admin(TopicCalls):
         """
         does, path = f"list the topics of {namespace}", f"persistent/{quoted(namespace)}"
         unpartitioned, partitioned = await asyncio.gather(
-            self._get(does, path, frozenset[str], LONG_ANSWER),
-            self._get(does, f"{path}/partitioned", frozenset[str], LONG_ANSWER),
+            self._get(does, path, _names, LONG_ANSWER),
+            self._get(does, f"{path}/partitioned", _names, LONG_ANSWER),
         )
         return unpartitioned, partitioned
 
@@ -611,7 +617,7 @@ class Admin(TopicCalls):
 
     async def _namespaces_of(self, tenant: str) -> frozenset[str]:
         does = f"list the namespaces of tenant {tenant}"
-        return await self._get(does, f"namespaces/{quoted(tenant)}", frozenset[str])
+        return await self._get(does, f"namespaces/{quoted(tenant)}", _names)
 
     async def _permissions(self, namespace: str) -> Permissions:
         does, path = f"read the grants in {namespace}", f"namespaces/{quoted(namespace)}"

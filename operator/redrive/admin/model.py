@@ -17,11 +17,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from redrive.admin.policies import NUMBERS, QUOTA_MAP
 from redrive.errors import InvalidSpecError
 from redrive.policy.naming import SYSTEM_PREFIX, SYSTEM_TOPIC, TopicName, cursor_name
 
 MOST_PARTITIONS = 10_000
 """Maximum partitions of a topic in an answer: each costs memory and calls."""
+MOST_ENTRIES = 10**10
+"""Maximum entries of a topic or a partition in an answer: a run divides them into ranges."""
+HIGHEST_NUMBER = 2**48
+"""Maximum of any other number: the sums of all partitions have 64 bits, as in a status."""
 
 
 def broker_at(admin_url: str) -> str:
@@ -110,18 +115,19 @@ class TopicPermissions(Mapping[str, Mapping[str, frozenset[str]]]):
         written: the same as the broker's JSON.
 
     Raises:
-        TypeError: it has another form.
+        AttributeError, TypeError: it has another form.
     """
 
     def __init__(self, written: Mapping[str, Mapping[str, Iterable[str]]]) -> None:
-        if not all(isinstance(roles, dict) for roles in written.values()):
-            msg = "rights are objects by topic and role"
-            raise TypeError(msg)
+        for roles in written.values():
+            if not all(isinstance(actions, list) for actions in roles.values()):
+                raise TypeError("the actions of a role are a list")
         self._written = written
 
     def __getitem__(self, topic: str) -> Mapping[str, frozenset[str]]:
         """Return the actions of each role on a topic."""
-        return {role: frozenset(actions) for role, actions in self._written[topic].items()}
+        roles = self._written[topic].items()
+        return {role: frozenset(a for a in held if isinstance(a, str)) for role, held in roles}
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the topics that have grants."""
@@ -294,52 +300,111 @@ class TopicStats(Mapping[str, SubscriptionStats]):
         return len(self._subscriptions)
 
 
+def bounded(value: Any, most: int = HIGHEST_NUMBER) -> int:  # noqa: ANN401  JSON
+    """Return *value* if it is a whole number, and neither it nor its negative exceeds *most*.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is too high or too low.
+    """
+    if not isinstance(value, int):
+        raise TypeError("no whole number")
+    if abs(value) > most:
+        raise ValueError(f"a number above {most}")
+    return value
+
+
+def name_set(value: Any) -> frozenset[str]:  # noqa: ANN401  JSON
+    """Return the texts of a list.
+
+    Raises:
+        TypeError: an item is no text.
+    """
+    if not all(isinstance(name, str) for name in value):
+        raise TypeError("no text")
+    return frozenset(value)
+
+
+def _text_map(value: Mapping[str, Any] | None) -> dict[str, str]:
+    name_set((value or {}).values())
+    return dict(value or {})
+
+
 def read_partitions(answer: Any) -> int:  # noqa: ANN401  JSON
     """Parse the number of a topic's partitions.
 
     Raises:
-        ValueError: it is negative, or exceeds `MOST_PARTITIONS`.
+        TypeError, ValueError: it is no number, negative, or exceeds `MOST_PARTITIONS`.
     """
-    partitions = int(answer["partitions"])
-    if not 0 <= partitions <= MOST_PARTITIONS:
+    partitions = bounded(answer["partitions"], MOST_PARTITIONS)
+    if partitions < 0:
         raise ValueError(f"{partitions} partitions")
     return partitions
 
 
 def read_metadata(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
     """Parse the metadata of a partitioned topic."""
-    return TopicMetadata(read_partitions(answer), dict(answer.get("properties") or {}))
+    return TopicMetadata(read_partitions(answer), _text_map(answer.get("properties")))
 
 
 def read_unpartitioned_metadata(answer: Any) -> TopicMetadata:  # noqa: ANN401  JSON
     """Parse the properties of a topic without partitions, which are all of its metadata."""
-    return TopicMetadata(0, dict(answer or {}))
+    return TopicMetadata(0, _text_map(answer))
 
 
 def read_namespace_policies(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
     """Parse the policies of a namespace for a `NamespaceState`."""
     return {
         "permissions": TopicPermissions(answer["auth_policies"]["destination_auth"]),
-        "subscription_expiry_minutes": int(answer.get("subscription_expiration_time_minutes") or 0),
-        "backlog_quotas": answer.get("backlog_quota_map") or {},
-        "delayed_delivery": answer.get("delayed_delivery_policies"),
-        "replicated_to": frozenset(answer.get("replication_clusters") or ()),
+        "subscription_expiry_minutes": bounded(
+            answer.get("subscription_expiration_time_minutes") or 0
+        ),
+        "backlog_quotas": read_quotas(answer.get("backlog_quota_map")),
+        "delayed_delivery": read_delayed_delivery(answer.get("delayed_delivery_policies")),
+        "replicated_to": name_set(answer.get("replication_clusters") or ()),
         "enforces_schemas": answer.get("schema_validation_enforced") is True,
-        "subscription_types": frozenset(answer.get("subscription_types_enabled") or ()),
+        "subscription_types": name_set(answer.get("subscription_types_enabled") or ()),
         "requires_encryption": answer.get("encryption_required") is True,
     }
+
+
+def read_quotas(answer: Any) -> dict[str, Mapping[str, Any]]:  # noqa: ANN401  JSON
+    """Parse the backlog quotas of a topic or a namespace, by type; empty if there are none."""
+    quotas = dict(answer or {})
+    for quota in quotas.values():
+        for limit in ("limit", "limitSize", "limitTime"):
+            bounded(quota.get(limit) or 0)
+        if not isinstance(quota.get("policy"), str | None):
+            raise TypeError("no text")
+    return quotas
+
+
+def read_delayed_delivery(answer: Any) -> dict[str, Any] | None:  # noqa: ANN401  JSON
+    """Parse the delayed delivery of a topic or a namespace; None if it sets nothing."""
+    if answer is None:
+        return None
+    bounded(answer.get("tickTime", 0))
+    bounded(answer.get("maxDeliveryDelayInMillis", 0))
+    return dict(answer)
+
+
+def read_policy(name: str, answer: Any) -> Any:  # noqa: ANN401  JSON
+    """Parse a policy of a topic; None if it sets nothing."""
+    if answer is None or name in NUMBERS:
+        return answer if answer is None else bounded(answer)
+    return read_quotas(answer) if name == QUOTA_MAP else read_delayed_delivery(answer)
 
 
 def read_schema(answer: Any) -> Schema | None:  # noqa: ANN401  JSON
     """Parse a schema; None for plain bytes."""
     if answer["type"] in {"NONE", "BYTES"}:
         return None
-    return Schema(str(answer["type"]), str(answer["data"]), dict(answer.get("properties") or {}))
+    return Schema(str(answer["type"]), str(answer["data"]), _text_map(answer.get("properties")))
 
 
 def read_schemas(answer: Any) -> tuple[Schema, ...]:  # noqa: ANN401  JSON
     """Parse all versions of a schema, the oldest first, without plain bytes."""
-    versions = sorted(answer["getSchemaResponses"], key=lambda version: int(version["version"]))
+    versions = sorted(answer["getSchemaResponses"], key=lambda version: bounded(version["version"]))
     return tuple(schema for schema in map(read_schema, versions) if schema is not None)
 
 
@@ -356,7 +421,8 @@ def read_stats(answer: Mapping[str, Any]) -> TopicStats:
         AttributeError, KeyError, TypeError, ValueError: it is not an answer of a broker.
     """
     parts = answer.get("partitions") or {"": answer}
-    published = {name: int(part.get("msgInCounter", 0)) for name, part in parts.items()}
+    bounded(len(parts), MOST_PARTITIONS)
+    published = {name: bounded(part.get("msgInCounter", 0)) for name, part in parts.items()}
     return TopicStats(_by_name(map(_subscriptions, parts.values())), published)
 
 
@@ -367,7 +433,7 @@ def read_producers(answer: Mapping[str, Any]) -> list[Mapping[str, str]]:
         AttributeError, KeyError, TypeError: it is not an answer of a broker.
     """
     parts = (answer.get("partitions") or {"": answer}).values()
-    return [dict(p.get("metadata") or {}) for part in parts for p in part["publishers"]]
+    return [_text_map(p.get("metadata")) for part in parts for p in part["publishers"]]
 
 
 def read_names(part: Mapping[str, Any]) -> frozenset[str]:
@@ -402,7 +468,7 @@ def read_usage(part: Mapping[str, Any], subscription: str) -> TopicUsage:
     Raises:
         AttributeError, KeyError, TypeError, ValueError: it is not an answer of a broker.
     """
-    by_name, stored = _subscriptions(part), int(part["storageSize"])
+    by_name, stored = _subscriptions(part), bounded(part["storageSize"])
     return TopicUsage(by_name, len(part["publishers"]), 0 if subscription in by_name else stored)
 
 
@@ -429,20 +495,20 @@ def _by_name(parts: Iterable[Mapping[str, SubscriptionStats]]) -> dict[str, Subs
 
 
 def _read_subscription(stats: Mapping[str, Any]) -> SubscriptionStats:
-    oldest = int(stats.get("earliestMsgPublishTimeInBacklog", 0))
-    unacknowledged = int(stats.get("unackedMessages", 0))
-    held = [int(consumer.get("unackedMessages", 0)) for consumer in stats["consumers"]]
+    oldest = bounded(stats.get("earliestMsgPublishTimeInBacklog", 0))
+    unacknowledged = bounded(stats.get("unackedMessages", 0))
+    held = [bounded(consumer.get("unackedMessages", 0)) for consumer in stats["consumers"]]
     return SubscriptionStats(
-        backlog=int(stats["msgBacklog"]),
-        delivered=int(stats["msgOutCounter"]),
+        backlog=max(0, bounded(stats["msgBacklog"])),
+        delivered=bounded(stats["msgOutCounter"]),
         consumers=len(stats["consumers"]),
         durable=bool(stats.get("isDurable", True)),
-        ack_holes=int(stats.get("nonContiguousDeletedMessagesRanges", 0)),
+        ack_holes=bounded(stats.get("nonContiguousDeletedMessagesRanges", 0)),
         oldest=datetime.fromtimestamp(oldest / 1_000, UTC) if oldest > 0 else None,
         unacknowledged=unacknowledged,
         stranded=max(0, unacknowledged - sum(held)) if held else 0,
-        bytes=max(0, int(stats.get("backlogSize", 0))),  # -1 if not requested
-        delayed=int(stats.get("msgDelayed", 0)),
+        bytes=max(0, bounded(stats.get("backlogSize", 0))),  # -1 if not requested
+        delayed=bounded(stats.get("msgDelayed", 0)),
         type=str(stats.get("type", "")) if stats["consumers"] else "",
     )
 
@@ -503,7 +569,7 @@ class AckPersistence:
         """
         arrays = settings.get(AS_ARRAYS, str(release >= _ARRAYS_SINCE))
         return cls(
-            int(settings.get(RANGES, _DEFAULT_RANGES)),
+            bounded(int(settings.get(RANGES, _DEFAULT_RANGES))),
             arrays.lower() == settings.get(_IN_ARRAYS, "true").lower() == "true",
             configured=RANGES in settings,
         )
@@ -528,9 +594,9 @@ def acknowledged_behind(part: Mapping[str, Any], subscription: str) -> int:
     cursor = part["cursors"].get(cursor_name(subscription))
     if cursor is None:
         return 0
-    through, after = (int(part) for part in cursor["markDeletePosition"].split(":"))
-    newest, last = (int(number) for number in part["lastConfirmedEntry"].split(":"))
-    entries = {int(ledger["ledgerId"]): int(ledger["entries"]) for ledger in part["ledgers"]}
+    through, after = _position(cursor["markDeletePosition"])
+    newest, last = _position(part["lastConfirmedEntry"])
+    entries = _entries(part)
     if newest in entries:  # the list has no count of the open ledger
         entries[newest] = last + 1
     behind = {ledger: count for ledger, count in entries.items() if ledger >= through}
@@ -538,5 +604,36 @@ def acknowledged_behind(part: Mapping[str, Any], subscription: str) -> int:
         behind[through] -= after + 1
     if sum(count > 0 for count in behind.values()) <= 1:
         return 0
-    backlog = int(part["entriesAddedCounter"]) - int(cursor["messagesConsumedCounter"])
+    consumed = bounded(cursor["messagesConsumedCounter"])
+    backlog = bounded(part["entriesAddedCounter"]) - consumed
     return max(0, sum(behind.values()) - backlog)
+
+
+def read_internal_stats(answer: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
+    """Return internal statistics of a topic without partitions, or of a partition.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: it is not an answer of a broker.
+    """
+    entries, (newest, last) = _entries(answer), _position(answer["lastConfirmedEntry"])
+    if newest in entries:
+        entries[newest] = last + 1
+    bounded(sum(entries.values()), MOST_ENTRIES)
+    for name in ("totalSize", "numberOfEntries", "entriesAddedCounter", "pendingAddEntriesCount"):
+        bounded(answer.get(name, 0))
+    for cursor in answer["cursors"].values():
+        _position(cursor["markDeletePosition"])
+        _position(cursor["readPosition"])
+        name_set([cursor["individuallyDeletedMessages"]])
+    return dict(answer)
+
+
+def _entries(part: Mapping[str, Any]) -> dict[int, int]:
+    """Return the number of entries of each ledger."""
+    return {bounded(held["ledgerId"]): bounded(held["entries"]) for held in part["ledgers"]}
+
+
+def _position(text: str) -> tuple[int, int]:
+    """Parse ledger and entry."""
+    ledger, entry = text.split(":")
+    return bounded(int(ledger)), bounded(int(entry))

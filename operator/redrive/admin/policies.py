@@ -7,7 +7,7 @@ priority over that of its namespace, and that over the broker's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 EVICTS = "consumer_backlog_eviction"
@@ -116,16 +116,13 @@ class Holds:
 
     name: str
     fields: tuple[tuple[str, Any], ...]
+    read: str = field(init=False)
+    own: str = field(init=False)
 
-    @property
-    def read(self) -> str:
-        """Return the path of the value in force, of topic, namespace or broker."""
-        return f"{self.name}?applied=true"
-
-    @property
-    def own(self) -> str:
-        """Return the path of the topic's own value."""
-        return self.name
+    def __post_init__(self) -> None:
+        """Compute the path of the value in force, of topic, namespace or broker."""
+        object.__setattr__(self, "read", f"{self.name}?applied=true")
+        object.__setattr__(self, "own", self.name)
 
     def writes(self, value: Mapping[str, Any] | None) -> Iterator[Write]:
         """Set the required fields, and keep the others."""
@@ -160,7 +157,9 @@ class DelaysWithin:
         return f"delayed delivery within {self.tick} ms"
 
 
-_QUOTA_MAP = "backlogQuotaMap"
+QUOTA_MAP = "backlogQuotaMap"
+NUMBERS = frozenset({Deduplicates.own, CompactsAbove.own, Ttl.own})
+"""Paths of policies that are a number or a truth value; others are objects."""
 BY_SIZE = "destination_storage"
 """Type of a backlog quota in bytes."""
 BY_AGE = "message_age"
@@ -172,6 +171,7 @@ Quotas = Mapping[str, Mapping[str, Any]]
 
 
 _GIGABYTE = 2**30
+_MOST = 2**48
 
 
 def size_limit(quotas: Quotas) -> int | None:
@@ -185,7 +185,8 @@ def default_quotas(settings: Mapping[str, str]) -> Quotas:
     """Return the broker's default backlog quotas, by type.
 
     Args:
-        settings: configuration of the broker; a value that is not a number sets no limit.
+        settings: configuration of the broker; a value that is not a number, or too high for one,
+            sets no limit.
     """
     gigabytes = _number(settings, "backlogQuotaDefaultLimitGB")
     size = _number(settings, "backlogQuotaDefaultLimitBytes")
@@ -203,9 +204,10 @@ def default_quotas(settings: Mapping[str, str]) -> Quotas:
 
 def _number(settings: Mapping[str, str], name: str) -> float:
     try:
-        return float(settings.get(name, -1))
+        number = float(settings.get(name, -1))
     except ValueError:
         return -1
+    return number if number < _MOST else -1
 
 
 def evicting(quotas: Quotas) -> str:
@@ -226,7 +228,7 @@ class KeepsBacklog:
 
     # Never with applied=true: if neither topic nor namespace has a quota, the broker would write
     # its default into the namespace, where the next change makes it permanent.
-    read = own = name = _QUOTA_MAP
+    read = own = name = QUOTA_MAP
 
     def writes(self, value: Quotas | None) -> Iterator[Write]:
         """Replace quotas that delete messages by quotas that refuse them."""
@@ -243,7 +245,7 @@ class LimitsBacklog:
     """Backlog above a size in bytes is refused; set on the topic itself."""
 
     size: int
-    read = own = _QUOTA_MAP
+    read = own = QUOTA_MAP
     name = "backlogQuotaSize"
 
     def writes(self, value: Quotas | None) -> Iterator[Write]:

@@ -5,7 +5,6 @@ Called by `redrive.kube.credentials`. The broker maps the token to a role.
 
 from __future__ import annotations
 
-import json
 import re
 import ssl
 from dataclasses import dataclass, field
@@ -14,11 +13,13 @@ from yarl import URL
 
 from redrive.admin.access import same_origin
 from redrive.admin.errors import AdminError, AuthenticationFailedError
-from redrive.admin.http import Http
+from redrive.admin.http import Http, parse_answer
 from redrive.reasons import Reason
 
 _DISCOVERY = "/.well-known/openid-configuration"
 _DEFAULT_LIFETIME_SECONDS = 300.0
+LONGEST_LIFETIME_SECONDS = 86_400.0
+"""A token that is valid for longer is renewed as if it were not."""
 _CODE = re.compile("[a-z_]{1,40}")
 """The form of all that RFC 6749 knows."""
 
@@ -75,7 +76,8 @@ async def issue(client: Client, http: Http) -> Issued:
     if not isinstance(token, str) or not token.isprintable() or not token:
         raise _unexpected(client, "an answer without access_token")
     lifetime = answer.get("expires_in", _DEFAULT_LIFETIME_SECONDS)
-    return Issued(token, float(lifetime) if isinstance(lifetime, int | float) else 0.0)
+    seconds = float(lifetime) if isinstance(lifetime, int | float) else 0.0
+    return Issued(token, max(0.0, min(seconds, LONGEST_LIFETIME_SECONDS)))
 
 
 def _is_of_issuer(endpoint: str, issuer_url: str) -> bool:
@@ -92,7 +94,7 @@ async def _ask(
 ) -> dict[str, object]:
     status, text = await http.ask_issuer(method, url, form, client.tls, issuer=client.issuer_url)
     try:
-        answer = json.loads(text)
+        answer = parse_answer(text.encode())
     except ValueError:
         answer = {}
     if not isinstance(answer, dict):

@@ -7,6 +7,7 @@ results of redrive's own writes enter the cache before a watch reports them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -14,12 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 from redrive.admin.fair_slots import FairSlots
 from redrive.api import GROUP, Body
 from redrive.errors import RedriveError
-from redrive.kube.resources import Keep, Key, of_redrive
+from redrive.kube.resources import Keep, Key, malformed, of_redrive
 
 Listener = Callable[[Key, Body | None, Body | None], None]
 """Called with the key of an object, and its body before and after; None if it did not exist."""
 L = TypeVar("L", bound=Listener)
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class _Derived(NamedTuple):
@@ -93,8 +96,13 @@ class Cache:
             self._notify(key, before, None)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Apply a watch event, with a `type` such as `DELETED` and an `object`."""
-        if event["type"] == "DELETED":
+        """Apply a watch event, with a `type` such as `DELETED` and an `object`.
+
+        A malformed object is ignored: it would fail in each listener, and at each relist.
+        """
+        if problem := malformed(event["object"]):
+            logger.warning("an event of a watch is ignored: %s", problem)
+        elif event["type"] == "DELETED":
             self.drop(event["object"])
         else:
             self.put(event["object"])

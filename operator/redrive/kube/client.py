@@ -41,7 +41,6 @@ Objects may exceed one mebibyte. Those of redrive have some kilobytes, so they c
 """
 LONGEST_ANSWER = 32 * 2**20
 """Maximum bytes of any other answer. An object in etcd has up to 1.5 MiB, plus escapes of JSON."""
-_MAPPINGS = ("spec", "status", "data")
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 _JSON = "application/json"
@@ -141,7 +140,6 @@ class Kubernetes:
         Each page is reduced to the retained fields before the next is read.
         """
         # Items of a list have no apiVersion and kind.
-        # The items of a list leave out what the list itself says.
         typed = {"apiVersion": resource.api_version, "kind": resource.kind}
         keep = keep_of(resource)
         pages = self._pages(resource, namespace)
@@ -441,7 +439,11 @@ class Kubernetes:
                 parts = stream.content.iter_any()
                 answer = await read_bounded(parts, longest or LONGEST_ANSWER)
         except (aiohttp.ClientError, OSError) as error:
-            raise _unavailable(error) from error
+            raise UnavailableError(
+                "the Kubernetes API does not answer",
+                got=transport_failure(error),
+                remedy="the operator retries; check the API server and the network path to it",
+            ) from error
         except AnswerTooLongError:
             if longest is not None:
                 raise
@@ -459,27 +461,14 @@ class Kubernetes:
 
 
 def _time_of(response: aiohttp.ClientResponse) -> datetime | None:
-    """Return the server's time of an answer; None if the header `Date` is invalid."""
     try:
         return parsedate_to_datetime(response.headers.get("Date", "")).astimezone(UTC)
-    except ValueError:
+    except (OverflowError, ValueError):
         return None
 
 
-def _unavailable(error: Exception) -> UnavailableError:
-    return UnavailableError(
-        "the Kubernetes API does not answer",
-        got=transport_failure(error),
-        remedy="the operator retries; check the API server and the network path to it",
-    )
-
-
 def _check_page(page: Body, path: str) -> None:
-    """Check the parts of a list that callers rely on.
-
-    Raises:
-        UnavailableError: a part is missing, or has another type.
-    """
+    """Check the parts of a list that callers rely on; raise `UnavailableError` otherwise."""
     items, metadata = page.get("items", ""), page.get("metadata")
     if not isinstance(items, list | None) or not isinstance(metadata, dict):
         raise _malformed(path, "a list without items or metadata")
@@ -490,32 +479,16 @@ def _check_page(page: Body, path: str) -> None:
 
 
 def _object(body: Body, path: str) -> Body:
-    """Return *body* if it has an identity, and mappings where an object has mappings.
-
-    Raises:
-        UnavailableError: it is malformed.
-    """
-    metadata = body.get("metadata")
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("uid"), str):
-        raise _malformed(path, "an object without metadata or uid")
-    _version_of(body, path)
-    texts = (metadata.get("name", ""), metadata.get("namespace", ""))
-    if not all(isinstance(text, str) for text in texts):
-        raise _malformed(path, "a name that is not text")
-    mappings = [metadata.get("labels"), metadata.get("annotations")]
-    mappings += [body.get(name) for name in _MAPPINGS]
-    if not all(isinstance(mapping, dict | None) for mapping in mappings):
-        raise _malformed(path, "a field that is not a mapping")
-    owners = metadata.get("ownerReferences") or []
-    if not isinstance(owners, list) or not all(isinstance(owner, dict) for owner in owners):
-        raise _malformed(path, "owners that are not mappings")
+    """Return *body*, or raise `UnavailableError` if it is malformed."""
+    if problem := resources.malformed(body):
+        raise _malformed(path, problem)
     return body
 
 
 def _version_of(body: Body, path: str) -> int:
     version = body["metadata"].get("resourceVersion")
-    if not isinstance(version, str) or not version.isdecimal():
-        raise _malformed(path, f"resourceVersion {version!r}"[:200])
+    if not resources.is_version(version):
+        raise _malformed(path, f"resourceVersion {version!r}")
     return int(version)
 
 

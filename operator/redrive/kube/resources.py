@@ -168,6 +168,40 @@ def is_owned_by(body: Body, owner: Body) -> bool:
     return any(reference["uid"] == owner["metadata"]["uid"] for reference in owners)
 
 
+_MAPPINGS = ("spec", "status", "data")
+_VERSION_DIGITS = 128
+_FIELDS: Mapping[str, type] = {
+    "name": str, "namespace": str, "creationTimestamp": str, "deletionTimestamp": str,
+    "generation": int, "labels": dict, "annotations": dict, "finalizers": list,
+}  # fmt: skip
+
+
+def malformed(body: Body) -> str:
+    """Return how an answer or event of an API server is no object; empty for an object.
+
+    It needs an identity, and mappings where an object has mappings.
+    """
+    metadata = body.get("metadata") if isinstance(body, dict) else None
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("uid"), str):
+        return "an object without metadata or uid"
+    if not is_version(version := metadata.get("resourceVersion")):
+        return f"resourceVersion {version!r}"[:_LONGEST_WORD]
+    for name, kind in _FIELDS.items():
+        if not isinstance(metadata.get(name), kind | None):
+            return f"a {name} that is not of type {kind.__name__}"
+    if not all(isinstance(body.get(name), dict | None) for name in _MAPPINGS):
+        return "a field that is not a mapping"
+    owners = metadata.get("ownerReferences") or []
+    if not isinstance(owners, list) or not all(isinstance(owner, dict) for owner in owners):
+        return "owners that are not mappings"
+    return ""
+
+
+def is_version(text: object) -> bool:
+    """Return True if *text* is a `resourceVersion`."""
+    return isinstance(text, str) and text.isdecimal() and len(text) <= _VERSION_DIGITS
+
+
 CONFIG_MAP_KEY = "policy.json"
 """Key of the ConfigMap; consumers mount it at `/etc/redrive` and read this file."""
 Keep = Callable[[Body], Body]

@@ -327,13 +327,10 @@ def earliness(policies: Mapping[str, Any]) -> timedelta | None:
     """Return the time by which the broker may deliver early; None if it does not delay at all.
 
     Args:
-        policies: topic policies in force.
-
-    Raises:
-        KeyError: *policies* lack the value of the broker.
+        policies: topic policies in force, with the value of the broker.
     """
-    delays = policies[DELAYS.read]
-    return delays["tickTime"] * _MILLISECOND if delays["active"] else None
+    delays = policies[DELAYS.read] or {}
+    return delays.get("tickTime", 0) * _MILLISECOND if delays.get("active") else None
 
 
 def delay_policy(shortest: timedelta, release: tuple[int, ...]) -> TopicPolicy:

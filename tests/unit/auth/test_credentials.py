@@ -262,6 +262,30 @@ async def test_token_endpoint_needs_origin_of_issuer(endpoint: str, *, accepted:
 
 
 @pytest.mark.parametrize(
+    ("lifetime", "seconds"),
+    [
+        ("60", 60), ("-1", 0), ("1e300", oauth2.LONGEST_LIFETIME_SECONDS), ('"60"', 0), ("[]", 0),
+        ("null", 0), ("1e999", None), ("NaN", None), ("9" * 400, None), ("9" * 5_000, None),
+        ("[" * 50_000, None), ("", None),
+    ],
+    ids=lambda value: str(value)[:8],
+)  # fmt: skip
+async def test_lifetime_of_an_issued_token_is_bounded(lifetime: str, seconds: float | None) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"token_endpoint": str(request.url.with_path("/token"))})
+        return web.Response(text=f'{{"access_token": "token", "expires_in": {lifetime}}}')
+
+    async with serving(answer) as url, Http.open() as opened:
+        if seconds is None:
+            with raises(Reason.ISSUER_FAILED, match="an answer without access_token"):
+                await issue(Client(url, "me", "s3cret"), opened)
+        else:
+            issued = await issue(Client(url, "me", "s3cret"), opened)
+            assert issued.lifetime == seconds
+
+
+@pytest.mark.parametrize(
     ("error", "shown"),
     [
         ("invalid_scope", "400 invalid_scope"),

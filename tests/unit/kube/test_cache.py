@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import sys
 import threading
@@ -43,6 +44,22 @@ def test_listeners_get_creation_change_and_deletion() -> None:
     cache.drop(second)
     cache.drop(second)
     assert calls == [(key, None, first), (key, first, second), (key, second, None)]
+
+
+def test_malformed_event_is_ignored() -> None:
+    """Each would fail in listeners, and its version at each relist."""
+    cache = Cache([body()])
+    calls: list[tuple[object, ...]] = []
+    cache.listen(lambda *change: calls.append(change))
+    wrong: list[Any] = [None, [], "x", {}, {"metadata": None}, {**body(), "spec": []}]
+    fields = ("uid", "name", "namespace", "resourceVersion", "generation", "labels", "annotations")
+    times = ("creationTimestamp", "deletionTimestamp")
+    wrong += [body(**{field: []}) for field in (*fields, *times)]
+    wrong += [body(finalizers="x"), body(resourceVersion="9" * 5_000), body(ownerReferences=[1])]
+    for kind, object_ in itertools.product(("ADDED", "MODIFIED", "DELETED"), wrong):
+        cache.on_event({"type": kind, "object": object_})
+    assert calls == []
+    assert list(cache) == [body()]
 
 
 async def test_derived_aside_is_computed_once_beside_the_loop() -> None:

@@ -84,7 +84,10 @@ BODIES = (
     b'{"metadata": null}', b'{"metadata": []}', b'{"metadata": {}}', b'{"metadata": {"uid": 1}}',
     b'{"metadata": {"uid": "1", "resourceVersion": 1}}',
     b'{"metadata": {"uid": "1", "resourceVersion": "x"}}',
+    b'{"metadata": {"uid": "1", "resourceVersion": "' + b"9" * 5_000 + b'"}}',
     OBJECT % (b', "labels": []', b""), OBJECT % (b', "ownerReferences": 1', b""),
+    OBJECT % (b', "finalizers": 1', b""), OBJECT % (b', "generation": "1"', b""),
+    OBJECT % (b', "creationTimestamp": 1', b""),
     OBJECT % (b', "ownerReferences": [null]', b""), OBJECT % (b"", b', "spec": []'),
     OBJECT % (b"", b', "status": "x"'), OBJECT % (b"", b', "data": 1'),
 )  # fmt: skip
@@ -92,6 +95,7 @@ PAGES = (
     b'{"metadata": {}}', b'{"metadata": {}, "items": {}}', b'{"metadata": {}, "items": [null]}',
     b'{"metadata": null, "items": []}', b'{"metadata": {}, "items": [{"metadata": 1}]}',
     b'{"metadata": {"continue": 1}, "items": []}',
+    b'{"metadata": {"resourceVersion": "1"}, "items": [%s]}' % (OBJECT % (b', "labels": 1', b"")),
 )  # fmt: skip
 BODY = {"metadata": {"namespace": "n", "name": "a", "uid": "1", "resourceVersion": "1"}}
 KEY = Key("n", "a")
@@ -138,6 +142,19 @@ async def test_each_wrong_answer_is_a_redrive_error(name: str, kubeconfig: Path)
                 except RedriveError:
                     continue
                 pytest.fail(f"accepted: {status} {body[:100]!r}")
+
+
+@pytest.mark.parametrize(
+    "date", ["", "x", "Fri, 31 Dec 9999 23:59:59 -2359", "Fri, 1 Jan 2026 00:00:00 +" + "9" * 30]
+)
+async def test_invalid_time_of_an_answer_is_none(date: str, kubeconfig: Path) -> None:
+    head = f"HTTP/1.1 200 OK\r\nDate: {date}\r\nContent-Length: "
+    body = OBJECT % (b"", b"")
+    async with api_server(f"{head}{len(body)}\r\n\r\n".encode() + body) as port:
+        write_kubeconfig(kubeconfig, port)
+        async with Kubernetes.connect() as kubernetes:
+            assert (await kubernetes.get(resources.POLICIES, KEY))["metadata"]["uid"] == "1"
+            assert kubernetes.server_time is None
 
 
 @pytest.mark.parametrize("name", ["get", "list", "delete"])

@@ -41,7 +41,7 @@ OTHER = {"type": "Reconciling", "status": "True", "reason": Reason.PROGRESSING}
 
 def policy(**more: Any) -> dict[str, Any]:  # noqa: ANN401  of a manifest
     spec = {"topic": POLICY["source_topic"], "subscription": POLICY["subscription"]}
-    metadata = {"name": "orders", "namespace": "shop", "uid": "u"}
+    metadata = {"name": "orders", "namespace": "shop", "uid": "u", "resourceVersion": "1"}
     return {"metadata": metadata, "spec": spec, **more}
 
 

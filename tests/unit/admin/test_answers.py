@@ -1,0 +1,197 @@
+"""Answers of a hostile or faulty broker to each call that reads.
+
+A generator replaces each value of a valid answer by others. Every result is an error of the admin
+API, or a value with bounded numbers that the rest of the operator can use.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import pytest
+from aiohttp import web
+
+from redrive.admin.access import Access
+from redrive.admin.client import Admin
+from redrive.admin.http import Http
+from redrive.admin.model import RANGES, NamespaceState
+from redrive.admin.policies import DelaysWithin, KeepsBacklog, LimitsBacklog, Ttl, evicting
+from redrive.errors import RedriveError
+from redrive.policy.naming import TopicName
+from redrive.provision.desired import DELAYS, delay_limit, earliness, inherited_policies
+from redrive.reading.ranges import Partition, all_pieces
+from tests.support.http_server import serving
+
+TOPIC = TopicName("t", "n", "a")
+HOSTILE = (
+    "null", "true", "-1", "1e308", "1e999", "18446744073709551616", "1000000000000000000", "7.5",
+    '"9"', '"' + "9" * 4_000 + '"', '"x"', '"9:9:9"', "[]", "[1]", "{}", '{"x": 1}', '{"x": []}',
+)  # fmt: skip
+HIGHEST = 2**63
+SUBSCRIPTION = {
+    "msgBacklog": 3, "msgOutCounter": 4, "consumers": [{"unackedMessages": 2}], "isDurable": True,
+    "unackedMessages": 2, "nonContiguousDeletedMessagesRanges": 1, "backlogSize": 9,
+    "earliestMsgPublishTimeInBacklog": 1_500, "msgDelayed": 1, "type": "Shared",
+}  # fmt: skip
+PART = {
+    "subscriptions": {"s": SUBSCRIPTION}, "msgInCounter": 7, "storageSize": 9,
+    "publishers": [{"metadata": {"a": "b"}}],
+}  # fmt: skip
+PARTS = {
+    "metadata": {"partitions": 1, "properties": {}},
+    "partitions": {f"{TOPIC}-partition-0": PART},
+}
+INTERNAL = {
+    "entriesAddedCounter": 25, "lastConfirmedEntry": "7:4", "totalSize": 90, "numberOfEntries": 9,
+    "pendingAddEntriesCount": 0,
+    "ledgers": [{"ledgerId": 3, "entries": 10}, {"ledgerId": 7, "entries": 0}],
+    "cursors": {
+        "s": {"markDeletePosition": "3:0", "messagesConsumedCounter": 1, "readPosition": "3:1",
+              "individuallyDeletedMessages": "[(3:1..3:2]]"},
+    },
+}  # fmt: skip
+QUOTAS = {
+    "destination_storage": {"limit": 9, "limitSize": 9, "policy": "consumer_backlog_eviction"},
+    "message_age": {"limitTime": 9, "policy": "consumer_backlog_eviction"},
+}
+DELAYED = {"active": True, "tickTime": 1000, "maxDeliveryDelayInMillis": 9}
+POLICIES = {
+    "auth_policies": {"destination_auth": {str(TOPIC): {"role": ["consume"]}}},
+    "backlog_quota_map": QUOTAS, "delayed_delivery_policies": DELAYED,
+    "subscription_expiration_time_minutes": 9, "replication_clusters": ["a"],
+    "subscription_types_enabled": ["Shared"],
+}  # fmt: skip
+SETTINGS = {
+    RANGES: "9", "backlogQuotaDefaultLimitGB": "1", "backlogQuotaDefaultLimitSecond": "9",
+    "backlogQuotaDefaultLimitBytes": "9",
+}  # fmt: skip
+
+
+class Read(NamedTuple):
+    """A call, a valid answer to it, and how the operator uses the result."""
+
+    call: Callable[[Admin], Awaitable[Any]]
+    answer: Any
+    use: Callable[[Any], object] = lambda result: result
+
+
+def _use_namespace(state: NamespaceState) -> object:
+    topics = [state.exists(TOPIC), state.partitions(TOPIC)]
+    granted = list(state.permissions.values())
+    policies = inherited_policies(state)
+    return (
+        state.subscription_expiry_minutes,
+        topics,
+        granted,
+        delay_limit(policies),
+        earliness({DELAYS.read: None, **policies}),
+        evicting(state.backlog_quotas),
+    )
+
+
+def _use_delays(answer: Any) -> object:  # noqa: ANN401
+    policies = {DELAYS.read: answer}
+    return delay_limit(policies), earliness(policies), list(DELAYS.writes(answer))
+
+
+def _use_stats(stats: Any) -> object:  # noqa: ANN401
+    return [(float(one.backlog + one.delivered), one.due) for one in stats.values()]
+
+
+def _use_partition(stats: Mapping[str, Any]) -> object:
+    return len(all_pieces([Partition.from_stats(0, stats, "s")]))
+
+
+READS: dict[str, Read] = {
+    "partitions": Read(lambda a: a.partitions(TOPIC), {"partitions": 1}),
+    "metadata": Read(lambda a: a.metadata(TOPIC, partitioned=True), PARTS["metadata"]),
+    "subscriptions": Read(lambda a: a.subscriptions(TOPIC, partitioned=True), PARTS),
+    "usage": Read(lambda a: a.usage(TOPIC, partitioned=True, subscription="o"), PARTS),
+    "usage of one": Read(lambda a: a.usage(TOPIC, partitioned=False, subscription="o"), PART),
+    "stats": Read(lambda a: a.stats(TOPIC, partitioned=True), PARTS, _use_stats),
+    "producers": Read(lambda a: a.producers(TOPIC, partitioned=False), PART),
+    "namespace": Read(lambda a: a.namespace("t/n"), POLICIES, _use_namespace),
+    "ttl": Read(lambda a: a.ttl_in_force(TOPIC), 9),
+    "own ttl": Read(lambda a: a.topic_policy(TOPIC, Ttl(9)), 9, lambda t: list(Ttl(9).writes(t))),
+    "quotas": Read(lambda a: a.topic_policy(TOPIC, KeepsBacklog()), QUOTAS,
+                   lambda q: (evicting(q or {}), list(LimitsBacklog(9).writes(q)))),
+    "delays": Read(lambda a: a.topic_policy(TOPIC, DELAYS), DELAYED, _use_delays),
+    "tick": Read(lambda a: a.topic_policy(TOPIC, DelaysWithin(9)), DELAYED, _use_delays),
+    "acknowledged": Read(
+        lambda a: a.acknowledged(TOPIC, partitioned=False, subscription="s"), INTERNAL
+    ),
+    "internal stats": Read(lambda a: a.internal_stats(TOPIC), INTERNAL, _use_partition),
+    "acknowledgements": Read(lambda a: a.ack_persistence(), SETTINGS),
+    "default quota": Read(lambda a: a.default_backlog_quota(), SETTINGS),
+    "clusters": Read(lambda a: a.clusters(), ["a"]),
+    "tenant": Read(lambda a: a.tenant_exists("t"), ["t/n"]),
+}  # fmt: skip
+
+
+def variants(answer: Any) -> Iterator[bytes]:  # noqa: ANN401
+    """Yield copies of an answer with one value, or all of it, replaced."""
+    mark = "replaced here"
+    marked = [mark]
+    for owner, name in places(whole := copy.deepcopy(answer)):
+        before, owner[name] = owner[name], mark
+        marked.append(copy.deepcopy(whole))
+        owner[name] = before
+    for document in marked:
+        text = json.dumps(document)
+        for value in HOSTILE:
+            yield text.replace(f'"{mark}"', value).encode()
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401
+    """Yield the container and key of each value within a document."""
+    inner = value.items() if isinstance(value, dict) else ()
+    for key, held in enumerate(value) if isinstance(value, list) else list(inner):
+        yield value, key
+        yield from places(held)
+
+
+def numbers(value: object) -> Iterator[float]:
+    """Yield the numbers within a result."""
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, datetime):
+        yield value.timestamp()
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from numbers(getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        yield from numbers(list(value.values()))
+    elif isinstance(value, list | tuple | frozenset):
+        for held in value:
+            yield from numbers(held)
+
+
+@pytest.mark.parametrize("name", READS)
+async def test_hostile_answer_is_refused_or_bounded(name: str) -> None:
+    read, body = READS[name], b""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path.endswith(("/persistent/t/n", "/partitioned")):
+            return web.json_response([f"{TOPIC}-partition-0"])
+        if request.path.endswith("/version"):
+            return web.Response(text="4.0.8")
+        return web.Response(body=body)
+
+    refused = 0
+    async with serving(answer) as url, Http.open() as http:
+        body = json.dumps(read.answer).encode()
+        assert read.use(await read.call(Admin(http, url, Access.bearer("x")))) is not None
+        for body in variants(read.answer):
+            try:
+                result = await read.call(Admin(http, url, Access.bearer("x")))
+                used = read.use(result)
+            except RedriveError:  # of `use`, if a subscription does not exist
+                refused += 1
+                continue
+            assert all(abs(number) < HIGHEST for number in numbers(used)), body
+    assert refused > len(HOSTILE) // 3
