@@ -100,6 +100,27 @@ def promtool() -> Path:
     )
 
 
+def go_program(source: str) -> Path:
+    """Return the program of *source* with Pulsar's Go client, built once.
+
+    Raises:
+        SandboxError: it did not compile.
+    """
+    module = versions.GO_CLIENT_MODULE
+    version = versions.go_module(module, "github.com/apache/pulsar-client-go")
+
+    def build(target: Path) -> None:
+        folder = target / "source"
+        shutil.copytree(module, folder)
+        (folder / "main.go").write_text(source, "utf-8")
+        _compile(module, ["-o", f"{target}/program", "."], "a Go program", folder)
+
+    inputs = [source, sysconfig.get_platform(), (module / "go.sum").read_text("utf-8")]
+    key = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:12]
+    doing = f"build a program with pulsar-client-go {version}"
+    return cache.artifact(f"go-program-{version}-{key}", build, doing=doing) / "program"
+
+
 def _fetch_pulsar(target: Path) -> None:
     # Into the unfinished artifact, not Maven's repository: a failed download leaves no file.
     downloads = target / "download"
@@ -189,12 +210,9 @@ def _go_build(  # noqa: PLR0913  arguments of `go build`
         arguments += ["-tags", ",".join(tags)]
 
     def build(target: Path) -> None:
-        go = toolchain.go(versions.go_language(module))
         # With an empty *output* go writes one program per `tool` line of go.mod into the folder.
-        command = [str(go), "build", *arguments, "-o", f"{target}/{output}", "tool"]
-        environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
-        environment.pop("GOROOT", None)  # of another installation of go
-        _run(command, f"build {name} {version}", cwd=module, env=environment)
+        command = [*arguments, "-o", f"{target}/{output}", "tool"]
+        _compile(module, command, f"{name} {version}", module)
 
     # The platform is part of the key: machines of two architectures may share a cache.
     inputs = "\n".join([*arguments, sysconfig.get_platform()]).encode()
@@ -202,6 +220,13 @@ def _go_build(  # noqa: PLR0913  arguments of `go build`
     key = hashlib.sha256(inputs).hexdigest()[:12]
     doing = f"build {name} {version}" + (" (some minutes, once)" if name == "kubernetes" else "")
     return cache.artifact(f"{name}-{version}-{key}", build, doing=doing)
+
+
+def _compile(module: Path, arguments: Sequence[str], name: str, folder: Path) -> None:
+    go = toolchain.go(versions.go_language(module))
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
+    environment.pop("GOROOT", None)  # of another installation of go
+    _run([str(go), "build", *arguments], f"build {name}", cwd=folder, env=environment)
 
 
 def _run(

@@ -1,25 +1,31 @@
 """A Java virtual machine with the jars of a Pulsar distribution, called through py4j.
 
-It needs no compilation and no further download.
+It needs no compilation and no further download. Programs of pages are compiled in it.
 """
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from sandbox import builds, toolchain, versions
 
+_COMPILER = "janino", "commons-compiler"
+"""Jars of Spark that compile Java: a Java runtime has no compiler."""
 _QUICK_TO_START = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 
 @contextmanager
 def virtual_machine(version: str = versions.PULSAR) -> Iterator[JavaGateway]:
     """Run a Java with the classes of a release of Pulsar until the block ends."""
+    spark = Path(sysconfig.get_path("purelib")) / "pyspark" / "jars"
+    compiler = [str(jar) for name in _COMPILER for jar in spark.glob(f"{name}-[0-9]*.jar")]
     port, token = launch_gateway(
-        classpath=f"{builds.pulsar(version)}/lib/*",
+        classpath=":".join([f"{builds.pulsar(version)}/lib/*", *compiler]),
         java_path=str(toolchain.java_home() / "bin" / "java"),
         javaopts=_QUICK_TO_START,
         enable_auth=True,

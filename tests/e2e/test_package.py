@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import redrive
-from tests.support.documented import FIRST_CONSUMER, commands
+from tests.support.documented import CHECK, FIRST_CONSUMER, block, commands
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,6 +97,15 @@ def test_command_names_the_extra_that_it_lacks(plain: Path, command: str, extra:
     problem = f"redrive: MissingExtra: `redrive {command}` needs redrive[{extra}]: "
     assert line.startswith(problem)
     assert line.endswith(f"; pip install 'redrive[{extra}]'")
+
+
+def test_documented_installation_names_the_wheel_and_an_extra(wheel: Path) -> None:
+    command = block(CHECK, "Check manifests in CI and in the editor", "sh")
+    assert command == f'pipx install "{wheel.name}[cli]"\n'
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        metadata = message_from_bytes(archive.read(path))
+    assert "cli" in metadata.get_all("Provides-Extra", [])
 
 
 def without_pythonpath() -> dict[str, str]:

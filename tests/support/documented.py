@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,26 +13,34 @@ README, INSTALL = "README.md", "docs/howto/install.md"
 QUICK_START, AUDIT = "docs/howto/quick-start.md", "docs/howto/audit.md"
 FIRST_CONSUMER, SANDBOX = "docs/tutorials/first-consumer.md", "docs/tutorials/sandbox.md"
 READ = "docs/howto/read-dead-letters.md"
+RESPOND, BLOCKED_KEY = "docs/howto/respond.md", "docs/howto/blocked-key.md"
+OUTAGES, CHECK = "docs/howto/outages.md", "docs/howto/check-manifests.md"
+DEVELOP, PROBES = "docs/howto/develop.md", "docs/howto/probes.md"
+ORDER, RELEASE = "docs/howto/order.md", "docs/howto/release.md"
+REPLAYS_PAGE, RIGHTS = "docs/reference/replays.md", "docs/reference/rights.md"
+CONSUMER_METRICS, METRICS = "docs/reference/consumer-metrics.md", "docs/reference/metrics.md"
+JOB_TEMPLATES, SELECTION = "docs/reference/job-templates.md", "docs/reference/selection.md"
+GO, JAVA = "docs/reference/go.md", "docs/reference/java.md"
+PROPERTIES, CONTRIBUTING = "docs/reference/properties.md", "CONTRIBUTING.md"
+RUNBOOKS, API = (
+    sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob(pattern))
+    for pattern in ("runbooks/Redrive*.md", "reference/api/*.md")
+)
 BACK_UP, GITOPS, ARGOCD, FLUX = (
     f"docs/howto/{name}.md" for name in ("back-up", "gitops", "argocd", "flux")
 )
-PAGES = (
-    README,
-    FIRST_CONSUMER,
-    SANDBOX,
-    INSTALL,
-    QUICK_START,
-    AUDIT,
-    READ,
-    BACK_UP,
-    GITOPS,
-    ARGOCD,
-    FLUX,
-)
 
 _HEADING_OR_BLOCK = re.compile(
-    r"^#+ (?P<heading>[^\n]+)$|^```(?P<language>\w*)\n(?P<text>.+?)^```", re.MULTILINE | re.DOTALL
+    r"^#+ (?P<heading>[^\n]+)$|^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.+?)^(?P=indent)```",
+    re.MULTILINE | re.DOTALL,
 )
+
+
+_VARIABLE = re.compile(
+    r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|\b\d\d:\d\d:\d\d\b)"
+    r"|(?P<name>(?<=fulfilment-)[a-z0-9]{5}\b)|(?P<rest>…)|(?P<gap> {2,})"
+)
+"""Parts of a shown output that differ in each run, `…` for a part that is left out, and gaps."""
 
 
 class Block(NamedTuple):
@@ -49,7 +58,46 @@ def blocks(page: str) -> Iterator[Block]:
         if headings["heading"]:
             heading = headings["heading"]
         else:
-            yield Block(heading, headings["language"], headings["text"])
+            yield Block(heading, headings["language"], textwrap.dedent(headings["text"]))
+
+
+class Step(NamedTuple):
+    """A command of a block with prompts, and the output that the page shows."""
+
+    command: str
+    output: str
+
+
+def block(page: str, heading: str, language: str) -> str:
+    """Return the text of the one block of a language under a heading."""
+    [text] = [b.text for b in blocks(page) if (b.heading, b.language) == (heading, language)]
+    return text
+
+
+def steps(page: str, heading: str) -> Iterator[Step]:
+    """Yield the commands under a heading with their outputs."""
+    texts = (block.text for block in blocks(page) if block.heading == heading)
+    for command in "".join(text for text in texts if text.startswith("$ ")).split("$ ")[1:]:
+        line, _, output = command.partition("\n")
+        yield Step(line, output)
+
+
+def shows(shown: str, output: str) -> bool:
+    """Return True if a page shows *output*; a line `…` stands for any number of lines."""
+    pattern = "".join(
+        r"(?:.*\n)*?" if line.strip() == "…" else f"{_line_pattern(line)}\n"
+        for line in shown.splitlines()
+    )
+    return re.fullmatch(pattern, output) is not None
+
+
+def _line_pattern(line: str) -> str:
+    patterns = {"time": r"[\d:TZ-]+", "name": "[a-z0-9]{5}", "rest": ".*", "gap": " +"}
+    pattern, end = "", 0
+    for part in _VARIABLE.finditer(line):
+        pattern += re.escape(line[end : part.start()]) + patterns[str(part.lastgroup)]
+        end = part.end()
+    return pattern + re.escape(line[end:])
 
 
 def commands(page: str, heading: str | None = None) -> list[Block]:
@@ -73,7 +121,7 @@ def original(dead_letter: Any) -> tuple[dict[bytes, bytes], str, bytes | None]: 
     """Decode an encoded dead letter as documented: properties, key and payload of its original."""
     [code] = [
         block.text
-        for block in blocks("docs/reference/properties.md")
+        for block in blocks(PROPERTIES)
         if block.heading == "Messages that can't be copied"
     ]
     names: dict[str, Any] = {}

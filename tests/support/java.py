@@ -50,9 +50,9 @@ class JavaClient:
         self.api = self.gateway.jvm.org.apache.pulsar.client.api
         authentication = self.api.AuthenticationFactory.token(self.token)
         builder = self.api.PulsarClient.builder().serviceUrl(self.service_url)
-        self._client = builder.authentication(authentication).build()
+        self.pulsar: Any = builder.authentication(authentication).build()
         # Without waiting: the client's threads end after two seconds.
-        self._opened.callback(self._client.closeAsync)
+        self._opened.callback(self.pulsar.closeAsync)
 
     def close(self) -> None:
         """Close everything."""
@@ -76,7 +76,7 @@ class JavaClient:
 
     def send(self, topic: str, schema: Any, value: Any, key: str = "") -> str:  # noqa: ANN401 - Java
         """Produce one message with *schema*; return its id."""
-        producer = self._client.newProducer(schema).topic(topic).create()
+        producer = self.pulsar.newProducer(schema).topic(topic).create()
         message = producer.newMessage().value(value)
         sent: str = (message.key(key) if key else message).send().toString()
         producer.close()
@@ -122,7 +122,7 @@ class JavaClient:
     def _consumer(self, topic: str, subscription: str, schema: Any) -> Any:  # noqa: ANN401 - Java
         topics = self.gateway.new_array(self.gateway.jvm.java.lang.String, 1)
         topics[0] = topic
-        builder = self._client.newConsumer(schema or self.api.Schema.BYTES)
+        builder = self.pulsar.newConsumer(schema or self.api.Schema.BYTES)
         builder = builder.topic(topics).subscriptionName(subscription)
         return builder.subscriptionType(self.api.SubscriptionType.Shared)
 

@@ -159,10 +159,6 @@ class PlannedCause(TypedDict):
 
     cause: str
     messages: int
-    fingerprint: str
-    replayed: int | None
-    firstTime: str | None
-    lastTime: str | None
 
 
 class MalformedEntryRecord(TypedDict):

@@ -24,9 +24,8 @@ def lint(manifests: Manifests) -> list[Finding]:
         findings += check_object(manifest)
     findings += _duplicate_objects(manifests)
     valid = [manifest for manifest in manifests.objects if is_readable(manifest)]
-    findings += check_references(valid, manifests.namespaces, manifests.secrets)
-    shown = [*manifests.objects, *manifests.secrets]
-    enabled = [finding for finding in findings if not _is_disabled(finding, shown)]
+    findings += check_references(valid, manifests.namespaces)
+    enabled = [finding for finding in findings if not _is_disabled(finding, manifests.objects)]
     return sorted(dict.fromkeys(enabled), key=lambda finding: (finding.position, finding.rule.id))
 
 

@@ -162,11 +162,7 @@ def observed_conditions(
 
 def describe_changes(planned_changes: Sequence[Action]) -> list[str]:
     """Return as many texts of *planned_changes* as a status may have."""
-    texts = [str(action)[:MAX_ACTION] for action in planned_changes]
-    if len(texts) > MAX_ACTIONS:
-        shown = MAX_ACTIONS - 1
-        texts[shown:] = [f"{len(texts) - shown} more changes"]
-    return texts
+    return [str(action)[:MAX_ACTION] for action in planned_changes[:MAX_ACTIONS]]
 
 
 FINALIZER = "redrive.io/cleanup"

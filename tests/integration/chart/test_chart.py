@@ -15,6 +15,7 @@ from redrive.api.crds import crds
 from sandbox import chart
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
+from tests.support.documented import INSTALL, JOB_TEMPLATES, block
 
 pytestmark = pytest.mark.xdist_group("own sandbox")
 
@@ -39,6 +40,18 @@ def test_helm_lint_finds_no_warning() -> None:
     report = chart.helm("lint", "--strict", str(chart.CHART), values=IMAGE)
     assert "0 chart(s) failed" in report
     assert "[WARNING]" not in report
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "kind", "shown"),
+    [
+        (JOB_TEMPLATES, "Templates", "ConfigMap", "kueue.x-k8s.io/queue-name"),
+        (INSTALL, "Proxies", "Deployment", "http://proxy.shop.example:3128"),
+    ],
+)
+def test_values_of_pages_are_rendered(page: str, heading: str, kind: str, shown: str) -> None:
+    values = IMAGE | yaml.safe_load(block(page, heading, "yaml"))
+    assert any(shown in yaml.safe_dump(body) for body in of_kind(kind, chart.render(values)))
 
 
 def test_crds_are_those_of_the_models_and_are_kept() -> None:

@@ -13,78 +13,31 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
 
 import redrive
-from redrive.api.crds import crds
 from redrive.cli import cluster as cluster_module
-from redrive.cli import diff, policy_actions
+from redrive.cli import policy_actions
 from redrive.cli.cluster import Cluster as Client
 from redrive.cli.cluster import ClusterError
-from redrive.cli.frame import ClusterFlags
 from redrive.cli.main import main
-from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS, Resource
-from sandbox import SOURCE_ROOT, builds, kubernetes
-from sandbox.kubernetes import Cluster
-from sandbox.process import Processes
+from redrive.kube.resources import CONNECTIONS, POLICIES, REPLAYS
+from sandbox import SOURCE_ROOT, builds
+from tests.integration.cli.conftest import AT, COMMANDS, Shop, condition, put
 from tests.support.cli_documents import SCHEMAS, check
 from tests.support.invalid_manifests import manifest
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.xdist_group(COMMANDS)
 ROOT = Path(__file__).parents[3]
-AT = "2026-11-27T01:00:00Z"
 DEAD_LETTERS = "persistent://shop/prod/orders-fulfilment-DLQ"
-
-
-def put(client: Client, kind: Resource, name: str, status: dict[str, Any], **spec: Any) -> None:  # noqa: ANN401
-    """Create an object, or change its status."""
-    body = manifest(kind.kind, **spec)
-    body["metadata"] = {"name": name, "namespace": client.namespace}
-    with suppress(ClusterError):
-        client.create(kind, body)
-    path = f"{kind.path(client.namespace, name)}/status"
-    client.request("PATCH", path, {"status": status})
-
-
-@dataclass
-class Shop:
-    """A namespace with a connection and two policies, whose status this test writes."""
-
-    cluster: Cluster
-    client: Client
-    capsys: pytest.CaptureFixture[str]
-
-    @property
-    def name(self) -> str:
-        return self.client.namespace
-
-    def put(self, kind: Resource, name: str, status: dict[str, Any], **spec: Any) -> None:  # noqa: ANN401
-        """Create an object, or change its status."""
-        put(self.client, kind, name, status, **spec)
-
-    def run(self, *arguments: str, code: int = 0) -> str:
-        """Run a command in this process; return standard output, or standard error of a failure."""
-        assert main([*arguments, "-n", self.name]) == code
-        captured = self.capsys.readouterr()
-        return captured.out if code in {0, 3} else captured.err
-
-    def annotations(self, name: str) -> dict[str, str]:
-        body = self.client.get(POLICIES, self.name, name)
-        return dict(body["metadata"].get("annotations") or {})
-
-
-def condition(kind: str, status: str, reason: str, message: str = "text") -> dict[str, str]:
-    times = {"lastTransitionTime": AT}
-    return {"type": kind, "status": status, "reason": reason, "message": message, **times}
 
 
 READY = condition("Ready", "True", "Provisioned")
@@ -96,37 +49,6 @@ BLOCKED = {
     "failures": 4,
     "behind": 800,
 }
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """An API server without an operator, which would write the same statuses."""
-    state = tmp_path_factory.mktemp("api")
-    processes = Processes(state)
-    try:
-        cluster = kubernetes.start(state, processes)
-        cluster.define(yaml.safe_dump_all(crds()))
-        yield cluster
-    finally:
-        for name in reversed(processes.names()):
-            processes.kill(name)
-
-
-@pytest.fixture(scope="module")
-def client(cluster: Cluster) -> Client:
-    cluster.objects.create_namespace("shop")
-    return Client(ClusterFlags(namespace="shop", kubeconfig=str(cluster.kubeconfig)))
-
-
-@pytest.fixture
-def shop(
-    cluster: Cluster,
-    client: Client,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Shop:
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    return Shop(cluster, client, capsys)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -397,31 +319,6 @@ def test_lint_live_finds_rivals_of_the_cluster(shop: Shop, tmp_path: Path) -> No
     shop.client.delete(POLICIES, shop.client.get(POLICIES, shop.name, "claimer"))
 
 
-def test_diff_shows_why_a_policy_is_stalled_and_still_exists(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise ClusterError("not permitted", got="delete", remedy="ask")
-
-    file = tmp_path / "policy.yaml"
-    file.write_text(yaml.safe_dump(manifest("RetryPolicy", "fresh")), "utf-8")
-    monkeypatch.setattr(diff, "REFRESH_SECONDS", 3_600.0)
-    monkeypatch.setattr(Client, "delete", refuse)
-    with ThreadPoolExecutor() as pool:
-        running = pool.submit(main, ["diff", str(file), "--observe", "-n", shop.name])
-        wait_until(lambda: shop.client.list(POLICIES, shop.name, fields="metadata.name=fresh"))
-        reason, text = "TopicNotFound", "no such topic"
-        conditions = [condition(kind, "False", reason, text) for kind in ("Ready", "Stalled")]
-        conditions[1]["status"] = "True"
-        shop.put(POLICIES, "fresh", {"conditions": conditions})
-        assert running.result() == 2
-    monkeypatch.undo()
-    error = shop.capsys.readouterr().err
-    assert f"run kubectl delete retrypolicy fresh -n {shop.name}\n" in error
-    assert "could not observe the RetryPolicy shop/fresh; got 'no such topic'; " in error
-    shop.client.delete(POLICIES, shop.client.get(POLICIES, shop.name, "fresh"))
-
-
 def test_unknown_field_is_refused_and_never_dropped(shop: Shop) -> None:
     body = manifest("Replay") | {"metadata": {"name": "x", "namespace": shop.name}}
     body["spec"]["afterReview"] = True  # of a later release
@@ -578,7 +475,7 @@ def test_follow_shows_progress_and_ends_with_3_after_refusals(shop: Shop) -> Non
     shop.put(REPLAYS, "seen", RUNNING, policyRef={"name": "quiet"})
 
     def end() -> None:
-        wait_until(lambda: "running" in cast("io.StringIO", sys.stderr).getvalue())
+        time.sleep(0.5)
         shop.put(REPLAYS, "seen", ENDED)
 
     thread = threading.Thread(target=end)

@@ -15,7 +15,7 @@ import pytest
 
 import redrive
 from redrive import BroadcastConsumer, RetryProducer
-from tests.support.documented import blocks
+from tests.support.documented import PROBES, block, blocks
 from tests.support.provisioned_policy import ProvisionedPolicy
 from tests.support.user_programs import StartProgram, start_program
 from tests.support.waiting import wait_until
@@ -101,3 +101,23 @@ def test_the_example_of_producing_sends_its_message(
     assert message is not None
     assert json.loads(message.data()) == {"items": [1]}
     assert message.partition_key() == "customer-7"
+
+
+def test_client_of_the_page_reads_its_token_from_a_file(
+    provision_policy: Callable[..., Any], tmp_path: Path
+) -> None:
+    provisioned: ProvisionedPolicy = provision_policy()
+    token = tmp_path / "token"
+    token.write_text(provisioned.broker.token("superuser") + "\n", "ascii")
+    code = block(PROBES, "Renew tokens", "python")
+    for shown, real in (
+        ("/etc/pulsar/token", str(token)),
+        ("pulsar://pulsar:6650", provisioned.broker.service_url),
+    ):
+        assert shown in code
+        code = code.replace(shown, real)
+    names: dict[str, Any] = {}
+    exec(compile(code, "page", "exec"), names)  # noqa: S102 - our own guide
+    names["client"].create_producer(str(provisioned.policy.topic)).send(b"x")
+    names["client"].close()
+    assert provisioned.unsettled() == 1

@@ -20,7 +20,7 @@ from sandbox import builds, chart
 from sandbox.kubernetes import Cluster
 from tests.integration.gitops.conftest import EXAMPLES, Body, Team
 from tests.support import flux
-from tests.support.documented import ARGOCD, BACK_UP, FLUX, GITOPS, ROOT, blocks, commands
+from tests.support.documented import ARGOCD, BACK_UP, FLUX, GITOPS, PROBES, ROOT, blocks, commands
 
 ARGOCD_NAMESPACE = "argocd"
 
@@ -143,9 +143,24 @@ def test_manifests_of_pages_are_admitted(
         "RetryPolicy",
         "RetryPolicy",
     ]
+    bodies.append(probed())
     for body in bodies:
         metadata = {**body["metadata"], "namespace": kube_namespace}
         cluster.objects.admit({**body, "metadata": metadata}, kube_namespace)
+
+
+def probed() -> Body:
+    """Return the Deployment of the example, with the probes of the page in its container."""
+    manifest_file = CHECKOUT / "examples/02-deployment/deployment.yaml"
+    [body] = [
+        body
+        for body in yaml.safe_load_all(manifest_file.read_text("utf-8"))
+        if body["kind"] == "Deployment"
+    ]
+    [container] = body["spec"]["template"]["spec"]["containers"]
+    container |= yaml.safe_load(manifest(PROBES, "Declare them"))
+    deployment: Body = body
+    return deployment
 
 
 def of_helm(template: str, folder: Path) -> list[Body]:

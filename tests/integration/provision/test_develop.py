@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pulsar
@@ -17,7 +21,9 @@ from redrive.errors import OwnerConflictError
 from redrive.kube.resources import TOPIC_OWNER
 from redrive.lint.checks import lint
 from redrive.lint.manifests import Manifests
+from sandbox import SOURCE_ROOT
 from sandbox.pulsar import Broker
+from tests.support.documented import DEVELOP, commands, shows, steps
 from tests.support.waiting import wait_until
 
 POLICY = """\
@@ -160,3 +166,74 @@ def test_adopted_topics_are_those_that_the_operator_would_name(
     assert again.stdout == ""
     assert again.stderr == f"no topic of {pulsar_namespace} has a name by a scheme\n"
     assert manifest.is_file()
+
+
+@pytest.fixture
+def folder(broker: Broker, pulsar_namespace: str, manifest: Path) -> Path:
+    """The folder of a developer: `policy.yaml`, a token and a consumer."""
+    folder = manifest.parent
+    text = manifest.read_text("utf-8").replace("{name: orders}", "{name: orders-fulfilment}")
+    manifest.write_text(text.replace("[worker]", "[fulfilment]"), "utf-8")
+    (folder / "admin.token").write_text(broker.token("superuser"), "ascii")
+    (folder / "consumer.py").write_text(CONSUMER, "utf-8")
+    source = f"persistent://{pulsar_namespace}/orders"
+    token = pulsar.AuthenticationToken(broker.token("superuser"))
+    with closing(pulsar.Client(broker.service_url, authentication=token)) as client:
+        client.create_producer(source).send(b"an order")
+    return folder
+
+
+CONSUMER = """
+import os, pulsar
+from redrive import PolicyFile, RetryConsumer
+
+token = pulsar.AuthenticationToken(open("admin.token").read())
+client = pulsar.Client(os.environ["URL"], authentication=token)
+with RetryConsumer(client, PolicyFile()) as consumer:
+    def handle(message):
+        print("handled", message.data().decode())
+        consumer.stop()
+    consumer.run(handle)
+"""
+
+
+def test_commands_of_the_page_lead_to_a_consumer(
+    broker: Broker, pulsar_namespace: str, folder: Path
+) -> None:
+    """From topics to a handled message, rights and policies for topics that exist."""
+
+    def paste(script: str) -> str:
+        for shown, real in (
+            ("http://localhost:8080", broker.admin_url),
+            ("shop/prod", pulsar_namespace),
+            ("python3", sys.executable),
+        ):
+            script = script.replace(shown, real)
+        program = f'redrive() {{ "{sys.executable}" -m redrive "$@"; }}\n'
+        done = subprocess.run(
+            ["/bin/bash", "-euc", program + script],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(SOURCE_ROOT), "URL": broker.service_url},
+            check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    [create], [consume] = (
+        commands(DEVELOP, "Create the topics"),
+        commands(DEVELOP, "Run a consumer"),
+    )
+    created = paste(create.text)
+    assert created.index("would have created") < created.index("\n  created ")
+    assert "handled an order\n" in paste(consume.text)
+    [rights] = steps(DEVELOP, "Check rights")
+    retry = (
+        f"/admin/v2/persistent/{pulsar_namespace}/orders-fulfilment-RETRY/permissions/fulfilment"
+    )
+    broker.request("POST", retry, ["produce"]).check("take consume")
+    expected = rights.output.replace("shop/prod", pulsar_namespace)
+    expected = expected.replace("shop/orders", "default/orders")
+    wait_until(lambda: shows(expected, paste(rights.command)))
+    [adopt] = commands(DEVELOP, "Write policies for topics that exist")
+    assert "has a name by a scheme" in paste(adopt.text)
+    assert (folder / "policies.yaml").read_text("utf-8") == ""

@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from redrive.cli import develop
-from redrive.errors import RedriveError
+from redrive.cli.output import CommandError
 from redrive.policy import codec
 from redrive.policy.model import SubscriptionType
+from tests.support.documented import DEVELOP, shows, steps
 
 ROOT = Path(__file__).parents[3]
 FIRST = str(ROOT / "examples/01-first-policy")
@@ -45,6 +46,12 @@ def test_explain_shows_names_and_attempts_in_time() -> None:
         "        4  4s          7s",
     ):
         assert line in output.splitlines()
+
+
+def test_explain_prints_what_the_page_shows() -> None:
+    [step] = steps(DEVELOP, "See names, attempts and lines to paste")
+    assert step.command == "redrive explain examples/01-first-policy"
+    assert shows(f"{step.output}…\n", run("explain", FIRST).stdout)
 
 
 def test_explain_shortens_many_attempts() -> None:
@@ -86,15 +93,15 @@ def test_policy_file_has_the_defaults_of_its_connection() -> None:
 
 
 def test_policy_file_of_several_policies_is_refused() -> None:
-    with pytest.raises(RedriveError, match=r"orders-search'; name one of them"):
+    with pytest.raises(CommandError, match=r"orders-search'; name one of them"):
         run("policy", EVERY)
-    with pytest.raises(RedriveError, match="has no RetryPolicy absent; got"):
+    with pytest.raises(CommandError, match="has no RetryPolicy absent; got"):
         run("policy", EVERY, "absent")
 
 
 def test_manifests_with_errors_are_refused_with_their_lines() -> None:
     result = CliRunner().invoke(develop.policy, ["-"], input=POLICY + "  maxRetries: -1\n")
-    assert isinstance(result.exception, RedriveError)
+    assert isinstance(result.exception, CommandError)
     assert result.stderr.startswith("stdin:8:15 spec.maxRetries: ")
 
 

@@ -18,8 +18,9 @@ from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import (
+    ConnectionNotFoundError,
     ForbiddenError,
-    ReferenceNotFoundError,
+    SecretNotFoundError,
     UnavailableError,
 )
 from redrive.kube.connections import (
@@ -139,7 +140,7 @@ async def test_deleted_connection_is_remembered_for_a_while(
 ) -> None:
     opened = await connections.resolve(REF, "shop")
     table.drop(BODY)
-    with pytest.raises(ReferenceNotFoundError):
+    with pytest.raises(ConnectionNotFoundError):
         await connections.resolve(REF, "shop")
     clock.now += REMEMBERED - timedelta(seconds=1)
     assert connections.remembered(REF, "shop") is opened
@@ -213,9 +214,7 @@ async def test_breaker_metric_ends_with_its_connection(
 @pytest.mark.parametrize(
     "error",
     [
-        ReferenceNotFoundError(
-            "no Secret pulsar-admin", got="shop/pulsar-admin", remedy="create it"
-        ),
+        SecretNotFoundError("no Secret pulsar-admin", got="shop/pulsar-admin", remedy="create it"),
         Reason.CONNECTION_INVALID.error(
             "spec.pulsar.adminURL: got 'pulsar-admin'", remedy="correct it"
         ),

@@ -18,7 +18,6 @@ from sqlglot.parser import Parser
 from sqlglot.tokenizer_core import Token
 
 from redrive.errors import InvalidSpecError
-from redrive.policy.envelope import CAUSE_TYPE
 from redrive.policy.verdict import DeadReason
 from redrive.reading.positions import Position
 from redrive.replay.selection import (
@@ -32,6 +31,7 @@ from redrive.replay.selection import (
     to_sql,
 )
 from redrive.replay.spec import Choice, Chooser, FailureCause
+from tests.support.documented import SELECTION, block
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_choice_begins_at_since_and_ends_before_until(published: int, *, is_take
         (Choice(causes=("TimeoutError", "")), FailureCause("TimeoutError", "0" * 16), True),
         (Choice(causes=("TimeoutError", "")), FailureCause(), True),
         (Choice(causes=("TimeoutError",)), FailureCause("ValueError"), False),
-        (Choice(causes=("x" * 256,)), FailureCause.of({CAUSE_TYPE: "x" * 300}), True),
+        (Choice(causes=("x" * 256,)), FailureCause("x" * 300), True),
         (Choice(fingerprints=("0" * 16,)), FailureCause("TimeoutError", "0" * 16), True),
         (Choice(fingerprints=("0" * 16,)), FailureCause("TimeoutError"), False),
         (
@@ -331,6 +331,13 @@ def text() -> str:
 def quoted(text: str, begin: str, end: str) -> set[str]:
     """Return the names in backquotes between *begin* and the next *end*."""
     return set(re.findall(r"`([^`]+)`", text.partition(begin)[2].partition(end)[0]))
+
+
+def test_conditions_of_the_page_are_accepted() -> None:
+    conditions = block(SELECTION, "Selection in SQL", "sql").splitlines()
+    assert len(conditions) == 2
+    for condition in conditions:
+        assert to_sql(condition)
 
 
 def test_every_column_is_documented(text: str) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import http.server
 import importlib.util
 import json
 import logging
+import sys
+import types
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pulsar
 import pytest
@@ -28,7 +33,14 @@ from redrive.testing.consumers import (
     InMemorySimpleConsumer,
 )
 from tests.support.crash_notes import leave_notes
-from tests.support.documented import blocks
+from tests.support.documented import (
+    CONSUMER_METRICS,
+    FIRST_CONSUMER,
+    PROBES,
+    README,
+    block,
+    blocks,
+)
 
 GUIDES = [
     f"docs/howto/{name}.md" for name in ("consume", "poison-messages", "forks", "handle", "outages")
@@ -38,6 +50,10 @@ SECTIONS = {
     for guide in GUIDES
     for block in blocks(guide)
     if block.language == "python"
+}
+WHOLE = {
+    page: block(page, heading, "python")
+    for page, heading in ((README, "A consumer"), (FIRST_CONSUMER, "On a broker"))
 }
 AT_A_BROKER = "Broadcast"
 FORKED = "Example"  # likewise
@@ -84,8 +100,12 @@ class Harness:
     def run(self, section: str, **names: object) -> dict[str, Any]:
         """Run the example of *section* with *names*, and return all its names."""
         namespace = {"client": None, "handle": lambda m: self.handled.append(m.data())} | names
-        exec(compile(SECTIONS[section], section, "exec"), namespace)  # noqa: S102 - our own guide
-        return namespace
+        return self.execute(SECTIONS[section], namespace)
+
+    def execute(self, code: str, names: dict[str, Any]) -> dict[str, Any]:
+        """Run the code of a page with *names*, and return all its names."""
+        exec(compile(code, "page", "exec"), names)  # noqa: S102 - our own guide
+        return names
 
 
 @pytest.fixture
@@ -368,6 +388,58 @@ def test_exported_dead_letter_is_handled_again(
     assert [(message.data(), message.properties()["till"]) for message in handled] == [(GOOD, "1")]
     with pytest.raises(AssertionError):
         harness.run(EXPORTED, handle=lambda message: json.loads(message.data())["missing"])[test]()
+
+
+@pytest.mark.parametrize("page", WHOLE)
+def test_whole_program_of_a_page_handles_a_message(
+    harness: Harness, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client does not connect: the broker is in memory."""
+    names = {"token": "t", "handle": lambda message: harness.handled.append(message.data())}
+    handler = types.ModuleType("handler")
+    handler.__dict__.update(names)
+    monkeypatch.setitem(sys.modules, "handler", handler)
+    harness.send(GOOD)
+    harness.execute(WHOLE[page], names)["client"].close()
+    assert harness.handled == [GOOD]
+
+
+def test_probes_example_answers_while_it_consumes(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[int] = []
+
+    class Server(ThreadingHTTPServer):
+        def __init__(self, address: tuple[str, int], handler: Any) -> None:  # noqa: ANN401
+            assert address == ("", 8080)
+            super().__init__(("127.0.0.1", 0), handler)
+            self.server_activate()
+            ports.append(self.server_port)
+
+    def handle(_message: pulsar.Message) -> None:
+        with urlopen(f"http://127.0.0.1:{ports[0]}/", timeout=60) as answer:
+            answers.append(answer.status)
+
+    ports: list[int] = []
+    monkeypatch.setattr(http.server, "ThreadingHTTPServer", Server)
+    harness.send(GOOD)
+    code = block(PROBES, "Serve probes", "python")
+    harness.execute(code, {"client": None, "handle": handle})
+    assert answers == [200]
+
+
+@pytest.mark.parametrize("heading", ["Metrics", "Traces"])
+def test_observed_consumer_of_the_reference_handles(harness: Harness, heading: str) -> None:
+    handled: list[bytes] = []
+    names = {
+        "client": None,
+        "handle": lambda message: handled.append(message.data()),
+        "PolicyFile": redrive.PolicyFile,
+        "RetryConsumer": redrive.RetryConsumer,
+    }
+    harness.send(GOOD)
+    harness.execute(block(CONSUMER_METRICS, heading, "python"), names)
+    assert handled == [GOOD]
 
 
 ROOT = Path(__file__).parents[3]

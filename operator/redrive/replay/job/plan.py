@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
 from redrive.errors import RedriveError
+from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, MAX_CAUSE
 from redrive.policy.naming import TopicName
-from redrive.policy.values import time_text
 from redrive.reading import bitmap, broker, reader
 from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
@@ -43,46 +43,10 @@ CAUSES = 100
 """Maximum number of counted causes, because any client may write causes."""
 
 
-class CauseFigures(NamedTuple):
-    """Figures of the messages with one cause.
-
-    Attributes:
-        messages: number of messages.
-        replayed: number of these that were replayed before, and died again.
-        first: first publish time, in milliseconds since 1970, like *last*.
-    """
-
-    messages: int
-    replayed: int
-    first: int
-    last: int
-
-
-Causes = Mapping[FailureCause, CauseFigures]
-
-
-def _add(
-    causes: dict[FailureCause, CauseFigures], failure: FailureCause, figures: CauseFigures
-) -> None:
-    before = causes.get(failure)
-    if before is not None:
-        figures = CauseFigures(
-            before.messages + figures.messages,
-            before.replayed + figures.replayed,
-            min(before.first, figures.first),
-            max(before.last, figures.last),
-        )
-    causes[failure] = figures
-
-
-def frequent_causes(parts: Iterable[Causes], limit: int = CAUSES) -> Causes:
-    """Return the most frequent causes of several parts together."""
-    total: dict[FailureCause, CauseFigures] = {}
-    for part in parts:
-        for failure, figures in part.items():
-            _add(total, failure, figures)
-    ordered = sorted(total.items(), key=lambda item: item[1].messages, reverse=True)
-    return dict(ordered[:limit])
+def failure_of(row: DeadLetterRow) -> FailureCause:
+    """Return the cause of a dead letter."""
+    properties = row.properties
+    return FailureCause(properties.get(CAUSE_TYPE, ""), properties.get(CAUSE_FINGERPRINT, ""))
 
 
 class ScannedMessage(NamedTuple):
@@ -94,8 +58,7 @@ class ScannedMessage(NamedTuple):
     encrypted: bool
     unreadable: bool
     schema_version: int | None
-    failure: FailureCause
-    published: int
+    cause: str
     size: int
     replays: int
     selected: bool
@@ -113,9 +76,9 @@ class ScannedMessage(NamedTuple):
             selected: None if the selection depends on its content.
         """
         return cls(
-            position, 1, None, encrypted=False, unreadable=False, schema_version=None,
-            failure=FailureCause(), published=0, size=0, replays=0, selected=bool(selected),
-            evaluated=selected is not None, delivered=False,
+            position, 1, None, encrypted=False, unreadable=False, schema_version=None, cause="",
+            size=0, replays=0, selected=bool(selected), evaluated=selected is not None,
+            delivered=False,
         )  # fmt: skip
 
     @classmethod
@@ -124,7 +87,6 @@ class ScannedMessage(NamedTuple):
         if not row.delivered:
             taken = chooser.takes_undelivered(row.position)
             return cls.undelivered(row.position, selected=taken)
-        failure = FailureCause.of(row.properties)
         return cls(
             row.position,
             row.batch_size,
@@ -132,11 +94,10 @@ class ScannedMessage(NamedTuple):
             row.encrypted,
             row.unreadable,
             row.schema_version,
-            failure,
-            row.publish_time,
+            row.properties.get(CAUSE_TYPE, ""),
             row.size,
             row.replays,
-            selected=chooser.takes(row.position, row.key, row.publish_time, failure),
+            selected=chooser.takes(row.position, row.key, row.publish_time, failure_of(row)),
             oversized=row.oversized,
         )
 
@@ -147,23 +108,24 @@ class PlannedRange(NamedTuple):
     Attributes:
         range: the range.
         plan: its plan.
-        causes: the most frequent causes of messages to move.
+        causes: the most frequent causes of messages to move, with their numbers.
         samples: positions of some of these messages.
         size: total size of their contents, in bytes.
     """
 
     range: Range
     plan: RangePlan
-    causes: Causes
+    causes: Mapping[str, int]
     samples: tuple[Position, ...]
     size: int
 
     def joined(self, other: PlannedRange) -> PlannedRange:
         """Return the plan of this range, merged with the plan of other entries of it."""
+        causes = Counter(self.causes) + Counter(other.causes)
         return PlannedRange(
             self.range,
             self.plan.joined(other.plan),
-            frequent_causes((self.causes, other.causes)),
+            dict(causes.most_common(CAUSES)),
             (*self.samples, *other.samples)[:SAMPLES],
             self.size + other.size,
         )
@@ -183,13 +145,13 @@ class Scanned:
 
     Attributes:
         messages: number of scanned messages.
-        causes: the most frequent causes of messages to move.
+        causes: numbers of messages to move, by cause.
         refused: numbers of refused messages, by cause.
         unevaluated: number of messages for which the condition could not be computed.
     """
 
     messages: int = 0
-    causes: Causes = field(default_factory=dict)
+    causes: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     unevaluated: int = 0
 
@@ -197,14 +159,14 @@ class Scanned:
     def of(cls, planned: PlannedRange) -> Self:
         """Return the results of one range."""
         plan = planned.plan
-        return cls(plan.scanned, planned.causes, planned.refused, plan.unevaluated)
+        return cls(plan.scanned, Counter(planned.causes), planned.refused, plan.unevaluated)
 
     def __add__(self, other: Scanned) -> Scanned:
         """Return the sum, with the most frequent causes."""
-        causes = frequent_causes((self.causes, other.causes))
+        causes = (self.causes + other.causes).most_common(CAUSES)
         messages, refused = self.messages + other.messages, self.refused + other.refused
         unevaluated = self.unevaluated + other.unevaluated
-        return Scanned(messages, causes, refused, unevaluated)
+        return Scanned(messages, Counter(dict(causes)), refused, unevaluated)
 
 
 @dataclass(frozen=True)
@@ -307,7 +269,7 @@ def plan(
         room, messages = choice.limit, sorted(messages, key=lambda message: message.position)
     sizes: dict[int, int] = {}
     chunks: dict[int, EntryId] = {}
-    causes: dict[FailureCause, CauseFigures] = {}
+    causes: Counter[str] = Counter()
     samples: list[Position] = []
     size = 0
     refused: list[RefusedEntry] = []
@@ -334,10 +296,7 @@ def plan(
             sizes[offset] = count
         if first.first_chunk is not None:
             chunks[offset] = first.first_chunk
-        for message in batch:
-            published = message.published
-            figures = CauseFigures(1, int(message.replays > 0), published, published)
-            _add(causes, message.failure, figures)
+        causes.update(message.cause[:MAX_CAUSE] for message in batch)
         size += sum(message.size for message in batch)
         if len(samples) < SAMPLES:
             samples.append(first.position)
@@ -345,7 +304,8 @@ def plan(
     planned = RangePlan(
         scanned, entries, sizes, tuple(refused), chunks=chunks, unevaluated=unevaluated
     )
-    return PlannedRange(source_range, planned, frequent_causes((causes,)), tuple(samples), size)
+    frequent = dict(causes.most_common(CAUSES))
+    return PlannedRange(source_range, planned, frequent, tuple(samples), size)
 
 
 class TaskFailure(NamedTuple):
@@ -481,14 +441,14 @@ class RunPreview:
 
     Attributes:
         account: account in which all messages to move are left.
-        causes: the most frequent causes of messages to move.
+        causes: the most frequent causes of messages to move, with their numbers.
         refused: numbers of refused messages, by cause.
         samples: ids of some messages to move.
         seconds: estimated duration.
     """
 
     account: Account
-    causes: Causes
+    causes: Mapping[str, int]
     refused: Mapping[str, int]
     samples: tuple[str, ...]
     seconds: int
@@ -505,9 +465,11 @@ class RunPreview:
             job: job that would move them.
             slots: number of concurrent tasks.
         """
+        causes: Counter[str] = Counter()
         refused: Counter[str] = Counter()
         samples: list[str] = []
         for piece in planned:
+            causes.update(piece.causes)
             refused.update(piece.refused)
             partition = piece.range.partition
             samples += [f"{s.ledger}:{s.entry}:{partition}:{s.batch_index}" for s in piece.samples]
@@ -523,7 +485,7 @@ class RunPreview:
         )
         return cls(
             account,
-            frequent_causes((piece.causes for piece in planned), SHOWN),
+            dict(causes.most_common(SHOWN)),
             dict(refused.most_common(SHOWN)),
             tuple(samples[:SAMPLES]),
             math.ceil(seconds),
@@ -534,7 +496,7 @@ class RunPreview:
         return {
             **self.account.to_status(),
             "preview": {
-                "causes": _shown_causes(self.causes),
+                "causes": counts(self.causes),
                 "refused": counts(self.refused),
                 "samples": list(self.samples),
                 "estimatedSeconds": self.seconds,
@@ -545,28 +507,9 @@ class RunPreview:
 def so_far(scanned: Scanned) -> dict[str, Any]:
     """Return the field `status.run.preview` of the Replay for the current results of scans."""
     return {
-        "causes": _shown_causes(frequent_causes((scanned.causes,), SHOWN)),
+        "causes": counts(dict(scanned.causes.most_common(SHOWN))),
         "refused": counts(dict(scanned.refused.most_common(SHOWN))),
     }
-
-
-def _shown_causes(causes: Causes) -> list[dict[str, Any]]:
-    shown = []
-    for failure, figures in causes.items():
-        optional = {
-            "fingerprint": failure.fingerprint or None,
-            "firstTime": time_text(figures.first) if figures.first else None,
-            "lastTime": time_text(figures.last) if figures.last else None,
-        }
-        shown.append(
-            {
-                "cause": failure.cause,
-                "messages": figures.messages,
-                "replayed": figures.replayed,
-                **{name: value for name, value in optional.items() if value is not None},
-            }
-        )
-    return shown
 
 
 def counts(counted: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -9,9 +9,7 @@ import time
 from collections import deque
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pulsar
 import pytest
@@ -22,13 +20,13 @@ from redrive import Attempt, Policy, RetryConsumer
 from redrive.delivery.decisions import Attempts
 from redrive.delivery.middleware.chain import DONE, Failure, Redeliver, Settlement
 from redrive.delivery.middleware.scheduling import KeyOrdering, OneAttempt, RateLimiter
-from redrive.delivery.parts import Parts, SystemClock
+from redrive.delivery.parts import SystemClock
 from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import Cause, Redaction
 from redrive.policy.model import BLOCKED_KEYS, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Retry
-from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock, VirtualTimer
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock
 from redrive.testing.consumers import InMemoryConsumer
 from tests.support.fake_client import FakeClient
 
@@ -43,13 +41,7 @@ class Consumer:
         self.incoming: deque[pulsar.Message] = deque()
         self.clock = VirtualClock(START)
         self.published: list[Any] = []
-        parts = SimpleNamespace(
-            incoming=self,
-            clock=self.clock,
-            outage_reporter=self,
-            timer=partial(VirtualTimer, self.clock),
-        )
-        ordering = KeyOrdering(cast("Parts", parts), by_topic=False)
+        ordering = KeyOrdering(self, self.clock, self, by_topic=False)  # type: ignore[arg-type]
         self.receive = ordering.receive(self._take)
         self.settle = ordering.settle(lambda _: None)
         self.ordering = ordering
@@ -82,18 +74,16 @@ class Consumer:
 
     def taken(self) -> list[bytes]:
         """Take all messages that are permitted."""
-        taken = [message.data() for message in iter(lambda: self.receive(0), None)]
-        self.clock.advance(timedelta())  # fires what is due
-        return taken
+        return [message.data() for message in iter(lambda: self.receive(0), None)]
 
     def handle(self, message: pulsar.Message, handler: Any) -> None:  # noqa: ANN401 - calls back
         self.ordering.handle(lambda _: [handler()])([message])
 
 
-def of_key(number: int, key: str = "k") -> InMemoryMessage:
+def of_key(number: int) -> InMemoryMessage:
     message_id = pulsar.MessageId(0, 1, number, -1)
     topic = TopicName("shop", "prod", "orders")
-    return InMemoryMessage(topic, message_id, b"%d" % number, START, key=key)
+    return InMemoryMessage(topic, message_id, b"%d" % number, START, key="k")
 
 
 def test_key_waits_for_a_handler_of_a_settled_message() -> None:
@@ -148,7 +138,6 @@ def test_key_that_waits_long_is_published_until_it_is_free() -> None:
     assert consumer.published == []
     assert consumer.taken() == [b"1"]
     consumer.fail(first, 2, seconds=10)
-    consumer.clock.advance(timedelta())
     [[key]] = consumer.published
     assert key.pop("keyHash") not in {"", "k"}
     assert key == {
@@ -162,37 +151,11 @@ def test_key_that_waits_long_is_published_until_it_is_free() -> None:
     assert consumer.taken() == [b"1"]
     assert len(consumer.published) == 1
     consumer.clock.advance(timedelta(seconds=10))
-    assert [key["behind"] for [key] in consumer.published] == [2, 3]
+    consumer.incoming.append(of_key(5))
+    assert consumer.taken() == []
+    assert [key["behind"] for [key] in consumer.published] == [2, 4]
     consumer.settle(Settlement(first, DONE))
-    consumer.clock.advance(timedelta(hours=1))
     assert consumer.published[2:] == [[]]
-
-
-def test_keys_blocked_soon_after_another_are_published() -> None:
-    consumer, messages = Consumer(), [of_key(number, f"k{number}") for number in range(30)]
-    consumer.incoming.extend(messages)
-    consumer.taken()
-    for message in messages:
-        consumer.fail(message, 1, seconds=3_600)
-        consumer.clock.advance(timedelta(milliseconds=1))
-    assert [len(keys) for keys in consumer.published] == [1]
-    consumer.clock.advance(timedelta(hours=1))
-    assert [len(keys) for keys in consumer.published] == [1, 20]
-    for message in messages[:20]:
-        consumer.settle(Settlement(message, DONE))
-    consumer.clock.advance(timedelta(hours=1))
-    assert [len(keys) for keys in consumer.published] == [1, 20, 10]
-
-
-def test_key_that_waits_after_its_retry_is_published() -> None:
-    consumer, first = Consumer(), of_key(1)
-    consumer.incoming.append(first)
-    consumer.taken()
-    consumer.fail(first, 1, seconds=1)
-    consumer.clock.advance(timedelta(seconds=9))
-    assert consumer.published == []
-    consumer.clock.advance(timedelta(seconds=1))
-    assert len(consumer.published) == 1
 
 
 def test_message_whose_key_is_freed_meanwhile_is_taken_once(
@@ -203,16 +166,16 @@ def test_message_whose_key_is_freed_meanwhile_is_taken_once(
     assert consumer.taken() == [b"1"]
     consumer.fail(first, 1, seconds=10)
     assert consumer.taken() == [b"1"]
-    (timer,) = consumer.clock.timers
+    now = consumer.clock.now
 
-    def settle_first() -> None:
+    def settle_first() -> datetime:
         monkeypatch.undo()
         consumer.settle(Settlement(first, DONE))
+        return now()
 
-    monkeypatch.setattr(timer, "look", settle_first)  # called for the key of the second
+    monkeypatch.setattr(consumer.clock, "now", settle_first)  # called for the key of the second
     consumer.incoming.append(of_key(2))
     assert consumer.taken() == [b"2"]
-    consumer.clock.advance(timedelta(seconds=10))
     assert consumer.published[1:] == [[]]
 
 

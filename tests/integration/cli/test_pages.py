@@ -1,0 +1,421 @@
+"""Commands of pages for people on call, run as written; the outputs are those that pages show."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import redrive
+from redrive.cli.cluster import Cluster as Client
+from redrive.cli.cluster import ClusterError, ObjectNotFoundError
+from redrive.cli.frame import ClusterFlags
+from redrive.cli.main import main
+from redrive.cli.output import now, written
+from redrive.kube.resources import APPROVALS, CONNECTIONS, POLICIES, REPLAYS
+from sandbox import builds, chart
+from sandbox.kubernetes import Cluster
+from tests.integration.cli.conftest import COMMANDS, Shop, condition, put
+from tests.support.documented import (
+    BLOCKED_KEY,
+    CHECK,
+    DEVELOP,
+    OUTAGES,
+    README,
+    REPLAYS_PAGE,
+    RESPOND,
+    ROOT,
+    RUNBOOKS,
+    blocks,
+    commands,
+    shows,
+    steps,
+)
+
+pytestmark = pytest.mark.xdist_group(COMMANDS)
+READY = condition("Ready", "True", "Provisioned")
+INLINE = re.compile(r"`(kubectl redrive [^`]*)`")
+REDRAWN = re.compile(r"\x1b\[(\d+)F\x1b\[J")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _incident(api_server: Cluster, client: Client) -> None:
+    """The state that the pages show: a storm of retries, dead letters, a blocked key."""
+    api_server.objects.create_namespace("pay")
+    other = Client(ClusterFlags(namespace="pay", kubeconfig=str(api_server.kubeconfig)))
+    at = now()
+
+    def ago(**length: float) -> str:
+        return written(at - timedelta(**length))
+
+    connected = {"conditions": [READY], "operatorVersion": redrive.__version__}
+    observed = {"observedTime": ago(minutes=3.5)}
+    for place in (client, other):
+        put(place, CONNECTIONS, "main", connected)
+    quiet = {"retry": 0, "retryDue": 0, "deadLetter": 0, **observed}
+    put(client, POLICIES, "quiet", {"conditions": [READY], "backlog": quiet})
+    text = "the source topic does not exist; got 'persistent://pay/prod/refunds'; create it"
+    missing = condition("Ready", "False", "TopicNotFound", text)
+    put(other, POLICIES, "refunds", {"conditions": [missing]})
+    text = "61 % of 4120 deliveries in 10m were retries"
+    dead = {"deadLetter": 140, "deadLettersLastHour": 9, "oldestDeadLetterTime": ago(hours=3.5)}
+    blocked = {
+        "keyHash": "9f31c2e07b1d",
+        "sinceTime": ago(minutes=3.5),
+        "messageID": "4711:3:0",
+        "cause": "JSONDecodeError",
+        "failures": 6,
+        "behind": 800,
+    }
+    status = {
+        "conditions": [READY, condition("RetryStorm", "True", "RetryStorm", text)],
+        "warnings": ["RetryStorm"],
+        "backlog": {"retry": 12, "retryDue": 3, **dead, **observed},
+        "blockedKeys": [blocked],
+    }
+    put(client, POLICIES, "orders-fulfilment", status, deadLetter={"messageTTL": "30d"})
+
+
+class Screen(io.StringIO):
+    """A terminal of which the last picture counts."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def picture(self) -> str:
+        text, *redrawn = REDRAWN.split(self.getvalue())
+        for lines, rest in zip(redrawn[::2], redrawn[1::2], strict=True):
+            kept = text.splitlines(keepends=True)[: -int(lines)]
+            text = "".join(kept) + rest
+        return text
+
+
+class Keyboard(io.TextIOBase):
+    """A terminal at which each question is answered with y."""
+
+    def __init__(self, terminal: int, screen: Screen) -> None:
+        super().__init__()
+        self._terminal, self._screen = terminal, screen
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._terminal
+
+    def readline(self, _size: int = -1, /) -> str:  # type: ignore[override]  # of text
+        self._screen.write("y\n")
+        return "y\n"
+
+
+@dataclass
+class Person:
+    """Someone who works by the pages at a terminal."""
+
+    client: Client
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+
+    def run(self, command: str, *codes: int) -> str:
+        """Run a command of redrive, and return the picture of the terminal."""
+        arguments = shlex.split(command.removeprefix("kubectl ").removeprefix("redrive "))
+        screen = Screen()
+        primary, secondary = pty.openpty()
+        self.monkeypatch.setattr(sys, "stdin", Keyboard(secondary, screen))
+        with redirect_stdout(screen), redirect_stderr(screen):
+            code = main(arguments)
+        os.close(primary)
+        os.close(secondary)
+        assert code in (codes or (0,)), f"{command} ended with {code}: {screen.picture()}"
+        return screen.picture()
+
+    def paste(self, script: str, *codes: int) -> str:
+        """Run commands in a shell, and return their output."""
+        path = f"{self.folder}:{builds.kubernetes()}:{builds.helm()}:{os.environ['PATH']}"
+        run = subprocess.run(
+            ["/bin/bash", "-euo", "pipefail", "-c", script],
+            env=os.environ | {"PATH": path},
+            cwd=self.folder, check=False, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert run.returncode in (codes or (0,)), run.stdout
+        return run.stdout
+
+
+@pytest.fixture
+def person(
+    shop: Shop, api_server: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Person:
+    monkeypatch.setattr(sys, "argv", ["kubectl-redrive"])
+    for name, value in {"NO_COLOR": "1", "COLUMNS": "160", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    program = tmp_path / "redrive"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m redrive "$@"\n', "utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "operator"))
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_bytes(api_server.kubeconfig.read_bytes())
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    person = Person(shop.client, tmp_path, monkeypatch)
+    person.paste("kubectl config set-context --current --namespace=shop")
+    return person
+
+
+@contextmanager
+def jobs_run(client: Client) -> Iterator[None]:
+    """Show plans and the ends of Replays, as operator and jobs do."""
+    stopped = threading.Event()
+
+    def run() -> None:
+        while not stopped.wait(0.05):
+            for replay in client.list(REPLAYS, client.namespace):
+                show(client, replay)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            yield
+        finally:
+            stopped.set()
+            running.result()
+
+
+def show(client: Client, replay: Mapping[str, Any]) -> None:
+    """Write the next status of a Replay."""
+    if status := next_status(replay):
+        path = f"{REPLAYS.path(client.namespace, replay['metadata']['name'])}/status"
+        try:
+            client.request("PATCH", path, {"status": status})
+        except ObjectNotFoundError:
+            return
+        except ClusterError:
+            client.delete(REPLAYS, replay)  # so that no command waits for it
+            raise
+
+
+def next_status(replay: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the next status of a Replay, empty if it keeps the one that it has."""
+    mode, status = replay["spec"].get("mode"), replay.get("status") or {}
+    if status.get("phase") == "Completed":
+        return {}
+    selects = bool(replay["spec"].get("select"))
+    movable = 118 if selects else 138
+    counts = {"scanned": 140, "matched": movable + 2, "left": movable, "refused": 2}
+    causes = [{"cause": "WarehouseDown", "messages": 118}]
+    if not selects:
+        causes.append({"cause": "JSONDecodeError", "messages": 20})
+    refused = [{"cause": "TooBig", "messages": 2}]
+    run: dict[str, Any] = {
+        "counts": counts,
+        "preview": {"causes": causes, "refused": refused, "estimatedSeconds": 4},
+    }
+    if mode == "Review":
+        waits = condition("InReview", "True", "InReview")
+        run["review"] = {"expiryTime": written(now() + timedelta(minutes=15))}
+        review = {"phase": "Suspended", "conditions": [READY, waits], "run": run}
+        return {} if status.get("phase") == "Suspended" else review
+    if mode != "Plan":
+        counts |= {"moved": movable, "left": 0}
+        seen = {"settled": False, "observedTime": written(now())}
+        run["outcome"] = {"handled": movable - 8, "waiting": 2, "deadAgain": 6, **seen}
+    complete = [condition(kind, "True", "CompletedWithRefusals") for kind in ("Ready", "Complete")]
+    return {
+        "phase": "Completed",
+        "completionTime": written(now()),
+        "conditions": complete,
+        "run": run,
+    }
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "codes"),
+    [
+        (RESPOND, "1. See the state", [0]),
+        (RESPOND, "2. Find the cause, and count", [0]),
+        (RESPOND, "3. Move", [3]),
+        (README, "When messages have died", [0, 3]),
+        (BLOCKED_KEY, "Which of the two it is", [0]),
+        (BLOCKED_KEY, "Dead-letter the message", [0]),
+    ],
+)
+def test_output_at_a_terminal_is_that_of_the_page(
+    person: Person, page: str, heading: str, codes: list[int]
+) -> None:
+    with jobs_run(person.client):
+        for step, code in zip(steps(page, heading), codes, strict=True):
+            shown = step.output.replace("ann@example.com", "admin").replace("prod-eu", "sandbox")
+            output = person.run(step.command, code)
+            assert shows(shown, output), f"{shown}\nis on the page, not:\n{output}"
+
+
+def inline(page: str) -> Iterator[str]:
+    """Yield the commands of redrive in the text of a page that are complete."""
+    for command in re.findall(r"`((?:kubectl )?redrive [^`]*)`", (ROOT / page).read_text("utf-8")):
+        if not re.search(r"[A-Z]{2}|…|x7k2p|--direct", command):
+            yield command
+
+
+def test_commands_in_texts_of_pages_run(person: Person) -> None:
+    pages = [f"docs/howto/{name}.md" for name in ("after-broker-outage", "blocked-key", "respond")]
+    used = {command for page in pages for command in inline(page)}
+    assert len(used) > 7
+    waits = {command for command in used if " unload " in command}  # until an operator answers
+    for command in sorted(used - waits):
+        with jobs_run(person.client):
+            person.run(command, 0, 3)
+    for command in waits:
+        assert "no result within 1s" in person.run(f"{command} --timeout 1s", 4)
+
+
+def test_override_of_the_outage_breaker_is_set(person: Person) -> None:
+    [block] = commands(OUTAGES, "Override the outage breaker")
+    assert "ignores outages until 20" in person.run(block.text.partition("#")[0])
+
+
+def test_replay_of_the_reference_is_awaited_and_approved(person: Person) -> None:
+    """Conditions, results, review and approval, in the order of a Replay's life."""
+    name, place = "orders-after-fix", person.client.namespace
+    [example, *_] = blocks(REPLAYS_PAGE)
+    reviewed = example.text.replace("mode: Plan", "mode: Review")
+    person.paste(f"kubectl create -f - <<'END'\n{reviewed}END")
+    [review] = commands(REPLAYS_PAGE, "Review")
+    [approval] = commands(REPLAYS_PAGE, "Approval")
+    [waits] = commands(REPLAYS_PAGE, "Conditions")
+    [results] = commands(REPLAYS_PAGE, "Results of ended Replays")
+    person.paste(review.text + approval.text)
+    replay = person.client.get(REPLAYS, place, name)
+    assert replay["spec"]["mode"] == "Run"
+    approved = person.client.get(APPROVALS, place, name)["spec"]
+    assert approved == {
+        "replayRef": {"name": name, "uid": replay["metadata"]["uid"]},
+        "messages": 1200,
+    }
+    with jobs_run(person.client):
+        assert person.paste(waits.text).count("condition met") == 2
+    result = {"name": name, "uid": "u", "phase": "Completed", "moved": 4}
+    result |= {"result": "Completed", "completionTime": "2026-11-27T01:00:00Z"}
+    put(person.client, POLICIES, "orders-fulfilment", {"replays": [result]})
+    assert person.paste(results.text) == f"2026-11-27T01:00:00Z {name} Completed 4\n"
+
+
+PLACEHOLDERS = {
+    "NAMESPACE": "shop",
+    "POLICY": "orders-fulfilment",
+    "CONNECTION": "main",
+    "REPLAY": "orders-done",
+    "CONSUMER": "fulfilment",
+}
+
+
+def deploy(cluster: Cluster, namespace: str, name: str) -> None:
+    """Create a Deployment, and the pod that it would have."""
+    labels = {"app": name}
+    container = {"name": name, "image": "registry.example/image:1"}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": pod}
+    for body in (
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec},
+        {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {"name": name, "labels": labels}},
+    ):
+        cluster.objects.create(body, namespace)
+
+
+def test_commands_of_runbooks_run(person: Person, api_server: Cluster, tmp_path: Path) -> None:
+    """Logs are empty: the pods wait for a node."""
+    lines = {line for page in RUNBOOKS for b in commands(page) for line in b.text.splitlines()}
+    put(person.client, REPLAYS, "orders-done", {}, policyRef={"name": "orders-fulfilment"})
+    (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: redrive\nversion: 0.1.0\n")
+    chart.install(api_server, "redrive", "redrive-system", {}, tmp_path)
+    for namespace, name in (("redrive-system", "redrive"), ("shop", "fulfilment")):
+        deploy(api_server, namespace, name)
+    for line in sorted(line for line in lines if not line.startswith("pulsar-admin ")):
+        command = re.sub(
+            r"\b[A-Z]{4,}\b", lambda match: PLACEHOLDERS[match[0]], line.split(" | ")[0]
+        )
+        with jobs_run(person.client):
+            if command.startswith("kubectl redrive "):
+                person.run(command, 0, 3)
+            else:
+                person.paste(command)
+
+
+POLICY = """\
+apiVersion: redrive.io/v1beta1
+kind: RetryPolicy
+metadata: {{name: {name}, namespace: shop}}
+spec:
+  connectionRef: {{name: main}}
+  topic: persistent://shop/prod/{topic}
+  subscription: {subscription}
+"""
+
+
+@pytest.fixture
+def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Manifests in a folder, with the errors that the page on `lint` shows."""
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    (folder / "a.yaml").write_text(
+        POLICY.format(name="a", topic="orders", subscription="eu-billing")
+    )
+    (folder / "b.yaml").write_text(
+        POLICY.format(name="b", topic="orders-eu", subscription="billing")
+    )
+    head = (
+        "apiVersion: redrive.io/v1beta1\nkind: Replay\nmetadata: {name: again, namespace: shop}\n"
+    )
+    select = "spec:\n  policyRef: {name: a}\n  select:\n    where: cause = 'TimeoutError'\n"
+    (folder / "replay.yaml").write_text(head + select)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_findings_in_manifests_are_those_of_the_page(person: Person, manifests: Path) -> None:
+    [step] = steps(CHECK, "Check files and folders")
+    output = person.run(step.command, 1)
+    assert shows(re.sub(r"\(\d\.\d s\)", "…", step.output), output), output
+    (manifests / "a.yaml").unlink()
+    (manifests / "replay.yaml").unlink()
+    [live] = commands(CHECK, "Check them together with the cluster")
+    assert "0 errors" in person.paste(live.text)
+
+
+def test_rendered_manifests_are_checked_by_the_page(person: Person, manifests: Path) -> None:
+    text = (manifests / "a.yaml").read_text("utf-8")
+    shop, overlay = person.folder / "charts/shop", person.folder / "overlays/prod"
+    for folder in (shop / "templates", overlay):
+        folder.mkdir(parents=True)
+        (folder / "policy.yaml").write_text(text, "utf-8")
+    (shop / "Chart.yaml").write_text("apiVersion: v2\nname: shop\nversion: 0.1.0\n", "utf-8")
+    (overlay / "kustomization.yaml").write_text("resources: [policy.yaml]\n", "utf-8")
+    [block] = commands(CHECK, "Check Helm charts and kustomizations")
+    assert person.paste(block.text).count("0 errors, 0 warnings in 1 file ") == 2
+
+
+def test_difference_of_a_manifest_is_that_of_the_page(person: Person, manifests: Path) -> None:
+    manifest = yaml.safe_load((manifests / "a.yaml").read_text("utf-8"))
+    manifest["metadata"]["name"] = "orders-fulfilment"
+    manifest["spec"] |= {"topic": "persistent://shop/prod/orders", "subscription": "fulfilment"}
+    body = person.client.get(POLICIES, "shop", "orders-fulfilment")
+    person.client.delete(POLICIES, body)
+    put(person.client, POLICIES, "orders-fulfilment", {}, **manifest["spec"], maxRetries=5)
+    manifest["spec"] |= {"maxRetries": 3, "consumerRoles": ["fulfilment"]}
+    (person.folder / "policy.yaml").write_text(yaml.safe_dump(manifest), "utf-8")
+    [step] = steps(DEVELOP, "See the changes that a changed manifest makes")
+    output = person.run(step.command, 1)
+    assert shows(step.output, output), output
