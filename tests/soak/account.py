@@ -221,7 +221,8 @@ class Account:
                 same = (first.number, first.failed) == (other.number, other.failed)
                 if same and any(
                     first.published <= loading.end + loading.settles
-                    and loading.start <= other.published <= loading.end + loading.settles
+                    and loading.start - SEND_SECONDS <= other.published
+                    and other.published <= loading.end + loading.settles
                     for loading in self.disturbances
                     if loading.loads
                 ):

@@ -83,21 +83,27 @@ UNLOAD = Disturbance("unload", 11, 13, redelivers=True, unanswered=True, settles
 
 
 @pytest.mark.parametrize(
-    ("sent", "disturbance", "doubled"),
+    ("sent", "published", "disturbance", "doubled"),
     [
-        (("redrive-1", 7), UNLOAD, 0),
-        (("redrive-1", 8), UNLOAD, 1),
-        (("redrive-2", 7), UNLOAD, 1),
-        (None, UNLOAD, 1),
-        (("redrive-1", 7), replace(UNLOAD, loads=False), 1),
-        (("redrive-1", 7), replace(UNLOAD, start=14, end=15), 1),
+        (("redrive-1", 7), 13.5, UNLOAD, 0),
+        (
+            ("redrive-1", 7),
+            COPY.published,
+            replace(UNLOAD, start=12.5),
+            0,
+        ),  # sent again by the client
+        (("redrive-1", 8), 13.5, UNLOAD, 1),
+        (("redrive-2", 7), 13.5, UNLOAD, 1),
+        (None, 13.5, UNLOAD, 1),
+        (("redrive-1", 7), 13.5, replace(UNLOAD, loads=False), 1),
+        (("redrive-1", 7), 13.5, replace(UNLOAD, start=30, end=31), 1),
     ],
 )
 def test_only_the_same_sequence_id_proves_a_fault_of_the_broker(
-    sent: tuple[str, int] | None, disturbance: Disturbance, doubled: int
+    sent: tuple[str, int] | None, published: float, disturbance: Disturbance, doubled: int
 ) -> None:
     copy = replace(COPY, sent=("redrive-1", 7))
-    again = replace(COPY, id="2:1", published=13.5, sent=sent)
+    again = replace(COPY, id="2:1", published=published, sent=sent)
     account = Account([FAILED], [copy, again], [], disturbances=[disturbance])
     account.add("a", [begin(10, FAILED), end(11, FAILED, ok=False), moved(12, FAILED, COPY)])
     account.add("b", [begin(20, COPY), end(21, COPY), begin(30, again), end(31, again)])

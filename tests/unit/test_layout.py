@@ -15,7 +15,7 @@ SOURCES = tuple((ROOT / "operator" / "redrive").rglob("*.py"))
 MOST_FILES = 20
 MOST_LINES = 600
 BOUNDS = {
-    "error classes": 69,
+    "error classes": 61,
     "modules with one importer": 22,
     "files above 600 lines": 4,
 }

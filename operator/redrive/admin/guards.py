@@ -10,6 +10,17 @@ policies, each retrying separately, a broker that restarts would get all their c
 then every reconcile, deletions included, would wait for a time-out. So after some calls in a row
 without an answer calls fail at once. Only the *probe* of the connection's reconciler is sent, with
 back-off.
+
+So while a broker is down, for ten minutes as well, it gets single probes, up to 15 s apart:
+
+- The connection and its policies show `BrokerUnreachable` once the breaker is open, with one write
+  for each object.
+- Topics and rights stay as they are. A deleted policy waits for its cleanup, at most
+  `finalize.CLEANUP_DEADLINE`, ten minutes. Then it is deleted, and its topics are retained.
+- After an answered probe all policies of the connection are reconciled.
+
+Consumers and replay jobs have connections of their own, see `delivery.processor` and
+`replay.job.run`.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ class Http:
             outcome = "too long"
             raise unexpected(call.does, str(error)) from error
         except RedriveError as error:
-            outcome = "fenced" if error.reason is Reason.LEASE_NOT_RENEWED else "redirect refused"
+            outcome = _NOT_SENT.get(error.reason, outcome)
             raise
         except asyncio.CancelledError:
             outcome = "cancelled"
@@ -535,6 +535,12 @@ def _not_followed(call: Call, got: str) -> AdminError:
         reason=Reason.REDIRECT_REFUSED,
     )
 
+
+_NOT_SENT: Mapping[str, str] = {
+    Reason.LEASE_NOT_RENEWED: "fenced",
+    Reason.REDIRECT_REFUSED: "redirect refused",
+}
+"""Outcome in the metrics by the reason of an error; without one, the address is unusable."""
 
 _FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (aiohttp.ServerTimeoutError, "no answer in time"),

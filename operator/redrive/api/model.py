@@ -263,20 +263,13 @@ def one_of(kind: type[E], problem: str, remedy: str) -> tuple[object, ...]:
 _M = TypeVar("_M", bound=ApiModel)
 
 
-class InvalidFieldsError(InvalidSpecError):
-    """Fields of a spec are invalid; the message has the path of each."""
-
-    def __init__(self, problems: list[str]) -> None:
-        Exception.__init__(self, " | ".join(problems))
-
-
 def parse_spec(model: type[_M], body: Mapping[str, Any]) -> _M:
     """Parse the spec of *body*, an object of the API.
 
     Admission refuses nearly all invalid objects, but an object may be older than a rule.
 
     Raises:
-        InvalidFieldsError: a field is missing, unknown or invalid. A value is shown only if it
+        InvalidSpecError: a field is missing, unknown or invalid. A value is shown only if it
             violates a rule of redrive: other values might be misplaced secrets.
     """
     return parse(model, body.get("spec") or {}, "spec")
@@ -286,7 +279,7 @@ def parse(model: type[_M], fields: Mapping[str, Any], root: str) -> _M:
     """Parse *fields*; messages have their path from *root*.
 
     Raises:
-        InvalidFieldsError: see `parse_spec`.
+        InvalidSpecError: see `parse_spec`.
     """
     try:
         return model.model_validate(dict(fields))
@@ -297,7 +290,8 @@ def parse(model: type[_M], fields: Mapping[str, Any], root: str) -> _M:
             + f": {text}"
             for path, _, text in map(_problem, error.errors())
         ]
-        raise InvalidFieldsError(texts) from error
+        problem, _, remedy = " | ".join(texts).rpartition("; ")
+        raise InvalidSpecError(problem, remedy=remedy) from error
 
 
 class FieldProblem(NamedTuple):

@@ -64,10 +64,29 @@ class Count(StatusModel):
     """Number of messages."""
 
 
+class PlannedCauseCount(Count):
+    """Dead letters with one cause."""
+
+    fingerprint: Annotated[str, Field(max_length=16)] | None = None
+    """Fingerprint, which is equal for failures of one kind, such as `0f4a9c31d2be7755`. Absent if
+    the consumer recorded none. `select.fingerprints` selects by it."""
+
+    replayed: int | None = None
+    """Number of these messages that were replayed before, and died again."""
+
+    first_time: Timestamp | None = None
+    """First publish time in the dead-letter topic, by the clock of the producer. Absent if
+    unknown."""
+
+    last_time: Timestamp | None = None
+    """Last publish time in the dead-letter topic, by the clock of the producer. Absent if
+    unknown."""
+
+
 class Preview(StatusModel):
     """Result of a plan."""
 
-    causes: Annotated[tuple[Count, ...], Field(max_length=20)] = ()
+    causes: Annotated[tuple[PlannedCauseCount, ...], Field(max_length=20)] = ()
     """The 20 most frequent causes of the messages that would be moved."""
 
     refused: Annotated[tuple[Count, ...], Field(max_length=20)] = ()

@@ -364,7 +364,8 @@ class Backlog(StatusModel):
 
     dead_letters_last_hour: Annotated[int, Field(ge=0)] | None = None
     """Number of messages that were stored in the dead-letter topic in the last hour, as far as a
-    running operator has seen them. Absent if they are discarded."""
+    running operator has seen them. In the first hour of an operator it is an estimate. Absent if
+    they are discarded."""
 
     oldest_dead_letter_time: Timestamp | None = None
     """Time at which the oldest dead letter was stored. Absent without dead letters."""
@@ -509,7 +510,8 @@ class RetryPolicyStatus(StatusModel):
     planned_changes: (
         Annotated[tuple[Annotated[str, Field(max_length=512)], ...], Field(max_length=32)] | None
     ) = None
-    """Changes that redrive would make, the first 32, with `managementPolicy: Observe`."""
+    """Changes that redrive would make, with `managementPolicy: Observe`. Of more than 32 the first
+    31, and the number of the others."""
 
     backlog: Backlog | None = None
     """Messages in the topics of the policy; `observedTime` is the time of the figures. They are

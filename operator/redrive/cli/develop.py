@@ -26,7 +26,7 @@ from redrive.api import Body
 from redrive.api.permissions import AllowRule, Consent, Permissions
 from redrive.cli.cluster import Cluster, NotPermittedError, ObjectNotFoundError
 from redrive.cli.frame import ClusterFlags, cluster_options, names_of
-from redrive.cli.output import CommandError
+from redrive.errors import RedriveError
 from redrive.kube.resources import CONNECTIONS, POLICIES, Key
 from redrive.lint import report
 from redrive.lint.checks import lint
@@ -115,7 +115,7 @@ def read_claims(file: str, name: str | None, namespace: str) -> list[Claim]:
     """Return the RetryPolicies of *file*, or the one of that *name*.
 
     Raises:
-        CommandError: the manifests have errors, which are printed, or no such policy.
+        RedriveError: the manifests have errors, which are printed, or no such policy.
         RedriveError: the file can't be read.
     """
     manifests = read_manifests(file, namespace)
@@ -123,7 +123,7 @@ def read_claims(file: str, name: str | None, namespace: str) -> list[Claim]:
     names = [claim.request.key.name for claim in claims]
     claims = [claim for claim in claims if name in {None, claim.request.key.name}]
     if not claims:
-        raise CommandError(
+        raise RedriveError(
             f"{file} has no RetryPolicy{f' {name}' if name else ''}",
             got=", ".join(names) or "none",
             remedy="name a file with one, and its metadata.name",
@@ -135,14 +135,14 @@ def read_manifests(file: str, namespace: str) -> Manifests:
     """Read manifests without errors.
 
     Raises:
-        CommandError: they have errors, which are printed.
+        RedriveError: they have errors, which are printed.
         RedriveError: the file can't be read.
     """
     manifests = Manifests.read([file], namespace)
     errors = [f for f in lint(manifests) if f.rule.severity is Severity.ERROR]
     if errors:
         click.echo(report.to_text(errors), nl=False, err=True)
-        raise CommandError("the manifests have errors", got=len(errors), remedy="correct them")
+        raise RedriveError("the manifests have errors", got=len(errors), remedy="correct them")
     return manifests
 
 
@@ -323,7 +323,7 @@ def policy(claims: list[Claim]) -> None:
     FILE is a file, a folder, or - for standard input. POLICY is the name of one RetryPolicy of it.
     """
     if len(claims) > 1:
-        raise CommandError(
+        raise RedriveError(
             "a policy file is for one RetryPolicy",
             got=", ".join(claim.request.key.name for claim in claims),
             remedy="name one of them behind FILE",

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 
 import click
 
 from redrive.api import Body
-from redrive.cli.cluster import Cluster, ObjectNotFoundError
+from redrive.cli.cluster import Cluster, ClusterError, ObjectNotFoundError
 from redrive.cli.develop import (
     desired_of,
     live_claim,
@@ -22,7 +23,7 @@ from redrive.cli.develop import (
     resolved,
 )
 from redrive.cli.frame import ClusterFlags, cluster_options
-from redrive.cli.output import CommandError
+from redrive.cli.output import say
 from redrive.cli.policies import conditions_of
 from redrive.cli.policy_actions import REFRESH_SECONDS, awaited
 from redrive.errors import RedriveError
@@ -94,7 +95,7 @@ def _observed(claim: Claim, cluster: Cluster) -> Iterator[str]:
     """Yield the changes that the operator would make at the broker for a new policy.
 
     Raises:
-        CommandError: the operator has not listed them.
+        RedriveError: the operator has not listed them.
     """
     key, body = claim.request.key, claim.manifest.body
     created = cluster.create(
@@ -106,22 +107,38 @@ def _observed(claim: Claim, cluster: Cluster) -> Iterator[str]:
         },
     )
 
-    def is_observed(policy: Body) -> bool:
-        return conditions_of(policy).get("Ready", {}).get("reason") == Reason.OBSERVED
+    def is_settled(policy: Body) -> bool:
+        conditions = conditions_of(policy)
+        is_stalled = conditions.get("Stalled", {}).get("status") == "True"
+        return is_stalled or conditions.get("Ready", {}).get("reason") == Reason.OBSERVED
 
     try:
-        observed = awaited(cluster, created, REFRESH_SECONDS, is_observed)
-        if observed is None:
-            latest = cluster.get(POLICIES, key.namespace, key.name)
-            raise CommandError(
+        observed = awaited(cluster, created, REFRESH_SECONDS, is_settled)
+        latest = observed or cluster.get(POLICIES, key.namespace, key.name)
+        ready = conditions_of(latest).get("Ready", {})
+        if ready.get("reason") != Reason.OBSERVED:
+            raise RedriveError(
                 f"the operator could not observe the RetryPolicy {key}",
-                got=conditions_of(latest).get("Ready", {}).get("message") or "no answer in time",
+                got=ready.get("message") or "no answer in time",
                 remedy="see `redrive doctor`, or leave out --observe",
             )
     finally:
-        cluster.delete(POLICIES, created)
-    for change in observed["status"].get("plannedChanges") or ():
+        _delete(cluster, created)
+    for change in latest["status"].get("plannedChanges") or ():
         yield f"+broker: {change}"
+
+
+def _delete(cluster: Cluster, policy: Body) -> None:
+    """Delete a policy that only observes; print an error, since the caller may have another one."""
+    try:
+        with suppress(ObjectNotFoundError):
+            cluster.delete(POLICIES, policy)
+    except ClusterError as error:
+        key = Key.of(policy)
+        say(
+            f"warning: the RetryPolicy {key}, which only observes, was not deleted; got {error}; "
+            f"run kubectl delete retrypolicy {key.name} -n {key.namespace}"
+        )
 
 
 def _immutable(live: Claim, claim: Claim) -> Iterator[str]:

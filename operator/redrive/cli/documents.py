@@ -159,6 +159,10 @@ class PlannedCause(TypedDict):
 
     cause: str
     messages: int
+    fingerprint: str
+    replayed: int | None
+    firstTime: str | None
+    lastTime: str | None
 
 
 class MalformedEntryRecord(TypedDict):

@@ -19,7 +19,8 @@ import click
 
 from redrive.admin.errors import AdminNotFoundError
 from redrive.api import Body
-from redrive.cli.documents import CauseCount, MalformedEntryRecord, ReplayRecord
+from redrive.cli.cluster import Cluster
+from redrive.cli.documents import CauseCount, MalformedEntryRecord, PlannedCause, ReplayRecord
 from redrive.cli.inspection_request import (
     InspectionRequest,
     inspection_options,
@@ -27,7 +28,6 @@ from redrive.cli.inspection_request import (
 from redrive.cli.output import (
     FORMATS,
     REPORT_SECONDS,
-    CommandError,
     Live,
     TableColumn,
     clean,
@@ -43,14 +43,18 @@ from redrive.cli.output import (
     table,
     utc_option,
 )
-from redrive.cli.planned_causes import count_in_cluster
+from redrive.cli.replay import manifest, planned
+from redrive.cli.replays import run_of
+from redrive.errors import RedriveError
 from redrive.inspection.export import private_file, write_json_lines, write_parquet
 from redrive.inspection.payloads import MessageRecord
 from redrive.inspection.reader import NEWEST, TopicReading, plan_reading
-from redrive.inspection.record import Recorder, newest_of, time_text
+from redrive.inspection.record import Recorder, newest_of
 from redrive.inspection.report import ReportFacts, render_report
-from redrive.inspection.summary import CauseGroup, Summary
+from redrive.inspection.summary import NONE_RECORDED, CauseGroup, Summary
+from redrive.kube.resources import POLICIES, REPLAYS
 from redrive.policy.envelope import CAUSE_TYPE
+from redrive.policy.values import time_text
 from redrive.reading.rows import DeadLetterRow
 
 PEEKED, MOST_PEEKED = 20, 500
@@ -60,8 +64,8 @@ MAX_PAYLOAD = 64 * 2**10
 MAX_PEEKED_BYTES = 8 * 2**20
 MAX_HELD_BYTES = 256 * 2**20
 """Payloads that a command with `--limit` holds in memory."""
-_LONGEST_CAUSE = 40
 _LONGEST_VALUE = 64
+_LONGEST_CAUSE = 40
 _FRAMES = 3
 _WORDS = {"DeadLetter": "dead letters", "Retry": "messages that wait for a retry"}
 _WITHOUT_CAUSE = f"""\
@@ -70,17 +74,29 @@ none recorded: clients for Java and Go write no cause. Lines that add one:
 Map.of("{CAUSE_TYPE}", error.getClass().getSimpleName()), delay, unit);
   Go    consumer.ReconsumeLaterWithCustomProperties(message, \
 map[string]string{{"{CAUSE_TYPE}": fmt.Sprintf("%T", err)}}, delay)"""
-_CAUSE_COLUMNS = (
+_PLANNED_COLUMNS = (
     TableColumn("N", right=True),
     TableColumn("CAUSE"),
     TableColumn("FINGERPRINT"),
     TableColumn("FIRST", right=True, dropped=1),
     TableColumn("LAST", right=True),
     TableColumn("REPLAYED", right=True, dropped=2),
+)
+_CAUSE_COLUMNS = (
+    *_PLANNED_COLUMNS,
     TableColumn("FOLLOWING", right=True, wide=True),
     TableColumn("CONSUMERS", dropped=3),
     TableColumn("EXAMPLE", dropped=4),
 )
+_PLAN_OPTIONS = {
+    "target": "Retry",
+    "max_replays": None,
+    "rate": None,
+    "confirmations": (),
+    "reason": "causes",
+    "ticket": None,
+}
+"""Options of a Replay that counts; the reason is for later readers of the history."""
 
 
 def _target_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -99,13 +115,13 @@ def causes(request: InspectionRequest) -> int:
     POLICY is the name of a RetryPolicy in the cluster. Its dead letters are counted there, by a
     Replay that moves nothing; --waiting and --reveal need --direct.
 
-    With --direct this program reads the newest 10000 entries, and shows fingerprints, times and
+    With --direct this program reads the newest 10000 entries, and shows consumers and
     examples as well. A FILE, whose name has a / or ends with .yaml or .json, has RetryPolicies;
     NAME is one of several. Texts of causes are masked: quoted values, words with digits, and words
     of the message itself. --reveal shows clear text: your own token is the right to read it.
     """
     if not (request.access.is_direct or request.is_of_file):
-        return count_in_cluster(request)
+        return _count_in_cluster(request)
     reading = _planned(request)
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)
@@ -126,6 +142,97 @@ def causes(request: InspectionRequest) -> int:
     selection = ["--cause", clean(cause), "--limit", "1"]
     say(f"Look at one: {request.hint('peek', *selection)}")
     return 0
+
+
+def _count_in_cluster(request: InspectionRequest) -> int:
+    """Count the causes of dead letters by a Replay, and print them.
+
+    Raises:
+        UsageError: an option needs a reading of the broker.
+        RedriveError: the Replay can't be created, or it failed.
+    """
+    _check_counted(request)
+    cluster = Cluster(request.flags)
+    policy = cluster.get(POLICIES, cluster.namespace, request.policy)
+    body = manifest(policy, request.select, cluster.user, "Plan", _PLAN_OPTIONS)
+    created = cluster.create(REPLAYS, body)
+    say(f"replay.redrive.io/{created['metadata']['name']} counts, and moves nothing")
+    plan = planned(cluster, created)
+    counts = run_of(plan).get("counts") or {}
+    items = list(_planned_causes(plan, counts.get("left", 0)))
+    if request.output in FORMATS:
+        figures = {name: counts.get(name, 0) for name in ("scanned", "matched", "refused")}
+        fields = {"replay": plan["metadata"]["name"], **figures}
+        names = [item["cause"] for item in items]
+        print_document(document("PlannedCauseList", items, **fields), request.output, names)
+        return 0
+    if items:
+        click.echo("\n".join(table(_PLANNED_COLUMNS, list(map(_planned_row, items)))))
+    say("\n".join(_plan_summary(request, plan, counts)))
+    return 0
+
+
+def _check_counted(request: InspectionRequest) -> None:
+    options = {
+        "--waiting": request.waiting,
+        "--reveal": request.reveals,
+        "--limit": "limit" in request.select,
+    }
+    if names := [name for name, is_set in options.items() if is_set]:
+        raise click.UsageError(
+            f"{', '.join(names)} of causes is for --direct: in the cluster all dead letters are "
+            f"counted, and no text is shown\n{request.direct_hint()}"
+        )
+
+
+def _planned_causes(plan: Body, total: int) -> Iterator[PlannedCause]:
+    """Yield the causes of messages that can be moved; the status has the 20 most frequent ones."""
+    listed = 0
+    for count in (run_of(plan).get("preview") or {}).get("causes") or ():
+        listed += count["messages"]
+        yield {
+            "cause": count["cause"],
+            "messages": count["messages"],
+            "fingerprint": count.get("fingerprint", ""),
+            "replayed": count.get("replayed"),
+            "firstTime": count.get("firstTime"),
+            "lastTime": count.get("lastTime"),
+        }
+    if listed < total:
+        yield {
+            "cause": "(others)", "messages": total - listed, "fingerprint": "",
+            "replayed": None, "firstTime": None, "lastTime": None,
+        }  # fmt: skip
+
+
+def _planned_row(count: PlannedCause) -> list[object]:
+    at = now()
+    times = (count["firstTime"], count["lastTime"])
+    return [
+        count["messages"],
+        cut(clean(count["cause"] or NONE_RECORDED), _LONGEST_CAUSE),
+        count["fingerprint"] or "-",
+        *("-" if time is None else local_time(time, at) for time in times),
+        "-" if count["replayed"] is None else count["replayed"],
+    ]
+
+
+def _plan_summary(request: InspectionRequest, plan: Body, counts: Body) -> Iterator[str]:
+    """Yield the extent of the count, and the next steps."""
+    scanned, matched = counts.get("scanned", 0), counts.get("matched", 0)
+    if not scanned:
+        yield "no dead letters: none came, or all are acknowledged"
+    elif not matched:
+        yield f"none of the {scanned} dead letters is selected"
+    else:
+        yield f"read {scanned} dead letters; {matched} are selected"
+    refused = (run_of(plan).get("preview") or {}).get("refused") or ()
+    if refused:
+        kinds = ", ".join(f"{count['messages']} {count['cause']}" for count in refused)
+        yield f"not counted above, because no Replay can move them: {kinds}"
+    if counts.get("unevaluated"):
+        yield f"{counts['unevaluated']} can't be evaluated by the selection"
+    yield f"Consumers and examples: {request.direct_hint()}"
 
 
 @click.command()
@@ -184,7 +291,7 @@ def export(request: InspectionRequest, target: Path) -> int:
     with _progress(request, reading) as rows, private_file(target) as file:
         count = write(map(recorder, rows), file)
         if not count:
-            raise CommandError("; ".join(_empty(request, reading)), remedy="select others")
+            raise RedriveError("; ".join(_empty(request, reading)), remedy="select others")
     _say_malformed(reading)
     say(f"wrote {count} messages to {target}{'' if request.reveals else ', masked'}")
     return 0
@@ -204,7 +311,7 @@ def report(request: InspectionRequest, target: Path) -> int:
     recorder = _recorder(request, reading)
     summary = _summarised(request, reading, recorder)
     if not summary.groups:
-        raise CommandError("; ".join(_empty(request, reading)), remedy="select others")
+        raise RedriveError("; ".join(_empty(request, reading)), remedy="select others")
     extent = f"{reading.planned} of {reading.total} entries were read, with {reading.messages}"
     facts = ReportFacts(
         title=_WORDS[request.source],
@@ -226,7 +333,7 @@ def report(request: InspectionRequest, target: Path) -> int:
 
 
 def _summarised(request: InspectionRequest, reading: TopicReading, recorder: Recorder) -> Summary:
-    summary = Summary(recorder.cause_text)
+    summary = Summary(recorder)
     with _progress(request, reading) as rows:
         for row in rows:
             summary.add(row)
@@ -249,7 +356,7 @@ def _planned(request: InspectionRequest) -> TopicReading:
     try:
         return plan_reading(topic, request.choice, None if request.reads_all else NEWEST)
     except AdminNotFoundError as error:
-        raise CommandError(
+        raise RedriveError(
             f"the topic {topic.name} does not exist",
             remedy="check --admin-url, and create it: wait until the policy is Ready, or run "
             "redrive provision",

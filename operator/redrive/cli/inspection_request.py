@@ -21,9 +21,9 @@ from redrive.cli.cluster import Cluster
 from redrive.cli.develop import DEFAULT_NAMESPACE, is_file, read_claims
 from redrive.cli.documents import ReplayRecord
 from redrive.cli.frame import ClusterFlags, cluster_options, names_of
-from redrive.cli.output import CommandError
 from redrive.cli.policies import history_of
 from redrive.cli.replay import selected, selection_options
+from redrive.errors import RedriveError
 from redrive.inspection.reader import InspectedTopic
 from redrive.kube.resources import POLICIES
 from redrive.policy.naming import DEAD_LETTER_SUBSCRIPTION, TopicName
@@ -155,7 +155,7 @@ class InspectionRequest:
         namespace = self.flags.namespace or DEFAULT_NAMESPACE
         claims = read_claims(self.policy, self.name, namespace)
         if len(claims) > 1:
-            raise CommandError(
+            raise RedriveError(
                 "the manifests have several RetryPolicies",
                 got=", ".join(claim.request.key.name for claim in claims),
                 remedy="name one of them behind the file",
@@ -181,13 +181,13 @@ class InspectionRequest:
         subscription = spec.dead_letter.subscription or DEAD_LETTER_SUBSCRIPTION
         return TopicName.parse_whole(name), spec.subscription if self.waiting else subscription
 
-    def _missing(self, problem: str) -> CommandError:
+    def _missing(self, problem: str) -> RedriveError:
         remedy = (
             f"read those that wait for a retry: {self.hint('causes', '--waiting')}"
             if not self.waiting
             else "wait until the policy is Ready"
         )
-        return CommandError(problem, remedy=remedy)
+        return RedriveError(problem, remedy=remedy)
 
 
 def inspection_options(function: Callable[..., int]) -> Callable[..., Any]:

@@ -20,7 +20,6 @@ from typing import Any, TextIO, TypeVar
 import click
 
 from redrive.api import Body
-from redrive.errors import RedriveError
 
 DOCUMENT_VERSION = "cli.redrive.io/v1"
 """`apiVersion` of the documents that commands which read print."""
@@ -118,12 +117,6 @@ def local_time(text: object, at: datetime) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as ``2 files``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-class CommandError(RedriveError):
-    """A command cannot do what its arguments request."""
-
-    reason = "CommandFailed"
 
 
 def has_terminal(stream: TextIO) -> bool:

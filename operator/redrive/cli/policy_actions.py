@@ -28,7 +28,8 @@ from redrive.cli.frame import (
     policy_argument,
     write_options,
 )
-from redrive.cli.output import CommandError, age, now, print_object, say, written
+from redrive.cli.output import age, now, print_object, say, written
+from redrive.errors import RedriveError
 from redrive.kube.resources import (
     DEAD_LETTER_NOW,
     IGNORE_OUTAGES_UNTIL,
@@ -66,7 +67,7 @@ def reconcile(  # noqa: PLR0913  the options of the command
     body = cluster.get(POLICIES, cluster.namespace, policy)
     if is_paused(body) and not (pause or resume):
         hint = flags.hint("reconcile", policy, "--resume")
-        raise CommandError("the policy is paused, and is not reconciled", remedy=f"run: {hint}")
+        raise RedriveError("the policy is paused, and is not reconciled", remedy=f"run: {hint}")
     if pause or resume:
         annotation = {PAUSE: "true" if pause else None}
     else:
@@ -186,7 +187,7 @@ def dead_letter(  # noqa: PLR0913  the options of the command
         requests |= {origin: DeadLetterRequest(origin, end) for origin in origins}
     if len(requests) > MAX_REQUESTS:
         hint = flags.hint("dead-letter", policy, "--stop")
-        raise CommandError(
+        raise RedriveError(
             f"a policy has at most {MAX_REQUESTS} requests",
             got=len(requests),
             remedy=f"wait until others have ended, or withdraw them: {hint}",
@@ -205,10 +206,10 @@ def _check_keeps_dead_letters(policy: Body) -> None:
     """Pass if a policy keeps dead letters.
 
     Raises:
-        CommandError: it discards them.
+        RedriveError: it discards them.
     """
     if ((policy["spec"].get("deadLetter") or {}).get("mode") or "Keep") == "Discard":
-        raise CommandError(
+        raise RedriveError(
             "the policy discards dead letters: the message would be lost",
             got="deadLetter.mode Discard",
             remedy="have the handler discard it, or set deadLetter.mode to Keep",
@@ -219,16 +220,16 @@ def _check_active(policy: Body, flags: ClusterFlags) -> None:
     """Pass if the operator works on a policy.
 
     Raises:
-        CommandError: it is paused, or only observed.
+        RedriveError: it is paused, or only observed.
     """
     metadata, spec = policy["metadata"], policy["spec"]
     if is_paused(policy):
-        raise CommandError(
+        raise RedriveError(
             "the policy is paused, so the operator does not carry out the request",
             remedy=f"run: {flags.hint('reconcile', metadata['name'], '--resume')}",
         )
     if spec.get("managementPolicy") == "Observe":
-        raise CommandError(
+        raise RedriveError(
             "the operator only observes the policy",
             got="managementPolicy Observe",
             remedy="set it to Manage",
@@ -273,7 +274,7 @@ def unload(
         say(f"no result within {age(seconds)}; see the policy: {flags.hint('status', policy)}")
         return NOT_FINISHED
     if error := result_of(unloaded).get("error"):
-        raise CommandError(
+        raise RedriveError(
             "the retry topic was not unloaded",
             got=error,
             remedy="give the operator's role the right, or unload it with pulsar-admin",

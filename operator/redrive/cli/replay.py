@@ -29,9 +29,9 @@ from redrive.cli.frame import (
     write_options,
 )
 from redrive.cli.output import (
-    CommandError,
     Live,
     age,
+    clean,
     local_time,
     moment,
     now,
@@ -52,7 +52,7 @@ from redrive.cli.replays import (
     result_text,
     run_of,
 )
-from redrive.errors import InvalidSpecError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube.resources import POLICIES, REPLAYS, REQUESTED_BY
 from redrive.policy.values import parse_duration
 
@@ -306,7 +306,7 @@ def planned(cluster: Cluster, plan: Body) -> Body:
     """Wait for the numbers of a plan, or of a Replay in review; return it as it is then.
 
     Raises:
-        CommandError: the plan failed.
+        RedriveError: the plan failed.
         KeyboardInterrupt: the command was interrupted; the Replay is deleted or canceled.
     """
     live, start = Live(sys.stderr), time.monotonic()
@@ -324,21 +324,21 @@ def planned(cluster: Cluster, plan: Body) -> Body:
             conditions = conditions_of(plan)
             ready = conditions.get("Ready") or {}
             if "Stalled" in conditions:
-                raise CommandError(
+                raise RedriveError(
                     "the plan can't start",
                     got=f"{ready.get('reason')}: {ready.get('message')}",
                     remedy="repeat the command then",
                 )
             live.show(["plans; nothing is moved", *lines, *error])
         else:
-            raise CommandError(
+            raise RedriveError(
                 f"the plan {plan['metadata']['name']} was deleted", remedy="repeat the command"
             )
     finally:
         if not has_numbers:
             _end_plan(cluster, plan)
     if phase_of(plan) == "Failed":
-        raise CommandError("the plan has failed", got=result_text(plan), remedy="correct it")
+        raise RedriveError("the plan has failed", got=result_text(plan), remedy="correct it")
     return plan
 
 
@@ -354,13 +354,17 @@ def _end_plan(cluster: Cluster, plan: Body) -> None:
 _LIFETIMES = {"Plan": PLAN_LIFETIME, "Review": REVIEW_LIFETIME}
 
 
+def _shown_count(count: Body) -> str:
+    words = (count["messages"], clean(count["cause"]) or "none recorded", count.get("fingerprint"))
+    return " ".join(str(word) for word in words if word is not None)
+
+
 def plan_fields(plan: Body) -> Iterator[tuple[str, object]]:
     """Yield the numbers of a plan for people."""
     run, spec = run_of(plan), plan["spec"]
     counts, preview = run.get("counts") or {}, run.get("preview") or {}
     causes, refusals = (
-        ", ".join(f"{c['messages']} {c['cause'] or 'none recorded'}" for c in preview.get(n) or ())
-        for n in ("causes", "refused")
+        ", ".join(map(_shown_count, preview.get(n) or ())) for n in ("causes", "refused")
     )
     select = spec.get("select") or {}
     yield "to move", "   ".join(filter(None, (str(counts.get("left", 0)), causes)))

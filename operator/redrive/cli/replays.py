@@ -24,7 +24,6 @@ from redrive.cli.frame import (
 from redrive.cli.main import INTERRUPTED
 from redrive.cli.output import (
     FORMATS,
-    CommandError,
     Live,
     TableColumn,
     clean,
@@ -37,6 +36,7 @@ from redrive.cli.output import (
     table,
 )
 from redrive.cli.policies import ENDED, conditions_of
+from redrive.errors import RedriveError
 from redrive.kube.resources import APPROVALS, REPLAYS, REQUESTED_BY
 
 SLOW_SECONDS = 5.0
@@ -192,7 +192,7 @@ def attach(
         say(f"Suspend it: {flags.hint('suspend', name, namespace=namespace)}")
         say(f"Cancel it: {flags.hint('cancel', name, namespace=namespace)}")
         return INTERRUPTED
-    raise CommandError(f"the Replay {name} was deleted", remedy="make another one")
+    raise RedriveError(f"the Replay {name} was deleted", remedy="make another one")
 
 
 def _end(replay: Body, output: str | None) -> int:
@@ -215,7 +215,7 @@ def _change(
     cluster = Cluster(flags)
     body = cluster.get(REPLAYS, cluster.namespace, replay)
     if phase_of(body) in ENDED:
-        raise CommandError(
+        raise RedriveError(
             f"the Replay {replay} has ended", got=phase_of(body), remedy="make another one"
         )
     after = cluster.patch(REPLAYS, body, {"spec": change}, dry_run=dry_run)
@@ -266,7 +266,7 @@ def approve(  # noqa: PLR0913  the options of the command
     body = cluster.get(REPLAYS, cluster.namespace, replay)
     planned = messages_to_approve(body)
     if "ApprovalRequired" not in conditions_of(body) or not planned:
-        raise CommandError(
+        raise RedriveError(
             f"the Replay {replay} does not wait for approval",
             got=phase_of(body),
             remedy=f"see its state: {flags.hint('follow', replay)}",

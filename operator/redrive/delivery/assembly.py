@@ -210,9 +210,7 @@ def assemble(  # noqa: PLR0913 - the options of all consumers, with their defaul
 
             chain.append(Sequencing(parts, sequence_log, attempts, in_force_now, follow))
         if in_force_now().ordered:
-            by_topic = sequence_log is not None
-            reporter = parts.outage_reporter
-            chain.append(KeyOrdering(parts.incoming, parts.clock, reporter, by_topic=by_topic))
+            chain.append(KeyOrdering(parts, by_topic=sequence_log is not None))
         processor = Processor(
             parts, decisions, chain, reporting, handle_again=handle_again_when_unsent
         )

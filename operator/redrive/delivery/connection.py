@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -120,6 +120,22 @@ class Subscribed(NamedTuple):
     behind: int
 
 
+_CHECK_POLICY = (
+    "check that the RetryPolicy is Ready and lists this consumer's role, that the role may consume "
+    "the source topic, that the subscription exists (not all brokers create one for a consumer), "
+    "that a schema given fits those of the source and retry topic, and that the broker answers"
+)
+_REMEDIES: Mapping[type[Exception], str] = {
+    pulsar.ConsumerBusy: "stop the consumers of another subscription type, or change "
+    "subscriptionType of the RetryPolicy to theirs; or raise maxConsumersPerTopic and "
+    "maxConsumersPerSubscription of the Pulsar namespace",
+    pulsar.NotAllowedError: "allow the subscription type, and Shared for the retry topic: "
+    "pulsar-admin namespaces set-subscription-types-enabled; or raise maxSubscriptionsPerTopic of "
+    "the Pulsar namespace",
+}
+"""Refusals that a setting causes; the client does not say which."""
+
+
 class SubscribeError(RedriveError):
     """The broker refused a subscription of the policy."""
 
@@ -213,8 +229,5 @@ def _refusals_explained(topic: TopicName, subscription: str) -> Iterator[None]:
         raise SubscribeError(
             f"could not subscribe to {topic} as {subscription}",
             got=str(error),
-            remedy="check that the RetryPolicy is Ready and lists this consumer's role, "
-            "that the role may consume the source topic, that the subscription exists (not all "
-            "brokers create one for a consumer), that a schema given fits those of the source and "
-            "retry topic, and that the broker answers",
+            remedy=_REMEDIES.get(type(error), _CHECK_POLICY),
         ) from error

@@ -331,7 +331,7 @@ class Producers:
             self._partitions.pop(to.topic, None)  # they may be others by now
             if self._closed:
                 raise _closed(to.topic) from error
-            remedy = _RAISE_LIMIT if isinstance(error, pulsar.ProducerBusy) else _CHECK_POLICY
+            remedy = _REMEDIES.get(type(error), _CHECK_POLICY)
             raise _not_sent(to.topic, str(error) or type(error).__name__, remedy) from error
         finally:
             self._put_back(route, copied)
@@ -488,10 +488,12 @@ _CHECK_POLICY = (
     "check that the RetryPolicy is Ready and lists this consumer's role, and that the broker "
     "answers"
 )
-_RAISE_LIMIT = (
-    "set maxProducersPerTopic of the topic's namespace and of the broker to at least the number of "
-    "consumers; idle ones free their place within two minutes"
-)
+_REMEDIES: Mapping[type[Exception], str] = {
+    pulsar.ProducerBusy: "set maxProducersPerTopic of the topic's namespace and of the broker to "
+    "at least the number of consumers; idle ones free their place within two minutes",
+    pulsar.TopicTerminated: "the topic was terminated: process its messages, then delete it; the "
+    "operator creates it again, and consumers resume",
+}
 
 
 def _not_sent(topic: TopicName, got: str, remedy: str = _CHECK_POLICY) -> NotSentError:

@@ -8,6 +8,18 @@ Called by the consumers. `middleware` lies around each stage; `decisions` return
 At least once: send → receipt → acknowledge, in this order. A crash in between duplicates the
 message, under the same origin and count, and never loses it. A message that can't be sent is kept,
 unacknowledged, and sent again later.
+
+While the broker is down, for ten minutes as well, `run` continues, and the outage counts as no
+attempt:
+
+- The client tries to connect without limit. After `disconnect_timeout` the consumer reports the
+  lost connection.
+- Messages that the client has prefetched are handled. Their acknowledgements are sent when the
+  client is connected again.
+- A failed message is kept by `UnsentMessages`, and sent on within a minute after the broker
+  answers. With `MAX_UNSENT` of them the consumer takes nothing new.
+- Afterwards the broker delivers again all that is not acknowledged. A copy of an in-flight or
+  recently settled message is dropped, see `in_flight`. Another consumer may handle it again.
 """
 
 from __future__ import annotations

@@ -201,8 +201,10 @@ _log = logging.getLogger(__name__)
 class OutageProducer:
     """Producer by whose metadata one consumer publishes outages and blocked keys.
 
-    A thread of its own opens and closes it. If the broker does not accept it, each publication
-    tries again.
+    A thread of its own opens and closes it. A publication opens its producer before it closes the
+    previous one, so that the operator always reads one of them. If the broker does not accept it,
+    as where the topic has as many producers as it may, the previous one is closed first. If the
+    broker accepts none, each publication tries again.
     """
 
     def __init__(self, client: pulsar.Client, policy: Policy) -> None:
@@ -212,17 +214,20 @@ class OutageProducer:
         self._shown: dict[str, str] = {}
         self._producer: pulsar.Producer | None = None
         self._working = False
+        self._closed = False
         self._changing = threading.Lock()
 
     def show(self, name: str, value: str) -> None:
         """Publish *value* in place of the previous one of that name; nothing if it is empty."""
         with self._changing:
-            others = {other: text for other, text in self._wanted.items() if other != name}
-            self._begin({**others, name: value} if value else others)
+            if not self._closed:
+                others = {other: text for other, text in self._wanted.items() if other != name}
+                self._begin({**others, name: value} if value else others)
 
     def close(self) -> None:
         """Publish nothing any more."""
         with self._changing:
+            self._closed = True
             self._begin({})
 
     def _begin(self, wanted: dict[str, str]) -> None:
@@ -235,9 +240,11 @@ class OutageProducer:
         while True:
             with self._changing:
                 wanted, before, self._producer = self._wanted, self._producer, None
+            made = self._make(wanted) if wanted else None
             if before is not None:
                 _leave(before)
-            made = self._make(wanted) if wanted else None
+                if wanted and made is None:
+                    made = self._make(wanted)
             with self._changing:
                 self._producer, self._shown = made, wanted if made else {}
                 if self._wanted == wanted:

@@ -244,15 +244,12 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class NotDoneError(RedriveError):
-    """A handler whose only success is `Done` returned something else."""
+    """The result of a handler does not say that a message is done, though it has to.
+
+    It is not `Done` where only that is success, or has not one answer for each message of a batch.
+    """
 
     reason = "NotDone"
-
-
-class BatchAnswerError(RedriveError):
-    """A batch handler's answer can't be matched with its messages, so none counts as handled."""
-
-    reason = "BatchAnswer"
 
 
 class NotRunError(RedriveError):
@@ -352,7 +349,7 @@ def batch_handler(handler: BatchHandler, *, explicit: bool) -> HandlerForm:
         if answers is None:
             answers = [None] * count
         if len(answers) != count:
-            raise BatchAnswerError(
+            raise NotDoneError(
                 f"a handler of {count} messages answers for each of them, or with None",
                 got=f"{len(answers)} answers",
                 remedy="return a list with one of Done(), None and an exception per message",

@@ -7,7 +7,6 @@ memory holds one at a time.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from redrive.admin.errors import AdminForbiddenError, AuthenticationFailedError
 from redrive.auth.files import BrokerCredentials
 from redrive.errors import RedriveError
 from redrive.inspection.payloads import AvroSchema
-from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, MAX_CAUSE
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, ranges, reader
 from redrive.reading.broker import ReplayRoleRefusedError
@@ -37,7 +35,6 @@ SILENCE_SECONDS = 30.0
 """Time without a message after which a reading fails, such as of a topic that was deleted."""
 MAX_SCHEMAS = 100
 MAX_MALFORMED = 100
-_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -177,15 +174,8 @@ class TopicReading:
                     self.malformed.append(MalformedEntry(partition.index, entry, cause))
 
     def _takes(self, row: DeadLetterRow) -> bool:
-        return self._chooser.takes(row.position, row.key, row.publish_time, failure_of(row))
-
-
-def failure_of(row: DeadLetterRow) -> FailureCause:
-    """Return the cause that the properties of a message name, which anybody may have written."""
-    fingerprint = row.properties.get(CAUSE_FINGERPRINT, "")
-    is_valid = _FINGERPRINT.fullmatch(fingerprint)
-    cause = row.properties.get(CAUSE_TYPE, "")[:MAX_CAUSE]
-    return FailureCause(cause, fingerprint if is_valid else "")
+        cause = FailureCause.of(row.properties)
+        return self._chooser.takes(row.position, row.key, row.publish_time, cause)
 
 
 def plan_reading(

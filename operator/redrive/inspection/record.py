@@ -8,7 +8,6 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from redrive.inspection.payloads import (
@@ -25,7 +24,6 @@ from redrive.inspection.payloads import (
     mask_text,
     mask_trace,
 )
-from redrive.inspection.reader import failure_of
 from redrive.policy import envelope
 from redrive.policy.envelope import (
     CAUSE_MESSAGE,
@@ -38,10 +36,11 @@ from redrive.policy.envelope import (
     MAX_TRACE_BYTES,
     ORIGIN_MESSAGE_ID,
 )
+from redrive.policy.values import time_text
 from redrive.policy.verdict import DeadReason
 from redrive.reading.rows import DeadLetterRow
+from redrive.replay.spec import FailureCause
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OWN = "REDRIVE_"
 _OWN_OF_JAVA = {
     envelope.RECONSUMETIMES,
@@ -55,15 +54,6 @@ _REASON = re.compile("|".join(DeadReason))
 _ORIGIN = re.compile(r"-?[0-9]+(:-?[0-9]+){1,3}")
 _DELAY_DIGITS = 12
 _LONGEST = 256
-
-
-def time_text(milliseconds: int) -> str | None:
-    """Return a time in RFC 3339; None for one after the year 9999, as any producer may write."""
-    try:
-        instant = _EPOCH + timedelta(milliseconds=milliseconds)
-    except OverflowError:
-        return None
-    return instant.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def id_of(row: DeadLetterRow) -> str:
@@ -92,7 +82,7 @@ class Recorder:
     def __call__(self, row: DeadLetterRow) -> MessageRecord:
         """Return the record of a message."""
         properties, payload = row.properties, self._payload(row)
-        cause, fingerprint = failure_of(row)
+        cause, fingerprint = FailureCause.of(row.properties)
         trace = properties.get(CAUSE_TRACE, "")[:MAX_TRACE_BYTES]
         delay = properties.get(DELAY_TIME, "") if self.waiting else ""
         is_delayed = delay.isdecimal() and len(delay) <= _DELAY_DIGITS

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
-from redrive.inspection.record import time_text
 from redrive.inspection.summary import CauseGroup, Summary
+from redrive.policy.values import time_text
 
 BINS = 48
 """Bars of the plot of arrivals."""

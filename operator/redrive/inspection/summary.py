@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from redrive.inspection.reader import failure_of
+from redrive.inspection.record import Recorder
 from redrive.policy.envelope import CONSUMER, DEAD_REASON, REPLAY
 from redrive.policy.verdict import DeadReason
 from redrive.reading.rows import DeadLetterRow
@@ -74,7 +73,7 @@ class Summary:
     """Figures of the messages that were added.
 
     Attributes:
-        show: returns the text of a message's cause, as it may be shown.
+        recorder: masks the texts of causes, unless it reveals.
         groups: by cause and fingerprint; beyond `MAX_GROUPS` one for all others.
         partitions: number of messages by partition.
         keys: number of messages by key; of at most `MAX_KEYS` different ones.
@@ -84,7 +83,7 @@ class Summary:
         without_key: number of messages without a key.
     """
 
-    show: Callable[[DeadLetterRow], str]
+    recorder: Recorder
     groups: dict[FailureCause, CauseGroup] = field(default_factory=dict)
     partitions: Counter[int] = field(default_factory=Counter)
     keys: Counter[str] = field(default_factory=Counter)
@@ -123,13 +122,13 @@ class Summary:
         key = None if row.key is None else row.key[:MAX_TEXT]
         if follows and key in self._leaders:
             return self._leaders[key]
-        failure = failure_of(row)
+        failure = FailureCause.of(row.properties)
         if follows and not failure.cause:
             failure = FailureCause(DeadReason.FOLLOWS.value)
         if failure not in self.groups:
             if len(self.groups) >= MAX_GROUPS:
                 failure = FailureCause(OTHERS)
-            group = CauseGroup(*failure, example=self.show(row))
+            group = CauseGroup(*failure, example=self.recorder.cause_text(row))
             self.groups.setdefault(failure, group)
         group = self.groups[failure]
         if key is not None and not follows and len(self._leaders) < MAX_KEYS:

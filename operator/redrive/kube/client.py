@@ -346,7 +346,7 @@ class Kubernetes:
         """Read the text under *key* of a Secret, without surrounding white space.
 
         Raises:
-            SecretNotFoundError: the Secret or its key does not exist, or is not plain text.
+            ReferenceNotFoundError: the Secret or its key does not exist, or is not plain text.
             ForbiddenError: the operator may not read it.
         """
         try:
@@ -354,7 +354,7 @@ class Kubernetes:
         except UnicodeDecodeError:
             text = ""
         if not text.isprintable() or not text:
-            raise SecretNotFoundError(
+            raise ReferenceNotFoundError(
                 f"key {key!r} of the Secret {secret} has no token: it is empty or not plain text",
                 remedy="store the token itself under that key",
                 reason=Reason.SECRET_KEY_NOT_FOUND,
@@ -365,13 +365,13 @@ class Kubernetes:
         """Read the value of *key* in a Secret or a ConfigMap.
 
         Raises:
-            SecretNotFoundError: the object or its key does not exist.
+            ReferenceNotFoundError: the object or its key does not exist.
             ForbiddenError: the operator may not read it.
         """
         try:
             data = (await self.get(resource, where)).get("data") or {}
         except NotFoundError:
-            raise SecretNotFoundError(
+            raise ReferenceNotFoundError(
                 f"the {resource.kind} of the connection does not exist",
                 got=str(where),
                 remedy="create it, or correct the reference",
@@ -380,7 +380,7 @@ class Kubernetes:
             error.names_object = True
             raise
         if key not in data:
-            raise SecretNotFoundError(
+            raise ReferenceNotFoundError(
                 f"the {resource.kind} {where} has no key {key!r}",
                 got=sorted(data),
                 remedy="add the key, or correct the reference",
@@ -559,16 +559,10 @@ class UnavailableError(KubernetesError):
     reason = Reason.KUBERNETES_UNAVAILABLE
 
 
-class SecretNotFoundError(RedriveError):
-    """A Secret of a spec does not exist."""
+class ReferenceNotFoundError(RedriveError):
+    """A spec refers to an object that does not exist: a Secret or ConfigMap, or a connection."""
 
     reason = Reason.SECRET_NOT_FOUND
-
-
-class ConnectionNotFoundError(RedriveError):
-    """The BrokerConnection of a spec does not exist."""
-
-    reason = Reason.CONNECTION_NOT_FOUND
 
 
 _KINDS: dict[int, type[KubernetesError]] = {

@@ -37,9 +37,9 @@ from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import (
-    ConnectionNotFoundError,
     Kubernetes,
     NotFoundError,
+    ReferenceNotFoundError,
     UnavailableError,
 )
 from redrive.kube.credentials import CredentialReader, KeptCredentials
@@ -74,7 +74,7 @@ def find(
     """Return the spec of the connection that an object of *namespace* refers to.
 
     Raises:
-        ConnectionNotFoundError: the connection does not exist.
+        ReferenceNotFoundError: the connection does not exist.
         ConnectionInvalid: its spec is invalid.
         NamespaceNotAllowed: it does not allow that namespace.
         RedriveError: the labels of the namespace are unknown; see `NamespaceLabels.of`.
@@ -211,7 +211,7 @@ class Connections:
         """Return the connection that an object of *namespace* refers to, ready to use.
 
         Raises:
-            RedriveError: as `find` does; or `SecretNotFoundError` or
+            RedriveError: as `find` does; or `ReferenceNotFoundError` or
                 `ForbiddenError` if its credentials cannot be read.
         """
         return await self._open(
@@ -321,15 +321,16 @@ def spec_at(key: Key, table: Cache) -> BrokerConnectionSpec:
     """Read the spec of a connection.
 
     Raises:
-        ConnectionNotFoundError: it does not exist.
+        ReferenceNotFoundError: it does not exist.
         ConnectionInvalid: its spec is invalid.
     """
     body = table.get(key)
     if body is None:
-        raise ConnectionNotFoundError(
+        raise ReferenceNotFoundError(
             "the BrokerConnection of connectionRef does not exist",
             got=str(key),
             remedy="create it, or correct the connectionRef",
+            reason=Reason.CONNECTION_NOT_FOUND,
         )
     try:
         return table.derive(_parsed, body)

@@ -35,7 +35,7 @@ from redrive.kube import resources
 from redrive.kube.client import (
     Kubernetes,
     NotFoundError,
-    SecretNotFoundError,
+    ReferenceNotFoundError,
     UnavailableError,
 )
 from redrive.kube.resources import Key
@@ -244,7 +244,7 @@ class CredentialReader:
                 await self._kubernetes.read_key(kind, Key(namespace, ref.name), ref.key)
             ).decode()
             tls_context(ca=pem)
-        except (NotFoundError, SecretNotFoundError, ValueError) as error:
+        except (NotFoundError, ReferenceNotFoundError, ValueError) as error:
             raise Reason.CA_INVALID.error(
                 f"{where} has no certificate authorities under {ref.key!r}",
                 got=str(error),

@@ -24,8 +24,9 @@ def lint(manifests: Manifests) -> list[Finding]:
         findings += check_object(manifest)
     findings += _duplicate_objects(manifests)
     valid = [manifest for manifest in manifests.objects if is_readable(manifest)]
-    findings += check_references(valid, manifests.namespaces)
-    enabled = [finding for finding in findings if not _is_disabled(finding, manifests.objects)]
+    findings += check_references(valid, manifests.namespaces, manifests.secrets)
+    shown = [*manifests.objects, *manifests.secrets]
+    enabled = [finding for finding in findings if not _is_disabled(finding, shown)]
     return sorted(dict.fromkeys(enabled), key=lambda finding: (finding.position, finding.rule.id))
 
 

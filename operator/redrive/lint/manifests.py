@@ -31,7 +31,7 @@ STREAM = "-"
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 _KIND_NAMES = frozenset(kind.kind for kind in KINDS)
 _CONCERNS_REDRIVE = re.compile(
-    rf"redrive|kind\W+({'|'.join([*_KIND_NAMES, 'Namespace'])})\b", re.IGNORECASE
+    rf"redrive|kind\W+({'|'.join([*_KIND_NAMES, 'Namespace', 'Secret'])})\b", re.IGNORECASE
 )
 """Text of a document that may be about redrive; others are not parsed."""
 _SEPARATOR = re.compile(r"---(\s|$)")
@@ -235,6 +235,7 @@ class Manifests:
     Attributes:
         objects: those of redrive's kinds, also with a misspelled kind or group.
         namespaces: Namespaces of Kubernetes, whose labels selectors of connections read.
+        secrets: Secrets, which connections may need an annotation of.
         files: files that were read, or templates where Helm rendered them.
         notes: folders and files that were left out, each with its remedy.
         namespace: of objects that name none; empty where it is unknown.
@@ -243,6 +244,7 @@ class Manifests:
     namespace: str = ""
     objects: list[Manifest] = field(default_factory=list)
     namespaces: list[Manifest] = field(default_factory=list)
+    secrets: list[Manifest] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
     files: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -286,6 +288,8 @@ class Manifests:
         for manifest in objects:
             if manifest.kind == "Namespace" and manifest.api_version == "v1":
                 self.namespaces.append(manifest)
+            elif manifest.kind == "Secret" and manifest.api_version == "v1":
+                self.secrets.append(manifest)
             elif _is_of_redrive(manifest):
                 self.objects.append(manifest)
 

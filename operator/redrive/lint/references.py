@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice, takewhile
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from redrive.api.permissions import NAMESPACE, AllowRule, Permissions
 from redrive.api.replay import ReplaySpec
 from redrive.api.retrypolicy import Chaining, RetryPolicySpec
 from redrive.errors import InvalidSpecError, RedriveError
-from redrive.kube.resources import Key
+from redrive.kube.resources import SECRETS, USABLE_BY, Key
 from redrive.lint.manifests import FieldPath, Manifest
 from redrive.lint.rules import Finding, LintRule, concerned, finding_at, nearest
 from redrive.policy.naming import TopicName
@@ -67,13 +68,14 @@ class Claim:
 
 
 def check_references(
-    manifests: Sequence[Manifest], namespaces: Sequence[Manifest]
+    manifests: Sequence[Manifest], namespaces: Sequence[Manifest], secrets: Sequence[Manifest]
 ) -> Iterator[Finding]:
     """Yield the findings between *manifests*, each of which is valid alone.
 
     Args:
         manifests: in the order of files and lines; the first of two policies has priority.
         namespaces: Namespaces, for connections that select by label.
+        secrets: Secrets, which replay jobs may mount with the consent of their owner.
     """
     claims, findings = resolve(manifests, namespaces)
     yield from findings
@@ -84,6 +86,7 @@ def check_references(
         yield from _check_ladder(claim)
         yield from _check_discarded(claim)
     yield from _check_rivals(claims)
+    yield from _check_consents(claims, secrets)
     for manifest in _of_kind(manifests, "Replay"):
         yield from _check_replay(manifest, claims)
 
@@ -93,7 +96,7 @@ def resolve(
 ) -> tuple[list[Claim], list[Finding]]:
     """Return the RetryPolicies with their requests, and findings where that is not possible.
 
-    The arguments are those of `check_references`.
+    The arguments are the first two of `check_references`.
     """
     connections: Connections = defaultdict(list)
     for connection in map(_connection, _of_kind(manifests, "BrokerConnection")):
@@ -337,6 +340,38 @@ def _check_rival(claim: Claim, rival: Claim) -> Iterator[Finding]:
         related = rival.manifest, ("spec", "subscription")
         path = ("spec", "topic")
         yield finding_at(manifest, LintRule.of(error), path, str(error), related=related)
+
+
+def _check_consents(claims: Sequence[Claim], secrets: Sequence[Manifest]) -> Iterator[Finding]:
+    """Yield each Secret that replay jobs of a policy mount, and whose owner does not consent."""
+    by_key: dict[Key, list[Manifest]] = defaultdict(list)
+    for secret in secrets:
+        by_key[_key(secret)].append(secret)
+    for claim in claims if secrets else ():
+        identity = None if claim.connection is None else claim.connection.spec.replay
+        if identity is None:
+            continue
+        # Loaded for manifests with Secrets only: it takes long.
+        for needed in import_module("redrive.replay.controller.launch").lent_objects(identity):
+            if needed.resource is SECRETS:
+                key = Key(claim.request.key.namespace, needed.name)
+                for secret in by_key[key]:
+                    yield from _check_consent(secret, claim.request.through)
+
+
+def _check_consent(secret: Manifest, connection: Key) -> Iterator[Finding]:
+    annotations = secret.metadata.get("annotations")
+    value = annotations.get(USABLE_BY) if isinstance(annotations, dict) else None
+    names = [name.strip() for name in str(value or "").split(",")]
+    if not connection.namespace:  # unknown
+        names = [name.rpartition("/")[2] for name in names]
+    if (str(connection) if connection.namespace else connection.name) not in names:
+        problem = (
+            f"replay jobs of the BrokerConnection {connection} mount this Secret, and its owner "
+            f"does not consent; got {value!r}; add the annotation `{USABLE_BY}: {connection}`"
+        )
+        path = ("metadata", "annotations", USABLE_BY)
+        yield finding_at(secret, LintRule.CONSENT_MISSING, path, problem)
 
 
 def _check_replay(manifest: Manifest, claims: Sequence[Claim]) -> Iterator[Finding]:

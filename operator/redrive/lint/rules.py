@@ -96,6 +96,10 @@ class LintRule(enum.Enum):
         Severity.ERROR,
         "The connection has certificate authorities of its own, and none for replay jobs.",
     )
+    CONSENT_MISSING = (
+        Severity.WARNING,
+        "A Secret of replay jobs lacks the annotation `redrive.io/usable-by` for its connection.",
+    )
     TARGET_NOT_ALLOWED = Severity.ERROR, "The connection does not allow the target of a Replay."
     BATCH_MIXES_KEYS = Severity.ERROR, "A Replay sends batches to a topic that is read by key."
     JOB_NOT_PERMITTED = Severity.ERROR, "The connection does not permit the job template."

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from redrive.errors import InvalidSpecError
@@ -21,6 +21,16 @@ _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 # Eight digits: a timedelta cannot hold more days.
 DURATION_PATTERN = r"^([0-9]{1,8}d)?([0-9]{1,8}h)?([0-9]{1,8}m)?([0-9]{1,8}s)?$"
 _WRITTEN = re.compile(DURATION_PATTERN)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def time_text(milliseconds: int) -> str | None:
+    """Return a time in RFC 3339; None for one after the year 9999, as any producer may write."""
+    try:
+        instant = _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None
+    return instant.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_duration(text: str) -> timedelta:

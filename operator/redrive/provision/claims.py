@@ -367,14 +367,14 @@ def check_number(request: Request, ctx: Context) -> None:
         LimitExceeded: the limit is reached by policies before this one.
     """
     most, through = request.permissions.limits.policies, request.through
-    peers = ctx.policies.index(_namespace_and_connection).get((request.key.namespace, through))
+    group, peers = (request.key.namespace, through), ctx.policies.index(_namespace_and_connection)
     body = ctx.policies.get(request.key)
-    if len(peers) <= most or body is None:
+    if peers.count(group) <= most or body is None:
         return
     own = _seniority(body)
-    before = sum(1 for _ in islice((p for p in peers if _seniority(p) < own), most))
+    before = sum(1 for _ in islice((p for p in peers.get(group) if _seniority(p) < own), most))
     if before == most:
-        raise too_many_policies(request, len(peers))
+        raise too_many_policies(request, peers.count(group))
 
 
 def _namespace_and_connection(body: Body) -> tuple[str, Key]:

@@ -43,7 +43,7 @@ from redrive.api.conditions import (
 from redrive.api.policy_defaults import DeletionPolicy
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import InvalidSpecError, RedriveError, Requeue
-from redrive.kube.client import ConnectionNotFoundError, SecretNotFoundError
+from redrive.kube.client import ReferenceNotFoundError
 from redrive.kube.connections import Connection, connection_of, shown_to, spec_of
 from redrive.kube.context import Context
 from redrive.kube.resources import SKIP_CLEANUP, Key, is_paused
@@ -233,7 +233,7 @@ async def _revoke_recorded(body: Body, topics: Sequence[TopicName], ctx: Context
 async def _connection(ref: ConnectionRef, namespace: str, ctx: Context) -> Connection:
     try:
         return await ctx.brokers.resolve(ref, namespace)
-    except (ConnectionNotFoundError, SecretNotFoundError):
+    except ReferenceNotFoundError:
         remembered = ctx.brokers.remembered(ref, namespace)
         if remembered is None:
             raise

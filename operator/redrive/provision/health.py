@@ -11,34 +11,38 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+from pydantic import OnErrorOmit, TypeAdapter, ValidationError
 
 from redrive.admin.client import Admin
 from redrive.admin.errors import AdminError, AdminNotFoundError
 from redrive.admin.model import AckPersistence, TopicStats
 from redrive.admin.policies import BY_SIZE, KeepsBacklog, size_limit
 from redrive.api import Body
-from redrive.api.conditions import StatusWarning, find, is_ready
+from redrive.api.conditions import StatusWarning, find, is_ready, moment_of
 from redrive.api.replay_status import FINAL
+from redrive.api.retrypolicy import BlockedKey
 from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import needs_reconcile
 from redrive.kube.connections import broker_of, connection_of
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
-from redrive.policy.model import OUTAGE, Policy
+from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS, OUTAGE, Policy
 from redrive.policy.naming import TopicName
 from redrive.provision.checks import ADMISSION
 from redrive.provision.claims import resolve
 from redrive.provision.desired import quotas_in_force
 from redrive.provision.health_checks import (
+    BACKLOG_CHANGED_AFTER,
     REASONS,
     THRESHOLDS,
     Findings,
     Reading,
     Thresholds,
-    blocked_keys_of,
     figures_patch,
     is_backlog_worth_writing,
     read_backlog,
@@ -300,14 +304,54 @@ class Health:
         if backlog.dead_letter is not None:
             backlog = backlog.model_copy(update={"dead_letters_last_hour": findings.last_hour})
         patch = figures_patch(backlog, reading.blocked_keys)
-        are_keys_as_written = (status.get("blockedKeys") or None) == patch["blockedKeys"]
         if (
             reading.requested
-            or not are_keys_as_written
             or is_backlog_worth_writing(written, backlog)
+            or _are_keys_worth_writing(status, patch)
         ):
             after = await self._ctx.kubernetes.patch_status(resources.POLICIES, key, patch)
             self._ctx.policies.renew(after)
+
+
+_BLOCKED_KEYS = TypeAdapter(tuple[OnErrorOmit[BlockedKey], ...])
+
+
+def blocked_keys_of(producers: Iterable[Mapping[str, str]]) -> tuple[BlockedKey, ...]:
+    """Return the blocked keys in the metadata of producers, the longest blocked first.
+
+    Any client that may produce to the retry topic can write them, so invalid ones are left out. A
+    consumer has two producers for a moment while it publishes a change: the key with more failures
+    counts.
+    """
+    keys: list[BlockedKey] = []
+    for producer in producers:
+        with suppress(ValidationError):
+            keys += _BLOCKED_KEYS.validate_json(producer.get(BLOCKED_KEYS, "[]"))
+    latest = {
+        key.key_hash: key
+        for key in sorted(keys, key=lambda key: (key.since_time, key.failures))
+        if key.cause.isprintable()
+    }
+    shown = sorted(latest.values(), key=lambda key: (key.since_time, key.key_hash))
+    return tuple(shown[:MAX_BLOCKED_KEYS])
+
+
+def _are_keys_worth_writing(written: Body, patch: Body) -> bool:
+    """Return True if the keys of *patch* should replace those of *written*, a status with figures.
+
+    Other keys, or other messages, are written at once; their numbers and causes every ten minutes.
+    """
+    before, after = written.get("blockedKeys") or [], patch["blockedKeys"] or []
+    if before == after:
+        return False
+    earlier = moment_of(written["backlog"]["observedTime"])
+    later = moment_of(patch["backlog"]["observedTime"])
+    is_old = not earlier or not later or later - earlier >= BACKLOG_CHANGED_AFTER
+    return is_old or _blocking(before) != _blocking(after)
+
+
+def _blocking(keys: Sequence[Body]) -> set[tuple[str, str]]:
+    return {(key["keyHash"], key["messageID"]) for key in keys}
 
 
 def _provisioned_at(body: Body) -> Key | None:

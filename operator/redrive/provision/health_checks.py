@@ -11,17 +11,16 @@ limits the writes of `status.backlog`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from redrive.admin.model import AS_ARRAYS, BY_DEFAULT, RANGES, AckPersistence, SubscriptionStats
 from redrive.api.conditions import StatusWarning
 from redrive.api.retrypolicy import Backlog, BlockedKey
-from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS, Policy
+from redrive.policy.model import Policy
 from redrive.policy.values import format_duration
 from redrive.reasons import Reason
 
@@ -31,7 +30,7 @@ Subscriptions = Mapping[str, SubscriptionStats]
 _SHOWN = 5
 _CAUSE = 128
 _HOUR_SECONDS = 3_600.0
-_BLOCKED_KEYS = TypeAdapter(tuple[BlockedKey, ...])
+_PARTS = 60
 
 
 @dataclass(frozen=True)
@@ -549,13 +548,22 @@ class Findings:
         return sum(number for _, number in self.recent)
 
     def resumed(self, reading: Reading, written: Backlog | None) -> Findings:
-        """Return the findings with the last hour as another operator has written it."""
+        """Return the findings with the last hour as another operator has written it.
+
+        The times within that hour are unknown, so the dead letters are divided equally over it:
+        they expire from now on, even if operators restart more often than each hour.
+        """
         if written is None or written.observed_time is None or not written.dead_letters_last_hour:
             return self
-        at = reading.seconds - (reading.begun - written.observed_time).total_seconds()
-        if at <= reading.seconds - _HOUR_SECONDS:
-            return self
-        return replace(self, recent=((at, written.dead_letters_last_hour),))
+        age = (reading.begun - written.observed_time).total_seconds()
+        begin = reading.seconds - age - _HOUR_SECONDS
+        counts = [written.dead_letters_last_hour * part // _PARTS for part in range(_PARTS + 1)]
+        recent = [
+            (begin + _HOUR_SECONDS * part / _PARTS, counts[part] - counts[part - 1])
+            for part in range(1, _PARTS + 1)
+        ]
+        start = reading.seconds - _HOUR_SECONDS
+        return replace(self, recent=tuple((at, n) for at, n in recent if n and at > start))
 
 
 def stored_since(before: Mapping[str, int], now: Mapping[str, int]) -> int:
@@ -636,19 +644,6 @@ def figures_patch(backlog: Backlog, blocked_keys: Sequence[BlockedKey]) -> dict[
         "backlog": backlog.model_dump(mode="json", by_alias=True),
         "blockedKeys": [key.to_manifest() for key in blocked_keys] or None,
     }
-
-
-def blocked_keys_of(producers: Iterable[Mapping[str, str]]) -> tuple[BlockedKey, ...]:
-    """Return the blocked keys in the metadata of producers, the longest blocked first.
-
-    Any client that may produce to the retry topic can write them, so invalid ones are left out.
-    """
-    keys: list[BlockedKey] = []
-    for producer in producers:
-        with suppress(ValidationError):
-            keys += _BLOCKED_KEYS.validate_json(producer.get(BLOCKED_KEYS, "[]"))
-    shown = (key for key in keys if key.cause.isprintable())
-    return tuple(sorted(shown, key=lambda key: (key.since_time, key.key_hash))[:MAX_BLOCKED_KEYS])
 
 
 def _moved(before: int | None, now: int | None) -> bool:

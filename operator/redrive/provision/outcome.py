@@ -162,7 +162,11 @@ def observed_conditions(
 
 def describe_changes(planned_changes: Sequence[Action]) -> list[str]:
     """Return as many texts of *planned_changes* as a status may have."""
-    return [str(action)[:MAX_ACTION] for action in planned_changes[:MAX_ACTIONS]]
+    texts = [str(action)[:MAX_ACTION] for action in planned_changes]
+    if len(texts) > MAX_ACTIONS:
+        shown = MAX_ACTIONS - 1
+        texts[shown:] = [f"{len(texts) - shown} more changes"]
+    return texts
 
 
 FINALIZER = "redrive.io/cleanup"

@@ -23,13 +23,21 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from redrive.errors import RedriveError
+from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker, rows
 from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
 from redrive.replay import mover, selection
 from redrive.replay.job import plan
-from redrive.replay.job.plan import PlannedRange, Scan, Scanned, ScannedMessage, TaskFailure
+from redrive.replay.job.plan import (
+    CauseFigures,
+    PlannedRange,
+    Scan,
+    Scanned,
+    ScannedMessage,
+    TaskFailure,
+)
 from redrive.replay.lookup import schema_refusals
 from redrive.replay.outcome import RangeResult
 from redrive.replay.records import RangePlan
@@ -138,7 +146,7 @@ class Spark:
             yield PlannedRange(
                 Range.parse(document["range"]),
                 RangePlan.from_json(document["plan"]),
-                document["causes"],
+                {FailureCause(*cause): CauseFigures(*n) for cause, n in document["causes"]},
                 tuple(Position(*sample) for sample in document["samples"]),
                 document["size"],
             )
@@ -235,8 +243,10 @@ def _scanned_message(row: Row, chooser: Chooser) -> ScannedMessage:
         named = chooser.takes_undelivered(position)
         return ScannedMessage.undelivered(position, selected=None if named else named)
     first = None if row.first_chunk is None else EntryId.parse(row.first_chunk)
-    failure = FailureCause(row.cause_type or "", row.cause_fingerprint or "")
-    kinds = first, row.encrypted, row.unreadable, row.schema_version, failure.cause
+    failure = FailureCause.of(
+        {CAUSE_TYPE: row.cause_type, CAUSE_FINGERPRINT: row.cause_fingerprint}
+    )
+    kinds = first, row.encrypted, row.unreadable, row.schema_version, failure, row.published
     taken = chooser.takes(position, row.key, row.published, failure)
     return ScannedMessage(
         position,
@@ -256,7 +266,7 @@ def _written(planned: PlannedRange, scanned: Accumulator[Scanned]) -> str:
         {
             "range": str(planned.range),
             "plan": planned.plan.to_json(),
-            "causes": planned.causes,
+            "causes": list(planned.causes.items()),
             "samples": planned.samples,
             "size": planned.size,
         }

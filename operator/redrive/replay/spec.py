@@ -9,13 +9,15 @@ credentials of the replay role as files, which `BrokerAccess` in the environment
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from redrive.auth.method import without_dollars
 from redrive.errors import InvalidSpecError
 from redrive.policy import codec
-from redrive.policy.envelope import MAX_CAUSE
+from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, MAX_CAUSE
 from redrive.policy.model import Policy
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap
@@ -60,16 +62,26 @@ CHOICE_LISTS = ("ids", "keys", "causes", "fingerprints")
 """Attributes of a `Choice` that are JSON lists."""
 
 
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
+
+
 class FailureCause(NamedTuple):
     """Cause of a dead letter; empty if its consumer did not record one.
 
     Attributes:
-        cause: class of the exception.
-        fingerprint: fingerprint, which is equal for failures of one kind.
+        cause: class of the exception, at most `MAX_CAUSE` characters.
+        fingerprint: 16 hexadecimal digits, which are equal for failures of one kind.
     """
 
     cause: str = ""
     fingerprint: str = ""
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Self:
+        """Return the cause in the properties of a message, which any client may have written."""
+        fingerprint = properties.get(CAUSE_FINGERPRINT) or ""
+        is_valid = _FINGERPRINT.fullmatch(fingerprint)
+        return cls((properties.get(CAUSE_TYPE) or "")[:MAX_CAUSE], fingerprint if is_valid else "")
 
 
 EVERYTHING = Choice()
@@ -258,7 +270,7 @@ class Chooser:
         return (
             self._is_named(position)
             and (not self._keys or key in self._keys)
-            and (not self._causes or failure.cause[:MAX_CAUSE] in self._causes)
+            and (not self._causes or failure.cause in self._causes)
             and (not self._fingerprints or failure.fingerprint in self._fingerprints)
             and (choice.since is None or published >= choice.since)
             and (choice.until is None or published < choice.until)

@@ -32,10 +32,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import Position
 from redrive.spark import options, slices
-from redrive.spark.options import BATCH_OPTIONS, STREAM_OPTIONS, InvalidOptionError, ReadOptions
+from redrive.spark.options import BATCH_OPTIONS, STREAM_OPTIONS, ReadOptions
 from redrive.spark.rows import TopicWriter, ddl, read_slice
 from redrive.spark.slices import (
     BEGINNING,
@@ -95,7 +96,7 @@ class PulsarSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:  # noqa: FBT001  Spark's signature
         """Return the writer of a batch query."""
         if overwrite:
-            raise InvalidOptionError(
+            raise InvalidSpecError(
                 "a topic cannot be overwritten", got="overwrite", remedy='use mode("append")'
             )
         return TopicWriter(options.write_options(self.options), schema)
@@ -103,7 +104,7 @@ class PulsarSource(DataSource):
 
 def _checked(read: ReadOptions, schema: StructType) -> ReadOptions:
     if tuple(schema.fieldNames()) != read.columns:
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             "schema(…) is not supported by this source",
             got=schema.fieldNames(),
             remedy=f"leave it out; option columns selects from {', '.join(read.columns)}",
@@ -127,7 +128,7 @@ class BatchReader(DataSourceReader):
         self._ending = ending_offsets(read.ending or "latest")
         self._filters = Filters()
         if self._starting.otherwise == END:
-            raise InvalidOptionError(
+            raise InvalidSpecError(
                 "startingOffsets of a batch must not be latest: no messages follow",
                 got=read.starting,
                 remedy="use earliest or positions, or read a stream",

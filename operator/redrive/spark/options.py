@@ -25,7 +25,7 @@ def authentication_of_options(options: Mapping[str, str]) -> SourceAuthenticatio
     """Parse the authentication options.
 
     Raises:
-        InvalidOptionError: they are invalid or contradict each other.
+        InvalidSpecError: they are invalid or contradict each other.
     """
     trusted, text = options.get(TRUSTED), options.get(PARAMETERS, "")
     written = options.get(PLUGIN)
@@ -36,7 +36,7 @@ def authentication_of_options(options: Mapping[str, str]) -> SourceAuthenticatio
     try:
         plugin = Plugin(written.rpartition(".")[2])
     except ValueError:
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             f"{PLUGIN} is unknown", got=written, remedy=f"use one of {', '.join(Plugin)}"
         ) from None
     if plugin is Plugin.TOKEN:
@@ -100,8 +100,8 @@ def _path(url: str) -> str:
     return url.removeprefix("file:").removeprefix("//")
 
 
-def _invalid(problem: str, remedy: str) -> InvalidOptionError:
-    return InvalidOptionError(problem, remedy=remedy)
+def _invalid(problem: str, remedy: str) -> InvalidSpecError:
+    return InvalidSpecError(problem, remedy=remedy)
 
 
 COLUMN_NAMES = (
@@ -126,12 +126,6 @@ BATCH_OPTIONS = (*_READ, "endingOffsets")
 STREAM_OPTIONS = (*_READ, "maxBytesPerTrigger", "predefinedSubscription")
 WRITE_OPTIONS = (*_CONNECTION, "topic")
 _SHORT = re.compile(r"[^/]+")
-
-
-class InvalidOptionError(RedriveError):
-    """An option of the data source is invalid."""
-
-    reason = "InvalidOption"
 
 
 @dataclass(frozen=True)
@@ -212,13 +206,13 @@ def read_options(options: Mapping[str, str], names: Collection[str]) -> ReadOpti
     """Parse the options of a read; *names* are the allowed ones.
 
     Raises:
-        InvalidOptionError: an option is unknown, missing or invalid.
+        InvalidSpecError: an option is unknown, missing or invalid.
     """
     options = _named(options, names)
     connection = _connection(options)
     topics = _topics(options)
     if topics.pattern is not None and connection.admin_url is None:
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             "topicsPattern requires admin.url, because only the admin API lists topics",
             got=topics.pattern.pattern,
             remedy="set admin.url, or list the topics in `topics`",
@@ -243,7 +237,7 @@ def _named(options: Mapping[str, str], allowed: Collection[str]) -> dict[str, st
         if name.lower() not in names:
             near = difflib.get_close_matches(name.lower(), names, n=1)
             hint = f"did you mean {names[near[0]]}? " if near else ""
-            raise InvalidOptionError(
+            raise InvalidSpecError(
                 "unknown option of the data source pulsar",
                 got=name,  # not its value, which may be a secret
                 remedy=f"{hint}Known are {', '.join(sorted(allowed))}",
@@ -254,14 +248,14 @@ def _named(options: Mapping[str, str], allowed: Collection[str]) -> dict[str, st
 def _connection(options: Mapping[str, str]) -> SourceConnection:
     url = options.get("service.url", "")
     if not re.match(r"pulsar(\+ssl)?://.", url):
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             "service.url must be an address of Pulsar",
             got=url,
             remedy="set it to an address such as pulsar://pulsar:6650 or pulsar+ssl://pulsar:6651",
         )
     admin = options.get("admin.url")
     if admin is not None and not re.match(r"https?://.", admin):
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             "admin.url must be an HTTP address",
             got=admin,
             remedy="set it to an address such as http://pulsar:8080, or leave it out",
@@ -272,7 +266,7 @@ def _connection(options: Mapping[str, str]) -> SourceConnection:
 def _topics(options: Mapping[str, str]) -> TopicSelection:
     present = [name for name in _TOPICS if name in options]
     if len(present) != 1:
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             "exactly one of topic, topics and topicsPattern must be set",
             got=present,
             remedy="set one of them",
@@ -282,7 +276,7 @@ def _topics(options: Mapping[str, str]) -> TopicSelection:
     if present[0] == "topicsPattern":
         return _pattern(text, derived=_boolean(_DERIVED, derived or "false"))
     if derived is not None:
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             f"{_DERIVED} applies to topicsPattern only; {present[0]} reads each of its topics",
             got=derived,
             remedy="leave it out",
@@ -324,7 +318,7 @@ def _pattern(text: str, *, derived: bool) -> TopicSelection:
         namespace = TopicName.parse("/".join([*parts[:4], "any"])).namespace_name
         return TopicSelection((), re.compile(whole), namespace, derived)
     except (RedriveError, re.error) as error:
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             "topicsPattern must be persistent://tenant/namespace/ and a regular expression",
             got=text,
             remedy=f"correct it ({error})",
@@ -338,7 +332,7 @@ def _columns(text: str | None) -> tuple[str, ...]:
     columns = [name.strip() for name in text.split(",")]
     unknown = [name for name in columns if name.lower() not in names]
     if unknown or len(set(map(str.lower, columns))) < len(columns):
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             "option columns has an unknown or duplicate column",
             got=unknown or columns,
             remedy=f"choose from {', '.join(names.values())}",
@@ -350,7 +344,7 @@ def _max_bytes(text: str | None, connection: SourceConnection) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or int(text) == 0 or connection.admin_url is None:
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             "maxBytesPerTrigger must be a positive number of bytes, and requires admin.url: only "
             "the admin API returns the backlog",
             got=text,
@@ -361,5 +355,5 @@ def _max_bytes(text: str | None, connection: SourceConnection) -> int | None:
 
 def _boolean(name: str, text: str) -> bool:
     if text.lower() not in {"true", "false"}:
-        raise InvalidOptionError(f"{name} must be true or false", got=text, remedy="correct it")
+        raise InvalidSpecError(f"{name} must be true or false", got=text, remedy="correct it")
     return text.lower() == "true"

@@ -194,12 +194,6 @@ _MAX_SENDS = 5
 """Sends of a message whose receipts have no entry."""
 
 
-class UnwritableError(RedriveError):
-    """Rows cannot be written as messages."""
-
-    reason = "Unwritable"
-
-
 @dataclass
 class Written(WriterCommitMessage):
     """Number of messages that a task sent with receipts."""
@@ -211,7 +205,7 @@ class TopicWriter(DataSourceArrowWriter):
     """Sends a message for each row.
 
     Raises:
-        UnwritableError: a column is not one of a message, or no topic is set.
+        RedriveError: a column is not one of a message, or no topic is set.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -221,7 +215,7 @@ class TopicWriter(DataSourceArrowWriter):
             if not isinstance(column.dataType, _TYPES.get(column.name, ())) or (
                 is_map and column.dataType.simpleString() != _PROPERTIES
             ):
-                raise UnwritableError(
+                raise _unwritable(
                     f"the column {column.name} cannot be written",
                     got=column.dataType.simpleString(),
                     remedy="write value and __key (binary or string), __topic, __eventTime "
@@ -229,7 +223,7 @@ class TopicWriter(DataSourceArrowWriter):
                 )
         names = schema.fieldNames()
         if "value" not in names or ("__topic" in names) == (options.topic is not None):
-            raise UnwritableError(
+            raise _unwritable(
                 "rows must have a value, and either the option topic or a column __topic must "
                 "exist",
                 got=names,
@@ -296,7 +290,7 @@ class _Sending:
     def _topic(self, named: str | None) -> str:
         topic = named or self._options.topic
         if topic is None:
-            raise UnwritableError(
+            raise _unwritable(
                 "a row has no topic, and the option topic is not set",
                 got=named,
                 remedy="fill in __topic",
@@ -329,14 +323,14 @@ def messages_of_batch(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Yield the client's arguments for each row, with `value` and `__topic`.
 
     Raises:
-        UnwritableError: a value cannot be sent by Pulsar's Python client.
+        RedriveError: a value cannot be sent by Pulsar's Python client.
     """
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             columns[name] = _plain(name, column).to_pylist()
         except UnicodeDecodeError as error:
-            raise UnwritableError(
+            raise _unwritable(
                 f"a text of the column {name} is not UTF-8",
                 got=error.object[:64],
                 remedy="encode it, for example with base64(…)",
@@ -366,7 +360,7 @@ def _message(row: dict[str, Any]) -> dict[str, Any]:
 
 def _event_time(microseconds: int | None) -> int | None:
     if microseconds is not None and microseconds < _MILLISECOND:
-        raise UnwritableError(
+        raise _unwritable(
             "__eventTime must be at least 1970-01-01 00:00:00.001 UTC: Pulsar regards 0 as none",
             got=f"{microseconds} µs since 1970",
             remedy="write a later time, or NULL for none",
@@ -378,7 +372,7 @@ def _properties(items: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     properties: dict[str, str] = {}
     for name, text in items:
         if text is None:
-            raise UnwritableError(
+            raise _unwritable(
                 "a property of a message must not be NULL",
                 got=name,
                 remedy="write a text, or leave it out, for example with "
@@ -392,8 +386,12 @@ def _text(key: bytes) -> str:
     try:
         return key.decode()
     except UnicodeDecodeError:
-        raise UnwritableError(
+        raise _unwritable(
             "a key must be text, because the Python client sends no other",
             got=key[:64],
             remedy="write keys as text, for example with base64(__key)",
         ) from None
+
+
+def _unwritable(problem: str, *, got: object, remedy: str) -> RedriveError:
+    return RedriveError(problem, got=got, remedy=remedy, reason="Unwritable")

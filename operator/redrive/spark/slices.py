@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from redrive.errors import RedriveError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reading import ranges
 from redrive.reading.positions import NOWHERE, EntryId, Position, place_of
 from redrive.reading.ranges import Partition, Span
-from redrive.spark.options import InvalidOptionError, topic_name
+from redrive.spark.options import topic_name
 
 SLICE_ENTRIES = 10_000
 """Approximate entries of one task, if the broker returns their number."""
@@ -233,11 +233,11 @@ class Offsets:
         """Check that only *partitions*, which are read, are listed.
 
         Raises:
-            InvalidOptionError: *option* lists another name, whose position would be ignored.
+            InvalidSpecError: *option* lists another name, whose position would be ignored.
         """
         unknown = sorted(map(str, self.named.keys() - set(partitions)))
         if unknown:
-            raise InvalidOptionError(
+            raise InvalidSpecError(
                 f"{option} must list only partitions of the topics that are read",
                 got=", ".join(unknown),
                 remedy="list partitions, such as persistent://shop/prod/orders-partition-0, or the "
@@ -249,7 +249,7 @@ def starting_offsets(text: str) -> Offsets:
     """Parse `startingOffsets`, as positions behind which a read begins; `latest` gives `END`.
 
     Raises:
-        InvalidOptionError: it is invalid.
+        InvalidSpecError: it is invalid.
     """
     words = {"earliest": BEGINNING, "latest": END}
     return _offsets("startingOffsets", text, words, BEGINNING, _before)
@@ -259,7 +259,7 @@ def ending_offsets(text: str) -> Offsets:
     """Parse `endingOffsets`, as inclusive ends of a read.
 
     Raises:
-        InvalidOptionError: it is invalid.
+        InvalidSpecError: it is invalid.
     """
     return _offsets("endingOffsets", text, {"latest": END}, END, _through)
 
@@ -323,7 +323,7 @@ def _offsets(
         positions: Mapping[str, object] = json.loads(text)
         named = {topic_name(topic): position(written) for topic, written in positions.items()}
     except (ValueError, TypeError, AttributeError, RedriveError) as error:
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             f"{option} must be {' or '.join(words)}, or JSON with a position for partitions",
             got=text,
             remedy='write it like {"persistent://shop/prod/orders-partition-0": "12:0"}, '

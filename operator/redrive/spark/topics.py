@@ -21,13 +21,13 @@ import pulsar
 from redrive.admin.client import Admin
 from redrive.admin.http import Http
 from redrive.auth.files import source_credentials
-from redrive.errors import RedriveError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.naming import PARTITION_SUFFIX, TopicName, cursor_name, is_derived
 from redrive.reading import broker
 from redrive.reading.broker import UNPARTITIONED
 from redrive.reading.positions import LATEST, NOWHERE, EntryId
 from redrive.reading.ranges import Partition
-from redrive.spark.options import InvalidOptionError, SourceConnection, TopicSelection
+from redrive.spark.options import SourceConnection, TopicSelection
 from redrive.spark.slices import Extent, Offset
 
 
@@ -121,7 +121,7 @@ async def _matching(admin: Admin, selection: TopicSelection) -> list[TopicName]:
     ]
     topics = [topic for topic in matching if selection.derived or not is_derived(topic)]
     if matching and not topics:
-        raise InvalidOptionError(
+        raise InvalidSpecError(
             "topicsPattern matches only retry topics, dead-letter topics or those beside them",
             got=[str(topic) for topic in matching[:5]],
             remedy="set includeDerivedTopics to true to read them",

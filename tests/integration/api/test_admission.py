@@ -10,7 +10,8 @@ import pytest
 
 from redrive.api import Body
 from redrive.api.crds import KINDS, Kind, structural
-from redrive.api.model import InvalidFieldsError, parse_spec
+from redrive.api.model import parse_spec
+from redrive.errors import InvalidSpecError
 from release.api_reference import manifests
 from sandbox.errors import SandboxError
 from sandbox.kubernetes import Cluster
@@ -94,7 +95,7 @@ def test_admission_and_models_agree_on_durations(cluster: Cluster) -> None:
     delays += ["10d0s", "10d1s", "9d23h59m60s", "240h1s", "14400m", "14401m", "0d0h0m1s", "1w"]
     body = manifest("RetryPolicy", delayLadder={"delays": delays})
 
-    with pytest.raises(InvalidFieldsError) as refused:
+    with pytest.raises(InvalidSpecError) as refused:
         parse_spec(KIND["RetryPolicy"].spec, body)
     by_models = set(re.findall(r"delays\[(\d+)\]", str(refused.value)))
     by_admission = set(re.findall(r"delays\[(\d+)\]", refusal(cluster, body)))

@@ -17,14 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 
 import redrive
 from redrive.cli import cluster as cluster_module
-from redrive.cli import policy_actions
+from redrive.cli import diff, policy_actions
 from redrive.cli.cluster import Cluster as Client
 from redrive.cli.cluster import ClusterError
 from redrive.cli.main import main
@@ -319,6 +319,31 @@ def test_lint_live_finds_rivals_of_the_cluster(shop: Shop, tmp_path: Path) -> No
     shop.client.delete(POLICIES, shop.client.get(POLICIES, shop.name, "claimer"))
 
 
+def test_diff_shows_why_a_policy_is_stalled_and_still_exists(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ClusterError("not permitted", got="delete", remedy="ask")
+
+    file = tmp_path / "policy.yaml"
+    file.write_text(yaml.safe_dump(manifest("RetryPolicy", "fresh")), "utf-8")
+    monkeypatch.setattr(diff, "REFRESH_SECONDS", 3_600.0)
+    monkeypatch.setattr(Client, "delete", refuse)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(main, ["diff", str(file), "--observe", "-n", shop.name])
+        wait_until(lambda: shop.client.list(POLICIES, shop.name, fields="metadata.name=fresh"))
+        reason, text = "TopicNotFound", "no such topic"
+        conditions = [condition(kind, "False", reason, text) for kind in ("Ready", "Stalled")]
+        conditions[1]["status"] = "True"
+        shop.put(POLICIES, "fresh", {"conditions": conditions})
+        assert running.result() == 2
+    monkeypatch.undo()
+    error = shop.capsys.readouterr().err
+    assert f"run kubectl delete retrypolicy fresh -n {shop.name}\n" in error
+    assert "could not observe the RetryPolicy shop/fresh; got 'no such topic'; " in error
+    shop.client.delete(POLICIES, shop.client.get(POLICIES, shop.name, "fresh"))
+
+
 def test_unknown_field_is_refused_and_never_dropped(shop: Shop) -> None:
     body = manifest("Replay") | {"metadata": {"name": "x", "namespace": shop.name}}
     body["spec"]["afterReview"] = True  # of a later release
@@ -475,7 +500,7 @@ def test_follow_shows_progress_and_ends_with_3_after_refusals(shop: Shop) -> Non
     shop.put(REPLAYS, "seen", RUNNING, policyRef={"name": "quiet"})
 
     def end() -> None:
-        time.sleep(0.5)
+        wait_until(lambda: "running" in cast("io.StringIO", sys.stderr).getvalue())
         shop.put(REPLAYS, "seen", ENDED)
 
     thread = threading.Thread(target=end)

@@ -197,6 +197,16 @@ def test_client_closed_at_any_moment_blocks_no_thread(
         consumer.close()
 
 
+def test_refused_subscription_type_names_the_setting(provision_policy: ProvisionPolicy) -> None:
+    provisioned = provision_policy()
+    namespace = provisioned.policy.topic.namespace_name
+    path = f"/admin/v2/namespaces/{namespace}/subscriptionTypesEnabled"
+    provisioned.broker.request("POST", path, ["Exclusive"]).check("allow one type only")
+
+    with pytest.raises(SubscribeError, match="set-subscription-types-enabled"):
+        provisioned.consumer()
+
+
 def test_refused_subscription_error_has_name_and_remedy(
     provision_policy: ProvisionPolicy,
 ) -> None:

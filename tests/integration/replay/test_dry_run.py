@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from redrive.api.replay_status import Count, Preview, ReplayRun
+from redrive.api.replay_status import ReplayRun
 from redrive.reading import broker
 from redrive.replay import ledger as ledgers
 from redrive.replay.job import run as runs
-from redrive.replay.job.plan import Local, PlannedRange, Scan, Scanned
+from redrive.replay.job.plan import Local, PlannedRange, Scan
 from redrive.replay.job.progress import Progress
 from redrive.replay.ledger import Ledger
 from redrive.replay.spark import Spark
@@ -44,7 +44,8 @@ def test_dry_run_moves_nothing_and_leaves_the_ledger_alone(
         running.write("plan/other", None)  # it was not fenced off
     account = preview.account
     assert (account.scanned, account.matched, account.moved, account.left) == (8, 8, 0, 8)
-    assert preview.causes == {"TimeoutError": 6, "ValueError": 2}
+    numbers = {failure.cause: figures.messages for failure, figures in preview.causes.items()}
+    assert numbers == {"TimeoutError": 6, "ValueError": 2}
     assert len(preview.samples) == 8
     with broker.connect(job.service_url) as client:
         after = ledgers.read(client, job.policy.ledger_topic, ledgers.mounted_key())
@@ -66,8 +67,11 @@ def test_selection_counted_by_spark_is_shown_in_status(
     engine = Spark(spark, job)
     progress.preview(runs.preview(job, engine, progress))
 
-    assert engine.scanned == Scanned(11, Counter(TimeoutError=5), Counter(PartOfBatch=1))
-    status = progress.read()
+    status, scanned = progress.read(), engine.scanned
+    assert (scanned.messages, scanned.refused) == (11, Counter(PartOfBatch=1))
+    (figures,) = scanned.causes.values()
+    assert (figures.messages, figures.replayed) == (5, 0)
+    assert 0 < figures.first <= figures.last
     counts = status.counts
     assert (counts.scanned, counts.matched, counts.refused, counts.left) == (11, 6, 1, 5)
     assert [(count.cause, count.messages) for count in status.preview.causes] == [
@@ -117,9 +121,10 @@ def test_counts_by_cause_are_shown_before_all_is_scanned(
     scanned = first.counts.scanned
     assert scanned is not None
     assert 0 < scanned < 12
-    timeouts = (Count(cause="TimeoutError", messages=scanned),)
     # Of a limited one scans look at more than it takes.
-    assert first.preview == (Preview(causes=timeouts) if limit is None else None)
+    shown = None if first.preview is None else first.preview.causes
+    numbers = None if shown is None else [(count.cause, count.messages) for count in shown]
+    assert numbers == ([("TimeoutError", scanned)] if limit is None else None)
     assert last.counts.scanned == 12
     assert last.preview is not None
     assert (last.preview.causes[0].messages, last.preview.estimated_seconds) == (12, 1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -51,10 +51,18 @@ def consumed(provisioned: Any) -> Iterator[list[str]]:  # noqa: ANN401 - see con
 def lose_sight_of(provisioned: Any) -> None:  # noqa: ANN401 - see conftest
     """Unload the retry topic and have the broker trim all that is consumed of it."""
     topic = provisioned.policy.retry_topic
+
+    def first_ledger() -> int:
+        ledgers = json.loads(provisioned.admin("GET", topic, "internalStats"))["ledgers"]
+        return int(ledgers[0]["ledgerId"])
+
+    def is_trimmed() -> bool:
+        provisioned.admin("POST", topic, "trim")
+        return first_ledger() > before
+
+    before = first_ledger()
     provisioned.admin("PUT", topic, "unload")
-    time.sleep(2.5)  # for consumers to come back
-    provisioned.admin("POST", topic, "trim")
-    time.sleep(1)
+    wait_until(is_trimmed)  # once consumers are back, and have acknowledged again
 
 
 def test_receipt_counts_though_its_message_was_trimmed(

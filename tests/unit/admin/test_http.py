@@ -217,6 +217,18 @@ async def test_oversized_answer_is_not_read_to_its_end() -> None:
     assert REGISTRY.get_sample_value("redrive_admin_calls_total", counted) == before + 3
 
 
+async def test_call_without_usable_proxy_counts_as_uncallable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = {"verb": "GET", "status": "uncallable"}
+    before = REGISTRY.get_sample_value("redrive_admin_calls_total", counted) or 0
+    monkeypatch.setenv("HTTP_PROXY", "socks5://proxy:1080")
+    async with Http.open() as opened:
+        with raises(Reason.PROXY_INVALID, match="got 'socks5://proxy'"):
+            await Admin(opened, "http://broker:8080", Access.bearer("x")).clusters()
+    assert REGISTRY.get_sample_value("redrive_admin_calls_total", counted) == before + 1
+
+
 @pytest.mark.parametrize(
     "sent",
     [

@@ -13,8 +13,9 @@ import yaml
 
 from redrive.api import crds
 from redrive.api.crds import KINDS, structural
-from redrive.api.model import ApiModel, InvalidFieldsError, parse_spec
+from redrive.api.model import ApiModel, parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.errors import InvalidSpecError
 from tests.support.invalid_manifests import REFUSED, VALID, bad_input
 
 COMMITTED = Path(__file__).parents[3] / "crds"
@@ -335,7 +336,7 @@ SPECS = {kind.kind: kind.spec for kind in KINDS}
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused["case"])
 def test_invalid_value_is_refused_with_path_value_and_remedy(refused: dict[str, Any]) -> None:
     spec = VALID[refused["kind"]] | refused["spec"]
-    with pytest.raises(InvalidFieldsError) as refusal:
+    with pytest.raises(InvalidSpecError) as refusal:
         parse_spec(SPECS[refused["kind"]], {"spec": spec})
     for words in [refused["path"] + ":", *refused["says"]]:
         assert words in str(refusal.value)
@@ -349,14 +350,14 @@ def test_smallest_spec_is_valid(kind: str) -> None:
 
 
 def test_all_errors_of_a_spec_are_reported_together() -> None:
-    with pytest.raises(InvalidFieldsError) as refusal:
+    with pytest.raises(InvalidSpecError) as refusal:
         parse_spec(RetryPolicySpec, {"spec": {"topic": "x", "maxRetries": -1}})
     for path in ("spec.connectionRef", "spec.topic", "spec.subscription", "spec.maxRetries"):
         assert f"{path}: " in str(refusal.value)
 
 
 def test_object_without_spec_lists_its_missing_fields() -> None:
-    with pytest.raises(InvalidFieldsError, match=r"spec\.topic: is missing"):
+    with pytest.raises(InvalidSpecError, match=r"spec\.topic: is missing"):
         parse_spec(RetryPolicySpec, {})
 
 
@@ -364,7 +365,7 @@ def test_token_in_wrong_field_is_not_shown() -> None:
     valid = VALID["BrokerConnection"]
     misplaced = {"authentication": {"type": "Token", "token": "eyJ.secret.token"}}
     spec = valid | {"pulsar": valid["pulsar"] | misplaced}
-    with pytest.raises(InvalidFieldsError) as refusal:
+    with pytest.raises(InvalidSpecError) as refusal:
         parse_spec(SPECS["BrokerConnection"], {"spec": spec})
     assert "spec.pulsar.authentication.token" in str(refusal.value)
     assert "secret.token" not in str(refusal.value)
@@ -372,8 +373,6 @@ def test_token_in_wrong_field_is_not_shown() -> None:
 
 def test_unknown_field_is_named_without_its_value() -> None:
     spec = VALID["BrokerConnection"] | {"password": "hunter2"}
-    with pytest.raises(
-        InvalidFieldsError, match=r"spec\.password: is not a known field"
-    ) as refusal:
+    with pytest.raises(InvalidSpecError, match=r"spec\.password: is not a known field") as refusal:
         parse_spec(SPECS["BrokerConnection"], {"spec": spec})
     assert "hunter2" not in str(refusal.value)

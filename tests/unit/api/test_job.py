@@ -16,7 +16,8 @@ from redrive.api.job import (
     pod_of,
     references,
 )
-from redrive.api.model import InvalidFieldsError, parse
+from redrive.api.model import parse
+from redrive.errors import InvalidSpecError
 
 
 def template(**fields: object) -> JobTemplate:
@@ -86,7 +87,7 @@ def test_empty_template_has_restricted_pods() -> None:
     ids=str,
 )
 def test_template_with_field_of_redrive_is_invalid(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidFieldsError, match="must not set fields that redrive sets") as error:
+    with pytest.raises(InvalidSpecError, match="must not set fields that redrive sets") as error:
         template(**fields)
     assert field in str(error.value)
     assert str(error.value).startswith("large: ")
@@ -121,7 +122,7 @@ def test_template_with_field_of_redrive_is_invalid(fields: dict[str, Any], field
     ],
 )
 def test_spark_property_of_redrive_or_pods_is_invalid(name: str) -> None:
-    with pytest.raises(InvalidFieldsError, match="got '" + name.replace(".", "[.]")):
+    with pytest.raises(InvalidSpecError, match="got '" + name.replace(".", "[.]")):
         template(sparkConf={"spark.task.maxFailures": "8", name: "x"})
 
 
@@ -216,7 +217,7 @@ def test_other_resources_stay_in_the_template() -> None:
     ],
 )
 def test_invalid_size_is_refused(resources: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidFieldsError, match=message):
+    with pytest.raises(InvalidSpecError, match=message):
         pod(resources=resources)
 
 
@@ -244,7 +245,7 @@ def test_invalid_template_is_refused_with_its_name(fields: dict[str, Any], messa
     if not message:
         template(**fields)  # empty lists and objects mean nothing
         return
-    with pytest.raises(InvalidFieldsError, match=message):
+    with pytest.raises(InvalidSpecError, match=message):
         template(**fields)
 
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from redrive.api.connection import BrokerConnectionSpec
-from redrive.api.model import InvalidFieldsError, parse_spec
+from redrive.api.model import parse_spec
 from redrive.api.replay import ReplaySpec
 from redrive.api.replay_status import ReplayRun, ReplayStatus, RunCounts
 from redrive.api.retrypolicy import RetryPolicySpec
+from redrive.errors import InvalidSpecError
 from redrive.policy import naming as naming_of
 from redrive.policy.ladder import LEVELS, PRESETS
 from redrive.policy.model import SubscriptionType
@@ -304,7 +305,7 @@ def test_connection_defaults_fill_omitted_policy_fields() -> None:
 
 def test_ladder_has_at_most_a_thousand_rungs() -> None:
     assert len(policy_spec(delayLadder={"delays": ["1s"] * 1_000}).to_policy("", 1).ladder.rungs)
-    with pytest.raises(InvalidFieldsError, match=r"delayLadder\.delays: .* at most 1000 .* 1001"):
+    with pytest.raises(InvalidSpecError, match=r"delayLadder\.delays: .* at most 1000 .* 1001"):
         policy_spec(delayLadder={"delays": ["1s"] * 1_001})
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from redrive.api.connection import BrokerConnectionSpec
-from redrive.api.model import InvalidFieldsError, parse_spec
+from redrive.api.model import parse_spec
 from redrive.api.permissions import LabelSelector, Permissions
+from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 from redrive.policy.values import Patterns
 
@@ -254,7 +255,7 @@ def test_expression_with_wrong_number_of_values_is_refused(
     operator: str, values: list[str]
 ) -> None:
     expression = {"key": "team", "operator": operator, "values": values}
-    with pytest.raises(InvalidFieldsError, match="add values, or remove them"):
+    with pytest.raises(InvalidSpecError, match="add values, or remove them"):
         parse_spec(LabelSelector, {"spec": {"matchExpressions": [expression]}})
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from redrive.cli import develop
-from redrive.cli.output import CommandError
+from redrive.errors import RedriveError
 from redrive.policy import codec
 from redrive.policy.model import SubscriptionType
 from tests.support.documented import DEVELOP, shows, steps
@@ -93,15 +93,15 @@ def test_policy_file_has_the_defaults_of_its_connection() -> None:
 
 
 def test_policy_file_of_several_policies_is_refused() -> None:
-    with pytest.raises(CommandError, match=r"orders-search'; name one of them"):
+    with pytest.raises(RedriveError, match=r"orders-search'; name one of them"):
         run("policy", EVERY)
-    with pytest.raises(CommandError, match="has no RetryPolicy absent; got"):
+    with pytest.raises(RedriveError, match="has no RetryPolicy absent; got"):
         run("policy", EVERY, "absent")
 
 
 def test_manifests_with_errors_are_refused_with_their_lines() -> None:
     result = CliRunner().invoke(develop.policy, ["-"], input=POLICY + "  maxRetries: -1\n")
-    assert isinstance(result.exception, CommandError)
+    assert isinstance(result.exception, RedriveError)
     assert result.stderr.startswith("stdin:8:15 spec.maxRetries: ")
 
 

@@ -153,13 +153,22 @@ def test_producer_idle_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
     producers.close(Deadline(10))
 
 
-def test_refusal_for_the_limit_of_producers_names_it() -> None:
-    class Full(FakeTopics):
+@pytest.mark.parametrize(
+    ("refusal", "remedy"),
+    [
+        (pulsar.ProducerBusy, "set maxProducersPerTopic"),
+        (pulsar.TopicTerminated, "the topic was terminated: .* then delete it"),
+    ],
+)
+def test_refused_producer_has_the_remedy_of_its_cause(
+    refusal: type[Exception], remedy: str
+) -> None:
+    class Refusing(FakeTopics):
         def create_producer(self, *_: object, **__: object) -> FakeProducer:
-            raise pulsar.ProducerBusy
+            raise refusal
 
-    producers = Producers(Full(lambda: Fate.STORED).as_pulsar(), name="c")
-    with pytest.raises(NotSentError, match="set maxProducersPerTopic"):
+    producers = Producers(Refusing(lambda: Fate.STORED).as_pulsar(), name="c")
+    with pytest.raises(NotSentError, match=remedy):
         send(producers)
     producers.close(Deadline(10))
 

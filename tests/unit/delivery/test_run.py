@@ -24,7 +24,6 @@ from redrive.delivery.fetcher import ConsumerStoppedError
 from redrive.delivery.middleware.chain import Handle, Outcome
 from redrive.delivery.reporting import Name
 from redrive.delivery.run import (
-    BatchAnswerError,
     NotDoneError,
     NotRunError,
     Run,
@@ -537,7 +536,7 @@ def test_batch_answer_decides_for_each_message(
 
 @pytest.mark.parametrize("value", [[], [None], [None] * 3])
 def test_batch_answer_of_wrong_length_fails_the_batch(value: list[None]) -> None:
-    with pytest.raises(BatchAnswerError, match=f"a handler of 2 messages .* got '{len(value)} "):
+    with pytest.raises(NotDoneError, match=f"a handler of 2 messages .* got '{len(value)} "):
         batch_handler(always(value), explicit=False)(["a", "b"])
 
 

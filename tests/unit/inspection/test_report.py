@@ -43,7 +43,7 @@ def rendered(
     replays: Sequence[Sequence[str]] = (),
 ) -> str:
     recorder = Recorder(lambda _: None)
-    summary = Summary(recorder.cause_text)
+    summary = Summary(recorder)
     for row in rows:
         summary.add(row)
     at = datetime.fromtimestamp(SENT / 1_000 + 7_200, UTC)

@@ -9,7 +9,7 @@ import pytest
 from redrive.inspection import reader, summary
 from redrive.inspection.payloads import MAX_DECODED, KeyHasher
 from redrive.inspection.reader import InspectedTopic, plan_reading
-from redrive.inspection.record import Recorder, newest_of, time_text
+from redrive.inspection.record import Recorder, newest_of
 from redrive.inspection.summary import NONE_RECORDED, OTHERS, Summary
 from redrive.policy.envelope import (
     CAUSE_FINGERPRINT,
@@ -24,6 +24,7 @@ from redrive.policy.envelope import (
     REPLAYS,
 )
 from redrive.policy.naming import TopicName
+from redrive.policy.values import time_text
 from redrive.reading import bitmap, broker
 from redrive.reading.positions import EntryId
 from redrive.reading.ranges import Acknowledged, Partition
@@ -34,7 +35,7 @@ TOPIC = TopicName.parse("persistent://shop/prod/orders-DLQ")
 
 
 def summarized(*rows: Any) -> Summary:  # noqa: ANN401  rows of dead letters
-    result = Summary(Recorder(lambda _: None).cause_text)
+    result = Summary(Recorder(lambda _: None))
     for row in rows:
         result.add(row)
     return result

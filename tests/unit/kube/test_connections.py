@@ -18,9 +18,8 @@ from redrive.errors import RedriveError
 from redrive.kube import resources
 from redrive.kube.cache import Cache
 from redrive.kube.client import (
-    ConnectionNotFoundError,
     ForbiddenError,
-    SecretNotFoundError,
+    ReferenceNotFoundError,
     UnavailableError,
 )
 from redrive.kube.connections import (
@@ -140,7 +139,7 @@ async def test_deleted_connection_is_remembered_for_a_while(
 ) -> None:
     opened = await connections.resolve(REF, "shop")
     table.drop(BODY)
-    with pytest.raises(ConnectionNotFoundError):
+    with pytest.raises(ReferenceNotFoundError):
         await connections.resolve(REF, "shop")
     clock.now += REMEMBERED - timedelta(seconds=1)
     assert connections.remembered(REF, "shop") is opened
@@ -214,7 +213,9 @@ async def test_breaker_metric_ends_with_its_connection(
 @pytest.mark.parametrize(
     "error",
     [
-        SecretNotFoundError("no Secret pulsar-admin", got="shop/pulsar-admin", remedy="create it"),
+        ReferenceNotFoundError(
+            "no Secret pulsar-admin", got="shop/pulsar-admin", remedy="create it"
+        ),
         Reason.CONNECTION_INVALID.error(
             "spec.pulsar.adminURL: got 'pulsar-admin'", remedy="correct it"
         ),

@@ -13,7 +13,7 @@ from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.model import parse_spec
 from redrive.errors import RedriveError
 from redrive.kube import resources
-from redrive.kube.client import SecretNotFoundError, UnavailableError
+from redrive.kube.client import ReferenceNotFoundError, UnavailableError
 from redrive.kube.credentials import (
     CACHE_SECONDS,
     REFUSED_SECONDS,
@@ -55,7 +55,7 @@ class Secret:
         return self.material
 
 
-GONE = SecretNotFoundError("there is no Secret", remedy="make one")
+GONE = ReferenceNotFoundError("there is no Secret", remedy="make one")
 AWAY = UnavailableError("the Kubernetes API does not answer", remedy="wait")
 ISSUER_FAILS = AdminError("the issuer gave no token", remedy="wait", reason=Reason.ISSUER_FAILED)
 
@@ -130,7 +130,7 @@ async def test_unreadable_secret_is_raised_and_retried_in_a_second(
 ) -> None:
     secret.material = GONE
     for _ in range(10):
-        with pytest.raises(SecretNotFoundError):
+        with pytest.raises(ReferenceNotFoundError):
             await kept.refresh()
     assert secret.reads == 1
     secret.material = Material(token="one")  # noqa: S106
@@ -210,7 +210,7 @@ async def test_secret_stays_in_use_only_while_api_is_unavailable(
     assert token(kept) == "Bearer one"
     secret.material = GONE
     clock.now += REFUSED_SECONDS
-    with pytest.raises(SecretNotFoundError):
+    with pytest.raises(ReferenceNotFoundError):
         await kept.refresh()
 
 

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from redrive.admin.model import broker_at
 from redrive.api.conditions import written
 from redrive.api.connection import BrokerConnectionSpec
-from redrive.api.model import InvalidFieldsError, parse_spec
+from redrive.api.model import parse_spec
 from redrive.api.retrypolicy import RetryPolicySpec
-from redrive.errors import RedriveError
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.kube import connections, resources
-from redrive.kube.cache import Cache
-from redrive.kube.client import SecretNotFoundError
+from redrive.kube.cache import Cache, Index
+from redrive.kube.client import ReferenceNotFoundError
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
 from redrive.policy.model import OutageLimits
@@ -315,7 +315,7 @@ def test_colliding_policies_cost_few_reconciles_each(
 
 MakeRequest = Callable[..., Request]
 FAULT = Reason.PARTITIONS_DIFFER.error("it can't be built", remedy="change it")
-POWERLESS = SecretNotFoundError("there is no such Secret", remedy="create it")
+POWERLESS = ReferenceNotFoundError("there is no such Secret", remedy="create it")
 
 
 @dataclass
@@ -699,7 +699,7 @@ def test_refused_spec_is_parsed_once_with_constant_traceback(
     )
     depths = []
     for _ in range(3):
-        with pytest.raises(InvalidFieldsError, match="maxRetries") as refused:
+        with pytest.raises(InvalidSpecError, match="maxRetries") as refused:
             resolve(body, ctx)
         depths.append(len(refused.traceback))
     assert len(set(depths)) == 1
@@ -749,6 +749,18 @@ def test_oldest_policies_within_the_limit_are_admitted(
     assert limited(ctx, connection, bodies, 3) == ["c", "a", "b"]
     assert limited(ctx, connection, bodies, 2) == ["c", "a"]
     assert limited(ctx, connection, [*bodies[1:], policy("z", age=9)], 2) == ["a", "b"]
+
+
+def test_policies_within_the_limit_are_not_visited(
+    ctx: Context,
+    connection: dict[str, Any],
+    policy: MakeBody,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection may have ten thousand; each would read all others at each reconcile."""
+    bodies = [policy(name) for name in "abc"]
+    monkeypatch.setattr(Index, "get", lambda *_: pytest.fail("reads all policies"))
+    assert limited(ctx, connection, bodies, 3) == ["a", "b", "c"]
 
 
 def test_provisioned_policies_come_before_older_ones(

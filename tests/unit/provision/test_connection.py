@@ -24,7 +24,7 @@ from redrive.api.connection import BrokerConnectionSpec
 from redrive.api.job import JobTemplate
 from redrive.errors import RedriveError, Requeue
 from redrive.kube.cache import Cache
-from redrive.kube.client import ConflictError, SecretNotFoundError
+from redrive.kube.client import ConflictError, ReferenceNotFoundError
 from redrive.kube.connections import Connection
 from redrive.kube.context import Settings, wall_clock
 from redrive.kube.job_templates import JobTemplates
@@ -53,7 +53,7 @@ async def test_unchanged_connection_costs_two_calls_and_no_write(
     identity = {"namespace": "shop", "name": "main", "uid": "u", "resourceVersion": "1"}
     typed = {"apiVersion": CONNECTIONS.api_version, "kind": CONNECTIONS.kind}
     body = {**typed, "metadata": {**identity, "generation": 1}, "spec": connection}
-    kubernetes, missing = FakeKubernetes(), list[SecretNotFoundError]()
+    kubernetes, missing = FakeKubernetes(), list[ReferenceNotFoundError]()
     kubernetes.add(CONNECTIONS, body)
     async with FakeBroker.serving() as broker, aiohttp.ClientSession() as session:
         broker.tenants = {"shop": []}
@@ -88,7 +88,7 @@ async def test_unchanged_connection_costs_two_calls_and_no_write(
         assert (status["policies"], status["operatorVersion"]) == (2, __version__)
         assert status["allow"] == [{"name": "shop", "namespaces": 1, "policies": 2}]
 
-        missing.append(SecretNotFoundError("the Secret is not there", remedy="make it"))
+        missing.append(ReferenceNotFoundError("the Secret is not there", remedy="make it"))
         assert await reconcile(KEY, ctx) is Requeue.BACKOFF
         assert reason(kubernetes.objects[CONNECTIONS][KEY]) == "SecretNotFound"
 

@@ -28,7 +28,7 @@ from redrive.api.policy_defaults import DeletionPolicy
 from redrive.errors import InvalidSpecError, RedriveError, Requeue
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import ConflictError, ConnectionNotFoundError
+from redrive.kube.client import ConflictError, ReferenceNotFoundError
 from redrive.kube.connections import Connection
 from redrive.kube.resources import SKIP_CLEANUP, TOPIC_OWNER, Key, Resource
 from redrive.kube.status import Publisher
@@ -88,7 +88,12 @@ class Gone:
         """Find none."""
         if self.fault is not None:
             raise self.fault
-        raise ConnectionNotFoundError("no connection", got=f"{namespace}/{ref}", remedy="make it")
+        raise ReferenceNotFoundError(
+            "no connection",
+            got=f"{namespace}/{ref}",
+            remedy="make it",
+            reason=Reason.CONNECTION_NOT_FOUND,
+        )
 
     def remembered(self, ref: object, namespace: str) -> Connection | None:
         """Remember none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -24,9 +25,10 @@ from redrive.api.conditions import StatusWarning
 from redrive.api.connection import BrokerConnectionSpec
 from redrive.kube.context import Context
 from redrive.kube.resources import POLICIES, Key
+from redrive.policy.model import BLOCKED_KEYS
 from redrive.policy.naming import TopicName
 from redrive.provision import health as provision_health
-from redrive.provision.health import INTERVAL_SECONDS, Health, Reader
+from redrive.provision.health import INTERVAL_SECONDS, Health, Reader, blocked_keys_of
 from redrive.provision.poller import RateLimit
 from tests.support.connections import changed
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -81,6 +83,7 @@ class Cluster:
         self.seen = self.waits = 0
         self.found: dict[str, SubscriptionStats] = {}
         self.published = {"": 0}
+        self.blocked: dict[str, Any] = {}
         self.quotas: dict[str, dict[str, Any]] = {"topic": {}, "namespace": {}}
         self.refuses_quotas = False
         self.of_broker: int | None = None
@@ -102,6 +105,10 @@ class Cluster:
         """Answer for every topic that as much waits there."""
         waits = dataclasses.replace(NOTHING_WAITS, backlog=self.waits)
         return TopicStats({"fulfilment": waits, "redrive": waits, **self.found}, self.published)
+
+    async def producers(self, *_: object, **__: object) -> list[dict[str, str]]:
+        """Answer with the producer of a consumer with one blocked key."""
+        return [{BLOCKED_KEYS: json.dumps([self.blocked])}]
 
     async def topic_policy(self, *_: object) -> dict[str, Any]:
         """Answer with the quotas that are set on the dead-letter topic."""
@@ -209,6 +216,56 @@ async def test_unrelated_changes_do_not_read_the_backlog(
         cluster.ctx.replays.put(replay_in_phase("Completed", policy="others"))
         cluster.change(cluster.ctx.policies.get(ORDERS) or {})
         await asyncio.sleep(INTERVAL_SECONDS / 2)
+
+
+BLOCKED = {
+    "keyHash": "00" * 6,
+    "sinceTime": "2026-11-21T09:00:00Z",
+    "messageID": "1:2:0",
+    "cause": "E",
+    "failures": 2,
+    "behind": 3,
+}
+
+
+def test_invalid_blocked_keys_are_left_out() -> None:
+    earlier = BLOCKED | {"keyHash": "11" * 6, "sinceTime": "2026-11-21T08:00:00+00:00"}
+    invalid: list[dict[str, Any]] = [
+        {"cause": "\x1b[2J"}, {"keyHash": "../"}, {"behind": -1}, {"messageID": "ü"},
+    ]  # fmt: skip
+    items = [BLOCKED, *(BLOCKED | {"keyHash": "22" * 6} | change for change in invalid), 7, earlier]
+    producers = [{BLOCKED_KEYS: text} for text in (json.dumps(items), "{", '{"a": 1}')]
+    shown = blocked_keys_of([*producers, {}])
+    assert [key.key_hash for key in shown] == ["11" * 6, "00" * 6]
+    many = [BLOCKED | {"keyHash": f"{number:012}"} for number in range(50)]
+    assert len(blocked_keys_of([{BLOCKED_KEYS: json.dumps(many)}])) == 20
+
+
+def test_blocked_key_of_two_producers_is_shown_once() -> None:
+    producers = [{BLOCKED_KEYS: json.dumps([BLOCKED | {"failures": n}])} for n in (2, 4, 3)]
+    assert [key.failures for key in blocked_keys_of(producers)] == [4]
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_changed_figures_of_blocked_keys_are_written_seldom(
+    cluster: Cluster, policy: MakeBody
+) -> None:
+    ordered = policy(subscriptionType="KeyShared", ordering="PerKey")
+    cluster.change(ordered | {"status": {"conditions": [READY]}})
+    health = Health(cluster.ctx, lambda _: None)
+
+    async def writes(key: dict[str, Any], after: timedelta) -> int:
+        cluster.blocked, cluster.now = key, cluster.now + after
+        before = len(cluster.kubernetes.writes)
+        await asyncio.sleep(3 * INTERVAL_SECONDS)
+        return len(cluster.kubernetes.writes) - before
+
+    minute = timedelta(minutes=1)
+    assert await writes(BLOCKED, minute) == 1
+    assert await writes(BLOCKED | {"behind": 4, "failures": 3}, minute) == 0
+    assert await writes(BLOCKED | {"behind": 5}, 10 * minute) == 1
+    assert await writes(BLOCKED | {"messageID": "1:3:0"}, minute) == 1
+    await health.stop()
 
 
 NOT_READY = READY | {"status": "False", "reason": "BrokerFailed"}

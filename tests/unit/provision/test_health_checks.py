@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,7 +14,7 @@ from redrive.admin.model import AckPersistence, SubscriptionStats
 from redrive.api.conditions import StatusWarning
 from redrive.api.retrypolicy import Backlog
 from redrive.policy import naming
-from redrive.policy.model import BLOCKED_KEYS, Policy
+from redrive.policy.model import Policy
 from redrive.policy.naming import Scheme, TopicName
 from redrive.provision.health_checks import (
     BACKLOG_CHANGED_AFTER,
@@ -29,7 +28,6 @@ from redrive.provision.health_checks import (
     Findings,
     Reading,
     backlog_of,
-    blocked_keys_of,
     check,
     figures_patch,
     is_backlog_worth_writing,
@@ -458,27 +456,23 @@ def test_dead_letters_of_the_last_hour_end_after_an_hour() -> None:
         assert findings.last_hour == expected
 
 
-@pytest.mark.parametrize(("minutes", "expected"), [(20, 9), (61, 0)])
+@pytest.mark.parametrize(("minutes", "expected"), [(0, 90), (20, 60), (61, 0)])
 def test_dead_letters_of_the_last_hour_survive_a_restart(minutes: int, expected: int) -> None:
     written = Backlog(
-        retry=0, dead_letters_last_hour=9, observed_time=READ_AT - timedelta(minutes=minutes)
+        retry=0, dead_letters_last_hour=90, observed_time=READ_AT - timedelta(minutes=minutes)
     )
     findings = Findings.of(reading(0), None, (), THRESHOLDS).resumed(reading(0), written)
     assert findings.last_hour == expected
 
 
-def test_blocked_keys_that_are_invalid_are_left_out() -> None:
-    key = {
-        "keyHash": "00" * 6, "sinceTime": "2026-11-21T09:00:00Z", "messageID": "1:2:0",
-        "cause": "E", "failures": 2, "behind": 3,
-    }  # fmt: skip
-    earlier = key | {"keyHash": "11" * 6, "sinceTime": "2026-11-21T08:00:00+00:00"}
-    invalid = [key | {"cause": "\x1b[2J"}, key | {"keyHash": "../"}, key | {"behind": -1}, 7]
-    producers = [{BLOCKED_KEYS: json.dumps([key, earlier])}, {BLOCKED_KEYS: "{"}, {}]
-    producers += [{BLOCKED_KEYS: json.dumps([item])} for item in invalid]
-    shown = blocked_keys_of(producers)
-    assert [shown_key.key_hash for shown_key in shown] == ["11" * 6, "00" * 6]
-    assert len(blocked_keys_of([{BLOCKED_KEYS: json.dumps([key] * 50)}])) == 20
+def test_dead_letters_expire_although_operators_restart() -> None:
+    count, moment = 90, READ_AT
+    for _ in range(6):
+        written = Backlog(retry=0, dead_letters_last_hour=count, observed_time=moment)
+        moment += timedelta(minutes=30)
+        now = replace(reading(0), begun=moment)
+        count = Findings.of(now, None, (), THRESHOLDS).resumed(now, written).last_hour
+    assert count == 2
 
 
 def test_backlog_has_time_and_counts_of_its_read() -> None:

@@ -23,12 +23,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from redrive.errors import InvalidSpecError, RedriveError
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import Position
 from redrive.reading.rows import DeadLetterRow
 from redrive.spark.datasource import BatchReader, PulsarSource
-from redrive.spark.options import COLUMN_NAMES, MORE_COLUMN_NAMES, InvalidOptionError
-from redrive.spark.rows import COLUMNS, UnwritableError, messages_of_batch, to_batch
+from redrive.spark.options import COLUMN_NAMES, MORE_COLUMN_NAMES
+from redrive.spark.rows import COLUMNS, messages_of_batch, to_batch
 
 READ = {"service.url": "pulsar://p:6650", "topic": "orders", "columns": "value"}
 WRITE = {"service.url": "pulsar://p:6650", "topic": "orders"}
@@ -47,20 +48,20 @@ def test_readers_and_writers_are_picklable() -> None:
 
 def test_schema_follows_the_columns() -> None:
     assert PulsarSource(dict(READ)).schema() == "`value` BINARY"
-    with pytest.raises(InvalidOptionError, match="not supported by this source"):
+    with pytest.raises(InvalidSpecError, match="not supported by this source"):
         PulsarSource(dict(READ)).reader(StructType().add("value", "string").add("key", "string"))
     whole = PulsarSource({name: READ[name] for name in ("service.url", "topic")}).schema()
     assert all(f"`{name}`" in whole for name in COLUMN_NAMES)
 
 
 def test_batch_and_stream_options_are_not_mixed() -> None:
-    with pytest.raises(InvalidOptionError, match="predefinedSubscription"):
+    with pytest.raises(InvalidSpecError, match="predefinedSubscription"):
         PulsarSource(READ | {"predefinedSubscription": "s"}).reader(VALUE)
-    with pytest.raises(InvalidOptionError, match="endingOffsets"):
+    with pytest.raises(InvalidSpecError, match="endingOffsets"):
         PulsarSource(READ | {"endingOffsets": "latest"}).streamReader(VALUE)
-    with pytest.raises(InvalidOptionError, match="maxBytesPerTrigger must be a positive number"):
+    with pytest.raises(InvalidSpecError, match="maxBytesPerTrigger must be a positive number"):
         PulsarSource(READ | {"maxBytesPerTrigger": "1"}).streamReader(VALUE)
-    with pytest.raises(InvalidOptionError, match="must not be latest"):
+    with pytest.raises(InvalidSpecError, match="must not be latest"):
         PulsarSource(READ | {"startingOffsets": "latest"}).reader(VALUE)
     assert isinstance(
         PulsarSource(READ | {"startingOffsets": "earliest"}).reader(VALUE), BatchReader
@@ -80,12 +81,12 @@ def test_batch_and_stream_options_are_not_mixed() -> None:
     ],
 )
 def test_rows_that_are_no_messages_are_refused(schema: StructType) -> None:
-    with pytest.raises(UnwritableError):
+    with pytest.raises(RedriveError):
         PulsarSource(dict(WRITE)).writer(schema, overwrite=False)
 
 
 def test_overwrite_of_topic_is_refused() -> None:
-    with pytest.raises(InvalidOptionError, match="overwritten"):
+    with pytest.raises(InvalidSpecError, match="overwritten"):
         PulsarSource(dict(WRITE)).writer(VALUE, overwrite=True)
 
 
@@ -156,7 +157,7 @@ def test_text_is_written_as_utf8_and_binary_key_refused() -> None:
     batch = pa.RecordBatch.from_pydict({"value": ["ü"], "__topic": ["orders"]})
     (message,) = messages_of_batch(batch)
     assert (message["value"], message["__topic"]) == ("ü".encode(), "orders")
-    with pytest.raises(UnwritableError, match="a key must be text"):
+    with pytest.raises(RedriveError, match="a key must be text"):
         list(messages_of_batch(pa.RecordBatch.from_pydict({"value": [b""], "__key": [b"\xff"]})))
 
 
@@ -187,7 +188,7 @@ def test_row_that_no_message_carries_is_refused(
     column: str, values: pa.Array, problem: str
 ) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([b""]), values], ["value", column])
-    with pytest.raises(UnwritableError, match=problem):
+    with pytest.raises(RedriveError, match=problem):
         list(messages_of_batch(batch))
 
 

@@ -23,7 +23,6 @@ from redrive.spark.options import (
     PARAMETERS,
     PLUGIN,
     TRUSTED,
-    InvalidOptionError,
     authentication_of_options,
 )
 from tests.support.reasons import raises
@@ -62,7 +61,7 @@ def test_option_names_ignore_case() -> None:
     ],
 )
 def test_unknown_option_is_refused_with_nearest_name(name: str, nearest: str) -> None:
-    with pytest.raises(InvalidOptionError, match=rf"did you mean {nearest}\?") as error:
+    with pytest.raises(InvalidSpecError, match=rf"did you mean {nearest}\?") as error:
         options.read_options(LEAST | {name: "s3cret"}, BATCH_OPTIONS)
     assert "s3cret" not in str(error.value)
 
@@ -77,7 +76,7 @@ def test_arbitrary_option_value_never_crashes(name: str, value: str) -> None:
 
 def test_exactly_one_option_names_the_topics() -> None:
     assert "exactly one of topic, topics and topicsPattern" in refused(topics="a,b")
-    with pytest.raises(InvalidOptionError, match="exactly one"):
+    with pytest.raises(InvalidSpecError, match="exactly one"):
         options.read_options({"service.url": "pulsar://p"}, BATCH_OPTIONS)
 
 
@@ -99,14 +98,14 @@ def test_write_to_a_system_topic_is_refused(name: str) -> None:
 
 def test_topic_pattern_needs_admin_url_and_one_namespace() -> None:
     values = {"service.url": "pulsar://p", "topicsPattern": "persistent://shop/prod/orders-.*"}
-    with pytest.raises(InvalidOptionError, match="topicsPattern requires"):
+    with pytest.raises(InvalidSpecError, match="topicsPattern requires"):
         options.read_options(values, BATCH_OPTIONS)
     topics = options.read_options(values | {"admin.url": "http://p:8080"}, BATCH_OPTIONS).topics
     assert topics.namespace == "shop/prod"
     assert topics.pattern is not None
     assert topics.pattern.fullmatch("persistent://shop/prod/orders-eu")
     for wrong in ("persistent://shop/.*/orders", "persistent://shop/prod/(", "persistent://.*"):
-        with pytest.raises(InvalidOptionError, match="topicsPattern must be"):
+        with pytest.raises(InvalidSpecError, match="topicsPattern must be"):
             options.read_options(values | {"topicsPattern": wrong}, BATCH_OPTIONS)
 
 
@@ -268,13 +267,13 @@ def test_oauth2_client_secret_is_a_file() -> None:
     ],
 )
 def test_invalid_authentication_is_refused_without_secret(plugin: str, parameters: str) -> None:
-    with pytest.raises(InvalidOptionError) as error:
+    with pytest.raises(InvalidSpecError) as error:
         authentication(plugin, parameters)
     assert "s3cr" not in str(error.value)
 
 
 def test_parameters_without_method_are_refused() -> None:
-    with pytest.raises(InvalidOptionError, match="requires pulsar"):
+    with pytest.raises(InvalidSpecError, match="requires pulsar"):
         authentication_of_options({PARAMETERS: "token:s3cret"})
 
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive.errors import InvalidSpecError
 from redrive.policy.naming import TopicName
 from redrive.reading.positions import NOWHERE, EntryId, Position, place_of
 from redrive.reading.ranges import Acknowledged, Partition, Span
 from redrive.spark import slices
-from redrive.spark.options import InvalidOptionError
 from redrive.spark.slices import (
     BEGINNING,
     END,
@@ -260,7 +260,7 @@ def test_named_offsets_and_unnamed_topics_have_defaults() -> None:
     ],
 )
 def test_invalid_offset_is_refused(text: str) -> None:
-    with pytest.raises(InvalidOptionError, match="startingOffsets must be earliest or latest"):
+    with pytest.raises(InvalidSpecError, match="startingOffsets must be earliest or latest"):
         starting_offsets(text)
 
 
@@ -268,12 +268,12 @@ def test_offset_of_unread_topic_is_refused() -> None:
     """Else its position would be ignored, and all of the topic be read."""
     offsets = starting_offsets(json.dumps({str(ORDERS): "12:0"}))
     offsets.check("startingOffsets", [ORDERS])
-    with pytest.raises(InvalidOptionError, match=r"startingOffsets must list .*got '.*/orders'"):
+    with pytest.raises(InvalidSpecError, match=r"startingOffsets must list .*got '.*/orders'"):
         offsets.check("startingOffsets", [ORDERS.partition(0), ORDERS.partition(1)])
 
 
 def test_ending_offset_earliest_is_refused() -> None:
-    with pytest.raises(InvalidOptionError, match="endingOffsets must be latest, or"):
+    with pytest.raises(InvalidSpecError, match="endingOffsets must be latest, or"):
         ending_offsets("earliest")
 
 

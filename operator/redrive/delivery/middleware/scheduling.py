@@ -32,7 +32,7 @@ from redrive.delivery.middleware.chain import (
     Take,
     receive_accepted,
 )
-from redrive.delivery.parts import Clock, Incoming, OutageReporter
+from redrive.delivery.parts import Clock, Incoming, Parts
 from redrive.errors import InvalidSpecError
 from redrive.messages import id_text, sequence_key
 from redrive.policy.model import BLOCKED_KEYS, MAX_BLOCKED_KEYS
@@ -158,9 +158,9 @@ MAX_HELD = 1_000
 _OUT_OF_TIME = ""
 """Replaces the id of a settled message whose handler is at work."""
 
-BLOCKED_AFTER = timedelta(seconds=10)
-"""Time that a key has to wait, or will wait, before it is published as blocked. Published keys are
-renewed as often."""
+BLOCKED_AFTER_SECONDS = 10.0
+"""A key is published as blocked once it has waited this long, or at once if its next attempt is
+later than that. Publications are as far apart."""
 _MAX_CAUSE = 64
 
 
@@ -170,11 +170,13 @@ class _BlockedKey:
 
     Attributes:
         since: time of the first failure of the message in this consumer.
-        until: time of its next attempt.
+        began: the same in seconds of the monotonic clock.
+        due: time from which the key is published, of the same clock.
     """
 
     since: datetime
-    until: datetime
+    began: float
+    due: float
     origin: str
     cause: str
     failures: int
@@ -184,73 +186,88 @@ class BlockedKeys:
     """Keys that wait for the retry of a message, published for the operator.
 
     A key is published as a hash with a random key of this process: a status is readable for more
-    people than messages are.
+    people than messages are. A timer publishes, so that no key has to wait for another message.
 
     Args:
         waiting: returns the number of messages of a key that the consumer has.
     """
 
-    def __init__(
-        self, clock: Clock, reporter: OutageReporter, waiting: Callable[[str], int]
-    ) -> None:
-        self._clock = clock
-        self._reporter = reporter
+    def __init__(self, parts: Parts, waiting: Callable[[str], int]) -> None:
+        self._clock = parts.clock
+        self._reporter = parts.outage_reporter
         self._waiting = waiting
         self._secret = os.urandom(16)
         self._keys: dict[str, _BlockedKey] = {}
         self._published: set[str] = set()
-        self._next: datetime | None = None
+        self._has_changed = False  # one of the published keys
+        self._next = self._clock.monotonic()
+        self._awaited: float | None = None
         self._changing = threading.Lock()
-
-    def __contains__(self, key: str) -> bool:
-        """Return True if a key waits for a retry."""
-        return key in self._keys
+        self._timer = parts.timer(self._next_due, self._publish)
 
     def block(self, key: str, settlement: Settlement, delay: timedelta) -> None:
         """Note that a key waits *delay* for the retry of a failed message."""
-        failure, now = settlement.failed(), self._clock.now()
+        failure, now = settlement.failed(), self._clock.monotonic()
         cause = "" if failure.cause is None else failure.cause.type[:_MAX_CAUSE]
         with self._changing:
             before = self._keys.get(key)
+            began = now if before is None else before.began
+            is_long = now + delay.total_seconds() >= began + BLOCKED_AFTER_SECONDS
             self._keys[key] = _BlockedKey(
-                since=now if before is None else before.since,
-                until=now + delay,
+                since=self._clock.now() if before is None else before.since,
+                began=began,
+                due=now if is_long else began + BLOCKED_AFTER_SECONDS,
                 origin=failure.attempt.origin,
                 cause=cause,
                 failures=failure.attempt.number,
             )
-        self.renew()
+        self.change(key)
 
     def free(self, key: str) -> None:
         """Note that a key waits no longer."""
-        if key not in self._keys:
+        with self._changing:
+            self._keys.pop(key, None)
+        self.change(key)
+
+    def change(self, key: str) -> None:
+        """Publish a blocked key again: it, or the number of its messages, has changed."""
+        if key not in self._keys and key not in self._published:
             return
         with self._changing:
-            is_published = self._keys.pop(key, None) is not None and key in self._published
-        if is_published:
-            self._publish(self._clock.now())
+            due = self._next
+            if key in self._published:
+                self._has_changed = True
+            elif key in self._keys:
+                due = max(due, self._keys[key].due)
+            is_sooner = self._awaited is None or due < self._awaited
+        if is_sooner:
+            self._timer.look()
 
-    def renew(self) -> None:
-        """Publish the keys again, at most each ten seconds."""
-        now = self._clock.now()
-        if self._next is None or now >= self._next:
-            self._publish(now)
+    def close(self) -> None:
+        """Publish nothing any more."""
+        self._timer.close()
 
-    def _publish(self, now: datetime) -> None:
+    def _next_due(self) -> float | None:
+        with self._changing:
+            dues = [self._next] if self._has_changed else []
+            if len(self._published) < MAX_BLOCKED_KEYS:
+                keys = self._keys.items()
+                dues += [key.due for name, key in keys if name not in self._published]
+            self._awaited = max(self._next, min(dues)) if dues else None
+            return self._awaited
+
+    def _publish(self) -> None:
         import json  # noqa: PLC0415 - most consumers have no order, or no blocked key
 
+        now = self._clock.monotonic()
         with self._changing:
-            shown = [
-                (key, blocked)
-                for key, blocked in self._keys.items()
-                if max(now, blocked.until) - blocked.since >= BLOCKED_AFTER
-            ][:MAX_BLOCKED_KEYS]
-            if not shown and not self._published:
-                return
-            self._published = {key for key, _ in shown}
-            self._next = now + BLOCKED_AFTER
-            items = [self._item(key, blocked) for key, blocked in shown]
-            self._reporter.show(BLOCKED_KEYS, json.dumps(items) if items else "")
+            due = [(name, key) for name, key in self._keys.items() if key.due <= now]
+            shown = due[:MAX_BLOCKED_KEYS]
+            self._published = {name for name, _ in shown}
+            self._has_changed = False
+            self._next = now + BLOCKED_AFTER_SECONDS
+            items = [self._item(name, key) for name, key in shown]
+        self._reporter.show(BLOCKED_KEYS, json.dumps(items) if items else "")
 
     def _item(self, key: str, blocked: _BlockedKey) -> dict[str, object]:
         import hashlib  # noqa: PLC0415 - loads OpenSSL
@@ -272,23 +289,18 @@ class KeyOrdering(Middleware):
     May be used by several threads.
 
     Args:
-        incoming: source of the messages.
-        reporter: publishes the keys that wait for a retry.
+        parts: source of the messages, and publication of the keys that wait for a retry.
         by_topic: True if each topic has an order of its own: replayed dead letters must not wait
             for messages that follow them.
     """
 
-    def __init__(
-        self, incoming: Incoming, clock: Clock, reporter: OutageReporter, *, by_topic: bool
-    ) -> None:
-        self._incoming = incoming
+    def __init__(self, parts: Parts, *, by_topic: bool) -> None:
+        self._incoming = parts.incoming
         self._by_topic = by_topic
-        self._clock = clock
+        self._clock = parts.clock
         # By key and id; the first message is in-flight.
         self._queues: dict[str, dict[str, pulsar.Message]] = {}
-        self._blocked = BlockedKeys(
-            clock, reporter, waiting=lambda key: len(self._queues.get(key, ()))
-        )
+        self._blocked = BlockedKeys(parts, waiting=lambda key: len(self._queues.get(key, ())))
         self._held = 0
         self._at_work: dict[int, str | None] = {}  # by message: its key if it is settled
         self._taking = threading.Lock()
@@ -384,12 +396,15 @@ class KeyOrdering(Middleware):
                 return next(iter(queue.values())) is message
             queue[message_id] = message
             self._count(+1)
-            is_first = (
-                len(queue) == 1
-            )  # later, a settlement may have made it first, and returned it
-        if key in self._blocked:
-            self._blocked.renew()
+            # Later, a settlement may have made it first, and returned it.
+            is_first = len(queue) == 1
+        if not is_first:
+            self._blocked.change(key)
         return is_first
+
+    def close(self) -> None:
+        """Publish no blocked keys any more."""
+        self._blocked.close()
 
     def _queue_of(self, message: pulsar.Message) -> tuple[str, str]:
         message_id = id_text(message.message_id())

@@ -57,12 +57,6 @@ STILL_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
-class SequencesFullError(NotSentError):
-    """The records of a policy are full, so a dead letter was not stored."""
-
-    reason = "SequencesFull"
-
-
 class Sequencing(Middleware):
     """Delivers no message that follows a dead letter of its key. May be used by several threads.
 
@@ -194,11 +188,12 @@ class Sequencing(Middleware):
         return len(sequences) >= MAX_ENTRIES and sequences.find(key, first_id) is None
 
 
-def _full() -> SequencesFullError:
-    return SequencesFullError(
+def _full() -> NotSentError:
+    return NotSentError(
         "a message cannot be dead-lettered, and waits in its consumer with its key",
         got=f"{MAX_ENTRIES} dead letters in sequences",
         remedy="replay them",
+        reason="SequencesFull",
     )
 
 

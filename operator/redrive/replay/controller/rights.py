@@ -27,7 +27,7 @@ from redrive.api.replay_status import FINAL
 from redrive.api.retrypolicy import ConnectionRef
 from redrive.errors import RedriveError, Requeue
 from redrive.kube import connections, resources
-from redrive.kube.client import NotFoundError, SecretNotFoundError
+from redrive.kube.client import NotFoundError, ReferenceNotFoundError
 from redrive.kube.connections import Connection, effective_spec
 from redrive.kube.context import Context
 from redrive.kube.resources import Key
@@ -190,10 +190,10 @@ async def _take_back(replay: Body, record: TargetRights, connection: Key, ctx: C
 
 
 async def _opened(connection: Key, namespace: str, ctx: Context) -> Connection:
-    """Return the connection, even if its rules have changed, or the cached one without Secret."""
+    """Return the connection, even if its rules have changed, or it or its Secret was deleted."""
     try:
         return await ctx.brokers.open(connection)
-    except SecretNotFoundError:
+    except ReferenceNotFoundError:
         ref = ConnectionRef(name=connection.name, namespace=connection.namespace)
         remembered = ctx.brokers.remembered(ref, namespace)
         if remembered is None:

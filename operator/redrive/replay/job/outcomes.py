@@ -27,6 +27,7 @@ from redrive.reading.reader import ReadableTopic
 from redrive.reading.stored import ReadMessage
 from redrive.replay import ledger
 from redrive.replay.account import Account
+from redrive.replay.job.dispatch import ReplayGoneError
 from redrive.replay.job.plan import CAUSES, ENDING, SHOWN, DesiredState, counts
 from redrive.replay.spec import ReplayJob
 
@@ -110,7 +111,7 @@ def follow(job: ReplayJob, reporter: OutcomeReporter) -> None:
                 reporter.report_outcomes(outcomes)
                 if outcomes.settled:
                     return
-            except _StopRequestedError:
+            except ReplayGoneError:
                 return
             except (RedriveError, pulsar.PulsarException):
                 logger.warning("outcome of replayed messages could not be read", exc_info=True)
@@ -118,10 +119,6 @@ def follow(job: ReplayJob, reporter: OutcomeReporter) -> None:
             if remaining <= 0:
                 return
             time.sleep(min(POLL_SECONDS, remaining))
-
-
-class _StopRequestedError(Exception):
-    """The Replay was deleted or canceled, has ended, or has reached its deadline."""
 
 
 class _Stop:
@@ -135,10 +132,10 @@ class _Stop:
         """Poll if the last poll is `POLL_SECONDS` old. Called for each message that is read.
 
         Raises:
-            _StopRequestedError: the run has to end.
+            ReplayGoneError: the run has to end.
         """
         if time.monotonic() - self._polled >= POLL_SECONDS and self.is_requested():
-            raise _StopRequestedError
+            raise ReplayGoneError("the run has to end", remedy="no action needed")
 
     def is_requested(self) -> bool:
         """Return True if the run has to end; False if the API server does not answer."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
 from redrive.errors import RedriveError
-from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, MAX_CAUSE
 from redrive.policy.naming import TopicName
+from redrive.policy.values import time_text
 from redrive.reading import bitmap, broker, reader
 from redrive.reading.positions import EntryId, Position
 from redrive.reading.ranges import Piece, Range
@@ -43,10 +43,46 @@ CAUSES = 100
 """Maximum number of counted causes, because any client may write causes."""
 
 
-def failure_of(row: DeadLetterRow) -> FailureCause:
-    """Return the cause of a dead letter."""
-    properties = row.properties
-    return FailureCause(properties.get(CAUSE_TYPE, ""), properties.get(CAUSE_FINGERPRINT, ""))
+class CauseFigures(NamedTuple):
+    """Figures of the messages with one cause.
+
+    Attributes:
+        messages: number of messages.
+        replayed: number of these that were replayed before, and died again.
+        first: first publish time, in milliseconds since 1970, like *last*.
+    """
+
+    messages: int
+    replayed: int
+    first: int
+    last: int
+
+
+Causes = Mapping[FailureCause, CauseFigures]
+
+
+def _add(
+    causes: dict[FailureCause, CauseFigures], failure: FailureCause, figures: CauseFigures
+) -> None:
+    before = causes.get(failure)
+    if before is not None:
+        figures = CauseFigures(
+            before.messages + figures.messages,
+            before.replayed + figures.replayed,
+            min(before.first, figures.first),
+            max(before.last, figures.last),
+        )
+    causes[failure] = figures
+
+
+def frequent_causes(parts: Iterable[Causes], limit: int = CAUSES) -> Causes:
+    """Return the most frequent causes of several parts together."""
+    total: dict[FailureCause, CauseFigures] = {}
+    for part in parts:
+        for failure, figures in part.items():
+            _add(total, failure, figures)
+    ordered = sorted(total.items(), key=lambda item: item[1].messages, reverse=True)
+    return dict(ordered[:limit])
 
 
 class ScannedMessage(NamedTuple):
@@ -58,7 +94,8 @@ class ScannedMessage(NamedTuple):
     encrypted: bool
     unreadable: bool
     schema_version: int | None
-    cause: str
+    failure: FailureCause
+    published: int
     size: int
     replays: int
     selected: bool
@@ -76,9 +113,9 @@ class ScannedMessage(NamedTuple):
             selected: None if the selection depends on its content.
         """
         return cls(
-            position, 1, None, encrypted=False, unreadable=False, schema_version=None, cause="",
-            size=0, replays=0, selected=bool(selected), evaluated=selected is not None,
-            delivered=False,
+            position, 1, None, encrypted=False, unreadable=False, schema_version=None,
+            failure=FailureCause(), published=0, size=0, replays=0, selected=bool(selected),
+            evaluated=selected is not None, delivered=False,
         )  # fmt: skip
 
     @classmethod
@@ -87,6 +124,7 @@ class ScannedMessage(NamedTuple):
         if not row.delivered:
             taken = chooser.takes_undelivered(row.position)
             return cls.undelivered(row.position, selected=taken)
+        failure = FailureCause.of(row.properties)
         return cls(
             row.position,
             row.batch_size,
@@ -94,10 +132,11 @@ class ScannedMessage(NamedTuple):
             row.encrypted,
             row.unreadable,
             row.schema_version,
-            row.properties.get(CAUSE_TYPE, ""),
+            failure,
+            row.publish_time,
             row.size,
             row.replays,
-            selected=chooser.takes(row.position, row.key, row.publish_time, failure_of(row)),
+            selected=chooser.takes(row.position, row.key, row.publish_time, failure),
             oversized=row.oversized,
         )
 
@@ -108,24 +147,23 @@ class PlannedRange(NamedTuple):
     Attributes:
         range: the range.
         plan: its plan.
-        causes: the most frequent causes of messages to move, with their numbers.
+        causes: the most frequent causes of messages to move.
         samples: positions of some of these messages.
         size: total size of their contents, in bytes.
     """
 
     range: Range
     plan: RangePlan
-    causes: Mapping[str, int]
+    causes: Causes
     samples: tuple[Position, ...]
     size: int
 
     def joined(self, other: PlannedRange) -> PlannedRange:
         """Return the plan of this range, merged with the plan of other entries of it."""
-        causes = Counter(self.causes) + Counter(other.causes)
         return PlannedRange(
             self.range,
             self.plan.joined(other.plan),
-            dict(causes.most_common(CAUSES)),
+            frequent_causes((self.causes, other.causes)),
             (*self.samples, *other.samples)[:SAMPLES],
             self.size + other.size,
         )
@@ -145,13 +183,13 @@ class Scanned:
 
     Attributes:
         messages: number of scanned messages.
-        causes: numbers of messages to move, by cause.
+        causes: the most frequent causes of messages to move.
         refused: numbers of refused messages, by cause.
         unevaluated: number of messages for which the condition could not be computed.
     """
 
     messages: int = 0
-    causes: Counter[str] = field(default_factory=Counter)
+    causes: Causes = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     unevaluated: int = 0
 
@@ -159,14 +197,14 @@ class Scanned:
     def of(cls, planned: PlannedRange) -> Self:
         """Return the results of one range."""
         plan = planned.plan
-        return cls(plan.scanned, Counter(planned.causes), planned.refused, plan.unevaluated)
+        return cls(plan.scanned, planned.causes, planned.refused, plan.unevaluated)
 
     def __add__(self, other: Scanned) -> Scanned:
         """Return the sum, with the most frequent causes."""
-        causes = (self.causes + other.causes).most_common(CAUSES)
+        causes = frequent_causes((self.causes, other.causes))
         messages, refused = self.messages + other.messages, self.refused + other.refused
         unevaluated = self.unevaluated + other.unevaluated
-        return Scanned(messages, Counter(dict(causes)), refused, unevaluated)
+        return Scanned(messages, causes, refused, unevaluated)
 
 
 @dataclass(frozen=True)
@@ -269,7 +307,7 @@ def plan(
         room, messages = choice.limit, sorted(messages, key=lambda message: message.position)
     sizes: dict[int, int] = {}
     chunks: dict[int, EntryId] = {}
-    causes: Counter[str] = Counter()
+    causes: dict[FailureCause, CauseFigures] = {}
     samples: list[Position] = []
     size = 0
     refused: list[RefusedEntry] = []
@@ -296,7 +334,10 @@ def plan(
             sizes[offset] = count
         if first.first_chunk is not None:
             chunks[offset] = first.first_chunk
-        causes.update(message.cause[:MAX_CAUSE] for message in batch)
+        for message in batch:
+            published = message.published
+            figures = CauseFigures(1, int(message.replays > 0), published, published)
+            _add(causes, message.failure, figures)
         size += sum(message.size for message in batch)
         if len(samples) < SAMPLES:
             samples.append(first.position)
@@ -304,8 +345,7 @@ def plan(
     planned = RangePlan(
         scanned, entries, sizes, tuple(refused), chunks=chunks, unevaluated=unevaluated
     )
-    frequent = dict(causes.most_common(CAUSES))
-    return PlannedRange(source_range, planned, frequent, tuple(samples), size)
+    return PlannedRange(source_range, planned, frequent_causes((causes,)), tuple(samples), size)
 
 
 class TaskFailure(NamedTuple):
@@ -441,14 +481,14 @@ class RunPreview:
 
     Attributes:
         account: account in which all messages to move are left.
-        causes: the most frequent causes of messages to move, with their numbers.
+        causes: the most frequent causes of messages to move.
         refused: numbers of refused messages, by cause.
         samples: ids of some messages to move.
         seconds: estimated duration.
     """
 
     account: Account
-    causes: Mapping[str, int]
+    causes: Causes
     refused: Mapping[str, int]
     samples: tuple[str, ...]
     seconds: int
@@ -465,11 +505,9 @@ class RunPreview:
             job: job that would move them.
             slots: number of concurrent tasks.
         """
-        causes: Counter[str] = Counter()
         refused: Counter[str] = Counter()
         samples: list[str] = []
         for piece in planned:
-            causes.update(piece.causes)
             refused.update(piece.refused)
             partition = piece.range.partition
             samples += [f"{s.ledger}:{s.entry}:{partition}:{s.batch_index}" for s in piece.samples]
@@ -485,7 +523,7 @@ class RunPreview:
         )
         return cls(
             account,
-            dict(causes.most_common(SHOWN)),
+            frequent_causes((piece.causes for piece in planned), SHOWN),
             dict(refused.most_common(SHOWN)),
             tuple(samples[:SAMPLES]),
             math.ceil(seconds),
@@ -496,7 +534,7 @@ class RunPreview:
         return {
             **self.account.to_status(),
             "preview": {
-                "causes": counts(self.causes),
+                "causes": _shown_causes(self.causes),
                 "refused": counts(self.refused),
                 "samples": list(self.samples),
                 "estimatedSeconds": self.seconds,
@@ -507,9 +545,28 @@ class RunPreview:
 def so_far(scanned: Scanned) -> dict[str, Any]:
     """Return the field `status.run.preview` of the Replay for the current results of scans."""
     return {
-        "causes": counts(dict(scanned.causes.most_common(SHOWN))),
+        "causes": _shown_causes(frequent_causes((scanned.causes,), SHOWN)),
         "refused": counts(dict(scanned.refused.most_common(SHOWN))),
     }
+
+
+def _shown_causes(causes: Causes) -> list[dict[str, Any]]:
+    shown = []
+    for failure, figures in causes.items():
+        optional = {
+            "fingerprint": failure.fingerprint or None,
+            "firstTime": time_text(figures.first) if figures.first else None,
+            "lastTime": time_text(figures.last) if figures.last else None,
+        }
+        shown.append(
+            {
+                "cause": failure.cause,
+                "messages": figures.messages,
+                "replayed": figures.replayed,
+                **{name: value for name, value in optional.items() if value is not None},
+            }
+        )
+    return shown
 
 
 def counts(counted: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -3,6 +3,12 @@
 A run plans, dispatches and accounts, and an engine runs its tasks. It may be killed at any point.
 The next run, of the same Replay or another one, resumes from the ledger, which records the moved
 messages and the places to search for others.
+
+While the broker is down, calls are repeated for `broker.WAIT_SECONDS`, five minutes. A longer
+outage ends the run, with its cause in the status, and the controller of the job starts it again, up
+to three times. So a Replay continues after an outage of ten minutes. It fails after about twenty
+minutes without a broker, and the next Replay continues from its ledger. The deadline of the Replay
+is not extended.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pulsar
@@ -651,3 +653,45 @@ def test_outage_is_shown_despite_an_unanswered_call(
     assert not shown.closed.is_set()
     producer.close()
     assert shown.closed.wait(30)
+
+
+class LimitedClient:
+    """A client of a topic that may have so many producers; it records their opening and closing."""
+
+    def __init__(self, limit: int) -> None:
+        self.log: list[str] = []
+        self._free = limit
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
+
+    def create_producer(self, _topic: str, properties: dict[str, str]) -> SimpleNamespace:
+        if not self._free:
+            raise pulsar.ProducerBusy
+        self._free -= 1
+        self.log.append(f"open {properties[OUTAGE]}")
+        return SimpleNamespace(close=partial(self._close, properties[OUTAGE]))
+
+    def _close(self, text: str) -> None:
+        self._free += 1
+        self.log.append(f"close {text}")
+
+
+@pytest.mark.parametrize(
+    ("limit", "change"), [(2, ["open b", "close a"]), (1, ["close a", "open b"])]
+)
+def test_outage_stays_published_while_its_text_changes(
+    limit: int, change: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Callable[[], object]] = []
+    monkeypatch.setattr(reporting, "in_background", calls.append)
+    client = LimitedClient(limit)
+    producer = OutageProducer(cast("pulsar.Client", client), PUBLISHING_POLICY)
+    for text in "ab":
+        producer.show(OUTAGE, text)
+        calls.pop()()
+    producer.close()
+    calls.pop()()
+    producer.show(OUTAGE, "c")
+    assert calls == []
+    assert client.log == ["open a", *change, "close b"]

@@ -9,7 +9,9 @@ import time
 from collections import deque
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pulsar
 import pytest
@@ -20,13 +22,13 @@ from redrive import Attempt, Policy, RetryConsumer
 from redrive.delivery.decisions import Attempts
 from redrive.delivery.middleware.chain import DONE, Failure, Redeliver, Settlement
 from redrive.delivery.middleware.scheduling import KeyOrdering, OneAttempt, RateLimiter
-from redrive.delivery.parts import SystemClock
+from redrive.delivery.parts import Parts, SystemClock
 from redrive.errors import InvalidSpecError
 from redrive.policy.envelope import Cause, Redaction
 from redrive.policy.model import BLOCKED_KEYS, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.policy.verdict import Retry
-from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock
+from redrive.testing.broker import InMemoryBroker, InMemoryMessage, VirtualClock, VirtualTimer
 from redrive.testing.consumers import InMemoryConsumer
 from tests.support.fake_client import FakeClient
 
@@ -41,7 +43,13 @@ class Consumer:
         self.incoming: deque[pulsar.Message] = deque()
         self.clock = VirtualClock(START)
         self.published: list[Any] = []
-        ordering = KeyOrdering(self, self.clock, self, by_topic=False)  # type: ignore[arg-type]
+        parts = SimpleNamespace(
+            incoming=self,
+            clock=self.clock,
+            outage_reporter=self,
+            timer=partial(VirtualTimer, self.clock),
+        )
+        ordering = KeyOrdering(cast("Parts", parts), by_topic=False)
         self.receive = ordering.receive(self._take)
         self.settle = ordering.settle(lambda _: None)
         self.ordering = ordering
@@ -74,16 +82,18 @@ class Consumer:
 
     def taken(self) -> list[bytes]:
         """Take all messages that are permitted."""
-        return [message.data() for message in iter(lambda: self.receive(0), None)]
+        taken = [message.data() for message in iter(lambda: self.receive(0), None)]
+        self.clock.advance(timedelta())  # fires what is due
+        return taken
 
     def handle(self, message: pulsar.Message, handler: Any) -> None:  # noqa: ANN401 - calls back
         self.ordering.handle(lambda _: [handler()])([message])
 
 
-def of_key(number: int) -> InMemoryMessage:
+def of_key(number: int, key: str = "k") -> InMemoryMessage:
     message_id = pulsar.MessageId(0, 1, number, -1)
     topic = TopicName("shop", "prod", "orders")
-    return InMemoryMessage(topic, message_id, b"%d" % number, START, key="k")
+    return InMemoryMessage(topic, message_id, b"%d" % number, START, key=key)
 
 
 def test_key_waits_for_a_handler_of_a_settled_message() -> None:
@@ -138,6 +148,7 @@ def test_key_that_waits_long_is_published_until_it_is_free() -> None:
     assert consumer.published == []
     assert consumer.taken() == [b"1"]
     consumer.fail(first, 2, seconds=10)
+    consumer.clock.advance(timedelta())
     [[key]] = consumer.published
     assert key.pop("keyHash") not in {"", "k"}
     assert key == {
@@ -151,11 +162,37 @@ def test_key_that_waits_long_is_published_until_it_is_free() -> None:
     assert consumer.taken() == [b"1"]
     assert len(consumer.published) == 1
     consumer.clock.advance(timedelta(seconds=10))
-    consumer.incoming.append(of_key(5))
-    assert consumer.taken() == []
-    assert [key["behind"] for [key] in consumer.published] == [2, 4]
+    assert [key["behind"] for [key] in consumer.published] == [2, 3]
     consumer.settle(Settlement(first, DONE))
+    consumer.clock.advance(timedelta(hours=1))
     assert consumer.published[2:] == [[]]
+
+
+def test_keys_blocked_soon_after_another_are_published() -> None:
+    consumer, messages = Consumer(), [of_key(number, f"k{number}") for number in range(30)]
+    consumer.incoming.extend(messages)
+    consumer.taken()
+    for message in messages:
+        consumer.fail(message, 1, seconds=3_600)
+        consumer.clock.advance(timedelta(milliseconds=1))
+    assert [len(keys) for keys in consumer.published] == [1]
+    consumer.clock.advance(timedelta(hours=1))
+    assert [len(keys) for keys in consumer.published] == [1, 20]
+    for message in messages[:20]:
+        consumer.settle(Settlement(message, DONE))
+    consumer.clock.advance(timedelta(hours=1))
+    assert [len(keys) for keys in consumer.published] == [1, 20, 10]
+
+
+def test_key_that_waits_after_its_retry_is_published() -> None:
+    consumer, first = Consumer(), of_key(1)
+    consumer.incoming.append(first)
+    consumer.taken()
+    consumer.fail(first, 1, seconds=1)
+    consumer.clock.advance(timedelta(seconds=9))
+    assert consumer.published == []
+    consumer.clock.advance(timedelta(seconds=1))
+    assert len(consumer.published) == 1
 
 
 def test_message_whose_key_is_freed_meanwhile_is_taken_once(
@@ -166,16 +203,16 @@ def test_message_whose_key_is_freed_meanwhile_is_taken_once(
     assert consumer.taken() == [b"1"]
     consumer.fail(first, 1, seconds=10)
     assert consumer.taken() == [b"1"]
-    now = consumer.clock.now
+    (timer,) = consumer.clock.timers
 
-    def settle_first() -> datetime:
+    def settle_first() -> None:
         monkeypatch.undo()
         consumer.settle(Settlement(first, DONE))
-        return now()
 
-    monkeypatch.setattr(consumer.clock, "now", settle_first)  # called for the key of the second
+    monkeypatch.setattr(timer, "look", settle_first)  # called for the key of the second
     consumer.incoming.append(of_key(2))
     assert consumer.taken() == [b"2"]
+    consumer.clock.advance(timedelta(seconds=10))
     assert consumer.published[1:] == [[]]
 
 

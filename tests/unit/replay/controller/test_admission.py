@@ -22,7 +22,7 @@ from redrive.errors import (
 )
 from redrive.kube import resources
 from redrive.kube.cache import Cache
-from redrive.kube.client import ConnectionNotFoundError, Kubernetes
+from redrive.kube.client import Kubernetes, ReferenceNotFoundError
 from redrive.kube.connections import Connections, NamespaceLabels
 from redrive.kube.context import Context, Settings, wall_clock
 from redrive.kube.job_templates import JobTemplates
@@ -491,7 +491,7 @@ def test_connection_with_ca_needs_one_for_jobs() -> None:
 
 
 def test_missing_or_closed_connection_is_refused() -> None:
-    with pytest.raises(ConnectionNotFoundError):
+    with pytest.raises(ReferenceNotFoundError):
         admit(replay(), ctx(connections=[]))
     other = [
         {"name": "one", "namespaces": {"names": ["other"]}, "topics": ["persistent://shop/*/*"]}

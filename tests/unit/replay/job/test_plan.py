@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from redrive.api.replay_status import Preview, ReplayRun
 from redrive.errors import RedriveError
-from redrive.policy.envelope import CAUSE_TYPE, REPLAYS
+from redrive.policy.envelope import CAUSE_FINGERPRINT, CAUSE_TYPE, REPLAYS
 from redrive.policy.model import Policy, SubscriptionType
 from redrive.policy.naming import TopicName
 from redrive.reading import bitmap, broker
@@ -30,6 +30,7 @@ from redrive.reading.stored import ReadMessage, StoredEntry
 from redrive.replay.account import Account
 from redrive.replay.job import plan, run
 from redrive.replay.job.plan import (
+    CauseFigures,
     DesiredState,
     Pause,
     PlannedRange,
@@ -50,7 +51,7 @@ from redrive.replay.job.run import (
 from redrive.replay.lookup import by_entry, read_first, refusal
 from redrive.replay.outcome import RangeOutcome, RangeResult
 from redrive.replay.records import RangeRecord, Records
-from redrive.replay.spec import Choice, ReplayJob
+from redrive.replay.spec import Choice, FailureCause, ReplayJob
 from redrive.replay.task import RangeTask
 from tests.support.raw_entries import RawEntry, bytes_of, numbers
 
@@ -343,6 +344,18 @@ UID = "uid-1"
 ORDERED = replace(POLICY, subscription_type=SubscriptionType.KEY_SHARED, ordered=True)
 
 
+PRINTS = {"TimeoutError": "0f4a9c31d2be7755"}
+"""Fingerprints of causes that record one."""
+
+
+def failed(cause: str) -> FailureCause:
+    return FailureCause.of({CAUSE_TYPE: cause, CAUSE_FINGERPRINT: PRINTS.get(cause, "")})
+
+
+def figures(messages: int, replayed: int = 0) -> CauseFigures:
+    return CauseFigures(messages, replayed, 1_000, 1_000)
+
+
 def sighting(entry: int, cause: str = "", **more: object) -> ScannedMessage:
     fields = {
         "position": Position(7, entry, 0),
@@ -351,7 +364,8 @@ def sighting(entry: int, cause: str = "", **more: object) -> ScannedMessage:
         "encrypted": False,
         "unreadable": False,
         "schema_version": None,
-        "cause": cause,
+        "failure": failed(cause),
+        "published": 1_000,
         "size": 100,
         "replays": 0,
         "selected": True,
@@ -418,26 +432,41 @@ def test_unevaluated_messages_behind_a_limit_do_not_count() -> None:
 
 def test_preview_counts_messages_by_cause() -> None:
     first = planned(
-        sighting(0, "TimeoutError"),
+        sighting(0, "TimeoutError", published=5_000),
         sighting(1, "ValueError", selected=False),
         sighting(2, "TimeoutError", encrypted=True),
-        sighting(3),
+        sighting(3, published=2**64),
     )
     second = planned(
-        sighting(10_000, "TimeoutError"), sighting(10_001, schema_version=5), first=10_000
+        sighting(10_000, "TimeoutError", published=3_000, replays=2),
+        sighting(10_001, schema_version=5),
+        first=10_000,
     )
 
     preview = preview_of(first, second)
 
     account = preview.account
     assert (account.scanned, account.matched, account.refused, account.left) == (6, 5, 2, 3)
-    assert preview.causes == {"TimeoutError": 2, "": 1}
+    assert preview.causes == {
+        failed("TimeoutError"): CauseFigures(2, replayed=1, first=3_000, last=5_000),
+        failed(""): CauseFigures(1, replayed=0, first=2**64, last=2**64),
+    }
     assert preview.refused == {"Encrypted": 1, "SchemaNotFound": 1}
     assert preview.samples == ("7:0:0:0", "7:3:0:0", "7:10000:0:0")
     run = ReplayRun.model_validate(preview.to_status())
     assert (run.progress, run.counts.left) == ("2/5", 3)
     assert run.preview is not None
-    assert run.preview.causes[0].cause == "TimeoutError"
+    assert [cause.to_manifest() for cause in run.preview.causes] == [
+        {
+            "cause": "TimeoutError",
+            "messages": 2,
+            "fingerprint": "0f4a9c31d2be7755",
+            "replayed": 1,
+            "firstTime": "1970-01-01T00:00:03Z",
+            "lastTime": "1970-01-01T00:00:05Z",
+        },
+        {"cause": "", "messages": 1, "replayed": 0},  # published after the year 9999
+    ]
 
 
 def test_preview_in_status_is_bounded() -> None:
@@ -460,14 +489,14 @@ def test_preview_in_status_is_bounded() -> None:
 
 
 def test_scan_counts_are_bounded() -> None:
-    often = Counter(TimeoutError=10_000)
+    often = {failed("TimeoutError"): figures(10_000)}
     total = Scanned()
     for first in range(0, 5_000, 100):
-        rare = Counter({f"x{number}": 1 for number in range(first, first + 99)})
-        total += Scanned(10_099, often + rare, Counter(Encrypted=1))
+        rare = {failed(f"x{number}"): figures(1) for number in range(first, first + 99)}
+        total += Scanned(10_099, often | rare, Counter(Encrypted=1))
     assert total.messages == 50 * 10_099
     assert len(total.causes) == 100
-    assert total.causes["TimeoutError"] == 500_000
+    assert total.causes[failed("TimeoutError")] == figures(500_000)
     assert total.refused == {"Encrypted": 50}
 
 
@@ -546,15 +575,16 @@ def test_scan_progress_is_reported_while_planning(
     monkeypatch.setattr(run, "REPORT_SECONDS", 0.01)
     monkeypatch.setattr(run, "POLL_SECONDS", 0.01)
     engine, status = Counted(), Status()
-    some = Scanned(10_000, Counter(TimeoutError=9_000), Counter(Encrypted=1_000))
-    more = some + Scanned(5_000, Counter(ValueError=1, TimeoutError=4_999))
+    timeouts, others = failed("TimeoutError"), failed("ValueError")
+    some = Scanned(10_000, {timeouts: figures(9_000)}, Counter(Encrypted=1_000))
+    more = some + Scanned(5_000, {others: figures(1), timeouts: figures(4_999, replayed=7)})
     with reporting_progress(engine, status):
         for scanned in (some, more):
             engine.scanned = scanned
             status.waits_for(scanned)
     engine.scanned += some
     assert status.written == [some, more]  # each once
-    assert more.causes == {"TimeoutError": 13_999, "ValueError": 1}
+    assert more.causes == {timeouts: figures(13_999, replayed=7), others: figures(1)}
 
 
 def test_scan_error_is_raised_unchanged() -> None:
